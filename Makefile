@@ -78,7 +78,7 @@ lint: .venv-lint/.ready ## ruff, mypy --strict and the import contracts
 	.venv-lint/bin/lint-imports
 
 docs: .venv-docs/.ready ## build the documentation as a site, .build/site/index.html, and check its links
-	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
+	@.venv-docs/bin/python -m tools.docs_site
 	@echo "make: the documentation is in .build/site/index.html"
 
 # What is measured and attacked is the wheel with its extensions, as users have it. Only the tools come from the checkout, through a link: the
@@ -103,7 +103,7 @@ dist: .venv-dist/.ready ## wheels and source distribution of the commit, built, 
 
 clean: ## remove everything that make made
 	rm -rf .venv-build .venv-demo .venv-dist .venv-docs .venv-test .venv-lint .venv-triton-* .build build dist triton_bundler.egg-info
-	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .cache
 
 # -------------------------------------------------------------------------------------------------------- environments
 
@@ -178,9 +178,9 @@ install-wheel = $(1)/bin/python $(PIP) --force-reinstall --no-deps $(WHEEL)
 
 # The reference is read from the sources, so neither our wheel nor what it needs is installed; ruff wraps the signatures in it.
 .venv-docs/.ready: $(PINS) | check-python
-	@echo "make: installing mkdocs"
+	@echo "make: installing zensical"
 	@$(call new-venv,.venv-docs)
-	@.venv-docs/bin/python $(PIP) -c constraints.txt mkdocs-material 'mkdocstrings[python]' ruff
+	@.venv-docs/bin/python $(PIP) -c constraints.txt zensical 'mkdocstrings[python]' ruff
 	@touch $@
 
 # make would remove a stamp that only pattern rules mention.

@@ -25,7 +25,9 @@ class ChosenExtensions(Distribution):
         if choice not in {"all", "abi3", "none"}:
             raise SystemExit(f"{VARIABLE} is {choice!r}; expected all, abi3 or none")
         if choice != "all":
-            self.ext_modules = [one for one in self.ext_modules or [] if choice == "abi3" and one.py_limited_api]
+            self.ext_modules = [
+                one for one in self.ext_modules or [] if choice == "abi3" and one.py_limited_api
+            ]
         if choice == "abi3":
             self.get_option_dict("bdist_wheel")["py_limited_api"] = ("setup.py", "cp311")
 

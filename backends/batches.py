@@ -51,7 +51,9 @@ def batches(
     for item in items:
         more, item_bytes = number(item), size(item)
         worst = (len(batch) + 1) * max(largest, item_bytes)
-        if batch and (objects + more > most or total + item_bytes > most_bytes or worst > most_if_alike):
+        if batch and (
+            objects + more > most or total + item_bytes > most_bytes or worst > most_if_alike
+        ):
             yield batch
             batch, objects, total, largest = [], 0, 0, 0
         batch.append(item)

@@ -80,10 +80,17 @@ class Guarded(Backend):
     """
 
     def __init__(
-        self, inner: Backend, deadlines: Deadlines | None = None, changed: Callable[[str], object] | None = None
+        self,
+        inner: Backend,
+        deadlines: Deadlines | None = None,
+        changed: Callable[[str], object] | None = None,
     ) -> None:
         self.inner, self.deadlines = inner, deadlines or Deadlines()
-        self.reads_are_cheap, self.writable, self.verified = inner.reads_are_cheap, inner.writable, inner.verified
+        self.reads_are_cheap, self.writable, self.verified = (
+            inner.reads_are_cheap,
+            inner.writable,
+            inner.verified,
+        )
         self.asks_peers = inner.asks_peers
         self._breaker = _Breaker(self.deadlines.budget_s, self.deadlines.probe_s, changed)
 
@@ -91,7 +98,9 @@ class Guarded(Backend):
         return self._call(lambda: self.inner.get(keys), len(keys) * self.deadlines.bytes_per_key)
 
     def get_within(self, max_bytes: Mapping[str, int]) -> dict[str, bytes]:
-        return self._call(lambda: self.inner.get_within(max_bytes), len(max_bytes) * self.deadlines.bytes_per_key)
+        return self._call(
+            lambda: self.inner.get_within(max_bytes), len(max_bytes) * self.deadlines.bytes_per_key
+        )
 
     def put(self, items: Mapping[str, bytes]) -> frozenset[str]:
         return self._call(lambda: self.inner.put(items), sum(map(len, items.values())))
@@ -99,7 +108,9 @@ class Guarded(Backend):
     def exists(self, keys: Collection[str]) -> frozenset[str]:
         return self._call(lambda: self.inner.exists(keys))
 
-    def delete(self, keys: Collection[str], unmodified_since_s: float | None = None) -> frozenset[str]:
+    def delete(
+        self, keys: Collection[str], unmodified_since_s: float | None = None
+    ) -> frozenset[str]:
         return self._call(lambda: self.inner.delete(keys, unmodified_since_s))
 
     def touch(self, keys: Collection[str]) -> None:
@@ -126,7 +137,9 @@ class Guarded(Backend):
 
     def lease(self, key: str, ttl_s: float) -> Lease | None:
         # Nobody would release a lease that is granted after we stopped waiting for it.
-        lease = self._call(lambda: self.inner.lease(key, ttl_s), too_late=lambda late: late and late.release())
+        lease = self._call(
+            lambda: self.inner.lease(key, ttl_s), too_late=lambda late: late and late.release()
+        )
         return None if lease is None else _GuardedLease(self, lease)
 
     def leases(self) -> Iterator[HeldLease]:
@@ -151,7 +164,9 @@ class Guarded(Backend):
     ) -> T:
         breaker = self._breaker
         if not breaker.admits(self._probe):
-            raise BackendResting(f"{breaker.reason}; it is left alone, and asked again {breaker.in_words()}")
+            raise BackendResting(
+                f"{breaker.reason}; it is left alone, and asked again {breaker.in_words()}"
+            )
         most_s = self.deadlines.deadline_s + size_bytes / self.deadlines.bytes_per_s
         allowed_s = self.deadlines.unhurried_s if unhurried else breaker.allowed_s(most_s)
         started = time.monotonic()
@@ -171,7 +186,9 @@ class Guarded(Backend):
 
         def ask() -> None:
             try:
-                _TimedCall(lambda: self.inner.exists([_PROBE_KEY]), None).result(self.deadlines.deadline_s)
+                _TimedCall(lambda: self.inner.exists([_PROBE_KEY]), None).result(
+                    self.deadlines.deadline_s
+                )
             except BackendUnavailable:
                 self._breaker.still_dead()
             except Exception:  # noqa: BLE001  # any other error is an answer, so the store is alive
@@ -241,7 +258,9 @@ class _TimedCall(Generic[T]):
 class _Breaker:
     """The state of the breaker: whether the store may be asked, and how long; a forked child makes its lock anew."""
 
-    def __init__(self, budget_s: float, probe_s: float, changed: Callable[[str], object] | None = None) -> None:
+    def __init__(
+        self, budget_s: float, probe_s: float, changed: Callable[[str], object] | None = None
+    ) -> None:
         self._budget_s, self._probe_s = budget_s, probe_s
         self._lost_s, self._failures, self._ever_answered = 0.0, 0, False
         self._open, self._probing, self._probe_at_s = False, False, 0.0

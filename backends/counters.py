@@ -57,7 +57,9 @@ class TierTally:
     def snapshot(self) -> TierCounters:
         """Return the numbers as they are now."""
         with self._lock:
-            return TierCounters(self._name, **{k: v for k, v in self._counts.items() if " " not in k})
+            return TierCounters(
+                self._name, **{k: v for k, v in self._counts.items() if " " not in k}
+            )
 
     @property
     def _lock(self) -> threading.Lock:

@@ -18,7 +18,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from bundler.backends.backend_errors import BackendDenied, BackendError, BackendFull, BackendUnavailable, UntrustedRoot
+from bundler.backends.backend_errors import (
+    BackendDenied,
+    BackendError,
+    BackendFull,
+    BackendUnavailable,
+    UntrustedRoot,
+)
 from bundler.backends.port import BEGINNING_BYTES, OBJECT_LIMIT, Unread
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -96,9 +102,14 @@ def check_root(path: str, permissions: Permissions) -> bool:
     elif found.st_uid not in {0, os.geteuid()} and not (
         permissions.group and found.st_gid in {os.getegid(), *os.getgroups()}
     ):
-        why, fix = f"it belongs to user {found.st_uid}", "use a directory of your own, or ?mode=group"
+        why, fix = (
+            f"it belongs to user {found.st_uid}",
+            "use a directory of your own, or ?mode=group",
+        )
     if why is not None:
-        raise UntrustedRoot(f"{path} cannot be trusted: {why}, and kernels in it run on your GPU; {fix}")
+        raise UntrustedRoot(
+            f"{path} cannot be trusted: {why}, and kernels in it run on your GPU; {fix}"
+        )
     return True
 
 
@@ -145,7 +156,9 @@ def with_temporary(path: str, work: Callable[[], T]) -> T:
 
 def write_new(path: str, data: bytes, permissions: Permissions) -> None:
     """Write a file that must not exist; the caller removes it when that fails, see `with_temporary`."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, permissions.file)
+    fd = os.open(
+        path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, permissions.file
+    )
     try:
         if permissions.group:
             os.fchmod(fd, permissions.file)
@@ -193,10 +206,14 @@ def _read(path: str, max_bytes: int) -> bytes:
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            kind = next((words for is_kind, words in _KINDS if is_kind(found.st_mode)), "no regular file")
+            kind = next(
+                (words for is_kind, words in _KINDS if is_kind(found.st_mode)), "no regular file"
+            )
             return Unread(b"", _no_file(path, kind))
         if found.st_size > max_bytes:
-            return Unread.too_large(os.pread(fd, BEGINNING_BYTES, 0), path, found.st_size, max_bytes)
+            return Unread.too_large(
+                os.pread(fd, BEGINNING_BYTES, 0), path, found.st_size, max_bytes
+            )
         # Up to the limit, not the size: a network file system may have told an old one.
         return _read_up_to(fd, max_bytes, found.st_size + 1)
     finally:
@@ -230,7 +247,9 @@ def remove(path: str) -> bool:
         if not os.path.isdir(path) or os.path.islink(path):
             raise
         if os.listdir(path):
-            raise OSError(errno.ENOTEMPTY, f"{path} is a directory with something in it; remove it by hand") from error
+            raise OSError(
+                errno.ENOTEMPTY, f"{path} is a directory with something in it; remove it by hand"
+            ) from error
         os.rmdir(path)
     return True
 

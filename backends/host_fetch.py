@@ -60,7 +60,9 @@ class SharedFetches:
         return False
 
     def _take(self, slot: str) -> Lease | None:
-        with contextlib.suppress(BackendError):  # a full disk, for instance: then every process fetches
+        with contextlib.suppress(
+            BackendError
+        ):  # a full disk, for instance: then every process fetches
             return self._near.lease(slot, FETCH_S)
         return None
 

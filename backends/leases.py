@@ -59,7 +59,9 @@ class LocalLease:
                 return False
 
 
-def take(path: str, ttl_s: float, permissions: file_steps.Permissions, key: str = "") -> LocalLease | None:
+def take(
+    path: str, ttl_s: float, permissions: file_steps.Permissions, key: str = ""
+) -> LocalLease | None:
     """Take the lease at `path`, which people call `key`; None while another holds it, or while its file is busy."""
     import filelock
 
@@ -101,7 +103,9 @@ def _holder(path: str) -> tuple[str, float] | None:
 
 def _write(path: str, token: str, ttl_s: float, permissions: file_steps.Permissions) -> None:
     temporary = f"{path}.new"
-    file_steps.remove(temporary)  # left by a process that was killed: under the lock nobody else writes it
+    file_steps.remove(
+        temporary
+    )  # left by a process that was killed: under the lock nobody else writes it
     content = f"{token} {time.time() + ttl_s!r}".encode()
 
     def write_and_rename() -> None:

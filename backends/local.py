@@ -82,16 +82,22 @@ class LocalBackend(Backend):
     def put(self, items: Mapping[str, bytes]) -> frozenset[str]:
         targets = {key: self._object(key) for key in items}
         with self._writing():
-            return frozenset(key for key, target in targets.items() if self._create(target, items[key]))
+            return frozenset(
+                key for key, target in targets.items() if self._create(target, items[key])
+            )
 
     def exists(self, keys: Collection[str]) -> frozenset[str]:
         with file_steps.errors_by_meaning(self.root, "read"):
             return frozenset(key for key in keys if os.path.lexists(self._object(key)))
 
-    def delete(self, keys: Collection[str], unmodified_since_s: float | None = None) -> frozenset[str]:
+    def delete(
+        self, keys: Collection[str], unmodified_since_s: float | None = None
+    ) -> frozenset[str]:
         paths = {key: self._object(key) for key in keys}
         with file_steps.errors_by_meaning(self.root, "delete in"):
-            return frozenset(key for key, path in paths.items() if self._remove(path, unmodified_since_s))
+            return frozenset(
+                key for key, path in paths.items() if self._remove(path, unmodified_since_s)
+            )
 
     def touch(self, keys: Collection[str]) -> None:
         for path in [self._object(key) for key in keys]:
@@ -273,7 +279,9 @@ class _WriteAttempt:
     def __enter__(self) -> None:
         left_s = self._backend._full_until_s - time.monotonic()  # noqa: SLF001  # the same module
         if left_s > 0:
-            raise BackendFull(f"{self._backend.root} was full; writing is tried again in {left_s:.0f} s")
+            raise BackendFull(
+                f"{self._backend.root} was full; writing is tried again in {left_s:.0f} s"
+            )
         self._errors.__enter__()
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool | None:
@@ -283,7 +291,9 @@ class _WriteAttempt:
             now_s, until_s = time.monotonic(), self._backend._full_until_s  # noqa: SLF001  # the same module
             self._backend._full_until_s = now_s + FULL_PAUSE_S  # noqa: SLF001  # the same module
             if now_s >= until_s:  # no other thread has said so
-                _log.warning("%s is full; writing pauses for %.0f s", self._backend.root, FULL_PAUSE_S)
+                _log.warning(
+                    "%s is full; writing pauses for %.0f s", self._backend.root, FULL_PAUSE_S
+                )
             raise
 
 

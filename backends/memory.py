@@ -29,7 +29,9 @@ class MemoryBackend(Backend):
 
     def get(self, keys: Collection[str]) -> dict[str, bytes]:
         with self._lock:
-            return {key: self._objects[key][0] for key in map(check_key, keys) if key in self._objects}
+            return {
+                key: self._objects[key][0] for key in map(check_key, keys) if key in self._objects
+            }
 
     def put(self, items: Mapping[str, bytes]) -> frozenset[str]:
         with self._lock:
@@ -41,7 +43,9 @@ class MemoryBackend(Backend):
         with self._lock:
             return frozenset(key for key in map(check_key, keys) if key in self._objects)
 
-    def delete(self, keys: Collection[str], unmodified_since_s: float | None = None) -> frozenset[str]:
+    def delete(
+        self, keys: Collection[str], unmodified_since_s: float | None = None
+    ) -> frozenset[str]:
         wanted = frozenset(map(check_key, keys))
         with self._lock:
             gone = frozenset(
@@ -61,7 +65,11 @@ class MemoryBackend(Backend):
     def list(self, prefix: str = "") -> Iterator[Stat]:
         check_prefix(prefix)
         with self._lock:
-            found = [Stat(key, len(data), at) for key, (data, at) in self._objects.items() if in_prefix(key, prefix)]
+            found = [
+                Stat(key, len(data), at)
+                for key, (data, at) in self._objects.items()
+                if in_prefix(key, prefix)
+            ]
         return iter(found)
 
     def read_ref(self, key: str) -> bytes | None:
@@ -89,7 +97,11 @@ class MemoryBackend(Backend):
     def leases(self) -> Iterator[HeldLease]:
         now_s = time.monotonic()
         with self._lock:
-            held = [(token, until_s - now_s, key) for key, (token, until_s) in self._leases.items() if until_s > now_s]
+            held = [
+                (token, until_s - now_s, key)
+                for key, (token, until_s) in self._leases.items()
+                if until_s > now_s
+            ]
         return (held_lease(*one) for one in held)
 
     def lease(self, key: str, ttl_s: float) -> MemoryLease | None:

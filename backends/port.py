@@ -45,7 +45,9 @@ class Unread(bytes):
     size_bytes: int | None
     max_bytes: int | None
 
-    def __new__(cls, beginning: bytes, why: str, size_bytes: int | None = None, max_bytes: int | None = None) -> Self:
+    def __new__(
+        cls, beginning: bytes, why: str, size_bytes: int | None = None, max_bytes: int | None = None
+    ) -> Self:
         """Make one of the bytes that were read."""
         made = super().__new__(cls, beginning)
         made.why, made.size_bytes, made.max_bytes = why, size_bytes, max_bytes
@@ -70,7 +72,9 @@ class Provable(int):
 
     prove: Callable[[bytes, Callable[[str, int], bytes | None]], bytes | None]
 
-    def __new__(cls, most: int, prove: Callable[[bytes, Callable[[str, int], bytes | None]], bytes | None]) -> Self:
+    def __new__(
+        cls, most: int, prove: Callable[[bytes, Callable[[str, int], bytes | None]], bytes | None]
+    ) -> Self:
         """Make one of a number of bytes."""
         made = super().__new__(cls, most)
         made.prove = prove
@@ -114,7 +118,10 @@ class Backend(ABC):
         Args:
             max_bytes: keys, and how large each may be.  Override it where a size can be asked for before the bytes.
         """
-        return {key: within(value, max_bytes[key], key) for key, value in self.get(max_bytes.keys()).items()}
+        return {
+            key: within(value, max_bytes[key], key)
+            for key, value in self.get(max_bytes.keys()).items()
+        }
 
     @abstractmethod
     def put(self, items: Mapping[str, bytes]) -> frozenset[str]:
@@ -125,7 +132,9 @@ class Backend(ABC):
         """Return the keys that are there."""
 
     @abstractmethod
-    def delete(self, keys: Collection[str], unmodified_since_s: float | None = None) -> frozenset[str]:
+    def delete(
+        self, keys: Collection[str], unmodified_since_s: float | None = None
+    ) -> frozenset[str]:
         """Remove objects; with `unmodified_since_s` only those that nobody touched after it, in one atomic step.
 
         Returns the keys that were removed.
@@ -182,7 +191,10 @@ class Backend(ABC):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -199,7 +211,9 @@ class Lease(Protocol):
 
 def within(value: bytes, max_bytes: int, what: str) -> bytes:
     """Return a value, as `Unread` when it is larger than it may be."""
-    return value if len(value) <= max_bytes else Unread.too_large(value, what, len(value), max_bytes)
+    return (
+        value if len(value) <= max_bytes else Unread.too_large(value, what, len(value), max_bytes)
+    )
 
 
 def in_prefix(key: str, prefix: str) -> bool:

@@ -38,7 +38,9 @@ class ReadOnly(Backend):
     def exists(self, keys: Collection[str]) -> frozenset[str]:
         return self.inner.exists(keys)
 
-    def delete(self, keys: Collection[str], unmodified_since_s: float | None = None) -> frozenset[str]:
+    def delete(
+        self, keys: Collection[str], unmodified_since_s: float | None = None
+    ) -> frozenset[str]:
         raise self._denied()
 
     def touch(self, keys: Collection[str]) -> None:

@@ -49,7 +49,11 @@ class Version:
 
     def encode(self) -> bytes:
         """Return the bytes of the file."""
-        return _HEAD.pack(len(self.tokens), self.value is not None) + b"".join(self.tokens) + (self.value or b"")
+        return (
+            _HEAD.pack(len(self.tokens), self.value is not None)
+            + b"".join(self.tokens)
+            + (self.value or b"")
+        )
 
     @staticmethod
     def decode(number: int, data: bytes) -> Version | None:
@@ -91,7 +95,9 @@ def _unsteady(folder: str) -> BackendUnavailable:
 def following(version: Version, value: bytes | None) -> Version:
     """Return what comes after `version`; raises `BackendUnavailable` when there is no higher number."""
     if version.number >= MAX_NUMBER:
-        raise BackendUnavailable(f"a ref has no number after {version.number}, which is none of ours; remove that file")
+        raise BackendUnavailable(
+            f"a ref has no number after {version.number}, which is none of ours; remove that file"
+        )
     tokens = (*version.tokens, secrets.token_bytes(_TOKEN_BYTES))
     return Version(version.number + 1, tokens[-HISTORY:], value)
 

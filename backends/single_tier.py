@@ -45,7 +45,9 @@ class Rules:
     """
 
     is_sound: Callable[[str, bytes], bool] | None = None
-    named_by: Callable[[str, bytes], Collection[str] | None] = field(default=lambda _key, _value: ())
+    named_by: Callable[[str, bytes], Collection[str] | None] = field(
+        default=lambda _key, _value: ()
+    )
     trouble: Callable[[str, str, str], None] = field(default=lambda _tier, _cause, _message: None)
 
 

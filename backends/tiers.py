@@ -21,7 +21,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, TypeVar
 
-from bundler.backends.backend_errors import BackendDenied, BackendError, BackendFull, BackendUnavailable
+from bundler.backends.backend_errors import (
+    BackendDenied,
+    BackendError,
+    BackendFull,
+    BackendUnavailable,
+)
 from bundler.backends.counters import TierCounters
 from bundler.backends.host_fetch import SharedFetches, write_order
 from bundler.backends.keys import check_key, check_keys
@@ -93,7 +98,9 @@ class Tiers(Backend):
         _excuse(errors)
         return found
 
-    def _fetch(self, fetches: SharedFetches, missing: dict[str, int], errors: _Failures) -> dict[str, bytes]:
+    def _fetch(
+        self, fetches: SharedFetches, missing: dict[str, int], errors: _Failures
+    ) -> dict[str, bytes]:
         """Read from the far tiers, which one process of the host asks for all processes."""
         far = range(self._far_from, len(self._tiers))
         with fetches.joined(missing) as waited:
@@ -101,7 +108,9 @@ class Tiers(Backend):
             found = self._read(range(self._far_from), missing, []) if waited else {}
             return found | self._read(far, _without(missing, found), errors)
 
-    def _read(self, positions: range, wanted: dict[str, int], errors: _Failures) -> dict[str, bytes]:
+    def _read(
+        self, positions: range, wanted: dict[str, int], errors: _Failures
+    ) -> dict[str, bytes]:
         found: dict[str, bytes] = {}
         for position in positions:
             tier, missing = self._tiers[position], _without(wanted, found)
@@ -112,7 +121,9 @@ class Tiers(Backend):
             except BackendError as error:
                 errors.append((tier, error))
                 continue
-            self._fill(self._tiers[:position], got)  # at once, for the processes that wait for this fetch
+            self._fill(
+                self._tiers[:position], got
+            )  # at once, for the processes that wait for this fetch
             found |= got
         return found
 
@@ -127,7 +138,9 @@ class Tiers(Backend):
                     tier.tally.add("filled", len(tier.ask(lambda b: b.put(items))))
         # A tag whose bundle was not near may be served from near, once its last object has arrived.
         for key, value in list(self._unmirrored.items()):
-            if self._truth and not got.keys().isdisjoint(self._truth.rules.named_by(key, value) or ()):
+            if self._truth and not got.keys().isdisjoint(
+                self._truth.rules.named_by(key, value) or ()
+            ):
                 self._mirror(key, value, self._truth)
 
     def put(self, items: Mapping[str, bytes]) -> frozenset[str]:
@@ -154,7 +167,9 @@ class Tiers(Backend):
     def _there(self, wanted: list[str], there: frozenset[str], holder: Tier) -> frozenset[str]:
         """Return what a writable tier has, and read-only ones below it."""
         below = self._tiers[self._tiers.index(holder) + 1 :]
-        return there | self._among([tier for tier in below if not tier.writable], [k for k in wanted if k not in there])
+        return there | self._among(
+            [tier for tier in below if not tier.writable], [k for k in wanted if k not in there]
+        )
 
     def _among(self, tiers: Sequence[Tier], keys: list[str]) -> frozenset[str]:
         found: frozenset[str] = frozenset()
@@ -165,7 +180,9 @@ class Tiers(Backend):
                     found |= tier.ask(lambda b, keys=missing: b.exists(keys))  # type: ignore[misc]
         return found
 
-    def delete(self, keys: Collection[str], unmodified_since_s: float | None = None) -> frozenset[str]:
+    def delete(
+        self, keys: Collection[str], unmodified_since_s: float | None = None
+    ) -> frozenset[str]:
         """Remove objects wherever we may; how old they are the truth decides, by its own clock.  See `Backend`."""
         wanted = list(keys)
         gone, holder = self._at_truth(lambda b: b.delete(wanted, unmodified_since_s))
@@ -204,7 +221,11 @@ class Tiers(Backend):
                 if value is not None:
                     return value
         # A near tier's copy of a ref may be old, so it counts only while the truth cannot be asked.
-        others = [tier for tier in self._stores if tier is not self._truth] if errors else self._read_only
+        others = (
+            [tier for tier in self._stores if tier is not self._truth]
+            if errors
+            else self._read_only
+        )
         return self._first_ref(others, key, errors)
 
     @staticmethod
@@ -230,7 +251,9 @@ class Tiers(Backend):
             self._mirror(key, value, holder)
         return swapped
 
-    def _swap_at(self, backend: Backend, key: str, expected: bytes | None, value: bytes | None) -> bool:
+    def _swap_at(
+        self, backend: Backend, key: str, expected: bytes | None, value: bytes | None
+    ) -> bool:
         """Swap, where what a base says counts as the value as long as the truth says nothing."""
         base = self._first_ref(self._read_only, key, [])
         # The truth may already have a value of its own, which hides the base's; else the base's value is the current one.
@@ -241,7 +264,9 @@ class Tiers(Backend):
         if expected != base:
             return False
         if value is None:
-            raise BackendDenied(f"{key} is set in a tier that is only read, and cannot be removed there")
+            raise BackendDenied(
+                f"{key} is set in a tier that is only read, and cannot be removed there"
+            )
         return backend.swap_ref(key, None, value)
 
     def _mirror(self, key: str, value: bytes | None, holder: Tier) -> None:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         MergeConflict,
         NotFound,
         NoValidConfig,
+        OperatorFailed,
         RecordingError,
         StoreFull,
         StoreUnavailable,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         UnsupportedVersion,
         Untrusted,
         WorkerDied,
+        WrongResult,
     )
     from bundler.format.bundle import BlobSource, Bundle, Keep
     from bundler.format.bundle_union import Diff, diff, merge
@@ -70,7 +72,14 @@ if TYPE_CHECKING:
         TuningFile,
     )
     from bundler.format.keyparts import KeyParts
-    from bundler.format.launch_spec import Argument, LaunchFacts, LaunchSpec, Named, Path, TuningRecord
+    from bundler.format.launch_spec import (
+        Argument,
+        LaunchFacts,
+        LaunchSpec,
+        Named,
+        Path,
+        TuningRecord,
+    )
     from bundler.format.limits import Limits
     from bundler.format.manifest import Content, Observed
     from bundler.format.sentinel import Span
@@ -89,7 +98,12 @@ if TYPE_CHECKING:
     from bundler.lifecycle.directory_pack import pack
     from bundler.lifecycle.family import Family
     from bundler.lifecycle.family_pack import pack_family
-    from bundler.lifecycle.lifecycle_reports import CheckReport, Reasons, RecordReport, RestoreReport
+    from bundler.lifecycle.lifecycle_reports import (
+        CheckReport,
+        Reasons,
+        RecordReport,
+        RestoreReport,
+    )
     from bundler.lifecycle.machine_store import Store, open_store
     from bundler.lifecycle.recorder import Recording, begin_compile, collect, end_compile, recording
     from bundler.lifecycle.restoration import restore
@@ -110,9 +124,9 @@ if TYPE_CHECKING:
     from bundler.runtime.launch.launch_hooks import Hooks
     from bundler.runtime.launch.plan import LaunchPlan, Parameter, Piece, TensorMap
     from bundler.runtime.launch.plan_builder import build_plan, can_launch
-    from bundler.runtime.launch.program_replay import ProgramMemory, ProgramRunner, load_program
     from bundler.runtime.launch.specialization_match import Specialization
     from bundler.runtime.launch.static_kernel import StaticKernel
+    from bundler.runtime.program.run import ProgramMemory, ProgramRunner, load_program
     from bundler.runtime.tuning.autotune_decorator import autotune
     from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
     from bundler.runtime.tuning.benchmark import Clock
@@ -131,7 +145,15 @@ if TYPE_CHECKING:
     from bundler.store.bundle_store import PushMode
     from bundler.store.file_records import FileRecords
     from bundler.store.kernel_records import KernelRecords
-    from bundler.store.store_reports import Held, PruneReport, PushReport, StoreStats, SyncReport, TagInfo, VerifyReport
+    from bundler.store.store_reports import (
+        Held,
+        PruneReport,
+        PushReport,
+        StoreStats,
+        SyncReport,
+        TagInfo,
+        VerifyReport,
+    )
     from bundler.store.store_server import StoreServer
     from bundler.trust.signature_policy import Judgement, SignaturePolicy, Subject
     from bundler.trust.signing import SignReport, sign
@@ -220,6 +242,7 @@ __all__ = [
     "Observed",
     "Only",
     "Opaque",
+    "OperatorFailed",
     "Parameter",
     "Path",
     "Piece",
@@ -286,6 +309,7 @@ __all__ = [
     "VerifyReport",
     "WhenDown",
     "WorkerDied",
+    "WrongResult",
     "autotune",
     "begin_compile",
     "build_plan",

@@ -6,8 +6,10 @@ Triton's and torch's variables belong to `bundler.toolchain`, which reads them a
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from bundler import settings_files
@@ -24,7 +26,9 @@ SPOOL_VARIABLES = (SPOOL_DIRECTORY, SPOOL_INNER)
 INNER = f"{PREFIX}INNER"
 # Bundles that a library registered, joined by `os.pathsep`; set by us, for child processes.
 REGISTERED = f"{PREFIX}REGISTERED"
-_NO_SETTINGS = (*SPOOL_VARIABLES, INNER, REGISTERED, settings_files.VARIABLE)
+# While a command makes a bundle, in it and its workers: the modules that it imports may register the one that it is about to write.
+UNREGISTERED = f"{PREFIX}UNREGISTERED"
+_NO_SETTINGS = (*SPOOL_VARIABLES, INNER, REGISTERED, UNREGISTERED, settings_files.VARIABLE)
 # How alike a misspelled name and a right one are, of 1; what is less alike would be a guess.
 _NEAR = 0.5
 
@@ -32,6 +36,7 @@ Mode = Literal["read", "write", "readwrite"]
 Strict = Literal["off", "warn", "error"]
 Launcher = Literal["bundler", "triton"]
 Demand = Literal["require", "prefer", "off"]
+STRICT_MODES: tuple[str, ...] = ("off", "warn", "error")
 DEMANDS: tuple[str, ...] = ("require", "prefer", "off")
 
 
@@ -62,6 +67,7 @@ SETTINGS = (
     EnvironmentSetting("TRUST", "`kernels`, `code`, `signed`", "`kernels`", "`code` also takes shared libraries from the store, which run in the process; `signed` takes them from a tag whose signature is for code"),
     EnvironmentSetting("STRICT", "`off`, `warn`, `error`", "`off`", "what a compile is: fine, a warning, or an error"),
     EnvironmentSetting("REPLAY", "`1`", "`0`", "what the tag names is put into Triton's in-memory caches at the start: no first call asks the compiler"),
+    EnvironmentSetting("MOVED", "`1`", "`0`", "a kernel that differs from a recorded one in line numbers alone, its own and its helpers', is taken for it; its debug information shows the old lines"),
     EnvironmentSetting("LAUNCHER", "`bundler`, `triton`", "`bundler`", "`triton` leaves Triton's launchers for CUDA to its C compiler, also where our compiled extension has them ready"),
     EnvironmentSetting("KEEP", "`all`, `launch`", "`all`", "`launch` moves only what a hit needs: device binary and metadata"),
     EnvironmentSetting("NAMESPACE", "a name", "`tb`", "what keys on Redis begin with"),
@@ -95,9 +101,12 @@ def settings() -> Settings:
         peers=peers_setting(),
         tag=_read("TAG"),
         mode=cast(Mode, _one_of("MODE", "readwrite", "read", "write")),
-        trust=cast(Literal["kernels", "code", "signed"], _one_of("TRUST", "kernels", "code", "signed")),
-        strict=cast(Strict, _one_of("STRICT", "off", "warn", "error")),
+        trust=cast(
+            Literal["kernels", "code", "signed"], _one_of("TRUST", "kernels", "code", "signed")
+        ),
+        strict=cast(Strict, _one_of("STRICT", *STRICT_MODES)),
         replay=replays(),
+        moved=takes_moved(),
         launcher=cast(Launcher, _one_of("LAUNCHER", "bundler", "triton")),
         keep=cast(Literal["all", "launch"], _one_of("KEEP", "all", "launch")),
         namespace=_read("NAMESPACE"),
@@ -131,7 +140,9 @@ def signature_settings() -> SignatureSettings:
     return SignatureSettings(
         kernels=kernels,
         code=code,
-        keys=os.path.expanduser(_read("KEYS") or os.path.join("~", ".config", "triton-bundler", "keys")),
+        keys=os.path.expanduser(
+            _read("KEYS") or os.path.join("~", ".config", "triton-bundler", "keys")
+        ),
         epochs=os.path.join(os.path.expanduser(local), "epochs"),
         signing_key=_read("SIGNING_KEY"),
         store_name=_read("STORE_NAME"),
@@ -146,7 +157,9 @@ def store_setting() -> tuple[str, ...]:
 
 def peers_setting() -> tuple[str, ...]:
     """Return the URLs of peers, in the order in which they are asked; empty for none."""
-    return tuple((_read("PEERS") or "").replace(",", " ").split())  # a file has a list, which comes with blanks
+    return tuple(
+        (_read("PEERS") or "").replace(",", " ").split()
+    )  # a file has a list, which comes with blanks
 
 
 def metrics_file_setting() -> str | None:
@@ -164,7 +177,9 @@ def server_settings() -> dict[str, Any]:
 def unknown_variables() -> dict[str, str | None]:
     """Return the variables that begin as ours do and that nobody reads, each with the right name that is nearest to it."""
     names = [setting.name for setting in SETTINGS]
-    unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in _NO_SETTINGS)
+    unknown = sorted(
+        name for name in os.environ if name.startswith(PREFIX) and name not in _NO_SETTINGS
+    )
     found: dict[str, str | None] = {}
     for name in unknown:
         written = name.removeprefix(PREFIX)
@@ -182,7 +197,9 @@ def user_variables() -> tuple[str, ...]:
         sorted(
             name
             for name, value in os.environ.items()
-            if value and name.startswith(PREFIX) and name not in (SPOOL_DIRECTORY, SPOOL_INNER, INNER)
+            if value
+            and name.startswith(PREFIX)
+            and name not in (SPOOL_DIRECTORY, SPOOL_INNER, INNER, UNREGISTERED)
         )
     )
 
@@ -202,11 +219,15 @@ def unknown_words() -> str | None:
 
 
 def strict_setting() -> Strict:
-    """Return the mode for a process whose other settings may be wrong; a wrong mode is none."""
+    """Return the mode for a process whose other settings may be wrong.
+
+    Who set it to something that is no mode wanted strictness, and gets the strictest: the mistake is an error then.
+    """
     try:
-        return cast(Strict, _one_of("STRICT", "off", "warn", "error"))
+        said = _read("STRICT")
     except ConfigError:
-        return "off"
+        return "off"  # a file cannot be read, and nobody knows what it says
+    return cast(Strict, said if said in STRICT_MODES else "error") if said else "off"
 
 
 def says_strict() -> bool:
@@ -217,6 +238,11 @@ def says_strict() -> bool:
 def replays() -> bool:
     """Whether the user asked for the tag's kernels in Triton's in-memory caches; raises `ConfigError`."""
     return _one_of("REPLAY", "0", "1") == "1"
+
+
+def takes_moved() -> bool:
+    """Whether the user asked for kernels of functions that only moved; raises `ConfigError`."""
+    return _one_of("MOVED", "0", "1") == "1"
 
 
 def disabled() -> bool:
@@ -234,9 +260,30 @@ def registered_bundles() -> list[str]:
     return [path for path in os.environ.get(REGISTERED, "").split(os.pathsep) if path]
 
 
+def registration_is_off() -> bool:
+    """Whether bundles that libraries register are not read, since one of them may be what is made now."""
+    return os.environ.get(UNREGISTERED) == "1"
+
+
+@contextlib.contextmanager
+def without_registered_bundles() -> Iterator[None]:
+    """Let no bundle that a library registers be read while the block runs, here and in processes that start meanwhile."""
+    before = os.environ.get(UNREGISTERED)
+    os.environ[UNREGISTERED] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[UNREGISTERED]
+        else:
+            os.environ[UNREGISTERED] = before
+
+
 def origins() -> list[SettingOrigin]:
     """Return each setting, in the order of `SETTINGS`, with what sets it; raises `ConfigError` for a file that cannot be used."""
-    return [SettingOrigin(setting, _read(setting.name), _origin(setting.name)) for setting in SETTINGS]
+    return [
+        SettingOrigin(setting, _read(setting.name), _origin(setting.name)) for setting in SETTINGS
+    ]
 
 
 def _read(name: str) -> str | None:

@@ -28,7 +28,9 @@
     │   ├── WorkerDied                     the process that compiled it died, or had too little memory
     │   └── CompileTimeout (also TimeoutError)  its time ran out
     ├── NoValidConfig                      every candidate configuration failed
-    └── UnsupportedOperator (also TypeError)  an operator or dtype that no kernel can be generated for
+    ├── OperatorFailed (also RuntimeError)  an operator that a loaded program calls refused its arguments
+    ├── UnsupportedOperator (also TypeError)  an operator or dtype that no kernel can be generated for
+    └── WrongResult                    a generated program computes something else than eager torch
 
 `BundlerWarning` is the one category of our warnings.
 """
@@ -118,7 +120,7 @@ class NotFound(BundlerError, KeyError):
 
 
 class MergeConflict(BundlerError):
-    """Two bundles hold different kernels under one kernel key."""
+    """Two bundles hold different kernels under one kernel key, or different programs or files under one name."""
 
     code = "merge-conflict"
 
@@ -219,7 +221,19 @@ class NoValidConfig(BundlerError):
     code = "no-valid-config"
 
 
+class OperatorFailed(BundlerError, RuntimeError):
+    """An operator that a loaded program calls failed; `operator` and `step` say which."""
+
+    code = "operator-failed"
+
+
 class UnsupportedOperator(BundlerError, TypeError):
     """The generator has no text for an operator or dtype; `operator` and `dtypes` say which. Whoever asked calls the ATen operator instead."""
 
     code = "unsupported-operator"
+
+
+class WrongResult(BundlerError):
+    """A generated program computes something else than eager torch, which `verify` found; `output`, `expected`, `got`, `largest` and `kernel` say more."""
+
+    code = "wrong-result"

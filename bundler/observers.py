@@ -112,7 +112,10 @@ class Step:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         seconds = time.monotonic() - self._began_s
         if kind is not None:
@@ -133,7 +136,10 @@ class _Unobserved(Step):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         """Nobody hears of it."""
 
@@ -149,7 +155,9 @@ def observed() -> bool:
 def _traces() -> bool:
     """Tell whether the program traces: some libraries, redis-py is one, import OpenTelemetry wherever it is installed."""
     tracing = sys.modules.get(_TRACING)
-    return tracing is not None and not isinstance(tracing.get_tracer_provider(), tracing.ProxyTracerProvider)
+    return tracing is not None and not isinstance(
+        tracing.get_tracer_provider(), tracing.ProxyTracerProvider
+    )
 
 
 def step(name: str, **facts: Fact | None) -> Step:
@@ -186,7 +194,10 @@ def observing(name: str, *told: str) -> Callable[[Callable[P, R]], Callable[P, R
             with step(name) as begun:
                 result = function(*args, **kwargs)
                 if begun.observed:
-                    begun.note(store=getattr(args[0], "name", None), **{fact: getattr(result, fact) for fact in told})
+                    begun.note(
+                        store=getattr(args[0], "name", None),
+                        **{fact: getattr(result, fact) for fact in told},
+                    )
                 return result
 
         return call
@@ -200,4 +211,10 @@ def _tell(name: str, seconds: float, facts: Mapping[str, Fact]) -> None:
     if logs_info(LOG):
         words = " ".join(f"{fact}={value}" for fact, value in facts.items())
         fields = {f"{FIELD}event": name, f"{FIELD}seconds": seconds}
-        LOG.info("%s %.6f s %s", name, seconds, words, extra=fields | {f"{FIELD}{k}": v for k, v in facts.items()})
+        LOG.info(
+            "%s %.6f s %s",
+            name,
+            seconds,
+            words,
+            extra=fields | {f"{FIELD}{k}": v for k, v in facts.items()},
+        )

@@ -6,16 +6,16 @@ from __future__ import annotations
 _ERRORS = (
     "AccessDenied", "BundlerError", "BundlerWarning", "CannotLaunchStatically", "CompileFailed", "CompileTimeout",
     "ConfigError", "DigestMismatch", "DriverError", "DriverUnavailable", "EmptyBundle", "FormatError", "LimitExceeded",
-    "MergeConflict", "NoValidConfig", "NotFound", "RecordingError", "StoreFull", "StoreUnavailable",
+    "MergeConflict", "NoValidConfig", "NotFound", "OperatorFailed", "RecordingError", "StoreFull", "StoreUnavailable",
     "StrictModeViolation", "ToolchainMismatch", "TruncatedBundle", "UnsafeName", "UnsupportedOperator", "UnsupportedVersion", "Untrusted",
-    "WorkerDied",
+    "WorkerDied", "WrongResult",
 )  # fmt: skip
 HOMES = {
     **dict.fromkeys(_ERRORS, "errors"),
     **dict.fromkeys(("Compiled", "Job"), "compile.compile_job"),
     **dict.fromkeys(("Descent", "Space"), "runtime.tuning.descent"),
     **dict.fromkeys(("LaunchPlan", "Parameter", "Piece", "TensorMap"), "runtime.launch.plan"),
-    **dict.fromkeys(("ProgramMemory", "ProgramRunner"), "runtime.launch.program_replay"),
+    **dict.fromkeys(("ProgramMemory", "ProgramRunner"), "runtime.program.run"),
     **dict.fromkeys(("JobTiming", "Progress", "ServiceCounters"), "compile.service_progress"),
     "Argument": "format.launch_spec",
     "Artifact": "format.entries",
@@ -137,7 +137,7 @@ HOMES = {
     "handles_on": "runtime.tuning.compiled_handles",
     "install": "integrations._process",
     "load": "runtime.launch.bundle_kernels",
-    "load_program": "runtime.launch.program_replay",
+    "load_program": "runtime.program.run",
     "merge": "format.bundle_union",
     "open_driver": "runtime.launch.drivers",
     "open_store": "lifecycle.machine_store",

@@ -7,10 +7,12 @@ wins, setting by setting: the project's, then the user's.
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
+import stat
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import IO, Any
 
 from bundler.errors import ConfigError
 
@@ -21,7 +23,9 @@ PYPROJECT = "pyproject.toml"
 VARIABLE = "TRITON_BUNDLER_CONFIG"
 NO_FILE = "none"
 # A folder that somebody else filled may not decide what runs here: these stand in the user's file or in the environment.
-PERSONAL = frozenset({"TRUST", "SIGNATURES", "CODE_SIGNATURES", "KEYS", "SIGNING_KEY", "PASSWORD_FILE"})
+PERSONAL = frozenset(
+    {"TRUST", "SIGNATURES", "CODE_SIGNATURES", "KEYS", "SIGNING_KEY", "PASSWORD_FILE"}
+)
 MOST_BYTES = 1_000_000
 
 
@@ -35,12 +39,27 @@ class FileValue:
 
 
 class SettingsFile:
-    """A file that may hold settings; `passed_over` says why one that exists is not read, None for one that is."""
+    """A file that may hold settings.
 
-    __slots__ = ("passed_over", "path", "personal")
+    Attributes:
+        path: where it is.
+        personal: whether it is the user's own choice, and not that of whoever made the folder.
+        passed_over: why it is not read although it is there; None when it is.
+        content: its bytes, of which so many were read when it was judged; None when it is read later.
+    """
 
-    def __init__(self, path: str, *, personal: bool, passed_over: str | None = None) -> None:
+    __slots__ = ("content", "passed_over", "path", "personal")
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        personal: bool,
+        passed_over: str | None = None,
+        content: bytes | None = None,
+    ) -> None:
         self.path, self.personal, self.passed_over = path, personal, passed_over
+        self.content = content
 
 
 def values(names: frozenset[str]) -> Mapping[str, FileValue]:
@@ -75,7 +94,9 @@ def _surroundings() -> tuple[str | None, str, str]:
 
 
 @functools.lru_cache(maxsize=8)
-def _values(names: frozenset[str], named: str | None, here: str, users: str) -> Mapping[str, FileValue]:
+def _values(
+    names: frozenset[str], named: str | None, here: str, users: str
+) -> Mapping[str, FileValue]:
     found: dict[str, FileValue] = {}
     for file in _candidates(named, here, users):
         if file.passed_over is None:
@@ -91,26 +112,47 @@ def _candidates(named: str | None, here: str, users: str) -> Iterator[SettingsFi
         return
     project = _project(here)
     if project is not None:
-        yield SettingsFile(project, personal=False, passed_over=_not_ours(project))
+        yield project
     if os.path.isfile(users):
         yield SettingsFile(users, personal=True)
 
 
-def _project(here: str) -> str | None:
+def _project(here: str) -> SettingsFile | None:
     """Return the nearest file with settings, from the working directory upwards."""
     while here:
         for name in (NAME, PYPROJECT):
             path = os.path.join(here, name)
-            if os.path.isfile(path) and (name == NAME or f"[tool.{TABLE}".encode() in _read(path)):
-                return path
+            if os.path.isfile(path) and (found := _judged(path)) is not None:
+                return found
         above = os.path.dirname(here)
         here = above if above != here else ""
     return None
 
 
-def _not_ours(path: str) -> str | None:
+def _judged(path: str) -> SettingsFile | None:
+    """Return a file of a project, passed over when it is not the user's; None for a pyproject.toml without our table.
+
+    What somebody else put above the working directory never fails, whatever it is: anybody may do that, in /tmp for one.
+    """
+    try:
+        with os.fdopen(_opened(path), "rb") as file:
+            passed_over = _not_ours(os.fstat(file.fileno()))
+            content = _content(file)
+    except OSError as error:
+        try:
+            passed_over = _not_ours(os.stat(path))
+        except OSError:
+            return None  # it is gone meanwhile
+        if passed_over is None:
+            raise _unreadable(path, error) from error
+        content = b""
+    if os.path.basename(path) == PYPROJECT and f"[tool.{TABLE}".encode() not in content:
+        return None
+    return SettingsFile(path, personal=False, passed_over=passed_over, content=content)
+
+
+def _not_ours(status: os.stat_result) -> str | None:
     """Return why a file that lies above the working directory is not the user's, as git and ssh ask; None when it is."""
-    status = os.stat(path)
     if hasattr(os, "geteuid") and status.st_uid not in (os.geteuid(), 0):
         return f"it belongs to user {status.st_uid}; name it by {VARIABLE} to have it read"
     if status.st_mode & 0o002:
@@ -119,7 +161,7 @@ def _not_ours(path: str) -> str | None:
 
 
 def _settings(file: SettingsFile, names: frozenset[str]) -> Iterator[tuple[str, str]]:
-    for key, value in _table(file.path).items():
+    for key, value in _table(file.path, file.content).items():
         name = key.replace("-", "_").upper()
         if key != key.lower() or name not in names:
             raise _wrong(file.path, f"{key} is no setting{_near(key, names)}", key)
@@ -132,12 +174,20 @@ def _settings(file: SettingsFile, names: frozenset[str]) -> Iterator[tuple[str, 
         yield name, _text(file.path, key, value)
 
 
-def _table(path: str) -> Mapping[str, Any]:
-    import tomllib  # milliseconds, which nobody pays who has no such file
-
+def _table(path: str, content: bytes | None) -> Mapping[str, Any]:
+    if content is None:
+        try:
+            with os.fdopen(_opened(path), "rb") as file:
+                content = _content(file)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+    if len(content) > MOST_BYTES:
+        raise _wrong(
+            path, f"it has more than {MOST_BYTES:,} bytes, which no file of settings has", None
+        )
     try:
-        tree = tomllib.loads(_read(path).decode())
-    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are both
+        tree = toml_of(content)
+    except ValueError as error:
         raise _wrong(path, f"it is no TOML: {error}", None) from error
     if os.path.basename(path) == PYPROJECT:
         tree = tree.get("tool", {})
@@ -147,19 +197,41 @@ def _table(path: str) -> Mapping[str, Any]:
     return tree
 
 
-def _read(path: str) -> bytes:
+def toml_of(content: bytes) -> dict[str, Any]:
+    """Return what a TOML file says; raises `ValueError` for what is none, or so deep that it cannot be read."""
+    import tomllib  # milliseconds, which nobody pays who has no such file
+
     try:
-        with open(path, "rb") as file:
-            # No more than is there, as far as that is known: the buffer is made before it is filled, and a new process pays for each page.
-            size = os.fstat(file.fileno()).st_size
-            content = file.read(min(size, MOST_BYTES) + 1)
-            if len(content) > size:
-                content += file.read(MOST_BYTES + 1 - len(content))
-    except OSError as error:
-        raise _wrong(path, f"it cannot be read: {error.strerror or error}", None) from error
-    if len(content) > MOST_BYTES:
-        raise _wrong(path, f"it has more than {MOST_BYTES:,} bytes, which no file of settings has", None)
+        return tomllib.loads(
+            content.decode()
+        )  # its errors and those of the encoding are `ValueError`
+    except RecursionError:
+        raise ValueError("arrays or tables lie too deep in each other") from None
+
+
+def _opened(path: str) -> int:
+    """Return a descriptor of a regular file; a named pipe would be waited for."""
+    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    mode = os.fstat(opened).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(opened)
+        kind = "a named pipe" if stat.S_ISFIFO(mode) else "no regular file"
+        raise OSError(errno.EINVAL, f"it is {kind}, expected a file", path)
+    return opened
+
+
+def _content(file: IO[bytes]) -> bytes:
+    """Return the bytes of a file, of a larger one a byte more than it may have."""
+    # No more than is there, as far as that is known: the buffer is made before it is filled, and a new process pays for each page.
+    size = os.fstat(file.fileno()).st_size
+    content = file.read(min(size, MOST_BYTES) + 1)
+    if len(content) > size:
+        content += file.read(MOST_BYTES + 1 - len(content))
     return content
+
+
+def _unreadable(path: str, error: OSError) -> ConfigError:
+    return _wrong(path, f"it cannot be read: {error.strerror or error}", None)
 
 
 def _text(path: str, key: str, value: object) -> str:
@@ -173,16 +245,26 @@ def _text(path: str, key: str, value: object) -> str:
     ):
         return " ".join(value)
     raise _wrong(
-        path, f"{key}: expected a text, a number, true, false or a list of texts without blanks, got {value!r}", key
+        path,
+        f"{key}: expected a text, a number, true, false or a list of texts without blanks, got {value!r}",
+        key,
     )
 
 
 def _near(key: str, names: frozenset[str]) -> str:
     import difflib
 
-    near = difflib.get_close_matches(key.lower(), [setting_key(name) for name in names], n=1, cutoff=0.5)
-    return f" (did you mean {near[0]}?)" if near else f"; known are {', '.join(sorted(map(setting_key, names)))}"
+    near = difflib.get_close_matches(
+        key.lower(), [setting_key(name) for name in names], n=1, cutoff=0.5
+    )
+    return (
+        f" (did you mean {near[0]}?)"
+        if near
+        else f"; known are {', '.join(sorted(map(setting_key, names)))}"
+    )
 
 
 def _wrong(path: str, what: str, key: str | None) -> ConfigError:
-    return ConfigError(f"{path}: {what}", **({"path": path} | ({"name": key} if key is not None else {})))
+    return ConfigError(
+        f"{path}: {what}", **({"path": path} | ({"name": key} if key is not None else {}))
+    )

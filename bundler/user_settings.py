@@ -39,6 +39,7 @@ class Settings(Struct, frozen=True):
     trust: Literal["kernels", "code", "signed"] = "kernels"
     strict: Strict = "off"
     replay: bool = False
+    moved: bool = False
     launcher: Launcher = "bundler"
     keep: Literal["all", "launch"] = "all"
     namespace: str | None = None
@@ -61,7 +62,9 @@ class Settings(Struct, frozen=True):
         return server_settings(self.namespace, self.password_file, self.timeout_s)
 
 
-def server_settings(namespace: str | None, password_file: str | None, timeout_s: float | None) -> dict[str, Any]:
+def server_settings(
+    namespace: str | None, password_file: str | None, timeout_s: float | None
+) -> dict[str, Any]:
     """Return what is set of these, by the names that `open_store` gives them."""
     chosen: dict[str, Any] = {"namespace": namespace, "password_file": password_file}
     chosen |= {"timeout_s": timeout_s, "connect_timeout_s": timeout_s}

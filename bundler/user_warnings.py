@@ -13,7 +13,18 @@ from types import FrameType
 from bundler.errors import BundlerWarning
 
 # Packages whose frames are skipped on the way to the user's line: this one, the libraries that call it, and what calls go through.
-_BETWEEN = frozenset({"bundler", "triton", "torch", "contextlib", "functools", "importlib", "concurrent", "threading"})
+_BETWEEN = frozenset(
+    {
+        "bundler",
+        "triton",
+        "torch",
+        "contextlib",
+        "functools",
+        "importlib",
+        "concurrent",
+        "threading",
+    }
+)
 
 
 def warn(message: str) -> None:
@@ -47,7 +58,9 @@ def _users(frame: FrameType | None) -> FrameType | None:
     """Return the nearest frame of the user's program, None when there is none."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__") or "")
-        if name.partition(".")[0] not in _BETWEEN and not frame.f_code.co_filename.startswith("<frozen "):
+        if name.partition(".")[0] not in _BETWEEN and not frame.f_code.co_filename.startswith(
+            "<frozen "
+        ):
             return frame
         frame = frame.f_back
     return None

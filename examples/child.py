@@ -24,7 +24,9 @@ POOL_KERNELS = ("gelu", "swiglu")
 def compile_and_say(who: str, names: tuple[str, ...], target: str) -> str:
     """Compile the named kernels in this process and return the line to print."""
     compiled = [kernel for name in names for kernel in compile_one(name, target)]
-    return f"{who} (process {os.getpid()}): compiled {len(compiled)} for {target}: {', '.join(names)}"
+    return (
+        f"{who} (process {os.getpid()}): compiled {len(compiled)} for {target}: {', '.join(names)}"
+    )
 
 
 def in_a_program(target: str) -> None:
@@ -40,9 +42,13 @@ def in_a_pool(target: str) -> str:
 
 def main() -> None:
     """Compile in this process, then in a child of each kind."""
-    parser = argparse.ArgumentParser(description="Compile Triton kernels in this process and in two children.")
+    parser = argparse.ArgumentParser(
+        description="Compile Triton kernels in this process and in two children."
+    )
     parser.add_argument(
-        "--target", default="cuda:90", help="what to compile for, e.g. hip:gfx942 (default: %(default)s)"
+        "--target",
+        default="cuda:90",
+        help="what to compile for, e.g. hip:gfx942 (default: %(default)s)",
     )
     parser.add_argument("--child", action="store_true", help="be the child program")
     options = parser.parse_args()

@@ -56,7 +56,9 @@ def softmax_kernel(x_ptr, out_ptr, row_stride, n_columns, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def layer_norm_kernel(x_ptr, weight_ptr, bias_ptr, out_ptr, row_stride, n_columns, eps, BLOCK: tl.constexpr):
+def layer_norm_kernel(
+    x_ptr, weight_ptr, bias_ptr, out_ptr, row_stride, n_columns, eps, BLOCK: tl.constexpr
+):
     """out = (x - mean) / sqrt(variance + eps) * weight + bias along each row."""
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
@@ -67,11 +69,25 @@ def layer_norm_kernel(x_ptr, weight_ptr, bias_ptr, out_ptr, row_stride, n_column
     variance = tl.sum(centered * centered, axis=0) / n_columns
     weight = tl.load(weight_ptr + columns, mask=mask)
     bias = tl.load(bias_ptr + columns, mask=mask)
-    tl.store(out_ptr + row * row_stride + columns, centered * tl.rsqrt(variance + eps) * weight + bias, mask=mask)
+    tl.store(
+        out_ptr + row * row_stride + columns,
+        centered * tl.rsqrt(variance + eps) * weight + bias,
+        mask=mask,
+    )
 
 
 @triton.jit
-def matmul_kernel(a_ptr, b_ptr, out_ptr, m, n, k, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+def matmul_kernel(
+    a_ptr,
+    b_ptr,
+    out_ptr,
+    m,
+    n,
+    k,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """out = a @ b for row-major half-precision matrices, one tile a program, summed in single precision."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -155,7 +171,11 @@ class Recipe:
             yield self.kernel, self.constants, self.options
             return
         for config in self.kernel.configs:
-            yield self.kernel.fn, config.kwargs, {"num_warps": config.num_warps, "num_stages": config.num_stages}
+            yield (
+                self.kernel.fn,
+                config.kwargs,
+                {"num_warps": config.num_warps, "num_stages": config.num_stages},
+            )
 
 
 def rows_of(*pointers: str, **more: str) -> dict[str, str]:
@@ -164,28 +184,46 @@ def rows_of(*pointers: str, **more: str) -> dict[str, str]:
 
 
 RECIPES = {
-    "gelu": Recipe(gelu_kernel, {"x_ptr": "*fp32", "out_ptr": "*fp32", "n": "i32"}, {"BLOCK": 1024}),
+    "gelu": Recipe(
+        gelu_kernel, {"x_ptr": "*fp32", "out_ptr": "*fp32", "n": "i32"}, {"BLOCK": 1024}
+    ),
     "softmax": Recipe(softmax_kernel, rows_of("x_ptr", "out_ptr"), {"BLOCK": 1024}),
     "layer_norm": Recipe(
-        layer_norm_kernel, rows_of("x_ptr", "weight_ptr", "bias_ptr", "out_ptr", eps="fp32"), {"BLOCK": 1024}
+        layer_norm_kernel,
+        rows_of("x_ptr", "weight_ptr", "bias_ptr", "out_ptr", eps="fp32"),
+        {"BLOCK": 1024},
     ),
     "matmul": Recipe(
         matmul_kernel,
-        {"a_ptr": "*fp16", "b_ptr": "*fp16", "out_ptr": "*fp16", "m": "i32", "n": "i32", "k": "i32"},
+        {
+            "a_ptr": "*fp16",
+            "b_ptr": "*fp16",
+            "out_ptr": "*fp16",
+            "m": "i32",
+            "n": "i32",
+            "k": "i32",
+        },
         {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32},
         {"num_warps": 4, "num_stages": 3},
     ),
     "row_sum": Recipe(row_sum_kernel, rows_of("x_ptr", "out_ptr"), {"BLOCK": 1024}),
     "cumsum": Recipe(cumsum_kernel, rows_of("x_ptr", "out_ptr"), {"BLOCK": 1024}),
-    "histogram": Recipe(histogram_kernel, {"x_ptr": "*i32", "counts_ptr": "*i32", "n": "i32"}, {"BLOCK": 512}),
-    "swiglu": Recipe(swiglu_kernel, {"gate_ptr": "*fp32", "up_ptr": "*fp32", "out_ptr": "*fp32", "n": "i32"}),
+    "histogram": Recipe(
+        histogram_kernel, {"x_ptr": "*i32", "counts_ptr": "*i32", "n": "i32"}, {"BLOCK": 512}
+    ),
+    "swiglu": Recipe(
+        swiglu_kernel, {"gate_ptr": "*fp32", "up_ptr": "*fp32", "out_ptr": "*fp32", "n": "i32"}
+    ),
 }
 
 # The same as plain data, which `triton-bundler build` reads: ":16" says that an address or a number is a multiple of 16.
 PREBUILD = [
     {
         "kernel": recipe.kernel,
-        "signature": {name: kind if kind == "fp32" else f"{kind}:16" for name, kind in recipe.signature.items()},
+        "signature": {
+            name: kind if kind == "fp32" else f"{kind}:16"
+            for name, kind in recipe.signature.items()
+        },
         "constants": recipe.constants,
         "options": recipe.options,
     }
@@ -201,14 +239,20 @@ def parse_target(text: str) -> GPUTarget:
     if backend == "hip" and arch.startswith("gfx"):
         # AMD's data-centre chips (gfx9...) run 64 threads in step, its graphics chips 32.
         return GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
-    raise ValueError(f"unknown target {text!r}: write cuda:CAPABILITY or hip:GFX, e.g. cuda:90, hip:gfx942")
+    raise ValueError(
+        f"unknown target {text!r}: write cuda:CAPABILITY or hip:GFX, e.g. cuda:90, hip:gfx942"
+    )
 
 
 def compile_one(name: str, target: str) -> list[CompiledKernel]:
     """Compile one kernel for one target: a list of one, or of as many as the autotuner would try."""
     recipe = RECIPES[name]
     # Tensors and row lengths are multiples of 16 here; telling the compiler so gives it wide loads.
-    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(recipe.signature.values()) if kind != "fp32"}
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, kind in enumerate(recipe.signature.values())
+        if kind != "fp32"
+    }
     compiled = []
     for function, constants, options in recipe.variants():
         signature = {**recipe.signature, **dict.fromkeys(constants, "constexpr")}
@@ -219,7 +263,9 @@ def compile_one(name: str, target: str) -> list[CompiledKernel]:
 
 def compile_all(targets: list[str]) -> list[CompiledKernel]:
     """Compile every kernel, in every configuration, for every target."""
-    return [kernel for target in targets for name in RECIPES for kernel in compile_one(name, target)]
+    return [
+        kernel for target in targets for name in RECIPES for kernel in compile_one(name, target)
+    ]
 
 
 # Launching them on a GPU ----------------------------------------------------------------------------------------------
@@ -230,14 +276,18 @@ def run_all(device: str) -> dict[str, Any]:
     x, weight, bias, a, b, levels = inputs(device)
     rows, columns = x.shape
     n = x.numel()
-    out = {name: x.new_empty(x.shape) for name in ("gelu", "softmax", "layer_norm", "cumsum", "swiglu")}
+    out = {
+        name: x.new_empty(x.shape) for name in ("gelu", "softmax", "layer_norm", "cumsum", "swiglu")
+    }
     out["matmul"] = a.new_empty((a.shape[0], b.shape[1]))
     out["row_sum"] = x.new_empty(rows)
     out["histogram"] = levels.new_zeros(256)
 
     gelu_kernel[(triton.cdiv(n, 1024),)](x, out["gelu"], n, BLOCK=1024)
     softmax_kernel[(rows,)](x, out["softmax"], columns, columns, BLOCK=1024)
-    layer_norm_kernel[(rows,)](x, weight, bias, out["layer_norm"], columns, columns, 1e-5, BLOCK=1024)
+    layer_norm_kernel[(rows,)](
+        x, weight, bias, out["layer_norm"], columns, columns, 1e-5, BLOCK=1024
+    )
     matmul_grid = (triton.cdiv(a.shape[0], 64), triton.cdiv(b.shape[1], 64))
     sizes = (a.shape[0], b.shape[1], a.shape[1])
     matmul_kernel[matmul_grid](
@@ -245,7 +295,9 @@ def run_all(device: str) -> dict[str, Any]:
     )
     row_sum_kernel[(rows,)](x, out["row_sum"], columns, columns, BLOCK=1024)
     cumsum_kernel[(rows,)](x, out["cumsum"], columns, columns, BLOCK=1024)
-    histogram_kernel[(triton.cdiv(levels.numel(), 512),)](levels, out["histogram"], levels.numel(), BLOCK=512)
+    histogram_kernel[(triton.cdiv(levels.numel(), 512),)](
+        levels, out["histogram"], levels.numel(), BLOCK=512
+    )
     swiglu_kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, x.flip(0), out["swiglu"], n)
     return out
 
@@ -257,7 +309,10 @@ def inputs(device: str) -> tuple[Any, ...]:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(512, 784, generator=draw)
     weight, bias = torch.randn(2, 784, generator=draw)
-    a, b = torch.randn(512, 256, generator=draw).half(), torch.randn(256, 384, generator=draw).half()
+    a, b = (
+        torch.randn(512, 256, generator=draw).half(),
+        torch.randn(256, 384, generator=draw).half(),
+    )
     levels = torch.randint(0, 256, (100_000,), generator=draw, dtype=torch.int32)
     return tuple(tensor.to(device) for tensor in (x, weight, bias, a, b, levels))
 
@@ -306,7 +361,9 @@ def launch_and_check(device: str) -> tuple[bool, dict[str, str]]:
     print(f"{'kernel':<12}{'max abs error':>15}")
     for name, got in run_all(device).items():
         error = (got.double() - want[name].double()).abs().max().item()
-        tolerance = 1 / 16 if name == "matmul" else 1e-3  # between 64 and 128, 1/16 is one step of half precision
+        tolerance = (
+            1 / 16 if name == "matmul" else 1e-3
+        )  # between 64 and 128, 1/16 is one step of half precision
         close = error <= tolerance
         all_close &= close
         checksums[name] = checksum(got)
@@ -332,9 +389,15 @@ def compile_and_list(targets: list[str]) -> dict[str, str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Launch on the GPU there is, or compile for the targets asked for."""
-    parser = argparse.ArgumentParser(description="Run real Triton kernels, or compile them where there is no GPU.")
-    parser.add_argument("--target", action="append", metavar="T", help="compile for T even when a GPU is visible")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write each kernel's name and checksum to FILE")
+    parser = argparse.ArgumentParser(
+        description="Run real Triton kernels, or compile them where there is no GPU."
+    )
+    parser.add_argument(
+        "--target", action="append", metavar="T", help="compile for T even when a GPU is visible"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write each kernel's name and checksum to FILE"
+    )
     options = parser.parse_args(arguments)
     for target in options.target or ():
         try:
@@ -346,7 +409,9 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         fine, checksums = launch_and_check("cuda")
     if options.json:
-        options.json.write_text(json.dumps(checksums, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        options.json.write_text(
+            json.dumps(checksums, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+        )
     return 0 if fine else 1
 
 

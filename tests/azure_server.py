@@ -82,7 +82,9 @@ def make_container(endpoint):
     headers = f"x-ms-date:{date}\nx-ms-version:{version}\n"
     resource = f"/{ACCOUNT}/{ACCOUNT}/{name}\nrestype:container"
     text = "PUT\n" + "\n" * 11 + headers + resource
-    signature = base64.b64encode(hmac.new(base64.b64decode(KEY), text.encode(), hashlib.sha256).digest()).decode()
+    signature = base64.b64encode(
+        hmac.new(base64.b64decode(KEY), text.encode(), hashlib.sha256).digest()
+    ).decode()
     request = urllib.request.Request(
         f"{endpoint}/{name}?restype=container",
         data=b"",

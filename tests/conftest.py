@@ -37,7 +37,13 @@ CHILD_START = ROOT / "tests" / "child_start"
 sys.path.append(str(CHILD_START))
 _RUN_APART = ("serial", "slow", "release", "toolchain")
 _OURS_TO_KEEP = "BUNDLER_TEST_INSTALLED"
-_FOREIGN = ("TRITON_", "TORCHINDUCTOR_", "TORCH_COMPILE_", "DISABLE_LLVM_OPT", "LLVM_IR_ENABLE_DUMP")
+_FOREIGN = (
+    "TRITON_",
+    "TORCHINDUCTOR_",
+    "TORCH_COMPILE_",
+    "DISABLE_LLVM_OPT",
+    "LLVM_IR_ENABLE_DUMP",
+)
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd")
 _PATIENCE_S = 10
 _COMPILE = """
@@ -56,7 +62,10 @@ with recording.collect() as bundle:
 
 def pytest_configure(config):
     """Refuse to test the checkout where the installed wheel is what counts."""
-    if os.environ.get(_OURS_TO_KEEP) == "1" and Path(bundler.__file__).resolve().parent == ROOT / "bundler":
+    if (
+        os.environ.get(_OURS_TO_KEEP) == "1"
+        and Path(bundler.__file__).resolve().parent == ROOT / "bundler"
+    ):
         raise pytest.UsageError(
             f"{_OURS_TO_KEEP}=1, but bundler is imported from the checkout ({bundler.__file__}); run python -P -m pytest"
         )
@@ -64,7 +73,12 @@ def pytest_configure(config):
 
 def pytest_addoption(parser):
     """Add the option that spares `make` the import of files in which it has nothing to run."""
-    parser.addoption("--holding", metavar="MARK", choices=_RUN_APART, help="collect only files that name this mark")
+    parser.addoption(
+        "--holding",
+        metavar="MARK",
+        choices=_RUN_APART,
+        help="collect only files that name this mark",
+    )
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -83,7 +97,9 @@ def pytest_collection_modifyitems(items):
     for item in items:
         for mark in _RUN_APART:
             if item.get_closest_marker(mark) is not None and not _names(item.path, mark):
-                raise pytest.UsageError(f"{item.nodeid} has the mark {mark}, but {item.path.name} does not name it")
+                raise pytest.UsageError(
+                    f"{item.nodeid} has the mark {mark}, but {item.path.name} does not name it"
+                )
 
 
 @functools.cache
@@ -112,7 +128,9 @@ def _open_files():
 def _new_files(before):
     new = {fd: target for fd, target in _open_files().items() if before.get(fd) != target}
     # The interpreter, not the test, keeps devices and the files of loaded libraries open.
-    return {fd: target for fd, target in new.items() if not target.startswith(("/dev/", "anon_inode:"))}
+    return {
+        fd: target for fd, target in new.items() if not target.startswith(("/dev/", "anon_inode:"))
+    }
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -149,12 +167,26 @@ def run_tool():
     """Return a function that runs a program of tools/ with the bundler that is tested here, and returns the finished process."""
 
     def run(program, *arguments, first="", timeout=110):
-        line = [sys.executable, "-W", "ignore", "-m", *f"tools.{program}".split(), *map(str, arguments)]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
-        environment |= {"PYTHONPATH": os.pathsep.join(filter(None, [str(first), *sys.path])), "PYTHONSAFEPATH": "1"}
+        line = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            *f"tools.{program}".split(),
+            *map(str, arguments),
+        ]
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)
+        }
+        environment |= {
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(first), *sys.path])),
+            "PYTHONSAFEPATH": "1",
+        }
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         # A group of its own: it starts processes, which must not outlive it when it takes too long.
-        with subprocess.Popen(line, env=environment, cwd=ROOT, start_new_session=True, **pipes) as process:
+        with subprocess.Popen(
+            line, env=environment, cwd=ROOT, start_new_session=True, **pipes
+        ) as process:
             try:
                 said = process.communicate(timeout=timeout)
             except BaseException:
@@ -232,8 +264,15 @@ class Compiled:
 
     def keys_of(self, name, target="cuda:90"):
         """Keys of the kernels with this entry point and target, sorted."""
-        named = {path.parent.name: json.loads(path.read_text())["target"] for path in self.cache.glob(f"*/{name}.json")}
-        return sorted(key for key, made_for in named.items() if f"{made_for['backend']}:{made_for['arch']}" == target)
+        named = {
+            path.parent.name: json.loads(path.read_text())["target"]
+            for path in self.cache.glob(f"*/{name}.json")
+        }
+        return sorted(
+            key
+            for key, made_for in named.items()
+            if f"{made_for['backend']}:{made_for['arch']}" == target
+        )
 
 
 @pytest.fixture(scope="session")
@@ -295,7 +334,9 @@ def debian_program(made_once):
         if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
             return
         try:
-            done = subprocess.run(["apt-get", "download", package], cwd=folder, capture_output=True, timeout=60)
+            done = subprocess.run(
+                ["apt-get", "download", package], cwd=folder, capture_output=True, timeout=60
+            )
         except subprocess.TimeoutExpired:
             return
         for file in folder.glob(f"{package}_*.deb") if done.returncode == 0 else ():
@@ -308,7 +349,9 @@ def debian_program(made_once):
             found = next(folder.rglob(f"bin/{name}"), None)
         # What does not even start lacks a library of its own.
         if found is None or subprocess.run([found, "-v"], capture_output=True).returncode > 1:
-            pytest.skip(f"{name} is not installed, nor to be had as a package (Debian: apt-get install {package})")
+            pytest.skip(
+                f"{name} is not installed, nor to be had as a package (Debian: apt-get install {package})"
+            )
         return str(found)
 
     return find
@@ -321,7 +364,9 @@ def unpacked(made_once):
     def unpack(name):
         archive = CORPUS / f"{name}.tar.xz"
         if not archive.is_file():
-            pytest.skip(f"needs the real caches: {archive.name} is not in {CORPUS.name}/ beside the checkout")
+            pytest.skip(
+                f"needs the real caches: {archive.name} is not in {CORPUS.name}/ beside the checkout"
+            )
 
         def fill(folder):
             with tarfile.open(archive) as tar:

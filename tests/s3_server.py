@@ -47,7 +47,9 @@ def running():
         pytest.importorskip(package, reason=f"{package} is not installed: pip install '.[test]'")
     port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-c", _MAIN, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", _MAIN, str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     try:
         until = time.monotonic() + PATIENCE_S
@@ -66,7 +68,9 @@ def running():
 def make_bucket(endpoint):
     """Make a bucket and return its name."""
     name = f"b{os.urandom(6).hex()}"
-    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{name}", method="PUT"), timeout=30).close()
+    urllib.request.urlopen(
+        urllib.request.Request(f"{endpoint}/{name}", method="PUT"), timeout=30
+    ).close()
     return name
 
 
@@ -116,10 +120,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.server.spoil(self):
             return
         link = http.client.HTTPConnection(self.server.target, timeout=30)
-        link.request(self.command, self.path, body, {k: v for k, v in self.headers.items() if k.lower() != "host"})
+        link.request(
+            self.command,
+            self.path,
+            body,
+            {k: v for k, v in self.headers.items() if k.lower() != "host"},
+        )
         answer = link.getresponse()
         data = answer.read()
-        self.reply(answer.status, {k: v for k, v in answer.getheaders() if k.lower() not in _DROPPED}, data)
+        self.reply(
+            answer.status, {k: v for k, v in answer.getheaders() if k.lower() not in _DROPPED}, data
+        )
         link.close()
 
     def reply(self, status, headers, data=b""):

@@ -26,7 +26,12 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from bundler.backends.backend_errors import BackendDenied, BackendError, BackendFull, BackendUnavailable
+from bundler.backends.backend_errors import (
+    BackendDenied,
+    BackendError,
+    BackendFull,
+    BackendUnavailable,
+)
 from bundler.backends.cloud.object_exchange import Absent, Bucket, Conflict, Revision, Unchanged
 from bundler.backends.cloud.object_leases import CloudLease, remove_old, take_lease
 from bundler.backends.cloud.pack_catalog import (
@@ -69,8 +74,14 @@ class CloudBackend(Backend):
 
     reads_are_cheap = False
 
-    def __init__(self, bucket: Bucket, *, writable: bool = True, touch_every_s: float = 60.0) -> None:
-        self._bucket, self.writable, self._touch_every_ms = bucket, writable, int(touch_every_s * 1000)
+    def __init__(
+        self, bucket: Bucket, *, writable: bool = True, touch_every_s: float = 60.0
+    ) -> None:
+        self._bucket, self.writable, self._touch_every_ms = (
+            bucket,
+            writable,
+            int(touch_every_s * 1000),
+        )
         # One attribute, so that threads see a catalog and its revision together.
         self._known: tuple[Catalog, Revision | None] = (Catalog(), None)
 
@@ -89,15 +100,21 @@ class CloudBackend(Backend):
         if fresh:
             catalog = self._latest()
         found, lost = self._read(catalog, wanted)
-        if lost and not fresh:  # a pack that was written anew, or removed, since we read the catalog
+        if (
+            lost and not fresh
+        ):  # a pack that was written anew, or removed, since we read the catalog
             catalog = self._latest()
-            again, lost = self._read(catalog, {key: most for key, most in wanted.items() if key not in found})
+            again, lost = self._read(
+                catalog, {key: most for key, most in wanted.items() if key not in found}
+            )
             found |= again
         if lost:
             self._forget(lost)
         return found
 
-    def _read(self, catalog: Catalog, wanted: Mapping[str, int]) -> tuple[dict[str, bytes], set[int]]:
+    def _read(
+        self, catalog: Catalog, wanted: Mapping[str, int]
+    ) -> tuple[dict[str, bytes], set[int]]:
         """Return the objects that are there, and the packs that are not."""
         of_pack: dict[int, list[str]] = defaultdict(list)
         for key in wanted:
@@ -105,7 +122,9 @@ class CloudBackend(Backend):
                 of_pack[catalog.objects[key].pack].append(key)
 
         def read_pack(pack: int) -> dict[str, bytes] | None:
-            return self._read_pack(pack, {key: (catalog.objects[key], wanted[key]) for key in of_pack[pack]})
+            return self._read_pack(
+                pack, {key: (catalog.objects[key], wanted[key]) for key in of_pack[pack]}
+            )
 
         found: dict[str, bytes] = {}
         lost: set[int] = set()
@@ -116,14 +135,18 @@ class CloudBackend(Backend):
                 found |= parts
         return found, lost
 
-    def _read_pack(self, pack: int, wanted: Mapping[str, tuple[PackSpan, int]]) -> dict[str, bytes] | None:
+    def _read_pack(
+        self, pack: int, wanted: Mapping[str, tuple[PackSpan, int]]
+    ) -> dict[str, bytes] | None:
         sizes = {
             key: place.size if place.size <= most else min(place.size, BEGINNING_BYTES)
             for key, (place, most) in wanted.items()
         }
         ranges = {key: (wanted[key][0].offset, size) for key, size in sizes.items() if size}
         try:
-            parts = self._bucket.read_ranges(pack_name(pack), list(ranges.values())) if ranges else []
+            parts = (
+                self._bucket.read_ranges(pack_name(pack), list(ranges.values())) if ranges else []
+            )
         except Absent:
             return None
         found = dict.fromkeys(wanted, b"") | dict(zip(ranges, parts, strict=True))
@@ -137,16 +160,24 @@ class CloudBackend(Backend):
 
         def change(catalog: Catalog) -> Catalog | None:
             kept = {key: place for key, place in catalog.objects.items() if place.pack not in lost}
-            return None if len(kept) == len(catalog.objects) else catalog.evolved(_now_ms(), objects=kept)
+            return (
+                None
+                if len(kept) == len(catalog.objects)
+                else catalog.evolved(_now_ms(), objects=kept)
+            )
 
         if self.writable:
-            with contextlib.suppress(BackendError):  # who may not write finds the objects absent all the same
+            with contextlib.suppress(
+                BackendError
+            ):  # who may not write finds the objects absent all the same
                 self._change(change)
 
     def put(self, items: Mapping[str, bytes]) -> frozenset[str]:
         for key in map(check_key, items):
             if len(items[key]) > OBJECT_LIMIT:
-                raise BackendFull(f"{key} has {len(items[key]):,} bytes, and an object at most {OBJECT_LIMIT:,}")
+                raise BackendFull(
+                    f"{key} has {len(items[key]):,} bytes, and an object at most {OBJECT_LIMIT:,}"
+                )
         if not items:
             return frozenset()
         self._check_writable()
@@ -156,13 +187,17 @@ class CloudBackend(Backend):
 
         def change(catalog: Catalog) -> Catalog | None:
             missing = [key for key in items if key not in catalog.objects]
-            self._write_packs({key: items[key] for key in missing if key not in places}, places, packs)
+            self._write_packs(
+                {key: items[key] for key in missing if key not in places}, places, packs
+            )
             created.clear()
             created.update(missing)
             now_ms = max(_now_ms(), catalog.time_ms)
             mine = {key: _used(places[key], now_ms) for key in missing}
             return (
-                catalog.evolved(now_ms, packs=catalog.packs | packs, objects=catalog.objects | mine) if mine else None
+                catalog.evolved(now_ms, packs=catalog.packs | packs, objects=catalog.objects | mine)
+                if mine
+                else None
             )
 
         self._change(change)
@@ -170,7 +205,9 @@ class CloudBackend(Backend):
         self._remove_packs(unused)
         return frozenset(created)
 
-    def _write_packs(self, items: Mapping[str, bytes], places: dict[str, PackSpan], packs: dict[int, int]) -> None:
+    def _write_packs(
+        self, items: Mapping[str, bytes], places: dict[str, PackSpan], packs: dict[int, int]
+    ) -> None:
         """Write objects as packs, and note where each lies."""
         left = dict(items)
         while left:
@@ -190,7 +227,9 @@ class CloudBackend(Backend):
         wanted = frozenset(map(check_key, keys))
         return wanted.intersection(self._latest().objects) if wanted else wanted
 
-    def delete(self, keys: Collection[str], unmodified_since_s: float | None = None) -> frozenset[str]:
+    def delete(
+        self, keys: Collection[str], unmodified_since_s: float | None = None
+    ) -> frozenset[str]:
         wanted = frozenset(map(check_key, keys))
         if not wanted:
             return wanted
@@ -201,7 +240,10 @@ class CloudBackend(Backend):
             gone.clear()
             for key in wanted & catalog.objects.keys():
                 place = catalog.objects[key]
-                if unmodified_since_s is None or self._last_use_ms(place) <= unmodified_since_s * 1000 + 0.001:
+                if (
+                    unmodified_since_s is None
+                    or self._last_use_ms(place) <= unmodified_since_s * 1000 + 0.001
+                ):
                     gone[key] = place
             kept = {key: place for key, place in catalog.objects.items() if key not in gone}
             return catalog.evolved(_now_ms(), objects=kept) if gone else None
@@ -221,7 +263,11 @@ class CloudBackend(Backend):
         for place in catalog.objects.values():
             live[place.pack] += place.size
         self._remove_packs([pack for pack in touched if pack not in catalog.packs])
-        sparse = {pack for pack in touched if pack in catalog.packs and live[pack] * 2 < catalog.packs[pack]}
+        sparse = {
+            pack
+            for pack in touched
+            if pack in catalog.packs and live[pack] * 2 < catalog.packs[pack]
+        }
         with contextlib.suppress(BackendError):  # what was asked for is done; the next one cleans
             if sparse:
                 self._rewrite(catalog, sparse)
@@ -232,7 +278,11 @@ class CloudBackend(Backend):
         values, _ = self._read(catalog, dict.fromkeys(old, OBJECT_LIMIT))
         places: dict[str, PackSpan] = {}
         packs: dict[int, int] = {}
-        self._write_packs({key: value for key, value in values.items() if not isinstance(value, Unread)}, places, packs)
+        self._write_packs(
+            {key: value for key, value in values.items() if not isinstance(value, Unread)},
+            places,
+            packs,
+        )
 
         def change(latest: Catalog) -> Catalog | None:
             moved = {
@@ -241,7 +291,11 @@ class CloudBackend(Backend):
                 if key in latest.objects and latest.objects[key].pack == old[key].pack
             }
             return (
-                latest.evolved(_now_ms(), packs=latest.packs | packs, objects=latest.objects | moved) if moved else None
+                latest.evolved(
+                    _now_ms(), packs=latest.packs | packs, objects=latest.objects | moved
+                )
+                if moved
+                else None
             )
 
         after = self._change(change)
@@ -251,7 +305,11 @@ class CloudBackend(Backend):
         """Remove packs that a writer left when it died."""
         packs = dict(self._bucket.names("packs"))
         latest_s = max(packs.values(), default=0.0)
-        old = {name for name, written_s in packs.items() if written_s < min(latest_s, time.time()) - ORPHAN_S}
+        old = {
+            name
+            for name, written_s in packs.items()
+            if written_s < min(latest_s, time.time()) - ORPHAN_S
+        }
         orphans = old - {pack_name(pack) for pack in self._latest().packs}
         if orphans:
             self._bucket.remove(sorted(orphans))
@@ -324,7 +382,9 @@ class CloudBackend(Backend):
 
     def _check_writable(self) -> None:
         if not self.writable:
-            raise BackendDenied(f"{self._bucket.shown}: a web server is only read; write by s3:, gs: or az:")
+            raise BackendDenied(
+                f"{self._bucket.shown}: a web server is only read; write by s3:, gs: or az:"
+            )
 
     def _latest(self) -> Catalog:
         """Return the catalog that is there now; it comes again only when it has changed."""
@@ -335,7 +395,9 @@ class CloudBackend(Backend):
             return catalog
         except Absent:
             if not self.writable:
-                raise BackendUnavailable(f"{self._bucket.shown}: holds no store: there is no file `catalog`") from None
+                raise BackendUnavailable(
+                    f"{self._bucket.shown}: holds no store: there is no file `catalog`"
+                ) from None
             self._known = (Catalog(), None)
             return self._known[0]
         catalog = decode_catalog(data, self._bucket.shown)
@@ -378,7 +440,9 @@ class CloudBackend(Backend):
                     self._known = (wanted, new)
                     return wanted
             fresh = False
-        raise BackendUnavailable(f"{self._bucket.shown}: others changed it {ATTEMPTS} times meanwhile; try again")
+        raise BackendUnavailable(
+            f"{self._bucket.shown}: others changed it {ATTEMPTS} times meanwhile; try again"
+        )
 
 
 def _in_threads(

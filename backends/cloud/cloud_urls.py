@@ -74,5 +74,7 @@ def _seconds(shown: str, name: str, text: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= MAX_SECONDS:
-        raise BadSettings(f"{shown}: {name}={text!r:.40}: expected seconds, from 0 to {MAX_SECONDS:.0f}")
+        raise BadSettings(
+            f"{shown}: {name}={text!r:.40}: expected seconds, from 0 to {MAX_SECONDS:.0f}"
+        )
     return seconds

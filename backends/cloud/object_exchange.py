@@ -28,6 +28,7 @@ from bundler.backends.backend_errors import (
     BadSettings,
 )
 from bundler.backends.cloud.cloud_urls import READ_ONLY_SCHEMES, CloudSettings
+from bundler.backends.cloud.store_hosts import NOWHERE, gate
 
 RETRIES = 2
 # A pack is read whole from a server without ranges, up to so many bytes.
@@ -73,6 +74,10 @@ _FIXES: dict[type[BackendError], str] = {
 }
 # What obstore's text holds, also in the part that is not shown, and what is to be done about it.
 _HINTS = (
+    (
+        f"{NOWHERE.removeprefix('http://')},",
+        "the store redirects to another host, which is not followed, since requests hold credentials; name its endpoint and region in the environment",
+    ),
     ("RequestTimeTooSkewed", "set the clock of this machine"),
     ("ExpiredToken", "get new credentials, as the session token has expired"),
     ("without LOCATION", "set AWS_REGION to the region of the bucket"),
@@ -117,17 +122,23 @@ class Bucket:
     def __init__(self, store: Any, shown: str) -> None:
         self._store, self.shown, self._pid = store, shown, os.getpid()
 
-    def read(self, name: str, most_bytes: int, known: Revision | None = None) -> tuple[bytes, Revision]:
+    def read(
+        self, name: str, most_bytes: int, known: Revision | None = None
+    ) -> tuple[bytes, Revision]:
         """Return a file and its revision; raises `Absent`, or `Unchanged` where that is still the one given."""
         with self._meanings():
             options: Any = {"if_none_match": known.etag} if known and known.etag else {}
             found = obstore.get(self._store, name, options=options)
             size = found.meta["size"]
             if size > most_bytes:
-                raise BackendUnavailable(f"{self.shown}: {name} has {size:,} bytes, expected at most {most_bytes:,}")
+                raise BackendUnavailable(
+                    f"{self.shown}: {name} has {size:,} bytes, expected at most {most_bytes:,}"
+                )
             data = bytes(found.bytes())
         if len(data) != size:
-            raise BackendUnavailable(f"{self.shown}: of {name} {len(data):,} bytes came, expected {size:,}")
+            raise BackendUnavailable(
+                f"{self.shown}: of {name} {len(data):,} bytes came, expected {size:,}"
+            )
         return data, Revision(found.meta["e_tag"], found.meta["version"])
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -135,7 +146,12 @@ class Bucket:
         starts, lengths = [start for start, _ in ranges], [length for _, length in ranges]
         try:
             with self._meanings():
-                parts = [bytes(part) for part in obstore.get_ranges(self._store, name, starts=starts, lengths=lengths)]
+                parts = [
+                    bytes(part)
+                    for part in obstore.get_ranges(
+                        self._store, name, starts=starts, lengths=lengths
+                    )
+                ]
         except _NoRanges:
             whole, _ = self.read(name, WHOLE_BYTES)
             parts = [whole[start : start + length] for start, length in ranges]
@@ -152,7 +168,9 @@ class Bucket:
     def replace(self, name: str, data: bytes, known: Revision) -> Revision:
         """Store a file whose revision is the one given and return the new one; raises `Conflict` when it is another."""
         given = {"e_tag": known.etag, "version": known.version}
-        return self._put(name, data, {name: value for name, value in given.items() if value is not None})
+        return self._put(
+            name, data, {name: value for name, value in given.items() if value is not None}
+        )
 
     def _put(self, name: str, data: bytes, mode: Any) -> Revision:
         try:
@@ -211,7 +229,9 @@ class Bucket:
             # What obstore raises where it met an answer that it had held for impossible, such as a range that is too short.
             if type(error).__name__ != "PanicException":
                 raise
-            raise BackendUnavailable(f"{self.shown}: the server answered something other than what was asked") from None
+            raise BackendUnavailable(
+                f"{self.shown}: the server answered something other than what was asked"
+            ) from None
 
 
 class _NoRanges(BackendUnavailable):
@@ -222,15 +242,25 @@ def meaning_of(error: BaseException, shown: str) -> BackendError:
     """Return what an error of obstore means; of its text only what holds no secret is kept."""
     text = str(error).partition("Debug source:")[0]  # the rest lists settings and headers
     kind: type[BackendError] = BackendUnavailable
-    if isinstance(error, exceptions.NotSupportedError) or "range request not supported" in text.lower():
+    if (
+        isinstance(error, exceptions.NotSupportedError)
+        or "range request not supported" in text.lower()
+    ):
         kind = _NoRanges
-    elif isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)):
+    elif isinstance(
+        error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)
+    ):
         kind = BackendDenied
-    elif isinstance(error, exceptions.UnknownConfigurationKeyError) or any(word in text for word in _BAD):
+    elif isinstance(error, exceptions.UnknownConfigurationKeyError) or any(
+        word in text for word in _BAD
+    ):
         kind = BadSettings
     else:
         words = ((BackendFull, _FULL), (BackendDenied, _DENIED), (BackendTimeout, _SLOW))
-        kind = next((kind for kind, found in words if any(word in text for word in found)), BackendUnavailable)
+        kind = next(
+            (kind for kind, found in words if any(word in text for word in found)),
+            BackendUnavailable,
+        )
     fix = next((hint for words, hint in _HINTS if words in str(error)), _FIXES.get(kind))
     return kind(f"{shown}: {_public(text) or type(error).__name__}{f'; {fix}' if fix else ''}")
 
@@ -241,7 +271,9 @@ def _public(text: str) -> str:
     for name, value in os.environ.items():
         if len(value) >= _SECRET_CHARACTERS and _SECRET_NAMES.search(name):
             said = said.replace(value, "…")
-    said = re.sub(r"<(AWSAccessKeyId|StringToSign|CanonicalRequest|SignatureProvided)[^<]*>[^<]*", "", said)
+    said = re.sub(
+        r"<(AWSAccessKeyId|StringToSign|CanonicalRequest|SignatureProvided)[^<]*>[^<]*", "", said
+    )
     return " ".join(said.split())[:SHOWN_CHARACTERS].rstrip(". ")
 
 
@@ -249,8 +281,15 @@ def _client_settings(scheme: str) -> dict[str, Any]:
     """Return what the environment says of connections; obstore leaves that out where options are given in code."""
     if scheme in READ_ONLY_SCHEMES:
         return {"allow_http": True}
-    named = {option: os.environ.get(f"{_PREFIXES[scheme]}_{option.upper()}", "") for option in (*_SWITCHES, *_TEXTS)}
-    return {option: value.lower() in _YES if option in _SWITCHES else value for option, value in named.items() if value}
+    named = {
+        option: os.environ.get(f"{_PREFIXES[scheme]}_{option.upper()}", "")
+        for option in (*_SWITCHES, *_TEXTS)
+    }
+    return {
+        option: value.lower() in _YES if option in _SWITCHES else value
+        for option, value in named.items()
+        if value
+    }
 
 
 def connect(settings: CloudSettings, shown: str) -> Bucket:
@@ -260,7 +299,10 @@ def connect(settings: CloudSettings, shown: str) -> Bucket:
         BadSettings, BackendDenied: a setting in the environment cannot be used.
     """
     seconds = dt.timedelta(seconds=settings.timeout_s)
-    client: Any = {"timeout": f"{settings.timeout_s * WITH_BYTES:g}s", "connect_timeout": f"{settings.timeout_s:g}s"}
+    client: Any = {
+        "timeout": f"{settings.timeout_s * WITH_BYTES:g}s",
+        "connect_timeout": f"{settings.timeout_s:g}s",
+    }
     retry: Any = {
         "max_retries": RETRIES,
         "retry_timeout": seconds,
@@ -270,7 +312,7 @@ def connect(settings: CloudSettings, shown: str) -> Bucket:
             "base": 2,
         },
     }
-    client |= _client_settings(settings.location.partition(":")[0])
+    client |= gate(settings.location) | _client_settings(settings.location.partition(":")[0])
     try:
         return Bucket(from_url(settings.location, client_options=client, retry_config=retry), shown)
     except (exceptions.BaseError, OSError, ValueError, TypeError) as error:

@@ -28,8 +28,16 @@ _LEASE_BYTES = 256
 class CloudLease:
     """A lease of `CloudBackend`; a frozen holder that wakes after its expiry finds that it lost it."""
 
-    def __init__(self, bucket: Bucket, name: str, token: str, revision: Revision | None, expiry_s: float) -> None:
-        self._bucket, self._name, self._token, self._revision, self._expiry_s = bucket, name, token, revision, expiry_s
+    def __init__(
+        self, bucket: Bucket, name: str, token: str, revision: Revision | None, expiry_s: float
+    ) -> None:
+        self._bucket, self._name, self._token, self._revision, self._expiry_s = (
+            bucket,
+            name,
+            token,
+            revision,
+            expiry_s,
+        )
 
     def renew(self, ttl_s: float) -> bool:
         """Prolong the lease; False when it was lost."""

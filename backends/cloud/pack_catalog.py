@@ -64,7 +64,11 @@ class Catalog(msgspec.Struct, array_like=True, frozen=True):
         return Catalog(
             max(now_ms, self.time_ms),
             [*self.tokens[1 - TOKENS_KEPT :], secrets.token_bytes(8)],
-            {pack: size for pack, size in (self.packs if packs is None else packs).items() if pack in used},
+            {
+                pack: size
+                for pack, size in (self.packs if packs is None else packs).items()
+                if pack in used
+            },
             every,
             dict(self.refs if refs is None else refs),
         )
@@ -78,24 +82,37 @@ def encode_catalog(catalog: Catalog, shown: str) -> bytes:
     """Return the stored bytes of a catalog; raises `BackendFull` when there are too many."""
     payload = _ENCODER.encode(catalog)
     if len(payload) > CATALOG_BYTES:
-        raise BackendFull(f"{shown}: its catalog has {len(payload):,} bytes, expected at most {CATALOG_BYTES:,}; prune")
+        raise BackendFull(
+            f"{shown}: its catalog has {len(payload):,} bytes, expected at most {CATALOG_BYTES:,}; prune"
+        )
     return _MAGIC + hashlib.sha256(payload).digest() + payload
 
 
 def decode_catalog(data: bytes, shown: str) -> Catalog:
     """Return a catalog; raises `BackendUnavailable` for bytes that are none, or not whole."""
     start = len(_MAGIC) + _DIGEST_BYTES
-    if not data.startswith(_MAGIC) or hashlib.sha256(data[start:]).digest() != data[len(_MAGIC) : start]:
+    if (
+        not data.startswith(_MAGIC)
+        or hashlib.sha256(data[start:]).digest() != data[len(_MAGIC) : start]
+    ):
         raise BackendUnavailable(
             f"{shown}: its file `catalog` is no whole catalog of ours ({len(data):,} bytes); {_FIX}"
         )
     try:
         catalog = _DECODER.decode(memoryview(data)[start:])
     except msgspec.MsgspecError as error:
-        raise BackendUnavailable(f"{shown}: its catalog cannot be read ({error}); {_FIX}, or upgrade") from error
+        raise BackendUnavailable(
+            f"{shown}: its catalog cannot be read ({error}); {_FIX}, or upgrade"
+        ) from error
     for key, place in catalog.objects.items():
-        if not is_key(key) or not 0 <= place.offset <= place.offset + place.size <= catalog.packs.get(place.pack, -1):
-            raise BackendUnavailable(f"{shown}: its catalog places {key!r:.80} outside of every pack; {_FIX}")
+        if not is_key(
+            key
+        ) or not 0 <= place.offset <= place.offset + place.size <= catalog.packs.get(
+            place.pack, -1
+        ):
+            raise BackendUnavailable(
+                f"{shown}: its catalog places {key!r:.80} outside of every pack; {_FIX}"
+            )
     if not all(map(is_key, catalog.refs)):
         raise BackendUnavailable(f"{shown}: its catalog has a ref that is no key; {_FIX}")
     return catalog

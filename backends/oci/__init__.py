@@ -15,7 +15,14 @@ from __future__ import annotations
 from bundler.backends.oci.image_port import ImagePlace
 from bundler.backends.oci.registry_urls import SCHEMES, ImageUrl, parse_image_url, shown_image_url
 
-__all__ = ["SCHEMES", "ImagePlace", "ImageUrl", "open_image_place", "parse_image_url", "shown_image_url"]
+__all__ = [
+    "SCHEMES",
+    "ImagePlace",
+    "ImageUrl",
+    "open_image_place",
+    "parse_image_url",
+    "shown_image_url",
+]
 
 
 def open_image_place(url: ImageUrl, *, make: bool = False) -> ImagePlace:

@@ -51,7 +51,9 @@ class Credentials:
     @property
     def secrets(self) -> tuple[str, ...]:
         """What must not be printed."""
-        return tuple(filter(None, (self.password, self.identity_token, self.basic[6:] if self.user else "")))
+        return tuple(
+            filter(None, (self.password, self.identity_token, self.basic[6:] if self.user else ""))
+        )
 
 
 class _Auth(msgspec.Struct, rename={"identity_token": "identitytoken"}):
@@ -104,18 +106,24 @@ def _in_file(path: str, host: str, repository: str) -> Credentials | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise BadSettings(f"{path}: {error.strerror}; it should hold the credentials of {host}") from error
+        raise BadSettings(
+            f"{path}: {error.strerror}; it should hold the credentials of {host}"
+        ) from error
     try:
         if len(data) > MAX_FILE_BYTES:
             raise ValueError(f"more than {MAX_FILE_BYTES:,} bytes")
         content = msgspec.json.decode(data, type=_File) if data.strip() else _File()
     except (msgspec.DecodeError, ValueError):
         # Not `from error`: its text may quote what must not be printed.
-        raise BadSettings(f"{path}: is no file of credentials; run docker login {host} again") from None
+        raise BadSettings(
+            f"{path}: is no file of credentials; run docker login {host} again"
+        ) from None
     helper = content.helpers.get(host) or content.helper
     if helper:
         return _asked(helper, host)
-    entry = next((content.auths[name] for name in _names(host, repository) if name in content.auths), None)
+    entry = next(
+        (content.auths[name] for name in _names(host, repository) if name in content.auths), None
+    )
     return None if entry is None else _decoded(entry, path, host)
 
 
@@ -136,29 +144,44 @@ def _decoded(entry: _Auth, path: str, host: str) -> Credentials | None:
         try:
             user, _, password = base64.b64decode(entry.auth, validate=True).decode().partition(":")
         except (binascii.Error, UnicodeDecodeError):
-            raise BadSettings(f"{path}: the entry of {host} is damaged; run docker login {host} again") from None
+            raise BadSettings(
+                f"{path}: the entry of {host} is damaged; run docker login {host} again"
+            ) from None
     return Credentials(user, password) if user else None
 
 
 def _asked(helper: str, host: str) -> Credentials | None:
     if not _HELPER_NAME.fullmatch(helper):
-        raise BadSettings(f"{helper!r:.80}: is no name of a credential helper; correct credHelpers or credsStore")
+        raise BadSettings(
+            f"{helper!r:.80}: is no name of a credential helper; correct credHelpers or credsStore"
+        )
     program = f"docker-credential-{helper}"
     server = _DOCKER_KEY if host == _DOCKER_HOST else host
     try:
         done = subprocess.run(
-            [program, "get"], input=server, capture_output=True, text=True, timeout=HELPER_S, check=False
+            [program, "get"],
+            input=server,
+            capture_output=True,
+            text=True,
+            timeout=HELPER_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise BackendDenied(f"{program}: {type(error).__name__}; it should give the credentials of {host}") from None
+        raise BackendDenied(
+            f"{program}: {type(error).__name__}; it should give the credentials of {host}"
+        ) from None
     if done.returncode:
         if _UNKNOWN in done.stdout or _UNKNOWN in done.stderr:
             return None
-        raise BackendDenied(f"{program}: ended with status {done.returncode} for {host}; log in again")
+        raise BackendDenied(
+            f"{program}: ended with status {done.returncode} for {host}; log in again"
+        )
     try:
         answer = msgspec.json.decode(done.stdout.encode(), type=_HelperAnswer)
     except msgspec.DecodeError:
-        raise BackendDenied(f"{program}: answered something other than credentials for {host}") from None
+        raise BackendDenied(
+            f"{program}: answered something other than credentials for {host}"
+        ) from None
     if answer.username == _TOKEN_USER:
         return Credentials(identity_token=answer.secret)
     return Credentials(answer.username, answer.secret) if answer.username else None

@@ -101,7 +101,12 @@ class RegistryAnswer:
         self, exchange: HttpExchange, url: str, opened: http.client.HTTPConnection, response: http.client.HTTPResponse, watch: _Watch
     ) -> None:  # fmt: skip
         self.status, self.headers, self.url = response.status, response.headers, url
-        self._exchange, self._connection, self._response, self._watch = exchange, opened, response, watch
+        self._exchange, self._connection, self._response, self._watch = (
+            exchange,
+            opened,
+            response,
+            watch,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -114,6 +119,7 @@ class RegistryAnswer:
         with self._exchange.meanings(self._watch):
             while chunk := self._response.read(_READ_BYTES):
                 self._watch.got(len(chunk))
+                self._exchange.received_bytes += len(chunk)
                 yield chunk
             self._watch.check()
             if self._response.length:
@@ -129,7 +135,9 @@ class RegistryAnswer:
             size += len(chunk)
             if size > most_bytes:
                 self.close()
-                raise RefusedRequest(f"{self._exchange.name}: an answer of more than {most_bytes:,} bytes")
+                raise RefusedRequest(
+                    f"{self._exchange.name}: an answer of more than {most_bytes:,} bytes"
+                )
             parts.append(chunk)
         return b"".join(parts)
 
@@ -138,7 +146,11 @@ class RegistryAnswer:
         self._watch.end()
         if self._response.length == 0 and not self._watch.fired:
             self._response.read()  # takes nothing, and tells the connection that the answer is over
-        whole = self._response.isclosed() and not self._watch.fired and self._connection.sock is not None
+        whole = (
+            self._response.isclosed()
+            and not self._watch.fired
+            and self._connection.sock is not None
+        )
         if whole:
             self._exchange.keep(origin_of(self.url), self._connection)
         else:
@@ -153,15 +165,24 @@ class HttpExchange:
         name: what messages call the registry.
         timeout_s: for how long a server may be silent.
         ca_file: certificates to check servers' with; empty for the system's.
+
+    Attributes:
+        received_bytes: how many bytes of answers came so far.
     """
 
     def __init__(self, name: str, timeout_s: float, ca_file: str = "") -> None:
         self.name, self._timeout_s, self._ca_file = name, timeout_s, ca_file
         self._kept: dict[Origin, http.client.HTTPConnection] = {}
         self._context: ssl.SSLContext | None = None
+        self.received_bytes = 0
 
     def send(
-        self, method: str, url: str, headers: Mapping[str, str], until: float, body: BinaryIO | bytes | None = None
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        until: float,
+        body: BinaryIO | bytes | None = None,
     ) -> RegistryAnswer:
         """Send a request and return its answer.
 
@@ -213,7 +234,9 @@ class HttpExchange:
         host, port = (proxy.host, proxy.port) if proxy else (origin.host, origin.port)
         connection: http.client.HTTPConnection
         if origin.scheme == "https":
-            connection = http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=self._tls())
+            connection = http.client.HTTPSConnection(
+                host, port, timeout=self._timeout_s, context=self._tls()
+            )
             if proxy:
                 connection.set_tunnel(origin.host, origin.port, proxy.headers)
         else:
@@ -251,7 +274,9 @@ class HttpExchange:
                 ) from error
             if isinstance(error, AttributeError):
                 raise
-            raise BackendUnavailable(f"{self.name}: {_words(error)}; check the address, and that it is up") from error
+            raise BackendUnavailable(
+                f"{self.name}: {_words(error)}; check the address, and that it is up"
+            ) from error
 
     def keep(self, origin: Origin, connection: http.client.HTTPConnection) -> None:
         """Take back a connection on which nothing is under way."""

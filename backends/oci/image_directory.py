@@ -85,9 +85,13 @@ class ImageDirectory(ImagePlace):
         try:
             layout = self._decoded(self._small(LAYOUT_FILE, _SMALL_BYTES), _Layout, LAYOUT_FILE)
         except NotThere as error:
-            raise NotThere(f"{name}: is no directory of images: it has no file {LAYOUT_FILE}") from error
+            raise NotThere(
+                f"{name}: is no directory of images: it has no file {LAYOUT_FILE}"
+            ) from error
         if not layout.image_layout_version.startswith("1."):
-            raise BackendUnavailable(f"{name}: has the layout {layout.image_layout_version!r:.40}, expected 1.0.0")
+            raise BackendUnavailable(
+                f"{name}: has the layout {layout.image_layout_version!r:.40}, expected 1.0.0"
+            )
 
     def manifest(self, reference: str) -> ImageManifest:
         """Return a manifest by tag or digest; an image that has no name is meant where it is the only one."""
@@ -95,7 +99,9 @@ class ImageDirectory(ImagePlace):
         if ":" in reference:
             data = self._small(self._blob(reference), MANIFEST_BYTES)
             kind = next((one.media_type for one in listed if one.digest == reference), "")
-            found = ImageManifest(data, kind or self._decoded(data, _Listing, "manifest").media_type)
+            found = ImageManifest(
+                data, kind or self._decoded(data, _Listing, "manifest").media_type
+            )
         else:
             tagged = [one for one in listed if _tag(one) == reference]
             if not tagged and len(listed) == 1 and not _tag(listed[0]):
@@ -103,9 +109,13 @@ class ImageDirectory(ImagePlace):
             if not tagged:
                 raise NotThere(f"{self.name}: no image is called {reference}")
             reference = tagged[-1].digest
-            found = ImageManifest(self._small(self._blob(reference), MANIFEST_BYTES), tagged[-1].media_type)
+            found = ImageManifest(
+                self._small(self._blob(reference), MANIFEST_BYTES), tagged[-1].media_type
+            )
         if found.digest != reference:
-            raise WrongBytes(f"{self.name}: manifest {reference} has the digest {found.digest}; copy it again")
+            raise WrongBytes(
+                f"{self.name}: manifest {reference} has the digest {found.digest}; copy it again"
+            )
         return found
 
     def put_manifest(self, data: bytes, media_type: str, tag: str = "") -> bool:
@@ -113,13 +123,23 @@ class ImageDirectory(ImagePlace):
         digest = digest_of(data)
         self._replace(self._blob(digest), lambda out: out.write(data))
         about = self._decoded(data, _About, "manifest")
-        new = Descriptor(media_type, digest, len(data), about.artifact_type, {TAG_NAME: tag} if tag else {})
+        new = Descriptor(
+            media_type, digest, len(data), about.artifact_type, {TAG_NAME: tag} if tag else {}
+        )
         with self._locked():
             listing = self._listing()
             # What a tag named stays listed without a name, as in a registry; a manifest that has a name needs no other entry.
-            others = [_untagged(one) if tag and _tag(one) == tag else one for one in listing.manifests]
-            others = [one for one in others if one.digest != digest or (_tag(one) and _tag(one) != tag)]
-            listing.manifests = others if not tag and any(one.digest == digest for one in others) else [*others, new]
+            others = [
+                _untagged(one) if tag and _tag(one) == tag else one for one in listing.manifests
+            ]
+            others = [
+                one for one in others if one.digest != digest or (_tag(one) and _tag(one) != tag)
+            ]
+            listing.manifests = (
+                others
+                if not tag and any(one.digest == digest for one in others)
+                else [*others, new]
+            )
             self._replace(INDEX_FILE, lambda out: out.write(msgspec.json.encode(listing)))
         return True
 
@@ -160,7 +180,11 @@ class ImageDirectory(ImagePlace):
             except BackendError:
                 continue  # one that is damaged, or was removed, refers to nothing
             kind = about.artifact_type or (about.config.media_type if about.config else "")
-            if about.subject is not None and about.subject.digest == digest and kind == artifact_type:
+            if (
+                about.subject is not None
+                and about.subject.digest == digest
+                and kind == artifact_type
+            ):
                 found.append(Descriptor(one.media_type, one.digest, one.size, kind))
         return found
 
@@ -211,7 +235,11 @@ class ImageDirectory(ImagePlace):
         temporary = os.path.join(self._path, f".{temporary_name()}.tmp")
 
         def write_and_rename() -> None:
-            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            handle = os.open(
+                temporary,
+                os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+                0o666,
+            )
             with open(handle, "wb") as out:
                 write(out)
                 out.flush()

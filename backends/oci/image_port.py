@@ -96,7 +96,13 @@ class CheckedCopy:
     """
 
     def __init__(self, what: str, digest: str, size: int) -> None:
-        self._what, self._digest, self._size, self._got, self._hash = what, digest, size, 0, hashlib.sha256()
+        self._what, self._digest, self._size, self._got, self._hash = (
+            what,
+            digest,
+            size,
+            0,
+            hashlib.sha256(),
+        )
 
     def add(self, chunk: bytes) -> None:
         """Take the next bytes; raises `WrongBytes` as soon as there are more than there may be."""
@@ -115,4 +121,6 @@ class CheckedCopy:
             )
         found = f"sha256:{self._hash.hexdigest()}"
         if found != self._digest:
-            raise WrongBytes(f"{self._what}: digest {found}, expected {self._digest}; push it again")
+            raise WrongBytes(
+                f"{self._what}: digest {found}, expected {self._digest}; push it again"
+            )

@@ -54,7 +54,7 @@ from bundler.backends.oci.registry_urls import ImageUrl
 
 ATTEMPTS = 4
 FIRST_PAUSE_S = 0.2
-# An operation may take so many times the silence that is allowed.
+# All requests of one place together, such as those of a pull, may take so many times the silence that is allowed.
 TIMES_SILENCE = 3
 REDIRECTS = 5
 TAGS_A_PAGE = 1000
@@ -97,7 +97,7 @@ class _Problems(msgspec.Struct):
 
 
 class Registry(ImagePlace):
-    """A repository of a registry; for one thread.
+    """A repository of a registry; for one thread, and one operation: all of its requests share one allowance of time.
 
     Args:
         url: which.
@@ -107,13 +107,15 @@ class Registry(ImagePlace):
     """
 
     def __init__(self, url: ImageUrl) -> None:
-        self.name, self._timeout_s = url.shown, url.timeout_s
+        self.name, self._left_s = url.shown, TIMES_SILENCE * url.timeout_s
         self._root = f"{'http' if url.plain_http else 'https'}://{url.host}"
         self._base = f"{self._root}/v2/{url.repository}"
         self._origin = origin_of(self._root)
         self._exchange = HttpExchange(url.shown, url.timeout_s, url.ca_file)
         known = find_credentials(url.host, url.repository)
-        self._login = RegistryLogin(url.shown, url.host, self._exchange, known, secure=not url.plain_http)
+        self._login = RegistryLogin(
+            url.shown, url.host, self._exchange, known, secure=not url.plain_http
+        )
 
     def manifest(self, reference: str) -> ImageManifest:
         """Return a manifest by tag or digest."""
@@ -138,7 +140,9 @@ class Registry(ImagePlace):
 
         def write(until: float) -> bool:
             headers = {"Content-Type": media_type, "Content-Length": str(len(data))}
-            with self._ask("PUT", f"{self._base}/manifests/{tag or digest_of(data)}", until, headers, data) as answer:
+            with self._ask(
+                "PUT", f"{self._base}/manifests/{tag or digest_of(data)}", until, headers, data
+            ) as answer:
                 return bool(answer.headers.get("OCI-Subject"))
 
         return self._repeated(write, len(data))
@@ -168,7 +172,9 @@ class Registry(ImagePlace):
                 return False
             except NotThere:
                 pass
-            with self._ask("POST", f"{self._base}/blobs/uploads/", until, {"Content-Length": "0"}) as answer:
+            with self._ask(
+                "POST", f"{self._base}/blobs/uploads/", until, {"Content-Length": "0"}
+            ) as answer:
                 place = urljoin(answer.url, answer.headers.get("Location", ""))
                 answer.read(ERROR_BYTES)
             self._check_secure(place)
@@ -190,7 +196,11 @@ class Registry(ImagePlace):
                     data, kind = answer.read(MANIFEST_BYTES), answer.headers.get_content_type()
             except NotThere:
                 return None
-            found = self._decoded(data, _Index, "a list of referrers") if kind == INDEX_TYPE else _Index()
+            found = (
+                self._decoded(data, _Index, "a list of referrers")
+                if kind == INDEX_TYPE
+                else _Index()
+            )
             return [one for one in found.manifests if one.artifact_type == artifact_type]
 
         return self._repeated(read)
@@ -205,19 +215,25 @@ class Registry(ImagePlace):
             page, url = self._page(url)
             found += page
         if url is not None or len(found) > MOST_TAGS:
-            raise BackendUnavailable(f"{self.name}: has more than {MOST_TAGS:,} tags, which are not listed; name one")
+            raise BackendUnavailable(
+                f"{self.name}: has more than {MOST_TAGS:,} tags, which are not listed; name one"
+            )
         return sorted(found)
 
     def _page(self, url: str) -> tuple[list[str], str | None]:
         def read(until: float) -> tuple[list[str], str | None]:
             with self._ask("GET", url, until) as answer:
-                page = self._decoded(answer.read(MANIFEST_BYTES), _Tags, "a list of tags").tags or []
+                page = (
+                    self._decoded(answer.read(MANIFEST_BYTES), _Tags, "a list of tags").tags or []
+                )
                 following = _NEXT.search(answer.headers.get("Link", ""))
             if following is None:
                 return page, None
             place = urljoin(url, following[1])
             if origin_of(place) != self._origin:
-                raise RefusedRequest(f"{self.name}: its list of tags goes on at another host, {place!r:.100}")
+                raise RefusedRequest(
+                    f"{self.name}: its list of tags goes on at another host, {place!r:.100}"
+                )
             return page, place
 
         return self._repeated(read)
@@ -228,7 +244,16 @@ class Registry(ImagePlace):
 
     def _repeated(self, call: Callable[[float], T], sent_bytes: int = 0) -> T:
         """Return what a call returns, which is made again while it fails for a moment and there is time."""
-        until = time.monotonic() + TIMES_SILENCE * self._timeout_s + sent_bytes / SLOWEST_BYTES_A_S
+        started, received_bytes = time.monotonic(), self._exchange.received_bytes
+        try:
+            return self._attempted(call, started + self._left_s + sent_bytes / SLOWEST_BYTES_A_S)
+        finally:
+            # Neither what is done between requests nor the time of the bytes is taken from the allowance.
+            carried = sent_bytes + self._exchange.received_bytes - received_bytes
+            took_s = time.monotonic() - started - carried / SLOWEST_BYTES_A_S
+            self._left_s = max(self._left_s - max(took_s, 0.0), 0.0)
+
+    def _attempted(self, call: Callable[[float], T], until: float) -> T:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return call(until)
@@ -237,7 +262,11 @@ class Registry(ImagePlace):
             except BackendUnavailable as error:
                 after_s = error.after_s if isinstance(error, _Again) else None
                 # With jitter: a thousand processes that were refused together do not come again together.
-                pause_s = FIRST_PAUSE_S * 2**attempt * random.uniform(0.5, 1.0) if after_s is None else after_s  # noqa: S311
+                pause_s = (
+                    FIRST_PAUSE_S * 2**attempt * random.uniform(0.5, 1.0)  # noqa: S311
+                    if after_s is None
+                    else after_s
+                )
                 if attempt == ATTEMPTS or time.monotonic() + pause_s > until:
                     waits = f"; it says to come again in {after_s:,.0f} s" if after_s else ""
                     raise BackendUnavailable(f"{error}{waits}") from error
@@ -266,13 +295,20 @@ class Registry(ImagePlace):
         return answer
 
     def _logged_in(
-        self, method: str, url: str, until: float, headers: Mapping[str, str], body: BinaryIO | bytes | None
+        self,
+        method: str,
+        url: str,
+        until: float,
+        headers: Mapping[str, str],
+        body: BinaryIO | bytes | None,
     ) -> RegistryAnswer:
         ours = origin_of(url) == self._origin
 
         def send() -> RegistryAnswer:
             who = {"Authorization": self._login.header} if ours and self._login.header else {}
-            return self._exchange.send(method, url, {"User-Agent": "triton-bundler", **headers, **who}, until, body)
+            return self._exchange.send(
+                method, url, {"User-Agent": "triton-bundler", **headers, **who}, until, body
+            )
 
         answer = send()
         if answer.status == HTTPStatus.UNAUTHORIZED and ours:

@@ -14,7 +14,12 @@ import msgspec
 
 from bundler.backends.backend_errors import BackendDenied, BackendUnavailable
 from bundler.backends.oci.docker_credentials import Credentials
-from bundler.backends.oci.http_exchange import HttpExchange, InsecureAnswer, RegistryAnswer, origin_of
+from bundler.backends.oci.http_exchange import (
+    HttpExchange,
+    InsecureAnswer,
+    RegistryAnswer,
+    origin_of,
+)
 
 TOKEN_BYTES = 1 << 20
 _FIELD = re.compile(r'([a-zA-Z]+)="([^"]*)"')
@@ -39,7 +44,13 @@ class RegistryLogin:
     """
 
     def __init__(
-        self, name: str, host: str, exchange: HttpExchange, credentials: Credentials | None, *, secure: bool
+        self,
+        name: str,
+        host: str,
+        exchange: HttpExchange,
+        credentials: Credentials | None,
+        *,
+        secure: bool,
     ) -> None:
         self._name, self._host, self._exchange, self._credentials, self._secure = (
             name,
@@ -54,7 +65,10 @@ class RegistryLogin:
     def secrets(self) -> tuple[str, ...]:
         """What must not be printed."""
         token = self.header.partition(" ")[2]
-        return (*(self._credentials.secrets if self._credentials else ()), *([token] if token else []))
+        return (
+            *(self._credentials.secrets if self._credentials else ()),
+            *([token] if token else []),
+        )
 
     @property
     def how_to(self) -> str:
@@ -97,8 +111,12 @@ class RegistryLogin:
         if answer.status != _OK:
             answer.close()
             if answer.status == _TOO_MANY or answer.status >= _SERVERS:
-                raise BackendUnavailable(f"{self._name}: its server of tokens answered {answer.status}")
-            raise BackendDenied(f"{self._name}: its server of tokens answered {answer.status}; {self.how_to}")
+                raise BackendUnavailable(
+                    f"{self._name}: its server of tokens answered {answer.status}"
+                )
+            raise BackendDenied(
+                f"{self._name}: its server of tokens answered {answer.status}; {self.how_to}"
+            )
         try:
             found = msgspec.json.decode(answer.read(TOKEN_BYTES), type=_Token)
         except msgspec.DecodeError:
@@ -119,7 +137,10 @@ class RegistryLogin:
                 "client_id": "triton-bundler",
             }
             body = urlencode(form).encode()
-            headers = {"Content-Type": "application/x-www-form-urlencoded", "Content-Length": str(len(body))}
+            headers = {
+                "Content-Type": "application/x-www-form-urlencoded",
+                "Content-Length": str(len(body)),
+            }
             return self._exchange.send("POST", realm, headers, until, body)
         headers = {"Authorization": known.basic} if known is not None else {}
         mark = "&" if "?" in realm else "?"

@@ -24,10 +24,14 @@ SCHEMES = frozenset({"oci", DIRECTORY_SCHEME})
 DEFAULT_TAG = "latest"
 MAX_SECONDS = 3600.0
 MAX_REPOSITORY = 255
-_REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*")
+_REPOSITORY = re.compile(
+    r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*"
+)
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?")
+_HOST = re.compile(
+    r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?"
+)
 _YES_NO = {"1": True, "0": False}
 _EXPECTED = (
     "expected oci://registry/repository:tag, with @sha256:… for one manifest, and ?timeout_s=SECONDS, plain_http=1, ca_file=FILE; "
@@ -48,7 +52,7 @@ class ImageUrl:
         directory: the directory; empty for a registry.
         tag: what it is called there; empty where only the digest was given.
         digest: `sha256:` and 64 hexadecimal digits; empty where only a tag was given.
-        timeout_s: for how long the registry may be silent; an operation ends after three times that and the time of its bytes.
+        timeout_s: for how long the registry may be silent; a whole pull or push ends after three times that and the time of its bytes.
         plain_http: without TLS.
         ca_file: certificates that the registry's is checked with, beside none of the system's; empty for the system's.
     """
@@ -59,7 +63,7 @@ class ImageUrl:
     directory: str = ""
     tag: str = ""
     digest: str = ""
-    timeout_s: float = 30.0
+    timeout_s: float = 15.0
     plain_http: bool = False
     ca_file: str = ""
 
@@ -71,7 +75,11 @@ class ImageUrl:
     @property
     def full(self) -> str:
         """The place with tag and digest, for messages."""
-        return self.shown + (f":{self.tag}" if self.tag else "") + (f"@{self.digest}" if self.digest else "")
+        return (
+            self.shown
+            + (f":{self.tag}" if self.tag else "")
+            + (f"@{self.digest}" if self.digest else "")
+        )
 
 
 def parse_image_url(url: str) -> ImageUrl:
@@ -100,8 +108,12 @@ def parse_image_url(url: str) -> ImageUrl:
     if host in _DOCKER_HUB:
         host, path = _DOCKER_HOST, path if "/" in path else f"library/{path}"
     if not _REPOSITORY.fullmatch(path) or len(path) > MAX_REPOSITORY:
-        raise BadSettings(f"{shown}: {path!r:.80} is no repository: lower case letters, digits, '.', '_', '-' and '/'")
-    return ImageUrl(f"oci://{parts.netloc}/{path}", host, path, "", tag, digest, **_settings(parts.query, shown))
+        raise BadSettings(
+            f"{shown}: {path!r:.80} is no repository: lower case letters, digits, '.', '_', '-' and '/'"
+        )
+    return ImageUrl(
+        f"oci://{parts.netloc}/{path}", host, path, "", tag, digest, **_settings(parts.query, shown)
+    )
 
 
 def shown_image_url(url: str) -> str:
@@ -126,11 +138,15 @@ def _split(text: str, shown: str) -> tuple[str, str, str]:
     """Return what stands before the tag, the tag and the digest."""
     text, at, digest = text.partition("@")
     if at and not _DIGEST.fullmatch(digest):
-        raise BadSettings(f"{shown}: {digest!r:.90} is no digest; expected sha256: and 64 hexadecimal digits")
+        raise BadSettings(
+            f"{shown}: {digest!r:.90} is no digest; expected sha256: and 64 hexadecimal digits"
+        )
     folder, slash, last = text.rpartition("/")
     name, colon, tag = last.partition(":")
     if colon and not _TAG.fullmatch(tag):
-        raise BadSettings(f"{shown}: {tag!r:.140} is no tag: up to 128 letters, digits, '_', '.', '-'")
+        raise BadSettings(
+            f"{shown}: {tag!r:.140} is no tag: up to 128 letters, digits, '_', '.', '-'"
+        )
     return f"{folder}{slash}{name}", tag or ("" if digest else DEFAULT_TAG), digest
 
 

@@ -83,28 +83,42 @@ class PeerBackend(Backend):
                     if isinstance(value, bytes):
                         found[key] = value
                     elif value == object_frames.LARGER:
-                        found[key] = Unread(b"", f"{key} has more than {int(most):,} bytes", None, int(most))
+                        found[key] = Unread(
+                            b"", f"{key} has more than {int(most):,} bytes", None, int(most)
+                        )
                 if len(left) == len(asked):
-                    raise BackendUnavailable(f"{self._settings.shown}: promises objects and sends none")
+                    raise BackendUnavailable(
+                        f"{self._settings.shown}: promises objects and sends none"
+                    )
         return found
 
     def _ask_many(self, wanted: Mapping[str, int], until_s: float) -> list[tuple[str, bytes | int]]:
         # An answer is as large, or one object, whatever is asked for.
-        most = len(wanted) * object_frames.SIZE_BYTES + max(object_frames.ANSWER_BYTES, *wanted.values(), 0)
+        most = len(wanted) * object_frames.SIZE_BYTES + max(
+            object_frames.ANSWER_BYTES, *wanted.values(), 0
+        )
         question = object_frames.encode_question(wanted)
         status, body = self._connections.ask("POST", "/objects", question, int(most), until_s)
         try:
-            answer = list(object_frames.decode_answer(list(wanted), memoryview(body))) if status == 200 else None  # noqa: PLR2004
+            answer = (
+                list(object_frames.decode_answer(list(wanted), memoryview(body)))
+                if status == 200  # noqa: PLR2004
+                else None
+            )
         except ValueError as error:
             raise BackendUnavailable(f"{self._settings.shown}: its answer is {error}") from error
         if answer is None:
             raise BackendUnavailable(f"{self._settings.shown}: is no `triton-bundler serve`")
         for key, value in answer:
             if isinstance(value, bytes) and len(value) > wanted[key]:
-                raise BackendUnavailable(f"{self._settings.shown}: sends more of {key} than was asked for")
+                raise BackendUnavailable(
+                    f"{self._settings.shown}: sends more of {key} than was asked for"
+                )
         return answer
 
-    def _proved(self, wanted: Mapping[str, Provable], got: Mapping[str, bytes], until_s: float) -> dict[str, bytes]:
+    def _proved(
+        self, wanted: Mapping[str, Provable], got: Mapping[str, bytes], until_s: float
+    ) -> dict[str, bytes]:
         """Return what is proved; a peer that sent anything else is dropped, with all that it sent now."""
 
         def need(key: str, most: int) -> bytes | None:
@@ -143,8 +157,14 @@ class PeerBackend(Backend):
         found: set[str] = set()
         for batch in batches(wanted, object_frames.MOST_KEYS):
             question = object_frames.encode_question(dict.fromkeys(batch, 0))
-            _, body = self._connections.ask("POST", "/exists", question, len(batch), self._until_s(0))
-            found.update(key for key, there in zip(dict.fromkeys(batch), body, strict=False) if there == ord("1"))
+            _, body = self._connections.ask(
+                "POST", "/exists", question, len(batch), self._until_s(0)
+            )
+            found.update(
+                key
+                for key, there in zip(dict.fromkeys(batch), body, strict=False)
+                if there == ord("1")
+            )
         return frozenset(found)
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
@@ -154,14 +174,20 @@ class PeerBackend(Backend):
 
     def _listed(self, prefix: str) -> Sequence[Stat]:
         path = f"/keys?prefix={quote(prefix)}"
-        status, body = self._connections.ask("GET", path, None, _LIST_BYTES, self._until_s(_LIST_BYTES))
+        status, body = self._connections.ask(
+            "GET", path, None, _LIST_BYTES, self._until_s(_LIST_BYTES)
+        )
         try:
             if status != 200:  # noqa: PLR2004
                 raise ValueError("it is of another version")
             rows = [line.split(" ") for line in body.decode("ascii").splitlines()]
-            return [Stat(check_key(key), int(size), float(modified_s)) for key, size, modified_s in rows]
+            return [
+                Stat(check_key(key), int(size), float(modified_s)) for key, size, modified_s in rows
+            ]
         except ValueError as error:
-            raise BackendUnavailable(f"{self._settings.shown}: its list cannot be read ({error!s:.100})") from error
+            raise BackendUnavailable(
+                f"{self._settings.shown}: its list cannot be read ({error!s:.100})"
+            ) from error
 
     def read_ref(self, key: str) -> bytes | None:
         """Return a ref of a served store; of a peer none."""
@@ -183,7 +209,9 @@ class PeerBackend(Backend):
         """Refuse; see `Backend`."""
         raise self._denied()
 
-    def delete(self, keys: Collection[str], unmodified_since_s: float | None = None) -> frozenset[str]:
+    def delete(
+        self, keys: Collection[str], unmodified_since_s: float | None = None
+    ) -> frozenset[str]:
         """Refuse; see `Backend`."""
         raise self._denied()
 

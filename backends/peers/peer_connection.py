@@ -65,7 +65,9 @@ class PeerConnections:
         self.settings = settings
         self._idle: deque[tuple[int, _Connection]] = deque()
 
-    def ask(self, method: str, path: str, body: bytes | None, most_bytes: int, until_s: float) -> PeerAnswer:
+    def ask(
+        self, method: str, path: str, body: bytes | None, most_bytes: int, until_s: float
+    ) -> PeerAnswer:
         """Return the answer to one request; a server that is busy is asked again as long as there is time.
 
         Args:
@@ -101,20 +103,32 @@ class PeerConnections:
         try:
             kept = self._kept()
             if kept is not None:
-                with contextlib.suppress(ConnectionError):  # the server closes connections that were idle for long
+                with contextlib.suppress(
+                    ConnectionError
+                ):  # the server closes connections that were idle for long
                     return self._exchange(kept, method, path, body, most_bytes, until_s)
-            return self._exchange(_Connection(self.settings), method, path, body, most_bytes, until_s)
+            return self._exchange(
+                _Connection(self.settings), method, path, body, most_bytes, until_s
+            )
         except TimeoutError as error:
             raise BackendTimeout(f"{shown}: no answer in time") from error
         except (OSError, ValueError) as error:
-            raise BackendUnavailable(f"{shown}: {getattr(error, 'strerror', None) or error}") from error
+            raise BackendUnavailable(
+                f"{shown}: {getattr(error, 'strerror', None) or error}"
+            ) from error
         except http.client.HTTPException as error:
             raise BackendUnavailable(
                 f"{shown}: its answer is cut off, or no answer of `triton-bundler serve` ({type(error).__name__})"
             ) from error
 
     def _exchange(
-        self, connection: _Connection, method: str, path: str, body: bytes | None, most_bytes: int, until_s: float
+        self,
+        connection: _Connection,
+        method: str,
+        path: str,
+        body: bytes | None,
+        most_bytes: int,
+        until_s: float,
     ) -> tuple[int, bytes, float]:
         try:
             if connection.timed is None:
@@ -127,7 +141,9 @@ class PeerConnections:
                 if len(data) > most_bytes:
                     raise http.client.LineTooLong("answer")
                 if response.status in _EXPECTED and response.getheader(MARK) is None:
-                    raise BackendUnavailable(f"{self.settings.shown}: is no `triton-bundler serve`; correct the URL")
+                    raise BackendUnavailable(
+                        f"{self.settings.shown}: is no `triton-bundler serve`; correct the URL"
+                    )
                 if response.length:
                     raise http.client.IncompleteRead(data)
                 keep = not response.will_close

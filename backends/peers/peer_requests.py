@@ -67,7 +67,12 @@ class ObjectRequests(http.server.BaseHTTPRequestHandler):
     sys_version = ""
 
     def __init__(
-        self, connection: TimedSocket, objects: ServedObjects, tally: ServingTally, bounds: ServingBounds, leaving: Any
+        self,
+        connection: TimedSocket,
+        objects: ServedObjects,
+        tally: ServingTally,
+        bounds: ServingBounds,
+        leaving: Any,
     ) -> None:
         # Not the base class's, which wants a server of `socketserver`, and serves while it is made.
         self._timed, self._objects, self._tally, self._bounds = connection, objects, tally, bounds
@@ -115,7 +120,11 @@ class ObjectRequests(http.server.BaseHTTPRequestHandler):
         except BackendError as error:
             if not self._answered:
                 self.log_error("%s", error)
-                self._say(HTTPStatus.SERVICE_UNAVAILABLE, "none", "the source does not answer; try again\n")
+                self._say(
+                    HTTPStatus.SERVICE_UNAVAILABLE,
+                    "none",
+                    "the source does not answer; try again\n",
+                )
 
     def _get(self) -> None:
         if self.headers.get("Content-Length", "0") != "0" or self.headers.get("Transfer-Encoding"):
@@ -126,7 +135,9 @@ class ObjectRequests(http.server.BaseHTTPRequestHandler):
             status = HTTPStatus.SERVICE_UNAVAILABLE if leaving else HTTPStatus.OK
             self._say(status, "health", "leaving\n" if leaving else "ok\n")
         elif parts.path == "/metrics":
-            self._send(HTTPStatus.OK, "metrics", self._tally.text().encode(), {"Content-Type": _METRICS})
+            self._send(
+                HTTPStatus.OK, "metrics", self._tally.text().encode(), {"Content-Type": _METRICS}
+            )
         elif parts.path == "/keys":
             self._keys(parts.query)
         else:
@@ -157,7 +168,12 @@ class ObjectRequests(http.server.BaseHTTPRequestHandler):
         etag = f'"{hashlib.sha256(value).hexdigest()}"'
         # An object never changes under its key, and a tag does.
         age = "public, max-age=31536000, immutable" if route == "object" else "no-cache"
-        headers = {"ETag": etag, "Content-Type": _BYTES, "Accept-Ranges": "bytes", "Cache-Control": age}
+        headers = {
+            "ETag": etag,
+            "Content-Type": _BYTES,
+            "Accept-Ranges": "bytes",
+            "Cache-Control": age,
+        }
         if etag in {tag.strip() for tag in self.headers.get("If-None-Match", "").split(",")}:
             self._send(HTTPStatus.NOT_MODIFIED, route, b"", headers)
             return
@@ -166,7 +182,9 @@ class ObjectRequests(http.server.BaseHTTPRequestHandler):
     def _ranged(self, route: str, value: bytes, headers: dict[str, str], etag: str) -> None:
         asked = _RANGE.fullmatch(self.headers.get("Range", "").strip())
         if asked is None or not any(asked.groups()) or self.headers.get("If-Range", etag) != etag:
-            self._send(HTTPStatus.OK, route, value, headers)  # as the standard has it for a range that is none of ours
+            self._send(
+                HTTPStatus.OK, route, value, headers
+            )  # as the standard has it for a range that is none of ours
             return
         first, last = asked.groups()
         start = int(first) if first else max(0, len(value) - int(last))
@@ -192,12 +210,16 @@ class ObjectRequests(http.server.BaseHTTPRequestHandler):
             or int(length) > object_frames.QUESTION_BYTES
         ):
             self.close_connection = True
-            self._say(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, path[1:], "too large, or of unknown size\n")
+            self._say(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, path[1:], "too large, or of unknown size\n"
+            )
             return
         body = self.rfile.read(int(length))
         asked = object_frames.decode_question(body) if len(body) == int(length) else None
         if asked is None:
-            self._say(HTTPStatus.BAD_REQUEST, path[1:], "expected lines of a key and a number of bytes\n")
+            self._say(
+                HTTPStatus.BAD_REQUEST, path[1:], "expected lines of a key and a number of bytes\n"
+            )
         elif path == "/objects":
             self._many(asked)
         else:
@@ -211,7 +233,9 @@ class ObjectRequests(http.server.BaseHTTPRequestHandler):
         sent = size = 0
         for key, most in asked.items():
             value, why = found.get(key), object_frames.ABSENT
-            if key not in found or (value is not None and size and size + len(value) > object_frames.ANSWER_BYTES):
+            if key not in found or (
+                value is not None and size and size + len(value) > object_frames.ANSWER_BYTES
+            ):
                 value, why = None, object_frames.LATER
             elif value is not None and len(value) > most:
                 value, why = None, object_frames.LARGER
@@ -219,22 +243,38 @@ class ObjectRequests(http.server.BaseHTTPRequestHandler):
             if value is not None:
                 parts.append(value)
                 sent, size = sent + 1, size + len(value)
-        for result, number in (("sent", sent), ("absent", sum(value is None for value in found.values()))):
+        for result, number in (
+            ("sent", sent),
+            ("absent", sum(value is None for value in found.values())),
+        ):
             self._tally.add("objects_total", number, result=result)
         self._send(HTTPStatus.OK, "objects", b"".join(parts), {"Content-Type": _BYTES})
 
-    def _say(self, status: HTTPStatus, route: str, text: str = "", headers: dict[str, str] | None = None) -> None:
-        more = {"Retry-After": str(RETRY_AFTER_S)} if status == HTTPStatus.SERVICE_UNAVAILABLE else {}
+    def _say(
+        self, status: HTTPStatus, route: str, text: str = "", headers: dict[str, str] | None = None
+    ) -> None:
+        more = (
+            {"Retry-After": str(RETRY_AFTER_S)} if status == HTTPStatus.SERVICE_UNAVAILABLE else {}
+        )
         if not text:
             self.close_connection = True
         self._send(
-            status, route, (text or f"{status.phrase}\n").encode(), {"Content-Type": _TEXT, **more, **(headers or {})}
+            status,
+            route,
+            (text or f"{status.phrase}\n").encode(),
+            {"Content-Type": _TEXT, **more, **(headers or {})},
         )
 
-    def _send(self, status: HTTPStatus, route: str, body: bytes | memoryview, headers: dict[str, str]) -> None:
+    def _send(
+        self, status: HTTPStatus, route: str, body: bytes | memoryview, headers: dict[str, str]
+    ) -> None:
         self._answered = True
         self.close_connection = self.close_connection or self._leaving()
-        lines = [f"HTTP/1.1 {status.value} {status.phrase}", f"Date: {self.date_time_string()}", f"{MARK}: 1"]
+        lines = [
+            f"HTTP/1.1 {status.value} {status.phrase}",
+            f"Date: {self.date_time_string()}",
+            f"{MARK}: 1",
+        ]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         if status != HTTPStatus.NOT_MODIFIED:
             lines.append(f"Content-Length: {len(body)}")
@@ -255,7 +295,9 @@ class ObjectRequests(http.server.BaseHTTPRequestHandler):
 
     def send_response_only(self, code: int, message: str | None = None) -> None:
         """Say that a body may follow, which is all that the base class says by itself."""
-        self._timed.sendall(f"HTTP/1.1 {HTTPStatus(code).value} {HTTPStatus(code).phrase}\r\n".encode())
+        self._timed.sendall(
+            f"HTTP/1.1 {HTTPStatus(code).value} {HTTPStatus(code).phrase}\r\n".encode()
+        )
 
     def end_headers(self) -> None:
         """End what `send_response_only` began."""

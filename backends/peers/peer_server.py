@@ -46,7 +46,12 @@ class PeerServer:
     """
 
     def __init__(
-        self, objects: ServedObjects, host: str, port: int, tally: ServingTally, bounds: ServingBounds
+        self,
+        objects: ServedObjects,
+        host: str,
+        port: int,
+        tally: ServingTally,
+        bounds: ServingBounds,
     ) -> None:
         self._objects, self._tally, self._bounds = objects, tally, bounds
         self._socket = _listening(host, port)
@@ -95,7 +100,9 @@ class PeerServer:
             except OSError as error:
                 if self._leaving:
                     return
-                _log.warning("cannot accept a connection: %s", error)  # no descriptor is left, for instance
+                _log.warning(
+                    "cannot accept a connection: %s", error
+                )  # no descriptor is left, for instance
                 time.sleep(_LOOK_S)
                 continue
             self._begin(accepted)
@@ -104,7 +111,9 @@ class PeerServer:
         connection = TimedSocket(accepted, self._bounds.idle_s)
         with contextlib.suppress(OSError):
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        requests = ObjectRequests(connection, self._objects, self._tally, self._bounds, lambda: self._leaving)
+        requests = ObjectRequests(
+            connection, self._objects, self._tally, self._bounds, lambda: self._leaving
+        )
         with self._lock:
             full = len(self._open) >= self._bounds.connections
             if not full:
@@ -112,7 +121,10 @@ class PeerServer:
         if not full:
             try:
                 threading.Thread(
-                    target=self._serve, args=(connection, requests), name="bundler-peer", daemon=True
+                    target=self._serve,
+                    args=(connection, requests),
+                    name="bundler-peer",
+                    daemon=True,
                 ).start()
                 self._tally.add("connections_total", result="accepted")
                 self._tally.add("connections", 1)

@@ -61,19 +61,25 @@ def parse_peer(url: str) -> PeerSettings:
     if parts.scheme not in {"http", "https"} or not parts.hostname or not url.isprintable():
         raise BadSettings(f"{shown!r:.200} is no peer; {_EXPECTED}")
     if "@" in parts.netloc:
-        raise BadSettings(f"{shown}: holds user or password, which a peer is never given; {_EXPECTED}")
+        raise BadSettings(
+            f"{shown}: holds user or password, which a peer is never given; {_EXPECTED}"
+        )
     settings = dict(parse_qsl(parts.query, keep_blank_values=True))
     timeout_s = _seconds(shown, settings.pop("timeout_s", None))
     if settings or parts.fragment or parts.path not in {"", "/"}:
         raise BadSettings(f"{shown}: {_EXPECTED}, and nothing else")
     secure = parts.scheme == "https"
-    return PeerSettings(shown.rstrip("/"), secure, parts.hostname, port or (443 if secure else 80), timeout_s)
+    return PeerSettings(
+        shown.rstrip("/"), secure, parts.hostname, port or (443 if secure else 80), timeout_s
+    )
 
 
 def parse_served(url: str) -> PeerSettings:
     """Return how to reach a server whose URL is that of a store, `tb+http://host:port`; raises as `parse_peer`."""
     found = parse_peer(url.removeprefix(_PREFIX))
-    return PeerSettings(_PREFIX + found.shown, found.secure, found.host, found.port, found.timeout_s)
+    return PeerSettings(
+        _PREFIX + found.shown, found.secure, found.host, found.port, found.timeout_s
+    )
 
 
 def _shown(parts: SplitResult) -> str:

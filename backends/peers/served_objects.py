@@ -72,7 +72,13 @@ class ServedObjects:
     """
 
     def __init__(
-        self, source: Backend, keys: ServedKeys, tally: ServingTally, *, reads: int, memory_bytes: int
+        self,
+        source: Backend,
+        keys: ServedKeys,
+        tally: ServingTally,
+        *,
+        reads: int,
+        memory_bytes: int,
     ) -> None:
         self.keys, self._source, self._tally = keys, source, tally
         self._turns = threading.BoundedSemaphore(reads)
@@ -81,7 +87,9 @@ class ServedObjects:
         self._kept: OrderedDict[str, bytes] = OrderedDict()
         self._most_bytes, self._kept_bytes = memory_bytes, 0
 
-    def get(self, max_bytes: Mapping[str, int], until_s: float) -> Iterator[tuple[str, bytes | None]]:
+    def get(
+        self, max_bytes: Mapping[str, int], until_s: float
+    ) -> Iterator[tuple[str, bytes | None]]:
         """Yield objects with their keys, None for what is not there, as many as an answer holds; what is left out is for the next answer.
 
         Raises:
@@ -111,7 +119,11 @@ class ServedObjects:
             found = {key: self._kept[key] for key in wanted if key in self._kept}
             for key in found:
                 self._kept.move_to_end(key)
-            waits = {key: self._under_way[key] for key in wanted if key in self._under_way and key not in found}
+            waits = {
+                key: self._under_way[key]
+                for key in wanted
+                if key in self._under_way and key not in found
+            }
             reading = [key for key in wanted if key not in found and key not in waits]
             self._under_way |= dict.fromkeys(reading, mine)
         if reading:
@@ -185,7 +197,9 @@ class ServedObjects:
         if not self.keys.may_list(prefix):
             return []
         if prefix == refs or prefix.startswith(f"{refs}/"):
-            return [Stat(key, 0, 0.0) for key in self._source.list_refs(prefix) if self.keys.is_ref(key)]
+            return [
+                Stat(key, 0, 0.0) for key in self._source.list_refs(prefix) if self.keys.is_ref(key)
+            ]
         return [stat for stat in self._source.list(prefix) if self.keys.is_object(stat.key)]
 
     @contextlib.contextmanager

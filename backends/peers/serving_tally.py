@@ -45,7 +45,11 @@ class ServingTally:
         """Return a number, of all labels that agree with these."""
         with self._lock:
             values = dict(self._values)
-        return sum(value for (of, held), value in values.items() if of == name and labels.items() <= dict(held).items())
+        return sum(
+            value
+            for (of, held), value in values.items()
+            if of == name and labels.items() <= dict(held).items()
+        )
 
     def text(self) -> str:
         """Return all numbers in the text format of Prometheus."""

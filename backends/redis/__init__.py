@@ -39,5 +39,7 @@ if not TYPE_CHECKING:
         except ImportError as error:
             if (error.name or "").partition(".")[0] != "redis":
                 raise
-            raise MissingExtra(f"a Redis store needs redis-py; {install('redis')}", name="redis") from error
+            raise MissingExtra(
+                f"a Redis store needs redis-py; {install('redis')}", name="redis"
+            ) from error
         return RedisBackend

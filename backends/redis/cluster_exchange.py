@@ -9,6 +9,7 @@ Replicas are never asked: what was just written must be found.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ SLOTS = 16384
 # A key that moves on more often than this within one call is not found by following it.
 REDIRECTS = 5
 PAUSE_S = 0.02
+MOST_PORT = 65536
+_HOST = re.compile(r"[A-Za-z0-9_.:%-]{1,255}")
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,9 @@ class Cluster(Link):
         for node in (*self._seeds, *self._known.values()):
             node.close()
 
-    def _asked(self, wanted: list[tuple[_Destination, tuple[Any, ...]]], most_bytes: int) -> list[Any]:
+    def _asked(
+        self, wanted: list[tuple[_Destination, tuple[Any, ...]]], most_bytes: int
+    ) -> list[Any]:
         """Send each command to its node; returns the answers in order."""
         work: dict[Node, list[tuple[Any, ...]]] = {}
         places: list[tuple[Node, int]] = []
@@ -120,7 +125,9 @@ class Cluster(Link):
             if isinstance(answer, AskError):
                 # Follow the answer, not a newly learnt plan: the node that gives the plan may not know of the move yet.
                 moved = isinstance(answer, MovedError)
-                again[number] = _Destination(self._node((answer.host, answer.port)), asking=not moved)
+                again[number] = _Destination(
+                    self._node((answer.host, answer.port)), asking=not moved
+                )
                 self._plan = None if moved else self._plan
             elif isinstance(answer, TryAgainError | ClusterDownError):
                 self._plan, again[number] = None, None
@@ -132,7 +139,9 @@ class Cluster(Link):
         node = self._current().slots[key_slot(name.encode())]
         if node is None:
             self._plan = None
-            raise BackendUnavailable(f"{self.shown}: no master has the slot of {name}; the cluster is not complete")
+            raise BackendUnavailable(
+                f"{self.shown}: no master has the slot of {name}; the cluster is not complete"
+            )
         return node
 
     def _current(self) -> _Plan:
@@ -160,7 +169,9 @@ class Cluster(Link):
 
     def _followed(self, plan: _Plan) -> _Plan:
         # A failover leaves connections to a server that is a master no longer.
-        for address in {address for address, node in self._known.items() if node not in plan.masters}:
+        for address in {
+            address for address, node in self._known.items() if node not in plan.masters
+        }:
             self._known.pop(address).close()
         return plan
 
@@ -169,12 +180,20 @@ class Cluster(Link):
         masters: dict[tuple[str, int], Node] = {}
         for first, last, (host, port, *_), *_ in ranges:
             # A node that does not know its own name leaves it out: its address is the one that we asked.
-            address = (host.decode() if host else (asked.address or ("", 0))[0], int(port))
+            address = (
+                host.decode("utf-8", "replace") if host else (asked.address or ("", 0))[0],
+                int(port),
+            )
             masters[address] = self._node(address)
             slots[first : last + 1] = [masters[address]] * (last + 1 - first)
         if not masters:
-            raise BackendUnavailable(f"{self.shown}: no master has any slot; the cluster is not complete")
+            raise BackendUnavailable(
+                f"{self.shown}: no master has any slot; the cluster is not complete"
+            )
         return _Plan(tuple(masters.values()), tuple(slots))
 
     def _node(self, address: tuple[str, int]) -> Node:
+        host, port = address
+        if not 0 < port < MOST_PORT or not _HOST.fullmatch(host):
+            raise BackendUnavailable(f"{self.shown}: {host!r:.80}:{port} is no address of a node")
         return self._known.setdefault(address, Node(self.settings, address))

@@ -23,7 +23,13 @@ def packed(commands: Iterable[Sequence[Word]]) -> list[bytes]:
     for words in commands:
         small.append(b"*%d\r\n" % len(words))
         for word in words:
-            data = word if isinstance(word, bytes) else word.encode() if isinstance(word, str) else b"%d" % word
+            data = (
+                word
+                if isinstance(word, bytes)
+                else word.encode()
+                if isinstance(word, str)
+                else b"%d" % word
+            )
             if len(data) < _LARGE_BYTES:
                 small.append(b"$%d\r\n%b\r\n" % (len(data), data))
             else:

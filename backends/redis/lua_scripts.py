@@ -12,7 +12,14 @@ import hashlib
 from dataclasses import dataclass, field
 
 from bundler.backends.keys import KEY_CHARACTERS
-from bundler.backends.redis.value_parts import HEAD_BYTES, HEADER_BYTES, NONE_OF_OURS, REF_BYTES, SPLIT, WHOLE_BYTES
+from bundler.backends.redis.value_parts import (
+    HEAD_BYTES,
+    HEADER_BYTES,
+    NONE_OF_OURS,
+    REF_BYTES,
+    SPLIT,
+    WHOLE_BYTES,
+)
 
 SCRIPT_KEYS = 256
 # Longer than any name that this package makes, with the longest namespace.
@@ -28,7 +35,9 @@ class Script:
     sha: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sha", hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest())
+        object.__setattr__(
+            self, "sha", hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+        )
 
 
 # An object begins with how long it lives after its last use (value_parts.py); a damaged one gets the default lifetime.

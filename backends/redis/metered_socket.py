@@ -42,13 +42,6 @@ class Metered:
         """Do not wait longer than this for the next bytes; a parser that only looks whether there are any says 0."""
         self._pause_s = self._timeout_s if seconds is None else seconds
 
-    def recv_into(self, buffer: Any, *args: Any) -> int:
-        """Receive, as `socket.recv_into`."""
-        self._wait()
-        count: int = self._sock.recv_into(buffer, *args)
-        self._received(count)
-        return count
-
     def recv(self, *args: Any) -> bytes:
         """Receive, as `socket.recv`."""
         self._wait()
@@ -56,13 +49,21 @@ class Metered:
         self._received(len(data))
         return data
 
-    def _received(self, count: int) -> None:
-        self._until += count / BYTES_PER_S
-        self._left_bytes -= count
-        if self._left_bytes < 0:
+    def expect(self, count: int) -> None:
+        """Refuse an answer that is announced to be longer than what is left of the allowance."""
+        if count > self._left_bytes:
             raise OverlongReply(
                 "the server sends more than was asked for; somebody stored values that are none of ours"
             )
+
+    def spend(self, count: int) -> None:
+        """Take memory that is not bytes received, as elements of arrays are, from the allowance."""
+        self.expect(count)
+        self._left_bytes -= count
+
+    def _received(self, count: int) -> None:
+        self._until += count / BYTES_PER_S
+        self.spend(count)
 
     def sendall(self, data: Any) -> None:
         """Send, as `socket.sendall`."""
@@ -75,7 +76,9 @@ class Metered:
         if left_s <= 0:
             raise TimeoutError("the time for this exchange is over")
         # A parser restores the whole time limit when it has looked, and in a long answer more than that may be left.
-        self._sock.settimeout(left_s if self._pause_s >= self._timeout_s else min(left_s, self._pause_s))
+        self._sock.settimeout(
+            left_s if self._pause_s >= self._timeout_s else min(left_s, self._pause_s)
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)

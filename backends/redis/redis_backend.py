@@ -24,6 +24,7 @@ from bundler.backends.redis import lua_scripts as scripts
 from bundler.backends.redis import value_parts as values
 from bundler.backends.redis.cluster_exchange import Cluster
 from bundler.backends.redis.reply_errors import is_wrong_type
+from bundler.backends.redis.reply_shapes import LATEST_S
 from bundler.backends.redis.server_exchange import FRAMING_BYTES, Command, Link, opened
 from bundler.backends.redis.url_settings import RedisSettings, parse
 from bundler.backends.redis.value_parts import Head
@@ -77,7 +78,9 @@ class RedisBackend(Backend):
         large: list[Head] = []
         for batch in batches(_unique(max_bytes.keys()), values.BATCH_KEYS):
             # At least the beginning of each comes, which tells what a larger one is.
-            most = {key: min(max(max_bytes[key], BEGINNING_BYTES), values.WHOLE_BYTES) for key in batch}
+            most = {
+                key: min(max(max_bytes[key], BEGINNING_BYTES), values.WHOLE_BYTES) for key in batch
+            }
             for key, stored in self._stored("o", most).items():
                 value = values.payload(stored)
                 head = None if value is not stored else values.read_head(key, stored)
@@ -91,9 +94,16 @@ class RedisBackend(Backend):
                     found[key] = value
         wanted = [head for head in large if head.size_bytes <= max_bytes[head.key]]
         others = [head for head in large if head.size_bytes > max_bytes[head.key]]
-        return found | self._too_large(over, max_bytes) | self._joined(wanted) | self._beginnings(others, max_bytes)
+        return (
+            found
+            | self._too_large(over, max_bytes)
+            | self._joined(wanted)
+            | self._beginnings(others, max_bytes)
+        )
 
-    def _too_large(self, over: Mapping[str, bytes], max_bytes: Mapping[str, int]) -> dict[str, bytes]:
+    def _too_large(
+        self, over: Mapping[str, bytes], max_bytes: Mapping[str, int]
+    ) -> dict[str, bytes]:
         """Return what stands for values of which more came than they may have, by their beginnings; asks how large they are."""
         if not over:
             return {}
@@ -116,7 +126,10 @@ class RedisBackend(Backend):
         stored = self._stored("p", dict.fromkeys(first, BEGINNING_BYTES))
         return {
             head.key: Unread.too_large(
-                stored.get(name, b"")[values.HEADER_BYTES :], head.key, head.size_bytes, max_bytes[head.key]
+                stored.get(name, b"")[values.HEADER_BYTES :],
+                head.key,
+                head.size_bytes,
+                max_bytes[head.key],
             )
             for name, head in first.items()
         }
@@ -125,7 +138,9 @@ class RedisBackend(Backend):
         ready: dict[str, tuple[bytes, int]] = {}
         for key in map(check_key, items):
             if len(items[key]) > values.MAX_BYTES:
-                raise BackendFull(f"{key} has {len(items[key])} bytes, and a value at most {values.MAX_BYTES}")
+                raise BackendFull(
+                    f"{key} has {len(items[key])} bytes, and a value at most {values.MAX_BYTES}"
+                )
         for key, value in items.items():
             ready[key] = self._prepared(key, value)
         # NX lets the first writer win; where it refuses, the value that stands there is checked to be an object at all.
@@ -143,7 +158,9 @@ class RedisBackend(Backend):
     def exists(self, keys: Collection[str]) -> frozenset[str]:
         return self._whole(self._heads(scripts.HEADS, _unique(keys)))
 
-    def delete(self, keys: Collection[str], unmodified_since_s: float | None = None) -> frozenset[str]:
+    def delete(
+        self, keys: Collection[str], unmodified_since_s: float | None = None
+    ) -> frozenset[str]:
         # Times are whole milliseconds, and a float of seconds may fall just short of one.
         since_ms = "" if unmodified_since_s is None else int(unmodified_since_s * 1000 + 0.001)
         # The head is removed first: a reader in between finds no object, instead of one without parts.
@@ -167,16 +184,23 @@ class RedisBackend(Backend):
         for batch in batches(keys, TOUCHED_KEYS):
             groups = self._link.groups([self._name("o", key) for key in batch])
             for told in self._link.call(scripts.TOUCH, groups, self._ttl_ms()):
-                found |= {self._key(name.decode()): head for name, head in zip(told[::2], told[1::2], strict=True)}
+                found |= {
+                    self._key(name.decode()): head
+                    for name, head in zip(told[::2], told[1::2], strict=True)
+                }
         return found
 
-    def _touched(self, wanted: list[str], touch: Callable[[list[str]], dict[str, bytes]]) -> dict[str, bytes] | None:
+    def _touched(
+        self, wanted: list[str], touch: Callable[[list[str]], dict[str, bytes]]
+    ) -> dict[str, bytes] | None:
         """Touch objects, and the parts of those whose heads `touch` returns; returns these, None when we may not touch."""
         if not self._may_touch:
             return None
         try:
             heads = touch(wanted)
-            parts = [(self._part(name), head.ttl_ms) for head in _split(heads) for name, _ in head.parts]
+            parts = [
+                (self._part(name), head.ttl_ms) for head in _split(heads) for name, _ in head.parts
+            ]
             for batch in batches(parts, values.BATCH_KEYS):
                 self._link.exchange([(name, ("PEXPIRE", name, ttl_ms)) for name, ttl_ms in batch])
         except BackendDenied:
@@ -193,14 +217,23 @@ class RedisBackend(Backend):
                 for name, (head, stored_bytes, modified_ms) in zip(names, found, strict=True):
                     if head:  # else it was removed meanwhile
                         key = self._key(name)
-                        yield Stat(key, values.size_of(key, head, stored_bytes), modified_ms / 1000)
+                        # Anybody who may write may let a key expire in a million years.
+                        modified_s = min(modified_ms / 1000, LATEST_S)
+                        yield Stat(key, values.size_of(key, head, stored_bytes), modified_s)
 
     def read_ref(self, key: str) -> bytes | None:
         name = self._name("r", check_key(key))
-        touch: list[Command] = [(name, ("PEXPIRE", name, self._ttl_ms()))] if self._may_touch else []
-        read: list[Command] = [(name, ("GETRANGE", name, 0, values.REF_BYTES)), (name, ("EXISTS", name))]
+        touch: list[Command] = (
+            [(name, ("PEXPIRE", name, self._ttl_ms()))] if self._may_touch else []
+        )
+        read: list[Command] = [
+            (name, ("GETRANGE", name, 0, values.REF_BYTES)),
+            (name, ("EXISTS", name)),
+        ]
         value, there, *touched = self._link.replies([*read, *touch])
-        if value == b"" and there == 1:  # an empty value, or one that was set between the two commands
+        if (
+            value == b"" and there == 1
+        ):  # an empty value, or one that was set between the two commands
             (value,) = self._link.replies([(name, ("GET", name))])
         elif value == b"" and there == 0:
             value = None
@@ -237,10 +270,14 @@ class RedisBackend(Backend):
     def leases(self) -> Iterator[HeldLease]:
         for keys in self._scanned("l", ""):
             names = [self._name("l", key) for key in keys]
-            told = self._link.exchange_strings([(name, (word, name)) for word in ("GET", "PTTL") for name in names])
+            told = self._link.exchange_strings(
+                [(name, (word, name)) for word in ("GET", "PTTL") for name in names]
+            )
             for key, token, left_ms in zip(keys, told, told[len(keys) :], strict=False):
                 if token is not None and int(left_ms or 0) > 0:
-                    yield held_lease(bytes(token).decode("ascii", "replace"), int(left_ms or 0) / 1000, key)
+                    yield held_lease(
+                        bytes(token).decode("ascii", "replace"), int(left_ms or 0) / 1000, key
+                    )
 
     def close(self) -> None:
         """Close connections; a call after that makes one for itself."""
@@ -254,18 +291,26 @@ class RedisBackend(Backend):
         exchange of 300 values takes about 1 ms longer.
         """
         begin = self._name(kind, "")
-        sizes = [(f"{begin}{key}", most_bytes + values.HEADER_BYTES) for key, most_bytes in most.items()]
+        sizes = [
+            (f"{begin}{key}", most_bytes + values.HEADER_BYTES) for key, most_bytes in most.items()
+        ]
         answers = self._link.exchange_strings(
             [(name, ("GETRANGE", name, 0, size)) for name, size in sizes],
             sum([size for _, size in sizes]) + FRAMING_BYTES * len(sizes),
         )
         # Of what is not there the answer is empty, of what is no string None.
-        return {key: stored or b"" for key, stored in zip(most, answers, strict=True) if stored != b""}
+        return {
+            key: stored or b"" for key, stored in zip(most, answers, strict=True) if stored != b""
+        }
 
     def _lengths(self, names: Sequence[str]) -> dict[str, int]:
         """Return how many bytes each key of the server has; of one that holds no string nothing."""
         answers = self._link.exchange_strings([(name, ("STRLEN", name)) for name in names])
-        return {name: int(length) for name, length in zip(names, answers, strict=True) if length is not None}
+        return {
+            name: int(length)
+            for name, length in zip(names, answers, strict=True)
+            if length is not None
+        }
 
     def _joined(self, heads: Sequence[Head]) -> dict[str, bytes]:
         """Return large values; one whose parts are not all there, each of the right size, is not there."""
@@ -290,9 +335,13 @@ class RedisBackend(Backend):
         # Parts that another writer had stored already may be about to expire, or may not be parts at all.
         names = [self._part(name) for name in parts]
         prolong: list[Command] = [(name, ("PEXPIRE", name, ttl_ms)) for name in names]
-        lengths = self._link.exchange_strings([*prolong, *((name, ("STRLEN", name)) for name in names)])[len(names) :]
+        lengths = self._link.exchange_strings(
+            [*prolong, *((name, ("STRLEN", name)) for name in names)]
+        )[len(names) :]
         wrong = {
-            name: stored for (name, stored), length in zip(parts.items(), lengths, strict=True) if length != len(stored)
+            name: stored
+            for (name, stored), length in zip(parts.items(), lengths, strict=True)
+            if length != len(stored)
         }
         self._link.exchange([(name, ("UNLINK", name)) for name in map(self._part, wrong)])
         self._set("p", {name: (stored, ttl_ms) for name, stored in wrong.items()})
@@ -301,7 +350,9 @@ class RedisBackend(Backend):
     def _set(self, kind: str, items: Mapping[str, tuple[bytes, int]]) -> set[str]:
         """Create what is not there, each with its time to live; returns the keys that were created."""
         created: set[str] = set()
-        for batch in batches(items, values.BATCH_KEYS, values.BATCH_BYTES, lambda key: len(items[key][0])):
+        for batch in batches(
+            items, values.BATCH_KEYS, values.BATCH_BYTES, lambda key: len(items[key][0])
+        ):
             names = [self._name(kind, key) for key in batch]
             answers = self._link.exchange(
                 [
@@ -309,7 +360,9 @@ class RedisBackend(Backend):
                     for name, key in zip(names, batch, strict=True)
                 ]
             )
-            created |= {key for key, answer in zip(batch, answers, strict=True) if answer is not None}
+            created |= {
+                key for key, answer in zip(batch, answers, strict=True) if answer is not None
+            }
         return created
 
     def _drop(self, keys: Collection[str]) -> None:
@@ -319,14 +372,18 @@ class RedisBackend(Backend):
             # A head is all that is stored under its key, so its first bytes are the value.
             self._link.call(scripts.SWAP, [[self._name("o", key)]], 1, heads[key], 0, b"", 0)
 
-    def _heads(self, script: scripts.Script, keys: Collection[str], *arguments: Any) -> dict[str, bytes]:
+    def _heads(
+        self, script: scripts.Script, keys: Collection[str], *arguments: Any
+    ) -> dict[str, bytes]:
         """Run a script that returns the first bytes of objects; return those whose keys are there, whatever they hold."""
         found: dict[str, bytes] = {}
         for batch in batches(keys, values.BATCH_KEYS):
             groups = self._link.groups([self._name("o", key) for key in batch])
             answers = self._link.call(script, groups, self._ttl_ms(), *arguments)
             for names, answer in zip(groups, answers, strict=True):
-                found |= {self._key(name): head for name, head in zip(names, answer, strict=True) if head}
+                found |= {
+                    self._key(name): head for name, head in zip(names, answer, strict=True) if head
+                }
         return found
 
     def _whole(self, heads: Mapping[str, bytes]) -> frozenset[str]:
@@ -338,7 +395,11 @@ class RedisBackend(Backend):
 
     def _lacking(self, heads: Iterable[Head]) -> set[str]:
         """Return the names of parts that are not there, or not of the right size."""
-        sizes = {self._part(name): size + values.HEADER_BYTES for head in heads for name, size in head.parts}
+        sizes = {
+            self._part(name): size + values.HEADER_BYTES
+            for head in heads
+            for name, size in head.parts
+        }
         lacking: set[str] = set()
         for batch in batches(sizes, values.BATCH_KEYS):
             lengths = self._lengths(batch)
@@ -348,7 +409,9 @@ class RedisBackend(Backend):
     def _scanned(self, kind: str, prefix: str) -> Iterator[Sequence[str]]:
         seen: set[str] = set()
         for names in self._link.scan(self._name(kind, f"{prefix}*")):
-            keys = {key for key in map(self._key, names) if is_key(key) and in_prefix(key, prefix)} - seen
+            keys = {
+                key for key in map(self._key, names) if is_key(key) and in_prefix(key, prefix)
+            } - seen
             seen |= keys
             yield from batches(sorted(keys), values.BATCH_KEYS)
 

@@ -11,7 +11,13 @@ from collections.abc import Iterator
 
 from redis.exceptions import RedisClusterException, RedisError, ResponseError
 
-from bundler.backends.backend_errors import BackendDenied, BackendError, BackendFull, BackendTimeout, BackendUnavailable
+from bundler.backends.backend_errors import (
+    BackendDenied,
+    BackendError,
+    BackendFull,
+    BackendTimeout,
+    BackendUnavailable,
+)
 
 
 class OverlongReply(BackendUnavailable):
@@ -41,7 +47,14 @@ _MEANINGS: dict[str, type[BackendError]] = {
 # Inside a script an error loses its class; these are words of the server, the last two those of 6.2.
 _WORDS = {
     BackendFull: ("OOM command",),
-    BackendDenied: ("NOPERM", "NOAUTH", "WRONGPASS", "READONLY", "can't run this command", "can't access at least one"),
+    BackendDenied: (
+        "NOPERM",
+        "NOAUTH",
+        "WRONGPASS",
+        "READONLY",
+        "can't run this command",
+        "can't access at least one",
+    ),
 }
 _FIXES = {
     BackendFull: "raise maxmemory, set maxmemory-policy allkeys-lru, or prune",

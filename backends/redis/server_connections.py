@@ -11,19 +11,27 @@ import socket
 from typing import Any, TypeAlias
 
 from redis.backoff import NoBackoff
-from redis.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
+from redis.connection import (
+    AbstractConnection,
+    Connection,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
 from redis.exceptions import ResponseError
 from redis.retry import Retry
 
 from bundler.backends.redis.command_packing import Word
 from bundler.backends.redis.metered_socket import REPLY_BYTES, Metered
+from bundler.backends.redis.reply_parser import ReplyParser
 from bundler.backends.redis.url_settings import RedisSettings
 
 # A buffer of so much is filled with zeros for each connection.
 READ_BYTES = 64 * 1024
 # Told so, a release of redis-py that has this argument does not read its own version from disk, which takes 2 ms of a start.
 _UNNAMED: dict[str, Any] = (
-    {"driver_info": None} if "driver_info" in inspect.signature(AbstractConnection.__init__).parameters else {}
+    {"driver_info": None}
+    if "driver_info" in inspect.signature(AbstractConnection.__init__).parameters
+    else {}
 )
 
 #: A connection of one of the three classes below; `Any`, since redis-py annotates only some of their methods.
@@ -74,7 +82,11 @@ class _Limited(AbstractConnection):
 
     def is_known(self) -> bool:
         """Read the answers to `login`, if that was sent; False where one is an error, and what followed was of no use."""
-        errors = [answer for answer in [answer_of(self) for _ in self.login] if isinstance(answer, ResponseError)]
+        errors = [
+            answer
+            for answer in [answer_of(self) for _ in self.login]
+            if isinstance(answer, ResponseError)
+        ]
         self.login = []
         return not errors
 
@@ -124,6 +136,7 @@ def connection_arguments(settings: RedisSettings) -> dict[str, Any]:
         "password": settings.secret(),
         "db": settings.db,
         "protocol": 2,
+        "parser_class": ReplyParser,
         "socket_connect_timeout": settings.connect_timeout_s,
         "socket_timeout": settings.timeout_s,
         "socket_read_size": READ_BYTES,
@@ -145,7 +158,9 @@ def connection_arguments(settings: RedisSettings) -> dict[str, Any]:
     return arguments
 
 
-def opened_connection(settings: RedisSettings, address: tuple[str, int] | None, *, logs_in_later: bool) -> Connected:
+def opened_connection(
+    settings: RedisSettings, address: tuple[str, int] | None, *, logs_in_later: bool
+) -> Connected:
     """Return a connection that is not connected yet.
 
     Args:

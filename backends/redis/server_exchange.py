@@ -19,11 +19,18 @@ from typing import Any, TypeAlias
 
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+from bundler.backends.backend_errors import BackendUnavailable
 from bundler.backends.batches import batches
 from bundler.backends.redis.command_packing import Word, packed
 from bundler.backends.redis.lua_scripts import NAME_BYTES, SCAN_SHORT, SCRIPT_KEYS, Script
 from bundler.backends.redis.metered_socket import REPLY_BYTES
-from bundler.backends.redis.reply_errors import OverlongReply, errors_by_meaning, is_wrong_type, meaning
+from bundler.backends.redis.reply_errors import (
+    OverlongReply,
+    errors_by_meaning,
+    is_wrong_type,
+    meaning,
+)
+from bundler.backends.redis.reply_shapes import check_answer
 from bundler.backends.redis.server_connections import Connected, answer_of, opened_connection
 from bundler.backends.redis.url_settings import RedisSettings
 
@@ -33,6 +40,9 @@ FRAMING_BYTES = 64
 IDLE_S = 30.0
 KEPT_CONNECTIONS = 8
 SCAN_COUNT = 2000
+# A server of ten million keys lists them in some ten seconds; one whose listing takes longer never ends it.
+LISTING_S = 60.0
+LISTED_NAMES = 10_000_000
 _HARMLESS = {"EXISTS", "GETRANGE", "PEXPIRE", "STRLEN"}
 
 #: The key by which a command finds its server, and its words.
@@ -92,10 +102,12 @@ def _is_quiet(connection: Connected) -> bool:
         return False
 
 
-def run(work: Sequence[tuple[Node, Sequence[tuple[Word, ...]]]], most_bytes: int = REPLY_BYTES) -> list[list[Any]]:
+def run(
+    work: Sequence[tuple[Node, Sequence[tuple[Word, ...]]]], most_bytes: int = REPLY_BYTES
+) -> list[list[Any]]:
     """Send each node its commands, then read all answers; errors that a server answers are among them.
 
-    Raises `OverlongReply` as soon as a node has sent more than `most_bytes`.
+    Raises `OverlongReply` as soon as a node has sent more than `most_bytes`, and `WrongAnswer` for what is no answer to its command.
     After any other failure, or when we are interrupted, connections are dropped: an answer that comes late must never be
     taken for the answer to something else.
     """
@@ -105,7 +117,8 @@ def run(work: Sequence[tuple[Node, Sequence[tuple[Word, ...]]]], most_bytes: int
             taken.append(node.take(logs_in_later=_change_nothing(commands)))
             _send(taken[-1], [*taken[-1].login, *commands])
         answers = [
-            _answers(connection, commands, most_bytes) for connection, (_, commands) in zip(taken, work, strict=True)
+            _answers(connection, commands, most_bytes)
+            for connection, (_, commands) in zip(taken, work, strict=True)
         ]
     except BaseException:
         for connection in taken:
@@ -126,13 +139,18 @@ def _send(connection: Connected, commands: Sequence[tuple[Word, ...]]) -> None:
     connection.send_packed_command(packed(commands), check_health=False)
 
 
-def _answers(connection: Connected, commands: Sequence[tuple[Word, ...]], most_bytes: int) -> list[Any]:
+def _answers(
+    connection: Connected, commands: Sequence[tuple[Word, ...]], most_bytes: int
+) -> list[Any]:
     connection.begin(most_bytes)
     if not connection.is_known():
         connection.log_in()
         _send(connection, commands)
         connection.begin(most_bytes)
-    return [answer_of(connection) for _ in commands]
+    answers = [answer_of(connection) for _ in commands]
+    for words, answer in zip(commands, answers, strict=True):
+        check_answer(words, answer)
+    return answers
 
 
 def _is_unknown(answer: Any) -> bool:
@@ -171,7 +189,9 @@ class Link(ABC):
         """Send commands and return the answers; raises what the first error among them means."""
         return self.checked(self.replies(commands))
 
-    def exchange_strings(self, commands: Sequence[Command], most_bytes: int = REPLY_BYTES) -> list[Any]:
+    def exchange_strings(
+        self, commands: Sequence[Command], most_bytes: int = REPLY_BYTES
+    ) -> list[Any]:
         """Do the same; the answer to a command whose key holds a list, a hash or the like is None."""
         answers = self.replies(commands, most_bytes)
         if not any(isinstance(answer, Exception) for answer in answers):
@@ -185,14 +205,18 @@ class Link(ABC):
         if script.reads and any(_is_unknown(answer) for answer in answers):
             self._reading = ""
             answers = self._run(script, "EVALSHA", script.sha, calls)
-        unknown = [number for number, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+        unknown = [
+            number for number, answer in enumerate(answers) if isinstance(answer, NoScriptError)
+        ]
         # The server was restarted, or has never seen the script.
         again = self._run(script, "EVAL", script.source, [calls[number] for number in unknown])
         for number, answer in zip(unknown, again, strict=True):
             answers[number] = answer
         return self.checked(answers)
 
-    def _run(self, script: Script, command: str, what: str, calls: list[tuple[Any, ...]]) -> list[Any]:
+    def _run(
+        self, script: Script, command: str, what: str, calls: list[tuple[Any, ...]]
+    ) -> list[Any]:
         word = command + (self._reading if script.reads else "")
         return self.replies([(call[1], (word, what, *call)) for call in calls])
 
@@ -255,9 +279,16 @@ def time_of(node: Node, shown: str) -> float:
 
 
 def scan_node(node: Node, pattern: str, shown: str) -> Iterator[list[str]]:
-    """Yield the names of the keys of one server, in pages."""
+    """Yield the names of the keys of one server, in pages.
+
+    Raises `BackendUnavailable` for a listing without an end: a place that was given before, more names than `LISTED_NAMES`, or
+    more than `LISTING_S` seconds in the server.
+    """
     cursor: Any = b"0"
+    seen: set[bytes] = set()
+    asked_s, count = 0.0, 0
     while True:
+        started = time.monotonic()
         try:
             cursor, names = ask(node, shown, "SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)
         except OverlongReply:
@@ -266,6 +297,13 @@ def scan_node(node: Node, pattern: str, shown: str) -> Iterator[list[str]]:
         yield [name.decode("ascii", "replace") for name in names]
         if cursor == b"0":
             return
+        asked_s += time.monotonic() - started
+        count += len(names)
+        if cursor in seen or asked_s > LISTING_S or count > LISTED_NAMES:
+            raise BackendUnavailable(
+                f"{shown}: its listing has no end: {len(seen) + 1} pages with {count} names in {asked_s:.1f} s"
+            )
+        seen.add(cursor)
 
 
 def _scan_short(node: Node, pattern: str, shown: str, cursor: Any) -> Any:

@@ -100,7 +100,11 @@ def shown(url: str) -> str:
     authority, path, tail = _AUTHORITY.fullmatch(rest).groups()  # type: ignore[union-attr]  # it matches any text
     host = authority.rpartition("@")[2]
     # An @ further on may end a password that was not quoted.
-    if "@" in path + tail or (scheme.lower() == "unix") == bool(host) or not (_HOSTS.fullmatch(host) or not host):
+    if (
+        "@" in path + tail
+        or (scheme.lower() == "unix") == bool(host)
+        or not (_HOSTS.fullmatch(host) or not host)
+    ):
         return f"{scheme.lower()}://{HIDDEN}"
     return f"{scheme.lower()}://{host}{path}"
 
@@ -115,7 +119,9 @@ def parse(url: str, options: Mapping[str, Any]) -> RedisSettings:
     query = parse_qsl(parts.query, keep_blank_values=True)
     values: dict[str, Any] = {**_place(url, parts), **_who(parts.netloc)}
     values.update(_checked(url, dict(query)))
-    values.update(_checked(url, {name: value for name, value in options.items() if value is not None}))
+    values.update(
+        _checked(url, {name: value for name, value in options.items() if value is not None})
+    )
     if len({name for name, _ in query}) != len(query):
         raise BadSettings(f"{shown(url)}: a setting is given twice")
     settings = RedisSettings(**values)
@@ -142,7 +148,11 @@ def _split(url: str) -> SplitResult:
     except ValueError:
         parts = SplitResult("", "", "", "", "")
     # The parser drops line breaks.  Of what may be a piece of a password, later messages would show it.
-    if not shown(url).startswith(f"{parts.scheme}://") or parts.fragment or shown(url).endswith(HIDDEN):
+    if (
+        not shown(url).startswith(f"{parts.scheme}://")
+        or parts.fragment
+        or shown(url).endswith(HIDDEN)
+    ):
         raise BadSettings(
             f"not a Redis store: {shown(url)}; expected {EXPECTED}; / ? # @ in a password are written %2F %3F %23 %40"
         )
@@ -184,7 +194,9 @@ def _who(netloc: str) -> dict[str, str]:
 def _checked(url: str, given: Mapping[str, Any]) -> dict[str, Any]:
     unknown = sorted(given.keys() - _RULES.keys())
     if unknown:
-        raise BadSettings(f"{shown(url)}: no setting {unknown[0]!r:.40}; expected {', '.join(sorted(_RULES))}")
+        raise BadSettings(
+            f"{shown(url)}: no setting {unknown[0]!r:.40}; expected {', '.join(sorted(_RULES))}"
+        )
     found = {}
     for name, value in given.items():
         try:
@@ -197,7 +209,9 @@ def _checked(url: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def _agree(settings: RedisSettings) -> None:
     name = settings.shown
     if settings.cluster and settings.db:
-        raise BadSettings(f"{name}: a Redis Cluster has database 0 only; leave db out, and use namespace instead")
+        raise BadSettings(
+            f"{name}: a Redis Cluster has database 0 only; leave db out, and use namespace instead"
+        )
     if settings.password is not None and settings.password_file is not None:
         raise BadSettings(f"{name}: expected password or password_file, got both")
     if settings.user is not None and settings.password is None and settings.password_file is None:
@@ -238,7 +252,9 @@ def _namespace(value: Any) -> str:
 
 def _file(value: Any) -> str:
     if not isinstance(value, str | os.PathLike) or not os.path.isfile(value):
-        raise BadSettings(f"there is no file {os.fspath(value) if isinstance(value, os.PathLike) else value!r}")
+        raise BadSettings(
+            f"there is no file {os.fspath(value) if isinstance(value, os.PathLike) else value!r}"
+        )
     return os.fspath(value)
 
 
@@ -250,7 +266,9 @@ def _password_in(path: str) -> str:
         why = getattr(error, "strerror", None) or "it is not UTF-8"
         raise BadSettings(f"password_file {path} cannot be read: {why}") from None
     if not text or len(text) > _PASSWORD_FILE_BYTES:
-        raise BadSettings(f"password_file {path}: expected one line, at most {_PASSWORD_FILE_BYTES} characters")
+        raise BadSettings(
+            f"password_file {path}: expected one line, at most {_PASSWORD_FILE_BYTES} characters"
+        )
     return text
 
 

@@ -67,7 +67,9 @@ class LeaseContract(ContractHooks):
 
     def test_leases_have_keys_too(self, leasing: Backend) -> None:
         """A lease is called by a key."""
-        assert [key for key in INVALID_KEYS if not is_refused(partial(leasing.lease, key, 60))] == []
+        assert [
+            key for key in INVALID_KEYS if not is_refused(partial(leasing.lease, key, 60))
+        ] == []
 
     def test_leases_that_are_held_are_listed(self, leasing: Backend) -> None:
         """Where a store knows its leases, each is listed with its key, holder and time left as long as it is held."""

@@ -31,7 +31,9 @@ MIB = 1024 * 1024
 class ObjectContract(ContractHooks):
     """What a store does with objects."""
 
-    @pytest.mark.parametrize("data", [b"", b"\0", ALL_BYTES, ALL_BYTES * (3 * MIB // 256) + b"end"], ids=len)
+    @pytest.mark.parametrize(
+        "data", [b"", b"\0", ALL_BYTES, ALL_BYTES * (3 * MIB // 256) + b"end"], ids=len
+    )
     def test_what_is_put_is_stored_and_read_back(self, backend: Backend, data: bytes) -> None:
         """Bytes of any value and size come back as they were."""
         assert backend.put({"a/b": data}) == {"a/b"}
@@ -47,12 +49,18 @@ class ObjectContract(ContractHooks):
         assert [(stat.key, stat.size_bytes) for stat in backend.list()] == [("a/b", 6)]
 
     @pytest.mark.parametrize("size", [3000, 300_000])
-    def test_of_an_object_over_its_limit_the_beginning_comes(self, backend: Backend, size: int) -> None:
+    def test_of_an_object_over_its_limit_the_beginning_comes(
+        self, backend: Backend, size: int
+    ) -> None:
         """It comes as `Unread`, one of just that size comes whole, and both are there."""
         items = {"a": b"x" * size, "b": b"y" * (size + 1), "c": b""}
         backend.put(items)
         found = backend.get_within(dict.fromkeys(items, size))
-        assert {key: isinstance(value, Unread) for key, value in found.items()} == {"a": False, "b": True, "c": False}
+        assert {key: isinstance(value, Unread) for key, value in found.items()} == {
+            "a": False,
+            "b": True,
+            "c": False,
+        }
         assert found == items | {"b": b"y" * BEGINNING_BYTES}
         assert backend.get_within(dict.fromkeys(items, size + 1)) == items
         assert backend.exists(items) == items.keys()
@@ -85,13 +93,22 @@ class ObjectContract(ContractHooks):
         assert backend.delete(everything, unmodified_since_s=before_s) == {"old"}
         assert backend.delete(everything, unmodified_since_s=before_s) == frozenset()
         assert backend.get(everything) == {"touched": b"2", "young": b"3"}
-        assert backend.delete(everything, unmodified_since_s=backend.now_s() + 3600) == {"touched", "young"}
+        assert backend.delete(everything, unmodified_since_s=backend.now_s() + 3600) == {
+            "touched",
+            "young",
+        }
 
     def test_empty_batches_do_nothing(self, backend: Backend) -> None:
         """Every batched call takes an empty batch."""
         backend.put({"a": b"1"})
         backend.touch([])
-        answers = [backend.get([]), backend.put({}), backend.exists([]), backend.delete([]), backend.delete([], 0.0)]
+        answers = [
+            backend.get([]),
+            backend.put({}),
+            backend.exists([]),
+            backend.delete([]),
+            backend.delete([], 0.0),
+        ]
         assert answers == [{}, frozenset(), frozenset(), frozenset(), frozenset()]
         assert backend.get(["a"]) == {"a": b"1"}
 
@@ -121,13 +138,24 @@ class ObjectContract(ContractHooks):
         """An object up to its size comes whole, of a larger one the beginning and why; one without limit is not touched by that."""
         data = ALL_BYTES * 40
         backend.put({"a": data, "b": data, "c": b"", "d": data})
-        found = backend.get_within({"a": len(data), "b": len(data) - 1, "c": 0, "d": 0, "absent": 5})
+        found = backend.get_within(
+            {"a": len(data), "b": len(data) - 1, "c": 0, "d": 0, "absent": 5}
+        )
         assert found.keys() == {"a", "b", "c", "d"}
-        assert (found["a"], found["c"], type(found["a"]), type(found["c"])) == (data, b"", bytes, bytes)
+        assert (found["a"], found["c"], type(found["a"]), type(found["c"])) == (
+            data,
+            b"",
+            bytes,
+            bytes,
+        )
         for key, most in (("b", len(data) - 1), ("d", 0)):
             value = found[key]
             assert isinstance(value, Unread)
-            assert (value[:], value.size_bytes, value.max_bytes) == (data[:BEGINNING_BYTES], len(data), most)
+            assert (value[:], value.size_bytes, value.max_bytes) == (
+                data[:BEGINNING_BYTES],
+                len(data),
+                most,
+            )
             assert f"{len(data):,} bytes, expected at most {most:,}" in value.why
         assert backend.get_within({}) == {}
         assert self.peek(backend, "b") == data
@@ -136,7 +164,9 @@ class ObjectContract(ContractHooks):
         """Values are bytes, sets are frozen, listings are statistics."""
         created = backend.put({"a": b"1"})
         assert type(backend.get(["a"])["a"]) is bytes
-        assert {type(found) for found in (created, backend.exists(["a"]), backend.delete([]))} == {frozenset}
+        assert {type(found) for found in (created, backend.exists(["a"]), backend.delete([]))} == {
+            frozenset
+        }
         assert {type(stat) for stat in backend.list()} == {Stat}
         assert type(backend.reads_are_cheap) is bool
 
@@ -149,19 +179,25 @@ class ObjectContract(ContractHooks):
         assert all(backend.swap_ref(key, None, b"ref of " + key.encode()) for key in VALID_KEYS)
         assert backend.get(VALID_KEYS) == items
         assert sorted(stat.key for stat in backend.list()) == sorted(VALID_KEYS)
-        assert {key: backend.read_ref(key) for key in VALID_KEYS} == {k: b"ref of " + k.encode() for k in VALID_KEYS}
+        assert {key: backend.read_ref(key) for key in VALID_KEYS} == {
+            k: b"ref of " + k.encode() for k in VALID_KEYS
+        }
         assert sorted(backend.list_refs()) == sorted(VALID_KEYS)
 
     @pytest.mark.parametrize("call", CALLS)
     def test_other_keys_are_refused(self, backend: Backend, call: str) -> None:
         """Each call raises `InvalidKey`, which is a ValueError, for what is not a key."""
-        assert [key for key in INVALID_KEYS if not is_refused(partial(CALLS[call], backend, key))] == []
+        assert [
+            key for key in INVALID_KEYS if not is_refused(partial(CALLS[call], backend, key))
+        ] == []
         assert issubclass(InvalidKey, ValueError)
 
     @pytest.mark.parametrize("call", LISTINGS)
     def test_other_prefixes_are_refused(self, backend: Backend, call: str) -> None:
         """A listing takes a key as prefix, or nothing."""
-        assert [key for key in INVALID_KEYS if not is_refused(partial(LISTINGS[call], backend, key))] == [""]
+        assert [
+            key for key in INVALID_KEYS if not is_refused(partial(LISTINGS[call], backend, key))
+        ] == [""]
 
     def test_a_batch_with_a_bad_key_changes_nothing(self, backend: Backend) -> None:
         """Keys are checked before anything is done."""
@@ -190,7 +226,9 @@ class ObjectContract(ContractHooks):
             ("absent", []),
         ],
     )
-    def test_prefixes_end_between_components(self, backend: Backend, prefix: str, found: list[str]) -> None:
+    def test_prefixes_end_between_components(
+        self, backend: Backend, prefix: str, found: list[str]
+    ) -> None:
         """A listing includes the key that is the prefix and what begins with it and a slash, nothing else."""
         keys = ["a", "a/b", "a/b/c", "a/bc", "ab", "b/a"]
         backend.put(dict.fromkeys(keys, b"x"))

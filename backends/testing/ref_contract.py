@@ -122,4 +122,6 @@ class RefContract(ContractHooks):
             before = backend.read_ref("t")
             values = [b"%d by %d" % (turn, number) for number in range(THREADS)]
             won = in_threads([partial(backend.swap_ref, "t", before, value) for value in values])
-            assert [value for value, mine in zip(values, won, strict=True) if mine] == [backend.read_ref("t")]
+            assert [value for value, mine in zip(values, won, strict=True) if mine] == [
+                backend.read_ref("t")
+            ]

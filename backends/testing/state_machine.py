@@ -47,7 +47,9 @@ def state_machine(open_backend: Callable[[], Backend]) -> type[RuleBasedStateMac
 
         @rule(keys=batches)
         def get(self, keys: list[str]) -> None:
-            assert self.backend.get(keys) == {key: self.objects[key] for key in keys if key in self.objects}
+            assert self.backend.get(keys) == {
+                key: self.objects[key] for key in keys if key in self.objects
+            }
 
         @rule(keys=batches)
         def exists(self, keys: list[str]) -> None:

@@ -44,5 +44,7 @@ def _run() -> None:
         complete_files(app)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a file's name may have characters that a terminal has not
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # a file's name may have characters that a terminal has not
     app(prog_name="triton-bundler")

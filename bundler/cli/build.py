@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,15 +16,31 @@ from typing import Any
 import click
 
 from bundler.cli import wording
+from bundler.cli.build_parts import (
+    UseCheck,
+    executor_maker,
+    narrowed,
+    parse_shard,
+    tell_missing,
+    watching,
+)
 from bundler.cli.command import FINE, PROBLEM, example, reports
 from bundler.cli.pack import check_output, contents, save, show_contents
-from bundler.cli.stores import TIERS_HELP, existing_store, from_environment, open_stores, stores_option
+from bundler.cli.stores import (
+    TIERS_HELP,
+    existing_store,
+    from_environment,
+    open_stores,
+    stores_option,
+)
 from bundler.cli.terminal import Bar, Screen
 from bundler.compile import build_file, bundle_build
 from bundler.compile.build_plan import Failure, Plan
 from bundler.compile.bundle_build import BuildResult
+from bundler.compile.compile_job import Job
 from bundler.compile.retargeted_kernels import Retarget
-from bundler.compile.service_progress import Progress
+from bundler.compile.shards import Shard
+from bundler.config import without_registered_bundles
 from bundler.errors import ConfigError, EmptyBundle, RecordingError
 from bundler.format.bundle import Bundle
 from bundler.format.entries import Target
@@ -36,7 +52,9 @@ from bundler.toolchain import identity
 _NAMED = 3
 
 
-def parse_targets(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> tuple[Target, ...]:
+def parse_targets(
+    _context: click.Context, _option: click.Parameter, texts: tuple[str, ...]
+) -> tuple[Target, ...]:
     """Read what `--target` was given, each once."""
     try:
         return tuple(dict.fromkeys(map(Target.parse, texts)))
@@ -50,6 +68,9 @@ def parse_targets(_context: click.Context, _option: click.Parameter, texts: tupl
         "build kernels.py --target cuda:90 --target hip:gfx942 -o fleet.tbundle",
         "build --spec build.toml -o fleet.tbundle --store file:///var/cache/kernels",
         "build --from recorded.tbundle kernels.py --target cuda:100 -o next.tbundle",
+        "build kernels.py --target cuda:90 -o fleet.tbundle --executor my_cluster:executor",
+        "build kernels.py --target cuda:90 --store s3://kernels/team --shard 3/64",
+        "build kernels.py --target cuda:90 --store s3://kernels/team --collect -o fleet.tbundle",
     ),
 )
 @click.argument("modules", nargs=-1, metavar="[MODULE]...")
@@ -65,79 +86,167 @@ def parse_targets(_context: click.Context, _option: click.Parameter, texts: tupl
     metavar="N",
     help="Compile in N processes, 1: in this one; without it, one a core.",
 )
+@click.option("--executor", "executor", metavar="MODULE:FUNCTION",
+              help="Compile on the workers of an engine: the function returns a concurrent.futures.Executor of Dask, MPI or Ray.")  # fmt: skip
+@click.option("--shard", "shard", metavar="I/N", callback=parse_shard,
+              help="Build part I of N, from 1, into the store; each machine finds the same parts.")  # fmt: skip
+@click.option("--times", "times", metavar="BUNDLE",
+              help="An earlier build, by whose compile times shards get equally much to do; the same for every shard.")  # fmt: skip
+@click.option("--collect", is_flag=True,
+              help="Make the bundle of what shards left in the store, say what is missing, and compile that.")  # fmt: skip
+@click.option("--complete", "complete", metavar="BUNDLE",
+              help="A recording of a warm-up: fail, and name each kernel that was used and is not built.")  # fmt: skip
+@click.option("--exact", is_flag=True, help="With --complete, fail as well where something was built and never used.")  # fmt: skip
 @click.option("--keep-going", is_flag=True,
               help="Write what can be built although some of it cannot; the exit status is 1 all the same.")  # fmt: skip
-@click.option("--check", is_flag=True, help="Compile nothing; exit status 1 when a kernel is not in the store.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Compile nothing; exit status 1 when a kernel is not in the store.",
+)
 @stores_option("Kernels in it are reused, new ones sent. " + TIERS_HELP, from_environment)
-@click.option("--tag", metavar="T", help="Also call the bundle T in the store; it is added to what T names.")
+@click.option(
+    "--tag", metavar="T", help="Also call the bundle T in the store; it is added to what T names."
+)
 @reports
 def build(screen: Screen, output: str | None, check: bool, jobs: int | None, urls: tuple[str, ...],
-          tag: str | None, keep_going: bool, **what: Any) -> int:  # fmt: skip
+          tag: str | None, keep_going: bool, executor: str | None, shard: Shard | None, times: str | None, collect: bool,
+          complete: str | None, exact: bool, **what: Any) -> int:  # fmt: skip
     """Compile kernels for targets that need not be here, and write one bundle of all.
 
     MODULE is a file or a dotted name of a Python module, which is imported: it says what to build with bundler.prebuild, or in a
     list called PREBUILD. The kernels have the keys that Triton's JIT asks for on such a machine, with this Python and this Triton.
     Where something cannot be built it is listed, no bundle is written, no tag is set, and the exit status is 1; with --keep-going the
     rest is written. Of builds that use one store at the same time, each kernel is compiled by one.
+
+    Many machines: --executor has an engine's workers compile; or each machine builds its --shard into a store, and one of them, or any
+    other, makes the bundle with --collect.
     """
     wanted = _Wanted(**what)
-    _check_usage(wanted, output, urls, tag, check=check, keep_going=keep_going)
+    _check_usage(
+        wanted, output, urls, tag, check=check, keep_going=keep_going, shard=shard is not None
+    )
+    _check_parts(
+        urls, tag, jobs, executor, shard, times, complete, check=check, collect=collect, exact=exact
+    )
     if identity.triton_dir() is None:
-        raise RecordingError(f"Triton is not installed, so nothing can be compiled: {install('triton')}")
+        raise RecordingError(
+            f"Triton is not installed, so nothing can be compiled: {install('triton')}"
+        )
     if output is not None:
         check_output(output)
-    with screen.progress("looking at what to build"), _printing_aside(screen):
-        plan = _planned(wanted)
-    if check:
-        with existing_store(*urls, read_only=True) as store:
-            return _check(screen, plan, store)
-    assert output is not None
-    return _make(screen, plan, _Goal(output, urls, tag, keep_going), jobs)
+    with without_registered_bundles():
+        with screen.progress("looking at what to build"), _printing_aside(screen):
+            plan = _planned(wanted)
+        if check:
+            with existing_store(*urls, read_only=True) as store:
+                return _check(screen, plan, store)
+        if shard is not None:
+            plan = narrowed(screen, plan, shard, times)
+        use = None if complete is None else UseCheck(complete, exact)
+        goal = _Goal(output, urls, tag, keep_going, shard, collect, use)
+        return _make(screen, plan, goal, _How(jobs, executor))
 
 
 @dataclass(frozen=True)
 class _Goal:
     """Where a build goes to, and whether a part of it is better than nothing."""
 
-    output: str
+    output: str | None
     urls: tuple[str, ...]
     tag: str | None
     keep_going: bool
+    shard: Shard | None = None
+    collect: bool = False
+    use: UseCheck | None = None
+
+    @property
+    def what(self) -> str:
+        """What is made, for messages."""
+        return self.output or f"shard {self.shard}"
 
     def allows(self, failures: Sequence[Failure], *, rest: bool) -> bool:
         """Whether there is something to write although these failed; `rest` says whether anything else there is."""
         return not failures or (self.keep_going and rest)
 
 
-def _make(screen: Screen, plan: Plan, goal: _Goal, jobs: int | None) -> int:
+@dataclass(frozen=True)
+class _How:
+    """Who compiles: so many processes here, or an engine."""
+
+    jobs: int | None
+    executor: str | None
+
+
+def _make(screen: Screen, plan: Plan, goal: _Goal, how: _How) -> int:
     """Compile and write; returns the exit status.  What cannot be planned is told before anything is compiled."""
     if not goal.allows(plan.failures, rest=bool(plan.jobs)):
         return _refuse(screen, BuildResult.nothing_of(plan), goal, rest=bool(plan.jobs))
+    more: dict[str, Any] = {"shard": None if goal.shard is None else str(goal.shard)}
     with ExitStack() as stack:
         store = stack.enter_context(open_stores(*goal.urls)) if goal.urls else None
+        if goal.collect and store is not None:
+            more["missing"] = _collected(screen, plan, store)
         with _printing_aside(screen):
-            built = _build(screen, plan, jobs, store)
-        if not goal.allows(built.failures, rest=bool(built.bundle.kernels)):
-            return _refuse(screen, built, goal, rest=bool(built.bundle.kernels))
-        size = save(screen, built.bundle, goal.output)
-        pushed = store.push(built.bundle, goal.tag) if store is not None and goal.tag is not None else None
+            built = _build(screen, plan, how, store)
+        used, lacking = (None, None) if goal.use is None else goal.use.of(screen, built.bundle)
+        if used is not None:
+            more["complete"] = used
+        rest = bool(built.bundle.kernels)
+        fine = goal.allows(built.failures, rest=rest) and (lacking is None or goal.keep_going)
+        if not fine:
+            return _refuse(screen, built, goal, rest=rest, lacking=lacking, more=more)
+        size = 0 if goal.output is None else save(screen, built.bundle, goal.output)
+        pushed = (
+            store.push(built.bundle, goal.tag)
+            if store is not None and goal.tag is not None
+            else None
+        )
     _show(screen, built)
-    screen.done(f"wrote {goal.output}: {wording.size(size)}, {built.bundle.digest}")
+    if goal.output is not None:
+        screen.done(f"wrote {goal.output}: {wording.size(size)}, {built.bundle.digest}")
+    elif store is not None:
+        screen.done(
+            f"{goal.what}: {wording.count(len(built.bundle.kernels), 'kernel')} in {store.name}"
+        )
     _show_failures(screen, built.failures)
     if built.failures:
-        screen.complain(f"{goal.output} lacks what could not be built: {_named(built.failures)}")
+        screen.complain(f"{goal.what} lacks what could not be built: {_named(built.failures)}")
+    if lacking is not None:
+        screen.complain(f"{goal.what} is not complete: {lacking}")
     if store is not None and built.unsent:
         screen.complain(
             f"{wording.count(len(built.unsent), 'kernel')} not sent to {store.name}; build again to send them"
         )
     screen.finish({
         **contents(built.bundle), "path": goal.output, "size_bytes": size, **_facts(built),
-        "pushed": None if pushed is None else asdict(pushed),
+        "pushed": None if pushed is None else asdict(pushed), **more,
     })  # fmt: skip
-    return PROBLEM if built.failures or built.unsent else FINE
+    return PROBLEM if built.failures or built.unsent or lacking is not None else FINE
 
 
-def _refuse(screen: Screen, built: BuildResult, goal: _Goal, *, rest: bool) -> int:
+def _collected(screen: Screen, plan: Plan, store: Store) -> list[dict[str, Any]]:
+    """Say what shards did not leave in the store; returns it for `--json`."""
+    missing = bundle_build.missing(plan, store.kernel_records())
+    tell_missing(screen, missing, store.name)
+    return _missing_rows(missing)
+
+
+def _missing_rows(missing: Sequence[Job]) -> list[dict[str, Any]]:
+    return [
+        {"key": job.key or None, "name": job.name, "target": str(job.target)} for job in missing
+    ]
+
+
+def _refuse(
+    screen: Screen,
+    built: BuildResult,
+    goal: _Goal,
+    *,
+    rest: bool,
+    lacking: str | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> int:
     """Say what could not be built, and that therefore nothing was written; returns the exit status."""
     _show_failures(screen, built.failures)
     sent = len(built.compiled) - len(built.unsent) if goal.urls else 0
@@ -147,9 +256,14 @@ def _refuse(screen: Screen, built: BuildResult, goal: _Goal, *, rest: bool) -> i
         )
     not_set = f" and tag {goal.tag} not set" if goal.tag is not None else ""
     way_out = "; --keep-going writes the rest" if rest else ""
-    screen.complain(f"{goal.output} was not written{not_set}: {_named(built.failures)} could not be built{way_out}")
+    reasons = [f"{_named(built.failures)} could not be built"] if built.failures else []
+    reasons += [lacking] if lacking is not None else []
+    outcome = "was not written" if goal.output is not None else "was not built"
+    screen.complain(f"{goal.what} {outcome}{not_set}: {'; '.join(reasons)}{way_out}")
     nothing = contents(BuildResult.nothing_of(Plan()).bundle) | {"digest": None}
-    screen.finish({**nothing, "path": None, "size_bytes": 0, **_facts(built), "pushed": None})
+    screen.finish(
+        {**nothing, "path": None, "size_bytes": 0, **_facts(built), "pushed": None, **(more or {})}
+    )
     return PROBLEM
 
 
@@ -174,7 +288,9 @@ def _planned(wanted: _Wanted) -> Plan:
         raise
     if not plan.jobs and not plan.failures:
         asked = ", ".join(map(str, wanted.targets)) or "the targets named"
-        raise EmptyBundle(f"nothing to build: no kernel is declared for {asked}, so nothing was written")
+        raise EmptyBundle(
+            f"nothing to build: no kernel is declared for {asked}, so nothing was written"
+        )
     return plan
 
 
@@ -205,7 +321,14 @@ class _Wanted:
 
 
 def _check_usage(
-    wanted: _Wanted, output: str | None, urls: Sequence[str], tag: str | None, *, check: bool, keep_going: bool
+    wanted: _Wanted,
+    output: str | None,
+    urls: Sequence[str],
+    tag: str | None,
+    *,
+    check: bool,
+    keep_going: bool,
+    shard: bool,
 ) -> None:
     if wanted.spec is not None and (wanted.recorded is not None or wanted.modules):
         raise click.UsageError("--spec names the modules; give neither --from nor MODULE with it")
@@ -217,38 +340,71 @@ def _check_usage(
         )
     if check and not urls:
         raise click.UsageError("--check looks into a store: give --store")
-    if not check and output is None:
+    if not check and output is None and not shard:
         raise click.UsageError("give -o FILE, the bundle to write")
     if check and keep_going:
-        raise click.UsageError("--keep-going is about what is written, and --check writes nothing: give one of them")
+        raise click.UsageError(
+            "--keep-going is about what is written, and --check writes nothing: give one of them"
+        )
     if tag is not None and (not urls or check):
         raise click.UsageError("--tag is for what is sent: give --store, and no --check")
 
 
+def _check_parts(
+    urls: Sequence[str],
+    tag: str | None,
+    jobs: int | None,
+    executor: str | None,
+    shard: Shard | None,
+    times: str | None,
+    complete: str | None,
+    *,
+    check: bool,
+    collect: bool,
+    exact: bool,
+) -> None:
+    """Refuse options of many machines that do not go together; raises `UsageError`."""
+    rules = (
+        (executor and jobs, "--jobs says how many processes compile here, and --executor has an engine's workers compile: give one"),
+        (shard and collect, "--shard builds a part, and --collect makes the bundle of all: give one of them"),
+        ((shard or collect) and not urls, "shards meet in a store: give --store"),
+        (shard and tag, "--tag is for the whole: give it with --collect"),
+        (shard and complete, "--complete is about the whole: give it with --collect"),
+        (times and not shard, "--times is for --shard"),
+        (exact and not complete, "--exact is for --complete"),
+        (check and (executor or shard or collect or complete), "--check compiles nothing and makes nothing: give it alone"),
+    )  # fmt: skip
+    for wrong, message in rules:
+        if wrong:
+            raise click.UsageError(message)
+
+
 def _check(screen: Screen, plan: Plan, store: Store) -> int:
     missing = bundle_build.missing(plan, store.kernel_records())
-    screen.reasons("missing", [(job.key or job.name, f"{job.name} for {job.target}") for job in missing])
+    screen.reasons(
+        "missing", [(job.key or job.name, f"{job.name} for {job.target}") for job in missing]
+    )
     _show_failures(screen, plan.failures)
     total = len(plan.jobs)
     screen.done(f"{total - len(missing):,} of {wording.count(total, 'kernel')} in {store.name}")
     screen.finish({
         "ok": not missing and not plan.failures, "store": store.name, "kernels": total,
-        "missing": [{"key": job.key or None, "name": job.name, "target": str(job.target)} for job in missing],
+        "missing": _missing_rows(missing),
         "failures": plan.failures, "notes": plan.notes,
     })  # fmt: skip
     return PROBLEM if missing or plan.failures else FINE
 
 
-def _build(screen: Screen, plan: Plan, jobs: int | None, store: Store | None) -> BuildResult:
-    with screen.progress("compiling", len(plan.jobs)) if plan.jobs else nullcontext(Bar(None)) as bar:
-
-        def watch(progress: Progress) -> None:
-            if progress.happened in {"compiled", "hit", "failed"}:
-                found = f", {progress.counters.hits:,} of the store" if progress.counters.hits else ""
-                left = "" if progress.left_s is None else f", about {wording.duration(progress.left_s)} left"
-                bar.advance(f"{progress.name}{found}{left}")
-
-        return bundle_build.build(plan, jobs, store, watch)
+def _build(screen: Screen, plan: Plan, how: _How, store: Store | None) -> BuildResult:
+    with ExitStack() as stack:
+        # Before the bar, which an engine that prints as it starts would tear.
+        executor = None if how.executor is None else executor_maker(how.executor, stack)
+        bar = (
+            stack.enter_context(screen.progress("compiling", len(plan.jobs)))
+            if plan.jobs
+            else Bar(None)
+        )
+        return bundle_build.build(plan, how.jobs, store, watching(bar), executor=executor)
 
 
 def _show(screen: Screen, built: BuildResult) -> None:
@@ -258,7 +414,9 @@ def _show(screen: Screen, built: BuildResult) -> None:
         ("reused", f"{wording.count(len(built.reused), 'kernel')} of the store" if built.reused else ""),
         ("static only", f"{wording.count(len(built.static_only), 'kernel')}, built from IR" if built.static_only else ""),
     ])  # fmt: skip
-    screen.reasons("to know", [(f"{name} for {target}", note) for name, target, note in built.notes])
+    screen.reasons(
+        "to know", [(f"{name} for {target}", note) for name, target, note in built.notes]
+    )
 
 
 def _show_failures(screen: Screen, failures: Sequence[Failure]) -> None:

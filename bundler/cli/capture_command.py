@@ -48,12 +48,16 @@ _SHOWN = 20
 _COUNTED = (("kernels", "kernel"), ("functions", "function"), ("launches", "launch"))
 
 
-def _properties(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str | int]:
+def _properties(
+    _context: click.Context, _option: click.Parameter, texts: tuple[str, ...]
+) -> dict[str, str | int]:
     found: dict[str, str | int] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
-            raise click.BadParameter(f"{text!r}: expected NAME=VALUE, such as multi_processor_count=114")
+            raise click.BadParameter(
+                f"{text!r}: expected NAME=VALUE, such as multi_processor_count=114"
+            )
         found[name] = int(value) if value.isdecimal() else value
     try:
         device_of(Target("cuda", "90"), found)
@@ -68,14 +72,19 @@ def _properties(_context: click.Context, _option: click.Parameter, texts: tuple[
     short_help="Compile what a program would launch, without a GPU.",
     epilog=example("capture -o warm.tbundle --target cuda:90 -- python warm_up.py --layers 2"),
 )
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- python SCRIPT...")
+@click.argument(
+    "command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- python SCRIPT..."
+)
 @output_option
 @click.option("--target", "targets", multiple=True, required=True, metavar="T", callback=parse_targets,
               help="Capture for T, such as cuda:90 or hip:gfx942; repeat for several.")  # fmt: skip
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", callback=_properties,
               help="What torch says of the GPU, where yours differs, such as multi_processor_count=114.")  # fmt: skip
 @click.option(
-    "--jobs", type=click.IntRange(1), metavar="N", help="Compile N kernels at a time; without it, one a core."
+    "--jobs",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Compile N kernels at a time; without it, one a core.",
 )
 @reports
 def capture(screen: Screen, command: tuple[str, ...], output: str, targets: tuple[Target, ...],
@@ -87,7 +96,9 @@ def capture(screen: Screen, command: tuple[str, ...], output: str, targets: tupl
     is listed. The bundle is written even when the program crashes, and the exit status is the program's; otherwise it is 1 if a kernel could
     not be compiled or nothing was captured. With --json, what the program prints goes to standard error.
     """
-    people = screen if screen.as_json else replace(screen, out=screen.err)  # standard output is the program's
+    people = (
+        screen if screen.as_json else replace(screen, out=screen.err)
+    )  # standard output is the program's
     program = _Program.of(command)
     check_output(output)
     with tempfile.TemporaryDirectory(prefix="triton-bundler-capture-") as folder:
@@ -135,22 +146,36 @@ class _Program:
         return _Program(python, tuple(options), kind, words[0], tuple(words[1:]))
 
     def capture(
-        self, screen: Screen, target: Target, properties: dict[str, str | int], jobs: int | None, folder: str
+        self,
+        screen: Screen,
+        target: Target,
+        properties: dict[str, str | int],
+        jobs: int | None,
+        folder: str,
     ) -> _Captured:
         """Run the program for a target; raises `RecordingError` when it left nothing."""
         own = os.path.join(folder, str(target).replace(":", "-"))
         os.mkdir(own)
-        order = Order(self.kind, self.name, str(target), own, properties, jobs, screen.quiet or screen.as_json)
+        order = Order(
+            self.kind, self.name, str(target), own, properties, jobs, screen.quiet or screen.as_json
+        )
         environment = {**os.environ, "PYTHONPATH": _path()}
         _check_modules(self.python, environment)
         started = [self.python, *self.options, "-m", MODULE, order.to_text(), *self.arguments]
         done = subprocess.run(
-            started, env=environment, stdout=sys.stderr.fileno() if screen.as_json else None, check=False
+            started,
+            env=environment,
+            stdout=sys.stderr.fileno() if screen.as_json else None,
+            check=False,
         )
         report = os.path.join(own, REPORT)
         if not os.path.isfile(report):
-            how = f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
-            raise RecordingError(f"{self.name} ended with {how} before what it had launched for {target} was compiled")
+            how = (
+                f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
+            )
+            raise RecordingError(
+                f"{self.name} ended with {how} before what it had launched for {target} was compiled"
+            )
         with open(report, encoding="utf-8") as file:
             status = SIGNAL_STATUS - done.returncode if done.returncode < 0 else done.returncode
             return _Captured(target, status, os.path.join(own, BUNDLE), json.load(file))
@@ -162,10 +187,14 @@ def _interpreter(command: Sequence[str]) -> tuple[str, list[str]]:
     if first.endswith(".py"):
         return sys.executable, list(command)
     if not _PYTHON.fullmatch(os.path.basename(first)):
-        raise click.UsageError(f"{first} is no Python: only a Python program can be captured; give -- python SCRIPT")
+        raise click.UsageError(
+            f"{first} is no Python: only a Python program can be captured; give -- python SCRIPT"
+        )
     found = shutil.which(first)
     if found is None:
-        raise NotFound(f"cannot capture with {first}: no such program; check its name and PATH", path=first)
+        raise NotFound(
+            f"cannot capture with {first}: no such program; check its name and PATH", path=first
+        )
     # Absolute, since the check of its modules runs elsewhere; not resolved, since an environment's Python is a link.
     return os.path.abspath(found), rest
 
@@ -173,19 +202,27 @@ def _interpreter(command: Sequence[str]) -> tuple[str, list[str]]:
 def _check_modules(python: str, environment: Mapping[str, str]) -> None:
     """Raise when a Python lacks what a captured program and this package need."""
     done = subprocess.run(
-        [python, "-c", _FIND, *_NEEDED], env=dict(environment), cwd=os.sep, capture_output=True, text=True, check=False
+        [python, "-c", _FIND, *_NEEDED],
+        env=dict(environment),
+        cwd=os.sep,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     missing = done.stdout.strip()
     if done.returncode or missing:
         why = f"it lacks {missing}" if missing else "it does not start"
         raise ConfigError(
-            f"cannot capture with {python}: {why}; install triton-bundler, torch and Triton there", path=python
+            f"cannot capture with {python}: {why}; install triton-bundler, torch and Triton there",
+            path=python,
         )
 
 
 def _path() -> str:
     """Return PYTHONPATH for the program: with our package, where its Python would not find it otherwise."""
-    return os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), *hidden_package_parent()]))
+    return os.pathsep.join(
+        filter(None, [os.environ.get("PYTHONPATH", ""), *hidden_package_parent()])
+    )
 
 
 def _write(screen: Screen, captures: Sequence[_Captured], output: str) -> int:
@@ -222,12 +259,15 @@ def _tell(screen: Screen, captured: _Captured) -> None:
     ])  # fmt: skip
     _tell_guesses(screen, report["guesses"])
     screen.reasons(
-        "not answered", [(name, "asked of Triton's driver, which has no answer") for name in report["unanswered"]]
+        "not answered",
+        [(name, "asked of Triton's driver, which has no answer") for name in report["unanswered"]],
     )
     screen.reasons("to know", [(name, note) for name, note in report["assumed"]])
     screen.reasons("not compiled", [(name, why) for name, why in report["failures"]])
     if captured.status:
-        screen.warn(f"the program ended with status {captured.status}; what it had launched until then was captured")
+        screen.warn(
+            f"the program ended with status {captured.status}; what it had launched until then was captured"
+        )
 
 
 def _tell_guesses(screen: Screen, guesses: Sequence[dict[str, Any]]) -> None:

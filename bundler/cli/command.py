@@ -16,7 +16,7 @@ import click
 from bundler import config
 from bundler.cli import wording
 from bundler.cli.terminal import Screen, log_on, warnings_on
-from bundler.errors import BundlerError
+from bundler.errors import BundlerError, ConfigError
 from bundler.integrations.metrics_export import begin_metrics
 from bundler.user_warnings import warn
 
@@ -26,7 +26,20 @@ _META = "bundler.cli"
 _WANTS_JSON = f"{_META}.json"
 # No setting changes what these do, so a misspelled one is none of their business; `doctor` has a finding of its own.
 _WITHOUT_SETTINGS = frozenset(
-    {"demo", "generate", "tune", "pack", "inspect", "report", "extract", "diff", "merge", "doctor", "completion", "man"}
+    {
+        "demo",
+        "generate",
+        "tune",
+        "pack",
+        "inspect",
+        "report",
+        "extract",
+        "diff",
+        "merge",
+        "doctor",
+        "completion",
+        "man",
+    }
 )
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,7 +55,9 @@ strip_option = click.option(
     type=click.Choice(["source"]),
     help="Take out what tells of where and from what kernels were compiled: texts, debug information, paths.",
 )
-output_option = click.option("-o", "--output", required=True, metavar="FILE", help="The bundle to write.")
+output_option = click.option(
+    "-o", "--output", required=True, metavar="FILE", help="The bundle to write."
+)
 
 
 def example(*lines: str) -> str:
@@ -63,14 +78,18 @@ def talk_options(function: F) -> F:
         (("-v", "--verbose"), "Also print what the package logs, on standard error."),
         (("-q", "--quiet"), "Print nothing but errors."),
     ):
-        function = click.option(*names, is_flag=True, expose_value=False, callback=_remember, help=text)(function)
+        function = click.option(
+            *names, is_flag=True, expose_value=False, callback=_remember, help=text
+        )(function)
     return function
 
 
 def reports(function: Callable[..., int]) -> Callable[..., None]:
     """Make a click callback of a function that gets a `Screen` and its options and returns the exit status."""
 
-    @click.option(JSON_OPTION, "as_json", is_flag=True, help="Print one JSON object instead of text.")
+    @click.option(
+        JSON_OPTION, "as_json", is_flag=True, help="Print one JSON object instead of text."
+    )
     @talk_options
     @click.pass_context
     @functools.wraps(function)
@@ -87,6 +106,8 @@ def reports(function: Callable[..., int]) -> Callable[..., None]:
                 if _first_word(context) not in _WITHOUT_SETTINGS:
                     _warn_of_unknown_variables()
                 status = function(screen, **options)
+                if _first_word(context) not in _WITHOUT_SETTINGS:
+                    _warn_of_wrong_settings()
             except BundlerError as error:
                 screen.fail(error)
                 status = PROBLEM
@@ -109,6 +130,14 @@ def _warn_of_unknown_variables() -> None:
         warn(unknown)
 
 
+def _warn_of_wrong_settings() -> None:
+    """Warn of a value that a setting cannot have, whether or not the command asked for it: a process with sessions will."""
+    try:
+        config.settings()
+    except ConfigError as error:
+        warn(error.message)
+
+
 class Commands(click.Group):
     """A group that lists its commands in the order in which they were added, and tells usage errors in JSON too."""
 
@@ -127,5 +156,7 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except click.UsageError as error:
             if ctx.meta[_WANTS_JSON]:
-                click.echo(wording.to_json({"error": {"code": "usage", "message": error.format_message()}}))
+                click.echo(
+                    wording.to_json({"error": {"code": "usage", "message": error.format_message()}})
+                )
             raise

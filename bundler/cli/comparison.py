@@ -6,21 +6,28 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any
 
 import click
 
 import bundler
 from bundler.cli import wording
+from bundler.cli.bundle_names import open_named
 from bundler.cli.command import FINE, PROBLEM, example, output_option, reports, strip_option
 from bundler.cli.pack import contents, counts, save, show_contents
+from bundler.cli.stores import TIERS_HELP, from_environment, stores_option
 from bundler.cli.terminal import Column, Screen
+from bundler.errors import MergeConflict
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import entry_name
 from bundler.format.entries import Entry, Kernel, entry_artifacts, entry_kind
 from bundler.format.source_stripping import Strip
 from bundler.images.bundle_sources import open_bundle
+from bundler.integrations.key_comparison import Difference, keyed_all, nearest, shown_sides
 
 CHANGES = (
     Column(""),
@@ -31,42 +38,96 @@ CHANGES = (
 )
 
 
+# What a recording knows of a kernel, and a cache directory does not hold.
+_FACTS = ("launch spec", "argument types", "key parts", "toolchain")
+
+
 @click.command(
     short_help="Compare two bundles.",
-    epilog=example("diff old.tbundle new.tbundle", "diff --exit-code old.tbundle new.tbundle"),
+    epilog=example(
+        "diff old.tbundle new.tbundle",
+        "diff --exit-code old.tbundle new.tbundle",
+        "diff model.tbundle ~/.triton/cache",
+    ),
 )
 @click.argument("first")
 @click.argument("second")
 @click.option("--exit-code", is_flag=True, help="Exit with status 1 when the bundles differ.")
+@stores_option("Where FIRST or SECOND may be a tag. " + TIERS_HELP, from_environment)
 @reports
-def diff(screen: Screen, first: str, second: str, exit_code: bool) -> int:
+def diff(screen: Screen, first: str, second: str, urls: tuple[str, ...], *, exit_code: bool) -> int:
     """Say what the SECOND bundle has, lacks and has otherwise than the FIRST.
 
-    Compares content: when and where the kernels were recorded does not count.
+    Either may be a bundle, a Triton cache directory, or with --store a tag. Compares content: when and where the kernels were recorded does not
+    count. Of a kernel that only the SECOND has it says in which parts of its key it differs from the nearest of the same name in the FIRST.
     """
-    with open_bundle(first) as one, open_bundle(second) as two:
+    with open_named(first, urls) as one, open_named(second, urls) as two:
         difference = bundler.diff(one, two)
         ours = {entry_name(entry): entry for entry in one.content.entries}
         theirs = {entry_name(entry): entry for entry in two.content.entries}
-    rows: list[tuple[str, Entry, list[str]]] = [("+", theirs[name], []) for name in difference.added]
+        reasons = _reasons(one, two, set(difference.added))
+    # A directory does not hold what only a recording knows.
+    by_files = os.path.isdir(first) or os.path.isdir(second)
+    changed = {name: changes_of(ours[name], theirs[name]) for name in difference.changed}
+    if by_files:
+        changed = {
+            name: files for name, found in changed.items() if (files := _without_facts(found))
+        }
+    rows: list[tuple[str, Entry, list[str]]] = [
+        ("+", theirs[name], list(map(_said, reasons.get(name, ("", ()))[1])))
+        for name in difference.added
+    ]
     rows += [("-", ours[name], []) for name in difference.removed]
-    rows += [("~", theirs[name], changes_of(ours[name], theirs[name])) for name in difference.changed]
+    rows += [("~", theirs[name], changes) for name, changes in changed.items()]
     rows.sort(key=lambda row: ("+-~".index(row[0]), _cells(row[1])))
     if rows:
-        screen.table(CHANGES, [(sign, *_cells(entry), ", ".join(changes)) for sign, entry, changes in rows])
+        screen.table(
+            CHANGES, [(sign, *_cells(entry), ", ".join(changes)) for sign, entry, changes in rows]
+        )
         screen.line()
-    same = len(ours) - len(difference.removed) - len(difference.changed)
+    same = len(ours) - len(difference.removed) - len(changed)
     screen.done(
-        f"{len(difference.added):,} added, {len(difference.removed):,} removed, {len(difference.changed):,} changed, "
+        f"{len(difference.added):,} added, {len(difference.removed):,} removed, {len(changed):,} changed, "
         f"{same:,} the same"
     )
     listed = {
-        word: [wording.entry_facts(entry) | ({"changes": changes} if changes else {})
+        word: [wording.entry_facts(entry) | ({"changes": changes} if changes else {}) | _nearest_of(reasons, entry, sign)
                for mark, entry, changes in rows if mark == sign]
         for word, sign in (("added", "+"), ("removed", "-"), ("changed", "~"))
     }  # fmt: skip
     screen.finish({"same": same, **listed})
-    return PROBLEM if exit_code and difference else FINE
+    different = difference.added or difference.removed or changed
+    return PROBLEM if exit_code and different else FINE
+
+
+_Reasons = dict[str, tuple[str, tuple[Difference, ...]]]
+
+
+def _reasons(one: Bundle, two: Bundle, added: Collection[str]) -> _Reasons:
+    """Return, of kernels that were added, the nearest of the first bundle and in what they differ from it."""
+    there = list(keyed_all(one)) if added else []
+    found = {}
+    for kernel in keyed_all(two) if there else ():
+        if kernel.key in added and (best := nearest(kernel, there)) is not None:
+            found[kernel.key] = best[0].key, best[1]
+    return found
+
+
+def _said(difference: Difference) -> str:
+    there, here = shown_sides(difference)
+    return f"{difference.part}: {there} there, {here} here"
+
+
+def _nearest_of(reasons: _Reasons, entry: Entry, sign: str) -> dict[str, Any]:
+    if sign != "+" or entry_name(entry) not in reasons:
+        return {}
+    key, differences = reasons[entry_name(entry)]
+    rows = [asdict(one) | {"part": one.part} for one in differences]
+    return {"nearest": key, "differences": rows}
+
+
+def _without_facts(changes: Sequence[str]) -> list[str]:
+    return [change for change in changes if change not in _FACTS]
 
 
 def _cells(entry: Entry) -> tuple[str, str, str]:
@@ -79,18 +140,23 @@ def changes_of(one: Entry, two: Entry) -> list[str]:
     """Return the files that differ, and the facts."""
     if entry_kind(one) != entry_kind(two):
         return [f"{entry_kind(one)} before, {entry_kind(two)} now"]
-    mine, theirs = ({artifact.filename: artifact for artifact in entry_artifacts(entry)} for entry in (one, two))
-    changes: list[str] = [name for name in sorted(mine.keys() | theirs.keys()) if mine.get(name) != theirs.get(name)]
+    mine, theirs = (
+        {artifact.filename: artifact for artifact in entry_artifacts(entry)} for entry in (one, two)
+    )
+    changes: list[str] = [
+        name for name in sorted(mine.keys() | theirs.keys()) if mine.get(name) != theirs.get(name)
+    ]
     if isinstance(one, Kernel) and isinstance(two, Kernel):
         facts = (("name", one.name, two.name), ("target", one.target, two.target),
-                 ("launch spec", one.spec, two.spec), ("argument types", one.facts_bytes, two.facts_bytes),
-                 ("key parts", one.parts_bytes, two.parts_bytes), ("toolchain", one.toolchain, two.toolchain))  # fmt: skip
+                 (_FACTS[0], one.spec, two.spec), (_FACTS[1], one.facts_bytes, two.facts_bytes),
+                 (_FACTS[2], one.parts_bytes, two.parts_bytes), (_FACTS[3], one.toolchain, two.toolchain))  # fmt: skip
         changes += [what for what, before, now in facts if before != now]
     return changes or ["its platform"]
 
 
 @click.command(
-    short_help="Make one bundle of several.", epilog=example("merge rank0.tbundle rank1.tbundle -o model.tbundle")
+    short_help="Make one bundle of several.",
+    epilog=example("merge rank0.tbundle rank1.tbundle -o model.tbundle"),
 )
 @click.argument("bundles", nargs=-1, required=True)
 @output_option
@@ -99,18 +165,18 @@ def changes_of(one: Entry, two: Entry) -> list[str]:
 def merge(screen: Screen, bundles: tuple[str, ...], output: str, strip: Strip | None) -> int:
     """Write the union of BUNDLES, which may be one.
 
-    Of several builds of one kernel, one is kept, the same in whatever order the bundles are given.
+    Of several builds of one kernel, one is kept, the same in whatever order the bundles are given. Two programs of one name are refused.
     """
     with ExitStack() as stack:
         opened = [stack.enter_context(open_bundle(path)) for path in bundles]
-        merged = bundler.merge(opened)
+        merged = _merged(opened, bundles)
         merged = bundler.strip_source(merged) if strip else merged
         size = save(screen, merged, output)
         sources = [_source(path, bundle) for path, bundle in zip(bundles, opened, strict=True)]
     show_contents(screen, merged)
     screen.reasons("left out", merged.left_out)
     screen.line(f"dropped {wording.count(merged.variants_dropped, 'variant')}"
-                + (": other builds of a kernel that is kept once" if merged.variants_dropped else ""))  # fmt: skip
+                + (": other builds of what is kept once" if merged.variants_dropped else ""))  # fmt: skip
     screen.done(
         f"wrote {output}: {wording.count(len(merged.kernels), 'kernel')} of {wording.count(len(bundles), 'bundle')}, "
         f"{wording.size(size)}, {merged.digest}"
@@ -118,6 +184,17 @@ def merge(screen: Screen, bundles: tuple[str, ...], output: str, strip: Strip | 
     screen.finish({**contents(merged), "path": output, "size_bytes": size,
                    "variants_dropped": merged.variants_dropped, "sources": sources})  # fmt: skip
     return FINE
+
+
+def _merged(opened: Sequence[Bundle], paths: Sequence[str]) -> Bundle:
+    try:
+        return bundler.merge(opened)
+    except MergeConflict as error:
+        digests = getattr(error, "bundles", ())
+        clash = [path for path, one in zip(paths, opened, strict=True) if one.digest in digests]
+        if not clash:
+            raise
+        raise MergeConflict(f"{' and '.join(clash)}: {error.message}", bundles=digests) from error
 
 
 def _source(path: str, bundle: Bundle) -> dict[str, Any]:

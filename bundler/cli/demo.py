@@ -58,7 +58,9 @@ class Heard:
     ms: float
 
 
-def _check_targets(_context: click.Context, _option: click.Parameter, targets: tuple[str, ...]) -> tuple[str, ...]:
+def _check_targets(
+    _context: click.Context, _option: click.Parameter, targets: tuple[str, ...]
+) -> tuple[str, ...]:
     for target in targets:
         if not _TARGET.fullmatch(target):
             raise click.BadParameter(f"{target!r} is not a target; write cuda:90 or hip:gfx942")
@@ -77,7 +79,10 @@ def _check_targets(_context: click.Context, _option: click.Parameter, targets: t
     help="Keep the bundle and the restored directory, and say where; else they are deleted, and that is said.",
 )
 @click.option(
-    "--report", "report_path", metavar="FILE", help="Also write the page that the report command makes of the bundle."
+    "--report",
+    "report_path",
+    metavar="FILE",
+    help="Also write the page that the report command makes of the bundle.",
 )
 @reports
 def demo(screen: Screen, targets: tuple[str, ...], keep_dir: bool, report_path: str | None) -> int:
@@ -86,7 +91,9 @@ def demo(screen: Screen, targets: tuple[str, ...], keep_dir: bool, report_path: 
     It needs Triton and no GPU. Exit status 1 when a kernel was compiled again.
     """
     if identity.triton_dir() is None:
-        raise RecordingError(f"Triton is not installed, so nothing can be compiled: {install('triton')}")
+        raise RecordingError(
+            f"Triton is not installed, so nothing can be compiled: {install('triton')}"
+        )
     if report_path is not None:
         check_output(report_path)
     folder = Path(tempfile.gettempdir(), f"triton-bundler-demo-{secrets.token_hex(8)}")
@@ -110,9 +117,21 @@ class _Demo:
     """The steps, in a folder of their own."""
 
     def __init__(
-        self, screen: Screen, folder: Path, targets: tuple[str, ...], *, kept: bool, report_path: str | None
+        self,
+        screen: Screen,
+        folder: Path,
+        targets: tuple[str, ...],
+        *,
+        kept: bool,
+        report_path: str | None,
     ) -> None:
-        self.screen, self.folder, self.targets, self.kept, self.report_path = screen, folder, targets, kept, report_path
+        self.screen, self.folder, self.targets, self.kept, self.report_path = (
+            screen,
+            folder,
+            targets,
+            kept,
+            report_path,
+        )
         self.bundle_path = folder / "demo.tbundle"
         self.first, self.second = folder / "first", folder / "second"
         self.watch = PtxasWatch(folder)
@@ -128,7 +147,9 @@ class _Demo:
     def record(self) -> None:
         """Compile in a first process, under a recording."""
         where = ", ".join(self.targets)
-        seconds = self.in_child("demo_record.py", self.bundle_path, environment(self.first), f"compiling for {where}")
+        seconds = self.in_child(
+            "demo_record.py", self.bundle_path, environment(self.first), f"compiling for {where}"
+        )
         size = self.bundle_path.stat().st_size
         self.screen.line(f"1  compiled for {where} in a first process, in {wording.duration(seconds)}; "
                          f"recorded into {self.bundle_path.name}, {wording.size(size)}")  # fmt: skip
@@ -148,7 +169,10 @@ class _Demo:
         output = self.folder / "heard.json"
         env = environment(self.second, self.watch.variables)
         seconds = self.in_child("demo_check.py", output, env, "compiling again")
-        heard = [Heard(kernel_key(h["hash"]), h["name"], h["hit"], h["ms"]) for h in json.loads(output.read_bytes())]
+        heard = [
+            Heard(kernel_key(h["hash"]), h["name"], h["hit"], h["ms"])
+            for h in json.loads(output.read_bytes())
+        ]
         self.screen.line(f"4  compiled the same kernels in a second process, in {wording.duration(seconds)}: Triton's own "
                          f"listener heard {wording.count(sum(h.hit for h in heard), 'hit')} and "
                          f"{wording.count(sum(not h.hit for h in heard), 'compile')}")  # fmt: skip
@@ -168,7 +192,9 @@ class _Demo:
         started = time.monotonic()
         with self.screen.progress(what) as bar:
             arguments = [str(output), str(KERNELS), *self.targets]
-            run_program(FOLDER / program, arguments, env, lambda name: bar.advance(f"{what}: {name}"), what)
+            run_program(
+                FOLDER / program, arguments, env, lambda name: bar.advance(f"{what}: {name}"), what
+            )
         return time.monotonic() - started
 
     def conclude(self, bundle: Bundle, restored: int, heard: list[Heard]) -> int:
@@ -177,7 +203,10 @@ class _Demo:
         recorded = {kernel.key for kernel in bundle.kernels}
         compiled = {one.key for one in heard if not one.hit} | recorded - found.keys()
         total = len(recorded | found.keys() | compiled)
-        rows = [_Row(kernel, _compile_ms(bundle, kernel), found.get(kernel.key)) for kernel in bundle.kernels]
+        rows = [
+            _Row(kernel, _compile_ms(bundle, kernel), found.get(kernel.key))
+            for kernel in bundle.kernels
+        ]
         self.screen.line()
         self.screen.table(COLUMNS, [row.cells() for row in rows])
         self.screen.line()
@@ -207,13 +236,17 @@ class _Demo:
     def tell_where(self) -> None:
         """Say where the bundle is, or delete it and say that it is gone."""
         if self.kept:
-            self.screen.line(f"kept {self.bundle_path.name} and the restored directory in {self.folder}")
+            self.screen.line(
+                f"kept {self.bundle_path.name} and the restored directory in {self.folder}"
+            )
             return
         shutil.rmtree(self.folder, ignore_errors=True)
         if self.folder.exists():
             self.screen.warn(f"{self.folder} could not be deleted")
         else:
-            self.screen.line(f"deleted {self.bundle_path.name} and the restored directory; --keep-dir keeps them")
+            self.screen.line(
+                f"deleted {self.bundle_path.name} and the restored directory; --keep-dir keeps them"
+            )
 
 
 def _compile_ms(bundle: Bundle, kernel: Kernel) -> float | None:

@@ -63,7 +63,10 @@ class PtxasWatch:
                 wrapper = folder / program
                 wrapper.write_text(
                     _WRAPPER.format(
-                        real=shlex.quote(real), log=shlex.quote(str(self._log)), version=_VERSION, assemble=_ASSEMBLE
+                        real=shlex.quote(real),
+                        log=shlex.quote(str(self._log)),
+                        version=_VERSION,
+                        assemble=_ASSEMBLE,
                     ),
                     encoding="utf-8",
                 )
@@ -94,7 +97,11 @@ def _real(variable: str, program: str) -> str | None:
 
 
 def run_program(
-    program: Path, arguments: Sequence[str], env: Mapping[str, str], tell: Callable[[str], None], what: str
+    program: Path,
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    tell: Callable[[str], None],
+    what: str,
 ) -> None:
     """Run one of the demo's programs; `tell` gets each line that it prints.
 

@@ -19,10 +19,14 @@ STYLES = {OK: "green", WARNING: "yellow", PROBLEM: "bold red"}
 
 
 @click.command(
-    short_help="Say what this machine has, and what is in the way.", epilog=example("doctor", "doctor --fix")
+    short_help="Say what this machine has, and what is in the way.",
+    epilog=example("doctor", "doctor --fix"),
 )
 @click.option(
-    "--fix", "mends", is_flag=True, help="Mend what can be mended without losing anything: modes of files, leftovers."
+    "--fix",
+    "mends",
+    is_flag=True,
+    help="Mend what can be mended without losing anything: modes of files, leftovers.",
 )
 @reports
 def doctor(screen: Screen, mends: bool) -> int:
@@ -42,11 +46,20 @@ def doctor(screen: Screen, mends: bool) -> int:
         if finding.fix:
             by_us = ", or run doctor --fix" if finding.mend is not None else ""
             screen.line(f"{'':<7}  {'':<{width}}  {finding.fix}{by_us}")
-    counts = {status: sum(finding.status == status for finding in findings) for status in (PROBLEM, WARNING)}
+    counts = {
+        status: sum(finding.status == status for finding in findings)
+        for status in (PROBLEM, WARNING)
+    }
     screen.line()
     screen.done(_verdict(counts[PROBLEM], counts[WARNING]))
     told = [
-        {"status": f.status, "what": f.what, "value": f.value, "fix": f.fix, "mendable": f.mend is not None}
+        {
+            "status": f.status,
+            "what": f.what,
+            "value": f.value,
+            "fix": f.fix,
+            "mendable": f.mend is not None,
+        }
         for f in findings
     ]
     screen.finish({"ok": not counts[PROBLEM], "problems": counts[PROBLEM], "checks": told})
@@ -60,11 +73,15 @@ def _mended(finding: Finding) -> Finding:
     try:
         finding.mend()
     except OSError as error:
-        return replace(finding, value=f"{finding.value}; mending it failed ({error.strerror})", mend=None)
+        return replace(
+            finding, value=f"{finding.value}; mending it failed ({error.strerror})", mend=None
+        )
     return Finding(OK, finding.what, f"{finding.value}: mended")
 
 
 def _verdict(problems: int, warnings: int) -> str:
     if problems:
-        return f"{problems} problem{'s' * (problems != 1)}, {warnings} warning{'s' * (warnings != 1)}"
+        return (
+            f"{problems} problem{'s' * (problems != 1)}, {warnings} warning{'s' * (warnings != 1)}"
+        )
     return "no problem found" + (f", {warnings} warning{'s' * (warnings != 1)}" if warnings else "")

@@ -26,7 +26,15 @@ from bundler.errors import ConfigError
 from bundler.format import names
 from bundler.project import install
 from bundler.runtime.launch import jit_modules, launchers
-from bundler.toolchain import child_recording, directories, driver_modules, identity, inductor_caches, ptxas, targets
+from bundler.toolchain import (
+    child_recording,
+    directories,
+    driver_modules,
+    identity,
+    inductor_caches,
+    ptxas,
+    targets,
+)
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 LITTLE_SPACE_BYTES = 1 << 30
@@ -55,7 +63,9 @@ class Finding:
 def all_checks() -> Iterator[Finding]:
     """Yield every finding, quick ones first."""
     yield Finding(OK, "Python", f"{platform.python_version()}, {sys.executable}")
-    yield Finding(OK, "triton-bundler", f"{bundler.__version__}, {os.path.dirname(bundler.__file__)}")
+    yield Finding(
+        OK, "triton-bundler", f"{bundler.__version__}, {os.path.dirname(bundler.__file__)}"
+    )
     for check in (
         _libraries,
         _package_name,
@@ -78,13 +88,19 @@ def all_checks() -> Iterator[Finding]:
 
 
 def _libraries() -> Iterator[Finding]:
-    installed = [f"{name} {version}" for name in LIBRARIES if (version := identity.version_of(name)) is not None]
+    installed = [
+        f"{name} {version}"
+        for name in LIBRARIES
+        if (version := identity.version_of(name)) is not None
+    ]
     yield Finding(OK, "libraries", ", ".join(installed))
 
 
 def _package_name() -> Iterator[Finding]:
     """Look for another distribution that brings a package `bundler`: pip lets each overwrite the other's files."""
-    others = sorted({*importlib.metadata.packages_distributions().get(_PACKAGE, ())} - {_DISTRIBUTION})
+    others = sorted(
+        {*importlib.metadata.packages_distributions().get(_PACKAGE, ())} - {_DISTRIBUTION}
+    )
     if others:
         yield Finding(PROBLEM, "package name", f"{', '.join(others)} brings a package {_PACKAGE} too, and overwrites ours",
                       f"pip uninstall {' '.join(others)}, then install triton-bundler again")  # fmt: skip
@@ -102,11 +118,18 @@ def _triton() -> Iterator[Finding]:
     value = f"{toolchain.release or 'unknown release'}, {directory}"
     broken = _why_triton_fails()
     if broken is not None:
-        yield Finding(PROBLEM, "Triton", f"{value}: {broken}", "install it again: pip install --force-reinstall triton")
+        yield Finding(
+            PROBLEM,
+            "Triton",
+            f"{value}: {broken}",
+            "install it again: pip install --force-reinstall triton",
+        )
         return
     yield Finding(OK, "Triton", value)
     if toolchain.binary is None:
-        yield Finding(PROBLEM, "Triton's binary", f"not found in {directory}", "install Triton again")
+        yield Finding(
+            PROBLEM, "Triton's binary", f"not found in {directory}", "install Triton again"
+        )
     else:
         yield Finding(OK, "Triton's binary", f"sha256 {toolchain.binary}")
 
@@ -127,7 +150,11 @@ def _why_triton_fails() -> str | None:
 def _ptxas() -> Iterator[Finding]:
     if identity.triton_dir() is None:
         return
-    visible = [int(t.arch) for t in targets.visible_targets() or () if t.backend == "cuda" and t.arch.isdecimal()]
+    visible = [
+        int(t.arch)
+        for t in targets.visible_targets() or ()
+        if t.backend == "cuda" and t.arch.isdecimal()
+    ]
     versions: dict[str, list[str]] = {}
     silent = []
     for capability in sorted({*_CAPABILITIES, *visible}):
@@ -150,7 +177,9 @@ def _torch() -> Iterator[Finding]:
     compiler = inductor_caches.expected_compiler()
     if compiler is not None:
         yield Finding(
-            OK, "torch's graph keys", f"hold the C++ compiler, here {compiler}; with another $CXX a graph is not found"
+            OK,
+            "torch's graph keys",
+            f"hold the C++ compiler, here {compiler}; with another $CXX a graph is not found",
         )
 
 
@@ -192,10 +221,14 @@ def _jit_launchers() -> Iterator[Finding]:
         reason = "this release was not compared with ours"
     else:
         yield Finding(
-            OK, "Triton's launchers", f"ours in a session on CUDA, in the form of {family}: no C compiler is run"
+            OK,
+            "Triton's launchers",
+            f"ours in a session on CUDA, in the form of {family}: no C compiler is run",
         )
     if reason:
-        yield Finding(OK, "Triton's launchers", f"Triton's own, which its C compiler builds: {reason}")
+        yield Finding(
+            OK, "Triton's launchers", f"Triton's own, which its C compiler builds: {reason}"
+        )
 
 
 def _launcher() -> str:
@@ -217,17 +250,32 @@ def _triton_cache() -> Iterator[Finding]:
 def _inductor_cache() -> Iterator[Finding]:
     if identity.version_of("torch") is not None:
         directory = directories.inductor_cache_dir()
-        yield _cache("Inductor's cache", directory, "TORCHINDUCTOR_CACHE_DIR", WARNING, _count_inductor_kernels)
+        yield _cache(
+            "Inductor's cache",
+            directory,
+            "TORCHINDUCTOR_CACHE_DIR",
+            WARNING,
+            _count_inductor_kernels,
+        )
 
 
-def _cache(what: str, directory: str, variable: str, severity: str, count: Callable[[str], int]) -> Finding:
+def _cache(
+    what: str, directory: str, variable: str, severity: str, count: Callable[[str], int]
+) -> Finding:
     if os.path.lexists(directory) and not os.path.isdir(directory):
-        return Finding(severity, what, f"{directory} is not a directory", f"remove it, or set {variable}")
+        return Finding(
+            severity, what, f"{directory} is not a directory", f"remove it, or set {variable}"
+        )
     existing = directory
     while not os.path.isdir(existing):
         existing = os.path.dirname(existing)
     if not os.access(existing, os.W_OK | os.X_OK):
-        return Finding(severity, what, f"{directory} cannot be written", f"set {variable} to a directory of yours")
+        return Finding(
+            severity,
+            what,
+            f"{directory} cannot be written",
+            f"set {variable} to a directory of yours",
+        )
     state = wording.count(count(directory), "kernel") if existing == directory else "not there yet"
     free = shutil.disk_usage(existing).free
     value = f"{directory}: {state}, {wording.size(free)} free"

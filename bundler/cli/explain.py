@@ -19,6 +19,7 @@ from bundler.cli.command import FINE, example, reports
 from bundler.cli.stores import TIERS_HELP, from_environment, open_stores, stores_option
 from bundler.cli.terminal import Screen
 from bundler.cli.tree_choices import fact_option, family_file_option, tree_options
+from bundler.images.bundle_sources import open_bundle
 from bundler.lifecycle.tree_comparison import counted, explain_trees
 from bundler.toolchain.inductor_caches import expected_compiler
 
@@ -35,15 +36,22 @@ _TAB = 4
         "explain --last",
         "explain --name 'matmul*'",
         "explain GYVP3J7R",
+        "explain --last --bundle model.tbundle",
         "explain --tree server.tbundle",
         "explain --tree server.tbundle --tree vllm=~/.cache/vllm",
     ),
 )
 @click.argument("key", required=False, metavar="[KEY]")
-@click.option("--last", is_flag=True, help="All that the latest process compiled, with its forks and what it started.")
+@click.option(
+    "--last",
+    is_flag=True,
+    help="All that the latest process compiled, with its forks and what it started.",
+)
 @click.option("--name", metavar="GLOB", help="Kernels of this name.")
 @click.option("--tree", "sources", multiple=True, metavar="BUNDLE|NAME=DIR",
               help="Trees of servers' caches, beside this machine; given twice, those of the second beside those of the first.")  # fmt: skip
+@click.option("--bundle", "bundles", multiple=True, metavar="BUNDLE|DIR",
+              help="Compare with this bundle, or Triton cache directory, too; repeat for several. It needs no store.")  # fmt: skip
 @fact_option
 @family_file_option
 @stores_option("Where kernels were recorded. " + TIERS_HELP, from_environment)
@@ -54,6 +62,7 @@ def explain(
     name: str | None,
     urls: tuple[str, ...],
     sources: tuple[str, ...],
+    bundles: tuple[str, ...],
     facts: tuple[str, ...],
     family_files: tuple[str, ...],
     *,
@@ -61,15 +70,25 @@ def explain(
 ) -> int:
     """Say what differs between a kernel that was compiled here and the nearest that was recorded before.
 
-    Looks at the notes that the cache manager left on this host, and at the store. KEY is a kernel key or its beginning. Where the
-    source differs, and both texts were used on this host, the difference is shown.
+    Looks at the notes that the cache manager left on this host, and at the store, or at --bundle. KEY is a kernel key or its beginning.
+    What Triton compiled without our cache manager has no note: with --bundle, kernels of Triton's directory are compared. Where the source
+    differs, and both texts were used on this host, the difference is shown.
 
     With --tree it says why a server finds nothing in a tree: what of its fingerprint differs here, and which of the factors that vLLM's
     hash is made of differ between two.
     """
     if sources:
-        if key is not None or name is not None or last or urls or len(sources) > len(("there", "here")):
-            raise click.UsageError("--tree is a question of its own, of one or two bundles or directories")
+        if (
+            key is not None
+            or name is not None
+            or last
+            or urls
+            or bundles
+            or len(sources) > len(("there", "here"))
+        ):
+            raise click.UsageError(
+                "--tree is a question of its own, of one or two bundles or directories"
+            )
         return _explain_trees(screen, sources, tree_options(facts, family_files))
     from bundler.integrations.explanations import explain as explain_kernels
     from bundler.integrations.explanations import explain_run, latest_run
@@ -79,7 +98,14 @@ def explain(
     run = latest_run() if last else None
     with ExitStack() as stack:
         store = stack.enter_context(open_stores(*urls, read_only=True)) if urls else None
-        found = explain_run(run, store) if last else explain_kernels(key, name=name, store=store)
+        opened = [
+            path if os.path.isdir(path) else stack.enter_context(open_bundle(path))
+            for path in map(os.path.expanduser, bundles)
+        ]
+        if last:
+            found = explain_run(run, store, opened)
+        else:
+            found = explain_kernels(key, name=name, store=store, bundles=opened)
     if run is not None:
         screen.line(_told(run))
         if not run.misses:
@@ -94,10 +120,24 @@ def explain(
             screen.line(
                 f"torch.compile's graph entries have keys of their own, which hold $CXX (here {compiler}) and the device index"
             )
-        screen.done(f"{wording.count(len(found), 'kernel')}, of which {differing} had a recorded neighbor that differs")
-    rows = [{**dataclasses.asdict(e), "sentence": e.sentence} for e in found]
-    screen.finish({"kernels": rows, "graph_compiler": compiler, **({"run": _facts(run)} if run is not None else {})})
+        screen.done(
+            f"{wording.count(len(found), 'kernel')}, of which {differing} had a recorded neighbor that differs"
+        )
+    rows = [
+        {**dataclasses.asdict(e), "sentence": e.sentence, "differences": _listed(e)} for e in found
+    ]
+    screen.finish(
+        {
+            "kernels": rows,
+            "graph_compiler": compiler,
+            **({"run": _facts(run)} if run is not None else {}),
+        }
+    )
     return FINE
+
+
+def _listed(explanation: Explanation) -> list[dict[str, Any]]:
+    return [{**dataclasses.asdict(one), "part": one.part} for one in explanation.differences]
 
 
 def _explain_trees(screen: Screen, sources: tuple[str, ...], options: TreeOptions) -> int:
@@ -107,7 +147,9 @@ def _explain_trees(screen: Screen, sources: tuple[str, ...], options: TreeOption
         if one.unknown:
             screen.line(f"  not known: {wording.plain(', '.join(one.unknown))}")
     screen.done(counted(found))
-    screen.finish({"trees": [{**dataclasses.asdict(one), "sentence": one.sentence} for one in found]})
+    screen.finish(
+        {"trees": [{**dataclasses.asdict(one), "sentence": one.sentence} for one in found]}
+    )
     return FINE
 
 

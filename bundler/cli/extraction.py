@@ -41,7 +41,11 @@ def show_text(screen: Screen, bundle: Bundle, kernel: Kernel, kind: str, source:
     """
     artifact = kernel.binary if kind == SASS else _of_kind(kernel, kind, source)
     data = bundle.read(artifact)
-    text = disassemble(data, kernel.target) if kind == SASS else data.decode("utf-8", "backslashreplace")
+    text = (
+        disassemble(data, kernel.target)
+        if kind == SASS
+        else data.decode("utf-8", "backslashreplace")
+    )
     screen.text(text)
     screen.finish({"key": kernel.key, "name": kernel.name, "target": str(kernel.target), "kind": kind,
                    "file": artifact.filename, "text": text})  # fmt: skip
@@ -54,7 +58,11 @@ def _of_kind(kernel: Kernel, kind: str, source: str) -> Artifact:
             return artifact
     kinds = [artifact.kind for artifact in kernel.artifacts]
     shown = [*(name for name in KINDS_SHOWN if name in kinds), SASS]
-    why = "" if kernel.artifacts != kernel.launch_set else "; it holds what a launch needs alone (--keep launch)"
+    why = (
+        ""
+        if kernel.artifacts != kernel.launch_set
+        else "; it holds what a launch needs alone (--keep launch)"
+    )
     raise NotFound(
         f"{kernel.name} ({wording.short_key(kernel.key)}) has no {kind} in {source}{why}; it can be shown as {', '.join(shown)}",
         key=kernel.key, kind=kind, kinds=kinds,
@@ -68,7 +76,11 @@ def _of_kind(kernel: Kernel, kind: str, source: str) -> Artifact:
 @click.argument("bundle")
 @click.option("--kernel", "wanted", required=True, metavar="K", help=HELP)
 @click.option(
-    "-o", "--output", required=True, metavar="DIR", help="The directory to write into; made if it is not there."
+    "-o",
+    "--output",
+    required=True,
+    metavar="DIR",
+    help="The directory to write into; made if it is not there.",
 )
 @click.option("--force", is_flag=True, help="Replace files that are there.")
 @reports
@@ -95,11 +107,15 @@ def extract(screen: Screen, bundle: str, wanted: str, output: str, force: bool) 
     for name, artifact in list(files.items())[:_FILES_SHOWN]:
         screen.line(f"{name}  {wording.size(artifact.size)}")
     if len(files) > _FILES_SHOWN:
-        screen.line(f"… and {wording.count(len(files) - _FILES_SHOWN, 'more file')}; --json lists all")
+        screen.line(
+            f"… and {wording.count(len(files) - _FILES_SHOWN, 'more file')}; --json lists all"
+        )
     screen.done(
         f"wrote {wording.count(len(files), 'file')} of {wording.count(len(kernels), 'kernel')} to {output}: {wording.size(size)}"
     )
-    listed = [{"key": kernel.key, "name": kernel.name, "target": str(kernel.target)} for kernel in kernels]
+    listed = [
+        {"key": kernel.key, "name": kernel.name, "target": str(kernel.target)} for kernel in kernels
+    ]
     screen.finish({"directory": output, "kernels": listed, "size_bytes": size,
                    "files": [os.path.join(output, name) for name in files]})  # fmt: skip
     return FINE

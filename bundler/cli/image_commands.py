@@ -108,12 +108,15 @@ def pull(screen: Screen, url: str, output: str) -> int:
 @oci.command(
     short_help="Write a bundle to a directory of images.",
     epilog=example(
-        "oci export model.tbundle images --tag llama3", "oci export model.tbundle model-repo --layout hf --tag llama3"
+        "oci export model.tbundle images --tag llama3",
+        "oci export model.tbundle model-repo --layout hf --tag llama3",
     ),
 )
 @click.argument("bundle")
 @click.argument("directory")
-@click.option("--tag", default="latest", show_default=True, metavar="T", help="What to call it there.")
+@click.option(
+    "--tag", default="latest", show_default=True, metavar="T", help="What to call it there."
+)
 @click.option(
     "--layout",
     type=click.Choice(["bundle", "mcv", "mcv-docker", "hf"]),
@@ -125,14 +128,18 @@ def pull(screen: Screen, url: str, output: str) -> int:
 @root_option
 @triton_option
 @reports
-def export(screen: Screen, bundle: str, directory: str, tag: str, layout: str, **options: Any) -> int:
+def export(
+    screen: Screen, bundle: str, directory: str, tag: str, layout: str, **options: Any
+) -> int:
     """Write BUNDLE as an image into DIRECTORY, in the OCI image layout, beside those that are there.
 
     Where no network is, skopeo copy oci:DIRECTORY:TAG docker://… or podman carry it on.
     """
     if layout == "hf":
         if options["key"]:
-            raise click.UsageError("--layout hf signs nothing: sign the bundle itself with triton-bundler sign")
+            raise click.UsageError(
+                "--layout hf signs nothing: sign the bundle itself with triton-bundler sign"
+            )
         row = add_to_snapshot(bundle, directory, tag)
         screen.done(f"wrote {row.file} to {directory}: {wording.size(row.size)}, {row.digest}")
         screen.finish(
@@ -152,7 +159,9 @@ def export(screen: Screen, bundle: str, directory: str, tag: str, layout: str, *
     epilog=example("oci import images --tag llama3 -o model.tbundle"),
 )
 @click.argument("directory")
-@click.option("--tag", default="latest", show_default=True, metavar="T", help="What it is called there.")
+@click.option(
+    "--tag", default="latest", show_default=True, metavar="T", help="What it is called there."
+)
 @output_option
 @reports
 def import_(screen: Screen, directory: str, tag: str, output: str) -> int:
@@ -161,7 +170,8 @@ def import_(screen: Screen, directory: str, tag: str, output: str) -> int:
 
 
 @oci.command(
-    short_help="List the tags of a repository.", epilog=example("oci tags oci://registry.example/team/kernels")
+    short_help="List the tags of a repository.",
+    epilog=example("oci tags oci://registry.example/team/kernels"),
 )
 @click.argument("url")
 @reports
@@ -187,7 +197,12 @@ def _push(screen: Screen, bundle: str, url: str, options: dict[str, Any]) -> int
     # The file itself goes, with the signatures in it, wherever it came from.
     with open_bundle_file(bundle) as (opened, path), screen.progress(_pushing(bundle, opened)):
         report = push_image(path, url, **options)
-    _show(screen, report, "sent", wording.size(report.sent_bytes) if report.sent_bytes else "nothing, it was there")
+    _show(
+        screen,
+        report,
+        "sent",
+        wording.size(report.sent_bytes) if report.sent_bytes else "nothing, it was there",
+    )
     screen.done(f"{report.image} is {report.manifest}")
     screen.finish(msgspec.to_builtins(report))
     return FINE

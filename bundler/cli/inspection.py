@@ -20,9 +20,16 @@ from bundler.cli.extraction import KINDS_SHOWN, show_text
 from bundler.cli.kernel_resources import show_resources
 from bundler.cli.leak_search import find_leaks, show_leaks
 from bundler.cli.pack import count_files, counts
+from bundler.cli.program_facts import program_facts, show_programs
 from bundler.cli.selection import chosen_kernels, kernel_option, only_kernel
 from bundler.cli.signatures import sigstore_asked, sigstore_options, tell_signature, tell_sigstore
-from bundler.cli.specializations import KernelSpecialization, SpecializationRow, specialization_of, told, types
+from bundler.cli.specializations import (
+    KernelSpecialization,
+    SpecializationRow,
+    specialization_of,
+    told,
+    types,
+)
 from bundler.cli.store_upkeep import verify_store
 from bundler.cli.stores import STORE_METAVAR, one_given_or_set, only_one
 from bundler.cli.terminal import Column, Screen
@@ -37,6 +44,7 @@ from bundler.format.names import is_key_of
 from bundler.format.program_paths import is_program_path
 from bundler.format.tree_index import is_tree_path
 from bundler.images.bundle_sources import open_bundle_file
+from bundler.runtime.program.program_summary import ProgramSummary, programs_of
 
 KERNELS = (
     Column("name", folds=True),
@@ -73,18 +81,31 @@ PROBLEMS_SHOWN = 10
 )
 @kernel_option
 @click.option(
-    "--show", "kind", type=click.Choice(KINDS_SHOWN), help="Print one kernel's text of this kind, and no more."
+    "--show",
+    "kind",
+    type=click.Choice(KINDS_SHOWN),
+    help="Print one kernel's text of this kind, and no more.",
 )
-@click.option("--resources", is_flag=True, help="List what each kernel takes of a GPU, read from its binary.")
+@click.option(
+    "--resources", is_flag=True, help="List what each kernel takes of a GPU, read from its binary."
+)
 @reports
-def inspect(screen: Screen, bundle: str, leaks: bool, wanted: str | None, kind: str | None, resources: bool) -> int:
+def inspect(
+    screen: Screen, bundle: str, leaks: bool, wanted: str | None, kind: str | None, resources: bool
+) -> int:
     """Show what is in BUNDLE: kernels, the files beside them, who compiled them and where.
 
     Of kernels that share a name, constants and signature are what differs among them. In a signature, *fp32:16 x3 stands for three
     pointers to fp32 whose addresses 16 divides. One kernel alone is shown with everything that is known of it.
     """
     asked = [
-        name for name, given in (("--leaks", leaks), ("--show", kind is not None), ("--resources", resources)) if given
+        name
+        for name, given in (
+            ("--leaks", leaks),
+            ("--show", kind is not None),
+            ("--resources", resources),
+        )
+        if given
     ]
     if len(asked) > 1:
         raise click.UsageError(f"{asked[0]} and {asked[1]} are two questions; ask one")
@@ -95,8 +116,11 @@ def inspect(screen: Screen, bundle: str, leaks: bool, wanted: str | None, kind: 
         if resources:
             return show_resources(screen, opened, kernels, bundle)
         known = _specializations(screen, opened, kernels)
+        programs = programs_of(opened)
         facts = {"path": bundle, **_facts(path, opened, kernels, known)}
-        _show(screen, opened, kernels, facts, known, whole=wanted is None)
+        if programs:
+            facts["programs"] = [program_facts(program) for program in programs]
+        _show(screen, opened, kernels, facts, known, programs if wanted is None else None)
         if leaks:
             with screen.progress("looking for paths", len(opened.content.blobs)) as bar:
                 found = find_leaks(bar.watching(opened), kernels, whole=wanted is None)
@@ -106,7 +130,9 @@ def inspect(screen: Screen, bundle: str, leaks: bool, wanted: str | None, kind: 
     return FINE
 
 
-def _specializations(screen: Screen, bundle: Bundle, kernels: list[Kernel]) -> list[KernelSpecialization]:
+def _specializations(
+    screen: Screen, bundle: Bundle, kernels: list[Kernel]
+) -> list[KernelSpecialization]:
     pairs = [specialization_of(bundle, kernel) for kernel in kernels]
     damaged = [error for _, error in pairs if error is not None]
     if damaged:
@@ -116,7 +142,9 @@ def _specializations(screen: Screen, bundle: Bundle, kernels: list[Kernel]) -> l
     return [known for known, _ in pairs]
 
 
-def _facts(path: str, bundle: Bundle, kernels: list[Kernel], known: list[KernelSpecialization]) -> dict[str, Any]:
+def _facts(
+    path: str, bundle: Bundle, kernels: list[Kernel], known: list[KernelSpecialization]
+) -> dict[str, Any]:
     with os_errors(path, "read"), open(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         _, major, minor, *_ = HEADER.unpack(file.read(HEADER.size))
@@ -162,7 +190,9 @@ def _kernel_facts(bundle: Bundle, kernel: Kernel, known: KernelSpecialization) -
 
 
 def _show(screen: Screen, bundle: Bundle, kernels: list[Kernel], facts: dict[str, Any],
-          known: list[KernelSpecialization], *, whole: bool) -> None:  # fmt: skip
+          known: list[KernelSpecialization], programs: list[ProgramSummary] | None) -> None:  # fmt: skip
+    """Print everything; `programs` is None where kernels were chosen, and nothing beside them is asked for."""
+    whole = programs is not None
     screen.facts([
         ("bundle", facts["path"]),
         ("digest", bundle.digest),
@@ -186,26 +216,40 @@ def _show(screen: Screen, bundle: Bundle, kernels: list[Kernel], facts: dict[str
     ]
     if beside:
         rows = [(kind, file["path"], wording.size(file["size_bytes"])) for kind, file in beside]
-        screen.table((Column("beside them"), Column("path", folds=True), Column("size", True)), rows)
+        screen.table(
+            (Column("beside them"), Column("path", folds=True), Column("size", True)), rows
+        )
         screen.line()
+    show_programs(screen, programs or ())
     for line in tree_lines(bundle) if whole else []:
         screen.line(line)
     screen.done(
-        wording.count(len(kernels), "kernel") + (f", {wording.count(len(beside), 'other file')}" if beside else "")
+        wording.count(len(kernels), "kernel")
+        + (f", {wording.count(len(beside), 'other file')}" if beside else "")
     )
 
 
-_BESIDE = (("tuning file", "tuning_files"), ("helper library", "helpers"), ("opaque file", "opaque"))
+_BESIDE = (
+    ("tuning file", "tuning_files"),
+    ("helper library", "helpers"),
+    ("opaque file", "opaque"),
+)
 
 
-def _show_kernels(screen: Screen, kernels: list[dict[str, Any]], rows: list[SpecializationRow]) -> None:
+def _show_kernels(
+    screen: Screen, kernels: list[dict[str, Any]], rows: list[SpecializationRow]
+) -> None:
     table = [_row(kernel, cells) for kernel, cells in zip(kernels, rows, strict=True)]
     others = any(cells.other for cells in rows)
-    screen.table((*KERNELS, OTHER) if others else KERNELS, [row if others else row[:-1] for row in table])
+    screen.table(
+        (*KERNELS, OTHER) if others else KERNELS, [row if others else row[:-1] for row in table]
+    )
     screen.line()
 
 
-def _show_one_or_hint(screen: Screen, kernels: list[dict[str, Any]], known: list[KernelSpecialization]) -> None:
+def _show_one_or_hint(
+    screen: Screen, kernels: list[dict[str, Any]], known: list[KernelSpecialization]
+) -> None:
     """Print all that is known of a kernel which is alone, or why nothing is known of some of several."""
     packed = sum(not kernel["facts"] for kernel in kernels)
     if len(kernels) == 1:
@@ -251,8 +295,13 @@ def _compilers(kernels: list[Kernel]) -> list[str]:
     """Return a line for each toolchain, the one of most kernels first."""
     counts = Counter(kernel.toolchain for kernel in kernels)
     lines = []
-    for toolchain, number in sorted(counts.items(), key=lambda item: (-item[1], _compiler(item[0]))):
-        lines.append(_compiler(toolchain) + (f": {wording.count(number, 'kernel')}" if len(counts) > 1 else ""))
+    for toolchain, number in sorted(
+        counts.items(), key=lambda item: (-item[1], _compiler(item[0]))
+    ):
+        lines.append(
+            _compiler(toolchain)
+            + (f": {wording.count(number, 'kernel')}" if len(counts) > 1 else "")
+        )
     return lines
 
 
@@ -265,19 +314,39 @@ def _compiler(toolchain: Toolchain) -> str:
 @click.command(
     short_help="Check every byte of a bundle or a store.",
     epilog=example(
-        "verify model.tbundle", "verify --signed model.tbundle", "verify --store file:///var/cache/kernels --repair"
+        "verify model.tbundle",
+        "verify --signed model.tbundle",
+        "verify --store file:///var/cache/kernels --repair",
     ),
 )
 @click.argument("bundle", required=False)
-@click.option("--store", "url", multiple=True, callback=only_one, metavar=STORE_METAVAR, help="Check a store instead.")
 @click.option(
-    "--repair", is_flag=True, help="Remove what is damaged in the store, so that the next push sends it again."
+    "--store",
+    "url",
+    multiple=True,
+    callback=only_one,
+    metavar=STORE_METAVAR,
+    help="Check a store instead.",
 )
-@click.option("--signed", is_flag=True, help="Also ask for a signature of a trusted key; exit status 1 without one.")
+@click.option(
+    "--repair",
+    is_flag=True,
+    help="Remove what is damaged in the store, so that the next push sends it again.",
+)
+@click.option(
+    "--signed",
+    is_flag=True,
+    help="Also ask for a signature of a trusted key; exit status 1 without one.",
+)
 @sigstore_options
 @reports
 def verify(
-    screen: Screen, bundle: str | None, url: str | None, repair: bool, signed: bool, **sigstore: str | None
+    screen: Screen,
+    bundle: str | None,
+    url: str | None,
+    repair: bool,
+    signed: bool,
+    **sigstore: str | None,
 ) -> int:
     """Decode and check everything in BUNDLE: digests, structure, and each kernel's metadata against the manifest.
 
@@ -285,7 +354,9 @@ def verify(
     """
     url = one_given_or_set(url) if bundle is None else url
     if (bundle is None) == (url is None):
-        raise click.UsageError("give a BUNDLE or --store" + (", not both" if bundle is not None else ""))
+        raise click.UsageError(
+            "give a BUNDLE or --store" + (", not both" if bundle is not None else "")
+        )
     asked = sigstore_asked(sigstore)
     if url is not None and (signed or asked):
         raise click.UsageError(
@@ -294,18 +365,27 @@ def verify(
     if url is not None:
         return verify_store(screen, url, repair=repair)
     if repair:
-        raise click.UsageError("--repair needs --store; a damaged bundle is made anew, or fetched again")
+        raise click.UsageError(
+            "--repair needs --store; a damaged bundle is made anew, or fetched again"
+        )
     return _verify_bundle(screen, str(bundle), signed=signed, sigstore=asked)
 
 
-def _verify_bundle(screen: Screen, bundle: str, *, signed: bool, sigstore: dict[str, str] | None) -> int:
-    with open_bundle_file(bundle) as (opened, path), screen.progress(f"verifying {bundle}", len(opened.kernels)) as bar:
+def _verify_bundle(
+    screen: Screen, bundle: str, *, signed: bool, sigstore: dict[str, str] | None
+) -> int:
+    with (
+        open_bundle_file(bundle) as (opened, path),
+        screen.progress(f"verifying {bundle}", len(opened.kernels)) as bar,
+    ):
         damage = _damage(opened)
         problems = [*damage]
         for kernel in opened.kernels:
             bar.advance()
             problem = _metadata_problem(opened, kernel)
-            problems += [(kernel.key, problem)] if problem and (kernel.key, problem) not in damage else []
+            problems += (
+                [(kernel.key, problem)] if problem and (kernel.key, problem) not in damage else []
+            )
         checked = {
             "kernels": len(opened.kernels),
             "files": count_files(opened),
@@ -313,11 +393,15 @@ def _verify_bundle(screen: Screen, bundle: str, *, signed: bool, sigstore: dict[
         }
         digest, names = opened.digest, wording.kernel_names(opened)
         told, status = tell_signature(screen, opened, path) if signed else ({}, FINE)
-        by_sigstore, worse = tell_sigstore(screen, opened, path, sigstore) if sigstore else ({}, FINE)
+        by_sigstore, worse = (
+            tell_sigstore(screen, opened, path, sigstore) if sigstore else ({}, FINE)
+        )
         status = max(status, worse)
     if problems:
         first = [(name, reason) for name, reason in problems[:PROBLEMS_SHOWN]]
-        screen.complain(f"{bundle}: {wording.count(len(problems), 'problem')}; make the bundle anew, or fetch it again")
+        screen.complain(
+            f"{bundle}: {wording.count(len(problems), 'problem')}; make the bundle anew, or fetch it again"
+        )
         for name, reason in first:
             screen.line(f"  {names.get(name, name)}: {reason}")
         if len(problems) > len(first):
@@ -343,7 +427,9 @@ def _damage(bundle: Bundle) -> list[tuple[str, str]]:
                 try:
                     bundle.read(artifact)
                 except BundlerError as problem:
-                    unreadable.append((entry.key if isinstance(entry, Kernel) else entry.path, problem.message))
+                    unreadable.append(
+                        (entry.key if isinstance(entry, Kernel) else entry.path, problem.message)
+                    )
         return list(dict.fromkeys(unreadable)) or [("container", error.message)]
     return []
 

@@ -22,7 +22,9 @@ from types import FrameType
 SIGNAL_STATUS = 128
 # After so long the exception is raised again, if somebody swallowed it.
 AGAIN_S = 0.1
-ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+ENDING = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
 
 
 class Interrupted(BaseException):
@@ -97,7 +99,10 @@ def run(command: Callable[[], None]) -> None:
     except Interrupted as interrupted:
         # A terminal shows ^C where the cursor is.
         line_break = "\n" if sys.stderr.isatty() else ""
-        print(f"{line_break}error: interrupted by {signal.Signals(interrupted.number).name}", file=sys.stderr)
+        print(
+            f"{line_break}error: interrupted by {signal.Signals(interrupted.number).name}",
+            file=sys.stderr,
+        )
         sys.exit(SIGNAL_STATUS + interrupted.number)
 
 
@@ -134,7 +139,10 @@ def asked_to_end() -> Iterator[Ending]:
     before = {}
     with contextlib.closing(Ending()) as ending:
         for number in (signal.SIGTERM, signal.SIGINT):
-            if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is not signal.SIG_IGN:
+            if (
+                threading.current_thread() is threading.main_thread()
+                and signal.getsignal(number) is not signal.SIG_IGN
+            ):
                 before[number] = signal.signal(number, lambda _number, _frame: ending.set())
         try:
             yield ending

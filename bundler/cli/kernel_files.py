@@ -53,7 +53,9 @@ def grid_of(text: str) -> TextGrid | None:
     return grid
 
 
-def export_kernels(screen: Screen, source: str, wanted: str | None, grid: TextGrid | None, output: str) -> int:
+def export_kernels(
+    screen: Screen, source: str, wanted: str | None, grid: TextGrid | None, output: str
+) -> int:
     """Write the kernel of each record of a bundle; records whose kernel is not there are warned of."""
     files, left_out = [], []
     with Bundle.load(source) as bundle:
@@ -70,13 +72,17 @@ def export_kernels(screen: Screen, source: str, wanted: str | None, grid: TextGr
             config = config_of(record.config)
             expressions, why = grid_notes(grid, {**compiled_in(kernel), **config.all_kwargs()})
             notes = ExportNotes(config, expressions, why)
-            files.append(str(export_kernel(kernel, bundle.read(kernel.binary), bundle, notes, output).header))
+            files.append(
+                str(export_kernel(kernel, bundle.read(kernel.binary), bundle, notes, output).header)
+            )
     screen.done(f"wrote {wording.count(len(files), 'kernel')} to {output}")
     screen.finish({"path": output, "kernels": len(files), "headers": files, "left_out": left_out})
     return FINE
 
 
-def _winner(record: TuningRecord, tuning: Tuning | None, kernels: dict[str, Kernel]) -> Kernel | None:
+def _winner(
+    record: TuningRecord, tuning: Tuning | None, kernels: dict[str, Kernel]
+) -> Kernel | None:
     timings = tuning.timings if tuning is not None else ()
     won = [timing.key for timing in timings if dict(timing.config) == dict(record.config)]
     return next((kernels[key] for key in won if key in kernels), None)

@@ -44,7 +44,10 @@ def show_resources(screen: Screen, bundle: Bundle, kernels: list[Kernel], source
             bar.advance()
             found.append(_resources_of(bundle, kernel))
     if kernels:
-        screen.table(RESOURCES, [_row(kernel, known) for kernel, (known, _) in zip(kernels, found, strict=True)])
+        screen.table(
+            RESOURCES,
+            [_row(kernel, known) for kernel, (known, _) in zip(kernels, found, strict=True)],
+        )
         screen.line()
         screen.line(
             "a thread: registers, spills, bytes of stack; a block: bytes of shared memory, static and dynamic; - is not known"
@@ -77,7 +80,9 @@ def _facts(kernel: Kernel, known: BinaryResources | None, problem: str | None) -
         "warps": kernel.spec.num_warps,
         "dynamic_shared_bytes": kernel.spec.shared_bytes,
         "binary_bytes": kernel.binary.size,
-        "resources": None if known is None else asdict(known) | {"constant_bytes": dict(known.constant_bytes)},
+        "resources": None
+        if known is None
+        else asdict(known) | {"constant_bytes": dict(known.constant_bytes)},
         "problem": problem,
     }
 

@@ -45,7 +45,12 @@ def find_leaks(bundle: Bundle, kernels: Iterable[Kernel], *, whole: bool) -> dic
         this user and machine; `sources`: for what tells of the source; `placeholders`: for each place that is stored without its path, in how many files.
     """
     kernels = list(kernels)
-    tables: dict[str, dict[str, Counter[str]]] = {"paths": {}, "users": {}, "hosts": {}, "sources": {}}
+    tables: dict[str, dict[str, Counter[str]]] = {
+        "paths": {},
+        "users": {},
+        "hosts": {},
+        "sources": {},
+    }
     placeholders: Counter[str] = Counter()
     searched: dict[str, list[tuple[str, str]]] = {}
     for kind, artifact in _artifacts(bundle, kernels, whole=whole):
@@ -84,7 +89,9 @@ def _tells(name: str) -> bool:
     return len(name) >= _SHORTEST_NAME and name not in _EVERYWHERE
 
 
-def _count(tables: dict[str, dict[str, Counter[str]]], kind: str, found: Iterable[tuple[str, str]]) -> None:
+def _count(
+    tables: dict[str, dict[str, Counter[str]]], kind: str, found: Iterable[tuple[str, str]]
+) -> None:
     for table, what in found:
         tables[table].setdefault(what, Counter())[kind] += 1
 
@@ -96,7 +103,9 @@ def _rows(name: str, where: dict[str, Counter[str]]) -> list[dict[str, Any]]:
     ]
 
 
-def _artifacts(bundle: Bundle, kernels: Iterable[Kernel], *, whole: bool) -> Iterator[tuple[str, Artifact]]:
+def _artifacts(
+    bundle: Bundle, kernels: Iterable[Kernel], *, whole: bool
+) -> Iterator[tuple[str, Artifact]]:
     for kernel in kernels:
         yield from ((artifact.kind, artifact) for artifact in kernel.artifacts)
     if whole:
@@ -105,14 +114,18 @@ def _artifacts(bundle: Bundle, kernels: Iterable[Kernel], *, whole: bool) -> Ite
                 yield entry_kind(entry), entry.artifact
 
 
-def _beside_files(bundle: Bundle, kernels: Iterable[Kernel], *, whole: bool) -> Iterator[tuple[str, bytes]]:
+def _beside_files(
+    bundle: Bundle, kernels: Iterable[Kernel], *, whole: bool
+) -> Iterator[tuple[str, bytes]]:
     """Yield what of a bundle is in no file: launch facts, key parts, tuning records, and what was observed."""
     for kernel in kernels:
         for kind, data in (("launch facts", kernel.facts_bytes), ("key parts", kernel.parts_bytes)):
             if data is not None:
                 yield kind, data
     if whole:
-        yield from (("tuning record", wire.pack(record.to_wire())) for record in bundle.tuning_records)
+        yield from (
+            ("tuning record", wire.pack(record.to_wire())) for record in bundle.tuning_records
+        )
         yield "observations", bundle.observed.encode()
 
 
@@ -121,7 +134,11 @@ def show_leaks(screen: Screen, leaks: dict[str, Any]) -> None:
     screen.line()
     for table, title in _TITLES.items():
         if leaks[table]:
-            columns = (Column(title, folds=True), Column("files", True), Column("where", folds=True))
+            columns = (
+                Column(title, folds=True),
+                Column("files", True),
+                Column("where", folds=True),
+            )
             screen.table(columns, [
                 (next(iter(leak.values())), f"{leak['files']:,}", ", ".join(f"{kind} {number}" for kind, number in leak["in"].items()))
                 for leak in leaks[table]
@@ -134,4 +151,6 @@ def show_leaks(screen: Screen, leaks: dict[str, Any]) -> None:
         screen.done(f"{wording.count(len(leaks['paths']), 'path')} would travel; `triton-bundler merge B --strip source -o C` leaves them out, "
                     "with the texts and debug information")  # fmt: skip
     else:
-        screen.done("no absolute path was found, nor anything that tells of users, machines or source")
+        screen.done(
+            "no absolute path was found, nor anything that tells of users, machines or source"
+        )

@@ -90,7 +90,9 @@ class MetricsSource:
             for (name, labels), value in samples.items()
             if name == f"{_PREFIX}breaker_state" and value
         )
-        return Sight(self._shown, "metrics", numbers=_numbers(samples), breakers=tuple(sorted(breakers)))
+        return Sight(
+            self._shown, "metrics", numbers=_numbers(samples), breakers=tuple(sorted(breakers))
+        )
 
     def close(self) -> None:
         """Nothing is held."""
@@ -100,7 +102,9 @@ class StoreSource:
     """A store: its leases, and how much it holds; opened for reading, and by the URL alone."""
 
     def __init__(self, url: str) -> None:
-        self._backend, self._name = open_backend([with_environment(as_url(url))], Opening(read_only=True))
+        self._backend, self._name = open_backend(
+            [with_environment(as_url(url))], Opening(read_only=True)
+        )
         self._directory = local_directory(as_url(url))
         self._store = BundleStore(self._backend, self._name)
         self._stats: _Seldom[StoreStats] = _Seldom(self._store.stats, STATS_EVERY_S)
@@ -114,8 +118,11 @@ class StoreSource:
             leases, stats = self._leases(), self._stats()
         except BundlerError as error:
             return _unseen(self._name, "store", error)
-        sizes = (stats.unit_bytes, stats.manifest_bytes, stats.record_bytes, stats.dictionary_bytes)
-        numbers: dict[str, float] = {"bytes": sum(sizes), "units": stats.units, "records": stats.records}
+        numbers: dict[str, float] = {
+            "bytes": stats.size_bytes,
+            "units": stats.units,
+            "records": stats.records,
+        }
         numbers |= {"tags": stats.tags, "failures": stats.failures}
         return Sight(self._name, "store", numbers=numbers, leases=tuple(leases))
 
@@ -125,7 +132,11 @@ class StoreSource:
 
     def _held(self) -> list[HeldLease]:
         with store_errors(self._name):
-            held = [lease for lease in self._backend.leases() if lease.key.startswith(f"{LEASES}/") or not lease.key]
+            held = [
+                lease
+                for lease in self._backend.leases()
+                if lease.key.startswith(f"{LEASES}/") or not lease.key
+            ]
         return sorted(held, key=lambda lease: lease.key)[:MOST_LEASES]
 
 

@@ -70,8 +70,16 @@ def _leftovers(directory: str) -> Iterator[Found]:
         left = [one.path for one in entries if one.name.startswith(TEMPORARY_PREFIX)
                 and time.time() - one.stat(follow_symlinks=False).st_ctime > STALE_AFTER_S]  # fmt: skip
     if left:
-        value = f"{wording.count(len(left), 'directory')} of restores that were killed, in {directory}"
-        yield "warning", "leftovers", value, f"remove {directory}/{TEMPORARY_PREFIX}*", functools.partial(_remove, left)
+        value = (
+            f"{wording.count(len(left), 'directory')} of restores that were killed, in {directory}"
+        )
+        yield (
+            "warning",
+            "leftovers",
+            value,
+            f"remove {directory}/{TEMPORARY_PREFIX}*",
+            functools.partial(_remove, left),
+        )
 
 
 def _take(path: str, bits: int) -> None:

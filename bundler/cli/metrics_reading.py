@@ -30,7 +30,9 @@ Samples = dict[tuple[str, Labels], float]
 def is_endpoint(url: str) -> bool:
     """Tell whether a URL is one of metrics: `http://host:port`, or one that ends in `/metrics`; others are stores."""
     parts = urlsplit(url)
-    return parts.scheme in {"http", "https"} and (parts.path in {"", "/"} or parts.path.endswith("/metrics"))
+    return parts.scheme in {"http", "https"} and (
+        parts.path in {"", "/"} or parts.path.endswith("/metrics")
+    )
 
 
 def read_metrics(url: str) -> Samples:
@@ -40,7 +42,9 @@ def read_metrics(url: str) -> Samples:
     path, query = (parts.path, parts.query) if parts.path.endswith("/metrics") else ("/metrics", "")
     asked = urllib.request.Request(urlunsplit((parts.scheme, host, path, query, "")))  # noqa: S310  # `is_endpoint` looked at the scheme
     if user:
-        asked.add_header("Authorization", f"Basic {base64.b64encode(unquote(user).encode()).decode()}")
+        asked.add_header(
+            "Authorization", f"Basic {base64.b64encode(unquote(user).encode()).decode()}"
+        )
     # The endpoint is near: a proxy of the environment would be asked for an address that only this host knows.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
@@ -65,7 +69,10 @@ def parsed(text: str) -> Samples:
         except ValueError:
             continue
         if math.isfinite(value):
-            labels = {one["name"]: _unescaped(one["value"]) for one in _LABEL.finditer(match["labels"] or "")}
+            labels = {
+                one["name"]: _unescaped(one["value"])
+                for one in _LABEL.finditer(match["labels"] or "")
+            }
             found[match["name"], tuple(sorted(labels.items()))] = value
     return found
 
@@ -73,7 +80,11 @@ def parsed(text: str) -> Samples:
 def total(samples: Mapping[tuple[str, Labels], float], name: str, **labels: str) -> float:
     """Return the sum of a metric, of all labels that agree with these; 0 where there is none."""
     wanted = labels.items()
-    return sum(value for (of, held), value in samples.items() if of == name and wanted <= dict(held).items())
+    return sum(
+        value
+        for (of, held), value in samples.items()
+        if of == name and wanted <= dict(held).items()
+    )
 
 
 def _unescaped(text: str) -> str:

@@ -15,7 +15,14 @@ import bundler
 from bundler.cli import wording
 from bundler.cli.command import FINE, example, keep_option, output_option, reports, strip_option
 from bundler.cli.terminal import Column, Screen
-from bundler.cli.tree_choices import fact_option, family_file_option, named_family, tree_facts, tree_lines, tree_options
+from bundler.cli.tree_choices import (
+    fact_option,
+    family_file_option,
+    named_family,
+    tree_facts,
+    tree_lines,
+    tree_options,
+)
 from bundler.errors import AccessDenied, NotFound
 from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.bundle_file import check_replaceable, os_errors
@@ -42,7 +49,9 @@ CONTENTS = (Column("target"), Column("kernels", True), Column("binaries", True),
 @keep_option
 @strip_option
 @click.option(
-    "--root", metavar="DIR", help="Where the cache of FAMILY is; without it, where the server looks here and now."
+    "--root",
+    metavar="DIR",
+    help="Where the cache of FAMILY is; without it, where the server looks here and now.",
 )
 @fact_option
 @family_file_option
@@ -72,7 +81,9 @@ def pack(
     """
     family = named_family(directory, family_files)
     if family is None and (root is not None or facts):
-        raise click.UsageError(f"--root and --fact are for families; {directory} is none: {', '.join(FAMILIES)}")
+        raise click.UsageError(
+            f"--root and --fact are for families; {directory} is none: {', '.join(FAMILIES)}"
+        )
     options = tree_options(facts, family_files)
     with screen.progress(f"reading {directory}", counted=family is None) as bar:
         if family is None:
@@ -86,7 +97,9 @@ def pack(
     show_contents(screen, bundle)
     screen.reasons("left out", bundle.left_out)
     screen.done(f"wrote {output}: {wording.size(size)}, {bundle.digest}")
-    screen.finish({**contents(bundle), "path": output, "size_bytes": size, "left_out": bundle.left_out})
+    screen.finish(
+        {**contents(bundle), "path": output, "size_bytes": size, "left_out": bundle.left_out}
+    )
     return FINE
 
 
@@ -107,10 +120,15 @@ def check_output(output: str) -> None:
     with os_errors(output, "write"):
         folder = os.path.dirname(os.path.abspath(output))
         if not os.path.isdir(folder):
-            raise NotFound(f"cannot write {output}: there is no directory {folder}; make it first", path=output)
+            raise NotFound(
+                f"cannot write {output}: there is no directory {folder}; make it first", path=output
+            )
         check_replaceable(output)
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise AccessDenied(f"cannot write {output}: {folder} is not writable; choose another place", path=output)
+            raise AccessDenied(
+                f"cannot write {output}: {folder} is not writable; choose another place",
+                path=output,
+            )
 
 
 def contents(bundle: Bundle) -> dict[str, Any]:
@@ -144,14 +162,22 @@ def count_files(bundle: Bundle) -> int:
 
 def count_bytes(bundle: Bundle) -> int:
     """Return the size of all files of a bundle; equal ones are stored once, and read each time."""
-    return sum(artifact.size for entry in bundle.content.entries for artifact in entry_artifacts(entry))
+    return sum(
+        artifact.size for entry in bundle.content.entries for artifact in entry_artifacts(entry)
+    )
 
 
 def show_contents(screen: Screen, bundle: Bundle) -> None:
     """Print what is in a bundle: kernels by target, and what lies beside them."""
     rows = _by_target(bundle)
     if rows:
-        screen.table(CONTENTS, [(t, f"{n:,}", wording.size(launch), wording.size(rest)) for t, n, launch, rest in rows])
+        screen.table(
+            CONTENTS,
+            [
+                (t, f"{n:,}", wording.size(launch), wording.size(rest))
+                for t, n, launch, rest in rows
+            ],
+        )
         screen.line()
     beside = [
         f"{wording.count(len(entries), noun)} ({wording.size(sum(entry.artifact.size for entry in entries))})"

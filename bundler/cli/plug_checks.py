@@ -48,17 +48,32 @@ def plug_checks() -> Iterator[Found]:
     manager = os.environ.get(MANAGER_VARIABLE)
     for name, near in unknown_variables().items():
         fix = f"did you mean {near}?" if near else f"unset it, or see {page('api')}"
-        yield "problem", "settings", f"{name} is no setting of triton-bundler and changes nothing", fix
+        yield (
+            "problem",
+            "settings",
+            f"{name} is no setting of triton-bundler and changes nothing",
+            fix,
+        )
     if manager:
         yield _importable(manager)
     try:
         chosen = settings()
     except BundlerError as error:
-        yield "problem", "settings", error.message, "correct it; the cache manager goes on without a store"
+        yield (
+            "problem",
+            "settings",
+            error.message,
+            "correct it; the cache manager goes on without a store",
+        )
         return
     if manager == MANAGER:
         if not chosen.store:
-            yield "warning", "store", "none", f"set {PREFIX}STORE: the cache manager has nowhere to look"
+            yield (
+                "warning",
+                "store",
+                "none",
+                f"set {PREFIX}STORE: the cache manager has nowhere to look",
+            )
     elif chosen.store:
         yield (
             "warning",
@@ -75,7 +90,11 @@ def _importable(manager: str) -> Found:
     fix = f"install triton-bundler there, or unset {MANAGER_VARIABLE}: Triton fails in processes that cannot import it"
     if manager != MANAGER:
         near = difflib.get_close_matches(manager, [MANAGER], cutoff=_NEAR)
-        fix = f"did you mean {MANAGER}?" if near else f"correct it, or unset {MANAGER_VARIABLE}: Triton fails with it"
+        fix = (
+            f"did you mean {MANAGER}?"
+            if near
+            else f"correct it, or unset {MANAGER_VARIABLE}: Triton fails with it"
+        )
     if identity.triton_dir() is None:
         if manager != MANAGER:
             return "warning", "cache manager", f"{manager} cannot be tried without Triton", fix
@@ -91,7 +110,9 @@ def _importable(manager: str) -> Found:
         return "problem", "cache manager", f"{manager} cannot be tried ({error})", fix
     if done.returncode == 0:
         return "ok", "cache manager", f"{manager}, found by child processes", ""
-    lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"status {done.returncode}"]
+    lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or [
+        f"status {done.returncode}"
+    ]
     return "problem", "cache manager", f"a child process cannot import {manager} ({lines[-1]})", fix
 
 
@@ -104,4 +125,9 @@ def _store(url: str, chosen: Settings) -> Found:
             store.file_records().look_up("doctor")
             return "ok", "store", f"{store.name} answers", ""
     except BundlerError as error:
-        return "problem", "store", error.message, "the cache manager compiles as if there were no store"
+        return (
+            "problem",
+            "store",
+            error.message,
+            "the cache manager compiles as if there were no store",
+        )

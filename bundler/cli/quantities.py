@@ -38,4 +38,6 @@ def _quantity(what: str, units: Mapping[str, int], expected: str) -> _Callback:
 to_bytes = _quantity("size", _BYTES, "500MB, 2GiB or a number of bytes")
 to_seconds = _quantity("duration", _SECONDS, "90s, 30min, 36h, 7d or 2w")
 # Where a plain number can only mean seconds.
-to_grace = _quantity("duration", {"": 1, **_SECONDS}, "a number of seconds, 90s, 30min, 36h, 7d or 2w")
+to_grace = _quantity(
+    "duration", {"": 1, **_SECONDS}, "a number of seconds, 90s, 30min, 36h, 7d or 2w"
+)

@@ -17,7 +17,13 @@ import bundler
 from bundler.cli import wording
 from bundler.cli.command import FINE, PROBLEM, example, keep_option, reports
 from bundler.cli.pack import count_bytes, counts
-from bundler.cli.stores import STORE_VARIABLE, TIERS_HELP, existing_store, given_or_set, stores_option
+from bundler.cli.stores import (
+    STORE_VARIABLE,
+    TIERS_HELP,
+    existing_store,
+    given_or_set,
+    stores_option,
+)
 from bundler.cli.terminal import Screen
 from bundler.cli.tree_choices import fact_option, family_file_option, tree_options
 from bundler.format.bundle import Bundle
@@ -38,11 +44,19 @@ from bundler.lifecycle.lifecycle_reports import CheckReport, RestoreReport
 )
 @click.argument("bundle", required=False)
 @click.option(
-    "--tag", metavar="T", help="Instead of BUNDLE: a tag in a store, or the digest of a bundle there, or how it begins."
+    "--tag",
+    metavar="T",
+    help="Instead of BUNDLE: a tag in a store, or the digest of a bundle there, or how it begins.",
 )
 @stores_option(TIERS_HELP, callback=None)
-@click.option("--check", is_flag=True, help="Write nothing; exit status 1 when something usable is missing.")
-@click.option("--cache-dir", metavar="DIR", help="Where to; without it, where Triton (or Inductor) looks here and now.")
+@click.option(
+    "--check", is_flag=True, help="Write nothing; exit status 1 when something usable is missing."
+)
+@click.option(
+    "--cache-dir",
+    metavar="DIR",
+    help="Where to; without it, where Triton (or Inductor) looks here and now.",
+)
 @keep_option
 @click.option(
     "--only",
@@ -90,7 +104,9 @@ def restore(
     choices["devices"] = devices or None
     choices["trees"] = tree_options(facts, family_files, roots)
     if check and rekey:
-        raise click.UsageError("--rekey writes kernels of its own; --check writes nothing: give one of them")
+        raise click.UsageError(
+            "--rekey writes kernels of its own; --check writes nothing: give one of them"
+        )
     with _source(bundle, tag, urls, read_only=check) as source:
         if check:
             return _check(screen, source, choices)
@@ -109,9 +125,13 @@ class _Source:
 
 
 @contextmanager
-def _source(path: str | None, tag: str | None, urls: tuple[str, ...], *, read_only: bool) -> Iterator[_Source]:
+def _source(
+    path: str | None, tag: str | None, urls: tuple[str, ...], *, read_only: bool
+) -> Iterator[_Source]:
     if (path is None) == (tag is None):
-        raise click.UsageError("give a BUNDLE or --tag" + (", not both" if path is not None else ""))
+        raise click.UsageError(
+            "give a BUNDLE or --tag" + (", not both" if path is not None else "")
+        )
     stores = given_or_set(urls) if tag is not None else urls
     if (tag is None) != (not stores):
         raise click.UsageError(f"--tag and --store, or {STORE_VARIABLE}, belong together")
@@ -173,7 +193,9 @@ def _check(screen: Screen, source: _Source, choices: dict[str, Any]) -> int:
     return PROBLEM if report.missing or (keys and nothing_usable) else FINE
 
 
-def _show_check(screen: Screen, report: CheckReport, bundle: Bundle, present: int, total: int) -> None:
+def _show_check(
+    screen: Screen, report: CheckReport, bundle: Bundle, present: int, total: int
+) -> None:
     screen.facts([
         *(("looked in", directory) for directory in report.directories),
         *(("not checked", fact) for fact in report.unchecked),

@@ -50,14 +50,19 @@ _FIRST_LINE_BYTES = 512
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     short_help="Record a program and its child processes.",
-    epilog=example("run -o model.tbundle -- python train.py --steps 10", "run -o all.tbundle -- torchrun train.py"),
+    epilog=example(
+        "run -o model.tbundle -- python train.py --steps 10",
+        "run -o all.tbundle -- torchrun train.py",
+    ),
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD...")
 @output_option
 @keep_option
 @strip_option
 @reports
-def run(screen: Screen, command: tuple[str, ...], output: str, keep: Keep, strip: Strip | None) -> int:
+def run(
+    screen: Screen, command: tuple[str, ...], output: str, keep: Keep, strip: Strip | None
+) -> int:
     """Run CMD, record what it and its child processes compile, and write the bundle.
 
     The bundle is written even when CMD fails or is stopped by Ctrl-C, and the exit status is CMD's own: 128 + N when signal N
@@ -93,7 +98,12 @@ def _not_found(name: str, why: str) -> _NotStarted:
 
 
 def _record(
-    screen: Screen, spool: ChildSpool, command: tuple[str, ...], output: str, keep: Keep, strip: Strip | None
+    screen: Screen,
+    spool: ChildSpool,
+    command: tuple[str, ...],
+    output: str,
+    keep: Keep,
+    strip: Strip | None,
 ) -> int:
     from bundler.lifecycle.collection import collect_spool
 
@@ -112,7 +122,15 @@ def _status(returncode: int) -> int:
     return SIGNAL_STATUS - returncode if returncode < 0 else returncode
 
 
-def _tell(screen: Screen, bundle: Bundle, report: RecordReport, output: str, *, status: int, processes: int) -> None:
+def _tell(
+    screen: Screen,
+    bundle: Bundle,
+    report: RecordReport,
+    output: str,
+    *,
+    status: int,
+    processes: int,
+) -> None:
     """Save what was recorded and say so: on standard error, since standard output is CMD's."""
     people = dataclasses.replace(screen, out=screen.err)
     people.reasons("left out", report.left_out)
@@ -130,8 +148,14 @@ def _tell(screen: Screen, bundle: Bundle, report: RecordReport, output: str, *, 
         screen.warn(NOTHING)
     else:
         raise RecordingError(NOTHING)
-    result: dict[str, Any] = {**contents(bundle), "path": output if bundle.kernels else None, "size_bytes": size}
-    screen.finish({**result, "status": status, "processes": processes, **dataclasses.asdict(report)})
+    result: dict[str, Any] = {
+        **contents(bundle),
+        "path": output if bundle.kernels else None,
+        "size_bytes": size,
+    }
+    screen.finish(
+        {**result, "status": status, "processes": processes, **dataclasses.asdict(report)}
+    )
 
 
 def _check_python(command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -150,7 +174,9 @@ def _check_python(command: Sequence[str], environment: Mapping[str, str]) -> Non
 
 
 def _is_there(name: str, environment: Mapping[str, str]) -> bool:
-    folders = [""] if os.path.dirname(name) else environment.get("PATH", os.defpath).split(os.pathsep)
+    folders = (
+        [""] if os.path.dirname(name) else environment.get("PATH", os.defpath).split(os.pathsep)
+    )
     return any(os.path.exists(os.path.join(folder, name)) for folder in folders)
 
 
@@ -165,7 +191,9 @@ def _interpreter(program: str, environment: Mapping[str, str]) -> str | None:
         return None  # a program that may be executed and not read is no script
     if not first.startswith("#!"):
         return None
-    words_of_line = [word for word in first[2:].split() if not word.startswith("-") and "=" not in word]
+    words_of_line = [
+        word for word in first[2:].split() if not word.startswith("-") and "=" not in word
+    ]
     if words_of_line and os.path.basename(words_of_line[0]) == "env":
         del words_of_line[0]
     if not words_of_line or not _PYTHON.fullmatch(os.path.basename(words_of_line[0])):
@@ -190,7 +218,13 @@ def _passed_on() -> set[signal.Signals]:
     return {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str], mask: set[signal.Signals], *, quiet: bool) -> int:
+def _run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    mask: set[signal.Signals],
+    *,
+    quiet: bool,
+) -> int:
     """Run a command to its end and return its return code; signals that reach us reach it."""
     try:
         child = subprocess.Popen(
@@ -202,7 +236,9 @@ def _run(command: Sequence[str], environment: Mapping[str, str], mask: set[signa
         )
     except OSError as error:
         if error.errno == errno.ENOENT:
-            raise _not_found(command[0], "the interpreter that its first line names is not there") from error
+            raise _not_found(
+                command[0], "the interpreter that its first line names is not there"
+            ) from error
         raise _not_executable(command[0], error.strerror) from error
     while child.poll() is None:
         received = signal.sigwaitinfo(_passed_on() | {signal.SIGCHLD})

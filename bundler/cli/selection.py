@@ -27,7 +27,12 @@ kernel_option = click.option("--kernel", "wanted", metavar="K", help=HELP)
 
 
 def chosen(
-    items: Iterable[T], wanted: str | None, source: str, *, name: Callable[[T], str], key: Callable[[T], str]
+    items: Iterable[T],
+    wanted: str | None,
+    source: str,
+    *,
+    name: Callable[[T], str],
+    key: Callable[[T], str],
 ) -> list[T]:
     """Return what is meant: of this name or glob; else with names that begin so; else the one key that does.
 
@@ -60,17 +65,23 @@ def chosen(
     if not found:
         names = sorted({name(item) for item in listed})
         there = (
-            f"it has {', '.join(names[:NAMED])}{', …' if len(names) > NAMED else ''}" if names else "it has no kernels"
+            f"it has {', '.join(names[:NAMED])}{', …' if len(names) > NAMED else ''}"
+            if names
+            else "it has no kernels"
         )
         near = tuple(difflib.get_close_matches(text, names, n=_NEAR))
         hint = did_you_mean(near) or there
-        raise NotFound(f"no kernel in {source} matches {wanted!r}; {hint}", pattern=wanted, near=near)
+        raise NotFound(
+            f"no kernel in {source} matches {wanted!r}; {hint}", pattern=wanted, near=near
+        )
     return found
 
 
 def chosen_kernels(kernels: Iterable[Kernel], wanted: str | None, source: str) -> list[Kernel]:
     """Return the kernels that are meant; raises as `chosen`."""
-    return chosen(kernels, wanted, source, name=lambda kernel: kernel.name, key=lambda kernel: kernel.key)
+    return chosen(
+        kernels, wanted, source, name=lambda kernel: kernel.name, key=lambda kernel: kernel.key
+    )
 
 
 def only_kernel(kernels: Sequence[Kernel], source: str) -> Kernel:
@@ -91,6 +102,10 @@ def _fits(text: str, name: str, key: str) -> bool:
 
 def _candidates(keys: dict[str, str]) -> str:
     # As many characters as tell all of them apart.
-    length = next(n for n in range(wording.KEY_CHARACTERS, 65) if len({key[:n] for key in keys}) == len(keys))
+    length = next(
+        n for n in range(wording.KEY_CHARACTERS, 65) if len({key[:n] for key in keys}) == len(keys)
+    )
     shown = [f"{key[:length]}… ({name})" for key, name in sorted(keys.items())]
-    return ", ".join(shown[:NAMED]) + (f" and {len(shown) - NAMED} more" if len(shown) > NAMED else "")
+    return ", ".join(shown[:NAMED]) + (
+        f" and {len(shown) - NAMED} more" if len(shown) > NAMED else ""
+    )

@@ -32,7 +32,12 @@ _BOUNDS = ServingBounds()
     ),
 )
 @click.argument("sources", metavar="SOURCE…", nargs=-1, required=True)
-@click.option("--listen", required=True, metavar="HOST:PORT", help="Where to listen; port 0 for one that is free.")
+@click.option(
+    "--listen",
+    required=True,
+    metavar="HOST:PORT",
+    help="Where to listen; port 0 for one that is free.",
+)
 @click.option("--connections", type=click.IntRange(1, 10_000), default=_BOUNDS.connections, show_default=True,
               metavar="N", help="Connections at once; more are refused, and come again.")  # fmt: skip
 @click.option("--memory", callback=to_bytes, default="128MiB", show_default=True, metavar="SIZE",
@@ -40,7 +45,9 @@ _BOUNDS = ServingBounds()
 @click.option("--drain", callback=to_seconds, default=f"{DRAIN_S:.0f}s", show_default=True, metavar="DURATION",
               help="After SIGTERM, wait so long for answers that are under way.")  # fmt: skip
 @reports
-def serve(screen: Screen, sources: tuple[str, ...], listen: str, connections: int, memory: int, drain: int) -> int:
+def serve(
+    screen: Screen, sources: tuple[str, ...], listen: str, connections: int, memory: int, drain: int
+) -> int:
     """Hand on what is in SOURCE: a bundle, a cache directory of Triton, or a store; several are one, the nearest first.
 
     Others name this server in TRITON_BUNDLER_PEERS, http://HOST:PORT, or read it as a store, tb+http://HOST:PORT. It serves objects by digest
@@ -65,7 +72,9 @@ def serve(screen: Screen, sources: tuple[str, ...], listen: str, connections: in
         finished = server.close(drain)
         requests, sent = server.total("requests_total"), server.total("sent_bytes_total")
     if not finished:
-        screen.complain(f"some requests were not answered within {wording.span(drain)}; allow more by --drain")
+        screen.complain(
+            f"some requests were not answered within {wording.span(drain)}; allow more by --drain"
+        )
     screen.done(f"served {wording.count(requests, 'request')}, {wording.size(sent)}")
     screen.finish({"url": server.url, "requests": requests, "sent_bytes": sent, "ok": finished})
     return FINE if finished else PROBLEM

@@ -33,7 +33,9 @@ def config_command() -> None:
 
 
 @config_command.command(
-    "show", short_help="List the settings.", epilog=example("config show", "config show --origin --json")
+    "show",
+    short_help="List the settings.",
+    epilog=example("config show", "config show --origin --json"),
 )
 @click.option("--origin", is_flag=True, help="Say what sets each: a variable, a file, or nobody.")
 @reports
@@ -49,7 +51,11 @@ def show(screen: Screen, origin: bool) -> int:
     files = settings_files.candidates()
     for file in files:
         if origin or file.passed_over:
-            screen.line(f"passed over {file.path}: {file.passed_over}" if file.passed_over else f"read {file.path}")
+            screen.line(
+                f"passed over {file.path}: {file.passed_over}"
+                if file.passed_over
+                else f"read {file.path}"
+            )
     screen.finish({
         "settings": {settings_files.setting_key(one.setting.name): {"value": _masked(one), "origin": one.origin, "variable": config.PREFIX + one.setting.name}
                      for one in found},

@@ -17,7 +17,7 @@ from bundler.cli import wording
 from bundler.cli.command import FINE, example, reports
 from bundler.cli.terminal import Screen
 from bundler.errors import NotFound
-from bundler.format.bundle_file import replace_content
+from bundler.format.bundle_file import os_errors, replace_content
 from bundler.project import install
 
 PROGRAM = "triton-bundler"
@@ -58,7 +58,7 @@ def completion(screen: Screen, shell: str | None, printed: bool) -> int:
         screen.finish({"shell": name, "script": script})
         return FINE
     path = _place(name)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    _make_folder(os.path.dirname(path))
     replace_content(path, script.encode())
     screen.done(f"wrote {path}: new shells complete {PROGRAM}")
     if name == "zsh" and ".zfunc" not in _rc_text():
@@ -68,8 +68,15 @@ def completion(screen: Screen, shell: str | None, printed: bool) -> int:
     return FINE
 
 
-@click.command(short_help="Write manual pages.", epilog=example("man", "man -o /usr/local/share/man/man1"))
-@click.option("-o", "--output", metavar="DIR", help="The folder; else ~/.local/share/man/man1, where man looks.")
+@click.command(
+    short_help="Write manual pages.", epilog=example("man", "man -o /usr/local/share/man/man1")
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="DIR",
+    help="The folder; else ~/.local/share/man/man1, where man looks.",
+)
 @reports
 def man(screen: Screen, output: str | None) -> int:
     """Write a manual page for each command, of the text that --help prints."""
@@ -77,10 +84,11 @@ def man(screen: Screen, output: str | None) -> int:
         from click_man.core import generate_man_page
     except ModuleNotFoundError as error:
         raise NotFound(
-            f"manual pages need click-man, which is not installed: {install('cli')}", name="click-man"
+            f"manual pages need click-man, which is not installed: {install('cli')}",
+            name="click-man",
         ) from error
     folder = output or os.path.join(_below("XDG_DATA_HOME", ".local/share"), "man", "man1")
-    os.makedirs(folder, exist_ok=True)
+    _make_folder(folder)
     written = []
     for context in _contexts(click.get_current_context().find_root().command):
         page = generate_man_page(context, version=bundler.__version__)
@@ -92,17 +100,26 @@ def man(screen: Screen, output: str | None) -> int:
     return FINE
 
 
+def _make_folder(folder: str) -> None:
+    """Make a folder and those above it; raises `AccessDenied`, `NotFound` or `StoreFull` where the home or target cannot be written."""
+    with os_errors(folder, "make"):
+        os.makedirs(folder, exist_ok=True)
+
+
 def complete_files(command: click.Command) -> None:
     """Have the arguments and options that name files completed as such; while a shell asks, nothing else runs."""
     for context in _contexts(command):
         for word in context.command.params:
             if isinstance(word.type, click.types.StringParamType) and (
-                word.metavar in _FILES or (isinstance(word, click.Argument) and word.name in _FILE_ARGUMENTS)
+                word.metavar in _FILES
+                or (isinstance(word, click.Argument) and word.name in _FILE_ARGUMENTS)
             ):
                 word.type = click.Path()
 
 
-def _contexts(command: click.Command, parent: click.Context | None = None) -> Iterator[click.Context]:
+def _contexts(
+    command: click.Command, parent: click.Context | None = None
+) -> Iterator[click.Context]:
     name = command.name if parent is not None else PROGRAM
     context = click.Context(command, info_name=name, parent=parent, **command.context_settings)
     yield context

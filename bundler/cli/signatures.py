@@ -56,7 +56,10 @@ _SIGSTORE = {
         "FILE",
         "Whose certificates and logs count for --sigstore: the trusted_root.json of an instance of Sigstore.",
     ),
-    "identity": ("WHO", "Who has to have signed, as in the certificate: a mail address, or the URL of a workflow."),
+    "identity": (
+        "WHO",
+        "Who has to have signed, as in the certificate: a mail address, or the URL of a workflow.",
+    ),
     "issuer": ("URL", "Who has to have vouched for --identity."),
 }
 
@@ -64,7 +67,9 @@ _SIGSTORE = {
 def sigstore_options(function: F) -> F:
     """Add the options of `verify` that are about Sigstore."""
     for name, (metavar, text) in reversed(_SIGSTORE.items()):
-        function = click.option(f"--{name.replace('_', '-')}", name, metavar=metavar, help=text)(function)
+        function = click.option(f"--{name.replace('_', '-')}", name, metavar=metavar, help=text)(
+            function
+        )
     return function
 
 
@@ -73,7 +78,9 @@ def sigstore_asked(given: dict[str, str | None]) -> dict[str, str] | None:
     asked = {name: text for name, text in given.items() if text is not None}
     missing = [f"--{name.replace('_', '-')}" for name in _SIGSTORE if name not in asked]
     if asked and missing:
-        raise click.UsageError(f"a signature of Sigstore counts for somebody: give {', '.join(missing)} too")
+        raise click.UsageError(
+            f"a signature of Sigstore counts for somebody: give {', '.join(missing)} too"
+        )
     return asked or None
 
 
@@ -108,7 +115,12 @@ def new(screen: Screen, file: str) -> int:
     check_replaceable(public)
     made.save(file)
     replace_content(public, minisign.write_public(made).encode())
-    screen.facts([("private", f"{file}: keep it secret"), ("public", f"{public}: give it to who is to trust you")])
+    screen.facts(
+        [
+            ("private", f"{file}: keep it secret"),
+            ("public", f"{public}: give it to who is to trust you"),
+        ]
+    )
     screen.done(f"key {made.key_id}")
     screen.finish({"private": file, "public": public, "key_id": made.key_id})
     return FINE
@@ -130,7 +142,13 @@ def listed(screen: Screen, folder: str | None) -> int:
 
 
 def _row(name: str, one: TrustedKey) -> tuple[str, ...]:
-    state = "revoked" if one.revoked else "expired" if one.expires and time.time() >= one.expires else "in force"
+    state = (
+        "revoked"
+        if one.revoked
+        else "expired"
+        if one.expires and time.time() >= one.expires
+        else "in force"
+    )
     return (
         name,
         one.key_id,
@@ -149,7 +167,9 @@ def _told(name: str, one: TrustedKey) -> dict[str, Any]:
 )
 @click.argument("file")
 @click.option("--name", required=True, metavar="NAME", help="What to call the key here.")
-@click.option("--tag", "tags", multiple=True, metavar="GLOB", help="Tags that it may sign; without it, all.")
+@click.option(
+    "--tag", "tags", multiple=True, metavar="GLOB", help="Tags that it may sign; without it, all."
+)
 @click.option(
     "--target",
     "targets",
@@ -158,7 +178,11 @@ def _told(name: str, one: TrustedKey) -> dict[str, Any]:
     help="Targets that it may sign kernels for, such as cuda:*; without it, all.",
 )
 @click.option(
-    "--family", "families", multiple=True, metavar="GLOB", help="Server caches that it may sign; without it, none."
+    "--family",
+    "families",
+    multiple=True,
+    metavar="GLOB",
+    help="Server caches that it may sign; without it, none.",
 )
 @click.option(
     "--trust",
@@ -167,7 +191,13 @@ def _told(name: str, one: TrustedKey) -> dict[str, Any]:
     type=click.Choice(["kernels", "code"]),
     help="What it may vouch for; without it, kernels.",
 )
-@click.option("--expires", "expires_s", callback=to_seconds, metavar="DURATION", help="For how long: 36h, 90d.")
+@click.option(
+    "--expires",
+    "expires_s",
+    callback=to_seconds,
+    metavar="DURATION",
+    help="For how long: 36h, 90d.",
+)
 @click.option("--comment", default="", metavar="TEXT", help="For people.")
 @folder_option
 @reports
@@ -184,7 +214,12 @@ def trust(
     folder: str | None,
 ) -> int:
     """Trust the public key in FILE, of `key new` or of minisign, within a scope; a key of that name is replaced."""
-    scope = KeyScope(tags=tags or ("*",), targets=targets or ("*",), families=families, trust=levels or ("kernels",))
+    scope = KeyScope(
+        tags=tags or ("*",),
+        targets=targets or ("*",),
+        families=families,
+        trust=levels or ("kernels",),
+    )
     expires = 0 if expires_s is None else int(time.time()) + expires_s
     place = _folder(folder)
     one = trust_public_file(place, name, file, scope, expires=expires, comment=comment)
@@ -205,10 +240,20 @@ def revoke(screen: Screen, name: str, folder: str | None) -> int:
     return FINE
 
 
-@click.command(short_help="Sign a bundle.", epilog=example("sign model.tbundle --key release.pem --expires 90d"))
+@click.command(
+    short_help="Sign a bundle.",
+    epilog=example("sign model.tbundle --key release.pem --expires 90d"),
+)
 @click.argument("bundle")
-@click.option("--key", "key_file", required=True, metavar="FILE", help="The private key, of `key new`.")
-@click.option("-o", "--output", metavar="FILE", help="Where the signed copy goes; without it, in place of BUNDLE.")
+@click.option(
+    "--key", "key_file", required=True, metavar="FILE", help="The private key, of `key new`."
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="Where the signed copy goes; without it, in place of BUNDLE.",
+)
 @click.option(
     "--expires",
     "expires_s",
@@ -221,13 +266,23 @@ def revoke(screen: Screen, name: str, folder: str | None) -> int:
     type=click.Choice(["kernels", "code"]),
     help="What is vouched for; without it, all that is in the bundle.",
 )
-@click.option("--minisign", "beside", is_flag=True, help="Also write BUNDLE.minisig, which minisign checks.")
+@click.option(
+    "--minisign", "beside", is_flag=True, help="Also write BUNDLE.minisig, which minisign checks."
+)
 @reports
 def sign(
-    screen: Screen, bundle: str, key_file: str, output: str | None, expires_s: int | None, trust: Any, beside: bool
+    screen: Screen,
+    bundle: str,
+    key_file: str,
+    output: str | None,
+    expires_s: int | None,
+    trust: Any,
+    beside: bool,
 ) -> int:
     """Verify BUNDLE and put a signature into it, beside those of other keys; its digest stays."""
-    report = sign_file(bundle, key_file, output=output, expires_s=expires_s, trust=trust, minisign=beside)
+    report = sign_file(
+        bundle, key_file, output=output, expires_s=expires_s, trust=trust, minisign=beside
+    )
     screen.facts([
         ("bundle", report.digest),
         ("key", report.key_id),
@@ -247,22 +302,36 @@ def tell_signature(screen: Screen, bundle: Bundle, path: str) -> tuple[dict[str,
         screen.done(f"{path} is signed by {judgement.key}")
     else:
         screen.complain(f"{path}: {judgement.reason}; {judgement.fix}")
-    return {"ok": judgement.good, "key": judgement.key, "reason": judgement.reason}, FINE if judgement.good else PROBLEM
+    return {
+        "ok": judgement.good,
+        "key": judgement.key,
+        "reason": judgement.reason,
+    }, FINE if judgement.good else PROBLEM
 
 
-def tell_sigstore(screen: Screen, bundle: Bundle, path: str, asked: dict[str, str]) -> tuple[dict[str, Any], int]:
+def tell_sigstore(
+    screen: Screen, bundle: Bundle, path: str, asked: dict[str, str]
+) -> tuple[dict[str, Any], int]:
     """Check a signature of Sigstore of the file that was opened; returns what `--json` says of it, and the exit status."""
     try:
         report = verify_sigstore(
-            path, asked["sigstore"], trust_root=asked["trust_root"], identity=asked["identity"], issuer=asked["issuer"]
+            path,
+            asked["sigstore"],
+            trust_root=asked["trust_root"],
+            identity=asked["identity"],
+            issuer=asked["issuer"],
         )
         digest = hashlib.sha256()
         for chunk in bundle.signed.file_chunks():
             digest.update(chunk)
         if digest.hexdigest() != report.digest:
-            raise Untrusted("the signature is of another file, which was put in its place meanwhile", path=path)
+            raise Untrusted(
+                "the signature is of another file, which was put in its place meanwhile", path=path
+            )
     except Untrusted as error:
         screen.complain(f"{path}: {error.message}")
         return {"ok": False, "reason": error.message}, PROBLEM
-    screen.done(f"{path} is signed by {report.identity} of {report.issuer}, entry {report.log_index} of the log")
+    screen.done(
+        f"{path} is signed by {report.identity} of {report.issuer}, entry {report.log_index} of the log"
+    )
     return {"ok": True, **msgspec.to_builtins(report)}, FINE

@@ -31,7 +31,12 @@ _NO_OPTIONS = frozenset({
     "hash", "target", "name", "shared", "tmem_size", "global_scratch_size", "global_scratch_align", "profile_scratch_size",
     "profile_scratch_align", "triton_version", "tensordesc_meta",
 })  # fmt: skip
-_PARTS = {"source.text": "source", "source.line": "line", "source.hash": "dependencies", "backend.hash": "ptxas"}
+_PARTS = {
+    "source.text": "source",
+    "source.line": "line",
+    "source.hash": "dependencies",
+    "backend.hash": "ptxas",
+}
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,9 @@ class SpecializationRow:
     other: str
 
 
-def specialization_of(bundle: Bundle, kernel: Kernel) -> tuple[KernelSpecialization, BundlerError | None]:
+def specialization_of(
+    bundle: Bundle, kernel: Kernel
+) -> tuple[KernelSpecialization, BundlerError | None]:
     """Return what a kernel was compiled for, and why its metadata, asked for when there is no record, cannot be read."""
     facts = kernel.launch.facts
     if facts is not None:
@@ -76,7 +83,9 @@ def specialization_of(bundle: Bundle, kernel: Kernel) -> tuple[KernelSpecializat
     return KernelSpecialization(stages=_stages(options), options=options), None
 
 
-def told(kernels: Sequence[Kernel], specializations: Sequence[KernelSpecialization]) -> list[SpecializationRow]:
+def told(
+    kernels: Sequence[Kernel], specializations: Sequence[KernelSpecialization]
+) -> list[SpecializationRow]:
     """Return the cells of each kernel's row."""
     rows: dict[str, SpecializationRow] = {}
     pairs = sorted(zip(kernels, specializations, strict=True), key=lambda pair: _shared(pair[0]))
@@ -92,7 +101,9 @@ def _recorded(facts: LaunchFacts) -> KernelSpecialization:
     return KernelSpecialization(
         stages=_stages(options),
         constants={_argument(names, path): _plain(value) for path, value in facts.constants},
-        signature={name: _plain(kind) for name, kind in facts.signature if kind.plain() != _CONSTEXPR},
+        signature={
+            name: _plain(kind) for name, kind in facts.signature if kind.plain() != _CONSTEXPR
+        },
         attributes={_argument(names, path): _attributes(value) for path, value in facts.attributes},
         options=options or None,
     )
@@ -105,7 +116,9 @@ def _stages(options: Mapping[str, Any]) -> int | None:
 
 def _argument(names: Sequence[str], path: Path) -> str:
     first, *rest = path or (0,)
-    return (names[first] if first < len(names) else str(first)) + "".join(f"[{index}]" for index in rest)
+    return (names[first] if first < len(names) else str(first)) + "".join(
+        f"[{index}]" for index in rest
+    )
 
 
 def _plain(value: Value) -> Any:
@@ -117,7 +130,11 @@ def _plain(value: Value) -> Any:
 def _attributes(value: Value) -> dict[str, Any]:
     plain = value.plain()
     pairs = plain if isinstance(plain, (list, tuple)) else []
-    return {str(pair[0]): pair[1] for pair in pairs if isinstance(pair, (list, tuple)) and len(pair) == 2}  # noqa: PLR2004
+    return {
+        str(pair[0]): pair[1]
+        for pair in pairs
+        if isinstance(pair, (list, tuple)) and len(pair) == 2  # noqa: PLR2004
+    }
 
 
 # What tells kernels apart ----------------------------------------------------------------------------------------------
@@ -145,7 +162,9 @@ def _group(group: Sequence[_Pair]) -> list[SpecializationRow]:
         alike.setdefault((kernel.spec.num_warps, *cell), []).append(place)
     others = [""] * len(group)
     for places in alike.values():
-        for place, (items, differ) in zip(places, _differing([_rest(*group[p]) for p in places]), strict=True):
+        for place, (items, differ) in zip(
+            places, _differing([_rest(*group[p]) for p in places]), strict=True
+        ):
             others[place] = _items(items, "=") if differ else ""
     return [SpecializationRow(*cell, other) for cell, other in zip(cells, others, strict=True)]
 
@@ -176,12 +195,22 @@ def _kind(kind: Any, hints: Mapping[str, Any]) -> str:
 
 def _rest(kernel: Kernel, one: KernelSpecialization) -> dict[str, str]:
     """Return what else two kernels can differ in: options, other hints, and the parts of their keys."""
-    items = {name: _text(value) for name, value in (one.options or {}).items() if name not in _COUNTED}
+    items = {
+        name: _text(value) for name, value in (one.options or {}).items() if name not in _COUNTED
+    }
     for argument, hints in (one.attributes or {}).items():
-        items.update({f"{argument} {name}": _text(value) for name, value in hints.items() if name != _DIVISIBILITY})
+        items.update(
+            {
+                f"{argument} {name}": _text(value)
+                for name, value in hints.items()
+                if name != _DIVISIBILITY
+            }
+        )
     if kernel.parts is not None:
         parts = (
-            (name, text) for name, text in kernel.parts.parts if not name.startswith(("option.", "source.constants"))
+            (name, text)
+            for name, text in kernel.parts.parts
+            if not name.startswith(("option.", "source.constants"))
         )
         items.update({_PARTS.get(name, name): _digest(text) for name, text in parts})
     return items

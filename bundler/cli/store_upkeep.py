@@ -36,14 +36,15 @@ _FIXES = {
 }
 
 
-@click.command(short_help="Say what a store holds.", epilog=example("stats --store file:///var/cache/kernels"))
+@click.command(
+    short_help="Say what a store holds.", epilog=example("stats --store file:///var/cache/kernels")
+)
 @one_store_option
 @reports
 def stats(screen: Screen, url: str) -> int:
     """Say how much a store holds, and how much of it tags reach."""
     with existing_store(url) as store:
         found = store.stats()
-        in_all = found.unit_bytes + found.manifest_bytes + found.record_bytes + found.dictionary_bytes
         screen.facts([
             ("store", store.name),
             ("tags", f"{found.tags:,}"),
@@ -51,10 +52,11 @@ def stats(screen: Screen, url: str) -> int:
             ("units", f"{found.units:,} ({wording.size(found.unit_bytes)})"),
             ("dictionaries", f"{found.dictionaries:,} ({wording.size(found.dictionary_bytes)}), which units share"
              if found.dictionaries else ""),
+            ("kernels", f"{found.kernels:,} found by key ({wording.size(found.index_bytes)} say in which bundle)"),
             ("records", f"{found.records:,} ({wording.size(found.record_bytes)}), published one by one" if found.records else ""),
             ("failures", f"{wording.count(found.failures, 'compile')} that failed" if found.failures else ""),
             ("tagged", wording.size(found.tagged_bytes)),
-            ("untagged", f"{wording.size(in_all - found.tagged_bytes)}, which prune removes once unused for a day, or --grace"),
+            ("untagged", f"{wording.size(found.size_bytes - found.tagged_bytes)}, which prune removes once unused for a day, or --grace"),
         ])  # fmt: skip
         screen.finish({"store": store.name, **asdict(found)})
     return FINE
@@ -70,10 +72,16 @@ def stats(screen: Screen, url: str) -> int:
 )
 @one_store_option
 @click.option(
-    "--max-bytes", callback=to_bytes, metavar="SIZE", help="Stop when the store holds no more than this: 500MB, 2GiB."
+    "--max-bytes",
+    callback=to_bytes,
+    metavar="SIZE",
+    help="Stop when the store holds no more than this: 500MB, 2GiB.",
 )
 @click.option(
-    "--older-than", callback=to_seconds, metavar="DURATION", help="Only what was not used for so long: 36h, 7d."
+    "--older-than",
+    callback=to_seconds,
+    metavar="DURATION",
+    help="Only what was not used for so long: 36h, 7d.",
 )
 @click.option(
     "--grace",
@@ -84,7 +92,12 @@ def stats(screen: Screen, url: str) -> int:
     help="Spare what was used within this time: a number of seconds, 10min, 24h. A push that takes longer may lose units, and "
     "its kernels are compiled again; 0 is for a store that nobody writes to at the moment.",
 )
-@click.option("--keep-days", type=click.FloatRange(0, 36_500), metavar="N", help="The same as --older-than Nd.")
+@click.option(
+    "--keep-days",
+    type=click.FloatRange(0, 36_500),
+    metavar="N",
+    help="The same as --older-than Nd.",
+)
 @click.option("--dry-run", is_flag=True, help="Remove nothing, only say what would be.")
 @reports
 def prune(
@@ -105,12 +118,17 @@ def prune(
         if older_than is not None:
             raise click.UsageError("--keep-days and --older-than say the same: give one of them")
         older_than = round(keep_days * DAY_S)
-    with existing_store(url) as store, screen.progress(f"pruning {store.name}", counted=True) as bar:
+    with (
+        existing_store(url) as store,
+        screen.progress(f"pruning {store.name}", counted=True) as bar,
+    ):
         report = store.prune(max_bytes, older_than, dry_run, grace_s=grace, watch=bar.reach)
     _show_prune(screen, report, dry_run=dry_run)
     status = _limit(screen, report, max_bytes)
     for tag, reason in report.unfollowed:
-        screen.complain(f"nothing may be removed, since it is not known what tag {tag} reaches: {reason}")
+        screen.complain(
+            f"nothing may be removed, since it is not known what tag {tag} reaches: {reason}"
+        )
     screen.finish({"store": store.name, "dry_run": dry_run, **asdict(report)})
     return PROBLEM if report.unfollowed else status
 
@@ -128,13 +146,21 @@ def _limit(screen: Screen, report: PruneReport, max_bytes: int | None) -> int:
     """Say why the store holds more than it should; returns the exit status."""
     if max_bytes is None or not report.over_limit_bytes or report.unfollowed:
         return FINE
-    over = f"{wording.size(report.over_limit_bytes)} more than --max-bytes {wording.size(max_bytes)}"
-    what_holds = " and ".join(f"{_why(held.by, report.grace_s)} {_amount(held)}" for held in report.held)
+    over = (
+        f"{wording.size(report.over_limit_bytes)} more than --max-bytes {wording.size(max_bytes)}"
+    )
+    what_holds = " and ".join(
+        f"{_why(held.by, report.grace_s)} {_amount(held)}" for held in report.held
+    )
     stay, tagged = (
         f"{wording.size(report.kept_bytes)} stay, {over}, because {what_holds}",
         report.tagged_bytes > max_bytes,
     )
-    fixes = [_FIXES[held.by] for held in report.held if held.by in _FIXES and (tagged or held.by != prune_choice.TAGS)]
+    fixes = [
+        _FIXES[held.by]
+        for held in report.held
+        if held.by in _FIXES and (tagged or held.by != prune_choice.TAGS)
+    ]
     if tagged:
         screen.complain(f"{stay}; {', '.join([*fixes, 'or allow more'])}")
         return PROBLEM
@@ -148,7 +174,9 @@ def _amount(held: Held) -> str:
 
 def _why(by: str, grace_s: float) -> str:
     """Return what holds something, in words that its amount follows."""
-    return f"--grace of {wording.span(grace_s)} spares" if by == prune_choice.GRACE else _REASONS[by]
+    return (
+        f"--grace of {wording.span(grace_s)} spares" if by == prune_choice.GRACE else _REASONS[by]
+    )
 
 
 def verify_store(screen: Screen, url: str, *, repair: bool) -> int:
@@ -157,10 +185,13 @@ def verify_store(screen: Screen, url: str, *, repair: bool) -> int:
         with screen.progress(f"verifying {store.name}", counted=True) as bar:
             report = store.verify(repair, watch=bar.reach)
         if report.sound:
-            screen.line(f"checked {wording.count(report.checked, 'object')}, and that bundles and tags lack nothing")
+            screen.line(
+                f"checked {wording.count(report.checked, 'object')}, and that bundles and tags lack nothing"
+            )
             screen.done(f"{store.name} is sound")
         else:
             _show_problems(screen, store, report, repair=repair)
+        _show_indexed(screen, report)
         screen.finish({"store": store.name, "ok": report.sound, **asdict(report)})
     return FINE if report.sound else PROBLEM
 
@@ -184,3 +215,8 @@ def _show_problems(screen: Screen, store: Store, report: VerifyReport, *, repair
         screen.done(
             f"removed {wording.count(len(report.removed), 'damaged object')}; the next push sends what was in them"
         )
+
+
+def _show_indexed(screen: Screen, report: VerifyReport) -> None:
+    if report.indexed:
+        screen.line(f"indexed {wording.count(report.indexed, 'kernel')}: found by key again")

@@ -21,9 +21,7 @@ from bundler.store.store_urls import local_directory, store_url, with_settings
 STORE_METAVAR = "URL"
 STORE_VARIABLE = f"{config.PREFIX}STORE"
 STORE_HELP = "The store: a directory, with ?mode=group one that a group shares, redis://host:6379 or s3://bucket/prefix"
-TIERS_HELP = (
-    f"{STORE_HELP}; else {STORE_VARIABLE}. Repeat it for tiers, the nearest first; ?readonly=1 leaves one as it is."
-)
+TIERS_HELP = f"{STORE_HELP}; else {STORE_VARIABLE}. Repeat it for tiers, the nearest first; ?readonly=1 leaves one as it is."
 ONE_STORE_HELP = f"{STORE_HELP}; else {STORE_VARIABLE}."
 _NONE = f"give --store URL, or set {STORE_VARIABLE}"
 
@@ -45,23 +43,33 @@ def one_given_or_set(url: str | None) -> str | None:
     """Return the one store that was given, else the one that the environment names; raises `UsageError` for several there."""
     found = given_or_set([url] if url is not None else [])
     if len(found) > 1:
-        raise click.UsageError(f"{STORE_VARIABLE} names {len(found)} stores; give the one to look after by --store")
+        raise click.UsageError(
+            f"{STORE_VARIABLE} names {len(found)} stores; give the one to look after by --store"
+        )
     return found[0] if found else None
 
 
-def only_one(_context: click.Context, _option: click.Parameter, urls: tuple[str, ...]) -> str | None:
+def only_one(
+    _context: click.Context, _option: click.Parameter, urls: tuple[str, ...]
+) -> str | None:
     """Return the one store that was given; maintenance of several as tiers would follow the tiers' rules, which is not what a user expects."""
     if len(urls) > 1:
-        raise click.BadParameter(f"expected one store, got {len(urls)}: look after each tier by itself")
+        raise click.BadParameter(
+            f"expected one store, got {len(urls)}: look after each tier by itself"
+        )
     return urls[0] if urls else None
 
 
-def from_environment(_context: click.Context, _option: click.Parameter, urls: tuple[str, ...]) -> tuple[str, ...]:
+def from_environment(
+    _context: click.Context, _option: click.Parameter, urls: tuple[str, ...]
+) -> tuple[str, ...]:
     """Return the stores that were given, else those that the environment names: for options that may be left out."""
     return given_or_set(urls)
 
 
-def _some(_context: click.Context, _option: click.Parameter, urls: tuple[str, ...]) -> tuple[str, ...]:
+def _some(
+    _context: click.Context, _option: click.Parameter, urls: tuple[str, ...]
+) -> tuple[str, ...]:
     found = given_or_set(urls)
     if not found:
         raise click.UsageError(_NONE)
@@ -79,7 +87,9 @@ def stores_option(
     help_text: str = TIERS_HELP, callback: Callable[..., Any] | None = _some
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return the option `--store` of a command that works on a store, or on tiers of one."""
-    return click.option("--store", "urls", multiple=True, metavar=STORE_METAVAR, callback=callback, help=help_text)
+    return click.option(
+        "--store", "urls", multiple=True, metavar=STORE_METAVAR, callback=callback, help=help_text
+    )
 
 
 store_option = stores_option()
@@ -107,5 +117,8 @@ def existing_store(*urls: str, read_only: bool = False) -> Store:
     directory = local_directory(urls[-1])
     if directory is not None and not os.path.isdir(directory):
         store.close()
-        raise NotFound(f"there is no store at this place: no directory {directory}; push makes it", store=urls[-1])
+        raise NotFound(
+            f"there is no store at this place: no directory {directory}; push makes it",
+            store=urls[-1],
+        )
     return store

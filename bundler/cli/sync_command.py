@@ -29,21 +29,40 @@ SHOWN = 20
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST")
 @click.option(
-    "--tags", "globs", multiple=True, metavar="GLOB", help="Only tags that match; repeat it for more. Without it, all."
+    "--tags",
+    "globs",
+    multiple=True,
+    metavar="GLOB",
+    help="Only tags that match; repeat it for more. Without it, all.",
 )
 @click.option(
-    "--delete-tags", is_flag=True, help="Remove tags of DST that SRC does not have; what they named stays until prune."
+    "--delete-tags",
+    is_flag=True,
+    help="Remove tags of DST that SRC does not have; what they named stays until prune.",
 )
 @click.option("--dry-run", is_flag=True, help="Change nothing, only say what would be.")
 @reports
-def sync(screen: Screen, source: str, target: str, globs: tuple[str, ...], *, delete_tags: bool, dry_run: bool) -> int:
+def sync(
+    screen: Screen,
+    source: str,
+    target: str,
+    globs: tuple[str, ...],
+    *,
+    delete_tags: bool,
+    dry_run: bool,
+) -> int:
     """Bring the store DST to what the tags of the store SRC name; only what is missing there is moved, with what is signed of it.
 
     A run that was interrupted goes on where it ended. Exit status 1 when a tag could not be mirrored: it stays in DST as it was.
     """
-    with existing_store(as_url(source), read_only=True) as held, open_stores(as_url(target)) as mirrored:
+    with (
+        existing_store(as_url(source), read_only=True) as held,
+        open_stores(as_url(target)) as mirrored,
+    ):
         with screen.progress(f"mirroring {held.name}", counted=True) as bar:
-            report = held.sync_to(mirrored, globs, dry_run=dry_run, delete_tags=delete_tags, watch=bar.reach)
+            report = held.sync_to(
+                mirrored, globs, dry_run=dry_run, delete_tags=delete_tags, watch=bar.reach
+            )
         _show(screen, report, dry_run=dry_run)
         for tag, reason in report.failed:
             screen.complain(f"tag {tag}: {reason}")
@@ -68,10 +87,11 @@ def sync(screen: Screen, source: str, target: str, globs: tuple[str, ...], *, de
 def _show(screen: Screen, report: SyncReport, *, dry_run: bool) -> None:
     size = "" if dry_run else f", {wording.size(report.bytes_moved)}"
     units = wording.count(report.units_moved, "unit")
+    there = "is" if dry_run else "was"
     screen.facts([
-        ("moved", f"{_listed(report.moved)}: {units}{size}" if report.moved else "nothing, all of it was there"),
-        ("kept", _listed(report.kept)),
-        ("deleted", _listed(report.deleted)),
+        ("would move" if dry_run else "moved", f"{_listed(report.moved)}: {units}{size}" if report.moved else f"nothing, all of it {there} there"),
+        ("would keep" if dry_run else "kept", _listed(report.kept)),
+        ("would delete" if dry_run else "deleted", _listed(report.deleted)),
         ("present", wording.count(report.units_present, "unit") if report.units_present and report.moved else ""),
     ])  # fmt: skip
 

@@ -132,7 +132,9 @@ class Screen:
         """Print a text of many lines as it is, but for what could command a terminal."""
         if not (self.as_json or self.quiet):
             lines = re.split(r"\r?\n", text.removesuffix("\n"))
-            self.out.file.writelines("\t".join(map(wording.plain, line.split("\t"))) + "\n" for line in lines)
+            self.out.file.writelines(
+                "\t".join(map(wording.plain, line.split("\t"))) + "\n" for line in lines
+            )
             self.out.file.flush()
 
     def _shown(self, columns: Sequence[Column], cells: Sequence[Row]) -> list[int]:
@@ -140,7 +142,10 @@ class Screen:
         needed = _needed(columns, cells)
         shown = list(range(len(columns)))
         for index in sorted(shown, key=lambda place: -columns[place].needs):
-            fit = sum(needed[place] for place in shown) + COLUMN_GAP * (len(shown) - 1) <= self.out.width
+            fit = (
+                sum(needed[place] for place in shown) + COLUMN_GAP * (len(shown) - 1)
+                <= self.out.width
+            )
             if fit or columns[index].needs <= self.out.width:
                 break
             shown.remove(index)
@@ -153,7 +158,9 @@ class Screen:
         fixed = sum(needed) - sum(needed[i] for i in flexible) + COLUMN_GAP * (len(columns) - 1)
         # The narrowest first: the room that it does not need is shared by the others.
         room = self.out.width - fixed
-        for left, i in zip(range(len(flexible), 0, -1), sorted(flexible, key=needed.__getitem__), strict=True):
+        for left, i in zip(
+            range(len(flexible), 0, -1), sorted(flexible, key=needed.__getitem__), strict=True
+        ):
             needed[i] = max(1, min(needed[i], room // left))
             room -= needed[i]
         return needed
@@ -165,7 +172,9 @@ class Screen:
         for name, value in known:
             self.line(f"{name:<{width}}  {value}")
 
-    def reasons(self, title: str, reasons: Iterable[tuple[str, str]], names: dict[str, str] | None = None) -> None:
+    def reasons(
+        self, title: str, reasons: Iterable[tuple[str, str]], names: dict[str, str] | None = None
+    ) -> None:
         """Print why things were left out, each reason once, with how many and an example."""
         rows = wording.grouped(reasons, names)
         if not rows:
@@ -174,7 +183,9 @@ class Screen:
         for number, reason, examples in rows[:REASONS_SHOWN]:
             self.line(f"  {number:,} x {reason} ({examples})")
         if len(rows) > REASONS_SHOWN:
-            self.line(f"  … and {wording.count(len(rows) - REASONS_SHOWN, 'more reason')}; --json lists all")
+            self.line(
+                f"  … and {wording.count(len(rows) - REASONS_SHOWN, 'more reason')}; --json lists all"
+            )
 
     def warn(self, message: str) -> None:
         """Print a warning on standard error, and keep it for `--json`."""
@@ -208,17 +219,24 @@ class Screen:
 
     def _tell(self, kind: str, message: str, style: str) -> None:
         text = Text(f"{kind}: ", style=style).append(
-            wording.plain(wording.in_command_words(" ".join(message.splitlines()))), style="not bold default"
+            wording.plain(wording.in_command_words(" ".join(message.splitlines()))),
+            style="not bold default",
         )
         self.err.print(text, soft_wrap=True)
 
     @contextlib.contextmanager
-    def progress(self, what: str, total: int | None = None, *, counted: bool = False) -> Iterator[Bar]:
+    def progress(
+        self, what: str, total: int | None = None, *, counted: bool = False
+    ) -> Iterator[Bar]:
         """Show a bar while the block runs, on a terminal, with rate and time left unless `total` is None, which is not known.
 
         With `counted`, the total is known as soon as `Bar.reach` tells it.
         """
-        known: tuple[ProgressColumn, ...] = (MofNCompleteColumn(), _RateColumn(), TimeRemainingColumn())
+        known: tuple[ProgressColumn, ...] = (
+            MofNCompleteColumn(),
+            _RateColumn(),
+            TimeRemainingColumn(),
+        )
         more = known if counted or total is not None else (SpinnerColumn(), TimeElapsedColumn())
         with self._watched(what, total, BarColumn(BAR_COLUMNS), *more) as progress:
             yield Bar(*progress)
@@ -226,7 +244,12 @@ class Screen:
     @contextlib.contextmanager
     def transfer(self, what: str, total_bytes: int) -> Iterator[Bar]:
         """Show a bar of bytes with rate and time left while the block runs, on a terminal."""
-        columns = (BarColumn(BAR_COLUMNS), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        columns = (
+            BarColumn(BAR_COLUMNS),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+        )
         with self._watched(what, total_bytes, *columns) as progress:
             yield Bar(*progress, of_bytes=True)
 
@@ -238,16 +261,24 @@ class Screen:
             yield (None,)
             return
         # A long path is cut, so that there is room for the numbers.
-        name = RichColumn(no_wrap=True, overflow="ellipsis", max_width=max(1, self.err.width - NUMBERS_COLUMNS))
+        name = RichColumn(
+            no_wrap=True, overflow="ellipsis", max_width=max(1, self.err.width - NUMBERS_COLUMNS)
+        )
         with Progress(
-            TextColumn("{task.description}", table_column=name), *more, console=self.err, transient=True
+            TextColumn("{task.description}", table_column=name),
+            *more,
+            console=self.err,
+            transient=True,
         ) as progress:
             yield progress, progress.add_task(what, total=total)
 
 
 def _needed(columns: Sequence[Column], cells: Sequence[Row]) -> list[int]:
     """Return how wide each column is where nothing is cut or folded."""
-    return [max(map(cell_len, [column.title, *(row[i] for row in cells)])) for i, column in enumerate(columns)]
+    return [
+        max(map(cell_len, [column.title, *(row[i] for row in cells)]))
+        for i, column in enumerate(columns)
+    ]
 
 
 class _RateColumn(ProgressColumn):
@@ -256,14 +287,20 @@ class _RateColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         """Return the rate; nothing before there is one."""
         return Text(
-            "" if task.speed is None else f"{task.speed:,.0f}/s" if task.speed >= _FAST else f"{task.speed:.1f}/s"
+            ""
+            if task.speed is None
+            else f"{task.speed:,.0f}/s"
+            if task.speed >= _FAST
+            else f"{task.speed:.1f}/s"
         )
 
 
 class Bar:
     """A progress bar; it shows nothing where there is no terminal."""
 
-    def __init__(self, progress: Progress | None, task: Any = None, *, of_bytes: bool = False) -> None:
+    def __init__(
+        self, progress: Progress | None, task: Any = None, *, of_bytes: bool = False
+    ) -> None:
         self._progress = progress
         self._task = task
         self._of_bytes = of_bytes

@@ -33,14 +33,27 @@ Found = tuple[Status, str, str, str]
 def toolchain_checks() -> Iterator[Found]:
     """Yield (status, what, value, fix): one warning for all releases never tried with this package, one for keys that hold paths."""
     toolchain = identity.installed_triton()
-    here = {"triton": toolchain.release if toolchain is not None else None, "torch": identity.version_of("torch")}
-    untried = {name: release for name, release in here.items() if tried_releases.untried(name, release)}
+    here = {
+        "triton": toolchain.release if toolchain is not None else None,
+        "torch": identity.version_of("torch"),
+    }
+    untried = {
+        name: release for name, release in here.items() if tried_releases.untried(name, release)
+    }
     if untried:
         told = ", ".join(f"{name} {release}" for name, release in untried.items())
         lists = "; ".join(f"{name} {', '.join(tried_releases.TRIED[name])}" for name in untried)
         lacking = _torch_lacks() if "torch" in untried else ""
-        fix = f"nothing is refused for it; see to it that a restored bundle is found: triton-bundler demo, {page('integrations')}"
-        yield "warning", "releases", f"{told}: never tried with this package (tried: {lists}){lacking}", fix
+        fix = (
+            f"nothing is refused for it; see to it that a restored bundle is found: triton-bundler demo, {page('integrations')}; "
+            f"have generated programs compared with eager torch: verify=True, {page('codegen')}"
+        )
+        yield (
+            "warning",
+            "releases",
+            f"{told}: never tried with this package (tried: {lists}){lacking}",
+            fix,
+        )
     if toolchain is not None and _asked(_PATH_COUNTS) == "True":
         yield (
             "warning",

@@ -32,13 +32,16 @@ _Source = MetricsSource | StoreSource
 @click.command(
     short_help="Watch hits, misses, leases and store sizes.",
     epilog=example(
-        "top http://127.0.0.1:9464/metrics file:///var/cache/kernels", "top --once redis://kernel-cache:6379"
+        "top http://127.0.0.1:9464/metrics file:///var/cache/kernels",
+        "top --once redis://kernel-cache:6379",
     ),
 )
 @click.argument("urls", metavar="URL…", nargs=-1, required=True)
 @click.option("--interval", type=click.FloatRange(LEAST_INTERVAL_S, 3600), default=INTERVAL_S, show_default=True,
               metavar="SECONDS", help="How often to look; what takes long is looked at less often.")  # fmt: skip
-@click.option("--once", is_flag=True, help="Look once and end, as with --json and where no person watches.")
+@click.option(
+    "--once", is_flag=True, help="Look once and end, as with --json and where no person watches."
+)
 @reports
 def top(screen: Screen, urls: tuple[str, ...], interval: float, once: bool) -> int:
     """Watch stores and processes until Ctrl-C: hits and misses, who compiles which kernel under a lease, what a store holds.
@@ -57,7 +60,12 @@ def top(screen: Screen, urls: tuple[str, ...], interval: float, once: bool) -> i
     for sight in sights:
         for line in _lines(sight):
             screen.line(line)
-    screen.finish({"sources": [sight.as_json() for sight in sights], "ok": not any(sight.error for sight in sights)})
+    screen.finish(
+        {
+            "sources": [sight.as_json() for sight in sights],
+            "ok": not any(sight.error for sight in sights),
+        }
+    )
     return PROBLEM if any(sight.error for sight in sights) else FINE
 
 
@@ -86,7 +94,11 @@ def _watch(screen: Screen, look: Callable[[], list[Sight]], interval: float) -> 
 
 def _view(sights: Sequence[Sight], before: Sequence[Sight], seconds: float) -> Group:
     """Return what a terminal shows: processes, stores, leases, and what does not answer."""
-    processes, stores, leases = Table(title="processes"), Table(title="stores"), Table(title="leases")
+    processes, stores, leases = (
+        Table(title="processes"),
+        Table(title="stores"),
+        Table(title="leases"),
+    )
     for table, columns in (
         (processes, ("endpoint", "hits", "/s", "misses", "/s", "hit %", "compiles", "seconds", "saved", "fetched", "breakers")),
         (stores, ("store", "size", "units", "records", "tags", "failures", "leases")),
@@ -94,7 +106,10 @@ def _view(sights: Sequence[Sight], before: Sequence[Sight], seconds: float) -> G
     ):  # fmt: skip
         for place, column in enumerate(columns):
             table.add_column(
-                column, justify="left" if place == 0 or table is leases else "right", overflow="ellipsis", no_wrap=True
+                column,
+                justify="left" if place == 0 or table is leases else "right",
+                overflow="ellipsis",
+                no_wrap=True,
             )
     for sight, last in zip(sights, before, strict=True):
         if sight.error:
@@ -105,8 +120,16 @@ def _view(sights: Sequence[Sight], before: Sequence[Sight], seconds: float) -> G
             stores.add_row(*map(Text, _store_row(sight)))
             for lease in sight.leases:
                 left = wording.duration(lease.left_s) if lease.left_s is not None else ""
-                leases.add_row(*map(Text, map(wording.plain, (kernel_of(lease), lease.holder, left, sight.url))))
-    errors = [Text(wording.plain(f"{sight.url}: {sight.error}"), style="red") for sight in sights if sight.error]
+                leases.add_row(
+                    *map(
+                        Text, map(wording.plain, (kernel_of(lease), lease.holder, left, sight.url))
+                    )
+                )
+    errors = [
+        Text(wording.plain(f"{sight.url}: {sight.error}"), style="red")
+        for sight in sights
+        if sight.error
+    ]
     return Group(*(table for table in (processes, stores, leases) if table.row_count), *errors)
 
 
@@ -127,7 +150,12 @@ def _process_row(sight: Sight, last: Sight, seconds: float) -> list[str]:
 
 def _store_row(sight: Sight) -> list[str]:
     counts = [f"{sight.numbers[name]:,.0f}" for name in ("units", "records", "tags", "failures")]
-    return [wording.plain(sight.url), wording.size(int(sight.numbers["bytes"])), *counts, str(len(sight.leases))]
+    return [
+        wording.plain(sight.url),
+        wording.size(int(sight.numbers["bytes"])),
+        *counts,
+        str(len(sight.leases)),
+    ]
 
 
 def _lines(sight: Sight) -> Iterator[str]:

@@ -39,7 +39,9 @@ TAGS = (
 )
 @click.argument("bundle")
 @store_option
-@click.option("--tag", required=True, metavar="T", help="What to call it there, such as llama3/h200.")
+@click.option(
+    "--tag", required=True, metavar="T", help="What to call it there, such as llama3/h200."
+)
 @click.option(
     "--mode",
     type=click.Choice(MODES),
@@ -49,11 +51,20 @@ TAGS = (
 )
 @click.option("--allow-empty", is_flag=True, help="Also push a bundle with nothing in it.")
 @click.option(
-    "--key", metavar="FILE", help="The private key that signs the bundle and the tag; else TRITON_BUNDLER_SIGNING_KEY."
+    "--key",
+    metavar="FILE",
+    help="The private key that signs the bundle and the tag; else TRITON_BUNDLER_SIGNING_KEY.",
 )
 @reports
 def push(
-    screen: Screen, bundle: str, urls: tuple[str, ...], tag: str, mode: PushMode, *, allow_empty: bool, key: str | None
+    screen: Screen,
+    bundle: str,
+    urls: tuple[str, ...],
+    tag: str,
+    mode: PushMode,
+    *,
+    allow_empty: bool,
+    key: str | None,
 ) -> int:
     """Send BUNDLE to a store, and call it by a tag.
 
@@ -63,7 +74,9 @@ def push(
         with screen.transfer(f"pushing {bundle}", count_bytes(opened)) as bar:
             report = store.push(bar.watching(opened), tag, mode, allow_empty=allow_empty, key=key)
         _show_push(screen, report, mode)
-        screen.done(f"{tag} in {store.name} is {report.digest} ({wording.duration(report.seconds)})")
+        screen.done(
+            f"{tag} in {store.name} is {report.digest} ({wording.duration(report.seconds)})"
+        )
         screen.finish({"bundle": bundle, "store": store.name, "tag": tag, **asdict(report)})
     return FINE
 
@@ -74,7 +87,7 @@ def _show_push(screen: Screen, report: PushReport, mode: PushMode) -> None:
          "nothing, all of it was there"),
         ("present", wording.count(report.blobs_present, "unit") if report.blobs_present and report.bytes_sent else ""),
         ("repaired", f"{wording.count(report.repaired, 'unit')} that the store held damaged" if report.repaired else ""),
-        ("dropped", f"{wording.count(report.variants_dropped, 'variant')}: other builds of a kernel that is kept once"
+        ("dropped", f"{wording.count(report.variants_dropped, 'variant')}: other builds of what is kept once"
          if report.variants_dropped else ""),
         ("before", _before(report, mode)),
     ])  # fmt: skip
@@ -82,7 +95,9 @@ def _show_push(screen: Screen, report: PushReport, mode: PushMode) -> None:
 
 def _before(report: PushReport, mode: PushMode) -> str:
     if report.tag_before is None:
-        return "" if mode == "replace" else "the tag was not set"  # replace does not mind what it cannot read
+        return (
+            "" if mode == "replace" else "the tag was not set"
+        )  # replace does not mind what it cannot read
     return "the same" if report.tag_before == report.tag_after else report.tag_before
 
 
@@ -101,14 +116,23 @@ def pull(screen: Screen, tag: str, output: str, urls: tuple[str, ...]) -> int:
         size = save(screen, bundle, output)
         show_contents(screen, bundle)
         screen.done(f"wrote {output}: {wording.size(size)}, {bundle.digest}")
-        screen.finish({"store": store.name, "tag": tag, **contents(bundle), "path": output, "size_bytes": size})
+        screen.finish(
+            {
+                "store": store.name,
+                "tag": tag,
+                **contents(bundle),
+                "path": output,
+                "size_bytes": size,
+            }
+        )
     return FINE
 
 
 @click.command(
     short_help="List the tags of a store, or remove one.",
     epilog=example(
-        "tags --store file:///var/cache/kernels", "tags --store file:///var/cache/kernels --delete llama3/h200"
+        "tags --store file:///var/cache/kernels",
+        "tags --store file:///var/cache/kernels --delete llama3/h200",
     ),
 )
 @store_option
@@ -137,7 +161,13 @@ def tags(screen: Screen, urls: tuple[str, ...], delete: str | None) -> int:
 def _row(tag: TagInfo) -> tuple[str, ...]:
     if tag.problem is not None:
         return tag.name, "-", "-", "-", tag.digest or "-"
-    return tag.name, f"{tag.kernels:,}", ", ".join(tag.targets) or "-", wording.size(tag.size_bytes), tag.digest or "-"
+    return (
+        tag.name,
+        f"{tag.kernels:,}",
+        ", ".join(tag.targets) or "-",
+        wording.size(tag.size_bytes),
+        tag.digest or "-",
+    )
 
 
 def _delete(screen: Screen, store: Store, tag: str) -> int:

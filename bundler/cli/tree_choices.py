@@ -29,7 +29,7 @@ family_file_option = click.option(
 )  # fmt: skip
 fact_option = click.option(
     "--fact", "facts", multiple=True, metavar="NAME=VALUE",
-    help="Part of a fingerprint in place of what this machine says, such as ranks=8; repeat for several.",
+    help="Part of a fingerprint in place of what this machine says, such as ranks=8, or target=cuda:80 for kernels of that target alone; repeat for several.",
 )  # fmt: skip
 
 
@@ -38,7 +38,9 @@ def declared_families(files: Sequence[str]) -> tuple[Family, ...]:
     return tuple(family for path in files for family in Family.load(path))
 
 
-def tree_options(facts: Sequence[str], files: Sequence[str], roots: Sequence[str] = ()) -> TreeOptions:
+def tree_options(
+    facts: Sequence[str], files: Sequence[str], roots: Sequence[str] = ()
+) -> TreeOptions:
     """Return the user's choices as one value.
 
     Raises:
@@ -50,7 +52,9 @@ def tree_options(facts: Sequence[str], files: Sequence[str], roots: Sequence[str
 
 def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in texts]
-    wrong = [text for text, (name, _, value) in zip(texts, pairs, strict=True) if not name or not value]
+    wrong = [
+        text for text, (name, _, value) in zip(texts, pairs, strict=True) if not name or not value
+    ]
     if wrong:
         raise click.UsageError(f"{option} {wrong[0]}: expected NAME=VALUE")
     return {name: value for name, _, value in pairs}
@@ -75,13 +79,18 @@ def tree_lines(bundle: Bundle) -> list[str]:
     for tree in trees[:_SHOWN]:
         size = wording.size(sum(file.size for file in tree.files))
         ranks = f", {wording.count(len(tree.ranks), 'rank')}" if tree.ranks else ""
-        made_for = ", ".join(f"{name} {value}" for name, value in tree.fingerprint.items() if name != "ranks")
+        made_for = ", ".join(
+            f"{name} {value}" for name, value in tree.fingerprint.items() if name != "ranks"
+        )
         lines.append(
             f"tree {tree.name}: {wording.count(len(tree.files), 'file')} ({size}){ranks}; made for {made_for or 'nothing that is known'}"
         )
     if len(trees) > _SHOWN:
         lines.append(f"… and {wording.count(len(trees) - _SHOWN, 'more tree')}; --json lists all")
-    return [*map(wording.plain, lines), *(f"{name} cannot be read: {reason}" for name, reason in left_out)]
+    return [
+        *map(wording.plain, lines),
+        *(f"{name} cannot be read: {reason}" for name, reason in left_out),
+    ]
 
 
 def tree_facts(bundle: Bundle) -> dict[str, list[dict[str, Any]]]:

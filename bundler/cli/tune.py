@@ -52,7 +52,12 @@ RECORDS = (
     Column("found by", needs=100),
     Column("device", shrinks=True, needs=120),
 )
-CANDIDATES = (Column("", True), Column("config", folds=True), Column("time", True), Column("why not", folds=True))
+CANDIDATES = (
+    Column("", True),
+    Column("config", folds=True),
+    Column("time", True),
+    Column("why not", folds=True),
+)
 CHANGES = (Column(""), Column("kernel", folds=True), Column("for", shrinks=True), Column("before", folds=True),
            Column("after", folds=True))  # fmt: skip
 _NS_OF_US, _US_OF_S = 1e3, 1e6
@@ -70,7 +75,9 @@ def tune() -> None:
     """
 
 
-@tune.command(short_help="List the winners.", epilog=example("tune show model.tbundle --all --kernel matmul"))
+@tune.command(
+    short_help="List the winners.", epilog=example("tune show model.tbundle --all --kernel matmul")
+)
 @click.argument("source")
 @click.option("--all", "everything", is_flag=True, help="List every config that was tried, too.")
 @kernel_option
@@ -98,7 +105,9 @@ def show(screen: Screen, source: str, everything: bool, wanted: str | None) -> i
                     "neither the kernel's time nor what else was tried")  # fmt: skip
     configs = f"{wording.count(tried, 'config')} tried" if tried else "tuned"
     screen.done(f"{wording.count(len(pairs), 'record')}, {configs} in {wording.duration(spent_s)}")
-    screen.finish({"source": source, "records": [_facts(record, tuning) for record, tuning in pairs]})
+    screen.finish(
+        {"source": source, "records": [_facts(record, tuning) for record, tuning in pairs]}
+    )
     return FINE
 
 
@@ -152,7 +161,9 @@ def export(
         screen.done(
             f"wrote {output}: {wording.size(size)}, {slim.digest}; left out {wording.count(dropped, 'kernel')} that lost"
         )
-        screen.finish({"path": output, "size_bytes": size, "digest": slim.digest, "dropped": dropped})
+        screen.finish(
+            {"path": output, "size_bytes": size, "digest": slim.digest, "dropped": dropped}
+        )
         return FINE
     found = _read(screen, source)
     if not found.records:
@@ -160,7 +171,11 @@ def export(
                "which reads them where the bundle is restored" if found.inductor else "")  # fmt: skip
         raise NotFound(f"{source} has no tuning record to export{why}", path=source)
     pairs = matching(found.records, wanted, source)
-    written = [_write_table(pairs, output)] if form == "table" else [_write_results(*pair, output) for pair in pairs]
+    written = (
+        [_write_table(pairs, output)]
+        if form == "table"
+        else [_write_results(*pair, output) for pair in pairs]
+    )
     screen.done(f"wrote {wording.count(len(pairs), 'record')} to {output}")
     screen.finish({"path": output, "records": len(pairs), "files": written})
     return FINE
@@ -171,12 +186,21 @@ def export(
     epilog=example("tune import winners.json --into model.tbundle -o tuned.tbundle", "tune import configs --format vllm-moe -o moe.tbundle"),
 )  # fmt: skip
 @click.argument("files", nargs=-1, required=True)
-@click.option("--into", metavar="BUNDLE", help="The bundle to add to; without it, a new one of nothing but records.")
+@click.option(
+    "--into",
+    metavar="BUNDLE",
+    help="The bundle to add to; without it, a new one of nothing but records.",
+)
 @format_options
 @output_option
 @reports
 def import_(
-    screen: Screen, files: tuple[str, ...], into: str | None, output: str, project: str | None, told: FileFacts
+    screen: Screen,
+    files: tuple[str, ...],
+    into: str | None,
+    output: str,
+    project: str | None,
+    told: FileFacts,
 ) -> int:
     """Put the records of FILES into a bundle: lookup tables, record files, other bundles, result files of Triton's tuner.
 
@@ -187,7 +211,9 @@ def import_(
     """
     pairs = [pair for file in files for pair in _to_import(screen, file, project, told)]
     if not pairs:
-        raise NotFound(f"no tuning record in {', '.join(files)}; {output} was not written", path=files[0])
+        raise NotFound(
+            f"no tuning record in {', '.join(files)}; {output} was not written", path=files[0]
+        )
     with ExitStack() as stack:
         base = Bundle(Content(), Observed(), MemoryBlobs({}))
         if into is not None:
@@ -196,11 +222,21 @@ def import_(
     screen.done(
         f"wrote {output}: {wording.count(len(tuned.tuning_records), 'record')}, {wording.size(size)}, {tuned.digest}"
     )
-    screen.finish({"path": output, "size_bytes": size, "digest": tuned.digest, "records": len(tuned.tuning_records)})
+    screen.finish(
+        {
+            "path": output,
+            "size_bytes": size,
+            "digest": tuned.digest,
+            "records": len(tuned.tuning_records),
+        }
+    )
     return FINE
 
 
-@tune.command(short_help="Compare the winners of two bundles.", epilog=example("tune diff old.tbundle new.tbundle"))
+@tune.command(
+    short_help="Compare the winners of two bundles.",
+    epilog=example("tune diff old.tbundle new.tbundle"),
+)
 @click.argument("first")
 @click.argument("second")
 @click.option("--exit-code", is_flag=True, help="Exit with status 1 when they differ.")
@@ -210,9 +246,17 @@ def diff(screen: Screen, first: str, second: str, exit_code: bool) -> int:
 
     What counts is kernel, tuning key and device; another source or toolchain of the same is named as what changed.
     """
-    before, after = ({place(pair[0]): pair for pair in _read(screen, path).all} for path in (first, second))
-    rows = [("+", *_place_words(where), "", _result(*after[where])) for where in sorted(after.keys() - before.keys())]
-    rows += [("-", *_place_words(where), _result(*before[where]), "") for where in sorted(before.keys() - after.keys())]
+    before, after = (
+        {place(pair[0]): pair for pair in _read(screen, path).all} for path in (first, second)
+    )
+    rows = [
+        ("+", *_place_words(where), "", _result(*after[where]))
+        for where in sorted(after.keys() - before.keys())
+    ]
+    rows += [
+        ("-", *_place_words(where), _result(*before[where]), "")
+        for where in sorted(before.keys() - after.keys())
+    ]
     both = sorted(before.keys() & after.keys())
     changed = [where for where in both if before[where][0] != after[where][0]]
     rows += [("~", *_place_words(where), _result(*before[where]),
@@ -223,7 +267,9 @@ def diff(screen: Screen, first: str, second: str, exit_code: bool) -> int:
     counts = {"added": len(after.keys() - before.keys()), "removed": len(before.keys() - after.keys()),
               "changed": len(changed), "same": len(both) - len(changed)}  # fmt: skip
     screen.done("; ".join(f"{number:,} {name}" for name, number in counts.items()))
-    listed = [dict(zip(("sign", "kernel", "for", "before", "after"), row, strict=True)) for row in rows]
+    listed = [
+        dict(zip(("sign", "kernel", "for", "before", "after"), row, strict=True)) for row in rows
+    ]
     screen.finish({**counts, "changes": listed})
     return PROBLEM if exit_code and rows else FINE
 
@@ -236,7 +282,9 @@ def _read(screen: Screen, source: str) -> Winners:
 
 
 def _to_import(screen: Screen, file: str, project: str | None, told: FileFacts) -> list[Pair]:
-    return records_to_import(file) if project is None else import_configs(screen, file, project, told)
+    return (
+        records_to_import(file) if project is None else import_configs(screen, file, project, told)
+    )
 
 
 # Writing ----------------------------------------------------------------------------------------------------------------
@@ -284,7 +332,9 @@ def _result(record: TuningRecord, tuning: Tuning | None) -> str:
 
 def _apart(one: TuningRecord, two: TuningRecord) -> str:
     before, after = dict(one.parts), dict(two.parts)
-    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    changed = sorted(
+        name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
+    )
     return f"; another {', '.join(changed)}" if changed else ""
 
 
@@ -298,7 +348,12 @@ def _row(record: TuningRecord, tuning: Tuning | None) -> tuple[str, ...]:
 def _candidates(record: TuningRecord, tuning: Tuning) -> list[tuple[str, ...]]:
     ordered = sorted(tuning.timings, key=lambda t: (t.time_ns is None, t.time_ns or 0))
     return [
-        ("*" if dict(t.config) == dict(record.config) else "", describe(t.config), _time(t.time_ns), t.reason)
+        (
+            "*" if dict(t.config) == dict(record.config) else "",
+            describe(t.config),
+            _time(t.time_ns),
+            t.reason,
+        )
         for t in ordered
     ]
 

@@ -28,9 +28,17 @@ key_option = click.option(
 def format_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command `--format`, as `project`, and what it may be told by `--device`, `--triton` and `--key`, as `told`."""
 
-    @click.option("--format", "project", type=click.Choice(list(FORMATS)), help="Config files of another project.")
     @click.option(
-        "--device", metavar="NAME", default="", help="With --format: the GPU, where files or records do not say it."
+        "--format",
+        "project",
+        type=click.Choice(list(FORMATS)),
+        help="Config files of another project.",
+    )
+    @click.option(
+        "--device",
+        metavar="NAME",
+        default="",
+        help="With --format: the GPU, where files or records do not say it.",
     )
     @click.option(
         "--triton",
@@ -39,7 +47,9 @@ def format_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="With --format: the release of Triton, where they do not say it.",
     )
     @functools.wraps(command)
-    def with_told(*args: Any, device: str, triton: str, key: str = "", project: str | None, **others: Any) -> Any:
+    def with_told(
+        *args: Any, device: str, triton: str, key: str = "", project: str | None, **others: Any
+    ) -> Any:
         names = tuple(name.strip() for name in key.split(",")) if key else ()
         if project is None and (device or triton or names):
             raise click.UsageError("--device, --triton and --key are about the files of --format")
@@ -56,7 +66,9 @@ def import_configs(screen: Screen, source: str, project: str, told: FileFacts) -
     return pairs
 
 
-def export_configs(screen: Screen, pairs: Sequence[Pair], project: str, told: FileFacts, output: str) -> int:
+def export_configs(
+    screen: Screen, pairs: Sequence[Pair], project: str, told: FileFacts, output: str
+) -> int:
     """Write records as the files of a project; records that it cannot hold are warned of."""
     written = write_configs(pairs, project, told, output)
     for kernel, why in written.left_out:

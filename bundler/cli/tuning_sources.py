@@ -147,8 +147,15 @@ def _inductor(data: bytes, path: str) -> Pair:
     if isinstance(result, Miss):
         raise FormatError(f"{path}: {result.reason}", path=path)
     kernel = os.path.basename(path).removesuffix(names.BEST_CONFIG_SUFFIX)
-    parts = ((FILE_PART, path), (KEY_PART, result.key), ("configs", result.configs), ("from", "torch's inductor"))
-    record = TuningRecord(kernel, parts, result.config, INDUCTOR_DESCENT if result.descended else INDUCTOR)
+    parts = (
+        (FILE_PART, path),
+        (KEY_PART, result.key),
+        ("configs", result.configs),
+        ("from", "torch's inductor"),
+    )
+    record = TuningRecord(
+        kernel, parts, result.config, INDUCTOR_DESCENT if result.descended else INDUCTOR
+    )
     return record, Tuning(record_id(kernel, parts), (), measure_us=result.spent_ms * _US_OF_MS)
 
 

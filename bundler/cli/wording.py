@@ -46,7 +46,17 @@ _COMMAND_WORDS = (
 )  # fmt: skip
 # What holds such phrases in the object of `--json`; other texts there are facts.
 _MESSAGES = frozenset(
-    {"message", "warnings", "skipped", "missing", "left_out", "damaged", "problems", "failures", "notes"}
+    {
+        "message",
+        "warnings",
+        "skipped",
+        "missing",
+        "left_out",
+        "damaged",
+        "problems",
+        "failures",
+        "notes",
+    }
 )
 
 
@@ -100,10 +110,16 @@ def milliseconds(times_us: Iterable[tuple[str, int]]) -> float | None:
 
 def short_key(key: str) -> str:
     """Return the beginning of a kernel key, enough to recognize it."""
-    return f"{key[:KEY_CHARACTERS]}…" if len(key) > KEY_CHARACTERS and "/" not in key and "." not in key else key
+    return (
+        f"{key[:KEY_CHARACTERS]}…"
+        if len(key) > KEY_CHARACTERS and "/" not in key and "." not in key
+        else key
+    )
 
 
-def grouped(reasons: Iterable[tuple[str, str]], names: Mapping[str, str] | None = None) -> list[tuple[int, str, str]]:
+def grouped(
+    reasons: Iterable[tuple[str, str]], names: Mapping[str, str] | None = None
+) -> list[tuple[int, str, str]]:
     """Group (name, reason) pairs: (how many, reason, examples), the most frequent first.
 
     Args:
@@ -115,7 +131,10 @@ def grouped(reasons: Iterable[tuple[str, str]], names: Mapping[str, str] | None 
         groups.setdefault(in_command_words(reason), []).append(name)
     rows = []
     for reason, members in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])):
-        shown = [_short((names or {}).get(member, short_key(member))) for member in dict.fromkeys(members)]
+        shown = [
+            _short((names or {}).get(member, short_key(member)))
+            for member in dict.fromkeys(members)
+        ]
         shown = list(dict.fromkeys(shown))
         more = ", …" if len(shown) > EXAMPLES else ""
         rows.append((len(members), reason, ", ".join(shown[:EXAMPLES]) + more))
@@ -150,7 +169,9 @@ def _told(value: Any, *, messages: bool = False) -> Any:
     if isinstance(value, (list, tuple)):
         return [_told(item, messages=messages) for item in value]
     if isinstance(value, dict):
-        return {key: _told(item, messages=messages or key in _MESSAGES) for key, item in value.items()}
+        return {
+            key: _told(item, messages=messages or key in _MESSAGES) for key, item in value.items()
+        }
     if isinstance(value, Struct):
         return _told(msgspec.structs.asdict(value), messages=messages)
     if is_dataclass(value) and not isinstance(value, type):

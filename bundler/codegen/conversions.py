@@ -32,7 +32,13 @@ def _value(argument: TextValue | Scalar) -> TextValue:
     """Return an argument as a value; Python's numbers have the dtypes that torch gives them."""
     if isinstance(argument, TextValue):
         return argument
-    dtype = "bool" if isinstance(argument, bool) else "int64" if isinstance(argument, int) else "float32"
+    dtype = (
+        "bool"
+        if isinstance(argument, bool)
+        else "int64"
+        if isinstance(argument, int)
+        else "float32"
+    )
     return TextValue(constant_text(argument, dtype), dtype)
 
 
@@ -40,12 +46,16 @@ def _constant(arguments: Arguments, options: Mapping[str, Any]) -> TextValue:
     (number,) = arguments
     if isinstance(number, TextValue):
         raise TypeError(f"operator constant takes a number; got {number}")
-    return TextValue(constant_text(number, options["dtype"], options.get("shape", "[]")), options["dtype"])
+    return TextValue(
+        constant_text(number, options["dtype"], options.get("shape", "[]")), options["dtype"]
+    )
 
 
 def _to_dtype(arguments: Arguments, options: Mapping[str, Any]) -> TextValue:
     value, target = _value(arguments[0]), options["dtype"]
-    return TextValue(cast_text(value.text, value.dtype, target, rounded=options.get("rounded", False)), target)
+    return TextValue(
+        cast_text(value.text, value.dtype, target, rounded=options.get("rounded", False)), target
+    )
 
 
 def _to_dtype_bitcast(arguments: Arguments, options: Mapping[str, Any]) -> TextValue:
@@ -59,7 +69,9 @@ def _to_dtype_bitcast(arguments: Arguments, options: Mapping[str, Any]) -> TextV
         )
     bits = operand(stored_text(value.text, old.name))
     same = old.stored == new.stored
-    return TextValue(loaded_text(bits if same else f"{bits}.to({new.stored}, bitcast=True)", new.name), new.name)
+    return TextValue(
+        loaded_text(bits if same else f"{bits}.to({new.stored}, bitcast=True)", new.name), new.name
+    )
 
 
 def _to_integer(function: str) -> Writer:
@@ -70,7 +82,9 @@ def _to_integer(function: str) -> Writer:
         if data_type(value.dtype).kind is NumberKind.FLOAT8:
             value = TextValue(cast_text(value.text, value.dtype, "float32"), "float32")
         text = (
-            f"{function}({value.text})" if function and data_type(value.dtype).kind is NumberKind.FLOAT else value.text
+            f"{function}({value.text})"
+            if function and data_type(value.dtype).kind is NumberKind.FLOAT
+            else value.text
         )
         return TextValue(cast_text(text, value.dtype, target), target)
 
@@ -81,7 +95,9 @@ def _ldexp(arguments: Arguments, options: Mapping[str, Any]) -> TextValue:
     value, exponent = _value(arguments[0]), _value(arguments[1])
     dtype = value.dtype if data_type(value.dtype).kind is NumberKind.FLOAT else "float32"
     text = cast_text(value.text, value.dtype, dtype)
-    return TextValue(f"lib.ldexp({text}, {cast_text(exponent.text, exponent.dtype, 'int64')})", dtype)
+    return TextValue(
+        f"lib.ldexp({text}, {cast_text(exponent.text, exponent.dtype, 'int64')})", dtype
+    )
 
 
 def _random(function: str, dtype: str) -> Writer:
@@ -103,7 +119,10 @@ def _assembly(arguments: Arguments, options: Mapping[str, Any]) -> TextValue:
         f"dtype={result.stored}, is_pure={options.get('is_pure', True)}, pack={options.get('pack', 1)})"
     )
     # Assembly may hold any brackets, so the text is no operand by itself.
-    return TextValue(text if result.stored == result.computed else loaded_text(f"({text})", result.name), result.name)
+    return TextValue(
+        text if result.stored == result.computed else loaded_text(f"({text})", result.name),
+        result.name,
+    )
 
 
 def _rows() -> dict[str, Conversion]:
@@ -111,15 +130,28 @@ def _rows() -> dict[str, Conversion]:
         Conversion(Operator("constant", 1, ANYTHING, "option", _unused), _constant),
         Conversion(Operator("to_dtype", 1, ANYTHING, "option", _unused), _to_dtype),
         Conversion(Operator("to_dtype_bitcast", 1, ANYTHING, "option", _unused), _to_dtype_bitcast),
-        Conversion(Operator("inline_asm_elementwise", None, ANYTHING, "option", _unused), _assembly),
+        Conversion(
+            Operator("inline_asm_elementwise", None, ANYTHING, "option", _unused), _assembly
+        ),
         Conversion(Operator("ldexp", 2, FLOATS, "same", _unused), _ldexp),
         Conversion(Operator("rand", 2, INTEGERS, "option", _unused), _random("rand", "float32")),
         Conversion(Operator("randn", 2, INTEGERS, "option", _unused), _random("randn", "float32")),
-        Conversion(Operator("randint64", 4, INTEGERS, "option", _unused), _random("randint64", "int64")),
+        Conversion(
+            Operator("randint64", 4, INTEGERS, "option", _unused), _random("randint64", "int64")
+        ),
     ]
-    functions = {"trunc": "", "floor": "tl_math.floor", "ceil": "tl_math.ceil", "round": "libdevice.nearbyint"}
+    functions = {
+        "trunc": "",
+        "floor": "tl_math.floor",
+        "ceil": "tl_math.ceil",
+        "round": "libdevice.nearbyint",
+    }
     for name, function in functions.items():
-        rows.append(Conversion(Operator(f"{name}_to_int", 1, ANYTHING, "option", _unused), _to_integer(function)))
+        rows.append(
+            Conversion(
+                Operator(f"{name}_to_int", 1, ANYTHING, "option", _unused), _to_integer(function)
+            )
+        )
     return {row.operator.name: row for row in rows}
 
 

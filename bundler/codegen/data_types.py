@@ -74,13 +74,20 @@ def _rows() -> tuple[DataType, ...]:
 DATA_TYPES = {row.name: row for row in _rows()}
 #: What signatures call the 8-bit floats, which not every target has.
 FLOAT8_TYPES = {
-    row.name: row.stored.replace("tl.float", "fp") for row in DATA_TYPES.values() if row.kind is NumberKind.FLOAT8
+    row.name: row.stored.replace("tl.float", "fp")
+    for row in DATA_TYPES.values()
+    if row.kind is NumberKind.FLOAT8
 }
 # A float that is converted to a narrow or unsigned integer goes through a signed one that holds every value of it: what is below zero then wraps, as
 # in torch, where a direct conversion would be undefined.
 _BY_WAY_OF = {"uint8": "tl.int32", "uint16": "tl.int32", "int8": "tl.int32", "int16": "tl.int32", "uint32": "tl.int64", "uint64": "tl.int64"}  # fmt: skip
 # A conversion between 8-bit and 16-bit floats packs neighbours into one register, so a thread has to hold that many of them.
-_ELEMENTS_PER_THREAD = {"float8_e4m3fn": 2, "float8_e4m3fnuz": 2, "float8_e5m2": 4, "float8_e5m2fnuz": 4}
+_ELEMENTS_PER_THREAD = {
+    "float8_e4m3fn": 2,
+    "float8_e4m3fnuz": 2,
+    "float8_e5m2": 4,
+    "float8_e5m2fnuz": 4,
+}
 
 
 def data_type(name: str) -> DataType:
@@ -123,7 +130,9 @@ def cast_text(text: str, source: str, target: str, *, rounded: bool = False) -> 
     """
     old, new = data_type(source), data_type(target)
     if new.is_half and rounded and old.kind is not NumberKind.FLOAT8:
-        return _converted(_converted(text, old.computed, old, new.stored, new), new.stored, new, new.computed, new)
+        return _converted(
+            _converted(text, old.computed, old, new.stored, new), new.stored, new, new.computed, new
+        )
     return _converted(text, old.computed, old, new.computed, new)
 
 
@@ -162,8 +171,16 @@ def _converted(text: str, before: str, old: DataType, after: str, new: DataType)
 def _between(old: DataType, new: DataType, after: str) -> list[str]:
     """Return the types that a conversion goes through, since Triton has no direct one or one that means something else."""
     steps = []
-    if after != "tl.float32" and NumberKind.FLOAT8 in {old.kind, new.kind} and old.computed != "tl.float32":
+    if (
+        after != "tl.float32"
+        and NumberKind.FLOAT8 in {old.kind, new.kind}
+        and old.computed != "tl.float32"
+    ):
         steps.append("tl.float32")
-    if new.is_integer and old.kind in {NumberKind.FLOAT, NumberKind.FLOAT8} and (between := _BY_WAY_OF.get(new.name)):
+    if (
+        new.is_integer
+        and old.kind in {NumberKind.FLOAT, NumberKind.FLOAT8}
+        and (between := _BY_WAY_OF.get(new.name))
+    ):
         steps.append(between)
     return steps

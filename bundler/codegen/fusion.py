@@ -4,7 +4,7 @@
 Two groups of loops become one where their dimensions agree (equal numel, or numel and reduced numel; a pointwise loop over a reduction's rows and
 columns agrees with it), every buffer that one writes and the other touches is touched at the same address, no other node has to run between
 them, and they read a buffer at the same addresses, too, so that it is read once.  Of all such pairs that which saves most memory traffic goes first.
-`program_builder` calls it.
+`schedule` calls it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class LoopGroup:
         return frozenset(name for node in self.nodes for name in node.writes)
 
 
-def fused(nodes: Sequence[Node], buffers: Mapping[str, Buffer], hints: Mapping[sympy.Symbol, int]) -> list[LoopGroup]:
+def fused(
+    nodes: Sequence[Node], buffers: Mapping[str, Buffer], hints: Mapping[sympy.Symbol, int]
+) -> list[LoopGroup]:
     """Return the groups of a program's nodes, in an order in which they can run."""
     return _Fusion(nodes, buffers, hints).run()
 
@@ -72,11 +74,18 @@ class _Fused(NamedTuple):
 
 
 class _Fusion:
-    def __init__(self, nodes: Sequence[Node], buffers: Mapping[str, Buffer], hints: Mapping[sympy.Symbol, int]) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        buffers: Mapping[str, Buffer],
+        hints: Mapping[sympy.Symbol, int],
+    ) -> None:
         self._nodes, self._buffers, self._hints = list(nodes), buffers, hints
         self._place = {id(node): number for number, node in enumerate(nodes)}
-        self._edges = _dependencies(nodes)
-        self._groups = [LoopGroup((n,), dimensions_of(n) if isinstance(n, Loop) else ()) for n in nodes]
+        self._edges = _dependencies(nodes, buffers)
+        self._groups = [
+            LoopGroup((n,), dimensions_of(n) if isinstance(n, Loop) else ()) for n in nodes
+        ]
         self._fusions: dict[tuple[LoopGroup, LoopGroup], _Fused | None] = {}
 
     def run(self) -> list[LoopGroup]:
@@ -88,7 +97,11 @@ class _Fusion:
         """Fuse what can be fused, the best pairs first; returns whether anything was."""
         changed = False
         for one, other, together in self._candidates():
-            if one not in self._groups or other not in self._groups or self._runs_between(one, other):
+            if (
+                one not in self._groups
+                or other not in self._groups
+                or self._runs_between(one, other)
+            ):
                 continue
             self._groups[self._groups.index(one)] = together
             self._groups.remove(other)
@@ -113,12 +126,15 @@ class _Fusion:
             if (one, other) not in self._fusions:
                 self._fusions[one, other] = self._together(one, other)
             found = self._fusions[one, other]
-            if found is None or (found.shared == 0 and not found.vertical and (a, b) not in siblings):
+            if found is None or (
+                found.shared == 0 and not found.vertical and (a, b) not in siblings
+            ):
                 continue
             distance = abs(self._first(one) - self._first(other))
             scored.append((-int(found.vertical), -found.shared, distance, a, b, found.group))
         return [
-            (self._groups[a], self._groups[b], group) for *_, a, b, group in sorted(scored, key=lambda row: row[:-1])
+            (self._groups[a], self._groups[b], group)
+            for *_, a, b, group in sorted(scored, key=lambda row: row[:-1])
         ]
 
     def _siblings(self, users: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
@@ -128,7 +144,14 @@ class _Fusion:
         """
         found: dict[str, list[int]] = {}
         for writer, group in enumerate(self._groups):
-            readers = sorted({number for name in group.written for number in users.get(name, ()) if number != writer})
+            readers = sorted(
+                {
+                    number
+                    for name in group.written
+                    for number in users.get(name, ())
+                    if number != writer
+                }
+            )
             for number in readers:
                 one = self._groups[number]
                 if group.loops and any(loop.is_reduction for loop in one.loops):
@@ -151,7 +174,8 @@ class _Fusion:
             if _same_addresses(group):
                 space = IterationSpace(dimensions)
                 common = _accesses(one, space) & _accesses(other, space)
-                shared = sum(self._bytes(name) for name in {name for name, _ in common})
+                names = {name for name, _ in common if not self._buffers[name].by_value}
+                shared = sum(self._bytes(name) for name in names)
                 return _Fused(group, bool(one.written & other.touched), shared)
         return None
 
@@ -168,12 +192,19 @@ class _Fusion:
 
     def _sorted(self, groups: Sequence[LoopGroup]) -> list[LoopGroup] | None:
         """Return the groups so that each comes behind those it waits for, else as the program has them; None in a circle."""
-        home = {self._place[id(node)]: number for number, group in enumerate(groups) for node in group.nodes}
+        home = {
+            self._place[id(node)]: number
+            for number, group in enumerate(groups)
+            for node in group.nodes
+        }
         waits = [
-            {home[before] for node in group.nodes for before in self._edges[self._place[id(node)]]} - {number}
+            {home[before] for node in group.nodes for before in self._edges[self._place[id(node)]]}
+            - {number}
             for number, group in enumerate(groups)
         ]
-        rest = sorted(range(len(groups)), key=lambda n: min(self._place[id(node)] for node in groups[n].nodes))
+        rest = sorted(
+            range(len(groups)), key=lambda n: min(self._place[id(node)] for node in groups[n].nodes)
+        )
         done: set[int] = set()
         order = []
         while rest:
@@ -201,7 +232,12 @@ def _common_dimensions(
 
 def _neighbours(numbers: Iterable[Sequence[int]]) -> set[tuple[int, int]]:
     """Return pairs of each list that stand beside each other, or with one between them."""
-    return {(a, b) for found in numbers for near in (1, 2) for a, b in zip(found, found[near:], strict=False)}
+    return {
+        (a, b)
+        for found in numbers
+        for near in (1, 2)
+        for a, b in zip(found, found[near:], strict=False)
+    }
 
 
 def _accesses(group: LoopGroup, space: IterationSpace) -> set[tuple[str, sympy.Expr]]:
@@ -238,23 +274,45 @@ def _same_addresses(group: LoopGroup) -> bool:
     return all(len(found) == 1 for found in touched.values()) and not reads & modes
 
 
-def _dependencies(nodes: Sequence[Node]) -> list[set[int]]:
-    """Return for each node those before it that it has to wait for: writers of what it touches, readers of what it writes."""
+def _dependencies(nodes: Sequence[Node], buffers: Mapping[str, Buffer]) -> list[set[int]]:
+    """Return for each node those before it that it has to wait for: writers of what it touches, readers of what it writes.
+
+    Operators that are called, and what changes inputs, also wait for checks before them, and for calls whose order counts, which wait for all calls.
+    """
+    calls: list[int] = []
+    first: list[int] = []  # checks, and calls whose order counts
     writers: dict[str, list[int]] = {}
     readers: dict[str, list[int]] = {}
     edges: list[set[int]] = []
     for number, node in enumerate(nodes):
         before: set[int] = set()
-        for name in node.reads:
+        read = {name for item in node.reads for name in _memory_of(item, buffers)}
+        for name in read:
             before.update(writers.get(name, ()))
         for name in node.writes:
             before.update(writers.get(name, ()), readers.get(name, ()))
-        for name in node.reads:
+        for name in read:
             readers.setdefault(name, []).append(number)
         for name in node.writes:
             writers.setdefault(name, []).append(number)
+        called = isinstance(node, ExternCall)
+        if called or any(buffers[name].source != "node" for name in node.writes):
+            before.update(first)
+        if isinstance(node, ExternCall):
+            if node.ordered or node.is_check:
+                before.update(calls)
+                first.append(number)
+            calls.append(number)
         edges.append(before - {number})
     return edges
+
+
+def _memory_of(name: str, buffers: Mapping[str, Buffer]) -> set[str]:
+    """Return a buffer and those whose memory it may share, as the result of a called view."""
+    found = {name}
+    for base in buffers[name].bases:
+        found |= _memory_of(base, buffers)
+    return found
 
 
 def is_extern(group: LoopGroup) -> bool:

@@ -63,7 +63,11 @@ class FloorDiv(sympy.Function):
         if quotient != 0:
             return quotient + FloorDiv(rest, divisor)
         common = math.gcd(int(divisor), _common_factor(base))
-        return FloorDiv(_divided(base, common), sympy.Integer(int(divisor) // common)) if common > 1 else None
+        return (
+            FloorDiv(_divided(base, common), sympy.Integer(int(divisor) // common))
+            if common > 1
+            else None
+        )
 
     def _eval_is_nonnegative(self) -> bool | None:
         base, divisor = self.args
@@ -91,13 +95,17 @@ class ModularIndexing(sympy.Function):
         return cls._by_numbers(base, divisor, modulus)
 
     @classmethod
-    def _by_numbers(cls, base: sympy.Expr, divisor: sympy.Integer, modulus: sympy.Integer) -> sympy.Expr | None:
+    def _by_numbers(
+        cls, base: sympy.Expr, divisor: sympy.Integer, modulus: sympy.Integer
+    ) -> sympy.Expr | None:
         turns, rest = _split(base, divisor * modulus)
         if turns != 0:
             return ModularIndexing(rest, divisor, modulus)
         common = math.gcd(int(divisor), _common_factor(base))
         if common > 1:
-            return ModularIndexing(_divided(base, common), sympy.Integer(int(divisor) // common), modulus)
+            return ModularIndexing(
+                _divided(base, common), sympy.Integer(int(divisor) // common), modulus
+            )
         return None
 
     def _eval_is_nonnegative(self) -> bool | None:
@@ -109,7 +117,9 @@ def _common_factor(expr: sympy.Expr) -> int:
     factors = []
     for term in sympy.Add.make_args(sympy.expand(expr)):
         coefficient, factor = term.as_coeff_Mul()
-        factors.append(int(coefficient) if isinstance(coefficient, sympy.Integer) and factor.is_integer else 1)
+        factors.append(
+            int(coefficient) if isinstance(coefficient, sympy.Integer) and factor.is_integer else 1
+        )
     return functools.reduce(math.gcd, factors, 0) or 1
 
 
@@ -153,7 +163,12 @@ class CeilDiv(sympy.Function):
 
 def _plain(name: str, arity: int | None, *, integer: bool) -> type[sympy.Function]:
     """Return a class of functions that simplify nothing."""
-    members = {"is_integer": integer or None, "is_real": True, "nargs": arity, "__module__": __name__}
+    members = {
+        "is_integer": integer or None,
+        "is_real": True,
+        "nargs": arity,
+        "__module__": __name__,
+    }
     kept = {key: value for key, value in members.items() if value is not None}
     return type(name, (sympy.Function,), kept)
 
@@ -164,7 +179,9 @@ _PLAIN = {
     **dict.fromkeys(("ToFloat", "TruncToFloat"), (1, False)),
     **dict.fromkeys(("IntTrueDiv", "FloatTrueDiv", "FloatPow", "RoundDecimal"), (2, False)),
     **dict.fromkeys(("PowByNatural", "LShift", "RShift"), (2, True)),
-    **dict.fromkeys(("BitwiseFn_bitwise_and", "BitwiseFn_bitwise_or", "BitwiseFn_bitwise_xor"), (2, True)),
+    **dict.fromkeys(
+        ("BitwiseFn_bitwise_and", "BitwiseFn_bitwise_or", "BitwiseFn_bitwise_xor"), (2, True)
+    ),
     "Where": (3, True),
     "Identity": (1, True),
 }
@@ -183,7 +200,10 @@ FUNCTIONS: dict[str, Callable[..., sympy.Expr]] = {
     "Max": sympy.Max,
     "Min": sympy.Min,
     **{name: _plain(name, arity, integer=integer) for name, (arity, integer) in _PLAIN.items()},
-    **{f"OpaqueUnaryFn_{name}": _plain(f"OpaqueUnaryFn_{name}", 1, integer=False) for name in MATHEMATICS},
+    **{
+        f"OpaqueUnaryFn_{name}": _plain(f"OpaqueUnaryFn_{name}", 1, integer=False)
+        for name in MATHEMATICS
+    },
 }
 
 

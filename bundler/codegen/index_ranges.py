@@ -20,9 +20,7 @@ def exact_quotient(expr: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr | None:
     """Return expr / divisor where every term is a whole multiple of the divisor, else None."""
     if divisor == 0:
         return None
-    if (
-        divisor.is_Add
-    ):  # as the size of a strided slice, (n - 1) // 2 + 1: a multiple of it has no single term that is one
+    if divisor.is_Add:  # as the size of a strided slice, (n - 1) // 2 + 1: a multiple of it has no single term that is one
         whole = sympy.cancel(expr / divisor)
         return sympy.expand(whole) if whole.as_numer_denom()[1] == 1 and whole.is_integer else None
     terms = []
@@ -43,7 +41,9 @@ def _rejoined(expr: sympy.Expr) -> sympy.Expr:
             base, divisor, modulus = factor.args
             rest = coefficient * modulus * FloorDiv(base, divisor * modulus)
             if rest in terms:
-                return _rejoined(sympy.expand(expr - term - rest + coefficient * FloorDiv(base, divisor)))
+                return _rejoined(
+                    sympy.expand(expr - term - rest + coefficient * FloorDiv(base, divisor))
+                )
     return expr
 
 
@@ -73,7 +73,11 @@ class Ranges:
             return self._sizes[expr] - 1 if expr in self._sizes else expr
         if isinstance(expr, (sympy.Add, sympy.Mul)):
             return self._largest_of(expr)
-        if isinstance(expr, FloorDiv) and expr.args[1].is_positive and self.nonnegative(expr.args[0]):
+        if (
+            isinstance(expr, FloorDiv)
+            and expr.args[1].is_positive
+            and self.nonnegative(expr.args[0])
+        ):
             inside = self.largest(expr.args[0])
             return None if inside is None else FloorDiv(inside, expr.args[1])
         return expr.args[2] - 1 if isinstance(expr, ModularIndexing) else None
@@ -128,7 +132,8 @@ class Ranges:
             return sympy.expand(whole)
         shorter = self._without_carry(rest, divisor)
         return sympy.expand(
-            whole + (FloorDiv(rest, divisor) if shorter is None else self.simplified(FloorDiv(*shorter)))
+            whole
+            + (FloorDiv(rest, divisor) if shorter is None else self.simplified(FloorDiv(*shorter)))
         )
 
     def _remainder(self, base: sympy.Expr, divisor: sympy.Expr, modulus: sympy.Expr) -> sympy.Expr:
@@ -151,12 +156,16 @@ class Ranges:
                 whole.append(quotient)
         return sympy.Add(*whole), sympy.Add(*rest)
 
-    def _without_carry(self, base: sympy.Expr, divisor: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr] | None:
+    def _without_carry(
+        self, base: sympy.Expr, divisor: sympy.Expr
+    ) -> tuple[sympy.Expr, sympy.Expr] | None:
         """Return base and divisor over a factor of the divisor that the smaller terms of the base never reach together."""
         terms = sympy.Add.make_args(base)
         factors = {term.as_coeff_Mul()[0] for term in terms} if divisor.is_Integer else set()
         for factor in sorted(
-            factor for factor in factors if factor.is_Integer and factor > 1 and divisor % factor == 0
+            factor
+            for factor in factors
+            if factor.is_Integer and factor > 1 and divisor % factor == 0
         ):
             whole, rest = self._multiples(base, factor)
             if whole != 0 and self.nonnegative(rest) and self.below(rest, factor):

@@ -78,14 +78,22 @@ class _Printer:
     def term(self, expr: sympy.Expr) -> str:
         """Return the text of an expression as it may stand in a sum."""
         coefficient, _ = expr.as_coeff_Mul()
-        product = isinstance(expr, sympy.Mul) and isinstance(coefficient, sympy.Integer) and int(coefficient) > 0
+        product = (
+            isinstance(expr, sympy.Mul)
+            and isinstance(coefficient, sympy.Integer)
+            and int(coefficient) > 0
+        )
         return self.text(expr) if product else self.operand(expr)
 
     def float(self, expr: sympy.Basic) -> str:
         """Return the text of an expression as a float64."""
         if isinstance(expr, (sympy.Integer, sympy.Float)):
             return repr(float(expr))
-        return self.text(expr) if expr.is_integer is not True and _is_float(expr) else self._tofloat(expr)
+        return (
+            self.text(expr)
+            if expr.is_integer is not True and _is_float(expr)
+            else self._tofloat(expr)
+        )
 
     def both_nonnegative(self, *parts: sympy.Expr) -> bool:
         """Whether none of the expressions is ever below zero."""
@@ -94,7 +102,9 @@ class _Printer:
     # --------------------------------------------------------------------------------------------- sums and products
 
     def _add(self, *terms: sympy.Expr) -> str:
-        ordered = sorted(terms, key=lambda term: (_is_taken_off(term), term.is_number, default_sort_key(term)))
+        ordered = sorted(
+            terms, key=lambda term: (_is_taken_off(term), term.is_number, default_sort_key(term))
+        )
         text = self.term(ordered[0])
         for term in ordered[1:]:
             text += f" - {self.term(-term)}" if _is_taken_off(term) else f" + {self.term(term)}"
@@ -102,14 +112,18 @@ class _Printer:
 
     def _mul(self, *factors: sympy.Expr) -> str:
         below = [
-            factor for factor in factors if isinstance(factor, (sympy.Rational, sympy.Pow)) and not factor.is_integer
+            factor
+            for factor in factors
+            if isinstance(factor, (sympy.Rational, sympy.Pow)) and not factor.is_integer
         ]
         if below:
             numerator, denominator = sympy.fraction(sympy.Mul(*factors))
             return f"{operand(self.float(numerator))} / {operand(self.float(denominator))}"
         if factors[0] == -1:
             return f"-{self.operand(sympy.Mul(*factors[1:]))}"
-        ordered = sorted(factors, key=lambda factor: (not factor.is_number, default_sort_key(factor)))
+        ordered = sorted(
+            factors, key=lambda factor: (not factor.is_number, default_sort_key(factor))
+        )
         return " * ".join(self.operand(factor) for factor in ordered)
 
     def _pow(self, base: sympy.Expr, exponent: sympy.Expr) -> str:
@@ -138,7 +152,11 @@ class _Printer:
 
     def _modularindexing(self, base: sympy.Expr, divisor: sympy.Expr, modulus: sympy.Expr) -> str:
         if self.both_nonnegative(base, divisor, modulus):
-            quotient = self.operand(base) if divisor == 1 else f"({self.operand(base)} // {self.operand(divisor)})"
+            quotient = (
+                self.operand(base)
+                if divisor == 1
+                else f"({self.operand(base)} // {self.operand(divisor)})"
+            )
             return f"{quotient} % {self.operand(modulus)}"
         quotient = self.text(base) if divisor == 1 else self._floordiv(base, divisor)
         return f"lib.index_remainder({quotient}, {self.text(modulus)})"
@@ -176,7 +194,9 @@ class _Printer:
         value, condition = cases[0].args
         if len(cases) == 1 or condition == sympy.true:
             return self.text(value)
-        return f"tl.where({self.text(condition)}, {self.text(value)}, {self._piecewise(*cases[1:])})"
+        return (
+            f"tl.where({self.text(condition)}, {self.text(value)}, {self._piecewise(*cases[1:])})"
+        )
 
     def _and(self, *parts: sympy.Basic) -> str:
         return " & ".join(f"({self.text(part)})" for part in sorted(parts, key=default_sort_key))
@@ -244,7 +264,14 @@ def _is_float(expr: sympy.Basic) -> bool:
     if isinstance(expr, sympy.Symbol):
         return False
     name = type(expr).__name__
-    if name in {"ToFloat", "IntTrueDiv", "FloatTrueDiv", "FloatPow", "TruncToFloat", "RoundDecimal"}:
+    if name in {
+        "ToFloat",
+        "IntTrueDiv",
+        "FloatTrueDiv",
+        "FloatPow",
+        "TruncToFloat",
+        "RoundDecimal",
+    }:
         return True
     if name.startswith("OpaqueUnaryFn_") or isinstance(expr, sympy.Float):
         return True

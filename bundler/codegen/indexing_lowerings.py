@@ -26,13 +26,19 @@ def _tensor(call: OperatorCall, name: str) -> LazyTensor:
     return found
 
 
-def inside(builder: GraphBuilder, index: sympy.Expr, low: sympy.Expr | None, high: sympy.Expr | None) -> Term | None:
+def inside(
+    builder: GraphBuilder, index: sympy.Expr, low: sympy.Expr | None, high: sympy.Expr | None
+) -> Term | None:
     """Return low <= index < high; None where nothing is asked.  Indices are compared in the width that the kernel has them in."""
     pool, conditions = builder.pool, []
     if low is not None:
-        conditions.append(pool.operate("ge", pool.index(index, "int32"), pool.index(low, "int32"), dtype="bool"))
+        conditions.append(
+            pool.operate("ge", pool.index(index, "int32"), pool.index(low, "int32"), dtype="bool")
+        )
     if high is not None:
-        conditions.append(pool.operate("lt", pool.index(index, "int32"), pool.index(high, "int32"), dtype="bool"))
+        conditions.append(
+            pool.operate("lt", pool.index(index, "int32"), pool.index(high, "int32"), dtype="bool")
+        )
     return both_of(builder, conditions)
 
 
@@ -42,7 +48,9 @@ def both_of(builder: GraphBuilder, conditions: Sequence[Term | None]) -> Term | 
     for condition in conditions:
         if condition is not None:
             result = (
-                condition if result is None else builder.pool.operate("logical_and", result, condition, dtype="bool")
+                condition
+                if result is None
+                else builder.pool.operate("logical_and", result, condition, dtype="bool")
             )
     return result
 
@@ -61,7 +69,9 @@ def _concatenated(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
         start = ends[number - 1] if number else sympy.Integer(0)
         shifted = tuple(index - start if n == dim else index for n, index in enumerate(indices))
         last = number == len(tensors) - 1
-        mask = inside(builder, indices[dim], start if number else None, None if last else ends[number])
+        mask = inside(
+            builder, indices[dim], start if number else None, None if last else ends[number]
+        )
         body = pool.cast(tensors[number].at(shifted), dtype)
         return body if mask is None else pool.masked(mask, body, 0)
 
@@ -107,21 +117,29 @@ def _indexed(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
 
 
 def index_places(
-    builder: GraphBuilder, call: OperatorCall, sizes: Sequence[sympy.Expr], given: Sequence[LazyTensor | None]
+    builder: GraphBuilder,
+    call: OperatorCall,
+    sizes: Sequence[sympy.Expr],
+    given: Sequence[LazyTensor | None],
 ) -> Callable[[Indices], Indices]:
     """Return from which index of an indexed tensor each element of the result comes."""
     given = [*given, *[None] * (len(sizes) - len(given))]
     chosen = [number for number, index in enumerate(given) if index is not None]
     tensors = [index for index in given if index is not None]
     if any(tensor.dtype not in {"int32", "int64"} for tensor in tensors):
-        raise call.refusal("an index that is a mask, whose result has as many elements as the mask has true ones")
+        raise call.refusal(
+            "an index that is a mask, whose result has as many elements as the mask has true ones"
+        )
     rank = max((len(tensor.sizes) for tensor in tensors), default=0)
     together = chosen == list(range(chosen[0], chosen[0] + len(chosen))) if chosen else True
     first = chosen[0] if chosen and together else 0
     shape = broadcast_sizes([tensor.sizes for tensor in tensors])
 
     def places(indices: Indices) -> Indices:
-        spread, rest = indices[first : first + rank], iter((*indices[:first], *indices[first + rank :]))
+        spread, rest = (
+            indices[first : first + rank],
+            iter((*indices[:first], *indices[first + rank :])),
+        )
         found: list[sympy.Expr] = []
         for size, index in zip(sizes, given, strict=True):
             if index is None:

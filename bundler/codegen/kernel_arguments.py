@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`KernelArguments`: the parameters of one kernel, named as they are first used: buffers that are read, written or both, sizes, numels.
 
-Order of the signature: `in_out_ptr<i>`, `in_ptr<i>`, `out_ptr<i>`, `ks<i>`, `load_seed_offset<i>`, numels (`znumel`, `ynumel`, `xnumel`, `r0_numel`), then blocks, which are
+Order of the signature: `in_out_ptr<i>`, `in_ptr<i>`, `out_ptr<i>`, `in_number<i>`, `ks<i>`, `load_seed_offset<i>`, numels (`znumel`, `ynumel`, `xnumel`, `r0_numel`), then blocks, which are
 constexpr.  The body writer asks for names, `module_text` writes signature and metadata, and the wrapper passes what `outer` lists.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from bundler.codegen.data_types import store_type
+from bundler.codegen.data_types import NumberKind, data_type, store_type
 from bundler.codegen.index_text import index_text
 from bundler.codegen.loop_nodes import Buffer
 
@@ -26,7 +26,7 @@ class KernelParameter:
     Attributes:
         name: in the kernel.
         outer: a buffer's name, or a size.
-        type: Triton's, as `*fp32` or `i32`.
+        type: Triton's, as `*fp32` or `i32`; no pointer for a buffer whose number is passed.
         aligned: known to be a multiple of 16.
         fixed: whether a size that is 1 may be a constant of the kernel.
     """
@@ -47,7 +47,9 @@ class KernelArguments:
         reused: buffer that is written -> buffer whose memory it takes, which the kernel reads.
     """
 
-    def __init__(self, buffers: Mapping[str, Buffer], mutated: Iterable[str], reused: Mapping[str, str]) -> None:
+    def __init__(
+        self, buffers: Mapping[str, Buffer], mutated: Iterable[str], reused: Mapping[str, str]
+    ) -> None:
         self._buffers, self._mutated, self._reused = buffers, frozenset(mutated), dict(reused)
         self._taken = {old: new for new, old in self._reused.items()}
         self._both: dict[str, str] = {}
@@ -55,6 +57,7 @@ class KernelArguments:
         self._written: dict[str, str] = {}
         self._sizes: dict[sympy.Symbol, str] = {}
         self._seeds: dict[int, str] = {}
+        self._numbers: dict[str, str] = {}
 
     def read(self, buffer: str) -> str:
         """Return the parameter that a buffer is loaded from."""
@@ -75,6 +78,10 @@ class KernelArguments:
         """Return the parameter of a size."""
         return self._sizes.setdefault(symbol, f"ks{len(self._sizes)}")
 
+    def number(self, buffer: str) -> str:
+        """Return the parameter that has the only element of a buffer on the host."""
+        return self._numbers.setdefault(buffer, f"in_number{len(self._numbers)}")
+
     def seed_offset(self, number: int) -> str:
         """Return the parameter that says where a seed is, so that kernels that differ in their seeds alone are one."""
         return self._seeds.setdefault(number, f"load_seed_offset{len(self._seeds)}")
@@ -82,7 +89,9 @@ class KernelArguments:
     def size_text(self, size: sympy.Expr) -> str:
         """Return the text of a size, with parentheses where it needs them."""
         symbols = sorted(size.free_symbols, key=str)
-        names = {symbol: sympy.Symbol(self.size(symbol), integer=True, positive=True) for symbol in symbols}
+        names = {
+            symbol: sympy.Symbol(self.size(symbol), **symbol.assumptions0) for symbol in symbols
+        }
         text = index_text(size.xreplace(names), nonnegative=lambda expr: bool(expr.is_nonnegative))
         return text if size.is_Integer or size.is_Symbol else f"({text})"
 
@@ -90,12 +99,17 @@ class KernelArguments:
     def pointers(self) -> tuple[KernelParameter, ...]:
         """The buffers, in order."""
         groups = (self._both, self._read, self._written)
-        return tuple(self._pointer(name, buffer) for group in groups for buffer, name in group.items())
+        return tuple(
+            self._pointer(name, buffer) for group in groups for buffer, name in group.items()
+        )
 
     @property
     def sizes(self) -> tuple[KernelParameter, ...]:
         """The sizes, in order, then the places of seeds."""
-        sizes = (KernelParameter(name, symbol, "i64", aligned=False) for symbol, name in self._sizes.items())
+        sizes = (
+            KernelParameter(name, symbol, "i64", aligned=False)
+            for symbol, name in self._sizes.items()
+        )
         seeds = (
             KernelParameter(name, sympy.Integer(number), "i32", aligned=False, fixed=False)
             for number, name in self._seeds.items()
@@ -103,9 +117,21 @@ class KernelArguments:
         return (*sizes, *seeds)
 
     @property
+    def numbers(self) -> tuple[KernelParameter, ...]:
+        """The numbers of the host, in order: floats with 64 bits, so that nothing is lost on the way."""
+        return tuple(
+            KernelParameter(
+                name, buffer, number_type(self._buffers[buffer].layout.dtype), aligned=False
+            )
+            for buffer, name in self._numbers.items()
+        )
+
+    @property
     def changed(self) -> tuple[str, ...]:
         """Names of parameters whose buffer holds something before the launch that the kernel changes."""
-        return tuple(name for buffer, name in sorted(self._both.items(), key=lambda item: item[1]) if buffer)
+        return tuple(
+            name for buffer, name in sorted(self._both.items(), key=lambda item: item[1]) if buffer
+        )
 
     def _pointer(self, name: str, buffer: str) -> KernelParameter:
         found = self._buffers[buffer]
@@ -113,6 +139,13 @@ class KernelArguments:
         dtype = found.layout.dtype
         kind = "i1" if dtype == "bool" else _SHORT[store_type(dtype)]
         return KernelParameter(name, buffer, f"*{kind}", found.aligned)
+
+
+def number_type(dtype: str) -> str:
+    """Return Triton's name of the type in which a number of a dtype is passed."""
+    if data_type(dtype).kind in {NumberKind.FLOAT, NumberKind.FLOAT8}:
+        return "fp64"
+    return "u64" if dtype == "uint64" else "i64"
 
 
 def numel_parameter(prefix: str, size: sympy.Expr, *, wide: bool) -> KernelParameter:

@@ -17,10 +17,23 @@ from collections.abc import Mapping
 import sympy
 
 from bundler.codegen import operation_text
-from bundler.codegen.data_types import elements_per_thread, loaded_text, stored_text
+from bundler.codegen.data_types import (
+    cast_text,
+    compute_type,
+    elements_per_thread,
+    loaded_text,
+    stored_text,
+)
 from bundler.codegen.index_text import index_text
-from bundler.codegen.kernel_arguments import KernelArguments
-from bundler.codegen.kernel_shape import KernelShape, Masks, PlacedLoop, Scope, block_name, placed_loops
+from bundler.codegen.kernel_arguments import KernelArguments, number_type
+from bundler.codegen.kernel_shape import (
+    KernelShape,
+    Masks,
+    PlacedLoop,
+    Scope,
+    block_name,
+    placed_loops,
+)
 from bundler.codegen.literals import constant_text
 from bundler.codegen.load_policies import LoadPolicies
 from bundler.codegen.loop_nodes import SEEDS, Buffer, Loop
@@ -31,10 +44,14 @@ from bundler.codegen.range_trees import Dimension, Part
 from bundler.codegen.reduction_text import ReductionWriter, row_of
 from bundler.codegen.store_text import store_lines
 from bundler.codegen.value_bounds import is_within
-from bundler.runtime.launch.device_tensors import item_bytes
+from bundler.runtime.program.device_tensors import item_bytes
 
 _NAME = re.compile(r"tmp\d+")
-_INFIX_NUMBERS = frozenset({"add", "sub", "mul", "truediv", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge"})
+# What the types in which numbers are passed are called as dtypes.
+_NUMBERS = {"fp64": "float64", "i64": "int64", "u64": "uint64"}
+_INFIX_NUMBERS = frozenset(
+    {"add", "sub", "mul", "truediv", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge"}
+)
 
 
 class BodyWriter:
@@ -47,7 +64,11 @@ class BodyWriter:
     """
 
     def __init__(
-        self, shape: KernelShape, pool: TermPool, buffers: Mapping[str, Buffer], arguments: KernelArguments
+        self,
+        shape: KernelShape,
+        pool: TermPool,
+        buffers: Mapping[str, Buffer],
+        arguments: KernelArguments,
     ) -> None:
         self._shape, self._space, self._pool, self._buffers = shape, shape.space, pool, buffers
         self.arguments = arguments
@@ -132,7 +153,9 @@ class BodyWriter:
         value = self._value(item.value, ())
         self.num_reduction += 1
         scope = self._outer if self._inner is None else self._inner
-        result, lines = self._reductions.reduce(loop.kind, item.value, value, loop.kind.startswith("arg"))
+        result, lines = self._reductions.reduce(
+            loop.kind, item.value, value, loop.kind.startswith("arg")
+        )
         scope.lines += lines
         self._results[loop.buffer, item.index] = result
         if loop.buffer not in self._shape.removed:
@@ -160,14 +183,19 @@ class BodyWriter:
 
     def _masks_for(self, term: Term, masks: Masks) -> Masks:
         """Return the masks that matter to a term: none where it loads nothing, so it is the same inside and outside of a mask."""
-        return masks if masks and any(item.operator in {"load", "check_bounds"} for item in in_order(term)) else ()
+        return (
+            masks
+            if masks and any(item.operator in {"load", "check_bounds"} for item in in_order(term))
+            else ()
+        )
 
     def _scope_of(self, term: Term, masks: Masks) -> Scope:
         if self._inner is None:
             return self._outer
-        reduced = self._space.reduced
-        # A mask may depend on the row; what is behind it stays in the loop.
-        return self._inner if masks or reduced in self._dimensions_of(term) else self._outer
+        # What is behind a mask stays in the loop where the mask does: there its name is known.
+        behind = [self._mask_dimensions[mask] for mask in self._masks_for(term, masks)]
+        along = self._dimensions_of(term).union(*behind)
+        return self._inner if self._space.reduced in along else self._outer
 
     def _dimensions_of(self, term: Term) -> frozenset[Dimension]:
         found = self._dimensions.get(term)
@@ -191,7 +219,9 @@ class BodyWriter:
             case "load":
                 return self._loaded(term, masks)
             case "constant":
-                return self._line(term, masks, Value(constant_text(term.details[0], term.dtype), term.dtype))
+                return self._line(
+                    term, masks, Value(constant_text(term.details[0], term.dtype), term.dtype)
+                )
             case "index_expr":
                 return self._index_value(term, masks)
             case "masked":
@@ -201,12 +231,16 @@ class BodyWriter:
         if term.operator == "to_dtype":
             self.elements = max(self.elements, elements_per_thread(term.terms[0].dtype, term.dtype))
         arguments = [self._argument(argument, term, masks) for argument in term.arguments]
-        return self._line(term, masks, operation_text.render(term.operator, arguments, **dict(options_of(term))))
+        return self._line(
+            term, masks, operation_text.render(term.operator, arguments, **dict(options_of(term)))
+        )
 
     def _argument(self, argument: Argument, term: Term, masks: Masks) -> Value | float:
         if not isinstance(argument, Term):
             return argument
-        others = [item for item in term.terms if item is not argument and item.operator != "constant"]
+        others = [
+            item for item in term.terms if item is not argument and item.operator != "constant"
+        ]
         if (
             argument.operator == "constant"
             and term.operator in _INFIX_NUMBERS
@@ -229,19 +263,32 @@ class BodyWriter:
         condition = self._value(mask, masks).text
         self._mask_dimensions[condition] = self._dimensions_of(mask)
         inside = tuple(dict.fromkeys((*masks, condition)))
-        if body.operator == "load" and body.details[0] != SEEDS and not self._is_computed(body):
+        if (
+            body.operator == "load"
+            and body.details[0] != SEEDS
+            and not self._buffers[body.details[0]].by_value
+            and not self._is_computed(body)
+        ):
             return self._fetched(body, inside, term.details[0])
         value = self._value(body, inside)
         other = Value(constant_text(term.details[0], term.dtype), term.dtype)
-        return self._line(term, masks, operation_text.render("where", [Value(condition, "bool"), value, other]))
+        return self._line(
+            term, masks, operation_text.render("where", [Value(condition, "bool"), value, other])
+        )
 
     def _index_value(self, term: Term, masks: Masks) -> Value:
         expr = term.details[0]
-        far = not self._shape.wide and not self._space.ranges().fits(expr)  # no address, so of any size
+        far = not self._shape.wide and not self._space.ranges().fits(
+            expr
+        )  # no address, so of any size
         text = self._index(expr, term, masks, far=far)
         if term.dtype == "int64":
             # A size of 1 is a constant for Triton, which has no methods.
-            plain = f"({text}).to(tl.int64)" if self._dimensions_of(term) else f"tl.cast({text}, tl.int64)"
+            plain = (
+                f"({text}).to(tl.int64)"
+                if self._dimensions_of(term)
+                else f"tl.cast({text}, tl.int64)"
+            )
             text = f"tl.full([], {text}, tl.int64)" if expr.is_Integer else plain
         elif expr.is_Integer:
             text = f"tl.full([], {text}, {self._index_type})"  # compared with indices alone
@@ -273,19 +320,29 @@ class BodyWriter:
             if part is not None:
                 self._define(*part)
                 if far:
-                    names[symbol] = sympy.Symbol(f"{symbol}.to(tl.int64)", integer=True, nonnegative=True)
+                    names[symbol] = sympy.Symbol(
+                        f"{symbol}.to(tl.int64)", integer=True, nonnegative=True
+                    )
             elif symbol in self._symbols:
-                names[symbol] = sympy.Symbol(self._index_operand(self._symbols[symbol]), integer=True, nonnegative=True)
+                names[symbol] = sympy.Symbol(
+                    self._index_operand(self._symbols[symbol]), integer=True, nonnegative=True
+                )
             else:
                 name = self.arguments.size(symbol)
-                names[symbol] = sympy.Symbol(f"tl.cast({name}, tl.int64)" if far else name, integer=True, positive=True)
+                names[symbol] = sympy.Symbol(
+                    f"tl.cast({name}, tl.int64)" if far else name, **symbol.assumptions0
+                )
         ranges = self._space.ranges()
         kind = "tl.int64" if far else self._index_type
         return index_text(expr.xreplace(names), nonnegative=ranges.nonnegative, index_type=kind)
 
     def _index_operand(self, value: Value) -> str:
         """Return a value as a part of an address: its product with a stride has the bits of an index."""
-        return f"{value.text}.to(tl.int64)" if self._shape.wide and value.dtype == "int32" else value.text
+        return (
+            f"{value.text}.to(tl.int64)"
+            if self._shape.wide and value.dtype == "int32"
+            else value.text
+        )
 
     def _define(self, dimension: Dimension, part: Part) -> None:
         """Write the line of a part of an index, once in its scope."""
@@ -294,7 +351,9 @@ class BodyWriter:
             return
         scope.parts.add(part.symbol)
         whole = f"{dimension.prefix}index"
-        text = whole if part.divisor == 1 else f"{whole} // {self.arguments.size_text(part.divisor)}"
+        text = (
+            whole if part.divisor == 1 else f"{whole} // {self.arguments.size_text(part.divisor)}"
+        )
         if sympy.expand(part.divisor * part.length - dimension.numel) != 0:
             length = self.arguments.size_text(part.length)
             text = f"{whole} % {length}" if part.divisor == 1 else f"({text}) % {length}"
@@ -304,6 +363,8 @@ class BodyWriter:
         buffer, index, _ = term.details
         if buffer == SEEDS:
             return self._seed(term, masks)
+        if self._buffers[buffer].by_value:
+            return self._number(term, masks)
         result = self._results.get((buffer, index))
         if result is not None:
             return result
@@ -315,7 +376,17 @@ class BodyWriter:
     def _seed(self, term: Term, masks: Masks) -> Value:
         """Return a seed, which all lanes share."""
         place = self.arguments.seed_offset(int(term.details[1]))
-        return self._line(term, masks, Value(f"tl.load({self.arguments.read(SEEDS)} + {place})", "int64"))
+        return self._line(
+            term, masks, Value(f"tl.load({self.arguments.read(SEEDS)} + {place})", "int64")
+        )
+
+    def _number(self, term: Term, masks: Masks) -> Value:
+        """Return a number that the launch passes, which all lanes share."""
+        buffer = term.details[0]
+        kind, dtype = number_type(self._buffers[buffer].layout.dtype), term.dtype
+        wide = _NUMBERS[kind]
+        text = f"tl.cast({self.arguments.number(buffer)}, {compute_type(wide)})"
+        return self._line(term, masks, Value(cast_text(text, wide, dtype), dtype))
 
     def _is_computed(self, load: Term) -> bool:
         """Whether the kernel itself computes what a load reads."""
@@ -329,7 +400,9 @@ class BodyWriter:
         pointer = self.arguments.read(buffer)
         self.num_load += 1
         dtype = self._buffers[buffer].layout.dtype
-        return self._line(term, masks, Value(loaded_text(f"tl.load({pointer} + {text})", dtype), dtype))
+        return self._line(
+            term, masks, Value(loaded_text(f"tl.load({pointer} + {text})", dtype), dtype)
+        )
 
     def _load_text(self, term: Term, index: sympy.Expr, masks: Masks, other: float) -> str:
         """Return what stands behind `pointer +`: address, mask and policy."""
@@ -343,7 +416,9 @@ class BodyWriter:
             address = f"tl.broadcast_to({address}, {self._shape.shape_of(spread)})"
         parts = [f"({address})", " & ".join(active) or "None"]
         reduced = self._space.reduced
-        if active and (masks or any(symbol.startswith("tmp") for symbol in active) or reduced in used):
+        if active and (
+            masks or any(symbol.startswith("tmp") for symbol in active) or reduced in used
+        ):
             plain = repr(other) if math.isfinite(other) else f"float('{other}')"
             parts.append(f"other={plain if other else '0.0'}")
         policy = self._policy(term.details[0], index, used)
@@ -358,9 +433,13 @@ class BodyWriter:
     def _policy(self, buffer: str, index: sympy.Expr, used: frozenset[Dimension]) -> str | None:
         """Return how long a loaded element should stay in the cache: long where it is read again, by other programs or lanes or later on."""
         again = self._loaded_again.load(buffer)
-        if any(dimension.numel != 1 and dimension not in used for dimension in self._space.dimensions):
+        if any(
+            dimension.numel != 1 and dimension not in used for dimension in self._space.dimensions
+        ):
             return "evict_last"
-        self._loaded_again.along_row(buffer, str(index), item_bytes(self._buffers[buffer].layout.dtype))
+        self._loaded_again.along_row(
+            buffer, str(index), item_bytes(self._buffers[buffer].layout.dtype)
+        )
         symbols = [part.symbol for d in self._space.dimensions for part in d.parts.values()]
         if not any(index.coeff(symbol) == 1 for symbol in symbols):
             return "evict_last"
@@ -384,7 +463,8 @@ class BodyWriter:
                 else f"tl.full({shape}, {address}, {self._index_type})"
             )
         text = stored_text(
-            operation_text.render("to_dtype", [value], dtype=buffer.layout.dtype).text, buffer.layout.dtype
+            operation_text.render("to_dtype", [value], dtype=buffer.layout.dtype).text,
+            buffer.layout.dtype,
         )
         pointer = self.arguments.write(loop.buffer)
         self.num_store += 1
@@ -393,7 +473,9 @@ class BodyWriter:
         scope = self._outer if kept or self._inner is None else self._inner
         atomic = loop.mode if loop.mode is not None and loop.mode.startswith("atomic_") else None
         self.atomic |= atomic is not None
-        spread = any(d.numel != 1 and d not in self._dimensions_of(carrier) for d in self._space.dimensions)
+        spread = any(
+            d.numel != 1 and d not in self._dimensions_of(carrier) for d in self._space.dimensions
+        )
         scope.stores += store_lines(
             f"{pointer} + ({address})", text, mask, buffer.layout.dtype,
             atomic=atomic, shape=shape, shared=spread and pointer.startswith("in_out"),

@@ -2,7 +2,7 @@
 """`write_kernel`: one group of loops becomes the function of a kernel, with what its launch and its heuristic need to know.
 
 It decides dimensions and tiling, whether rows are held whole, which masks are constant and how wide indices are; `kernel_body` writes the lines.
-`program_builder` calls it for each group, `module_text` puts the function into a module.
+`schedule` calls it for each group, `module_text` puts the function into a module.
 """
 
 from __future__ import annotations
@@ -115,11 +115,18 @@ def write_kernel(
     wide = bounds is None
     atomic = any(loop.mode == "atomic_add" for loop in group.loops)
     shape = KernelShape(
-        space, persistent, _constant_masks(space, persistent=persistent, atomic=atomic), wide, removed, asserted
+        space,
+        persistent,
+        _constant_masks(space, persistent=persistent, atomic=atomic),
+        wide,
+        removed,
+        asserted,
     )
     written = {loop.buffer for loop in group.loops}
     read = {name for loop in group.loops for name in loop.reads}
-    mutated = {n for n in written if (n in read and buffers[n].source != "node") or _is_added_to(group, n)}
+    mutated = {
+        n for n in written if (n in read and buffers[n].source != "node") or _is_added_to(group, n)
+    }
     arguments = KernelArguments(buffers, mutated, reused)
     writer = BodyWriter(shape, pool, buffers, arguments)
     body = writer.write(group.loops)
@@ -127,23 +134,28 @@ def write_kernel(
     # Sizes are as wide as the indices that they are multiplied with.
     sizes = [p if wide else replace(p, type="i32") for p in arguments.sizes]
     numels = [numel_parameter(d.prefix, d.numel, wide=wide) for d in space.dimensions]
+    parameters = (*arguments.pointers, *arguments.numbers, *sizes, *numels)
     return KernelText(
         kind="pointwise" if not reduces else "persistent_reduction" if persistent else "reduction",
         dimensions=tuple((d.prefix, d.numel) for d in space.dimensions),
-        parameters=(*arguments.pointers, *sizes, *numels),
+        parameters=parameters,
         blocks=tuple(block_name(d) for d in space.dimensions if not (d.is_reduced and persistent)),
         body=(*head, *body),
         hints={d.prefix: pow2_up(_hint(d.numel, size_hints)) for d in space.dimensions},
         reduction_hint=direction,
         changed=arguments.changed,
-        counts={"num_load": writer.num_load, "num_store": writer.num_store, "num_reduction": writer.num_reduction},
+        counts={
+            "num_load": writer.num_load,
+            "num_store": writer.num_store,
+            "num_reduction": writer.num_reduction,
+        },
         atomic=writer.atomic,
         elements=writer.elements,
         origins=tuple(sorted(frozenset().union(*(loop.origins for loop in group.loops)))),
         buffers=tuple(loop.buffer for loop in group.loops),
         bounds=bounds or (),
         asserts=writer.num_assert > 0,
-        examples=tuple(_example(p, buffers, size_hints) for p in (*arguments.pointers, *sizes, *numels)),
+        examples=tuple(_example(p, buffers, size_hints) for p in parameters),
         facts=_facts(space, writer.repeated, inner=inner and not persistent),
     )
 
@@ -163,8 +175,12 @@ def _example(
 ) -> tuple[str, tuple[int, ...], tuple[int, ...]] | int:
     if not isinstance(parameter.outer, str):
         return _hint(parameter.outer, hints)
+    if not parameter.type.startswith("*"):
+        return 1
     layout = buffers[parameter.outer].layout
-    sizes, strides = (tuple(_hint(part, hints) for part in parts) for parts in (layout.sizes, layout.strides))
+    sizes, strides = (
+        tuple(_hint(part, hints) for part in parts) for parts in (layout.sizes, layout.strides)
+    )
     return layout.dtype, sizes, strides
 
 
@@ -193,13 +209,18 @@ def _bounds_of_narrow_indices(
     bounded: Bounded | None,
 ) -> tuple[sympy.Expr, ...] | None:
     """Return the sizes that have to fit in 32 bits for the indices to have as many, those alone that may change; None where some index has 64."""
-    sizes = {numel([size for _, size in group.dimensions]), *(buffers[name].layout.storage for name in group.touched)}
+    sizes = {
+        numel([size for _, size in group.dimensions]),
+        *(buffers[name].layout.storage for name in group.touched),
+    }
     sizes |= frozenset().union(*(size.free_symbols for size in sizes))
     examples = {size: size.subs(dict(hints)) for size in sizes}
     if not all(example.is_Integer and example <= LARGEST_NARROW for example in examples.values()):
         return None
     changing = tuple(sorted((size for size in sizes if not size.is_Integer), key=str))
-    return changing if not changing or (bounded is not None and all(map(bounded, changing))) else None
+    return (
+        changing if not changing or (bounded is not None and all(map(bounded, changing))) else None
+    )
 
 
 def _constant_masks(space: IterationSpace, *, persistent: bool, atomic: bool) -> frozenset[str]:
@@ -214,9 +235,9 @@ def _constant_masks(space: IterationSpace, *, persistent: bool, atomic: bool) ->
         elif size == 1:
             full = not atomic  # lanes that repeat a store do no harm, lanes that repeat a sum do
         else:
-            full = size % min(LARGEST_BLOCK[dimension.prefix], pow2_up(int(size))) == 0 and not _overflows(
-                dimension, space
-            )
+            full = size % min(
+                LARGEST_BLOCK[dimension.prefix], pow2_up(int(size))
+            ) == 0 and not _overflows(dimension, space)
         if full:
             found.add(dimension.prefix)
     return frozenset(found)
@@ -232,7 +253,11 @@ def _overflows(dimension: Dimension, space: IterationSpace) -> bool:
 def _facts(space: IterationSpace, repeated: float, *, inner: bool) -> dict[str, Any]:
     """Return what heuristics are told beside counts."""
     reduced, (low, high) = space.reduced, _HELD_BY_A_BLOCK
-    long = inner and reduced is not None and bool(reduced.numel.is_Integer and low < reduced.numel <= high)
+    long = (
+        inner
+        and reduced is not None
+        and bool(reduced.numel.is_Integer and low < reduced.numel <= high)
+    )
     return {"add_persistent_rblock": True} if long and repeated >= _WORTH_HOLDING else {}
 
 
@@ -245,11 +270,17 @@ def _header(dimension: Dimension, shape: KernelShape) -> Sequence[str]:
     lines = [f"{prefix}numel = {size}"] if size.is_Integer else []
     place = shape.space.dimensions.index(dimension)
     subscript = "".join(
-        ("[", ", ".join(":" if n == place else "None" for n in range(len(shape.space.dimensions))), "]")
+        (
+            "[",
+            ", ".join(":" if n == place else "None" for n in range(len(shape.space.dimensions))),
+            "]",
+        )
     )
     lanes = f"tl.arange(0, {block_name(dimension)}){subscript}"
     lanes = f"{lanes}.to(tl.int64)" if shape.wide else lanes
-    mask = [] if prefix in shape.constant_masks else [f"{prefix}mask = {prefix}index < {prefix}numel"]
+    mask = (
+        [] if prefix in shape.constant_masks else [f"{prefix}mask = {prefix}index < {prefix}numel"]
+    )
     if not dimension.is_reduced:
         return [*lines, f"{prefix}offset = {_program(dimension, shape)} * {block_name(dimension)}", f"{prefix}index = {prefix}offset + {lanes}", *mask]  # fmt: skip
     if not shape.persistent:

@@ -69,7 +69,9 @@ class KernelShape:
     def masks(self, dimensions: Collection[Dimension]) -> list[str]:
         """Return the names of the masks of dimensions, without those that are always true."""
         return [
-            f"{d.prefix}mask" for d in self.space.dimensions if d in dimensions and d.prefix not in self.constant_masks
+            f"{d.prefix}mask"
+            for d in self.space.dimensions
+            if d in dimensions and d.prefix not in self.constant_masks
         ]
 
     @property
@@ -101,13 +103,17 @@ def placed_loops(
         before = [written[name] for name in loop.reads if name in written]
         level = max((item.level + item.loop.is_reduction for item in before), default=0)
         terms = tuple((symbol, substituted(pool, term, place)) for symbol, term in loop.index_terms)
-        item = PlacedLoop(loop, substituted(pool, loop.value, place), place(loop.index), terms, inside, level)
+        item = PlacedLoop(
+            loop, substituted(pool, loop.value, place), place(loop.index), terms, inside, level
+        )
         found.append(item)
         written[loop.buffer] = item
     # A later pass may read what is changed here, so what was there before is replaced in the last one.
     last = max(item.level for item in found)
     read = {name for loop in loops for name in loop.reads}
     return [
-        replace(item, level=last) if item.loop.buffer in read and buffers[item.loop.buffer].source != "node" else item
+        replace(item, level=last)
+        if item.loop.buffer in read and buffers[item.loop.buffer].source != "node"
+        else item
         for item in found
     ]

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that generated kernels call, as `lib.maximum`: what Triton's language lacks, or computes in another way than torch.
 
-A kernel's module imports this one, so it is imported where kernels are compiled or interpreted, and by nothing else of this package: it is the one
-module outside the toolchain that imports Triton. Element by element: integers (`floor_divide`, `remainder`, `shift_left`, `integer_power`), floats
-(`maximum`, `sigmoid`, `frexp_mantissa`, `ldexp`) and `device_assert_then`. Reductions, sorts and random numbers come from the modules beside it,
-under their names.
+A kernel's module imports this one, so it is imported where kernels are compiled or interpreted, and by
+nothing else of this package: it is the one module outside the toolchain that imports Triton. Where
+Triton interprets, it gives it the functions of `libdevice`.
+
+Element by element: integers (`floor_divide`, `remainder`, `shift_left`, `integer_power`), floats
+(`maximum`, `sigmoid`, `frexp_mantissa`, `ldexp`) and `device_assert_then`. Reductions, sorts and random
+numbers come from the modules beside it, under their names.
 
 Arguments of one call are tensors of one dtype unless a function says otherwise; a number is passed as a tensor without dimensions.
 """
@@ -37,6 +40,7 @@ from bundler.codegen.lib_reductions import (
     xor_sum,
 )
 from bundler.codegen.lib_search import bucketize, sort
+from bundler.toolchain import interpreter_library
 
 __all__ = [
     "any_of",
@@ -289,3 +293,7 @@ def device_assert_then(condition, message: tl.constexpr, value):
     """Return `value` after the condition was asserted for each element, where the kernel was compiled with assertions."""
     tl.device_assert(condition, message)
     return value
+
+
+# Every generated kernel's module imports this one before its kernel runs.
+interpreter_library.install(sign)

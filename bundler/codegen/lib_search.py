@@ -53,11 +53,15 @@ def _before(value, index, other, other_index, count, descending: tl.constexpr):
     first = first | (equal & (index < other_index))
     padding = index >= count
     other_padding = other_index >= count
-    return tl.where(padding | other_padding, other_padding & ((padding == 0) | (index < other_index)), first)
+    return tl.where(
+        padding | other_padding, other_padding & ((padding == 0) | (index < other_index)), first
+    )
 
 
 @triton.jit
-def _exchange(bits, indices, dtype: tl.constexpr, count, flip, stride: tl.constexpr, descending: tl.constexpr):
+def _exchange(
+    bits, indices, dtype: tl.constexpr, count, flip, stride: tl.constexpr, descending: tl.constexpr
+):
     """Return the block after lanes `stride` apart were put in order, or in reverse order where `flip` is 1."""
     other_bits = _partner(bits, stride)
     other_indices = _partner(indices, stride)
@@ -88,7 +92,9 @@ def sort(values, indices, count, descending: tl.constexpr):
         else:
             flip = tl.zeros(values.shape, tl.int32)
         for step in tl.static_range(stage):
-            bits, indices = _exchange(bits, indices, dtype, count, flip, 2 ** (stage - 1 - step), descending)
+            bits, indices = _exchange(
+                bits, indices, dtype, count, flip, 2 ** (stage - 1 - step), descending
+            )
     return bits.to(dtype, bitcast=True), indices
 
 
@@ -128,7 +134,9 @@ def bucketize(
         within = low < high
         place = middle
         if sorter is not None:
-            place = tl.load(sorter + sorter_start + middle * sorter_stride, mask=within, other=0).to(index_type)
+            place = tl.load(
+                sorter + sorter_start + middle * sorter_stride, mask=within, other=0
+            ).to(index_type)
         bound = tl.load(boundaries + start + place * stride, mask=within, other=0)
         # Written so that a comparison with NaN counts as above.
         if right:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`list_decompositions`: torch's operators on lists of tensors (`_foreach_*`, `_fused_adam`, `_fused_adamw`) taken apart, one tensor after another.  Imports torch.
 
-`graph_tracing` adds them to torch's own decompositions, so that what an optimizer does to a parameter is fused into one kernel.
+`decompositions` adds them to its table, so that what an optimizer does to a parameter is fused into one kernel.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def _number(operator: str, tensor: torch.Tensor, number: Any, **options: Any) ->
     return found(tensor, number, **options)
 
 
-def _each(function: Callable[..., torch.Tensor], tensors: Tensors, *others: Any, **options: Any) -> list[torch.Tensor]:
+def _each(
+    function: Callable[..., torch.Tensor], tensors: Tensors, *others: Any, **options: Any
+) -> list[torch.Tensor]:
     """Apply a function to each tensor, with the element of each other list that is beside it, or with what is no list."""
     count = len(tensors)
     columns = [other if isinstance(other, (list, tuple)) else [other] * count for other in others]
@@ -42,7 +44,9 @@ def _of_tensor(operator: str) -> Callable[..., torch.Tensor]:
     return found
 
 
-def _with_value(operator: str, tensor: torch.Tensor, one: torch.Tensor, other: torch.Tensor, value: Any = 1) -> Any:
+def _with_value(
+    operator: str, tensor: torch.Tensor, one: torch.Tensor, other: torch.Tensor, value: Any = 1
+) -> Any:
     """Compute addcmul or addcdiv; the value may be a tensor of one element."""
     if isinstance(value, torch.Tensor):
         product = one * other if operator == "addcmul" else one / other
@@ -50,7 +54,9 @@ def _with_value(operator: str, tensor: torch.Tensor, one: torch.Tensor, other: t
     return getattr(torch, operator)(tensor, one, other, value=value)
 
 
-def _with_values(operator: str, tensors: Tensors, one: Tensors, other: Tensors, values: Any) -> list[torch.Tensor]:
+def _with_values(
+    operator: str, tensors: Tensors, one: Tensors, other: Tensors, values: Any
+) -> list[torch.Tensor]:
     numbers = list(values.unbind()) if isinstance(values, torch.Tensor) else values
     return _each(partial(_with_value, operator), tensors, one, other, numbers)
 
@@ -59,13 +65,16 @@ def _power_of_number(number: Any, exponents: Tensors) -> list[torch.Tensor]:
     return [torch.pow(number, exponent) for exponent in exponents]
 
 
-def _norms(tensors: Tensors, order: Any = 2, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
+def _norms(
+    tensors: Tensors, order: Any = 2, dtype: torch.dtype | None = None
+) -> list[torch.Tensor]:
     return [torch.linalg.vector_norm(tensor, order, dtype=dtype) for tensor in tensors]
 
 
 def _copied(_targets: Tensors, sources: Tensors, _non_blocking: bool = False) -> list[torch.Tensor]:
     return [
-        source.to(target.dtype).expand(target.shape).clone() for target, source in zip(_targets, sources, strict=True)
+        source.to(target.dtype).expand(target.shape).clone()
+        for target, source in zip(_targets, sources, strict=True)
     ]
 
 
@@ -111,12 +120,18 @@ def list_decompositions() -> dict[Any, Callable[..., Any]]:
     for name in _BINARY.split():
         numbers = partial(_each, partial(_number, name))
         table |= {f"{name}.Scalar": numbers, f"{name}.ScalarList": numbers}
-        table |= {f"{name}.List": partial(_each, _of_tensor(name)), f"{name}.Tensor": partial(_each, _of_tensor(name))}
+        table |= {
+            f"{name}.List": partial(_each, _of_tensor(name)),
+            f"{name}.Tensor": partial(_each, _of_tensor(name)),
+        }
     for name in ("addcmul", "addcdiv"):
         for overload in ("Scalar", "ScalarList", "Tensor"):
             table[f"{name}.{overload}"] = partial(_with_values, name)
         table[f"{name}.Scalar"] = partial(_each, partial(_with_value, name))
-    table |= {f"lerp.{overload}": partial(_each, torch.lerp) for overload in ("List", "Scalar", "ScalarList")}
+    table |= {
+        f"lerp.{overload}": partial(_each, torch.lerp)
+        for overload in ("List", "Scalar", "ScalarList")
+    }
     table |= {
         "pow.ScalarAndTensor": _power_of_number,
         "norm.Scalar": _norms,
@@ -124,7 +139,9 @@ def list_decompositions() -> dict[Any, Callable[..., Any]]:
         "zero.default": _zeroed,
     }
     found = {
-        getattr(getattr(aten, f"_foreach_{name.split('.')[0]}", None), name.split(".")[1], None): function
+        getattr(
+            getattr(aten, f"_foreach_{name.split('.')[0]}", None), name.split(".")[1], None
+        ): function
         for name, function in table.items()
     }
     for name, decoupled in (("_fused_adam", False), ("_fused_adamw", True)):

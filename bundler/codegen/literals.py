@@ -38,7 +38,9 @@ def literal_text(value: float, name: str) -> str:
             return str(whole)
     elif row.kind is NumberKind.FLOAT:
         number = float(value)
-        plain = _SMALLEST_LITERAL < abs(number) < _LARGEST_LITERAL or (number == 0 and math.copysign(1.0, number) > 0)
+        plain = _SMALLEST_LITERAL < abs(number) < _LARGEST_LITERAL or (
+            number == 0 and math.copysign(1.0, number) > 0
+        )
         if plain and _is_exact(number, row):
             return repr(number)
     return constant_text(value, name)
@@ -59,7 +61,11 @@ def _integer_text(whole: int, row: DataType, shape: str) -> str:
 def _wrapped(value: float, row: DataType) -> int:
     """Return the number modulo the dtype's range, as torch fills a tensor of it."""
     whole: int = int(value) % (1 << row.bits)
-    return whole - (1 << row.bits) if row.kind is NumberKind.SIGNED and whole >= 2 ** (row.bits - 1) else whole
+    return (
+        whole - (1 << row.bits)
+        if row.kind is NumberKind.SIGNED and whole >= 2 ** (row.bits - 1)
+        else whole
+    )
 
 
 def _float_text(number: float, row: DataType, shape: str) -> str:

@@ -40,4 +40,6 @@ class LoadPolicies:
 
     def _policy(self, mark: re.Match[str]) -> str:
         number = int(mark[1])
-        return "evict_last" if self._buffers[number] in self._buffers[number + 1 :] else "evict_first"
+        return (
+            "evict_last" if self._buffers[number] in self._buffers[number + 1 :] else "evict_first"
+        )

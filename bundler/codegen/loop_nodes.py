@@ -52,17 +52,19 @@ def contiguous_strides(sizes: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """How a tensor lies in memory: dtype, and in elements sizes, strides and offset."""
+    """How a tensor lies in memory: dtype, in elements sizes, strides and offset, and `HOST` where that is not the program's device."""
 
     dtype: str
     sizes: tuple[sympy.Expr, ...]
     strides: tuple[sympy.Expr, ...]
     offset: sympy.Expr = field(default_factory=lambda: sympy.Integer(0))
+    device: str = ""
 
     def index(self, indices: Sequence[sympy.Expr]) -> sympy.Expr:
         """Return where an element is."""
         return self.offset + sum(
-            (index * stride for index, stride in zip(indices, self.strides, strict=True)), sympy.Integer(0)
+            (index * stride for index, stride in zip(indices, self.strides, strict=True)),
+            sympy.Integer(0),
         )
 
     @property
@@ -81,9 +83,11 @@ class Buffer:
     Attributes:
         name: in the program.
         layout: where its elements are.
-        source: `input`, `constant`, `seeds` for the seeds of random numbers, or `node` for what a node of the program writes.
+        source: `input`, `constant`, `seeds` for the seeds of random numbers, `value` for a number that the host computes of sizes, or `node` for
+            what a node of the program writes.
         aligned: its address is known to be a multiple of 16 bytes.
         shared: its memory may be that of another buffer, since an operator that was called returned a view.
+        bases: buffers whose memory it may share, as the result of such a call.
     """
 
     name: str
@@ -91,6 +95,12 @@ class Buffer:
     source: str = "node"
     aligned: bool = True
     shared: bool = False
+    bases: tuple[str, ...] = ()
+
+    @property
+    def by_value(self) -> bool:
+        """Whether kernels are given its only element instead of its address: it lies on the host."""
+        return self.source == "value" or bool(self.layout.device)
 
 
 @dataclass(frozen=True)
@@ -145,10 +155,18 @@ class Loop:
 
 @dataclass(frozen=True)
 class Reference:
-    """A buffer as an argument of an extern call, seen through a layout of its own."""
+    """A buffer as an argument of an extern call or as a result, seen through a layout of its own.
+
+    Attributes:
+        buffer: its name.
+        layout: where the elements are in it.
+        view: a result that is another tensor than the one that was made in the buffer, and shares
+            its memory.
+    """
 
     buffer: str
     layout: TensorLayout
+    view: bool = False
 
 
 @dataclass(frozen=True)
@@ -169,6 +187,7 @@ class ExternCall:
         outputs: buffers that hold its results; None in the place of a result that is no tensor, or that nobody uses.
         reason: why no kernel was generated.
         mutated: buffers that the call changes.
+        ordered: whether all calls before it come first, and all behind it later.
     """
 
     operator: str
@@ -178,11 +197,17 @@ class ExternCall:
     reason: str
     single: bool = True
     mutated: tuple[str, ...] = ()
+    ordered: bool = False
 
     @property
     def writes(self) -> tuple[str, ...]:
         """The buffers that it writes."""
         return (*(name for name in self.outputs if name is not None), *self.mutated)
+
+    @property
+    def is_check(self) -> bool:
+        """Whether it writes nothing: it is called to raise where values are wrong."""
+        return not self.writes
 
     @property
     def reads(self) -> frozenset[str]:

@@ -2,7 +2,7 @@
 """`normalized`: a loop with as few dimensions as its addresses allow, in the order in which memory lies.
 
 Dimensions of one element go, the others are ordered by the stride of what is written (of what is read, for reduced ones), and neighbours that every
-address runs through as one become one.  `program_builder` normalizes each loop before `fusion` looks at it.
+address runs through as one become one.  `schedule` normalizes each loop before `fusion` looks at it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import sympy
 from bundler.codegen.loop_nodes import Loop
 from bundler.codegen.loop_terms import TermPool, expressions_of, substituted
 
-_POSITIONAL = frozenset({"argmax", "argmin"})  # the position in the row is the result, so rows keep their order
+_POSITIONAL = frozenset(
+    {"argmax", "argmin"}
+)  # the position in the row is the result, so rows keep their order
 Variables = tuple[sympy.Symbol, ...]
 Sizes = tuple[sympy.Expr, ...]
 
@@ -56,7 +58,9 @@ def merged_dimensions(
     return dimensions, gone
 
 
-def _is_one(expr: sympy.Expr, outer: sympy.Symbol, inner: sympy.Symbol, inner_size: sympy.Expr) -> bool:
+def _is_one(
+    expr: sympy.Expr, outer: sympy.Symbol, inner: sympy.Symbol, inner_size: sympy.Expr
+) -> bool:
     if not expr.has(outer):
         return not expr.has(inner)
     together = expr.xreplace({outer: sympy.Integer(0), inner: inner + inner_size * outer})
@@ -78,7 +82,9 @@ def _changed(pool: TermPool, loop: Loop, change: Mapping[sympy.Symbol, sympy.Exp
         loop,
         value=substituted(pool, loop.value, changed),
         index=changed(loop.index),
-        index_terms=tuple((symbol, substituted(pool, term, changed)) for symbol, term in loop.index_terms),
+        index_terms=tuple(
+            (symbol, substituted(pool, term, changed)) for symbol, term in loop.index_terms
+        ),
     )
 
 
@@ -118,7 +124,10 @@ def _by_stride(
 ) -> list[tuple[sympy.Symbol, sympy.Expr]]:
     dimensions = list(zip(variables, sizes, strict=True))
     for expr in expressions:
-        strides = [expr.coeff(variable) if expr.has(variable) else sympy.Integer(0) for variable in variables]
+        strides = [
+            expr.coeff(variable) if expr.has(variable) else sympy.Integer(0)
+            for variable in variables
+        ]
         # An expression that does not run through all of them says nothing of their order.
         if all(stride.is_Integer and stride > 0 for stride in strides):
             order = sorted(range(len(dimensions)), key=lambda n, found=strides: (-found[n], n))  # type: ignore[misc]

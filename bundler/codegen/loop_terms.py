@@ -17,9 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Union
 
 import sympy
+
+from bundler.codegen.data_types import data_type
+from bundler.errors import UnsupportedOperator
 
 Argument = Union["Term", int, float, bool]
 STRUCTURAL = frozenset({"load", "index_expr", "constant", "masked", "check_bounds"})
@@ -57,10 +61,19 @@ class TermPool:
         self._symbols: dict[tuple[int, Any], sympy.Symbol] = {}
         self._terms_of: dict[sympy.Symbol, Term] = {}
 
-    def make(self, operator: str, arguments: tuple[Argument, ...], dtype: str, details: tuple[Any, ...] = ()) -> Term:
+    def make(
+        self,
+        operator: str,
+        arguments: tuple[Argument, ...],
+        dtype: str,
+        details: tuple[Any, ...] = (),
+    ) -> Term:
         """Return the term with these parts."""
         # A type beside each number and detail: 1, 1.0 and True are equal, and so are 0.0 and -0.0, but are not the same constant.
-        parts = tuple(item.number if isinstance(item, Term) else (type(item), repr(item)) for item in arguments)
+        parts = tuple(
+            item.number if isinstance(item, Term) else (type(item), repr(item))
+            for item in arguments
+        )
         key = (operator, parts, dtype, tuple((type(item), repr(item)) for item in details))
         term = self._known.get(key)
         if term is None:
@@ -71,8 +84,10 @@ class TermPool:
         """Return an operator over values."""
         return self.make(operator, arguments, dtype, tuple(sorted(options.items())))
 
-    def constant(self, value: float, dtype: str) -> Term:
-        """Return a number as a value of a dtype."""
+    def constant(self, value: float | sympy.Expr, dtype: str) -> Term:
+        """Return a number as a value of a dtype; it may be made of sizes."""
+        if isinstance(value, sympy.Basic):
+            return self._of_sizes(value, dtype)
         kind: type[bool | int | float] = float
         if dtype == "bool":
             kind = bool
@@ -80,16 +95,52 @@ class TermPool:
             kind = int
         return self.make("constant", (), dtype, (kind(value),))
 
+    def _of_sizes(self, value: sympy.Basic, dtype: str) -> Term:
+        """Return an expression over sizes, and over numbers that the host computes of them, which are loaded."""
+        if value in {sympy.true, sympy.false} or value.is_number:
+            plain = bool(value) if value in {sympy.true, sympy.false} else None
+            whole = value.is_Integer
+            return self.constant(
+                int(value) if whole else float(value) if plain is None else plain, dtype
+            )
+        if all(symbol.is_integer for symbol in value.free_symbols):
+            return self.cast(self.index(value), dtype)
+        if isinstance(value, sympy.Symbol):
+            return self.cast(self.load(str(value), sympy.Integer(0), "float64"), dtype)
+        if not isinstance(value, (sympy.Add, sympy.Mul)):
+            raise UnsupportedOperator(
+                f"{value} of numbers that the host computes: expected a sum or a product",
+                operator=type(value).__name__,
+            )
+        operator = "add" if isinstance(value, sympy.Add) else "mul"
+        parts = [self._of_sizes(part, "float64") for part in value.args]
+        whole = reduce(lambda a, b: self.operate(operator, a, b, dtype="float64"), parts)
+        return self.cast(whole, dtype)
+
     def cast(self, term: Term, dtype: str) -> Term:
         """Return a term converted to a dtype, or itself where it has it."""
         return term if term.dtype == dtype else self.operate("to_dtype", term, dtype=dtype)
+
+    def rounded(self, term: Term) -> Term:
+        """Return a 16-bit float with the bits that torch has of it, for what makes a yes or a no, or an integer, of it.
+
+        Else it keeps the precision of float32: a maximum that was stored would equal none of the
+        numbers that it was found among, computed again for a gradient.
+        """
+        half = data_type(term.dtype).is_half and term.operator != "constant"
+        return self.operate("to_dtype", term, dtype=term.dtype, rounded=True) if half else term
 
     def index(self, expr: sympy.Expr, dtype: str = "int64") -> Term:
         """Return the value of an index expression."""
         if expr.is_Integer:
             return self.constant(int(expr), dtype)
         symbols = self.bound(expr)
-        return self.make("index_expr", tuple(term for _, term in symbols), dtype, (expr, tuple(s for s, _ in symbols)))
+        return self.make(
+            "index_expr",
+            tuple(term for _, term in symbols),
+            dtype,
+            (expr, tuple(s for s, _ in symbols)),
+        )
 
     def load(self, buffer: str, index: sympy.Expr, dtype: str) -> Term:
         """Return what stands in a buffer at an index."""
@@ -101,7 +152,9 @@ class TermPool:
         """Return a body where a mask holds, else the other value."""
         return self.make("masked", (mask, body), body.dtype, (other,))
 
-    def indirect(self, term: Term, size: sympy.Expr, *, wrap: bool = True, check: bool = True) -> sympy.Expr:
+    def indirect(
+        self, term: Term, size: sympy.Expr, *, wrap: bool = True, check: bool = True
+    ) -> sympy.Expr:
         """Return a symbol that stands for a value in index expressions.
 
         Args:
@@ -115,7 +168,11 @@ class TermPool:
             zero, length = self.constant(0, term.dtype), self.index(size, term.dtype)
             below = self.operate("lt", term, zero, dtype="bool")
             term = self.operate(
-                "where", below, self.operate("add", term, length, dtype=term.dtype), term, dtype=term.dtype
+                "where",
+                below,
+                self.operate("add", term, length, dtype=term.dtype),
+                term,
+                dtype=term.dtype,
             )
         if check:
             term = self.operate("check_bounds", term, dtype=term.dtype, size=size)

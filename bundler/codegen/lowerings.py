@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`lower`: one operator of a graph becomes tensors of the loop-level form; what cannot be generated becomes an extern call with the reason.
 
-`graph_reading` calls it for each node, in order.
+`lower` calls it for each node, in order.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import sympy
 
@@ -43,16 +45,16 @@ def lower(builder: GraphBuilder, call: OperatorCall, fallbacks: list[RefusedOper
     """Return the results of an operator; appends to `fallbacks` where it is called as it is."""
     before = len(builder.nodes), dict(builder.buffers)
     try:
-        found = _generated(builder, call)
-        for tensor in found:
-            _check(tensor)
+        found = generated(builder, call)
         for node in builder.nodes[before[0] :]:
             assert isinstance(node, Loop)
             for root in node.roots:
                 _check_terms(root)
     except UnsupportedOperator as error:
         # What the lowering had begun is taken back; buffers that it read stay as they were.
-        realized = [node for node in builder.nodes[before[0] :] if isinstance(node, Loop) and node.mode]
+        realized = [
+            node for node in builder.nodes[before[0] :] if isinstance(node, Loop) and node.mode
+        ]
         for node in realized:
             builder.nodes.remove(node)
         if call.namespace == HIGHER_ORDER:
@@ -70,6 +72,26 @@ def lower(builder: GraphBuilder, call: OperatorCall, fallbacks: list[RefusedOper
     return found
 
 
+def is_elementwise(call: OperatorCall) -> bool:
+    """Whether each element of a call's result is computed by itself."""
+    return call.operator in POINTWISE
+
+
+def generated(builder: GraphBuilder, call: OperatorCall) -> Lowered:
+    """Return the results of an operator that kernels compute; raises `UnsupportedOperator` where they cannot."""
+    if call.refused:
+        raise call.refusal(call.refused)
+    try:
+        found = _generated(builder, call)
+    except TypeError as error:
+        if not has_symbols([*call.positional, *call.keywords.values()]):
+            raise
+        raise call.refusal(f"takes a size that changes: {error}") from error
+    for tensor in found:
+        _check(tensor)
+    return found
+
+
 def _generated(builder: GraphBuilder, call: OperatorCall) -> Lowered:
     name = call.operator
     if call.namespace not in {"aten", "prims", HIGHER_ORDER}:
@@ -80,8 +102,10 @@ def _generated(builder: GraphBuilder, call: OperatorCall) -> Lowered:
     if name == "view" and call.overload == "dtype":
         name = "view_dtype"
     if name in VIEWS or name in _SPLITS:
-        seen = (VIEWS[name](builder, call.arguments, call.sizes),) if name in VIEWS else _parts(call)
-        return tuple(_shown(call, tensor) for tensor in seen)
+        seen = (
+            (VIEWS[name](builder, call.arguments, call.sizes),) if name in VIEWS else _parts(call)
+        )
+        return tuple(_named(call, tensor) for tensor in seen)
     for table in (POINTWISE, INDEXING, SCATTERING):
         if name in table:
             return (table[name](builder, call),)
@@ -92,12 +116,9 @@ def _generated(builder: GraphBuilder, call: OperatorCall) -> Lowered:
     raise call.refusal("no kernel is generated for this operator")
 
 
-def _shown(call: OperatorCall, tensor: LazyTensor) -> LazyTensor:
-    """Return the result of a view as one: its memory is that of the argument, and its name is told."""
-    if tensor.buffer is not None:
-        tensor = replace(tensor)
-    tensor.is_view, tensor.origins = True, tensor.origins | call.origins
-    return tensor
+def _named(call: OperatorCall, tensor: LazyTensor) -> LazyTensor:
+    """Return the result of a view, which is told as its origin; never the argument itself."""
+    return LazyTensor(tensor.sizes, tensor.dtype, tensor.at, tensor.origins | call.origins)
 
 
 def _parts(call: OperatorCall) -> tuple[LazyTensor, ...]:
@@ -114,6 +135,16 @@ def _parts(call: OperatorCall) -> tuple[LazyTensor, ...]:
             pieces.append(sliced(tensor, dim, start, sympy.Integer(1), layout.sizes[dim]))
             start += layout.sizes[dim]
     return tuple(pieces)
+
+
+def has_symbols(values: Sequence[Any]) -> bool:
+    """Whether some of the arguments of an operator are sizes that change."""
+    return any(
+        has_symbols(value)
+        if isinstance(value, (list, tuple))
+        else isinstance(value, sympy.Basic) and bool(value.free_symbols)
+        for value in values
+    )
 
 
 def _check(tensor: LazyTensor | None) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`reusable`: which buffers that a kernel writes may take the memory of buffers that it is the last to read.
 
-Each element has to be read where it is written: at the same address, in the same order.  `program_builder` asks for each kernel.
+Each element has to be read where it is written: at the same address, in the same order.  `schedule` asks for each kernel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from bundler.codegen.range_trees import IterationSpace
 
 
 def reusable(
-    group: LoopGroup, buffers: Mapping[str, Buffer], written: Collection[str], dying: Collection[str]
+    group: LoopGroup,
+    buffers: Mapping[str, Buffer],
+    written: Collection[str],
+    dying: Collection[str],
 ) -> dict[str, str]:
     """Return buffer that is written -> buffer whose memory it may take.
 
@@ -55,4 +58,9 @@ def reusable(
 
 def _same_memory(one: TensorLayout, other: TensorLayout) -> bool:
     same_type = one.dtype == other.dtype and store_type(one.dtype) == store_type(other.dtype)
-    return same_type and bool(sympy.expand(one.storage - other.storage) == 0) and one.offset == other.offset
+    return (
+        same_type
+        and one.device == other.device
+        and bool(sympy.expand(one.storage - other.storage) == 0)
+        and one.offset == other.offset
+    )

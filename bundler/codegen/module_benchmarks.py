@@ -29,10 +29,14 @@ def random_arguments(examples: Sequence[Example], device: str = "cuda") -> tuple
         examples: one for each parameter.
         device: as torch names it.
     """
-    return tuple(item if isinstance(item, int) else random_tensor(*item, device=device) for item in examples)
+    return tuple(
+        item if isinstance(item, int) else random_tensor(*item, device=device) for item in examples
+    )
 
 
-def candidate_times(kernel: ModuleKernel, args: Sequence[Any], clock: Clock | None = None) -> dict[str, float]:
+def candidate_times(
+    kernel: ModuleKernel, args: Sequence[Any], clock: Clock | None = None
+) -> dict[str, float]:
     """Return how long each candidate on this device takes, in milliseconds.
 
     Args:
@@ -53,7 +57,10 @@ def candidate_times(kernel: ModuleKernel, args: Sequence[Any], clock: Clock | No
 
 
 def report(
-    call: Callable[[Sequence[Any]], None], args: Sequence[Any], gigabytes: float, clock: Clock | None = None
+    call: Callable[[Sequence[Any]], None],
+    args: Sequence[Any],
+    gigabytes: float,
+    clock: Clock | None = None,
 ) -> None:
     """Print how long a launch takes, and how much memory it moves in that time.
 

@@ -14,7 +14,15 @@ from typing import Any
 
 from bundler.format.entries import Target
 from bundler.runtime import heuristics
-from bundler.runtime.heuristics.facts import Device, Facts, HeuristicKind, Policy, ReductionHint, Setting, TileHint
+from bundler.runtime.heuristics.facts import (
+    Device,
+    Facts,
+    HeuristicKind,
+    Policy,
+    ReductionHint,
+    Setting,
+    TileHint,
+)
 from bundler.runtime.launch.drivers import open_first_driver
 from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
 from bundler.runtime.tuning.tuner_options import TunerOptions
@@ -62,7 +70,14 @@ def heuristic(
 
     def decorate(fn: Any) -> ModuleKernel:
         return ModuleKernel(
-            fn, kind, dict(size_hints), facts, dict(triton_meta), dict(inductor_meta), tile_hint, reduction_hint
+            fn,
+            kind,
+            dict(size_hints),
+            facts,
+            dict(triton_meta),
+            dict(inductor_meta),
+            tile_hint,
+            reduction_hint,
         )
 
     return decorate
@@ -98,7 +113,9 @@ class ModuleKernel:
         asserts = self.inductor_meta["assert_indirect_indexing"]
         return {"debug": True, "sanitize_overflow": False} if asserts else {}
 
-    def on(self, device: Device, policy: Policy | None = None, options: TunerOptions | None = None) -> HeuristicKernel:
+    def on(
+        self, device: Device, policy: Policy | None = None, options: TunerOptions | None = None
+    ) -> HeuristicKernel:
         """Return the kernel with candidates and grid for a device."""
         setting = Setting(device, self.facts, policy or Policy())
         launch: dict[str, Any] = {
@@ -111,13 +128,22 @@ class ModuleKernel:
         if self.kind == "pointwise":
             hint = TileHint[self.tile_hint or "DEFAULT"]
             return heuristics.pointwise(self.size_hints, setting, tile_hint=hint, **launch)(self.fn)
-        decorator = heuristics.reduction if self.kind == "reduction" else heuristics.persistent_reduction
-        found = decorator(self.size_hints, setting, hint=ReductionHint[self.reduction_hint or "DEFAULT"], **launch)
+        decorator = (
+            heuristics.reduction if self.kind == "reduction" else heuristics.persistent_reduction
+        )
+        found = decorator(
+            self.size_hints, setting, hint=ReductionHint[self.reduction_hint or "DEFAULT"], **launch
+        )
         return found(self.fn)
 
     def run(self, *args: Any) -> None:
         """Launch on the current device, tuned at the first call; in Triton's interpreter run the first candidate."""
-        device = _INTERPRETED if toolchain.interpreted(self.fn) else current_device()
+        interpreted = toolchain.interpreted(self.fn)
+        device = _INTERPRETED if interpreted else current_device()
+        if interpreted:
+            args = tuple(
+                toolchain.interpreted_double(a) if isinstance(a, float) else a for a in args
+            )
         if device not in self._made:
             self._made[device] = self.on(device)
         self._made[device].run(*args)
@@ -138,5 +164,9 @@ def current_device() -> Device:
     """Return the device that this process launches on."""
     driver = _driver()
     properties = driver.properties(driver.device())
-    major = int(properties.arch[:-1]) if driver.backend == "cuda" and properties.arch.isdigit() else None
+    major = (
+        int(properties.arch[:-1])
+        if driver.backend == "cuda" and properties.arch.isdigit()
+        else None
+    )
     return Device(driver.backend, properties.multiprocessors, properties.warp_size, major)

@@ -15,13 +15,15 @@ from typing import Any
 from bundler.codegen.kernel_arguments import KernelParameter
 from bundler.codegen.kernel_plan import KernelText
 from bundler.format.digest import sha256
-from bundler.runtime.launch.device_tensors import item_bytes
+from bundler.runtime.program.device_tensors import item_bytes
 
 _PLACEHOLDER = "KERNEL_NAME"
 _CATEGORIES = {"pointwise": "poi", "reduction": "red", "persistent_reduction": "per"}
 _GRIDS = {("x",): "Grid1D", ("y", "x"): "Grid2DWithYZOverflow", ("z", "y", "x"): "Grid3D"}
 _LONGEST_NAME = 120
-_HARNESS_IMPORT = "from bundler.codegen.module_benchmarks import candidate_times, random_arguments, report\n"
+_HARNESS_IMPORT = (
+    "from bundler.codegen.module_benchmarks import candidate_times, random_arguments, report\n"
+)
 _IMPORTS = """import triton
 import triton.language as tl
 from triton.language import math as tl_math
@@ -87,9 +89,13 @@ def module_text(text: KernelText) -> str:
         "triton_meta": triton_meta(text),
         "inductor_meta": inductor_meta(text),
         **text.facts,
-        "min_elem_per_thread": text.elements if text.kind == "pointwise" and text.elements > 1 else None,
+        "min_elem_per_thread": text.elements
+        if text.kind == "pointwise" and text.elements > 1
+        else None,
     }
-    arguments = "".join(f"    {name}={value!r},\n" for name, value in metadata.items() if value is not None)
+    arguments = "".join(
+        f"    {name}={value!r},\n" for name, value in metadata.items() if value is not None
+    )
     body = "".join(f"    {line}\n" for line in text.body)
     return (
         f"{_IMPORTS}\n\n"
@@ -102,7 +108,8 @@ def module_text(text: KernelText) -> str:
 
 def _declared(parameter: KernelParameter) -> str:
     """Return a parameter as the function has it: of a number with 64 bits the type, since Triton goes by the value else."""
-    return f"{parameter.name}: tl.int64" if parameter.type == "i64" else parameter.name
+    wide = {"i64": "tl.int64", "u64": "tl.uint64", "fp64": "tl.float64"}.get(parameter.type)
+    return parameter.name if wide is None else f"{parameter.name}: {wide}"
 
 
 def harness_text(text: KernelText) -> str:
@@ -126,13 +133,23 @@ def gigabytes(text: KernelText) -> float:
         if not isinstance(example, int):
             dtype, sizes, strides = example
             elements = prod(size for size, stride in zip(sizes, strides, strict=True) if stride)
-            total += elements * item_bytes(dtype) * (2 if parameter.name.startswith("in_out") else 1)
+            total += (
+                elements * item_bytes(dtype) * (2 if parameter.name.startswith("in_out") else 1)
+            )
     return total / 1e9
 
 
 def _unspecialized(text: KernelText) -> str:
     """Return what Triton's JIT is told not to look at: numbers that differ from launch to launch, since a bundle has the kernel once."""
-    names = [p.name for p in text.parameters if not isinstance(p.outer, str) and not (p.fixed and p.outer.is_Integer)]
+    names = [
+        p.name
+        for p in text.parameters
+        if (
+            not p.type.startswith("*")
+            if isinstance(p.outer, str)
+            else not (p.fixed and p.outer.is_Integer)
+        )
+    ]
     return f"(do_not_specialize={names!r})" if names else ""
 
 
@@ -149,7 +166,9 @@ def triton_meta(text: KernelText) -> dict[str, Any]:
     constants = {p.name: 1 for p in text.parameters if _is_one(p)}
     signature |= dict.fromkeys([*constants, *text.blocks], "constexpr")
     aligned = {
-        (n,): [["tt.divisibility", 16]] for n, p in enumerate(text.parameters) if p.aligned and p.name not in constants
+        (n,): [["tt.divisibility", 16]]
+        for n, p in enumerate(text.parameters)
+        if p.aligned and p.name not in constants
     }
     return {"signature": signature, "constants": constants, "configs": [aligned]}
 

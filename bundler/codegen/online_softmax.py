@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`paired`: a maximum, and the sum of exponentials relative to it, of long rows become two reductions that one pass over the row computes.
 
-A row that is held whole is read once anyway.  `program_builder` calls it after loops are normalized, before long rows of few are split.
+A row that is held whole is read once anyway.  `schedule` calls it after loops are normalized, before long rows of few are split.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ def paired(nodes: Sequence[Node]) -> list[Node]:
 
 def _is_long(loop: Loop) -> bool:
     row = numel(loop.reduced_sizes)
-    return loop.value.dtype in _FLOATS and not is_split(loop) and not (row.is_Integer and row < _LEAST_ROW)
+    return (
+        loop.value.dtype in _FLOATS
+        and not is_split(loop)
+        and not (row.is_Integer and row < _LEAST_ROW)
+    )
 
 
 def _maximum_of(loop: Loop, maxima: dict[str, Loop]) -> Loop | None:

@@ -29,7 +29,10 @@ __all__ = ["OPERATORS", "Operator", "Scalar", "Value", "render"]
 
 Value = TextValue
 #: Every operator by name: its arity, the dtypes it takes and the rule for the dtype of its result.
-OPERATORS: dict[str, Operator] = {**ROWS, **{name: row.operator for name, row in CONVERSIONS.items()}}
+OPERATORS: dict[str, Operator] = {
+    **ROWS,
+    **{name: row.operator for name, row in CONVERSIONS.items()},
+}
 
 
 def render(operator: str, arguments: Sequence[Value | Scalar], **options: Any) -> Value:
@@ -50,7 +53,9 @@ def render(operator: str, arguments: Sequence[Value | Scalar], **options: Any) -
         raise UnsupportedOperator(
             f"operator {operator}: the generator has no text for it; call the ATen operator instead",
             operator=operator,
-            dtypes=tuple(argument.dtype for argument in arguments if isinstance(argument, TextValue)),
+            dtypes=tuple(
+                argument.dtype for argument in arguments if isinstance(argument, TextValue)
+            ),
         )
     if row.arity is not None and len(arguments) != row.arity:
         raise TypeError(f"operator {operator} takes {row.arity} arguments; got {len(arguments)}")
@@ -59,7 +64,9 @@ def render(operator: str, arguments: Sequence[Value | Scalar], **options: Any) -
     return _pointwise(row, tuple(arguments), options)
 
 
-def _pointwise(row: Operator, arguments: tuple[Value | Scalar, ...], options: dict[str, Any]) -> Value:
+def _pointwise(
+    row: Operator, arguments: tuple[Value | Scalar, ...], options: dict[str, Any]
+) -> Value:
     """Return the text of an operator whose arguments are all brought to one dtype first."""
     free, rest = arguments[: row.conditions], arguments[row.conditions :]
     dtype = row.computed_dtype(promoted(row.name, rest))
@@ -70,7 +77,8 @@ def _pointwise(row: Operator, arguments: tuple[Value | Scalar, ...], options: di
         # Python would compute a text of bare numbers, in its own types.
         texts[row.conditions :] = [constant_text(argument, dtype) for argument in rest]  # type: ignore[arg-type]
     return TextValue(
-        row.write([operand(text) for text in texts], data_type(dtype), options), row.result_dtype(dtype, options)
+        row.write([operand(text) for text in texts], data_type(dtype), options),
+        row.result_dtype(dtype, options),
     )
 
 

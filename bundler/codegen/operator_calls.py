@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`OperatorCall`: one operator of a graph with its arguments by name and what torch knows of its results; free of torch.
 
-`graph_reading` makes one for each node of a graph, `lowerings` turns it into tensors of the loop-level form.
+`lower` makes one for each node of a graph, `lowerings` turns it into tensors of the loop-level form.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class OperatorCall:
         operand_dtype: what torch promotes the tensor operands to; None where there are none.
         origins: names of the operators that the user wrote.
         view: whether its results may share memory with its arguments.
+        refused: why it is called as it is, whatever kernels could do; empty where nothing says so.
     """
 
     name: str
@@ -40,6 +41,7 @@ class OperatorCall:
     operand_dtype: str | None
     origins: frozenset[str]
     view: bool = False
+    refused: str = ""
 
     @property
     def operator(self) -> str:

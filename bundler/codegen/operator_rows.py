@@ -117,7 +117,10 @@ def _by_kind(**writers: Writer) -> Writer:
 
     def write(texts: Sequence[str], row: DataType, options: dict[str, Any]) -> str:
         names = ("double",) if row.name == _DOUBLE else ()
-        chosen = next((writers[name] for name in (*names, row.kind.value) if name in writers), writers.get("other"))
+        chosen = next(
+            (writers[name] for name in (*names, row.kind.value) if name in writers),
+            writers.get("other"),
+        )
         assert chosen is not None, f"no writer for {row.name}"
         return chosen(texts, row, options)
 
@@ -184,10 +187,15 @@ _BITWISE = {"and": "&", "or": "|", "xor": "^"}
 
 def _rows() -> list[Operator]:
     rows = [
-        Operator(n, 1, FLOATS, "same", _call(f"libdevice.{library}"), as_float=True) for n, library in _LIBRARY.items()
+        Operator(n, 1, FLOATS, "same", _call(f"libdevice.{library}"), as_float=True)
+        for n, library in _LIBRARY.items()
     ]
-    rows += [Operator(n, 1, FLOATS, "same", _call(f"tl_math.{n}"), as_float=True) for n in _LANGUAGE]
-    rows += [Operator(n, 2, ALL, "bool", _sign(symbol), infix=True) for n, symbol in _COMPARISONS.items()]
+    rows += [
+        Operator(n, 1, FLOATS, "same", _call(f"tl_math.{n}"), as_float=True) for n in _LANGUAGE
+    ]
+    rows += [
+        Operator(n, 2, ALL, "bool", _sign(symbol), infix=True) for n, symbol in _COMPARISONS.items()
+    ]
     for n, symbol in _BITWISE.items():
         operator = Operator(f"bitwise_{n}", 2, INTEGERS | BOOL, "same", _sign(symbol), infix=True)
         alias = n if n == "xor" else f"{n}_"
@@ -202,7 +210,9 @@ def _rows() -> list[Operator]:
 def _arithmetic() -> list[Operator]:
     largest = _by_kind(bool=_sign("|"), other=_call("lib.maximum"))
     smallest = _by_kind(bool=_sign("&"), other=_call("lib.minimum"))
-    floor_quotient = _by_kind(float=_call("lib.floor_divide_floats"), other=_call("lib.floor_divide"))
+    floor_quotient = _by_kind(
+        float=_call("lib.floor_divide_floats"), other=_call("lib.floor_divide")
+    )
     remainder = _by_kind(float=_call("lib.remainder_of_floats"), other=_call("lib.remainder"))
     truncated_rest = _by_kind(float=_call("libdevice.fmod"), other=_call("lib.truncated_remainder"))
     # Triton negates by subtracting from +0.0, which loses the sign of a zero.
@@ -213,7 +223,14 @@ def _arithmetic() -> list[Operator]:
         Operator("mul", 2, ALL, "same", _by_kind(bool=_sign("&"), other=_sign("*")), infix=True),
         Operator("truediv", 2, FLOATS, "same", _quotient, as_float=True),
         Operator("int_truediv", 2, FLOATS, "same", _quotient, as_float=True),
-        Operator("div_rn", 2, FLOATS, "same", _by_kind(double=_sign("/"), other=_call("tl.div_rn")), as_float=True),
+        Operator(
+            "div_rn",
+            2,
+            FLOATS,
+            "same",
+            _by_kind(double=_sign("/"), other=_call("tl.div_rn")),
+            as_float=True,
+        ),
         Operator("mul_rn", 2, FLOATS, "same", _rounded_product, as_float=True),
         Operator("neg", 1, NUMBERS, "same", negated),
         Operator("maximum", 2, ALL, "same", largest),
@@ -223,10 +240,18 @@ def _arithmetic() -> list[Operator]:
         Operator("remainder", 2, NUMBERS, "same", remainder),
         Operator("mod", 2, NUMBERS, "same", truncated_rest),
         Operator("fmod", 2, NUMBERS, "same", truncated_rest),
-        Operator("fma", 3, NUMBERS, "same", _by_kind(float=_call("tl.fma"), other=_form("{0} * {1} + {2}"))),
+        Operator(
+            "fma",
+            3,
+            NUMBERS,
+            "same",
+            _by_kind(float=_call("tl.fma"), other=_form("{0} * {1} + {2}")),
+        ),
         Operator("square", 1, NUMBERS, "same", _form("{0} * {0}")),
         Operator("reciprocal", 1, FLOATS, "same", _form("1.0 / {0}"), as_float=True),
-        Operator("abs", 1, ALL, "same", _by_kind(bool=_SAME, unsigned=_SAME, other=_call("tl_math.abs"))),
+        Operator(
+            "abs", 1, ALL, "same", _by_kind(bool=_SAME, unsigned=_SAME, other=_call("tl_math.abs"))
+        ),
         Operator("relu", 1, NUMBERS, "same", _by_kind(unsigned=_SAME, other=_positive_part)),
         Operator("sign", 1, ALL, "same", _by_kind(bool=_SAME, other=_call("lib.sign"))),
         Operator(
@@ -241,15 +266,30 @@ def _arithmetic() -> list[Operator]:
 
 def _rounding() -> list[Operator]:
     functions = {"floor": "tl_math.floor", "ceil": "tl_math.ceil", "trunc": "libdevice.trunc", "round": "libdevice.nearbyint"}  # fmt: skip
-    return [Operator(n, 1, NUMBERS, "same", _by_kind(float=_call(f), other=_SAME)) for n, f in functions.items()]
+    return [
+        Operator(n, 1, NUMBERS, "same", _by_kind(float=_call(f), other=_SAME))
+        for n, f in functions.items()
+    ]
 
 
 def _tests() -> list[Operator]:
     never = _form("{0} != {0}")
     return [
         Operator("isnan", 1, ALL, "bool", never),
-        Operator("isinf", 1, ALL, "bool", _by_kind(float=_form("tl_math.abs({0}) == float('inf')"), other=never)),
-        Operator("signbit", 1, ALL, "bool", _by_kind(float=_sign_bit, signed=_form("{0} < 0"), other=never)),
+        Operator(
+            "isinf",
+            1,
+            ALL,
+            "bool",
+            _by_kind(float=_form("tl_math.abs({0}) == float('inf')"), other=never),
+        ),
+        Operator(
+            "signbit",
+            1,
+            ALL,
+            "bool",
+            _by_kind(float=_sign_bit, signed=_form("{0} < 0"), other=never),
+        ),
         Operator("logical_not", 1, BOOL, "bool", _form("{0} == 0"), conditions=1),
     ]
 

@@ -81,13 +81,20 @@ def _averaged(builder: GraphBuilder, call: OperatorCall, *, rank: int) -> LazyTe
     source, pool = call.arguments["self"], builder.pool
     window, sizes = _window(call, rank), list(source.sizes[-rank:])
     padded = bool(call.arguments.get("count_include_pad", True))
-    divisor, over = call.arguments.get("divisor_override"), bool(call.arguments.get("ceil_mode", False))
+    divisor, over = (
+        call.arguments.get("divisor_override"),
+        bool(call.arguments.get("ceil_mode", False)),
+    )
     wide = "float32" if data_type(call.dtype).is_half else call.dtype
     if data_type(call.dtype).kind is not NumberKind.FLOAT:
         raise call.refusal("averages of integers")
     whole = not over and not any(window.padding)
     # Where the padding counts, what a window has beyond it still does not.
-    ends = [size + padding for size, padding in zip(sizes, window.padding, strict=True)] if padded else sizes
+    ends = (
+        [size + padding for size, padding in zip(sizes, window.padding, strict=True)]
+        if padded
+        else sizes
+    )
 
     def at(indices: Indices) -> Term:
         outer, spatial = indices[:-rank], indices[-rank:]
@@ -99,7 +106,9 @@ def _averaged(builder: GraphBuilder, call: OperatorCall, *, rank: int) -> LazyTe
             parts.append(found if inside is None else pool.masked(inside, found, 0.0))
             counted = inside
             if padded and inside is not None:
-                shifted = [place + padding for place, padding in zip(places, window.padding, strict=True)]
+                shifted = [
+                    place + padding for place, padding in zip(places, window.padding, strict=True)
+                ]
                 limits = [end + padding for end, padding in zip(ends, window.padding, strict=True)]
                 counted = _within(builder, shifted, limits)
             counts.append(pool.constant(1.0, wide) if counted is None else pool.cast(counted, wide))
@@ -119,7 +128,11 @@ def _largest(builder: GraphBuilder, call: OperatorCall, *, rank: int) -> tuple[L
     window, sizes = _window(call, rank), list(source.sizes[-rank:])
     row = data_type(dtype)
     least = (
-        -math.inf if row.kind is NumberKind.FLOAT else -(2 ** (row.bits - 1)) if row.kind is NumberKind.SIGNED else 0
+        -math.inf
+        if row.kind is NumberKind.FLOAT
+        else -(2 ** (row.bits - 1))
+        if row.kind is NumberKind.SIGNED
+        else 0
     )
     whole = not call.arguments.get("ceil_mode", False) and not any(window.padding)
 
@@ -141,10 +154,15 @@ def _largest(builder: GraphBuilder, call: OperatorCall, *, rank: int) -> tuple[L
                 seen = pool.constant(1, "bool") if inside is None else inside
                 continue
             better = pool.operate("gt", found, value, dtype="bool")
-            better = pool.operate("logical_or", better, pool.operate("isnan", found, dtype="bool"), dtype="bool")
+            better = pool.operate(
+                "logical_or", better, pool.operate("isnan", found, dtype="bool"), dtype="bool"
+            )
             if inside is not None:
                 first = pool.operate(
-                    "logical_and", inside, pool.operate("logical_not", seen, dtype="bool"), dtype="bool"
+                    "logical_and",
+                    inside,
+                    pool.operate("logical_not", seen, dtype="bool"),
+                    dtype="bool",
                 )
                 better = pool.operate("logical_or", better, first, dtype="bool")
                 seen = pool.operate("logical_or", seen, inside, dtype="bool")
@@ -164,10 +182,15 @@ def _spread(builder: GraphBuilder, call: OperatorCall, *, rank: int) -> LazyTens
     """Write the gradient of an average: each element gets a share of every window that it is in."""
     gradient, pool = call.arguments["grad_output"], builder.pool
     window, sizes = _window(call, rank), list(call.sizes[-rank:])
-    counts, wide = list(gradient.sizes[-rank:]), "float32" if data_type(call.dtype).is_half else call.dtype
+    counts, wide = (
+        list(gradient.sizes[-rank:]),
+        "float32" if data_type(call.dtype).is_half else call.dtype,
+    )
     divisor = call.arguments.get("divisor_override")
     # How many windows an element can be in, along each dimension.
-    reach = [range(-(-size // stride)) for size, stride in zip(window.size, window.stride, strict=True)]
+    reach = [
+        range(-(-size // stride)) for size, stride in zip(window.size, window.stride, strict=True)
+    ]
 
     def at(indices: Indices) -> Term:
         outer, spatial = indices[:-rank], indices[-rank:]
@@ -179,9 +202,13 @@ def _spread(builder: GraphBuilder, call: OperatorCall, *, rank: int) -> LazyTens
                 for index, stride, number in zip(shifted, window.stride, back, strict=True)
             ]
             inside = _within(builder, places, counts)
-            for index, place, stride, size in zip(shifted, places, window.stride, window.size, strict=True):
+            for index, place, stride, size in zip(
+                shifted, places, window.stride, window.size, strict=True
+            ):
                 step = pool.index(sympy.expand(index - place * stride), "int32")
-                near = pool.operate("lt", step, pool.index(sympy.Integer(size), "int32"), dtype="bool")
+                near = pool.operate(
+                    "lt", step, pool.index(sympy.Integer(size), "int32"), dtype="bool"
+                )
                 inside = pool.operate("logical_and", inside, near, dtype="bool")
             share = (
                 pool.constant(float(divisor), wide)
@@ -190,7 +217,9 @@ def _spread(builder: GraphBuilder, call: OperatorCall, *, rank: int) -> LazyTens
             )
             term = pool.cast(gradient.at((*outer, *places)), wide)
             parts.append(pool.masked(inside, pool.operate("truediv", term, share, dtype=wide), 0.0))
-        return pool.cast(reduce(lambda a, b: pool.operate("add", a, b, dtype=wide), parts), call.dtype)
+        return pool.cast(
+            reduce(lambda a, b: pool.operate("add", a, b, dtype=wide), parts), call.dtype
+        )
 
     return builder.lazy(call.sizes, call.dtype, at, call.origins | gradient.origins)
 
@@ -218,10 +247,16 @@ def _summed_copies(builder: GraphBuilder, call: OperatorCall, *, rank: int) -> L
     """Write the gradient of an enlargement by whole factors: the sum over the copies of each element."""
     gradient, pool = call.arguments["grad_output"], builder.pool
     pairs = list(zip(gradient.sizes[-rank:], call.sizes[-rank:], strict=True))
-    if not all(large.is_Integer and small.is_Integer and large % small == 0 for large, small in pairs):
+    if not all(
+        large.is_Integer and small.is_Integer and large % small == 0 for large, small in pairs
+    ):
         raise call.refusal("an enlargement by a factor that is not whole")
     factors = [int(large // small) for large, small in pairs]
-    given = [value for name, value in call.arguments.items() if name.startswith("scales") and value is not None]
+    given = [
+        value
+        for name, value in call.arguments.items()
+        if name.startswith("scales") and value is not None
+    ]
     if math.prod(factors) > _MOST_ELEMENTS or any(value not in factors for value in given):
         raise call.refusal(f"more than {_MOST_ELEMENTS} copies, or a factor of its own")
     wide = "float32" if data_type(call.dtype).is_half else call.dtype
@@ -229,10 +264,17 @@ def _summed_copies(builder: GraphBuilder, call: OperatorCall, *, rank: int) -> L
     def at(indices: Indices) -> Term:
         outer, spatial = indices[:-rank], indices[-rank:]
         parts = [
-            pool.cast(gradient.at((*outer, *(i * f + n for i, f, n in zip(spatial, factors, step, strict=True)))), wide)
+            pool.cast(
+                gradient.at(
+                    (*outer, *(i * f + n for i, f, n in zip(spatial, factors, step, strict=True)))
+                ),
+                wide,
+            )
             for step in itertools.product(*map(range, factors))
         ]
-        return pool.cast(reduce(lambda a, b: pool.operate("add", a, b, dtype=wide), parts), call.dtype)
+        return pool.cast(
+            reduce(lambda a, b: pool.operate("add", a, b, dtype=wide), parts), call.dtype
+        )
 
     return builder.lazy(call.sizes, call.dtype, at, call.origins | gradient.origins)
 

@@ -12,19 +12,27 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from string import ascii_letters, digits
 from typing import Any, Literal
 
+from bundler.codegen.emit import Buildable, emit_bundle
+from bundler.codegen.graph_errors import check_call, refusals, untraceable
 from bundler.codegen.module_text import ProgramKernel
-from bundler.codegen.program_build import Buildable, build_bundle
-from bundler.codegen.program_builder import build_program
+from bundler.codegen.schedule import schedule_program
+from bundler.codegen.verification import Verifier
 from bundler.compile.source_modules import source_module
 from bundler.format.bundle import Bundle
 from bundler.format.cached_properties import cached_property
-from bundler.runtime.launch.program_plan import ProgramPlan
-from bundler.runtime.launch.program_replay import Launcher, ProgramRunner
-from bundler.runtime.launch.seed_stream import SeedSource
+from bundler.runtime.program.program_plan import ProgramPlan
+from bundler.runtime.program.run import Launcher, ProgramRunner
+from bundler.runtime.program.seed_stream import SeedSource
+from bundler.toolchain import tuner_toolchain as toolchain
 from bundler.toolchain.torch_memory import TorchMemory, unusual_numbers
+
+# Of a graph that is no function's.
+_UNNAMED = "program"
 
 
 @dataclass(frozen=True)
@@ -32,20 +40,22 @@ class GenerateOptions:
     """How programs are generated.
 
     Attributes:
-        name: of the program in a bundle.
+        name: of the program in a bundle; empty for that of the function.
         sources: directory for modules that are imported; None takes the user's cache directory.
         wide_indices: give indices 64 bits wherever sizes may change from call to call; else they have 32, and a call with more elements is refused.
         assert_indices: let kernels assert that indices which they read from tensors are in range, as torch does, unless that is known.
         benchmark_harness: end each kernel's module with a benchmark, which runs where the module is run as a program.
         nan_checks: look after each launch of `Program.run` whether a tensor of floats that the kernel was given has a NaN or an infinity.
+        verify: run the graph by eager torch beside the first call of `Program.run`, in float64, too, and raise where results differ.
     """
 
-    name: str = "program"
+    name: str = ""
     sources: str | None = None
     wide_indices: bool = False
     assert_indices: bool = True
     benchmark_harness: bool = False
     nan_checks: bool = False
+    verify: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,9 @@ class Program:
         constants: tensors that the graph holds, by name.
         device: where its tensors lie in this process, as torch names it.
         options: as it was generated.
+        guarded: whether torch's guards see to it that inputs are such as the example's.
+        verifier: compares the first call with eager torch, where the options ask for that; its `verification` says what was compared.
+        host_constants: names of those that lie on the host, beside the device; `run` takes the others to the device.
     """
 
     kernels: Mapping[str, ProgramKernel]
@@ -75,13 +88,27 @@ class Program:
     constants: Mapping[str, Any] = field(repr=False)
     device: str = "cpu"
     options: GenerateOptions = field(default_factory=GenerateOptions)
+    guarded: bool = False
+    verifier: Verifier | None = None
+    host_constants: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """What the program is called in a bundle."""
+        return self.options.name or _UNNAMED
 
     @property
     def sources(self) -> dict[str, str]:
         """The text of each kernel's module, by the kernel's name."""
         return {name: kernel.source for name, kernel in self.kernels.items()}
 
-    def build(self, targets: Sequence[str], *, workers: int | None = 1, candidates: int | Literal["all"] = 1) -> Bundle:
+    def build(
+        self,
+        targets: Sequence[str],
+        *,
+        workers: int | None = 1,
+        candidates: int | Literal["all"] = 1,
+    ) -> Bundle:
         """Compile the kernels for targets, without a GPU, into a bundle that also holds the plan.
 
         Args:
@@ -94,8 +121,8 @@ class Program:
             UnsupportedOperator: a kernel has an 8-bit float that a target lacks.
             ConfigError: a target is none, or a number of candidates.
         """
-        buildable = Buildable(self.options.name, self.sources, self.modules, self.plan)
-        return build_bundle(buildable, targets, workers, candidates)
+        buildable = Buildable(self.name, self.sources, self.modules, self.plan)
+        return emit_bundle(buildable, targets, workers, candidates)
 
     def run(self, *inputs: Any, seed: int | None = None) -> tuple[Any, ...]:
         """Run the program in this process, by Triton's JIT, or its interpreter where that is switched on.
@@ -106,15 +133,31 @@ class Program:
 
         Raises:
             FloatingPointError: a NaN or an infinity, where the program was generated with `nan_checks`.
+            WrongResult: a result of the first call is not eager torch's, where the program was generated with `verify`.
 
         Returns:
             The tensors that the function returns, in order, whatever tuples and lists it has them in.
         """
-        return self._runner(*inputs, seed=seed)
+        if self.verifier is None:
+            return self._runner(*inputs, seed=seed)
+        return self.verifier(inputs, partial(self._runner, *inputs, seed=seed))
 
-    def runner(self, memory: Any, launch: Launcher, seeds: SeedSource | None = None) -> ProgramRunner:
+    def runner(
+        self, memory: Any, launch: Launcher, seeds: SeedSource | None = None
+    ) -> ProgramRunner:
         """Return what runs the plan with other memory, another launcher, or seeds from elsewhere."""
-        return ProgramRunner(self.plan, launch, memory, self.constants, seeds)
+        return ProgramRunner(
+            self.plan, launch, memory, self.constants, seeds, separate=not self.guarded
+        )
+
+    @property
+    def copies(self) -> int:
+        """How often `run` copied a tensor so far.
+
+        A tensor is copied that lies elsewhere than torch traced: an input at no multiple of 16 bytes,
+        or the result of a called operator with other strides, or in an argument's memory.
+        """
+        return self._runner.copies
 
     @cached_property
     def modules(self) -> Mapping[str, Any]:
@@ -123,6 +166,11 @@ class Program:
             name: getattr(source_module(kernel.source, self.options.sources).load(), name)
             for name, kernel in self.kernels.items()
         }
+
+    @property
+    def is_interpreted(self) -> bool:
+        """Whether the kernels run in Triton's interpreter, on the CPU; importing them runs the generated text."""
+        return all(toolchain.interpreted(kernel.fn) for kernel in self.modules.values())
 
     @cached_property
     def _runner(self) -> ProgramRunner:
@@ -135,7 +183,13 @@ class Program:
                 )
 
         memory = TorchMemory(self.device)
-        return self.runner(memory, launch, memory.seeds)
+        constants = {
+            name: tensor if name in self.host_constants else memory.placed(tensor)
+            for name, tensor in self.constants.items()
+        }
+        return ProgramRunner(
+            self.plan, launch, memory, constants, memory.seeds, separate=not self.guarded
+        )
 
 
 def generate(
@@ -143,6 +197,7 @@ def generate(
     example_inputs: Sequence[Any],
     *,
     dynamic: bool = False,
+    device: str | None = None,
     options: GenerateOptions | None = None,
 ) -> Program:
     """Generate the kernels of a function.
@@ -152,19 +207,39 @@ def generate(
             changed buffers its first outputs; backward steps that a function takes are part of the program.
         example_inputs: one tensor or number for each argument; their values do not matter.
         dynamic: let sizes change from call to call, where torch finds that they may.
+        device: that the program is for, such as `cuda`, which need not be here: the example's tensors, and those of a module, are taken to lie
+            there.  None takes that of the example.
         options: see `GenerateOptions`.
 
     Returns:
         The program.  An operator that has no kernel is called as it is, and listed in `fallbacks`.
 
     Raises:
-        UnsupportedOperator: the graph has something that is no ATen operator.
+        ConfigError: the function cannot be called with so many inputs, or is a class, or there is no such device.
+        UnsupportedOperator: the function cannot be traced, the graph has something that is no ATen operator or tensors on two devices beside
+            the CPU, or the generator failed;
+            `operator` and `line` say where in the user's program.
     """
-    tracing = importlib.import_module("bundler.codegen.graph_tracing")
-    return program_of_graph(tracing.trace(function, example_inputs, dynamic=dynamic), options)
+    tracing = importlib.import_module("bundler.codegen.trace")
+    if not tracing.is_exported(function):
+        check_call(function, example_inputs)
+    try:
+        traced = tracing.trace(function, example_inputs, dynamic=dynamic, device=device)
+    except Exception as error:
+        refusal = untraceable(error)
+        if refusal is None:
+            raise
+        raise refusal from error
+    options = options or GenerateOptions()
+    if not options.name:
+        options = replace(options, name=_name_of(function))
+    program = program_of_graph(traced, options)
+    return program if device is None else replace(program, device=device)
 
 
-def program_of_graph(module: Any, options: GenerateOptions | None = None, *, guarded: bool = False) -> Program:
+def program_of_graph(
+    module: Any, options: GenerateOptions | None = None, *, guarded: bool = False
+) -> Program:
     """Return the program of an FX graph whose nodes have fake tensors.
 
     Args:
@@ -173,13 +248,38 @@ def program_of_graph(module: Any, options: GenerateOptions | None = None, *, gua
         guarded: have torch see to it that sizes which change fit where they were taken to, so that it compiles anew where they do not.
     """
     options = options or GenerateOptions()
-    graph = importlib.import_module("bundler.codegen.graph_reading").read_graph(module)
+    with refusals("the graph"):
+        graph = importlib.import_module("bundler.codegen.lower").lower_graph(module)
     bounded = graph.guarded if guarded else lambda _: True
-    built = build_program(
-        graph,
-        None if options.wide_indices else bounded,
-        asserted=options.assert_indices,
-        harness=options.benchmark_harness,
-    )
+    graph.guards = [] if guarded else graph.conditions()
+    with refusals("the schedule"):
+        built = schedule_program(
+            graph,
+            None if options.wide_indices else bounded,
+            asserted=options.assert_indices,
+            harness=options.benchmark_harness,
+        )
     fallbacks = tuple(FallbackCall(found.operator, found.reason) for found in graph.fallbacks)
-    return Program(built.kernels, built.plan, fallbacks, graph.constants, graph.device, options)
+    buffers = graph.builder.buffers
+    away = frozenset(name for name in graph.constants if buffers[name].layout.device)
+    verifier = Verifier(module, built.plan) if options.verify else None
+    return Program(
+        built.kernels,
+        built.plan,
+        fallbacks,
+        graph.constants,
+        graph.device,
+        options,
+        guarded,
+        verifier,
+        away,
+    )
+
+
+def _name_of(function: Any) -> str:
+    """Return what a function, method or module is called, as a name that a program may have."""
+    name = getattr(function, "__name__", "") or type(function).__name__
+    return (
+        "".join(filter(set(ascii_letters + digits + "_").__contains__, name)).lstrip("_")
+        or _UNNAMED
+    )

@@ -23,7 +23,9 @@ def promoted(operator: str, arguments: Sequence[TextValue | Scalar]) -> str:
     Raises:
         UnsupportedOperator: torch promotes no such pair, as an 8-bit float beside any other, or int64 beside uint64.
     """
-    names = list(dict.fromkeys(argument.dtype for argument in arguments if isinstance(argument, TextValue)))
+    names = list(
+        dict.fromkeys(argument.dtype for argument in arguments if isinstance(argument, TextValue))
+    )
     numbers = [argument for argument in arguments if not isinstance(argument, TextValue)]
     result = data_type(names[0]) if names else data_type("bool")
     for name in names[1:]:
@@ -54,7 +56,13 @@ def _together(operator: str, one: DataType, other: DataType) -> DataType:
 
 
 def _rank(row: DataType) -> tuple[int, int]:
-    order = [NumberKind.BOOL, NumberKind.UNSIGNED, NumberKind.SIGNED, NumberKind.FLOAT8, NumberKind.FLOAT]
+    order = [
+        NumberKind.BOOL,
+        NumberKind.UNSIGNED,
+        NumberKind.SIGNED,
+        NumberKind.FLOAT8,
+        NumberKind.FLOAT,
+    ]
     return order.index(row.kind), row.bits
 
 

@@ -27,7 +27,9 @@ _MOST_ELEMENTS = 2**32
 _HALF_STEP = 2.0**-24
 
 
-def _drawn(builder: GraphBuilder, call: OperatorCall, operator: str, dtype: str, *limits: int) -> Callable[..., Term]:
+def _drawn(
+    builder: GraphBuilder, call: OperatorCall, operator: str, dtype: str, *limits: int
+) -> Callable[..., Term]:
     """Return a function from indices to a random number."""
     count = numel(call.sizes)
     if count.is_Integer and count > _MOST_ELEMENTS:
@@ -36,9 +38,13 @@ def _drawn(builder: GraphBuilder, call: OperatorCall, operator: str, dtype: str,
     bounds = [builder.pool.constant(limit, "int64") for limit in limits]
 
     def at(indices: Indices) -> Term:
-        place = sympy.expand(sum((i * s for i, s in zip(indices, strides, strict=True)), sympy.Integer(0)))
+        place = sympy.expand(
+            sum((i * s for i, s in zip(indices, strides, strict=True)), sympy.Integer(0))
+        )
         # The place has the width that indices have in the kernel; its lowest 32 bits count.
-        return builder.pool.operate(operator, seed, builder.pool.index(place, "int32"), *bounds, dtype=dtype)
+        return builder.pool.operate(
+            operator, seed, builder.pool.index(place, "int32"), *bounds, dtype=dtype
+        )
 
     return at
 
@@ -51,7 +57,9 @@ def _uniform_number(builder: GraphBuilder, call: OperatorCall) -> Callable[..., 
     def rounded_down(indices: Indices) -> Term:
         if bits is None:
             return at(indices)
-        scaled = pool.operate("mul", at(indices), pool.constant(2.0**bits, "float32"), dtype="float32")
+        scaled = pool.operate(
+            "mul", at(indices), pool.constant(2.0**bits, "float32"), dtype="float32"
+        )
         whole = pool.operate("floor", scaled, dtype="float32")
         return pool.operate("mul", whole, pool.constant(2.0**-bits, "float32"), dtype="float32")
 
@@ -60,7 +68,10 @@ def _uniform_number(builder: GraphBuilder, call: OperatorCall) -> Callable[..., 
 
 def _result(builder: GraphBuilder, call: OperatorCall, at: Callable[[Indices], Term]) -> LazyTensor:
     return builder.lazy(
-        call.sizes, call.dtype, lambda indices: builder.pool.cast(at(indices), call.dtype), call.origins
+        call.sizes,
+        call.dtype,
+        lambda indices: builder.pool.cast(at(indices), call.dtype),
+        call.origins,
     )
 
 
@@ -89,7 +100,9 @@ def _uniform(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
 
     def at(indices: Indices) -> Term:
         scaled = _scaled(builder, number(indices), high - low, low, "float32")
-        scaled = pool.cast(pool.operate("to_dtype", scaled, dtype=call.dtype, rounded=True), "float32")
+        scaled = pool.cast(
+            pool.operate("to_dtype", scaled, dtype=call.dtype, rounded=True), "float32"
+        )
         above = pool.operate("ge", scaled, pool.constant(high, "float32"), dtype="bool")
         return pool.operate("where", above, pool.constant(low, "float32"), scaled, dtype="float32")
 
@@ -100,13 +113,19 @@ def _normal(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     _check(call)
     mean, deviation = float(call.arguments.get("mean", 0.0)), float(call.arguments.get("std", 1.0))
     number = _drawn(builder, call, "randn", "float32")
-    return _result(builder, call, lambda indices: _scaled(builder, number(indices), deviation, mean, "float32"))
+    return _result(
+        builder, call, lambda indices: _scaled(builder, number(indices), deviation, mean, "float32")
+    )
 
 
 def _exponential(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     """Draw from the exponential distribution, never 0."""
     _check(call)
-    pool, number, rate = builder.pool, _drawn(builder, call, "rand", "float32"), float(call.arguments.get("lambd", 1.0))
+    pool, number, rate = (
+        builder.pool,
+        _drawn(builder, call, "rand", "float32"),
+        float(call.arguments.get("lambd", 1.0)),
+    )
 
     def at(indices: Indices) -> Term:
         rest = pool.operate("sub", pool.constant(1.0, "float32"), number(indices), dtype="float32")
@@ -143,11 +162,15 @@ def _dropout(builder: GraphBuilder, call: OperatorCall) -> tuple[LazyTensor, ...
         return pool.operate("ge", number(indices), pool.constant(chance, "float32"), dtype="bool")
 
     def at(indices: Indices) -> Term:
-        product = pool.operate("mul", pool.cast(kept(indices), dtype), source.at(indices), dtype=dtype)
+        product = pool.operate(
+            "mul", pool.cast(kept(indices), dtype), source.at(indices), dtype=dtype
+        )
         return pool.operate("mul", product, pool.constant(scale, dtype), dtype=dtype)
 
     origins = call.origins | source.origins
-    return builder.lazy(call.sizes, dtype, at, origins), builder.lazy(call.sizes, "bool", kept, call.origins)
+    return builder.lazy(call.sizes, dtype, at, origins), builder.lazy(
+        call.sizes, "bool", kept, call.origins
+    )
 
 
 def _scaled(builder: GraphBuilder, term: Term, factor: float, added: float, dtype: str) -> Term:

@@ -54,7 +54,9 @@ class Dimension:
         key = (divisor, length)
         if key not in self.parts:
             name = f"{self.prefix}{len(self.parts)}"
-            self.parts[key] = Part(sympy.Symbol(name, integer=True, nonnegative=True), divisor, length)
+            self.parts[key] = Part(
+                sympy.Symbol(name, integer=True, nonnegative=True), divisor, length
+            )
         return self.parts[key].symbol
 
 
@@ -109,7 +111,10 @@ class IterationSpace:
         return lambda expr: self._placed(expr, pieces, expressions)
 
     def _placed(
-        self, expr: sympy.Expr, pieces: dict[Dimension, list[Piece]], expressions: dict[sympy.Symbol, sympy.Expr]
+        self,
+        expr: sympy.Expr,
+        pieces: dict[Dimension, list[Piece]],
+        expressions: dict[sympy.Symbol, sympy.Expr],
     ) -> sympy.Expr:
         expr = sympy.expand(expr.xreplace(expressions))
         sizes = {symbol: size for found in pieces.values() for symbol, size in found}
@@ -117,7 +122,9 @@ class IterationSpace:
         for dimension, found in pieces.items():
             if not any(expr.has(symbol) for symbol, _ in found):
                 continue
-            merged, gone = merged_dimensions(tuple(s for s, _ in found), tuple(n for _, n in found), [expr])
+            merged, gone = merged_dimensions(
+                tuple(s for s, _ in found), tuple(n for _, n in found), [expr]
+            )
             divisor, names = sympy.Integer(1), {}
             for symbol, size in reversed(merged):
                 if expr.has(symbol) and symbol not in gone:
@@ -128,7 +135,13 @@ class IterationSpace:
 
     def ranges(self) -> Ranges:
         """Return what is known of the symbols of all parts."""
-        return Ranges({part.symbol: part.length for dimension in self.dimensions for part in dimension.parts.values()})
+        return Ranges(
+            {
+                part.symbol: part.length
+                for dimension in self.dimensions
+                for part in dimension.parts.values()
+            }
+        )
 
     def part_of(self, symbol: sympy.Symbol) -> tuple[Dimension, Part] | None:
         """Return the part that a symbol stands for; None for another symbol."""
@@ -141,7 +154,9 @@ class IterationSpace:
     def dimensions_of(self, expr: sympy.Expr) -> set[Dimension]:
         """Return the dimensions whose index an expression uses."""
         symbols = expr.free_symbols
-        return {d for d in self.dimensions if any(part.symbol in symbols for part in d.parts.values())}
+        return {
+            d for d in self.dimensions if any(part.symbol in symbols for part in d.parts.values())
+        }
 
 
 def _laid(
@@ -164,7 +179,9 @@ def _laid(
             if whole is None and part is None:
                 return None
             symbol = sympy.Symbol(
-                f"{variable}_{len(pieces[dimensions[place]])}_{place}", integer=True, nonnegative=True
+                f"{variable}_{len(pieces[dimensions[place]])}_{place}",
+                integer=True,
+                nonnegative=True,
             )
             pieces[dimensions[place]].append((symbol, taken))
             rest = sympy.Integer(1) if whole is not None else part

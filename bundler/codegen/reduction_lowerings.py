@@ -35,7 +35,9 @@ def _dims(call: OperatorCall, rank: int) -> list[int]:
     if asked is None or asked in ([], ()):
         return list(range(rank))
     return sorted(
-        {int(dim) % rank for dim in (asked if isinstance(asked, (list, tuple)) else [asked])} if rank else set()
+        {int(dim) % rank for dim in (asked if isinstance(asked, (list, tuple)) else [asked])}
+        if rank
+        else set()
     )
 
 
@@ -43,9 +45,13 @@ def _keeps(call: OperatorCall) -> bool:
     return bool(call.arguments.get("keepdim", False))
 
 
-def mapped(builder: GraphBuilder, tensor: LazyTensor, dtype: str, compute: Callable[[Term], Term]) -> LazyTensor:
+def mapped(
+    builder: GraphBuilder, tensor: LazyTensor, dtype: str, compute: Callable[[Term], Term]
+) -> LazyTensor:
     """Return a tensor whose elements are computed of another's."""
-    return builder.lazy(tensor.sizes, dtype, lambda indices: compute(tensor.at(indices)), tensor.origins)
+    return builder.lazy(
+        tensor.sizes, dtype, lambda indices: compute(tensor.at(indices)), tensor.origins
+    )
 
 
 def cast(builder: GraphBuilder, tensor: LazyTensor, dtype: str) -> LazyTensor:
@@ -56,18 +62,27 @@ def cast(builder: GraphBuilder, tensor: LazyTensor, dtype: str) -> LazyTensor:
 
 
 def reduced(
-    builder: GraphBuilder, call: OperatorCall, kind: str, source: LazyTensor, dims: Sequence[int], dtype: str
+    builder: GraphBuilder,
+    call: OperatorCall,
+    kind: str,
+    source: LazyTensor,
+    dims: Sequence[int],
+    dtype: str,
 ) -> LazyTensor:
     """Return a reduction of a call's source, with dimensions of size 1 in the place of the reduced ones where the call keeps them."""
     if not dims:
         if kind in {"argmax", "argmin"}:
-            return builder.lazy(source.sizes, dtype, lambda _: builder.pool.constant(0, dtype), call.origins)
+            return builder.lazy(
+                source.sizes, dtype, lambda _: builder.pool.constant(0, dtype), call.origins
+            )
         return cast(builder, source, dtype)
     if numel([source.sizes[dim] for dim in dims]) == 0:
         if kind not in _IDENTITIES:
             raise call.refusal("reduces no element, and has no value for that")
         kept = [size for number, size in enumerate(source.sizes) if number not in dims]
-        result = builder.lazy(kept, dtype, lambda _: builder.pool.constant(_IDENTITIES[kind], dtype), call.origins)
+        result = builder.lazy(
+            kept, dtype, lambda _: builder.pool.constant(_IDENTITIES[kind], dtype), call.origins
+        )
     else:
         result = builder.reduce(kind, source, dims, dtype, call.origins)
     return with_new(result, dims) if _keeps(call) else result
@@ -91,7 +106,9 @@ def _mean(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     dims = _dims(call, len(source.sizes))
     total = reduced(builder, call, "sum", source, dims, wide)
     count = builder.pool.cast(builder.pool.index(numel([source.sizes[dim] for dim in dims])), wide)
-    mean = mapped(builder, total, wide, lambda term: builder.pool.operate("truediv", term, count, dtype=wide))
+    mean = mapped(
+        builder, total, wide, lambda term: builder.pool.operate("truediv", term, count, dtype=wide)
+    )
     return cast(builder, mean, call.dtype)
 
 
@@ -112,11 +129,15 @@ def _all(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
 
 def _extremal_index(builder: GraphBuilder, call: OperatorCall, *, kind: str) -> LazyTensor:
     source, dim = _source(call), call.arguments.get("dim")
-    source = _without_bools(builder, source)
+    source = _comparable(builder, source)
     if dim is None:
         flat = reshaped(source, (numel(source.sizes),))
         found = reduced(builder, call, kind, flat, [0], "int64")
-        return reshaped(found, call.sizes) if _keeps(call) else without(found, list(range(len(found.sizes))))
+        return (
+            reshaped(found, call.sizes)
+            if _keeps(call)
+            else without(found, list(range(len(found.sizes))))
+        )
     return reduced(builder, call, kind, source, _dims(call, len(source.sizes)), "int64")
 
 
@@ -124,19 +145,24 @@ def _extremum_with_index(builder: GraphBuilder, call: OperatorCall, *, kind: str
     """Write `max.dim`, whose results are value and index, and `max` over all."""
     if len(call.results) == 1:
         return _plain(builder, call, kind=kind)
-    source = _source(call)
-    source = _without_bools(builder, source)
+    source = _comparable(builder, _source(call))
     dims = _dims(call, len(source.sizes))
     value = cast(builder, reduced(builder, call, kind, source, dims, source.dtype), call.dtype)
     return value, reduced(builder, call, f"arg{kind}", source, dims, "int64")
 
 
-def _without_bools(builder: GraphBuilder, source: LazyTensor) -> LazyTensor:
-    """Return what has an order: of bools the bytes 0 and 1."""
-    return cast(builder, source, "int8" if source.dtype == "bool" else source.dtype)
+def _comparable(builder: GraphBuilder, source: LazyTensor) -> LazyTensor:
+    """Return what has an order: of bools the bytes 0 and 1, and 16-bit floats with the bits that torch has, which decide of equals."""
+    if source.dtype == "bool":
+        return cast(builder, source, "int8")
+    if source.dtype in _HALVES:
+        return mapped(builder, source, source.dtype, builder.pool.rounded)
+    return source
 
 
-def _moments(builder: GraphBuilder, call: OperatorCall, source: LazyTensor) -> tuple[LazyTensor, LazyTensor]:
+def _moments(
+    builder: GraphBuilder, call: OperatorCall, source: LazyTensor
+) -> tuple[LazyTensor, LazyTensor]:
     """Return mean and variance, in the dtype that they are accumulated in."""
     pool, wide, dims = builder.pool, _accumulated(call.dtype), _dims(call, len(source.sizes))
     if "complex" in source.dtype:
@@ -148,10 +174,16 @@ def _moments(builder: GraphBuilder, call: OperatorCall, source: LazyTensor) -> t
         correction = 1 if call.arguments.get("unbiased", True) else 0
     if count == 0:
         mean = squares = mapped(
-            builder, reduced(builder, call, "sum", source, dims, wide), wide, lambda _: pool.constant(math.nan, wide)
+            builder,
+            reduced(builder, call, "sum", source, dims, wide),
+            wide,
+            lambda _: pool.constant(math.nan, wide),
         )
     elif not dims:
-        mean, squares = source, mapped(builder, source, wide, lambda term: pool.operate("sub", term, term, dtype=wide))
+        mean, squares = (
+            source,
+            mapped(builder, source, wide, lambda term: pool.operate("sub", term, term, dtype=wide)),
+        )
     else:
         mean = reduced(builder, call, "welford_mean", source, dims, wide)
         squares = reduced(builder, call, "welford_m2", source, dims, wide)
@@ -173,7 +205,12 @@ def _var(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
 
 def _std(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     _, variance = _moments(builder, call, _source(call))
-    root = mapped(builder, variance, variance.dtype, lambda t: builder.pool.operate("sqrt", t, dtype=variance.dtype))
+    root = mapped(
+        builder,
+        variance,
+        variance.dtype,
+        lambda t: builder.pool.operate("sqrt", t, dtype=variance.dtype),
+    )
     return cast(builder, root, call.dtype)
 
 

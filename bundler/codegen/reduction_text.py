@@ -61,7 +61,9 @@ def row_of(shape: KernelShape) -> ReducedRow | None:
         return None
     active = sorted(shape.masks(set(shape.space.dimensions)))
     suffix = f"[{', '.join('None' if d.is_reduced else ':' for d in shape.space.dimensions)}]"
-    return ReducedRow(shape.block_shape, len(shape.space.kept), suffix, " & ".join(active) or None, reduced.prefix)
+    return ReducedRow(
+        shape.block_shape, len(shape.space.kept), suffix, " & ".join(active) or None, reduced.prefix
+    )
 
 
 class ReductionWriter:
@@ -122,10 +124,16 @@ class ReductionWriter:
         row, identity = self._row, constant_text(identity_of(kind, value.dtype), value.dtype)
         spread = self._spread(lines, value)
         if not self._looped:
-            masked = spread if row.mask is None else self._new(lines, f"tl.where({row.mask}, {spread}, {identity})")
+            masked = (
+                spread
+                if row.mask is None
+                else self._new(lines, f"tl.where({row.mask}, {spread}, {identity})")
+            )
             return (Value(self._new(lines, self._finished(kind, masked)), value.dtype),)
         accumulator = f"_{self._name()}"
-        self._before.append(f"{accumulator} = {constant_text(identity_of(kind, value.dtype), value.dtype, row.shape)}")
+        self._before.append(
+            f"{accumulator} = {constant_text(identity_of(kind, value.dtype), value.dtype, row.shape)}"
+        )
         combined = self._new(lines, _COMBINED[kind].format(accumulator, spread))
         lines.append(f"{accumulator} = {self._kept(combined, accumulator)}")
         return (Value(self._new(self._after, self._finished(kind, accumulator)), value.dtype),)
@@ -146,7 +154,9 @@ class ReductionWriter:
         if not self._looped:
             masked = spread
             if row.mask is not None:
-                masked = self._new(lines, f"tl.where({row.mask}, {spread}, {constant_text(identity, value.dtype)})")
+                masked = self._new(
+                    lines, f"tl.where({row.mask}, {spread}, {constant_text(identity, value.dtype)})"
+                )
             return (self._position(kind, masked, index, lines),)
         best, place = f"_{self._name()}", f"_{self._name()}"
         self._before += [
@@ -181,7 +191,9 @@ class ReductionWriter:
         kept = [f"_{self._name()}" for _ in range(3)]
         self._before += [f"{name} = tl.zeros({row.shape}, {kind})" for name in kept]
         new = [self._name() for _ in range(3)]
-        lines.append(f"{', '.join(new)} = lib.welford_next({spread}, {', '.join(kept)}, {row.prefix}offset == 0)")
+        lines.append(
+            f"{', '.join(new)} = lib.welford_next({spread}, {', '.join(kept)}, {row.prefix}offset == 0)"
+        )
         lines += [f"{old} = {self._kept(fresh, old)}" for old, fresh in zip(kept, new, strict=True)]
         found = [self._name() for _ in range(3)]
         self._after.append(f"{', '.join(found)} = lib.welford({', '.join(kept)}, {row.axis})")
@@ -191,7 +203,9 @@ class ReductionWriter:
 
     def _softmax(self, _kind: str, value: Value, lines: list[str]) -> tuple[Value, ...]:
         row, kind = self._row, compute_type(value.dtype)
-        least, one = (constant_text(number, value.dtype, row.shape) for number in (float("-inf"), 1.0))
+        least, one = (
+            constant_text(number, value.dtype, row.shape) for number in (float("-inf"), 1.0)
+        )
         spread = self._spread(lines, value)
         if not self._looped:
             top, total = spread, one
@@ -209,7 +223,9 @@ class ReductionWriter:
         ]
         return self._softmax_results(top, total, value.dtype, self._after)
 
-    def _softmax_results(self, top: str, total: str, dtype: str, lines: list[str]) -> tuple[Value, ...]:
+    def _softmax_results(
+        self, top: str, total: str, dtype: str, lines: list[str]
+    ) -> tuple[Value, ...]:
         first, second = self._name(), self._name()
         lines.append(f"{first}, {second} = lib.softmax_reduce({top}, {total}, {self._row.axis})")
         # Relative to a maximum of minus infinity nothing has an exponential.
@@ -230,6 +246,8 @@ def identity_of(kind: str, dtype: str) -> float:
     if row.kind is NumberKind.BOOL:
         return int(kind != "max")
     low, high = (
-        (0, 2**row.bits - 1) if row.kind is NumberKind.UNSIGNED else (-(2 ** (row.bits - 1)), 2 ** (row.bits - 1) - 1)
+        (0, 2**row.bits - 1)
+        if row.kind is NumberKind.UNSIGNED
+        else (-(2 ** (row.bits - 1)), 2 ** (row.bits - 1) - 1)
     )
     return low if kind == "max" else high

@@ -23,7 +23,9 @@ from bundler.codegen.view_lowerings import broadcast
 Lowering = Callable[[GraphBuilder, OperatorCall], LazyTensor]
 # A maximum of floats by atomics would lose NaN, so integers alone have one.
 _ATOMICS = {
-    "atomic_add": frozenset({"float16", "bfloat16", "float32", "float64", "int32", "int64", "uint32", "uint64"}),
+    "atomic_add": frozenset(
+        {"float16", "bfloat16", "float32", "float64", "int32", "int64", "uint32", "uint64"}
+    ),
     "atomic_max": frozenset({"int32", "int64", "uint32", "uint64"}),
     "atomic_min": frozenset({"int32", "int64", "uint32", "uint64"}),
 }
@@ -45,10 +47,24 @@ def _written(
         mode: `store`, or an atomic operation on what is there.
     """
     _check_atomic(call, mode, target.dtype)
+    _check_order(builder, call, mode, target.dtype, value)
     copy = builder.lazy(target.sizes, target.dtype, target.at, target.origins | call.origins)
+    copy.strides = call.result.strides
     builder.realize(copy)
     _write_to(builder, call, copy, sizes, value, places, mode)
     return copy
+
+
+def _check_order(
+    builder: GraphBuilder, call: OperatorCall, mode: str, dtype: str, value: LazyTensor
+) -> None:
+    """Refuse what gives other numbers from call to call, where these were asked to be the same: torch has an operator that is in order."""
+    adds = mode == "atomic_add" and data_type(dtype).kind is NumberKind.FLOAT
+    stores = mode == "store" and numel(value.sizes) != 1
+    if builder.deterministic and (adds or stores):
+        raise call.refusal(
+            "deterministic algorithms are asked for, and a kernel writes to one place in any order"
+        )
 
 
 def _check_atomic(call: OperatorCall, mode: str, dtype: str) -> None:
@@ -68,7 +84,19 @@ def _write_to(
     index = sympy.expand(layout.index(places(at)))
     term = pool.cast(broadcast(value, sizes).at(at), copy.dtype)
     terms = pool.bound(index)
-    loop = Loop(copy.buffer, names, tuple(sizes), (), (), term, POINTWISE, index, tuple(terms), mode, call.origins)
+    loop = Loop(
+        copy.buffer,
+        names,
+        tuple(sizes),
+        (),
+        (),
+        term,
+        POINTWISE,
+        index,
+        tuple(terms),
+        mode,
+        call.origins,
+    )
     builder.scatter(copy.buffer, loop)
 
 
@@ -76,7 +104,12 @@ def _index_put(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     given = call.arguments
     target, values, indices = given["self"], given["values"], list(given["indices"])
     mode = "atomic_add" if given.get("accumulate", False) else "store"
-    if mode == "store" and len(indices) == 1 and indices[0].dtype == "bool" and numel(values.sizes) == 1:
+    if (
+        mode == "store"
+        and len(indices) == 1
+        and indices[0].dtype == "bool"
+        and numel(values.sizes) == 1
+    ):
         return _put_where(builder, call, indices[0])
     places = index_places(builder, call, target.sizes, indices)
     padded = [*indices, *[None] * (len(target.sizes) - len(indices))]
@@ -85,7 +118,9 @@ def _index_put(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     kept = [size for n, size in enumerate(target.sizes) if padded[n] is None]
     together = chosen == list(range(chosen[0], chosen[0] + len(chosen)))
     first = chosen[0] if together else 0
-    return _written(builder, call, target, (*kept[:first], *shape, *kept[first:]), values, places, mode=mode)
+    return _written(
+        builder, call, target, (*kept[:first], *shape, *kept[first:]), values, places, mode=mode
+    )
 
 
 def _put_where(builder: GraphBuilder, call: OperatorCall, mask: LazyTensor) -> LazyTensor:
@@ -95,9 +130,13 @@ def _put_where(builder: GraphBuilder, call: OperatorCall, mask: LazyTensor) -> L
 
     def at(indices: Indices) -> Term:
         value = pool.cast(broadcast(values, target.sizes).at(indices), call.dtype)
-        return pool.operate("where", mask.at(indices[:rank]), value, target.at(indices), dtype=call.dtype)
+        return pool.operate(
+            "where", mask.at(indices[:rank]), value, target.at(indices), dtype=call.dtype
+        )
 
-    return builder.lazy(call.sizes, call.dtype, at, call.origins.union(target.origins, mask.origins, values.origins))
+    return builder.lazy(
+        call.sizes, call.dtype, at, call.origins.union(target.origins, mask.origins, values.origins)
+    )
 
 
 def _scattered(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
@@ -111,13 +150,17 @@ def _scattered(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     source = given.get("src", given.get("value"))
     if not isinstance(source, LazyTensor):
         number = source
-        source = builder.lazy((), target.dtype, lambda _: builder.pool.constant(number, target.dtype), call.origins)
+        source = builder.lazy(
+            (), target.dtype, lambda _: builder.pool.constant(number, target.dtype), call.origins
+        )
 
     def places(indices: Indices) -> Indices:
         place = builder.pool.indirect(index.at(indices), target.sizes[dim], wrap=False)
         return tuple(place if n == dim else i for n, i in enumerate(indices))
 
-    if mode == "store" and tuple(index.sizes) == tuple(_sizes_of_slice(target, dim, sympy.Integer(1))):
+    if mode == "store" and tuple(index.sizes) == tuple(
+        _sizes_of_slice(target, dim, sympy.Integer(1))
+    ):
         return _one_of_each_row(builder, call, dim, source, places)
 
     # Values beyond the index are not written.
@@ -136,6 +179,7 @@ def _written_over(
     """Reduce without what stood there: it is replaced by what changes nothing first."""
     dtype = call.dtype
     _check_atomic(call, mode, dtype)
+    _check_order(builder, call, mode, dtype, value)
     row = data_type(dtype)
     span = 2 ** (row.bits - (row.kind is NumberKind.SIGNED))
     least, most = (-span if row.kind is NumberKind.SIGNED else 0), span - 1
@@ -147,14 +191,20 @@ def _written_over(
 
 
 def _one_of_each_row(
-    builder: GraphBuilder, call: OperatorCall, dim: int, source: LazyTensor, places: Callable[[Indices], Indices]
+    builder: GraphBuilder,
+    call: OperatorCall,
+    dim: int,
+    source: LazyTensor,
+    places: Callable[[Indices], Indices],
 ) -> LazyTensor:
     """Write one element of each row: every element is the source's where it is at the row's place, so nothing is written twice."""
     target, pool, dtype = call.arguments["self"], builder.pool, call.dtype
 
     def at(indices: Indices) -> Term:
         first = tuple(sympy.Integer(0) if n == dim else index for n, index in enumerate(indices))
-        here = pool.operate("eq", pool.index(indices[dim]), pool.index(places(first)[dim]), dtype="bool")
+        here = pool.operate(
+            "eq", pool.index(indices[dim]), pool.index(places(first)[dim]), dtype="bool"
+        )
         value = pool.cast(source.at(first if source.sizes else ()), dtype)
         return pool.operate("where", here, value, target.at(indices), dtype=dtype)
 
@@ -176,7 +226,14 @@ def _slice_scattered(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
 
     def at(indices: Indices) -> Term:
         index = indices[dim]
-        conditions = [inside(builder, index, sympy.Integer(low) if low else None, None if high == length else high)]
+        conditions = [
+            inside(
+                builder,
+                index,
+                sympy.Integer(low) if low else None,
+                None if high == length else high,
+            )
+        ]
         if step != 1:
             # Of what is in front of the slice, which the other condition leaves out, any remainder will do.
             rest = ModularIndexing(index + (-low) % step, sympy.Integer(1), sympy.Integer(step))
@@ -186,13 +243,16 @@ def _slice_scattered(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
         place = (
             index - low
             if step == 1
-            else FloorDiv(index + (-low) % step, sympy.Integer(step)) - (low + (-low) % step) // step
+            else FloorDiv(index + (-low) % step, sympy.Integer(step))
+            - (low + (-low) % step) // step
         )
         moved = tuple(place if n == dim else i for n, i in enumerate(indices))
         body = pool.cast(broadcast(source, _sizes_of_slice(target, dim, count)).at(moved), dtype)
         if mask is None:
             return body
-        return pool.operate("where", mask, pool.masked(mask, body, 0), target.at(indices), dtype=dtype)
+        return pool.operate(
+            "where", mask, pool.masked(mask, body, 0), target.at(indices), dtype=dtype
+        )
 
     return builder.lazy(call.sizes, dtype, at, call.origins | target.origins | source.origins)
 
@@ -211,7 +271,9 @@ def _select_scattered(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     def at(indices: Indices) -> Term:
         mask = pool.operate("eq", pool.index(indices[dim]), pool.index(place), dtype="bool")
         rest = tuple(index for n, index in enumerate(indices) if n != dim)
-        return pool.operate("where", mask, pool.cast(source.at(rest), dtype), target.at(indices), dtype=dtype)
+        return pool.operate(
+            "where", mask, pool.cast(source.at(rest), dtype), target.at(indices), dtype=dtype
+        )
 
     return builder.lazy(call.sizes, dtype, at, call.origins | target.origins | source.origins)
 

@@ -28,7 +28,11 @@ Lowering = Callable[[GraphBuilder, OperatorCall], Results]
 def _frexp(builder: GraphBuilder, call: OperatorCall) -> Results:
     source, pool = call.arguments["self"], builder.pool
     mantissa = elementwise(
-        builder, call, [source], call.dtype, lambda t: pool.operate("frexp_mantissa", t, dtype=call.dtype)
+        builder,
+        call,
+        [source],
+        call.dtype,
+        lambda t: pool.operate("frexp_mantissa", t, dtype=call.dtype),
     )
     at = lambda indices: pool.operate("frexp_exponent", source.at(indices), dtype="int32")  # noqa: E731  # the second result's
     return mantissa, builder.lazy(call.sizes, "int32", at, call.origins | source.origins)
@@ -41,7 +45,9 @@ def _rounded(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     if decimals == 0 or data_type(dtype).is_integer:
         if decimals != 0:
             raise call.refusal("rounds integers to decimals")
-        return elementwise(builder, call, [source], dtype, lambda t: pool.operate("round", t, dtype=dtype))
+        return elementwise(
+            builder, call, [source], dtype, lambda t: pool.operate("round", t, dtype=dtype)
+        )
     scale = pool.constant(10.0 ** abs(decimals), dtype)
     before, after = ("mul", "truediv") if decimals > 0 else ("truediv", "mul")
 
@@ -62,7 +68,9 @@ def _next_after(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     dtype, pool = call.dtype, builder.pool
     given = [call.arguments["self"], call.arguments["other"]]
     if not data_type(dtype).is_half:
-        return elementwise(builder, call, given, dtype, lambda a, b: pool.operate("nextafter", a, b, dtype=dtype))
+        return elementwise(
+            builder, call, given, dtype, lambda a, b: pool.operate("nextafter", a, b, dtype=dtype)
+        )
 
     def both(operator: str, one: Term, other: Term) -> Term:
         return pool.operate(operator, one, other, dtype="bool")
@@ -72,8 +80,14 @@ def _next_after(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
 
     def compute(one: Term, other: Term) -> Term:
         # What was computed in float32 is rounded first: the step is from the number that torch has.
-        one, other = (pool.operate("to_dtype", term, dtype=dtype, rounded=True) for term in (one, other))
-        zero, up, down = pool.constant(0.0, dtype), pool.constant(1, "int16"), pool.constant(-1, "int16")
+        one, other = (
+            pool.operate("to_dtype", term, dtype=dtype, rounded=True) for term in (one, other)
+        )
+        zero, up, down = (
+            pool.constant(0.0, dtype),
+            pool.constant(1, "int16"),
+            pool.constant(-1, "int16"),
+        )
         bits = _bits(builder, one, "int16")
         away = pool.operate("eq", both("lt", one, other), both("gt", one, zero), dtype="bool")
         stepped = pool.operate("add", bits, chosen(away, up, down), dtype="int16")
@@ -82,7 +96,11 @@ def _next_after(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
         stepped = chosen(both("eq", one, zero), least, stepped)
         stepped = chosen(both("eq", one, other), _bits(builder, other, "int16"), stepped)
         number = _bits(builder, stepped, dtype)
-        odd = pool.operate("logical_or", *(pool.operate("isnan", t, dtype="bool") for t in (one, other)), dtype="bool")
+        odd = pool.operate(
+            "logical_or",
+            *(pool.operate("isnan", t, dtype="bool") for t in (one, other)),
+            dtype="bool",
+        )
         return pool.operate("where", odd, pool.constant(math.nan, dtype), number, dtype=dtype)
 
     return elementwise(builder, call, given, dtype, compute)
@@ -98,14 +116,18 @@ def _reinterpreted(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     if old.name == new.name:
         return elementwise(builder, call, [source], dtype, lambda term: term)
     if old.bits == new.bits:
-        return elementwise(builder, call, [source], "", lambda t: pool.operate("to_dtype_bitcast", t, dtype=dtype))
+        return elementwise(
+            builder, call, [source], "", lambda t: pool.operate("to_dtype_bitcast", t, dtype=dtype)
+        )
     if "bool" in {old.name, new.name}:
         raise call.refusal("bools as parts of wider numbers")
     return _parts(builder, call, source) if old.bits > new.bits else _joined(builder, call, source)
 
 
 def _bits(builder: GraphBuilder, term: Term, dtype: str) -> Term:
-    return term if term.dtype == dtype else builder.pool.operate("to_dtype_bitcast", term, dtype=dtype)
+    return (
+        term if term.dtype == dtype else builder.pool.operate("to_dtype_bitcast", term, dtype=dtype)
+    )
 
 
 def _parts(builder: GraphBuilder, call: OperatorCall, source: LazyTensor) -> LazyTensor:

@@ -2,7 +2,7 @@
 """`split`: a reduction of few long rows becomes two, so that more programs than rows work on it.
 
 The first reduces pieces of each row, the second the results of the pieces.  Memory that runs along the rows is cut so that a piece is one run of it;
-memory that runs across them so that the rows of one piece lie beside each other.  `program_builder` calls it before fusion.
+memory that runs across them so that the rows of one piece lie beside each other.  `schedule` calls it before fusion.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ import sympy
 from bundler.codegen.index_functions import FloorDiv, ModularIndexing
 from bundler.codegen.index_ranges import Ranges
 from bundler.codegen.lazy_tensors import GraphBuilder
-from bundler.codegen.loop_nodes import POINTWISE, Loop, Node, TensorLayout, contiguous_strides, numel
+from bundler.codegen.loop_nodes import (
+    POINTWISE,
+    Loop,
+    Node,
+    TensorLayout,
+    contiguous_strides,
+    numel,
+)
 from bundler.codegen.loop_order import normalized
 from bundler.codegen.loop_terms import Term, substituted
 from bundler.codegen.reduction_text import identity_of
@@ -29,7 +36,10 @@ _MULTIPROCESSORS, _THREADS = 132, 2048
 _LEAST_EACH, _MOST_EACH = 32, 512  # elements that a thread reduces
 _PROGRAM_THREADS = 256
 _SHORT_ROW = 8192  # one program reads as much in the time that a second launch takes
-_COLUMNS, _DEPTH = 128, 4  # of a program that reduces across rows: columns, and elements of each that are in flight
+_COLUMNS, _DEPTH = (
+    128,
+    4,
+)  # of a program that reduces across rows: columns, and elements of each that are in flight
 _MOST_COLUMNS = 64 * _MULTIPROCESSORS
 _SAME_LENGTHS = 1.5  # pieces of one length are worth so many times more or fewer of them
 _MAX_DIVISIONS = 65536
@@ -117,7 +127,10 @@ def _even_count(row: int, wanted: int) -> int | None:
     """Return the number of pieces of one length that is nearest to what is wanted; None where none is near."""
     near = [
         count
-        for count in range(max(2, int(wanted / _SAME_LENGTHS)), min(int(wanted * _SAME_LENGTHS), _MAX_DIVISIONS) + 1)
+        for count in range(
+            max(2, int(wanted / _SAME_LENGTHS)),
+            min(int(wanted * _SAME_LENGTHS), _MAX_DIVISIONS) + 1,
+        )
         if row % count == 0
     ]
     return min(near, key=lambda count: (abs(count - wanted), count), default=None)
@@ -132,7 +145,9 @@ class _Splitter:
 
     def __init__(self, builder: GraphBuilder, loop: Loop, pieces: RowPieces) -> None:
         self._builder, self._pool, self._loop, self._pieces = builder, builder.pool, loop, pieces
-        self._piece, self._within = (sympy.Symbol(name, integer=True, nonnegative=True) for name in ("i90", "r90"))
+        self._piece, self._within = (
+            sympy.Symbol(name, integer=True, nonnegative=True) for name in ("i90", "r90")
+        )
 
     def plain(self) -> list[Loop]:
         """Return the steps of a reduction whose pieces are reduced as the rows are."""
@@ -159,14 +174,19 @@ class _Splitter:
             return [*steps, self._second("welford_mean", mean, loop.buffer)]
         squares = self._first("welford_m2")
         dtype, sizes = loop.value.dtype, loop.sizes
-        parts = [self._builder.new_buffer(TensorLayout(dtype, sizes, contiguous_strides(sizes))) for _ in range(2)]
+        parts = [
+            self._builder.new_buffer(TensorLayout(dtype, sizes, contiguous_strides(sizes)))
+            for _ in range(2)
+        ]
         index = TensorLayout(dtype, sizes, contiguous_strides(sizes)).index(loop.variables)
         added, spread = (
             replace(self._second(kind, of, name), index=index)
             for kind, of, name in (("sum", squares, parts[0]), ("welford_m2", mean, parts[1]))
         )
         one, other = (self._pool.load(name, index, dtype) for name in parts)
-        scaled = self._pool.operate("mul", other, self._pool.constant(self._pieces.length, dtype), dtype=dtype)
+        scaled = self._pool.operate(
+            "mul", other, self._pool.constant(self._pieces.length, dtype), dtype=dtype
+        )
         total = self._pool.operate("add", one, scaled, dtype=dtype)
         last = replace(loop, value=total, kind=POINTWISE, reduced=(), reduced_sizes=())
         return [*steps, squares, added, spread, last]
@@ -187,7 +207,9 @@ class _Splitter:
     def _second(self, kind: str, first: Loop, buffer: str) -> Loop:
         """Return the loop over the results of the pieces."""
         loop, dtype = self._loop, first.value.dtype
-        read = self._pool.load(first.buffer, first.index.xreplace({self._piece: self._within}), dtype)
+        read = self._pool.load(
+            first.buffer, first.index.xreplace({self._piece: self._within}), dtype
+        )
         return Loop(
             buffer, loop.variables, loop.sizes, (self._within,), (sympy.Integer(self._pieces.count),),
             self._pool.cast(read, loop.value.dtype), kind, loop.index, origins=loop.origins,
@@ -199,13 +221,24 @@ class _Splitter:
         count, length = sympy.Integer(pieces.count), sympy.Integer(pieces.length)
         flat, places = self._piece * length + self._within, {}
         strides = contiguous_strides(loop.reduced_sizes)
-        for number, (variable, size, stride) in enumerate(zip(loop.reduced, loop.reduced_sizes, strides, strict=True)):
-            places[variable] = FloorDiv(flat, stride) if number == 0 else ModularIndexing(flat, stride, size)
-        ranges = Ranges(dict(zip(loop.variables, loop.sizes, strict=True)) | {self._piece: count, self._within: length})
-        value = substituted(self._pool, loop.value, lambda expr: ranges.simplified(expr.xreplace(places)))
+        for number, (variable, size, stride) in enumerate(
+            zip(loop.reduced, loop.reduced_sizes, strides, strict=True)
+        ):
+            places[variable] = (
+                FloorDiv(flat, stride) if number == 0 else ModularIndexing(flat, stride, size)
+            )
+        ranges = Ranges(
+            dict(zip(loop.variables, loop.sizes, strict=True))
+            | {self._piece: count, self._within: length}
+        )
+        value = substituted(
+            self._pool, loop.value, lambda expr: ranges.simplified(expr.xreplace(places))
+        )
         row = numel(loop.reduced_sizes)
         if count * length != row:
-            inside = self._pool.operate("lt", self._pool.index(flat), self._pool.index(row), dtype="bool")
+            inside = self._pool.operate(
+                "lt", self._pool.index(flat), self._pool.index(row), dtype="bool"
+            )
             value = self._pool.masked(inside, value, identity_of(kind, value.dtype))
         halves = {"float16", "bfloat16"}
         return self._pool.cast(value, "float32") if value.dtype in halves else value

@@ -54,14 +54,20 @@ def _splits(loop: Loop, hints: Mapping[sympy.Symbol, int]) -> dict[Dimensions, i
     found: dict[Dimensions, int] = {}
     for index in {loop.index, *(index for root in loop.roots for _, index, _ in loads_of(root))}:
         for place, variable in enumerate(loop.variables[:-1]):
-            if index.coeff(variable) != 1 or not any(index.has(later) for later in loop.variables[place + 1 :]):
+            if index.coeff(variable) != 1 or not any(
+                index.has(later) for later in loop.variables[place + 1 :]
+            ):
                 continue  # what later variables do not move is read once for all of them
             outer, inner = numel(loop.sizes[: place + 1]), numel(loop.sizes[place + 1 :])
             if _is_long(outer, _LEAST_LENGTH) and _is_long(inner, _LEAST_LENGTH):
-                touched = numel([s for v, s in zip(loop.variables, loop.sizes, strict=True) if index.has(v)])
+                touched = numel(
+                    [s for v, s in zip(loop.variables, loop.sizes, strict=True) if index.has(v)]
+                )
                 known = touched.subs(dict(hints))
                 split = (("y", outer), ("x", inner))
-                found[split] = found.get(split, 0) + (int(known) if known.is_Integer else _UNKNOWN_SIZE)
+                found[split] = found.get(split, 0) + (
+                    int(known) if known.is_Integer else _UNKNOWN_SIZE
+                )
     return found
 
 

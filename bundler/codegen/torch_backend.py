@@ -3,7 +3,8 @@
 
     torch.compile(function, backend="triton_bundler", options={"programs": programs})
 
-torch finds it by the entry point `torch_dynamo_backends`.  A graph that no program can be generated for runs as torch has it.
+torch finds it by the entry point `torch_dynamo_backends`.  A graph that no program can be generated for, or whose program fails in its first
+call, runs as torch has it.
 """
 
 from __future__ import annotations
@@ -12,77 +13,197 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import TorchDynamoException
+from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
 
-from bundler.codegen.graph_tracing import decompositions
+from bundler.codegen.decompositions import decompositions
+from bundler.codegen.emit import has_float8, refuse_missing_types
+from bundler.codegen.graph_errors import refusals
 from bundler.codegen.module_decorators import current_target
-from bundler.codegen.program import FallbackCall, Program, program_of_graph
-from bundler.codegen.program_build import has_float8, refuse_missing_types
-from bundler.errors import ConfigError, UnsupportedOperator
+from bundler.codegen.program import FallbackCall, GenerateOptions, Program, program_of_graph
+from bundler.errors import BundlerError, ConfigError, WrongResult
 from bundler.package_loggers import logger
-from bundler.toolchain import tuner_toolchain as toolchain
 
+aten = torch.ops.aten
 _log = logger("bundler.codegen")
 _WHOLE_GRAPH = "the whole graph"
 
 
 def triton_bundler(
-    module: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, **_: Any
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    **_: Any,
 ) -> Any:
     """Compile a graph for torch.compile.
 
     Args:
         module, example_inputs: as torch hands them over.
-        options: `programs`, a list that gets each program, and a `FallbackCall` for each graph that runs as torch has it.
+        options: `programs`, a list that gets each program, and a `FallbackCall` for each graph that runs as torch has it; `verify`, whether the
+            first call of each program is compared with eager torch's.
 
     Raises:
         ConfigError: another option.
     """
     chosen = dict(options or {})
     programs: list[Program | FallbackCall] = chosen.pop("programs", [])
-    if chosen:
+    generated = GenerateOptions(verify=chosen.pop("verify", False))
+    if chosen or not isinstance(generated.verify, bool):
         raise ConfigError(
-            f"backend triton_bundler: expected the option programs, got {', '.join(sorted(chosen))}", got=sorted(chosen)
+            "backend triton_bundler: expected the options programs, a list, and verify, True or False, "
+            f"got {', '.join(map(repr, sorted(chosen))) or f'verify={generated.verify!r}'}",
+            got=sorted(chosen) or generated.verify,
         )
-    compiler = partial(compile_graph, programs=programs)
-    return aot_autograd(
-        fw_compiler=compiler,
+    before = len(programs)
+    compiler = partial(compile_graph, programs=programs, options=generated)
+    compiled = aot_autograd(
+        fw_compiler=partial(_compile_forward, programs=programs, options=generated),
         bw_compiler=compiler,
         inference_compiler=compiler,
         decompositions=decompositions(),
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
-    )(module, example_inputs)
+    )
+    try:
+        # Parts that are checkpointed draw by the state of torch's generator, not by a generator of their own.
+        with functorch_config.patch(graphsafe_rng_functionalization=False):
+            return compiled(module, example_inputs)
+    except (TorchDynamoException, BundlerError):  # torch compiles anew, or without this graph
+        raise
+    except Exception as error:  # noqa: BLE001  # torch raises whatever it likes where it cannot take a graph apart
+        del programs[before:]
+        _log.debug("AOTAutograd cannot take a graph apart", exc_info=error)
+        reason = f"torch cannot take it apart: {type(error).__name__}: {error}"
+        _note(programs, reason.partition("\n")[0])
+        return module.forward
+
+
+def _compile_forward(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
+    _copy_saved_inputs(module)
+    return compile_graph(module, example_inputs, **options)
+
+
+def _copy_saved_inputs(forward: fx.GraphModule) -> None:
+    """Save copies for backward of the inputs that the function changes.
+
+    The cut between forward and backward, which is Inductor's, may save such an input to compute
+    again what eager mode saves; torch then refuses the gradient, since it is no more what it was.
+    """
+    context = TracingContext.try_get()
+    known = None if context is None else context.fw_metadata
+    if known is None:
+        return
+    inputs = forward.graph.find_nodes(op="placeholder")
+    changed = {n for n, info in zip(inputs, known.input_info, strict=False) if info.mutates_data}
+    output = forward.graph.output_node()
+    results = list(output.args[0])
+    for place in range(known.num_forward, len(results)):
+        saved = results[place]
+        if saved in changed:
+            with forward.graph.inserting_after(inputs[-1]):
+                results[place] = forward.graph.call_function(aten.clone.default, (saved,))
+            results[place].meta = dict(saved.meta)
+    output.args = (tuple(results),)
+    forward.recompile()
 
 
 def compile_graph(
-    module: fx.GraphModule, _example_inputs: Sequence[Any], *, programs: list[Program | FallbackCall]
+    module: fx.GraphModule,
+    _example_inputs: Sequence[Any],
+    *,
+    programs: list[Program | FallbackCall],
+    options: GenerateOptions | None = None,
 ) -> Callable[..., Any]:
     """Return what runs a graph of ATen operators: a program, or the graph itself where none can be generated."""
     try:
-        program = program_of_graph(module, guarded=True)
-        if has_float8(program.sources) and program.device != "cpu":
-            refuse_missing_types(program.sources, current_target())
-    except UnsupportedOperator as error:
+        program = program_of_graph(module, options, guarded=True)
+        with refusals("the kernels"):
+            if has_float8(program.sources) and program.device != "cpu":
+                refuse_missing_types(program.sources, current_target())
+            elsewhere = program.kernels and program.device == "cpu" and not program.is_interpreted
+    except BundlerError as error:
         return _as_it_is(module, programs, error.message)
-    if program.kernels and program.device == "cpu" and not _is_interpreted(program):
+    if elsewhere:
         return _as_it_is(
-            module, programs, "its tensors are on the CPU, which no kernel runs on without Triton's interpreter"
+            module,
+            programs,
+            "its tensors are on the CPU, which no kernel runs on without Triton's interpreter",
         )
     programs.append(program)
-    boxed: Callable[..., Any] = make_boxed_func(lambda *inputs: list(program.run(*inputs)))
+    boxed: Callable[..., Any] = make_boxed_func(_TriedProgram(program, module, programs))
     return boxed
 
 
-def _is_interpreted(program: Program) -> bool:
-    return all(toolchain.interpreted(kernel.fn) for kernel in program.modules.values())
+class _TriedProgram:
+    """Runs a program, and in its place the graph as torch has it where the program's first call fails and torch's does not.
+
+    What fails then is mostly a kernel that does not compile, which nobody knows before it is launched.
+    """
+
+    def __init__(
+        self, program: Program, module: fx.GraphModule, programs: list[Program | FallbackCall]
+    ) -> None:
+        self._program, self._module, self._programs = program, module, programs
+        self._run: Callable[..., Any] = self._first_call
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        return list(self._run(*inputs))
+
+    def _first_call(self, *inputs: Any) -> Any:
+        changed = [n for n, item in enumerate(self._program.plan.inputs) if item.changed]
+        held = {number: inputs[number].clone() for number in changed}
+        generators = _generator_states(self._program.device)
+        try:
+            results = self._program.run(*inputs)
+        except (WrongResult, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001  # of the compiler, of an operator, or of the user's values: torch's call tells
+            for number, tensor in held.items():
+                inputs[number].copy_(tensor)
+            for setter, state in generators:
+                setter(state)
+            results = self._module.forward(*inputs)
+            self._give_up(error)
+            return results
+        self._run = self._program.run
+        return results
+
+    def _give_up(self, error: Exception) -> None:
+        self._run = self._module.forward
+        _log.debug("the first call of a program failed", exc_info=error)
+        said = str(error).strip().partition("\n")[0]
+        reason = f"its first call failed: {type(error).__name__}: {said}"
+        place = next((n for n, one in enumerate(self._programs) if one is self._program), None)
+        if place is not None:  # another thread's first call was quicker
+            del self._programs[place]
+            _note(self._programs, reason, place)
 
 
-def _as_it_is(module: fx.GraphModule, programs: list[Program | FallbackCall], reason: str) -> Callable[..., Any]:
-    _log.warning("backend triton_bundler: a graph runs as torch has it: %s", reason)
-    programs.append(FallbackCall(_WHOLE_GRAPH, reason))
+def _generator_states(device: str) -> list[tuple[Callable[[Any], Any], Any]]:
+    """Return what puts torch's generators back, of the host and of a device, and the states that they have now."""
+    found = [(torch.set_rng_state, torch.get_rng_state())]
+    if torch.device(device).type != "cpu":
+        module = torch.get_device_module(device)
+        setter = partial(module.set_rng_state, device=device)
+        found.append((setter, module.get_rng_state(device)))
+    return found
+
+
+def _as_it_is(
+    module: fx.GraphModule, programs: list[Program | FallbackCall], reason: str
+) -> Callable[..., Any]:
+    _note(programs, reason)
     boxed: Callable[..., Any] = make_boxed_func(module.forward)
     return boxed
+
+
+def _note(programs: list[Program | FallbackCall], reason: str, place: int | None = None) -> None:
+    _log.warning("backend triton_bundler: a graph runs as torch has it: %s", reason)
+    programs.insert(len(programs) if place is None else place, FallbackCall(_WHOLE_GRAPH, reason))

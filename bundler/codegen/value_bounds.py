@@ -34,8 +34,14 @@ def _bounds(value: Argument, ranges: Ranges) -> Bounds | None:
         case "constant":
             return int(value.details[0]), int(value.details[0])
         case "index_expr":
-            largest = ranges.largest(value.details[0]) if ranges.nonnegative(value.details[0]) else None
-            return (0, int(largest)) if largest is not None and largest.is_Integer and not value.terms else None
+            largest = (
+                ranges.largest(value.details[0]) if ranges.nonnegative(value.details[0]) else None
+            )
+            return (
+                (0, int(largest))
+                if largest is not None and largest.is_Integer and not value.terms
+                else None
+            )
         case "to_dtype" | "check_bounds":
             return _bounds(value.arguments[0], ranges)
         case "where":
@@ -49,11 +55,22 @@ def _chosen(term: Term, ranges: Ranges) -> Bounds | None:
     condition, one, other = term.arguments
     right = _bounds(other, ranges)
     # An index that would count from the end where it is negative, which it never is.
-    asked = condition.arguments if isinstance(condition, Term) and condition.operator == "lt" else (None, 0)
-    if asked[0] is other and right is not None and right[0] >= 0 and _bounds(asked[1], ranges) == (0, 0):
+    asked = (
+        condition.arguments
+        if isinstance(condition, Term) and condition.operator == "lt"
+        else (None, 0)
+    )
+    if (
+        asked[0] is other
+        and right is not None
+        and right[0] >= 0
+        and _bounds(asked[1], ranges) == (0, 0)
+    ):
         return right
     left = _bounds(one, ranges)
-    return None if left is None or right is None else (min(left[0], right[0]), max(left[1], right[1]))
+    return (
+        None if left is None or right is None else (min(left[0], right[0]), max(left[1], right[1]))
+    )
 
 
 def _computed(term: Term, ranges: Ranges) -> Bounds | None:
@@ -68,4 +85,6 @@ def _computed(term: Term, ranges: Ranges) -> Bounds | None:
     else:
         found = left[0] - right[1], left[1] - right[0]
     limit = 1 << (31 if term.dtype == "int32" else 63)
-    return found if -limit <= found[0] and found[1] < limit else None  # what overflows may be anything
+    return (
+        found if -limit <= found[0] and found[1] < limit else None
+    )  # what overflows may be anything

@@ -22,7 +22,13 @@ _ZERO, _ONE = sympy.Integer(0), sympy.Integer(1)
 
 def viewed(tensor: LazyTensor, sizes: Sequence[sympy.Expr], reindex: Reindex) -> LazyTensor:
     """Return a tensor whose element at some indices is that of another tensor at those that `reindex` returns."""
-    return LazyTensor(tuple(sizes), tensor.dtype, lambda indices: tensor.at(tuple(reindex(indices))), tensor.origins)
+    return LazyTensor(
+        tuple(sizes),
+        tensor.dtype,
+        lambda indices: tensor.at(tuple(reindex(indices))),
+        tensor.origins,
+        base=tensor,
+    )
 
 
 def reshaped(tensor: LazyTensor, sizes: Sequence[sympy.Expr]) -> LazyTensor:
@@ -35,7 +41,9 @@ def reshaped(tensor: LazyTensor, sizes: Sequence[sympy.Expr]) -> LazyTensor:
         result: list[sympy.Expr] = [_ZERO] * len(tensor.sizes)
         for old, new in pairs:
             flat = _flat([indices[n] for n in new], [sizes[n] for n in new])
-            for dim, index in zip(old, _unravelled(flat, [tensor.sizes[n] for n in old]), strict=True):
+            for dim, index in zip(
+                old, _unravelled(flat, [tensor.sizes[n] for n in old]), strict=True
+            ):
                 result[dim] = index
         return result
 
@@ -91,7 +99,9 @@ def permuted(tensor: LazyTensor, dims: Sequence[int]) -> LazyTensor:
     order = [dim % len(tensor.sizes) for dim in dims]
     back = {old: new for new, old in enumerate(order)}
     return viewed(
-        tensor, [tensor.sizes[dim] for dim in order], lambda indices: [indices[back[n]] for n in range(len(order))]
+        tensor,
+        [tensor.sizes[dim] for dim in order],
+        lambda indices: [indices[back[n]] for n in range(len(order))],
     )
 
 
@@ -104,10 +114,16 @@ def broadcast(tensor: LazyTensor, sizes: Sequence[sympy.Expr]) -> LazyTensor:
     return viewed(tensor, kept, lambda indices: indices[extra:])
 
 
-def sliced(tensor: LazyTensor, dim: int, start: sympy.Expr, step: sympy.Expr, size: sympy.Expr) -> LazyTensor:
+def sliced(
+    tensor: LazyTensor, dim: int, start: sympy.Expr, step: sympy.Expr, size: sympy.Expr
+) -> LazyTensor:
     """Return each `step`-th element along a dimension, `size` of them from `start` on."""
     sizes = [size if number == dim else old for number, old in enumerate(tensor.sizes)]
-    return viewed(tensor, sizes, lambda indices: [i * step + start if n == dim else i for n, i in enumerate(indices)])
+    return viewed(
+        tensor,
+        sizes,
+        lambda indices: [i * step + start if n == dim else i for n, i in enumerate(indices)],
+    )
 
 
 def without(tensor: LazyTensor, dims: Sequence[int], index: sympy.Expr = _ZERO) -> LazyTensor:
@@ -117,7 +133,9 @@ def without(tensor: LazyTensor, dims: Sequence[int], index: sympy.Expr = _ZERO) 
     return viewed(
         tensor,
         [tensor.sizes[n] for n in kept],
-        lambda indices: [indices[place[n]] if n in place else index for n in range(len(tensor.sizes))],
+        lambda indices: [
+            indices[place[n]] if n in place else index for n in range(len(tensor.sizes))
+        ],
     )
 
 
@@ -126,7 +144,9 @@ def with_new(tensor: LazyTensor, dims: Sequence[int]) -> LazyTensor:
     rank = len(tensor.sizes) + len(dims)
     rest = iter(tensor.sizes)
     sizes = [_ONE if n in dims else next(rest) for n in range(rank)]
-    return viewed(tensor, sizes, lambda indices: [i for n, i in enumerate(indices) if n not in dims])
+    return viewed(
+        tensor, sizes, lambda indices: [i for n, i in enumerate(indices) if n not in dims]
+    )
 
 
 def flipped(tensor: LazyTensor, dims: Sequence[int]) -> LazyTensor:
@@ -135,7 +155,9 @@ def flipped(tensor: LazyTensor, dims: Sequence[int]) -> LazyTensor:
     return viewed(
         tensor,
         tensor.sizes,
-        lambda indices: [tensor.sizes[n] - 1 - i if n in chosen else i for n, i in enumerate(indices)],
+        lambda indices: [
+            tensor.sizes[n] - 1 - i if n in chosen else i for n, i in enumerate(indices)
+        ],
     )
 
 
@@ -153,7 +175,9 @@ def _slice(_builder: GraphBuilder, given: Mapping[str, Any], sizes: Sizes) -> La
     tensor, dim = given["self"], _dim(given["self"], given.get("dim", 0))
     length, start = tensor.sizes[dim], sympy.sympify(given.get("start") or 0)
     if start.is_Integer and length.is_Integer:
-        start = sympy.Integer(min(max(int(start) + (int(length) if start < 0 else 0), 0), int(length)))
+        start = sympy.Integer(
+            min(max(int(start) + (int(length) if start < 0 else 0), 0), int(length))
+        )
     elif start.is_negative:
         start = start + length
     return sliced(tensor, dim, start, sympy.sympify(given.get("step", 1)), sizes[dim])
@@ -168,8 +192,16 @@ def _select(_builder: GraphBuilder, given: Mapping[str, Any], _sizes: Sizes) -> 
 def _squeeze(_builder: GraphBuilder, given: Mapping[str, Any], sizes: Sizes) -> LazyTensor:
     tensor = given["self"]
     asked = given.get("dim", given.get("dimensions"))
-    dims = range(len(tensor.sizes)) if asked is None else asked if isinstance(asked, (list, tuple)) else [asked]
-    gone = [_dim(tensor, dim) for dim in dims if tensor.sizes and tensor.sizes[_dim(tensor, dim)] == 1]
+    dims = (
+        range(len(tensor.sizes))
+        if asked is None
+        else asked
+        if isinstance(asked, (list, tuple))
+        else [asked]
+    )
+    gone = [
+        _dim(tensor, dim) for dim in dims if tensor.sizes and tensor.sizes[_dim(tensor, dim)] == 1
+    ]
     assert len(sizes) == len(tensor.sizes) - len(set(gone))
     return without(tensor, gone)
 
@@ -178,10 +210,19 @@ def _as_strided(builder: GraphBuilder, given: Mapping[str, Any], sizes: Sizes) -
     tensor, offset = given["self"], given.get("storage_offset")
     base = builder.reference(tensor)
     # Its offset counts from the beginning of torch's storage, ours from the first element of the buffer.
-    start = base.layout.offset if offset is None else sympy.sympify(offset) - tensor.storage_offset + base.layout.offset
-    asked = TensorLayout(base.layout.dtype, sizes, tuple(sympy.sympify(s) for s in given["stride"]), start)
+    start = (
+        base.layout.offset
+        if offset is None
+        else sympy.sympify(offset) - tensor.storage_offset + base.layout.offset
+    )
+    asked = TensorLayout(
+        base.layout.dtype, sizes, tuple(sympy.sympify(s) for s in given["stride"]), start
+    )
     return builder.lazy(
-        sizes, tensor.dtype, lambda i: builder.pool.load(base.buffer, asked.index(i), tensor.dtype), tensor.origins
+        sizes,
+        tensor.dtype,
+        lambda i: builder.pool.load(base.buffer, asked.index(i), tensor.dtype),
+        tensor.origins,
     )
 
 
@@ -234,12 +275,18 @@ def _reshape(_builder: GraphBuilder, given: Mapping[str, Any], sizes: Sizes) -> 
 
 
 VIEWS: dict[str, View] = {
-    **dict.fromkeys(("view", "reshape", "_unsafe_view", "flatten", "_reshape_alias", "view_of"), _reshape),
-    **dict.fromkeys(("expand", "broadcast_to"), lambda _b, given, sizes: broadcast(given["self"], sizes)),
+    **dict.fromkeys(
+        ("view", "reshape", "_unsafe_view", "flatten", "_reshape_alias", "view_of"), _reshape
+    ),
+    **dict.fromkeys(
+        ("expand", "broadcast_to"), lambda _b, given, sizes: broadcast(given["self"], sizes)
+    ),
     "permute": lambda _b, given, _sizes: permuted(given["self"], given["dims"]),
     "transpose": _transpose,
     "t": _transpose,
-    "unsqueeze": lambda _b, given, _sizes: with_new(given["self"], [_dim(given["self"], given["dim"], 1)]),
+    "unsqueeze": lambda _b, given, _sizes: with_new(
+        given["self"], [_dim(given["self"], given["dim"], 1)]
+    ),
     "squeeze": _squeeze,
     "slice": _slice,
     "select": _select,

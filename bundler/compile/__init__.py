@@ -6,5 +6,7 @@ service_arguments, joined_futures, source_jobs                           what a 
 worker_pool, schedule, pool_tasks, job_futures, task_leases              which worker does which job when
 worker_processes, compile_worker, worker_messages                        the processes, and what is said to them
 compile_job, module_import, source_modules                               one kernel as data, and where its source comes from
+executor_pool, engine_messages, engine_worker                            the same jobs on an engine's workers: Dask, MPI, Ray
+shards, completeness                                                     a part of a plan, and a build beside what was used
 declarations, build_file, build_plan, retargeted_kernels, bundle_build   from what an author declares to a bundle
 """

@@ -20,7 +20,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,6 +29,7 @@ from bundler.errors import ConfigError
 from bundler.format.bundle_file import os_errors, read_regular
 from bundler.format.entries import Target
 from bundler.format.limits import MIB
+from bundler.settings_files import toml_of
 
 # Far more than any build file has; a kernel takes a few hundred bytes.
 MAX_BYTES = 16 * MIB
@@ -70,17 +70,22 @@ def read(path: str | os.PathLike[str]) -> tuple[tuple[ListedKernel, ...], tuple[
     with os_errors(path, "read"):
         data = read_regular(path, MAX_BYTES)
     try:
-        parsed = tomllib.loads(data.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        parsed = toml_of(data)
+    except ValueError as error:
         raise ConfigError(f"{path}: not a TOML file: {error}", path=str(path)) from error
     unknown = sorted(parsed.keys() - _TOP)
     if unknown:
-        raise ConfigError(f"{path}: unknown {', '.join(unknown)}; expected targets and [[kernel]]", got=unknown)
+        raise ConfigError(
+            f"{path}: unknown {', '.join(unknown)}; expected targets and [[kernel]]", got=unknown
+        )
     kernels = parsed.get("kernel", [])
     if not isinstance(kernels, list) or not kernels:
         raise ConfigError(f"{path}: no [[kernel]] in it", path=str(path))
     folder = os.path.dirname(os.path.abspath(path))
-    listed = tuple(_kernel(f"{path}: kernel {number}", kernel, folder) for number, kernel in enumerate(kernels, 1))
+    listed = tuple(
+        _kernel(f"{path}: kernel {number}", kernel, folder)
+        for number, kernel in enumerate(kernels, 1)
+    )
     return listed, Declaration.of(str(path), targets=parsed.get("targets")).targets
 
 
@@ -93,7 +98,9 @@ def _kernel(what: str, kernel: Any, folder: str) -> ListedKernel:
         raise ConfigError(f"{what}: expected module and function, got {module!r} and {function!r}")
     declaration = Declaration.of_mapping(f"{what} ({function})", rest)
     configs = tuple(_constants(what, config) for config in declaration.configs)
-    declaration = replace(declaration, constants=_constants(what, declaration.constants), configs=configs)
+    declaration = replace(
+        declaration, constants=_constants(what, declaration.constants), configs=configs
+    )
     if module.endswith(".py"):
         module = os.path.join(folder, module)
     return ListedKernel(module, function, declaration)
@@ -104,7 +111,11 @@ def _constants(what: str, named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _variants(what: str, value: Any) -> Any:
-    return [_constant(what, item) for item in value] if isinstance(value, list) else _constant(what, value)
+    return (
+        [_constant(what, item) for item in value]
+        if isinstance(value, list)
+        else _constant(what, value)
+    )
 
 
 def _constant(what: str, value: Any) -> Any:
@@ -115,5 +126,7 @@ def _constant(what: str, value: Any) -> Any:
     kinds = {"dtype": DtypeConstant, "function": FunctionConstant}
     (kind, name) = next(iter(value.items()), ("", None))
     if len(value) != 1 or kind not in kinds or not isinstance(name, str):
-        raise ConfigError(f'{what}: expected {{dtype = "fp32"}} or {{function = "name"}}, got {value!r:.80}')
+        raise ConfigError(
+            f'{what}: expected {{dtype = "fp32"}} or {{function = "name"}}, got {value!r:.80}'
+        )
     return kinds[kind](name)

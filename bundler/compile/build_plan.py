@@ -57,7 +57,9 @@ class Failure:
         """Return a failure with what an error says."""
         known = error.facts
         said = (known.get("words") or "", known.get("printed") or "")
-        return Failure(name, str(target), error.message, known.get("file"), known.get("line"), *said)
+        return Failure(
+            name, str(target), error.message, known.get("file"), known.get("line"), *said
+        )
 
 
 @dataclass
@@ -106,14 +108,22 @@ class Plan:
             raise _no_target("the build file", untargeted, "name targets in the file")
         for item in listed:
             place = module_import.find(item.module)
-            chosen = [target for target in targets or item.declaration.targets if item.declaration.wants(target)]
+            chosen = [
+                target
+                for target in targets or item.declaration.targets
+                if item.declaration.wants(target)
+            ]
             for target in chosen:
                 module = self.load(place, target)
                 if module is not None:
                     self._add_listed(place, module, item, target)
 
     def add_calls(
-        self, kernel: Any, source: SourceRef, calls: Iterable[tuple[Mapping[str, Spec], Keywords]], target: Target
+        self,
+        kernel: Any,
+        source: SourceRef,
+        calls: Iterable[tuple[Mapping[str, Spec], Keywords]],
+        target: Target,
     ) -> list[Job]:
         """Add a job for each compile that calls of a kernel lead to; returns them."""
         name = source.function.rpartition(".")[2]
@@ -122,8 +132,14 @@ class Plan:
             try:
                 jobs = list(_jobs(kernel, source, arguments, keywords, target))
             except Exception as error:  # noqa: BLE001  # heuristics, hooks and Triton's checks may raise anything
-                message = error.message if isinstance(error, BundlerError) else f"{type(error).__name__}: {error}"
-                self.failures.append(Failure(name, str(target), f"{name} cannot be specialized: {message}"))
+                message = (
+                    error.message
+                    if isinstance(error, BundlerError)
+                    else f"{type(error).__name__}: {error}"
+                )
+                self.failures.append(
+                    Failure(name, str(target), f"{name} cannot be specialized: {message}")
+                )
                 continue
             # By key: two declarations may lead to the same kernel, which is built once.
             added += [self.jobs.setdefault(job.key, job) for job in jobs]
@@ -139,7 +155,9 @@ class Plan:
     def _declared_targets(self, place: ModulePlace) -> tuple[Target, ...]:
         # A module may ask for the target when it is imported, so some target is declared to read what targets it wants.
         module = module_import.load(place, Target("cuda", "90"))
-        declared = [(name, declaration.targets) for name, _, declaration in _declared_in(module, place)]
+        declared = [
+            (name, declaration.targets) for name, _, declaration in _declared_in(module, place)
+        ]
         if not declared:
             raise _nothing_declared(place.name)
         untargeted = [name for name, targets in declared if not targets]
@@ -156,18 +174,24 @@ class Plan:
             for name, kernel, declaration in _declared_in(module, place):
                 found = True
                 if declaration.wants(target):
-                    self.add_calls(kernel, source_of(place, name), _resolved(module, declaration), target)
+                    self.add_calls(
+                        kernel, source_of(place, name), _resolved(module, declaration), target
+                    )
         except ConfigError as error:
             self.failures.append(Failure.of(place.name, target, error))
         return found
 
-    def _add_listed(self, place: ModulePlace, module: ModuleType, item: ListedKernel, target: Target) -> None:
+    def _add_listed(
+        self, place: ModulePlace, module: ModuleType, item: ListedKernel, target: Target
+    ) -> None:
         try:
             kernel = module_import.function_in(module, item.function)
         except BundlerError as error:
             self.failures.append(Failure.of(item.function, target, error))
             return
-        self.add_calls(kernel, source_of(place, item.function), _resolved(module, item.declaration), target)
+        self.add_calls(
+            kernel, source_of(place, item.function), _resolved(module, item.declaration), target
+        )
 
     def load(self, place: ModulePlace, target: Target) -> ModuleType | None:
         """Import a module for a target; None when that failed, which is among the failures then."""
@@ -178,7 +202,9 @@ class Plan:
             return None
         asked = module_import.refused(place, target)
         if asked:
-            self._note(place.name, target, f"asks Triton's driver for {', '.join(asked)} {_NO_ANSWER}")
+            self._note(
+                place.name, target, f"asks Triton's driver for {', '.join(asked)} {_NO_ANSWER}"
+            )
         return module
 
 
@@ -205,7 +231,11 @@ def source_of(place: ModulePlace, function: str) -> SourceRef:
 
 
 def _jobs(
-    kernel: Any, source: SourceRef, arguments: Mapping[str, Spec], keywords: Keywords, target: Target
+    kernel: Any,
+    source: SourceRef,
+    arguments: Mapping[str, Spec],
+    keywords: Keywords,
+    target: Target,
 ) -> Iterator[Job]:
     name = jit_specialization.jit_function(kernel).__name__
     for found in jit_specialization.specialize(kernel, arguments, keywords, target):
@@ -216,22 +246,38 @@ def jobs_of(name: str, source: SourceRef, found: Specialized, target: Target) ->
     """Yield a job for each key under which a JIT may ask for a compile."""
     for key, helpers_first in found.keys:
         yield Job(
-            name, source, found.signature, found.constants, found.attributes, found.options, target, key, helpers_first
+            name,
+            source,
+            found.signature,
+            found.constants,
+            found.attributes,
+            found.options,
+            target,
+            key,
+            helpers_first,
         )
 
 
 def _declared_in(module: ModuleType, place: ModulePlace) -> Iterator[tuple[str, Any, Declaration]]:
     """Yield (name, kernel, declaration): decorated kernels first, then those that are listed."""
     # By identity: a kernel that is imported under a second name is still one kernel, declared once.
-    names = {id(value): name for name, value in vars(module).items() if jit_specialization.is_kernel(value)}
+    names = {
+        id(value): name
+        for name, value in vars(module).items()
+        if jit_specialization.is_kernel(value)
+    }
     for name, value in list(vars(module).items()):
-        if names.get(id(value)) == name and _package(jit_specialization.jit_function(value)) == _package(module):
+        if names.get(id(value)) == name and _package(
+            jit_specialization.jit_function(value)
+        ) == _package(module):
             for declaration in _all_declarations(value):
                 yield name, value, declaration
     for number, item in enumerate(getattr(module, LIST, ())):
         what = f"{place.path}: {LIST}[{number}]"
         if not isinstance(item, Mapping) or id(item.get("kernel")) not in names:
-            raise ConfigError(f"{what}: expected a mapping whose 'kernel' is a kernel of the module, got {item!r:.80}")
+            raise ConfigError(
+                f"{what}: expected a mapping whose 'kernel' is a kernel of the module, got {item!r:.80}"
+            )
         rest = {name: value for name, value in item.items() if name != "kernel"}
         yield names[id(item["kernel"])], item["kernel"], Declaration.of_mapping(what, rest)
 
@@ -244,12 +290,16 @@ def _package(of: Any) -> str:
 
 def _all_declarations(kernel: Any) -> Iterator[Declaration]:
     """Yield what is declared of a kernel, also below an autotuner or heuristics."""
-    while kernel is not None:  # down to the JIT function, which has parameters; its own `fn` is plain Python
+    while (
+        kernel is not None
+    ):  # down to the JIT function, which has parameters; its own `fn` is plain Python
         yield from declarations_of(kernel)
         kernel = getattr(kernel, "fn", None) if not hasattr(kernel, "params") else None
 
 
-def _resolved(module: ModuleType, declaration: Declaration) -> Iterator[tuple[dict[str, Spec], dict[str, Any]]]:
+def _resolved(
+    module: ModuleType, declaration: Declaration
+) -> Iterator[tuple[dict[str, Spec], dict[str, Any]]]:
     """Yield a declaration's calls, with the types and functions that a build file names."""
     for arguments, keywords in declaration.calls():
         yield arguments, {name: _constant(module, value) for name, value in keywords.items()}

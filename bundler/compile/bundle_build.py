@@ -8,12 +8,14 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from bundler.compile.build_plan import Failure, Plan
 from bundler.compile.compile_job import Compiled, Job
 from bundler.compile.service import CompileService, Once
+from bundler.compile.service_arguments import memory_share, worker_count
 from bundler.compile.service_progress import Progress, ServiceCounters
 from bundler.compile.shared_compiles import SharedCompiles
 from bundler.errors import BundlerError
@@ -30,6 +32,7 @@ from bundler.toolchain import identity
 Watch = Callable[[Progress], None]
 # Compiles a job into a cache directory.
 CompileHere = Callable[[Job, str], Compiled]
+_Collected = tuple[Bundle, list[Failure], dict[str, Job]]
 
 
 @dataclass(frozen=True, repr=False)
@@ -67,7 +70,9 @@ def missing(plan: Plan, records: KernelRecords) -> tuple[Job, ...]:
 
     A kernel that would be built from IR has no key before it is compiled, and counts as missing.
     """
-    absent = {*records.look_up([job.key for job in plan.jobs.values() if job.key], keep="launch").missing}
+    absent = {
+        *records.look_up([job.key for job in plan.jobs.values() if job.key], keep="launch").missing
+    }
     return tuple(job for job in plan.jobs.values() if not job.key or job.key in absent)
 
 
@@ -77,6 +82,7 @@ def build(
     store: Store | None = None,
     watch: Watch | None = None,
     compile_here: CompileHere | None = None,
+    executor: Executor | Callable[[], Executor] | None = None,
 ) -> BuildResult:
     """Compile a plan's jobs, on all cores, into a bundle.
 
@@ -89,6 +95,8 @@ def build(
         store: kernels that it holds are not compiled, and what is compiled is published there.
         watch: told of each job's progress.
         compile_here: what compiles a job instead of a worker of the service; called in threads of the service.
+        executor: an engine's executor, or a function that makes one, as of `CompileService`: its workers compile, and publish into the store
+            by the URLs that it was opened by; what they cannot publish, and everything without a store, they send back.
 
     Raises:
         StoreUnavailable, AccessDenied: the store cannot be read.
@@ -99,26 +107,43 @@ def build(
         BundlerWarning: the store failed while we compiled; what it lacks is in `unsent`.
     """
     started = time.monotonic()
-    held = None if store is None else store.kernel_records().look_up([job.key for job in plan.jobs.values() if job.key])
-    in_store = frozenset(kernel.key for kernel in held.bundle.kernels) if held is not None else frozenset()
+    held = (
+        None
+        if store is None
+        else store.kernel_records().look_up([job.key for job in plan.jobs.values() if job.key])
+    )
+    in_store = (
+        frozenset(kernel.key for kernel in held.bundle.kernels) if held is not None else frozenset()
+    )
     jobs = [job for job in plan.jobs.values() if job.key not in in_store]
     if watch is not None:
         for number, key in enumerate(sorted(in_store), 1):
-            watch(Progress(plan.jobs[key].name, "hit", ServiceCounters(number, hits=number), (), None))
+            watch(
+                Progress(plan.jobs[key].name, "hit", ServiceCounters(number, hits=number), (), None)
+            )
     folder = os.path.join(tempfile.gettempdir(), f"triton-bundler-build-{secrets.token_hex(8)}")
     cache_dir = os.path.join(folder, "cache")
     shared = None if store is None else SharedCompiles(store, cache_dir)
 
-    def compile_and_collect() -> tuple[list[Compiled | BundlerError], Bundle, list[Failure]]:
+    def compile_and_collect() -> tuple[list[Compiled | BundlerError], _Collected]:
         with os_errors(folder, "make"):
             os.mkdir(folder, 0o700)
-        results = _compile(jobs, cache_dir, workers, _once(cache_dir, shared, compile_here), watch)
-        return (results, *_collect(jobs, results, cache_dir))
+        if executor is not None:
+            urls = store.urls if store is not None else ()
+            results = _compile_elsewhere(jobs, cache_dir, executor, urls, watch)
+        else:
+            once = _once(cache_dir, shared, compile_here)
+            results = _compile(jobs, cache_dir, workers, once, watch)
+        return results, _collect(jobs, results, cache_dir)
 
-    results, fresh, failures = cleaned_up(compile_and_collect, lambda: shutil.rmtree(folder, ignore_errors=True))
+    results, (fresh, failures, elsewhere) = cleaned_up(
+        compile_and_collect, lambda: shutil.rmtree(folder, ignore_errors=True)
+    )
     unsent: frozenset[str] = frozenset()
     if store is not None and shared is not None:
         fresh, unsent = _send(store.kernel_records(), fresh, shared.in_store)
+        fresh, lost = _with_published(store.kernel_records(), fresh, elsewhere)
+        failures += lost
     made = {result.key for result in results if isinstance(result, Compiled) and not result.hit}
     there = {kernel.key for kernel in fresh.kernels}
     return BuildResult(
@@ -133,7 +158,9 @@ def build(
     )
 
 
-def _once(cache_dir: str, shared: SharedCompiles | None, compile_here: CompileHere | None) -> Once | None:
+def _once(
+    cache_dir: str, shared: SharedCompiles | None, compile_here: CompileHere | None
+) -> Once | None:
     """Return what the service wraps each compile in: the store around whoever compiles."""
     if compile_here is None:
         return shared
@@ -153,25 +180,67 @@ def _compile(
         return []
     # Some IR crashes the compiler and its process, so IR is never compiled in this one.
     isolate = workers is None or any(job.source.kind == "ir" for job in jobs)
-    count = min(workers or os.cpu_count() or 1, len(jobs))
-    with CompileService(count, cache_dir=cache_dir, isolate=isolate, once=once, on_progress=watch) as service:
+    count = min(worker_count(workers), len(jobs))
+    with CompileService(
+        count,
+        cache_dir=cache_dir,
+        isolate=isolate,
+        once=once,
+        on_progress=watch,
+        memory_bytes=memory_share(count) or None,
+    ) as service:
         return service.compile_all(jobs)
 
 
-def _send(records: KernelRecords, fresh: Bundle, known: frozenset[str]) -> tuple[Bundle, frozenset[str]]:
+def _compile_elsewhere(
+    jobs: Sequence[Job],
+    cache_dir: str,
+    executor: Executor | Callable[[], Executor],
+    urls: Sequence[str],
+    watch: Watch | None,
+) -> list[Compiled | BundlerError]:
+    if not jobs:
+        return []
+    with CompileService(
+        cache_dir=cache_dir, on_progress=watch, executor=executor, publish_to=urls
+    ) as service:
+        return service.compile_all(jobs)
+
+
+def _with_published(
+    records: KernelRecords, fresh: Bundle, elsewhere: Mapping[str, Job]
+) -> tuple[Bundle, list[Failure]]:
+    """Add the kernels that workers elsewhere left in the store alone; returns what is not there any more as failures."""
+    if not elsewhere:
+        return fresh, []
+    found = records.look_up(list(elsewhere))
+    gone = f"published by a worker, and not in {records.name} any more; build again"
+    lost = [Failure(elsewhere[key].name, str(elsewhere[key].target), gone) for key in found.missing]
+    return merge([fresh, found.bundle]), lost
+
+
+def _send(
+    records: KernelRecords, fresh: Bundle, known: frozenset[str]
+) -> tuple[Bundle, frozenset[str]]:
     """Publish what the store still lacks; returns the builds that are in the store now, and the keys that could not be sent."""
     absent = [kernel for kernel in fresh.kernels if kernel.key not in known]
     if not absent:
         return fresh, frozenset()
     seen = fresh.observed.kernels
-    part = Bundle(Content.of(absent), Observed({kernel.key: seen[kernel.key] for kernel in absent}), fresh.blobs)
+    part = Bundle(
+        Content.of(absent),
+        Observed({kernel.key: seen[kernel.key] for kernel in absent}),
+        fresh.blobs,
+    )
     try:
         published = records.publish(part)
     except BundlerError as error:
         records.excuse(error)  # the compiled kernels still go into the bundle
         return fresh, frozenset(kernel.key for kernel in absent)
     others = [kernel for kernel in fresh.kernels if kernel.key in known]
-    return merge([published.bundle, Bundle(Content.of(others), fresh.observed, fresh.blobs)]), frozenset()
+    return merge(
+        [published.bundle, Bundle(Content.of(others), fresh.observed, fresh.blobs)]
+    ), frozenset()
 
 
 def _keys(jobs: Sequence[Job], results: Sequence[Compiled | BundlerError]) -> list[tuple[Job, str]]:
@@ -181,15 +250,19 @@ def _keys(jobs: Sequence[Job], results: Sequence[Compiled | BundlerError]) -> li
 
 def _collect(
     jobs: Sequence[Job], results: Sequence[Compiled | BundlerError], cache_dir: str
-) -> tuple[Bundle, list[Failure]]:
-    """Return the compiled kernels as a bundle in memory, and what went wrong."""
+) -> _Collected:
+    """Return the compiled kernels as a bundle in memory, what went wrong, and what a worker elsewhere left in the store alone."""
     builder = Builder(cache_dir)
     failures = []
+    elsewhere: dict[str, Job] = {}
     for job, result in zip(jobs, results, strict=True):
         if isinstance(result, BundlerError):
             failures.append(Failure.of(job.name, job.target, result))
             continue
+        if not os.path.isdir(result.directory):
+            elsewhere[result.key] = job  # all of them are taken from the store together
+            continue
         reason = result.add_to(builder)
         if reason is not None:
             failures.append(Failure(job.name, str(job.target), reason))
-    return join([builder], identity.environment()), failures
+    return join([builder], identity.environment()), failures, elsewhere

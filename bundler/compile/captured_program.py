@@ -76,7 +76,9 @@ def capture_program(order: Order, arguments: Sequence[str]) -> int:
     status = _run(capture, order, arguments)
     if not order.quiet:
         sys.stdout.flush()
-        sys.stderr.write(f"compiling {count(capture.report.kernels, 'kernel')} for {order.target}\n")
+        sys.stderr.write(
+            f"compiling {count(capture.report.kernels, 'kernel')} for {order.target}\n"
+        )
     bundle = capture.build(order.jobs)
     with bundle:
         if bundle.kernels:
@@ -137,7 +139,11 @@ def _script(path: str, module: ModuleType) -> tuple[CodeType, str, str]:
     except OSError as error:
         raise NotFound(f"cannot capture {path}: {error.strerror or error}", path=path) from error
     module.__file__ = os.path.abspath(path)
-    return compile(text, os.path.abspath(path), "exec"), path, os.path.dirname(os.path.realpath(path))
+    return (
+        compile(text, os.path.abspath(path), "exec"),
+        path,
+        os.path.dirname(os.path.realpath(path)),
+    )
 
 
 def _module(name: str, module: ModuleType) -> tuple[CodeType, str, str]:
@@ -147,7 +153,9 @@ def _module(name: str, module: ModuleType) -> tuple[CodeType, str, str]:
     loader: Any = None if spec is None else spec.loader
     code = None if spec is None or loader is None else loader.get_code(spec.name)
     if spec is None or code is None:
-        raise NotFound(f"cannot capture -m {name}: no module of this name that can be run", name=name)
+        raise NotFound(
+            f"cannot capture -m {name}: no module of this name that can be run", name=name
+        )
     module.__file__, module.__spec__, module.__package__ = spec.origin, spec, spec.parent
     return code, str(spec.origin), os.getcwd()
 

@@ -69,7 +69,15 @@ class Context:
             source, stale = self._source(job.source.path if job.source.kind == "module" else "")
             parts = (job.digest, source, self._toolchain(job.target), self._fixed)
             slot = int(_digest(*parts)[:16], 16) % SLOTS
-            return JobContext(self._last, _digest(*parts, self._environment), f"compile/{slot:03x}", stale)
+            return JobContext(
+                self._last, _digest(*parts, self._environment), f"compile/{slot:03x}", stale
+            )
+
+    def source_of(self, job: Job) -> tuple[str, str]:
+        """Return path and SHA-256 of the file of a job's module, as it is now; empty texts where the job has its source with it."""
+        path = job.source.path if job.source.kind == "module" else ""
+        with self._lock:
+            return path, self._source(path)[0]
 
     def _refresh_environment(self) -> None:
         now = JobEnvironment.now()
@@ -99,7 +107,11 @@ class Context:
     def _toolchain(self, target: Target) -> str:
         if target not in self._toolchains:
             installed = installed_triton()
-            ptxas = ptxas_version(int(target.arch)) if target.backend == "cuda" and target.arch.isdecimal() else None
+            ptxas = (
+                ptxas_version(int(target.arch))
+                if target.backend == "cuda" and target.arch.isdecimal()
+                else None
+            )
             self._toolchains[target] = repr((installed, ptxas))
         return self._toolchains[target]
 

@@ -127,19 +127,21 @@ class Job:
     @staticmethod
     def from_bytes(data: bytes) -> Job:
         """Decode what `to_bytes` wrote; raises `FormatError` for anything else."""
-        name, source, signature, constants, attributes, options, target, key, first, facts = wire.fields(
-            wire.unpack(data, "job"),
-            "job",
-            str,
-            list,
-            list,
-            list,
-            list,
-            list,
-            list,
-            str,
-            (bool, type(None)),
-            _MAYBE_BYTES,
+        name, source, signature, constants, attributes, options, target, key, first, facts = (
+            wire.fields(
+                wire.unpack(data, "job"),
+                "job",
+                str,
+                list,
+                list,
+                list,
+                list,
+                list,
+                list,
+                str,
+                (bool, type(None)),
+                _MAYBE_BYTES,
+            )
         )
         return Job(
             name,
@@ -187,13 +189,33 @@ class Compiled:
         """Return the positional msgpack form."""
         toolchain = [self.toolchain.release, self.toolchain.binary, self.toolchain.ptxas]
         stages = [[name, seconds] for name, seconds in self.stages]
-        return wire.pack([self.key, self.directory, self.seconds, stages, self.hit, toolchain, self.facts, self.parts])
+        return wire.pack(
+            [
+                self.key,
+                self.directory,
+                self.seconds,
+                stages,
+                self.hit,
+                toolchain,
+                self.facts,
+                self.parts,
+            ]
+        )
 
     @staticmethod
     def from_bytes(data: bytes) -> Compiled:
         """Decode what `to_bytes` wrote; raises `FormatError` for anything else."""
         key, directory, seconds, stages, hit, toolchain, facts, parts = wire.fields(
-            wire.unpack(data, "result"), "result", str, str, float, list, bool, list, _MAYBE_BYTES, _MAYBE_BYTES
+            wire.unpack(data, "result"),
+            "result",
+            str,
+            str,
+            float,
+            list,
+            bool,
+            list,
+            _MAYBE_BYTES,
+            _MAYBE_BYTES,
         )
         times: Any = tuple(tuple(wire.fields(stage, "stage", str, float)) for stage in stages)
         who = Toolchain(*wire.fields(toolchain, "toolchain", _MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_TEXT))
@@ -247,7 +269,11 @@ def finished(job: Job, event: CompileEvent, started_s: float) -> Compiled:
         event.key,
         event.directory,
         time.monotonic() - started_s,
-        tuple((stage, spent * _MICROSECOND) for stage, spent in event.stage_times_us if not event.cache_hit),
+        tuple(
+            (stage, spent * _MICROSECOND)
+            for stage, spent in event.stage_times_us
+            if not event.cache_hit
+        ),
         event.cache_hit,
         known.toolchain,
         known.launch if job.facts is None else _ir_facts(job.facts, known),
@@ -258,7 +284,9 @@ def finished(job: Job, event: CompileEvent, started_s: float) -> Compiled:
 def _compiled(job: Job, cache_dir: str) -> CompileEvent:
     if job.source.kind == "ir":
         with tempfile.TemporaryDirectory(prefix="triton-bundler-ir-") as folder:
-            return compile_call.compile_ir(job.source.data, job.name, job.options, job.target, cache_dir, folder)
+            return compile_call.compile_ir(
+                job.source.data, job.name, job.options, job.target, cache_dir, folder
+            )
     return compile_call.compile_function(
         jit_specialization.jit_function(load_kernel(job.source, job.target)),
         job.signature,
@@ -281,12 +309,16 @@ def load_kernel(source: SourceRef, target: Target) -> Any:
         elif source.kind == "text":
             module = source_module(source.data.decode()).load()
         else:
-            module = module_import.load(module_import.ModulePlace(source.path, source.module, source.root), target)
+            module = module_import.load(
+                module_import.ModulePlace(source.path, source.module, source.root), target
+            )
         return module_import.function_in(module, source.function)
     except CompileFailed:
         raise
     except (BundlerError, UnicodeDecodeError, ImportError, AttributeError) as error:
-        raise CompileFailed(f"{source.function}: {error}", name=source.function, reason=str(error)) from error
+        raise CompileFailed(
+            f"{source.function}: {error}", name=source.function, reason=str(error)
+        ) from error
 
 
 def _ir_facts(recorded: bytes, known: KnownFacts) -> bytes | None:

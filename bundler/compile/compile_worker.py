@@ -117,11 +117,15 @@ class _Server:
             self._kill_all()
 
     def _parent_descriptor(self) -> list[int]:
-        with contextlib.suppress(OSError, AttributeError):  # an old kernel: `_serve_once` looks every `PARENT_CHECK_S`
+        with contextlib.suppress(
+            OSError, AttributeError
+        ):  # an old kernel: `_serve_once` looks every `PARENT_CHECK_S`
             return [os.pidfd_open(self._parent)]
         return []
 
-    def _serve_once(self, poll: select.poll, woken: socket.socket, longest_ms: float | None) -> bool:
+    def _serve_once(
+        self, poll: select.poll, woken: socket.socket, longest_ms: float | None
+    ) -> bool:
         ready = {descriptor for descriptor, _ in poll.poll(longest_ms)}
         if os.getppid() != self._parent:
             return False
@@ -203,7 +207,9 @@ class _Server:
     def _reap(self) -> None:
         numbers = {child: number for number, child in self._workers.items()}
         with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            while (
+                ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            ) is not None:
                 child = ended.si_pid
                 # A compiler that the worker started may still run.  Until the worker is reaped, its number is not given to another process.
                 if child in numbers:
@@ -291,7 +297,9 @@ def _printed(begin: int) -> str:
     return read_printed(1, begin)
 
 
-def _answer(number: int, name: str, payload: bytes, work: Perform, cache_dir: str, begin: int) -> tuple[bytes, bool]:
+def _answer(
+    number: int, name: str, payload: bytes, work: Perform, cache_dir: str, begin: int
+) -> tuple[bytes, bool]:
     started = time.perf_counter()
     try:
         result = work(payload, cache_dir)

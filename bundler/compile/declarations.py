@@ -50,16 +50,35 @@ class Declaration:
         targets: Any = None,
     ) -> Declaration:
         """Check what an author wrote; `what` names the place in messages.  Raises `ConfigError`."""
-        for name, value in (("signature", signature), ("constants", constants), ("options", options)):
+        for name, value in (
+            ("signature", signature),
+            ("constants", constants),
+            ("options", options),
+        ):
             if value is not None and not _is_named(value):
-                raise ConfigError(f"{what}: {name} should map names to values, got {value!r:.80}", name=name)
+                raise ConfigError(
+                    f"{what}: {name} should map names to values, got {value!r:.80}", name=name
+                )
         chosen = () if configs is None else configs
-        if isinstance(chosen, str) or not isinstance(chosen, Sequence) or not all(map(_is_named, chosen)):
-            raise ConfigError(f"{what}: configs should be a list of mappings of names to values, got {configs!r:.80}")
+        if (
+            isinstance(chosen, str)
+            or not isinstance(chosen, Sequence)
+            or not all(map(_is_named, chosen))
+        ):
+            raise ConfigError(
+                f"{what}: configs should be a list of mappings of names to values, got {configs!r:.80}"
+            )
         if isinstance(targets, str) or not all(isinstance(target, str) for target in targets or ()):
-            raise ConfigError(f"{what}: targets should be a list such as ['cuda:90'], got {targets!r}", got=targets)
+            raise ConfigError(
+                f"{what}: targets should be a list such as ['cuda:90'], got {targets!r}",
+                got=targets,
+            )
         return Declaration(
-            signature or {}, constants or {}, options or {}, tuple(chosen), tuple(map(Target.parse, targets or ()))
+            signature or {},
+            constants or {},
+            options or {},
+            tuple(chosen),
+            tuple(map(Target.parse, targets or ())),
         )
 
     @staticmethod
@@ -68,7 +87,8 @@ class Declaration:
         unknown = sorted(mapping.keys() - _FIELDS)
         if unknown:
             raise ConfigError(
-                f"{what}: unknown {', '.join(unknown)}; expected {', '.join(sorted(_FIELDS))}", got=unknown
+                f"{what}: unknown {', '.join(unknown)}; expected {', '.join(sorted(_FIELDS))}",
+                got=unknown,
             )
         return Declaration.of(what, **mapping)
 
@@ -131,7 +151,9 @@ def prebuild(
 
     Stands above `triton.jit` and `triton.autotune`, and may be repeated::
 
-        @bundler.prebuild({"x": "*fp16:16", "n": ["i32:16", "i32"]}, constants={"BLOCK": [256, 1024]})
+        @bundler.prebuild(
+            {"x": "*fp16:16", "n": ["i32:16", "i32"]}, constants={"BLOCK": [256, 1024]}
+        )
         @triton.jit
         def kernel(x, n, BLOCK: tl.constexpr): ...
 

@@ -22,7 +22,13 @@ from collections.abc import Callable, Mapping
 from bundler.compile import compile_job
 from bundler.compile.compile_job import Compiled, Job
 from bundler.compile.service_arguments import TIMEOUT_S
-from bundler.compile.worker_messages import as_failure, decode_error, encode_error, read_printed, with_printed
+from bundler.compile.worker_messages import (
+    as_failure,
+    decode_error,
+    encode_error,
+    read_printed,
+    with_printed,
+)
 from bundler.errors import BundlerError, CompileTimeout, WorkerDied
 from bundler.fork_safety import ForkSafeLock
 from bundler.format import wire
@@ -47,7 +53,9 @@ class ForkedCompiles:
         timeout_s: how long one compile may take, in seconds.
     """
 
-    def __init__(self, requests: Mapping[str, CompileRequest], workers: int, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, requests: Mapping[str, CompileRequest], workers: int, timeout_s: float = TIMEOUT_S
+    ) -> None:
         self._requests, self._timeout_s = requests, timeout_s
         self._turns = threading.Semaphore(workers)
 
@@ -57,7 +65,9 @@ class ForkedCompiles:
 
         def compile_kernel() -> Compiled:
             started_s = time.monotonic()
-            event = compile_call.compile_request(request, job.target, cache_dir, helpers_first=job.helpers_first)
+            event = compile_call.compile_request(
+                request, job.target, cache_dir, helpers_first=job.helpers_first
+            )
             return compile_job.finished(job, event, started_s)
 
         with self._turns:
@@ -79,11 +89,17 @@ def _in_child(name: str, compile_kernel: Callable[[], Compiled], timeout_s: floa
         finally:
             os.close(reading)
             with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)  # it has answered, or its time is over, or we are interrupted
+                os.kill(
+                    child, signal.SIGKILL
+                )  # it has answered, or its time is over, or we are interrupted
             _, status = os.waitpid(child, 0)
         if not in_time:
             raise CompileTimeout(
-                f"{name}: not compiled within {timeout_s:g} s", name=name, reason="timeout", line=None, words=""
+                f"{name}: not compiled within {timeout_s:g} s",
+                name=name,
+                reason="timeout",
+                line=None,
+                words="",
             )
         if not answer:
             raise with_printed(_died(name, status), read_printed(printed.fileno(), 0))
@@ -107,7 +123,9 @@ def _work(name: str, compile_kernel: Callable[[], Compiled], writing: int, print
         os.dup2(printed, 2)
         answer = wire.pack(["done", compile_kernel().to_bytes()])
     except BaseException as error:  # noqa: BLE001  # also SystemExit: whatever happens is told, and ends here
-        answer = wire.pack(["failed", encode_error(as_failure(name, error, traceback.format_exc()))])
+        answer = wire.pack(
+            ["failed", encode_error(as_failure(name, error, traceback.format_exc()))]
+        )
     try:
         with open(writing, "wb") as pipe:
             pipe.write(answer)
@@ -131,7 +149,15 @@ def _read(reading: int, until_s: float) -> tuple[bytes, bool]:
 
 
 def _died(name: str, status: int) -> BundlerError:
-    how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"status {os.WEXITSTATUS(status)}"
+    how = (
+        f"signal {os.WTERMSIG(status)}"
+        if os.WIFSIGNALED(status)
+        else f"status {os.WEXITSTATUS(status)}"
+    )
     return WorkerDied(
-        f"{name}: the process that compiled it ended with {how}", name=name, reason=how, line=None, words=""
+        f"{name}: the process that compiled it ended with {how}",
+        name=name,
+        reason=how,
+        line=None,
+        words="",
     )

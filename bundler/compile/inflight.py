@@ -60,7 +60,9 @@ def result_of(future: CompileFuture[Compiled]) -> Compiled | BundlerError:
     except BundlerError as error:
         return error
     except CancelledError:
-        return CompileFailed(f"{future.name}: cancelled", name=future.name, reason="cancelled", line=None, words="")
+        return CompileFailed(
+            f"{future.name}: cancelled", name=future.name, reason="cancelled", line=None, words=""
+        )
 
 
 def raised(outcome: Compiled | BundlerError) -> Compiled:

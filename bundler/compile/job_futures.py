@@ -75,5 +75,9 @@ class CompileFuture(Future[T], Generic[T]):
         if self._state not in {"CANCELLED", "CANCELLED_AND_NOTIFIED", "FINISHED"}:
             self._condition = threading.Condition()
             self._done_callbacks: list[Callable[[Future[T]], object]] = []
-            message = f"{self.name}: the parent of this forked process compiles it; submit it again here"
-            self.settle(error=CompileFailed(message, name=self.name, reason="forked", line=None, words=""))
+            message = (
+                f"{self.name}: the parent of this forked process compiles it; submit it again here"
+            )
+            self.settle(
+                error=CompileFailed(message, name=self.name, reason="forked", line=None, words="")
+            )

@@ -33,7 +33,9 @@ class JoinedFuture(CompileFuture[T]):
         make: gets for each part, in order, the result or the error; returns the result, or raises.
     """
 
-    def __init__(self, name: str, parts: Sequence[Future[Any]], make: Callable[[list[Any]], T]) -> None:
+    def __init__(
+        self, name: str, parts: Sequence[Future[Any]], make: Callable[[list[Any]], T]
+    ) -> None:
         super().__init__(name)
         self._parts, self._make = tuple(parts), make
         self._making = ForkSafeLock()
@@ -102,7 +104,9 @@ def _outcome(part: Future[Any]) -> Any:
     except BundlerError as error:
         return error
     except CancelledError:
-        return CompileFailed(f"{name}: cancelled", name=name, reason="cancelled", line=None, words="")
+        return CompileFailed(
+            f"{name}: cancelled", name=name, reason="cancelled", line=None, words=""
+        )
     except Exception as error:  # noqa: BLE001  # a future of somebody else's may raise anything
         return as_failure(name, error, "")
 
@@ -122,7 +126,9 @@ class ScopeProgress:
 
 
 def resolve_scope(
-    scope: MutableMapping[str, Any], timeout_s: float | None, on_progress: Callable[[ScopeProgress], None] | None
+    scope: MutableMapping[str, Any],
+    timeout_s: float | None,
+    on_progress: Callable[[ScopeProgress], None] | None,
 ) -> None:
     """Put results in the place of the futures of a namespace; see `CompileService.wait`."""
     names: dict[Future[Any], list[str]] = {}
@@ -139,7 +145,9 @@ def resolve_scope(
             on_progress(ScopeProgress(names[future][0], done, len(names)))
 
 
-def _next(pending: Any, names: dict[Future[Any], list[str]], timeout_s: float | None) -> Future[Any] | None:
+def _next(
+    pending: Any, names: dict[Future[Any], list[str]], timeout_s: float | None
+) -> Future[Any] | None:
     try:
         found: Future[Any] | None = next(pending, None)
     except TimeoutError as error:
@@ -156,7 +164,9 @@ def _result(future: Future[Any], name: str) -> Any:
     try:
         return future.result()
     except CancelledError as error:
-        raise CompileFailed(f"{name}: cancelled", name=name, reason="cancelled", line=None, words="") from error
+        raise CompileFailed(
+            f"{name}: cancelled", name=name, reason="cancelled", line=None, words=""
+        ) from error
     except Exception as error:
         failure = as_failure(name, error, "")
         if name in failure.message:

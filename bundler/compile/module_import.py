@@ -61,7 +61,10 @@ def find(module: str) -> ModulePlace:
         return _place_of(path)
     spec = _spec_of(module)
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
-        raise NotFound(f"no module {module!r} with a Python file; give its file, or install it here", name=module)
+        raise NotFound(
+            f"no module {module!r} with a Python file; give its file, or install it here",
+            name=module,
+        )
     path = os.path.abspath(spec.origin)
     levels = module.count(".") + (1 if os.path.basename(path) == "__init__.py" else 0)
     root = os.path.dirname(path)
@@ -97,7 +100,9 @@ def _place_of(path: str) -> ModulePlace:
     taken = name in sys.stdlib_module_names or (
         name in sys.modules and getattr(sys.modules[name], "__file__", 0) != path
     )
-    return ModulePlace(path, f"{_OWN_PREFIX}{name}" if taken or not name.isidentifier() else name, root)
+    return ModulePlace(
+        path, f"{_OWN_PREFIX}{name}" if taken or not name.isidentifier() else name, root
+    )
 
 
 def load(place: ModulePlace, target: Target) -> ModuleType:
@@ -168,20 +173,27 @@ def _remember(target: str, before: set[str], place: ModulePlace) -> None:
     own = _copies[target].modules
     for name in set(sys.modules) - before:
         module = sys.modules[name]
-        if name.partition(".")[0] not in _SHARED and (_is_beside(module, place) or _has_kernels(module)):
+        if name.partition(".")[0] not in _SHARED and (
+            _is_beside(module, place) or _has_kernels(module)
+        ):
             own[name] = module
 
 
 def _is_beside(module: Any, place: ModulePlace) -> bool:
     file = getattr(module, "__file__", None) or ""
     package = (
-        os.path.join(place.root, place.name.partition(".")[0]) if "." in place.name else os.path.dirname(place.path)
+        os.path.join(place.root, place.name.partition(".")[0])
+        if "." in place.name
+        else os.path.dirname(place.path)
     )
     return file == place.path or (file.endswith(".py") and file.startswith(package + os.sep))
 
 
 def _has_kernels(module: Any) -> bool:
-    return any(jit_specialization.is_kernel(value) for value in list(getattr(module, "__dict__", {}).values()))
+    return any(
+        jit_specialization.is_kernel(value)
+        for value in list(getattr(module, "__dict__", {}).values())
+    )
 
 
 def forget() -> None:

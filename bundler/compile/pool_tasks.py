@@ -104,6 +104,13 @@ class Task:
             name=self.name, reason=how, line=None, words=words,
         )  # fmt: skip
 
+    def lost_by_engine(self, how: str) -> BundlerError:
+        """Return the error of a task that an engine gave no answer to; `how`: what the engine says instead."""
+        return WorkerDied(
+            f"{self.name}: its worker was lost {self.deaths} times, so it is not tried again; the engine says {how}",
+            name=self.name, reason=how, line=None, words="",
+        )  # fmt: skip
+
     def without_workers(self, reason: str) -> BundlerError:
         """Return the error of a task when no worker can be started."""
         return WorkerDied(

@@ -24,16 +24,19 @@ from bundler.compile import bundle_build
 from bundler.compile.build_plan import Failure, Plan, jobs_of
 from bundler.compile.compile_job import SourceRef
 from bundler.compile.forked_compiles import ForkedCompiles
+from bundler.compile.service_arguments import worker_count
 from bundler.errors import ConfigError
 from bundler.format.bundle import Bundle
 from bundler.format.entries import Target
-from bundler.format.summary import Summarized
+from bundler.format.summary import Reported
 from bundler.lifecycle.lifecycle_reports import Reasons
 from bundler.lifecycle.machine_store import Store
 from bundler.toolchain.jit_specialization import CompileRequest, Specialized
 from bundler.toolchain.program_imitation import ProgramImitation
 
-_TWO_KEYS = "is built under two keys: before Triton 3.9 its key depends on what a program hashed before it"
+_TWO_KEYS = (
+    "is built under two keys: before Triton 3.9 its key depends on what a program hashed before it"
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Guess:
 
 
 @dataclass(frozen=True, repr=False)
-class CaptureReport(Summarized):
+class CaptureReport(Reported):
     """What a capture heard, and what became of it.
 
     Attributes:
@@ -148,8 +151,10 @@ class Capture:
             StoreUnavailable, AccessDenied, StoreFull: the store, or the temporary directory.
         """
         if not self._over:
-            raise ConfigError("the program is still captured; call build() after the block of capturing()")
-        count = workers or os.cpu_count() or 1
+            raise ConfigError(
+                "the program is still captured; call build() after the block of capturing()"
+            )
+        count = worker_count(workers)
         here = ForkedCompiles(self._requests, count)
         self._built = bundle_build.build(self._plan, workers, store, compile_here=here)
         return self._built.bundle
@@ -159,7 +164,10 @@ class Capture:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._imitation.__exit__(kind, error, trace)
         self._over = True
@@ -168,11 +176,15 @@ class Capture:
 
     def _heard(self, function: Any, request: CompileRequest, found: Specialized) -> None:
         self._functions.add(id(function))
-        source = SourceRef("module", function.__qualname__, str(function.__module__), _file_of(function))
+        source = SourceRef(
+            "module", function.__qualname__, str(function.__module__), _file_of(function)
+        )
         for job in jobs_of(function.__name__, source, found, self.target):
             self._plan.jobs.setdefault(job.key, job)
             self._requests.setdefault(job.key, request)
-        if len(found.keys) > 1 and not any(name == function.__name__ for name, _, _ in self._plan.notes):
+        if len(found.keys) > 1 and not any(
+            name == function.__name__ for name, _, _ in self._plan.notes
+        ):
             self._plan.notes.append((function.__name__, str(self.target), _TWO_KEYS))
 
     def _refused(self, function: Any, why: str) -> None:

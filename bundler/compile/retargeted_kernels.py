@@ -48,7 +48,9 @@ class Retarget:
     bundle: Bundle
     modules: Sequence[str] = ()
     from_ir: bool = True
-    _sources: dict[Target, dict[tuple[str, str, str], tuple[SourceRef, Any]]] = field(default_factory=dict)
+    _sources: dict[Target, dict[tuple[str, str, str], tuple[SourceRef, Any]]] = field(
+        default_factory=dict
+    )
 
     def add(self, targets: Sequence[Target]) -> None:
         """Add every kernel for each target; what cannot be built is among the plan's failures.
@@ -71,11 +73,18 @@ class Retarget:
         """Return the kernels, those that were recorded for the most similar target first."""
 
         def similarity(kernel: Kernel) -> tuple[bool, bool, int, str]:
-            return kernel.target == target, kernel.target.backend == target.backend, _number(kernel.target), kernel.key
+            return (
+                kernel.target == target,
+                kernel.target.backend == target.backend,
+                _number(kernel.target),
+                kernel.key,
+            )
 
         return sorted(self.bundle.kernels, key=similarity, reverse=True)
 
-    def _functions(self, target: Target) -> Iterator[tuple[tuple[str, str, str], tuple[SourceRef, Any]]]:
+    def _functions(
+        self, target: Target
+    ) -> Iterator[tuple[tuple[str, str, str], tuple[SourceRef, Any]]]:
         """Yield each kernel of the modules by (name, digest of its text, first line), as key parts have them."""
         for module in self.modules:
             place = module_import.find(module)
@@ -107,22 +116,28 @@ class Retarget:
         identity = tuple(parts.get(f"source.{part}", "") for part in ("name", "text", "line"))
         return self._sources[target].get(identity)  # type: ignore[arg-type]
 
-    def _add_source(self, kernel: Kernel, facts: LaunchFacts, found: tuple[SourceRef, Any], target: Target) -> None:
+    def _add_source(
+        self, kernel: Kernel, facts: LaunchFacts, found: tuple[SourceRef, Any], target: Target
+    ) -> None:
         source, function = found
         arguments, values = recorded_arguments(facts)
         options, dropped = option_defaults.chosen_options(facts, kernel.target, target)
         constants = {
-            name: compile_call.decode_value(value, lambda place, digest: self._function(place, digest, target))
+            name: compile_call.decode_value(
+                value, lambda place, digest: self._function(place, digest, target)
+            )
             for name, value in values.items()
         }
-        jobs = self.plan.add_calls(function, source, [(arguments, {**constants, **options})], target)
+        jobs = self.plan.add_calls(
+            function, source, [(arguments, {**constants, **options})], target
+        )
         if jobs and dropped:
             why = f"{target.backend} has no option {', '.join(dropped)}; left out"
             self.plan.notes.append((kernel.name, str(target), why))
-        for name, there, here in option_defaults.other_defaults(facts, kernel.target, target) if jobs else ():
-            why = (
-                f"{name}={there} is the default of {kernel.target.backend} and taken for not chosen: it becomes {here}"
-            )
+        for name, there, here in (
+            option_defaults.other_defaults(facts, kernel.target, target) if jobs else ()
+        ):
+            why = f"{name}={there} is the default of {kernel.target.backend} and taken for not chosen: it becomes {here}"
             self.plan.notes.append((kernel.name, str(target), why))
         if jobs and target.backend == "hip" != kernel.target.backend and _has_pointers(facts):
             self.plan.notes.append((kernel.name, str(target), _ASSUMED_RANGE))
@@ -149,8 +164,12 @@ class Retarget:
     def _ir(self, kernel: Kernel, target: Target) -> bytes:
         where = "its source is not in the modules given"
         if not self.from_ir:
-            raise CompileFailed(f"{kernel.name}: {where}, and IR was not asked for", name=kernel.name, reason=where)
-        artifact = next((artifact for artifact in kernel.artifacts if artifact.kind == IR_KIND), None)
+            raise CompileFailed(
+                f"{kernel.name}: {where}, and IR was not asked for", name=kernel.name, reason=where
+            )
+        artifact = next(
+            (artifact for artifact in kernel.artifacts if artifact.kind == IR_KIND), None
+        )
         if artifact is None:
             raise CompileFailed(
                 f"{kernel.name}: {where}, and its IR is not in the bundle (keep='launch'); name the module of its source",
@@ -196,13 +215,20 @@ def _call_identity(kernel: Kernel, facts: LaunchFacts) -> bytes:
     )
     parts = dict(kernel.parts.parts) if kernel.parts is not None else {}
     return b"/".join(
-        [plain.to_bytes(), *(parts.get(f"source.{part}", "").encode() for part in ("name", "text", "line"))]
+        [
+            plain.to_bytes(),
+            *(parts.get(f"source.{part}", "").encode() for part in ("name", "text", "line")),
+        ]
     )
 
 
-def _without_range(attributes: Iterable[tuple[tuple[int, ...], Value]]) -> Iterator[tuple[tuple[int, ...], Value]]:
+def _without_range(
+    attributes: Iterable[tuple[tuple[int, ...], Value]],
+) -> Iterator[tuple[tuple[int, ...], Value]]:
     for path, value in attributes:
-        kept = tuple(item for item in value.payload if item.payload[0].payload != "tt.pointer_range")
+        kept = tuple(
+            item for item in value.payload if item.payload[0].payload != "tt.pointer_range"
+        )
         if kept:
             yield path, Value("list", kept)
 

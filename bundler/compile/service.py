@@ -11,8 +11,8 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -20,11 +20,19 @@ from typing import Any, Self
 from bundler import observers
 from bundler.compile.compile_context import Context, JobContext
 from bundler.compile.compile_job import Compiled, Job
+from bundler.compile.engine_messages import host_of
+from bundler.compile.executor_pool import EnginePlan, ExecutorPool
 from bundler.compile.inflight import InflightJob, attempt, raised, result_of, timing
 from bundler.compile.job_futures import CompileFuture
 from bundler.compile.joined_futures import JoinedFuture, ScopeProgress, resolve_scope
 from bundler.compile.pool_tasks import Task, TaskOutcome
-from bundler.compile.service_arguments import IDLE_S, QUEUE_LIMIT, TIMEOUT_S, check_limits, worker_count
+from bundler.compile.service_arguments import (
+    IDLE_S,
+    QUEUE_LIMIT,
+    TIMEOUT_S,
+    check_limits,
+    worker_count,
+)
 from bundler.compile.service_progress import JobTiming, Ledger, Progress, ServiceCounters
 from bundler.compile.source_jobs import source_job
 from bundler.compile.task_leases import shared_leases
@@ -35,7 +43,10 @@ from bundler.errors import BundlerError, ConfigError
 from bundler.fork_safety import after_fork
 from bundler.toolchain.directories import triton_cache_dir
 
-PERFORM, PRELOAD = "bundler.compile.compile_worker:compile_job", "bundler.compile.compile_worker:import_triton"
+PERFORM, PRELOAD = (
+    "bundler.compile.compile_worker:compile_job",
+    "bundler.compile.compile_worker:import_triton",
+)
 # Results answered from memory, the least recently used dropped first.
 REMEMBERED = 10_000
 
@@ -74,6 +85,12 @@ class CompileService:
         on_progress: called with a `Progress` for everything that happens, in a thread of the service, one at a time; must be quick, and
             not submit.
         perform, preload: `module:function` for workers and for the process that forks them.
+        executor: an engine's `concurrent.futures.Executor` (Dask, MPI, Ray, loky), whose workers compile in place of this machine's; or a function that
+            makes one, called again after it broke and shut down by `close`.  Workers have this package, the same Python, Triton and ptxas,
+            and the modules of kernels under the same paths.  `workers` then bounds how many calls of `once` wait at a time, `memory_bytes` is
+            by default a part of the worker's machine, and `idle_s` is the engine's.
+        publish_to: URLs of a store, as workers reach it, with `executor` alone: workers take kernels from there and publish them, and
+            `directory` is where `SharedCompiles.fetch` would put one; empty for kernels to be sent back into `cache_dir`.
 
     Raises:
         ConfigError: an argument has a value that cannot be used.
@@ -93,14 +110,31 @@ class CompileService:
         on_progress: Callable[[Progress], None] | None = None,
         perform: str = PERFORM,
         preload: str = PRELOAD,
+        executor: Executor | Callable[[], Executor] | None = None,
+        publish_to: Sequence[str] = (),
     ) -> None:
         self.workers = worker_count(workers)
         check_limits(timeout_s, memory_bytes, queue_limit, idle_s)
         self.cache_dir = os.path.abspath(triton_cache_dir() if cache_dir is None else cache_dir)
-        self.in_process = self.workers == 1 and not isolate
-        self._timeout_s, self._once, self._on_progress, self._perform = timeout_s, once, on_progress, perform
-        plan = WorkerPlan(perform, preload, self.cache_dir, memory_bytes or 0)
-        self._pool = WorkerPool(plan, self.workers, queue_limit, idle_s, shared_leases(), self._began)
+        self.in_process = executor is None and self.workers == 1 and not isolate
+        self._timeout_s, self._once, self._on_progress, self._perform = (
+            timeout_s,
+            once,
+            on_progress,
+            perform,
+        )
+        self._engine, self._publishes = executor is not None, bool(publish_to)
+        self._pool: WorkerPool | ExecutorPool
+        if executor is not None:
+            order = EnginePlan(
+                perform, preload, self.cache_dir, memory_bytes or 0, tuple(publish_to)
+            )
+            self._pool = ExecutorPool(executor, order, queue_limit, self._source_of, self._answered)
+        else:
+            plan = WorkerPlan(perform, preload, self.cache_dir, memory_bytes or 0)
+            self._pool = WorkerPool(
+                plan, self.workers, queue_limit, idle_s, shared_leases(), self._began
+            )
         self._closed = False
         self._begin_anew()
         # A child has neither the pool's thread nor its processes, and locks in a state that nobody will change.
@@ -111,7 +145,7 @@ class CompileService:
         self._lock = threading.RLock()
         self._inflight: dict[str, InflightJob] = {}
         self._results: OrderedDict[str, Compiled] = OrderedDict()
-        self._ledger = Ledger(self.workers, self._on_progress)
+        self._ledger = Ledger(0 if self._engine else self.workers, self._on_progress)
         self._context = Context(self.cache_dir, self._perform, reload=not self.in_process)
         self._threads: ThreadPoolExecutor | None = None
 
@@ -170,7 +204,12 @@ class CompileService:
         return [result_of(future) for future in futures]
 
     def source(
-        self, name: str, text: str, meta: Mapping[str, Any], *, finish: Callable[[Compiled], Any] | None = None
+        self,
+        name: str,
+        text: str,
+        meta: Mapping[str, Any],
+        *,
+        finish: Callable[[Compiled], Any] | None = None,
     ) -> CompileFuture[Any]:
         """Compile a kernel of a module that is given as text; only a worker imports the text, which is code.
 
@@ -187,7 +226,11 @@ class CompileService:
             ConfigError: `meta` is not like that; and as `submit`.
         """
         compiled = self.submit(source_job(name, text, meta))
-        return compiled if finish is None else JoinedFuture(name, [compiled], lambda made: finish(raised(made[0])))
+        return (
+            compiled
+            if finish is None
+            else JoinedFuture(name, [compiled], lambda made: finish(raised(made[0])))
+        )
 
     def wait(
         self,
@@ -233,7 +276,9 @@ class CompileService:
         self._closed = True
         if cancel:
             with self._lock:
-                waiting = [future for inflight in self._inflight.values() for future in inflight.waiting]
+                waiting = [
+                    future for inflight in self._inflight.values() for future in inflight.waiting
+                ]
             for future in waiting:
                 future.cancel()
         with self._lock:
@@ -247,7 +292,10 @@ class CompileService:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close(cancel=error is not None)
 
@@ -258,7 +306,7 @@ class CompileService:
         with self._lock:
             known = self._results.get(key)
             # A result is remembered with its directory, which a user may have deleted since.
-            if known is not None and os.path.isdir(known.directory):
+            if known is not None and (self._publishes or os.path.isdir(known.directory)):
                 self._results.move_to_end(key)
                 return known, None, False
             self._results.pop(key, None)
@@ -279,18 +327,29 @@ class CompileService:
             if self.in_process:  # within `submit`: without a worker there is nobody else to do it
                 self._finish(
                     inflight,
-                    attempt(inflight.job, compile_here if self._once is None else self._wrap(inflight, compile_here)),
+                    attempt(
+                        inflight.job,
+                        compile_here if self._once is None else self._wrap(inflight, compile_here),
+                    ),
                 )
             elif self._once is None:
-                self._to_pool(inflight, context).add_done_callback(lambda done: self._pool_finished(inflight, done))
+                self._to_pool(inflight, context).add_done_callback(
+                    lambda done: self._pool_finished(inflight, done)
+                )
             else:
                 wrapped = self._wrap(inflight, compile_here)
-                self._executor().submit(lambda: self._finish(inflight, attempt(inflight.job, wrapped)))
-        except BaseException as error:  # such as a full message or Ctrl-C: others may wait for the same job
+                self._executor().submit(
+                    lambda: self._finish(inflight, attempt(inflight.job, wrapped))
+                )
+        except (
+            BaseException
+        ) as error:  # such as a full message or Ctrl-C: others may wait for the same job
             self._finish(inflight, as_failure(inflight.job.name, error, ""))
             raise
 
-    def _wrap(self, inflight: InflightJob, compile_here: Callable[[], Compiled]) -> Callable[[], Compiled]:
+    def _wrap(
+        self, inflight: InflightJob, compile_here: Callable[[], Compiled]
+    ) -> Callable[[], Compiled]:
         once = self._once
         assert once is not None
         return lambda: once(inflight.job, compile_here)
@@ -299,12 +358,21 @@ class CompileService:
         with self._lock:
             if self._threads is None:
                 # More threads than workers: some wait for other hosts meanwhile.
-                self._threads = ThreadPoolExecutor(4 * self.workers, thread_name_prefix="bundler-once")
+                self._threads = ThreadPoolExecutor(
+                    4 * self.workers, thread_name_prefix="bundler-once"
+                )
             return self._threads
 
     def _to_pool(self, inflight: InflightJob, context: JobContext) -> CompileFuture[TaskOutcome]:
         job = inflight.job
-        task = Task(job.name, inflight.key, context.lease_name, job.to_bytes(), context.environment, self._timeout_s)
+        task = Task(
+            job.name,
+            inflight.key,
+            context.lease_name,
+            job.to_bytes(),
+            context.environment,
+            self._timeout_s,
+        )
         with self._lock:
             inflight.inner = task.future
             # Between `submit` and here the last one who waited may have cancelled: `_withdraw` found no inner future to cancel.
@@ -327,7 +395,15 @@ class CompileService:
         if done.cancelled():
             self._finish(inflight, None)
         else:
-            self._finish(inflight, attempt(inflight.job, lambda: self._decode(inflight, done.result())))
+            self._finish(
+                inflight, attempt(inflight.job, lambda: self._decode(inflight, done.result()))
+            )
+
+    def _source_of(self, job: Job) -> tuple[str, str]:
+        return self._context.source_of(job)
+
+    def _answered(self, worker: str) -> None:
+        self._ledger.saw(host_of(worker))
 
     def _began(self, task: Task) -> None:
         with self._lock:
@@ -349,7 +425,9 @@ class CompileService:
                 self._results[inflight.key] = result
                 while len(self._results) > REMEMBERED:
                     self._results.popitem(last=False)
-        self._ledger.ended(inflight.key, None if result is None else timing(inflight, result, now_s))
+        self._ledger.ended(
+            inflight.key, None if result is None else timing(inflight, result, now_s)
+        )
         # What is compiled in this process its session tells of, if there is one.
         if isinstance(result, Compiled) and not result.hit and not self.in_process:
             observers.ended("compile", result.seconds, kernel=inflight.job.name, key=result.key)
@@ -393,5 +471,5 @@ class CompileService:
                 future.abandon()
 
 
-def _close_pool(pool: WorkerPool) -> None:
+def _close_pool(pool: WorkerPool | ExecutorPool) -> None:
     pool.close(wait=False)

@@ -7,6 +7,7 @@ The service writes them down in a `Ledger`; the `build` command shows them.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,6 +17,8 @@ from bundler.package_loggers import logger
 
 # The timings of so many jobs are kept, the latest.
 TIMINGS = 10_000
+# The rate is that of so many jobs, the latest; a rate needs two of them.
+_PACE, _TWO = 200, 2
 _LOG = logger("bundler.compile")
 
 Happening = Literal["submitted", "started", "compiled", "hit", "remembered", "failed", "cancelled"]
@@ -47,7 +50,9 @@ class ServiceCounters:
     @property
     def done(self) -> int:
         """How many jobs have an end; those that `joined` end with the one that they wait for."""
-        return self.compiled + self.hits + self.remembered + self.joined + self.failed + self.cancelled
+        return (
+            self.compiled + self.hits + self.remembered + self.joined + self.failed + self.cancelled
+        )
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,8 @@ class Progress:
         running: names of the kernels that workers have begun, oldest first.
         left_s: seconds until everything submitted so far is done, at the pace so far; None before the first job ended.
         error: why it failed.
+        machines: how many machines have answered so far.
+        rate: jobs that ended in a second, of late; None before the second one ended.
     """
 
     name: str
@@ -69,6 +76,8 @@ class Progress:
     running: tuple[str, ...]
     left_s: float | None
     error: str = ""
+    machines: int = 1
+    rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +105,7 @@ class Ledger:
     """Counts what happens and calls the listener, in order; thread-safe.
 
     Args:
-        workers: how many jobs are compiled at once.
+        workers: how many jobs are compiled at once; 0 where that is an engine's to say.
         listener: called with each `Progress`; must not submit.
     """
 
@@ -107,6 +116,8 @@ class Ledger:
         self._timings: deque[JobTiming] = deque(maxlen=TIMINGS)
         self._running: dict[str, str] = {}
         self._worked_s, self._worked = 0.0, 0
+        self._ends: deque[float] = deque(maxlen=_PACE)
+        self._hosts: set[str] = set()
 
     @property
     def counters(self) -> ServiceCounters:
@@ -123,14 +134,25 @@ class Ledger:
         """Count what happened, and call the listener with it."""
         with self._lock:
             now = self._counters
-            self._counters = replace(now, **{count: getattr(now, count) + more for count, more in counts.items()})
+            self._counters = replace(
+                now, **{count: getattr(now, count) + more for count, more in counts.items()}
+            )
             if self._listener is None:
                 return
             running = tuple(self._running.values())
             try:
-                self._listener(Progress(name, happened, self._counters, running, self._left_s(), error))
+                machines, rate = max(1, len(self._hosts)), self._rate()
+                left_s = self._left_s()
+                self._listener(
+                    Progress(name, happened, self._counters, running, left_s, error, machines, rate)
+                )
             except Exception:  # noqa: BLE001  # the seam: the user's bar must not stop compiles
                 _LOG.exception("on_progress raised")
+
+    def saw(self, host: str) -> None:
+        """A worker of a machine has answered."""
+        with self._lock:
+            self._hosts.add(host)
 
     def began(self, key: str, name: str) -> None:
         """A worker has begun with a job."""
@@ -146,7 +168,16 @@ class Ledger:
                 self._timings.append(timing)
                 self._worked_s += timing.worker_s
                 self._worked += 1
+                self._ends.append(time.monotonic())
+
+    def _rate(self) -> float | None:
+        if len(self._ends) < _TWO or self._ends[-1] <= self._ends[0]:
+            return None
+        return (len(self._ends) - 1) / (self._ends[-1] - self._ends[0])
 
     def _left_s(self) -> float | None:
         left = self._counters.submitted - self._counters.done
+        if not self._workers:  # how many work at once is not known, but how fast they are
+            rate = self._rate()
+            return None if rate is None else left / rate
         return left * self._worked_s / self._worked / self._workers if self._worked else None

@@ -62,7 +62,9 @@ class SharedCompiles:
             placed = self._place(found)
         seconds = (time.monotonic() - started) / max(1, len(placed))
         self._in_store |= placed.keys()
-        self._fetched |= {key: _as_compiled(kernel, self._cache_dir, seconds) for key, kernel in placed.items()}
+        self._fetched |= {
+            key: _as_compiled(kernel, self._cache_dir, seconds) for key, kernel in placed.items()
+        }
         return frozenset(placed)
 
     def __call__(self, job: Job, compile_here: Callable[[], Compiled]) -> Compiled:
@@ -76,7 +78,7 @@ class SharedCompiles:
 
         def compile_kernel() -> Bundle:
             made.append(compile_here())
-            return _bundle_of(made[-1], job)
+            return bundle_of(made[-1], job)
 
         got = compile_once(self._store, job.key, compile_kernel)
         if got.published:
@@ -97,11 +99,14 @@ class SharedCompiles:
         return {kernel.key: kernel for kernel in bundle.kernels if kernel.key in there}
 
 
-def _bundle_of(compiled: Compiled, job: Job) -> Bundle:
+def bundle_of(compiled: Compiled, job: Job) -> Bundle:
+    """Return a compiled kernel as a bundle in memory; raises `CompileFailed` for one that no bundle can hold."""
     builder = Builder(os.path.dirname(compiled.directory))
     reason = compiled.add_to(builder)
     if reason is not None:
-        raise CompileFailed(f"{job.name}: {reason}", name=job.name, reason=reason, line=None, words="")
+        raise CompileFailed(
+            f"{job.name}: {reason}", name=job.name, reason=reason, line=None, words=""
+        )
     return join([builder], identity.environment())
 
 

@@ -39,11 +39,14 @@ def source_job(name: str, text: Any, meta: Any) -> Job:
             f"{', '.join(sorted(_KNOWN - _NEEDED))}",
             name=name,
         )
-    parts = {part: meta.get(part) or {} for part in ("signature", "constants", "attributes", "options")}
+    parts = {
+        part: meta.get(part) or {} for part in ("signature", "constants", "attributes", "options")
+    }
     odd = [part for part, value in parts.items() if not _is_named(value)]
     if odd or not isinstance(text, str):
         raise ConfigError(
-            f"{name}: {odd[0] if odd else 'the source'} is not of its type; names map to values", name=name
+            f"{name}: {odd[0] if odd else 'the source'} is not of its type; names map to values",
+            name=name,
         )
     places = {argument: number for number, argument in enumerate(parts["signature"])}
     return Job(
@@ -82,7 +85,8 @@ def _type(kind: Any, name: str) -> Value:
         return Value("tuple", tuple(_type(item, name) for item in kind))
     if not isinstance(kind, str):
         raise ConfigError(
-            f"{name}: a type is a text such as '*fp16', or a tuple of types, got {kind!r:.80}", got=repr(kind)
+            f"{name}: a type is a text such as '*fp16', or a tuple of types, got {kind!r:.80}",
+            got=repr(kind),
         )
     return Value("str", kind)
 
@@ -99,7 +103,9 @@ def _named(values: Mapping[str, Any], name: str) -> Named:
 def _value(value: Any, what: str, name: str) -> Value:
     found = encode_value(value)
     if not found.portable:
-        raise ConfigError(f"{name}: the value of {what!r} cannot be sent to a worker: {found.payload}", name=what)
+        raise ConfigError(
+            f"{name}: the value of {what!r} cannot be sent to a worker: {found.payload}", name=what
+        )
     return found
 
 

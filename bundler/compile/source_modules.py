@@ -185,7 +185,10 @@ def source_module(text: str, directory: str | os.PathLike[str] | None = None) ->
     where = os.path.abspath(_default_directory() if directory is None else directory)
     module = SourceModule(hashlib.sha256(data).hexdigest(), where)
     with _errors():
-        if not (file_steps.check_root(where, file_steps.PRIVATE) and file_steps.read(module.path, len(data)) == data):
+        if not (
+            file_steps.check_root(where, file_steps.PRIVATE)
+            and file_steps.read(module.path, len(data)) == data
+        ):
             _write(module.path, data)
     return module
 
@@ -195,7 +198,9 @@ def _plain(text: str) -> bytes:
     try:
         return (lines if lines.endswith("\n") else lines + "\n").encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"the source text is not Unicode: {error}; expected text that UTF-8 can hold") from error
+        raise ConfigError(
+            f"the source text is not Unicode: {error}; expected text that UTF-8 can hold"
+        ) from error
 
 
 def _write(path: str, data: bytes) -> None:

@@ -60,7 +60,9 @@ class TaskLeases:
         """Prolong the lease of a task that runs, when it is time."""
         if now_s >= task.renew_s and task.lease is not None:
             task.renew_s = now_s + LEASE_S / 3
-            with contextlib.suppress(BackendError):  # a renewal may fail twice before the lease runs out
+            with contextlib.suppress(
+                BackendError
+            ):  # a renewal may fail twice before the lease runs out
                 task.lease.renew(LEASE_S)
 
     def release(self, task: Task) -> None:

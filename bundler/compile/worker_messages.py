@@ -42,7 +42,9 @@ _HALF = FACT_BYTES // 2
 _MARK_BYTES = 64
 _HEAD = struct.Struct("<Q")
 _KINDS: dict[str, type[BundlerError]] = {
-    cls.code: cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, BundlerError)
+    cls.code: cls
+    for cls in vars(errors).values()
+    if isinstance(cls, type) and issubclass(cls, BundlerError)
 }
 
 
@@ -70,7 +72,9 @@ class JobEnvironment:
     def from_wire(data: Any) -> JobEnvironment:
         """Decode what `to_wire` wrote."""
         environment, path = wire.fields(data, "environment", list, list)
-        pairs: Any = tuple(tuple(wire.fields(pair, "variable", bytes, bytes)) for pair in environment)
+        pairs: Any = tuple(
+            tuple(wire.fields(pair, "variable", bytes, bytes)) for pair in environment
+        )
         return JobEnvironment(pairs, tuple(wire.expect(entry, bytes, "path") for entry in path))
 
     def apply(self) -> None:
@@ -110,7 +114,9 @@ class FrameReader:
             # Before the bytes are waited for: a job that writes into its worker's socket may announce any length.
             if length > MESSAGE_BYTES:
                 raise LimitExceeded(
-                    f"a message of {length} bytes from a compile process", limit=MESSAGE_BYTES, got=length
+                    f"a message of {length} bytes from a compile process",
+                    limit=MESSAGE_BYTES,
+                    got=length,
                 )
             end = _HEAD.size + length
             if len(self._data) < end:
@@ -123,7 +129,11 @@ class FrameReader:
 def encode_error(error: BundlerError) -> list[Any]:
     """Return an error as plain data, without facts that are no scalars."""
     facts = [
-        [name, ends(value.encode("utf-8", "replace")) if isinstance(value, str) else value, isinstance(value, str)]
+        [
+            name,
+            ends(value.encode("utf-8", "replace")) if isinstance(value, str) else value,
+            isinstance(value, str),
+        ]
         for name, value in error.facts.items()
         if value is None or type(value) in {bool, int, float, str}
     ]
@@ -136,7 +146,9 @@ def decode_error(data: Any) -> BundlerError:
     named = {}
     for fact in facts:
         name, value, is_text = wire.fields(fact, "fact", str, object, bool)
-        named[name] = value.decode("utf-8", "replace") if is_text and isinstance(value, bytes) else value
+        named[name] = (
+            value.decode("utf-8", "replace") if is_text and isinstance(value, bytes) else value
+        )
     if code not in _KINDS:
         raise FormatError(f"unknown kind of error {code!r}", got=code)
     return _KINDS[code](message.decode("utf-8", "replace"), **named)
@@ -175,7 +187,9 @@ def read_printed(output: int, begin: int) -> str:
         data = os.pread(output, max(0, size), begin)
     else:
         half = most // 2
-        data = _joined(os.pread(output, half, begin), size - most, os.pread(output, half, begin + size - half))
+        data = _joined(
+            os.pread(output, half, begin), size - most, os.pread(output, half, begin + size - half)
+        )
     return data.decode("utf-8", "replace").strip()
 
 

@@ -14,12 +14,20 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from bundler.compile import schedule
+from bundler.compile import worker_choice
 from bundler.compile.job_futures import CompileFuture
 from bundler.compile.pool_tasks import Task, TaskOutcome
 from bundler.compile.task_leases import TakeLease, TaskLeases
 from bundler.compile.worker_messages import decode_error
-from bundler.compile.worker_processes import Answer, Event, ServerLost, Worker, WorkerEnded, WorkerPlan, WorkerProcesses
+from bundler.compile.worker_processes import (
+    Answer,
+    Event,
+    ServerLost,
+    Worker,
+    WorkerEnded,
+    WorkerPlan,
+    WorkerProcesses,
+)
 from bundler.errors import BundlerError, ConfigError, FormatError
 from bundler.fork_safety import after_fork
 from bundler.format import wire
@@ -50,6 +58,7 @@ class WorkerPool:
         idle_s: without work for so long, all processes end.
         take_lease: asks for the right to do a task on this host; None while another process has it.
         on_start: called when a worker begins with a task.
+        deaths: a task that ended so many workers is not tried again.
     """
 
     def __init__(
@@ -60,9 +69,11 @@ class WorkerPool:
         idle_s: float,
         take_lease: TakeLease | None = None,
         on_start: Callable[[Task], None] = lambda _: None,
+        deaths: int = DEATHS,
     ) -> None:
         self._plan, self._size, self._limit, self._idle_s = plan, workers, queue_limit, idle_s
         self._leases, self._on_start = TaskLeases(take_lease), on_start
+        self._deaths = deaths
         self._poison: dict[str, BundlerError] = {}
         self._closing = ""
         #: How many tasks were tried again because their worker ended.
@@ -127,7 +138,13 @@ class WorkerPool:
         """Return the process numbers of the workers that exist now, sorted."""
         with self._changed:
             workers = tuple(self._processes.workers.values()) if self._processes is not None else ()
-            return tuple(sorted(worker.pid for worker in workers if worker.pid is not None and not worker.leaving))
+            return tuple(
+                sorted(
+                    worker.pid
+                    for worker in workers
+                    if worker.pid is not None and not worker.leaving
+                )
+            )
 
     def close(self, *, wait: bool) -> None:
         """End everything: when `wait` after what is queued, else at once, and what is not done is cancelled.  Twice is fine."""
@@ -148,7 +165,11 @@ class WorkerPool:
             raise ConfigError("this compile service was closed; make another one")
 
     def _is_warm(self) -> bool:
-        return self._processes is not None and self._processes.ready and len(self.processes()) >= self._size
+        return (
+            self._processes is not None
+            and self._processes.ready
+            and len(self.processes()) >= self._size
+        )
 
     def _drop(self, task: Task) -> None:
         """Take a cancelled task out of the queue; one that runs loses its worker in the pool's thread."""
@@ -165,7 +186,9 @@ class WorkerPool:
     def _run_thread(self) -> None:
         if self._thread is None:
             # A daemon thread: worker processes end with this process anyway, so an interpreter that exits need not wait.
-            self._thread = self._last_thread = threading.Thread(target=self._serve, name="bundler-compile", daemon=True)
+            self._thread = self._last_thread = threading.Thread(
+                target=self._serve, name="bundler-compile", daemon=True
+            )
             self._thread.start()
         self._wake()
 
@@ -212,7 +235,8 @@ class WorkerPool:
                 self._run_after()
                 if not processes.ready and now_s - begun_s > START_TIMEOUT_S:
                     return self._replace(
-                        processes, ServerLost(f"not started within {START_TIMEOUT_S:g} s", never_ready=True)
+                        processes,
+                        ServerLost(f"not started within {START_TIMEOUT_S:g} s", never_ready=True),
                     )
                 for event in processes.wait(pause_s):
                     if isinstance(event, ServerLost):
@@ -228,7 +252,9 @@ class WorkerPool:
 
     def _is_over(self, processes: WorkerProcesses, idle_s: float) -> bool:
         """Whether this thread has to end; after that a task starts another one."""
-        if self._closing != "now" and (self._is_busy(processes) or not (self._closing or idle_s >= self._idle_s)):
+        if self._closing != "now" and (
+            self._is_busy(processes) or not (self._closing or idle_s >= self._idle_s)
+        ):
             return False
         left = [*self._queue, *self._later, *processes.tasks()]
         self._queue.clear()
@@ -287,7 +313,11 @@ class WorkerPool:
                 self._end_worker(processes, worker)
                 if not task.future.cancelled():
                     self._settle(task, error=task.timed_out())
-            elif following is not None and following.future.cancelled() and processes.retract(worker) is following:
+            elif (
+                following is not None
+                and following.future.cancelled()
+                and processes.retract(worker) is following
+            ):
                 self._leases.release(following)
             for one in worker.tasks:
                 self._leases.renew(one, now_s)
@@ -301,10 +331,12 @@ class WorkerPool:
 
     def _assign(self, processes: WorkerProcesses, now_s: float) -> None:
         due = [task for task in self._later if task.not_before_s <= now_s]
-        self._later = [task for task in self._later if task.not_before_s > now_s and not task.future.done()]
+        self._later = [
+            task for task in self._later if task.not_before_s > now_s and not task.future.done()
+        ]
         self._queue.extendleft(reversed(due))  # tasks that waited for another process come first
         while self._queue or self._take_back(processes):
-            worker = schedule.next_worker(processes, self._size, self._generation)
+            worker = worker_choice.next_worker(processes, self._size, self._generation)
             if worker is None:
                 break
             task = self._queue.popleft()
@@ -314,13 +346,13 @@ class WorkerPool:
                 self._later.append(task)
                 continue
             self._give(processes, worker, task)
-        schedule.adjust(processes, self._warm, self._generation, quiet=self._quiet)
+        worker_choice.adjust(processes, self._warm, self._generation, quiet=self._quiet)
         self._quiet = self._quiet and self._is_busy(processes)
         self._changed.notify_all()
 
     def _take_back(self, processes: WorkerProcesses) -> bool:
         """Take back a task that was sent ahead to a busy worker, where another worker has nothing to do."""
-        task = schedule.take_back(processes, self._size)
+        task = worker_choice.take_back(processes, self._size)
         if task is not None:
             self._again(task)
         return task is not None
@@ -362,7 +394,9 @@ class WorkerPool:
         self._finish(worker)
         if what == "done":
             data, worker_s = wire.fields(rest, "answer", bytes, float)
-            self._settle(task, TaskOutcome(data, (task.started_s or 0.0) - task.submitted_s, worker_s))
+            self._settle(
+                task, TaskOutcome(data, (task.started_s or 0.0) - task.submitted_s, worker_s)
+            )
         else:
             (error,) = wire.fields(rest, "failure", list)
             self._settle(task, error=decode_error(error))
@@ -370,7 +404,7 @@ class WorkerPool:
     def _worker_died(self, task: Task, death: WorkerEnded, words: str) -> None:
         task.misses += task.started_s is None
         task.deaths += task.started_s is not None
-        if task.deaths < DEATHS and task.misses < MISSES:
+        if task.deaths < self._deaths and task.misses < MISSES:
             self.retried += 1
             self._again(task)
             return
@@ -388,7 +422,9 @@ class WorkerPool:
         self._leases.release(task)
         return task
 
-    def _settle(self, task: Task, outcome: TaskOutcome | None = None, error: BundlerError | None = None) -> None:
+    def _settle(
+        self, task: Task, outcome: TaskOutcome | None = None, error: BundlerError | None = None
+    ) -> None:
         self._after.append(lambda: task.future.settle(outcome, error))
 
     def _run_after(self) -> None:

@@ -18,7 +18,14 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from bundler.compile.pool_tasks import Task
-from bundler.compile.worker_messages import PROTOCOL, TOKEN_BYTES, FrameReader, JobEnvironment, frame, read_printed
+from bundler.compile.worker_messages import (
+    PROTOCOL,
+    TOKEN_BYTES,
+    FrameReader,
+    JobEnvironment,
+    frame,
+    read_printed,
+)
 from bundler.errors import FormatError
 from bundler.format import wire
 from bundler.project import VERSION
@@ -110,7 +117,9 @@ class WorkerEnded:
         if code >= 0:
             return f"it exited with status {code}"
         name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
-        hint = ", which the system also sends when it has no memory left" if name == "SIGKILL" else ""
+        hint = (
+            ", which the system also sends when it has no memory left" if name == "SIGKILL" else ""
+        )
         return f"it was ended by {name}{hint}"
 
 
@@ -153,11 +162,15 @@ class WorkerProcesses:
             except OSError:
                 self._release()
                 raise
-        self._order("begin", plan.perform, plan.preload, os.fsencode(plan.cache_dir), plan.memory_bytes)
+        self._order(
+            "begin", plan.perform, plan.preload, os.fsencode(plan.cache_dir), plan.memory_bytes
+        )
 
     def wake(self) -> None:
         """Let `wait` return; from any thread."""
-        with contextlib.suppress(OSError):  # a full socket wakes the thread anyway; a closed one has no thread
+        with contextlib.suppress(
+            OSError
+        ):  # a full socket wakes the thread anyway; a closed one has no thread
             self._wake.send(b"\0")
 
     def fork(self, generation: int) -> Worker:
@@ -172,7 +185,9 @@ class WorkerProcesses:
         self.workers[worker.number] = worker
         self._selector.register(ours, selectors.EVENT_READ, worker)
         with theirs:
-            self._order("fork", worker.number, descriptors=[theirs.fileno(), output.fileno(), tokens[0]])
+            self._order(
+                "fork", worker.number, descriptors=[theirs.fileno(), output.fileno(), tokens[0]]
+            )
         return worker
 
     def tasks(self) -> list[Task]:
@@ -272,9 +287,13 @@ class WorkerProcesses:
 
     def _fail(self, reason: str) -> None:
         if self._lost is None:
-            output = os.pread(self._output.fileno(), _WORDS_BYTES, max(0, self._size() - _WORDS_BYTES))
+            output = os.pread(
+                self._output.fileno(), _WORDS_BYTES, max(0, self._size() - _WORDS_BYTES)
+            )
             words = output.decode("utf-8", "replace").strip()
-            self._lost = ServerLost(reason + (f"; it said last:\n{words}" if words else ""), never_ready=not self.ready)
+            self._lost = ServerLost(
+                reason + (f"; it said last:\n{words}" if words else ""), never_ready=not self.ready
+            )
 
     def _size(self) -> int:
         return os.fstat(self._output.fileno()).st_size

@@ -65,8 +65,12 @@ def _looked_up(sections: Sequence[Section], sizes: Sequence[int]) -> list[int]:
             found[blob] = number
         size = sum([sizes[blob] for blob in section.blobs])
         if size != section.raw_bytes:
-            raise FormatError(f"section {number}: blobs of {count(size, 'byte')} in a frame of {section.raw_bytes}")
+            raise FormatError(
+                f"section {number}: blobs of {count(size, 'byte')} in a frame of {section.raw_bytes}"
+            )
     lost = found.count(_NOWHERE)
     if lost:
-        raise FormatError(f"{count(lost, 'blob')} of the manifest {plural(lost, 'is')} in no section")
+        raise FormatError(
+            f"{count(lost, 'blob')} of the manifest {plural(lost, 'is')} in no section"
+        )
     return found

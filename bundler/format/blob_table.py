@@ -37,7 +37,10 @@ class BlobTable(Sequence[tuple[bytes, int]]):
     def digests_of(self, numbers: Iterable[int]) -> list[bytes]:
         """Return the raw digests of several blobs."""
         digests = self.digests
-        return [digests[number * DIGEST_BYTES : number * DIGEST_BYTES + DIGEST_BYTES] for number in numbers]
+        return [
+            digests[number * DIGEST_BYTES : number * DIGEST_BYTES + DIGEST_BYTES]
+            for number in numbers
+        ]
 
     def sizes_of(self, numbers: Iterable[int]) -> list[int]:
         """Return the sizes of several blobs."""

@@ -18,7 +18,15 @@ from bundler.format.cached_properties import cached_property
 from bundler.format.container import Container
 from bundler.format.container_layout import ZSTD_LEVEL
 from bundler.format.digest import check_digest, digest_raw, digest_text
-from bundler.format.entries import Artifact, Entry, HelperLibrary, Kernel, Opaque, Target, TuningFile
+from bundler.format.entries import (
+    Artifact,
+    Entry,
+    HelperLibrary,
+    Kernel,
+    Opaque,
+    Target,
+    TuningFile,
+)
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observed, content_digest
 from bundler.format.observations import observed_of
@@ -185,7 +193,11 @@ class Bundle:
         """Whether there is nothing in it: no kernel, no other file, no tuning record."""
         content = self._content
         return not (
-            content.kernels or content.tuning_files or content.helpers or content.opaque or content.tuning_records
+            content.kernels
+            or content.tuning_files
+            or content.helpers
+            or content.opaque
+            or content.tuning_records
         )
 
     @property
@@ -286,7 +298,9 @@ class Bundle:
         manifest = lambda: (self._content_bytes, self._observed.encode())  # noqa: E731  # made while the blobs are compressed
         return lambda out: write_container(out, self._content, manifest, self._read_blob, level)
 
-    def select(self, *, target: str | None = None, keep: Keep = "all", names: str | None = None) -> Bundle:
+    def select(
+        self, *, target: str | None = None, keep: Keep = "all", names: str | None = None
+    ) -> Bundle:
         """Return a smaller bundle that reads through this one.
 
         Args:
@@ -299,10 +313,15 @@ class Bundle:
         if keep not in ("all", "launch"):
             raise ConfigError(f"keep={keep!r}: expected 'all' or 'launch'", got=keep)
         wanted = None if target is None else Target.parse(target)
-        kernels = [k for k in self.kernels if wanted in (None, k.target) and _matches(k.name, names)]
+        kernels = [
+            k for k in self.kernels if wanted in (None, k.target) and _matches(k.name, names)
+        ]
         if keep == "launch":
             kernels = [k.with_artifacts(k.launch_set) for k in kernels]
-        entries: list[Entry] = [*kernels, *(e for e in self.tuning_files if _matches(e.artifact.filename, names))]
+        entries: list[Entry] = [
+            *kernels,
+            *(e for e in self.tuning_files if _matches(e.artifact.filename, names)),
+        ]
         if keep == "all" and target is None and names is None:
             entries += [*self.helpers, *self.opaque]
         records = [r for r in self.tuning_records if _matches(r.kernel, names)]
@@ -322,7 +341,10 @@ class Bundle:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -354,7 +376,9 @@ class Bundle:
             ("tuning file", self.tuning_files), ("helper library", self.helpers), ("opaque file", self.opaque),
             ("tuning record", self.tuning_records),
         )  # fmt: skip
-        return bundle_html(self.digest, self.content, self.observed, [(noun, len(found)) for noun, found in beside])
+        return bundle_html(
+            self.digest, self.content, self.observed, [(noun, len(found)) for noun, found in beside]
+        )
 
     @cached_property
     def _by_key(self) -> dict[str, Kernel]:
@@ -379,7 +403,9 @@ class Bundle:
 def _open(source: FileSource | BytesSource, limits: Limits) -> Bundle:
     try:
         container = Container(source, limits)
-        observed = Observed.decode(container.observed_bytes, limits, newer_minor=container.newer_minor)
+        observed = Observed.decode(
+            container.observed_bytes, limits, newer_minor=container.newer_minor
+        )
     except BaseException:
         source.close()
         raise

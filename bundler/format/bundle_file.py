@@ -28,21 +28,27 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
-def open_regular(path: str | os.PathLike[str], *, links: bool = True) -> int:
+def open_regular(
+    path: str | os.PathLike[str], *, links: bool = True, folder: int | None = None
+) -> int:
     """Return a descriptor for reading a regular file; whatever is there, it neither waits nor takes it for one.
 
     Args:
         path: where.
         links: follow a symbolic link at the end of the path.
+        folder: a descriptor of the directory that a relative path begins in; None for the working directory.
 
     Raises:
         OSError: it cannot be opened, or is no regular file: `EISDIR` for a directory, `EINVAL` for anything else.
     """
     try:
-        fd = os.open(path, _READ if links else _READ | getattr(os, "O_NOFOLLOW", 0))
+        flags = _READ if links else _READ | getattr(os, "O_NOFOLLOW", 0)
+        fd = os.open(path, flags, dir_fd=folder)
     except OSError as error:
         if error.errno == errno.ENXIO:
-            raise OSError(errno.EINVAL, "it is a socket or device, expected a file", os.fspath(path)) from error
+            raise OSError(
+                errno.EINVAL, "it is a socket or device, expected a file", os.fspath(path)
+            ) from error
         raise
     try:
         mode = os.fstat(fd).st_mode
@@ -57,19 +63,29 @@ def open_regular(path: str | os.PathLike[str], *, links: bool = True) -> int:
     return fd
 
 
-def read_regular(path: str | os.PathLike[str], max_bytes: int, *, links: bool = True) -> bytes:
+def read_regular(
+    path: str | os.PathLike[str],
+    max_bytes: int,
+    *,
+    links: bool = True,
+    folder: int | None = None,
+    check: Callable[[int], object] | None = None,
+) -> bytes:
     """Return the bytes of a regular file.
 
     Args:
         path: where.
         max_bytes: how many it may have.
-        links: follow a symbolic link at the end of the path.
+        links, folder: as for `open_regular`.
+        check: gets the descriptor before anything is read, to ask whose file it is; what a path leads to may change meanwhile.
 
     Raises:
         OSError: as `open_regular`.
         LimitExceeded: it has more.
     """
-    with open(open_regular(path, links=links), "rb") as file:
+    with open(open_regular(path, links=links, folder=folder), "rb") as file:
+        if check is not None:
+            check(file.fileno())
         size = os.fstat(file.fileno()).st_size
         # No more than is there, as far as that is known: the buffer is made before it is filled.
         data = file.read(min(size, max_bytes) + 1)
@@ -77,7 +93,9 @@ def read_regular(path: str | os.PathLike[str], max_bytes: int, *, links: bool = 
             data += file.read(max_bytes + 1 - len(data))
     if max(size, len(data)) > max_bytes:
         raise LimitExceeded(
-            f"{os.fspath(path)}: {max(size, len(data))} bytes, over the limit of {max_bytes}", limit=max_bytes, got=size
+            f"{os.fspath(path)}: {max(size, len(data))} bytes, over the limit of {max_bytes}",
+            limit=max_bytes,
+            got=size,
         )
     return data
 
@@ -149,7 +167,9 @@ def replace_file(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
 
         def write_and_rename() -> None:
             # The mode leaves the user's umask to decide, as for any new file.
-            handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            handle = os.open(
+                name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
+            )
             with open(handle, "wb") as out:
                 # Before the writing, which may need the space; the new file's time is the file system's own clock.
                 with contextlib.suppress(OSError):
@@ -178,7 +198,9 @@ def _check_replaceable(target: str) -> None:
     if os.path.isdir(target):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), target)
     if os.path.exists(target) and not os.path.isfile(target):
-        raise OSError(errno.EINVAL, "it is a device, pipe or socket, expected a bundle file", target)
+        raise OSError(
+            errno.EINVAL, "it is a device, pipe or socket, expected a bundle file", target
+        )
 
 
 def cleaned_up(work: Callable[[], T], clean_up: Callable[[], object]) -> T:
@@ -215,13 +237,20 @@ def typed(error: OSError, path: str | os.PathLike[str], verb: str) -> BundlerErr
     if error.errno in _FULL:
         return StoreFull(f"cannot {verb} {where}: {why}; free some space and run again", path=where)
     if error.errno in _DENIED:
-        return AccessDenied(f"cannot {verb} {where}: {why}; check its owner and permissions", path=where)
+        return AccessDenied(
+            f"cannot {verb} {where}: {why}; check its owner and permissions", path=where
+        )
     if error.errno in {errno.EEXIST, errno.ENOTDIR}:
-        return NotFound(f"cannot {verb} {where}: a file is there, expected a directory; check the path", path=where)
+        return NotFound(
+            f"cannot {verb} {where}: a file is there, expected a directory; check the path",
+            path=where,
+        )
     if error.errno == errno.ENOENT:
         return NotFound(f"cannot {verb} {where}: {why}; check the path", path=where)
     if error.errno == errno.EISDIR:
-        return BundlerError(f"cannot {verb} {where}: it is a directory, expected a bundle file", path=where)
+        return BundlerError(
+            f"cannot {verb} {where}: it is a directory, expected a bundle file", path=where
+        )
     return BundlerError(f"cannot {verb} {where}: {why}", path=where)
 
 

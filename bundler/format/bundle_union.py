@@ -8,17 +8,24 @@ entries by `entry_name`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
 from bundler.errors import ConfigError, MergeConflict
 from bundler.format.bundle import Bundle
-from bundler.format.entries import Artifact, Entry, Kernel, entry_artifacts, entry_kind
+from bundler.format.entries import Artifact, Entry, Kernel, Opaque, entry_artifacts, entry_kind
 from bundler.format.joined_blobs import FirstBlobs
 from bundler.format.manifest import Content, merge_observed
 from bundler.format.metadata import parse_metadata
+from bundler.format.program_paths import program_name
 from bundler.format.summary import Summarized
+
+# Torch's and Triton's names of what they made: 32 characters and more of base32 or hexadecimal digits.
+_KEYED = re.compile(
+    r"(?<![A-Za-z0-9])(?:[a-z]?[a-z2-7]{32,64}|[A-Z2-7]{32,64}|[0-9a-f]{32,64})(?![A-Za-z0-9])"
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,11 +57,12 @@ def merge(bundles: Iterable[Bundle]) -> Bundle:
     Two compiles of one launch identity are variants: their bytes may differ, since debug information holds source
     paths.  One whose files another has too, and more, counts for nothing; of the others the one with the least digest
     wins, and the result's `variants_dropped` counts the rest, those that the given bundles had dropped included.  The
-    order of the bundles does not matter.
+    same holds for tuning results, helper libraries and files of Inductor that stand under the hash of what they are for.  What has a name that
+    somebody chose, as a program has, is never dropped.  The order of the bundles does not matter.
 
     Raises:
         ConfigError: no bundle given.
-        MergeConflict: one kernel key, but another target, entry point or metadata.
+        MergeConflict: one kernel key, but another target, entry point or metadata; or one name for two programs or other files.
     """
     sources = tuple(bundles)
     if not sources:
@@ -66,7 +74,9 @@ def merge(bundles: Iterable[Bundle]) -> Bundle:
     chosen: list[Entry] = []
     dropped = sum(bundle.variants_dropped for bundle in sources)
     for builds in found.values():
-        if all(_equal(builds[0][0], entry) for entry, _ in builds[1:]):  # as most are that a store has too
+        if all(
+            _equal(builds[0][0], entry) for entry, _ in builds[1:]
+        ):  # as most are that a store has too
             chosen.append(builds[0][0])
             continue
         for other in builds[1:]:
@@ -131,12 +141,38 @@ def _check_same_identity(one: Entry, bundle_one: Bundle, two: Entry, bundle_two:
         )
     if isinstance(one, Kernel) and isinstance(two, Kernel):
         _check_same_launch(one, bundle_one, two, bundle_two)
+    elif isinstance(one, Opaque) and isinstance(two, Opaque) and one != two:
+        _check_keyed(one, bundle_one, two, bundle_two)
+
+
+def _check_keyed(one: Opaque, bundle_one: Bundle, two: Opaque, bundle_two: Bundle) -> None:
+    """Refuse two files of one name, unless their path has the hash of what both are for."""
+    program = program_name(one.path)
+    if program is None and _KEYED.search(one.path):
+        return
+    what = f"program {program!r}" if program is not None else one.path
+    fix = (
+        "generate one of them again with another --name, or for all targets at once; a push with mode='replace' keeps the one that is pushed"
+        if program is not None
+        else "leave one of the bundles out"
+    )
+    raise MergeConflict(
+        f"{what} is {one.artifact.digest[:19]} in bundle {bundle_one.digest[:19]}, and {two.artifact.digest[:19]} in "
+        f"bundle {bundle_two.digest[:19]}: two things under one name, of which none may be lost; {fix}",
+        name=program or one.path,
+        bundles=(bundle_one.digest, bundle_two.digest),
+    )
 
 
 def _check_same_launch(one: Kernel, bundle_one: Bundle, two: Kernel, bundle_two: Bundle) -> None:
-    for what, mine, theirs in (("target", one.target, two.target), ("entry point", one.name, two.name)):
+    for what, mine, theirs in (
+        ("target", one.target, two.target),
+        ("entry point", one.name, two.name),
+    ):
         if mine != theirs:
-            raise MergeConflict(f"{one.key}: {what} {mine} in one bundle, {theirs} in another", key=one.key)
+            raise MergeConflict(
+                f"{one.key}: {what} {mine} in one bundle, {theirs} in another", key=one.key
+            )
     if one.metadata == two.metadata:
         return
     mine_json = metadata_identity(bundle_one.read(one.metadata))
@@ -151,9 +187,12 @@ def _check_same_launch(one: Kernel, bundle_one: Bundle, two: Kernel, bundle_two:
 
 def _first_difference(one: str, two: str) -> str:
     mine, theirs = json.loads(one), json.loads(two)
-    fields: Sequence[str] = sorted(k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k))
+    fields: Sequence[str] = sorted(
+        k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k)
+    )
     return ", ".join(
-        f"{ascii(name)[1:-1]:.80}: {mine.get(name)!a:.200} and {theirs.get(name)!a:.200}" for name in fields[:3]
+        f"{ascii(name)[1:-1]:.80}: {mine.get(name)!a:.200} and {theirs.get(name)!a:.200}"
+        for name in fields[:3]
     )
 
 
@@ -167,7 +206,9 @@ def _with_facts(complete: list[Entry], builds: list[Entry]) -> Entry:
         winner,
         facts_bytes=next((k.facts_bytes for k in twins if k.facts_bytes is not None), None),
         parts_bytes=next((k.parts_bytes for k in twins if k.parts_bytes is not None), None),
-        toolchain=next((k.toolchain for k in twins if k.toolchain.binary is not None), winner.toolchain),
+        toolchain=next(
+            (k.toolchain for k in twins if k.toolchain.binary is not None), winner.toolchain
+        ),
     )
 
 

@@ -54,7 +54,15 @@ class Timing:
     def from_wire(data: Any, *, open_ended: bool = False) -> Timing:
         """Decode what `to_wire` wrote; raises `FormatError` for anything else."""
         config, *rest = wire.fields(
-            data, "timing", list, str, _MAYBE_INT, _MAYBE_INT, _MAYBE_INT, str, open_ended=open_ended
+            data,
+            "timing",
+            list,
+            str,
+            _MAYBE_INT,
+            _MAYBE_INT,
+            _MAYBE_INT,
+            str,
+            open_ended=open_ended,
         )
         pairs = [wire.fields(item, "timing's value", str, object) for item in config]
         return Timing(tuple((name, Value.from_wire(value)) for name, value in pairs), *rest)
@@ -85,8 +93,12 @@ class Tuning(Summarized):
     @staticmethod
     def from_wire(data: Any, *, open_ended: bool = False) -> Tuning:
         """Decode what `to_wire` wrote; raises `FormatError` for anything else."""
-        record, timings, *rest = wire.fields(data, "tuning", str, list, int, int, int, open_ended=open_ended)
-        return Tuning(record, tuple(Timing.from_wire(item, open_ended=open_ended) for item in timings), *rest)
+        record, timings, *rest = wire.fields(
+            data, "tuning", str, list, int, int, int, open_ended=open_ended
+        )
+        return Tuning(
+            record, tuple(Timing.from_wire(item, open_ended=open_ended) for item in timings), *rest
+        )
 
 
 def record_id(kernel: str, parts: Parts) -> str:
@@ -102,7 +114,14 @@ def id_of(record: TuningRecord) -> str:
 def time_of(record: TuningRecord, tuning: Tuning | None) -> int | None:
     """Return the winner's measured time in nanoseconds, None where nobody measured it."""
     timings = tuning.timings if tuning is not None else ()
-    return next((t.time_ns for t in timings if dict(t.config) == dict(record.config) and t.time_ns is not None), None)
+    return next(
+        (
+            t.time_ns
+            for t in timings
+            if dict(t.config) == dict(record.config) and t.time_ns is not None
+        ),
+        None,
+    )
 
 
 def merge_tunings(first: Iterable[Tuning], second: Iterable[Tuning]) -> tuple[Tuning, ...]:
@@ -144,15 +163,25 @@ def from_file(data: bytes) -> tuple[TuningRecord, Tuning | None]:
         FormatError: damaged, of another schema, or no such file.
     """
     if not DIGEST_BYTES < len(data) <= MAX_FILE_BYTES:
-        raise FormatError(f"tuning record: {count(len(data), 'byte')}, expected {DIGEST_BYTES + 1} to {MAX_FILE_BYTES}")
+        raise FormatError(
+            f"tuning record: {count(len(data), 'byte')}, expected {DIGEST_BYTES + 1} to {MAX_FILE_BYTES}"
+        )
     digest, body = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
     if sha256(body) != digest:
         raise FormatError("tuning record: the bytes differ from their digest; tune again")
     schema, record, tuning = wire.fields(
-        wire.unpack(body, "tuning record", DEFAULT_LIMITS), "tuning record file", int, list, (list, type(None))
+        wire.unpack(body, "tuning record", DEFAULT_LIMITS),
+        "tuning record file",
+        int,
+        list,
+        (list, type(None)),
     )
     if schema != FILE_SCHEMA:
-        raise FormatError(f"tuning record: schema {schema}, expected {FILE_SCHEMA}", got=schema, expected=FILE_SCHEMA)
+        raise FormatError(
+            f"tuning record: schema {schema}, expected {FILE_SCHEMA}",
+            got=schema,
+            expected=FILE_SCHEMA,
+        )
     found = TuningRecord.from_wire(record)
     measured = None if tuning is None else Tuning.from_wire(tuning)
     if measured is not None and measured.record != id_of(found):

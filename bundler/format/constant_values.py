@@ -40,7 +40,20 @@ _MAX_BITS = 1300  # of an integer with fewer decimals than that
 _NESTED = {"tuple", "list"}
 # Tags whose payload is valid as soon as its type is.
 _PLAIN = {"none": type(None), "bool": bool, "int": int, "str": str, "dtype": str, "other": str}
-_TAGS = ("none", "bool", "int", "float", "str", "tuple", "list", "dict", "dtype", "constexpr", "jit", "other")
+_TAGS = (
+    "none",
+    "bool",
+    "int",
+    "float",
+    "str",
+    "tuple",
+    "list",
+    "dict",
+    "dtype",
+    "constexpr",
+    "jit",
+    "other",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +117,14 @@ class Value:
         if tag not in _TAGS:
             raise FormatError(f"value: unknown tag {tag!r}", got=tag)
         if tag in _NESTED:
-            return Value(tag, tuple(Value.from_wire(item) for item in wire.expect(payload, list, "value")))
+            return Value(
+                tag, tuple(Value.from_wire(item) for item in wire.expect(payload, list, "value"))
+            )
         if tag == "dict":
-            pairs = [wire.fields(pair, "dict value", str, object) for pair in wire.expect(payload, list, "value")]
+            pairs = [
+                wire.fields(pair, "dict value", str, object)
+                for pair in wire.expect(payload, list, "value")
+            ]
             return Value(tag, tuple((key, Value.from_wire(item)) for key, item in pairs))
         if tag == "constexpr":
             return Value(tag, Value.from_wire(payload))
@@ -120,7 +138,9 @@ def is_plain(tag: str, payload: Any) -> bool:
 
 def value_of_pair(tag: str, payload: Any) -> Value:
     """Build a value from the members of its positional form; raises `FormatError` for anything else."""
-    return Value(tag, payload) if _PLAIN.get(tag) is type(payload) else Value.from_wire([tag, payload])
+    return (
+        Value(tag, payload) if _PLAIN.get(tag) is type(payload) else Value.from_wire([tag, payload])
+    )
 
 
 def _scalar(tag: str, payload: Any) -> Any:
@@ -131,8 +151,12 @@ def _scalar(tag: str, payload: Any) -> Any:
             raise FormatError(f"value: not a decimal number: {payload!r}", got=payload)
         return payload
     expected = {"none": type(None), "bool": bool, "int": int, "float": bytes}.get(tag, str)
-    if type(payload) is not expected or (isinstance(payload, bytes) and len(payload) != _DOUBLE_BYTES):
-        raise FormatError(f"value: tag {tag!r} with a payload of type {type(payload).__name__}", got=tag)
+    if type(payload) is not expected or (
+        isinstance(payload, bytes) and len(payload) != _DOUBLE_BYTES
+    ):
+        raise FormatError(
+            f"value: tag {tag!r} with a payload of type {type(payload).__name__}", got=tag
+        )
     return payload
 
 

@@ -64,7 +64,9 @@ class _DecodedFrame:
         if self._slices is None:
             blobs = self._section.blobs
             ends = [*accumulate(self._content.sizes_of(blobs))]
-            self._slices = dict(zip(self._content.digests_of(blobs), map(slice, [0, *ends], ends), strict=True))
+            self._slices = dict(
+                zip(self._content.digests_of(blobs), map(slice, [0, *ends], ends), strict=True)
+            )
         return self._slices
 
 
@@ -91,7 +93,11 @@ class Container:
         self._buffers = FrameBuffers(CACHED_FRAMES + 2 * (frames_at_once() - 1))
         head = read_head(source, limits)
         self.major, self.minor, self.newer_minor = head.major, head.minor, head.newer_minor
-        self.read_only, self.compatible_flags, self.sections = head.read_only, head.compatible_flags, head.sections
+        self.read_only, self.compatible_flags, self.sections = (
+            head.read_only,
+            head.compatible_flags,
+            head.sections,
+        )
         self.content_bytes = self._manifest(CONTENT)
         self.observed_bytes = self._manifest(OBSERVED)
         self.content = Content.decode(self.content_bytes, limits, newer_minor=self.newer_minor)
@@ -123,7 +129,11 @@ class Container:
     def prefetch(self, digests: Collection[bytes]) -> None:
         """Have the frames of many blobs decoded ahead, where there are processors to spare; each is decoded when it is read, if not before."""
         first = itertools.islice(digests, _MANY) if len(digests) >= _MANY else ()
-        known = [self.content.blob_number(digest) for digest in first] if self._wants_frames(digests) else []
+        known = (
+            [self.content.blob_number(digest) for digest in first]
+            if self._wants_frames(digests)
+            else []
+        )
         self._begin_with([number for number in known if number is not None])
 
     def read_blob(self, digest: bytes) -> bytes:
@@ -192,7 +202,9 @@ class Container:
                 return frame
         blob = self.content.blob_number(digest)
         if blob is None:
-            raise NotFound(f"no blob {digest_text(digest)} in this bundle", digest=digest_text(digest))
+            raise NotFound(
+                f"no blob {digest_text(digest)} in this bundle", digest=digest_text(digest)
+            )
         return self._frame(self._sections_of_blobs[blob])
 
     def _frame(self, number: int) -> _DecodedFrame:
@@ -231,7 +243,9 @@ class Container:
             same = (n for n in after if self.sections[n].kind == kind and n not in self._frames)
             wanted += filter(self._may_be_ahead, itertools.islice(same, self._threads))
         self._ahead.forget(
-            n for n in self._ahead.begun() if n not in wanted and (self.sections[n].kind == kind or not self._threads)
+            n
+            for n in self._ahead.begun()
+            if n not in wanted and (self.sections[n].kind == kind or not self._threads)
         )
         self._begin(wanted[1:])
 
@@ -256,7 +270,10 @@ class Container:
             if section.codec == STORED:
                 return memoryview(self.stored(section))
             decoding = self._prepared(
-                number, b"".join([self._frame(p).data for p in section.prefix if self.sections[p].raw_bytes])
+                number,
+                b"".join(
+                    [self._frame(p).data for p in section.prefix if self.sections[p].raw_bytes]
+                ),
             )
             decoding.decode()
         return decoding.finish()

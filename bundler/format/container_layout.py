@@ -42,7 +42,13 @@ STORED, ZSTD = 0, 1
 # Chosen on a real Inductor cache (docs/benchmarks.md): level 6 leaves its graph entries twice as large.
 ZSTD_LEVEL = 9
 # Raw bytes in one frame: small enough that one kernel costs little, large enough that neighbours share.
-FRAME_TARGET_BYTES = {LAUNCH: 4 * MIB, IR: 8 * MIB, TUNING: 1 * MIB, HELPERS: 4 * MIB, OPAQUE: 32 * MIB}
+FRAME_TARGET_BYTES = {
+    LAUNCH: 4 * MIB,
+    IR: 8 * MIB,
+    TUNING: 1 * MIB,
+    HELPERS: 4 * MIB,
+    OPAQUE: 32 * MIB,
+}
 # Of a zstd frame (RFC 8878): a block begins with three bytes; one of this type has one byte, whatever its size says; a checksum ends it.
 _BLOCK_HEADER_BYTES, _REPEATED_BYTE, _CHECKSUM_BYTES = 3, 1, 4
 

@@ -154,8 +154,14 @@ class _Rows:
         self._check_counts()
         entries = Entries(
             tuple([self._kernel(row) for row in content.kernels]),
-            tuple(TuningFile(row.path, self._placed(row, "tuning file")) for row in content.tuning_files),
-            tuple(HelperLibrary(row.path, self._placed(row, "helper library"), row.machine) for row in content.helpers),
+            tuple(
+                TuningFile(row.path, self._placed(row, "tuning file"))
+                for row in content.tuning_files
+            ),
+            tuple(
+                HelperLibrary(row.path, self._placed(row, "helper library"), row.machine)
+                for row in content.helpers
+            ),
             tuple(Opaque(row.path, self._placed(row, "opaque file")) for row in content.opaque),
             tuning_records(content.tuning_records, self._limits, open_ended=open_ended),
             self.blob_table,
@@ -227,8 +233,12 @@ class _Rows:
                 f"file {wrong.name!r}: blob {wrong.blob} of {len(self.blob_table)}", name=wrong.name
             ) from None
         for file in files:
-            if file.spans and (len(file.spans) % NUMBERS_PER_SPAN or len(file.spans) > self._limits.array_items):
-                raise FormatError(f"file {file.name!r}: {len(file.spans)} span numbers", name=file.name)
+            if file.spans and (
+                len(file.spans) % NUMBERS_PER_SPAN or len(file.spans) > self._limits.array_items
+            ):
+                raise FormatError(
+                    f"file {file.name!r}: {len(file.spans)} span numbers", name=file.name
+                )
         self._used.update(blobs)
         self._restored_bytes += sum(sizes)
         return sizes
@@ -237,7 +247,9 @@ class _Rows:
         file = row.file
         self._count([file])
         digest, size = self.blob_table[file.blob]
-        artifact = Artifact(names.check_file_name(file.name), digest_text(digest), size, spans_of(file.spans))
+        artifact = Artifact(
+            names.check_file_name(file.name), digest_text(digest), size, spans_of(file.spans)
+        )
         check_path(row.path, artifact, what)
         return artifact
 
@@ -284,7 +296,11 @@ def encode_rows(entries: Entries) -> bytes:
     index = {raw: position for position, (raw, _) in enumerate(entries.blobs)}
 
     def file(name: str, raw: bytes, spans: Sequence[Span]) -> list[Any]:
-        return [name, index[raw], [number for span in spans for number in (span.offset, span.place, span.style)]]
+        return [
+            name,
+            index[raw],
+            [number for span in spans for number in (span.offset, span.place, span.style)],
+        ]
 
     def placed(artifact: Artifact) -> list[Any]:
         return file(artifact.filename, digest_raw(artifact.digest), artifact.spans)

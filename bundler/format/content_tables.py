@@ -123,7 +123,9 @@ class _Tables:
         self._toolchain_rows = self._table("toolchains", _TOOLCHAINS, "kernels")
         self._specs = self._table("specs", _SPECS, "kernels")
         if len(bytes(content.file_lists)) > _FILE_LIST_BYTES:
-            raise LimitExceeded(f"content: file lists of more than {_FILE_LIST_BYTES} bytes", limit=_FILE_LIST_BYTES)
+            raise LimitExceeded(
+                f"content: file lists of more than {_FILE_LIST_BYTES} bytes", limit=_FILE_LIST_BYTES
+            )
         self._file_lists = self._table("file_lists", _FILE_LISTS, "kernels")
         self._pieces = Pieces(self._table("pieces", _PIECES), limits)
         self._check_texts()
@@ -149,7 +151,10 @@ class _Tables:
         entries = Entries(
             TableKernels(rows, self._tables, check.shared),
             tuple(TuningFile(row.path, self._placed(row, "tuning file")) for row in tuning_files),
-            tuple(HelperLibrary(row.path, self._placed(row, "helper library"), row.machine) for row in helpers),
+            tuple(
+                HelperLibrary(row.path, self._placed(row, "helper library"), row.machine)
+                for row in helpers
+            ),
             tuple(Opaque(row.path, self._placed(row, "opaque file")) for row in opaque),
             tuning_records(content.tuning_records, self._limits, open_ended=self._open_ended),
             self._blobs,
@@ -180,7 +185,9 @@ class _Tables:
 
     def _spans(self, packed: bytes, what: str) -> tuple[int, ...]:
         if len(packed) > REFERENCE_BYTES:
-            raise LimitExceeded(f"{what}: spans of {len(packed)} bytes", limit=REFERENCE_BYTES, got=len(packed))
+            raise LimitExceeded(
+                f"{what}: spans of {len(packed)} bytes", limit=REFERENCE_BYTES, got=len(packed)
+            )
         flat = wire.decode(packed, _NUMBERS, f"spans of a {what}", self._limits)
         if not self._open_ended:
             wire.check_canonical(packed, flat, what)

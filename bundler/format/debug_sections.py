@@ -14,7 +14,11 @@ from bundler.errors import FormatError
 from bundler.format.device_elf import ElfSection, content_of, sections
 
 _MAGIC, _CLASS, _CLASS_64 = b"\x7fELF", 4, 2
-_PREFIXES = tuple(start + name for start in (b"", b".rel", b".rela") for name in (b".debug", b".nv_debug", b".zdebug"))
+_PREFIXES = tuple(
+    start + name
+    for start in (b"", b".rel", b".rela")
+    for name in (b".debug", b".nv_debug", b".zdebug")
+)
 _TEXTS = b".nv.global.init"
 _LOADED = 2  # SHF_ALLOC: a driver puts it into memory
 _WITHOUT_BYTES = 8  # SHT_NOBITS
@@ -40,12 +44,21 @@ def without_debug(image: bytes) -> bytes:
         FormatError: it is no ELF file of 64 bits, or its table of sections is not sound.
     """
     if image[: len(_MAGIC)] != _MAGIC or image[_CLASS : _CLASS + 1] != bytes([_CLASS_64]):
-        raise FormatError("the device binary is no ELF file of 64 bits, so that its debug information cannot be found")
+        raise FormatError(
+            "the device binary is no ELF file of 64 bits, so that its debug information cannot be found"
+        )
     found = [(number, row) for number, _, row in _debug_rows(image) if row.size]
     if not found:
         return image
-    (table,), (stride,) = struct.unpack_from("<Q", image, _TABLE_AT), struct.unpack_from("<H", image, _ROW_BYTES_AT)
-    kept = [row for row in sections(image)[0] if row not in [gone for _, gone in found] and row.kind != _WITHOUT_BYTES]
+    (table,), (stride,) = (
+        struct.unpack_from("<Q", image, _TABLE_AT),
+        struct.unpack_from("<H", image, _ROW_BYTES_AT),
+    )
+    kept = [
+        row
+        for row in sections(image)[0]
+        if row not in [gone for _, gone in found] and row.kind != _WITHOUT_BYTES
+    ]
     # Rows say where other sections lie: one that says the same of debug information would lose its bytes.
     spans = [(row.start, row.start + row.size) for row in kept if row.size]
     spans += [(table, table + stride * len(sections(image)[0])), (0, 64)]
@@ -53,7 +66,9 @@ def without_debug(image: bytes) -> bytes:
     for number, row in found:
         end = row.start + row.size
         if end > len(image) or any(row.start < stop and start < end for start, stop in spans):
-            raise FormatError("the device binary has debug information in the place of something else")
+            raise FormatError(
+                "the device binary has debug information in the place of something else"
+            )
         out[row.start : end] = bytes(row.size)
         struct.pack_into("<Q", out, table + stride * number + _SIZE_AT, 0)
     return bytes(out)
@@ -61,7 +76,9 @@ def without_debug(image: bytes) -> bytes:
 
 def constant_texts(image: bytes) -> tuple[tuple[int, int], ...]:
     """Return where the sections begin and end in which a cubin keeps the texts of its asserts and prints; raises as `debug_sections`."""
-    return tuple((row.start, row.start + row.size) for _, name, row in _named_rows(image) if name == _TEXTS)
+    return tuple(
+        (row.start, row.start + row.size) for _, name, row in _named_rows(image) if name == _TEXTS
+    )
 
 
 def _debug_rows(image: bytes) -> Iterator[tuple[int, bytes, ElfSection]]:
@@ -72,10 +89,7 @@ def _debug_rows(image: bytes) -> Iterator[tuple[int, bytes, ElfSection]]:
 
 
 def _named_rows(image: bytes) -> Iterator[tuple[int, bytes, ElfSection]]:
-    try:
-        rows, names_row = sections(image)
-    except struct.error as error:
-        raise FormatError(f"the device binary's table of sections cannot be read ({error})") from error
+    rows, names_row = sections(image)
     if names_row >= len(rows):
         raise FormatError("the device binary's sections have no names")
     names = content_of(image, rows[names_row])

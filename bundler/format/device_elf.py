@@ -2,8 +2,7 @@
 """Reads the ELF file that a device binary is: `sections`, `section_named` and `symbol_named`, the `attributes` of a cubin, the metadata of an
 hsaco's kernel by `amd_kernel`.
 
-Everything is read as hostile input: what comes back is bounded, and what is wrong is a `FormatError`, or a `struct.error`, which callers
-turn into one with the kernel's name.  `runtime/launch/parameter_layout.py`, `runtime/tuning/occupancy.py` and
+Everything is read as hostile input: what comes back is bounded, and what is wrong is a `FormatError`.  `runtime/launch/parameter_layout.py`, `runtime/tuning/occupancy.py` and
 `lifecycle/binary_resources.py` call it.
 """
 
@@ -23,7 +22,9 @@ _MAX_SECTIONS = 65536
 _MAX_METADATA_BYTES = 1 << 20
 _MAX_TEXT_BYTES = 4096
 
-_ELF_HEADER = struct.Struct("<40xQ10xHHH")  # section table: offset, size of a row, rows, the row that holds the names
+_ELF_HEADER = struct.Struct(
+    "<40xQ10xHHH"
+)  # section table: offset, size of a row, rows, the row that holds the names
 _SECTION = struct.Struct("<IIQQQQI20x")
 _SYMBOL = struct.Struct("<I2xHQQ")  # name, the section that it lies in, address, size
 _SYMBOL_TABLE, _NOTE_SECTION = 2, 7
@@ -47,12 +48,29 @@ class ElfSection(NamedTuple):
 
 def sections(image: bytes) -> tuple[list[ElfSection], int]:
     """Return all sections, and the row of the one that holds their names."""
-    table, row_bytes, rows, names_row = _ELF_HEADER.unpack_from(image)
+    table, row_bytes, rows, names_row = _unpacked(_ELF_HEADER, image, 0)
     if rows > _MAX_SECTIONS or row_bytes < _SECTION.size:
-        raise FormatError(f"the device binary has {count(rows, 'section')} of {count(row_bytes, 'byte')}")
+        raise FormatError(
+            f"the device binary has {count(rows, 'section')} of {count(row_bytes, 'byte')}"
+        )
+    if table + rows * row_bytes > len(image):
+        raise FormatError(
+            f"the device binary has {len(image)} bytes, and its sections are said to end at {table + rows * row_bytes}"
+        )
     if row_bytes == _SECTION.size:  # as every linker writes it
-        return [*map(ElfSection._make, _SECTION.iter_unpack(image[table : table + rows * row_bytes]))], names_row
-    return [ElfSection._make(_SECTION.unpack_from(image, table + row * row_bytes)) for row in range(rows)], names_row
+        return [
+            *map(ElfSection._make, _SECTION.iter_unpack(image[table : table + rows * row_bytes]))
+        ], names_row
+    return [
+        ElfSection._make(_unpacked(_SECTION, image, table + row * row_bytes)) for row in range(rows)
+    ], names_row
+
+
+def _unpacked(layout: struct.Struct, data: bytes, at: int) -> tuple[Any, ...]:
+    """Return what lies at a place, which may be any number of 64 bits; raises `FormatError` where it is not all there."""
+    if at + layout.size > len(data):
+        raise FormatError(f"the device binary ends within {layout.size} bytes at {at}")
+    return layout.unpack_from(data, at)
 
 
 def section_named(image: bytes, wanted: bytes) -> bytes | None:
@@ -72,14 +90,18 @@ def content_of(image: bytes, row: ElfSection) -> bytes:
     return image[row.start : row.start + row.size]
 
 
-def symbol_named(image: bytes, rows: list[ElfSection], wanted: bytes) -> tuple[int, int, int] | None:
+def symbol_named(
+    image: bytes, rows: list[ElfSection], wanted: bytes
+) -> tuple[int, int, int] | None:
     """Return (number, section, address) of the first symbol of a name in the first table of symbols; None when there is none."""
     table = next((row for row in rows if row.kind == _SYMBOL_TABLE), None)
     if table is None or table.link >= len(rows):
         return None
     names, wanted = content_of(image, rows[table.link]), wanted + b"\0"
     symbols = content_of(image, table)
-    for number, symbol in enumerate(_SYMBOL.iter_unpack(symbols[: len(symbols) // _SYMBOL.size * _SYMBOL.size])):
+    for number, symbol in enumerate(
+        _SYMBOL.iter_unpack(symbols[: len(symbols) // _SYMBOL.size * _SYMBOL.size])
+    ):
         name_at, section, address, _ = symbol
         if names.startswith(wanted, name_at):
             return number, section, address
@@ -91,7 +113,7 @@ def attributes(info: bytes) -> Iterator[tuple[int, int, bytes]]:
     _check_length(len(info), "attributes")
     at = 0
     while at < len(info):
-        form, attribute, value = _ATTRIBUTE.unpack_from(info, at)
+        form, attribute, value = _unpacked(_ATTRIBUTE, info, at)
         at += _ATTRIBUTE.size
         size = value if form == _SIZED else 0
         yield attribute, value, info[at : at + size]

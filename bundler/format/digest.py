@@ -37,7 +37,9 @@ def digest_raw(text: str) -> bytes:
     except ValueError:
         raw = b""
     if len(raw) != DIGEST_BYTES or f"{_PREFIX}{raw.hex()}" != text:
-        raise FormatError(f"not a digest: {text!r}; expected sha256: and 64 lower-case hex digits", got=text)
+        raise FormatError(
+            f"not a digest: {text!r}; expected sha256: and 64 lower-case hex digits", got=text
+        )
     return raw
 
 

@@ -106,7 +106,11 @@ class PieceWriter:
         numbers = [*map(self._numbers.__getitem__, cut(document))]
         steps = map(operator.sub, numbers[1:], numbers)
         begins = [0, *[at for at, step in enumerate(steps, 1) if step != 1]]
-        return [*chain.from_iterable((numbers[at], end - at) for at, end in pairwise([*begins, len(numbers)]))]
+        return [
+            *chain.from_iterable(
+                (numbers[at], end - at) for at, end in pairwise([*begins, len(numbers)])
+            )
+        ]
 
     def _remember(self, document: bytes, runs: list[int]) -> None:
         self._known_bytes += len(document)
@@ -147,7 +151,10 @@ class Pieces:
             return False
         sizes, seen = measured
         joined_bytes = self._joined_bytes + sum(filter(None, known)) + sum(sizes)
-        if max(sizes, default=0) > self._limits.facts_bytes or joined_bytes > self._limits.all_facts_bytes:
+        if (
+            max(sizes, default=0) > self._limits.facts_bytes
+            or joined_bytes > self._limits.all_facts_bytes
+        ):
             return False
         self._seen, self._joined_bytes = seen, joined_bytes
         if len(self._sizes) < _RUNS_REMEMBERED:
@@ -199,11 +206,15 @@ class Pieces:
         if size > self._limits.facts_bytes:
             self._limits.check("facts_bytes", size, f"{key}: launch facts or key parts")
         if self._joined_bytes > self._limits.all_facts_bytes:
-            self._limits.check("all_facts_bytes", self._joined_bytes, "launch facts and key parts of all kernels")
+            self._limits.check(
+                "all_facts_bytes", self._joined_bytes, "launch facts and key parts of all kernels"
+            )
 
     def _size(self, runs: tuple[int, ...], key: str) -> int:
         if len(runs) % 2:
-            raise FormatError(f"{key}: {len(runs)} numbers in runs of pieces, expected pairs", key=key)
+            raise FormatError(
+                f"{key}: {len(runs)} numbers in runs of pieces, expected pairs", key=key
+            )
         size, seen, ends = 0, self._seen, self._ends
         for first, number in _pairs(runs):
             end = first + number

@@ -52,13 +52,21 @@ class Target(FrozenValue):
         self._set_fields(locals())
 
     def __eq__(self, other: object) -> bool:
-        return self.backend == other.backend and self.arch == other.arch if type(other) is Target else NotImplemented
+        return (
+            self.backend == other.backend and self.arch == other.arch
+            if type(other) is Target
+            else NotImplemented
+        )
 
     def __hash__(self) -> int:
         return hash((self.backend, self.arch))
 
     def __lt__(self, other: Target) -> bool:
-        return (self.backend, self.arch) < (other.backend, other.arch) if type(other) is Target else NotImplemented
+        return (
+            (self.backend, self.arch) < (other.backend, other.arch)
+            if type(other) is Target
+            else NotImplemented
+        )
 
     def __le__(self, other: Target) -> bool:
         return self == other or self < other
@@ -77,7 +85,10 @@ class Target(FrozenValue):
         """Read `cuda:90` or `hip:gfx942`; raises `ConfigError` for anything else."""
         match = re.fullmatch(_TARGET, text)
         if match is None:
-            raise ConfigError(f"not a target: {text!r}; expected backend:arch, such as cuda:90 or hip:gfx942", got=text)
+            raise ConfigError(
+                f"not a target: {text!r}; expected backend:arch, such as cuda:90 or hip:gfx942",
+                got=text,
+            )
         # CDNA (gfx9) chips have wavefronts of 64 lanes; RDNA and NVIDIA have 32.
         return Target(match[1], match[2], 64 if match[2].startswith("gfx9") else 32)
 
@@ -283,10 +294,21 @@ class Kernel(FrozenValue):
         for artifact in self.artifacts:
             if artifact.filename == filename:
                 return artifact
-        raise NotFound(f"{self.name} ({self.key}) has no file {filename!r}", key=self.key, name=filename)
+        raise NotFound(
+            f"{self.name} ({self.key}) has no file {filename!r}", key=self.key, name=filename
+        )
 
 
-_COMPARED = ("key", "name", "target", "toolchain", "artifacts", "spec", "facts_bytes", "parts_bytes")
+_COMPARED = (
+    "key",
+    "name",
+    "target",
+    "toolchain",
+    "artifacts",
+    "spec",
+    "facts_bytes",
+    "parts_bytes",
+)
 
 
 def check_kernel(kernel: Kernel) -> Kernel:
@@ -336,12 +358,18 @@ def file_layout(filenames: tuple[str, ...]) -> FileLayout:
         if filename.startswith(names.GROUP_PREFIX):
             raise FormatError("a group file is generated at restore, never stored", name=filename)
     kinds = [names.artifact_kind(filename) for filename in filenames]
-    order = tuple(sorted(range(len(filenames)), key=lambda position: names.artifact_order(filenames[position])))
+    order = tuple(
+        sorted(
+            range(len(filenames)), key=lambda position: names.artifact_order(filenames[position])
+        )
+    )
     launch = tuple(position for position in order if kinds[position] in names.LAUNCH_KINDS)
     binaries = [position for position in launch if kinds[position] != "json"]
     metadata = [position for position in launch if kinds[position] == "json"]
     if len(binaries) != 1 or len(metadata) != 1:
-        raise FormatError(f"expected one device binary and one metadata file, got {len(binaries)} and {len(metadata)}")
+        raise FormatError(
+            f"expected one device binary and one metadata file, got {len(binaries)} and {len(metadata)}"
+        )
     return FileLayout(order, launch, binaries[0], metadata[0], "so" in kinds)
 
 
@@ -373,7 +401,12 @@ class Opaque(Summarized, Struct, frozen=True, gc=False):
 
 
 Entry = Kernel | TuningFile | HelperLibrary | Opaque
-_KINDS = {Kernel: "kernel", TuningFile: "tuning file", HelperLibrary: "helper library", Opaque: "opaque file"}
+_KINDS = {
+    Kernel: "kernel",
+    TuningFile: "tuning file",
+    HelperLibrary: "helper library",
+    Opaque: "opaque file",
+}
 
 
 def entry_kind(entry: Entry) -> str:

@@ -16,7 +16,15 @@ from msgspec import Meta, Raw, Struct
 from bundler.errors import FormatError
 from bundler.format import names, wire
 from bundler.format.digest import DIGEST_BYTES
-from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, Target, Toolchain, TuningFile
+from bundler.format.entries import (
+    Artifact,
+    HelperLibrary,
+    Kernel,
+    Opaque,
+    Target,
+    Toolchain,
+    TuningFile,
+)
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 
 # Who restores kernels looks neither at launch facts nor at tuning records.

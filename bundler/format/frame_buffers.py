@@ -65,7 +65,11 @@ class FrameBuffers:
 
 
 def _rounded(size: int) -> int:
-    return size if size <= _LEAST_FOR_HUGE_PAGES_BYTES else -(-size // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
+    return (
+        size
+        if size <= _LEAST_FOR_HUGE_PAGES_BYTES
+        else -(-size // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
+    )
 
 
 def _new_buffer(size: int) -> mmap.mmap:
@@ -86,6 +90,11 @@ def _is_unused(buffer: mmap.mmap) -> bool:
     """Tell whether no view of a buffer is left: one that is viewed refuses any change of its size, even to the one that it has."""
     try:
         buffer.resize(len(buffer))
-    except (BufferError, OSError, SystemError, ValueError):  # the last three: a system that cannot change sizes at all
+    except (
+        BufferError,
+        OSError,
+        SystemError,
+        ValueError,
+    ):  # the last three: a system that cannot change sizes at all
         return False
     return True

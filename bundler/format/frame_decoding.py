@@ -30,7 +30,9 @@ class FrameDecoding:
 
     __slots__ = ("_data", "_raw_bytes", "_reader", "_room", "_section")
 
-    def __init__(self, section: Section, data: bytes, prefix: bytes, limits: Limits, buffers: FrameBuffers) -> None:
+    def __init__(
+        self, section: Section, data: bytes, prefix: bytes, limits: Limits, buffers: FrameBuffers
+    ) -> None:
         try:
             check_frame(section, data, limits)
             self._room = buffers.take(section.raw_bytes)

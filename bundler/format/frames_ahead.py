@@ -26,7 +26,9 @@ class DecodableFrame(Protocol):
 
 def frames_at_once() -> int:
     """Return how many frames are decoded at once; one where the other processors have enough to do with writing files."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    available = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, min(_MOST, available // 2))
 
 
@@ -111,7 +113,9 @@ class FramesAhead(Generic[T]):
         """Let go of frames that nobody will take, and return when no thread decodes one of them."""
         tasks = self._here()
         under_way = [
-            task for task in [tasks.pop(number, None) for number in numbers] if task is not None and not task.take()
+            task
+            for task in [tasks.pop(number, None) for number in numbers]
+            if task is not None and not task.take()
         ]
         with self._gate:
             self._waiting = deque(task for task in self._waiting if not task.is_taken())

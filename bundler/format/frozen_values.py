@@ -29,7 +29,9 @@ class FrozenValue:
 
     def __repr__(self) -> str:
         shown = [
-            f"{field.name}={getattr(self, field.name)!r}" for field in dataclasses.fields(cast(Any, self)) if field.repr
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in dataclasses.fields(cast(Any, self))
+            if field.repr
         ]
         return f"{type(self).__qualname__}({', '.join(shown)})"
 
@@ -43,4 +45,6 @@ class FrozenValue:
 
 
 def _compared(value: Any) -> tuple[Any, ...]:
-    return tuple([getattr(value, field.name) for field in dataclasses.fields(value) if field.compare])
+    return tuple(
+        [getattr(value, field.name) for field in dataclasses.fields(value) if field.compare]
+    )

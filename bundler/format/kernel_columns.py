@@ -21,7 +21,13 @@ from bundler.format.lazy_kernel import NUMBERS_PER_FILE_SPAN
 from bundler.format.limits import Limits
 from bundler.format.metadata import METADATA_BYTES
 from bundler.format.summary import count
-from bundler.format.table_kernels import KernelNumbers, KernelReferences, KernelTables, SharedByNumbers, numbers_of
+from bundler.format.table_kernels import (
+    KernelNumbers,
+    KernelReferences,
+    KernelTables,
+    SharedByNumbers,
+    numbers_of,
+)
 
 # Real ones have some hundred bytes; what is here is decoded for each kernel, and again when its files are asked for.
 REFERENCE_BYTES = 1 << 16
@@ -48,7 +54,9 @@ class KernelCheck:
         restored_bytes: the bytes of all files, those of a blob once for each file.
     """
 
-    def __init__(self, tables: KernelTables, sizes: Sequence[int], limits: Limits, *, open_ended: bool) -> None:
+    def __init__(
+        self, tables: KernelTables, sizes: Sequence[int], limits: Limits, *, open_ended: bool
+    ) -> None:
         self._sizes, self._limits, self._open_ended = sizes, limits, open_ended
         self._pieces: Pieces = tables.pieces
         self.shared = SharedByNumbers(tables, limits)
@@ -110,7 +118,12 @@ class KernelCheck:
             return False
         size_bytes = sum(map(self._sizes.__getitem__, every))
         if not self._sizes_are_sound(blobs, layouts, size_bytes) or not self._pieces.take(
-            [runs for record in records for runs in (record.facts, record.parts) if runs is not None]
+            [
+                runs
+                for record in records
+                for runs in (record.facts, record.parts)
+                if runs is not None
+            ]
         ):
             return False
         # Nothing was counted before all of them were known to be sound.
@@ -122,12 +135,19 @@ class KernelCheck:
     ) -> bool:
         """Tell whether metadata, binaries and whole kernels have sizes that are allowed; all kernels have `size_bytes`."""
         sizes, limit = self._sizes, self._limits.kernel_bytes
-        metadata = [sizes[numbers[layout.metadata]] for numbers, layout in zip(blobs, layouts, strict=True)]
-        binaries = [sizes[numbers[layout.binary]] for numbers, layout in zip(blobs, layouts, strict=True)]
+        metadata = [
+            sizes[numbers[layout.metadata]] for numbers, layout in zip(blobs, layouts, strict=True)
+        ]
+        binaries = [
+            sizes[numbers[layout.binary]] for numbers, layout in zip(blobs, layouts, strict=True)
+        ]
         return (
             max(metadata) <= METADATA_BYTES
             and min(binaries) > 0
-            and (size_bytes <= limit or all(sum([sizes[blob] for blob in numbers]) <= limit for numbers in blobs))
+            and (
+                size_bytes <= limit
+                or all(sum([sizes[blob] for blob in numbers]) <= limit for numbers in blobs)
+            )
         )
 
     def _count(self, blobs: Iterable[int], size_bytes: int) -> None:
@@ -147,8 +167,12 @@ class KernelCheck:
     def _references(self, rows: Sequence[KernelNumbers]) -> list[KernelReferences]:
         packed = [bytes(row.references) for row in rows]
         if max(map(len, packed), default=0) > REFERENCE_BYTES:
-            row, long = next(found for found in zip(rows, packed, strict=True) if len(found[1]) > REFERENCE_BYTES)
-            raise LimitExceeded(f"{row.key}: references of {len(long)} bytes", limit=REFERENCE_BYTES, got=len(long))
+            row, long = next(
+                found for found in zip(rows, packed, strict=True) if len(found[1]) > REFERENCE_BYTES
+            )
+            raise LimitExceeded(
+                f"{row.key}: references of {len(long)} bytes", limit=REFERENCE_BYTES, got=len(long)
+            )
         return wire.decode_each(
             packed, _REFERENCES, "references of a kernel", self._limits, open_ended=self._open_ended
         )
@@ -157,7 +181,9 @@ class KernelCheck:
         key, blobs = names.check_kernel_key(row.key), references.blobs
         layout = self._layout_of(row)
         if len(blobs) != len(layout.order):
-            raise FormatError(f"{key}: {len(blobs)} blobs for {count(len(layout.order), 'file')}", key=key)
+            raise FormatError(
+                f"{key}: {len(blobs)} blobs for {count(len(layout.order), 'file')}", key=key
+            )
         sizes = self.count(blobs, key)
         check_sizes(key, layout, sizes)
         self._limits.check("kernel_bytes", sum(sizes), f"kernel {key}")
@@ -190,12 +216,18 @@ def _spans_are_sound(records: Sequence[KernelReferences], counts: Sequence[int])
 def _are_spans(flat: Sequence[int], files: int) -> bool:
     positions = flat[::NUMBERS_PER_FILE_SPAN]
     in_order = all(one <= two for one, two in pairwise(positions))
-    return not len(flat) % NUMBERS_PER_FILE_SPAN and positions[0] >= 0 and positions[-1] < files and in_order
+    return (
+        not len(flat) % NUMBERS_PER_FILE_SPAN
+        and positions[0] >= 0
+        and positions[-1] < files
+        and in_order
+    )
 
 
 def _check_spans(flat: Sequence[int], files: int, key: str) -> None:
     if not _are_spans(flat, files):
         positions = flat[::NUMBERS_PER_FILE_SPAN]
         raise FormatError(
-            f"{key}: {len(flat)} span numbers for {count(files, 'file')}, of files {positions!r:.80}", key=key
+            f"{key}: {len(flat)} span numbers for {count(files, 'file')}, of files {positions!r:.80}",
+            key=key,
         )

@@ -91,7 +91,10 @@ class FileOrder:
 
     def __init__(self, layout: FileLayout) -> None:
         self.layout, files = layout, len(layout.order)
-        self.all, self.launch = _PickedFiles(layout.order, files), _PickedFiles(layout.launch, files)
+        self.all, self.launch = (
+            _PickedFiles(layout.order, files),
+            _PickedFiles(layout.launch, files),
+        )
 
 
 file_order = lru_cache(_LAYOUTS_REMEMBERED)(FileOrder)

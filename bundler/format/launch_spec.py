@@ -94,7 +94,12 @@ class LaunchFacts:
         sections = wire.split(data, len(_SECTIONS))
         if sections is None:
             # Not as we write it, or large: decoded whole, which says what is wrong when something is.
-            items = wire.fields(wire.unpack(data, "launch facts"), "launch facts", str, *[list] * (len(_SECTIONS) - 1))
+            items = wire.fields(
+                wire.unpack(data, "launch facts"),
+                "launch facts",
+                str,
+                *[list] * (len(_SECTIONS) - 1),
+            )
             return LaunchFacts(*[read(item) for read, item in zip(_SECTIONS, items, strict=True)])
         kind, arguments, signature, constants, attributes, options = sections
         # Constants differ from kernel to kernel; the rest is shared by many, and then decoded once.
@@ -103,7 +108,9 @@ class LaunchFacts:
             _section(4, attributes), _section(5, options),
         )  # fmt: skip
         after = len(attributes) + len(options)
-        _last_facts[:] = [(data[: len(data) - after - len(constants)], data[len(data) - after :], facts)]
+        _last_facts[:] = [
+            (data[: len(data) - after - len(constants)], data[len(data) - after :], facts)
+        ]
         return facts
 
 
@@ -201,10 +208,26 @@ _METADATA_FIELDS: tuple[tuple[str, str, Any], ...] = (
 # In a manifest a launch spec lies inside three arrays: content, kernels, kernel.
 _SPEC_LIMITS = msgspec.structs.replace(DEFAULT_LIMITS, depth=DEFAULT_LIMITS.depth - 3)
 _MAYBE = (int, type(None))
-_SPEC_KINDS: tuple[Any, ...] = (str, int, int, int, int, _MAYBE, _MAYBE, _MAYBE, _MAYBE, _MAYBE, bool, bool, list)
+_SPEC_KINDS: tuple[Any, ...] = (
+    str,
+    int,
+    int,
+    int,
+    int,
+    _MAYBE,
+    _MAYBE,
+    _MAYBE,
+    _MAYBE,
+    _MAYBE,
+    bool,
+    bool,
+    list,
+)
 
 
-def _spec_from_wire(data: Any, facts: LaunchFacts | None, *, open_ended: bool = False) -> LaunchSpec:
+def _spec_from_wire(
+    data: Any, facts: LaunchFacts | None, *, open_ended: bool = False
+) -> LaunchSpec:
     *values, descriptors = wire.fields(data, "launch spec", *_SPEC_KINDS, open_ended=open_ended)
     return LaunchSpec(*values, Value.from_wire(descriptors), facts)  # type: ignore[call-arg, arg-type, unused-ignore]
 
@@ -224,7 +247,12 @@ class TuningRecord(Summarized):
 
     def to_wire(self) -> list[Any]:
         """Return the positional form."""
-        return [self.kernel, [list(part) for part in self.parts], named_to_wire(self.config), self.found_by]
+        return [
+            self.kernel,
+            [list(part) for part in self.parts],
+            named_to_wire(self.config),
+            self.found_by,
+        ]
 
     @staticmethod
     def from_wire(data: Any, *, open_ended: bool = False) -> TuningRecord:
@@ -241,7 +269,9 @@ def _optional(value: Value | None) -> list[Any] | None:
 
 
 def _argument(data: Any) -> Argument:
-    name, annotation, default, *flags = wire.fields(data, "argument", str, str, (list, type(None)), bool, bool, bool)
+    name, annotation, default, *flags = wire.fields(
+        data, "argument", str, str, (list, type(None)), bool, bool, bool
+    )
     return Argument(name, annotation, None if default is None else Value.from_wire(default), *flags)
 
 
@@ -268,7 +298,9 @@ def paths_from_wire(data: list[Any]) -> tuple[tuple[Path, Value], ...]:
         path, value = wire.fields(item, "argument path", list, object)
         if min((wire.expect(index, int, "argument path") for index in path), default=0) < 0:
             raise FormatError(
-                f"argument path: expected places of arguments, got {path}", what="argument path", got=path
+                f"argument path: expected places of arguments, got {path}",
+                what="argument path",
+                got=path,
             )
         result.append((tuple(path), Value.from_wire(value)))
     return tuple(result)
@@ -276,7 +308,9 @@ def paths_from_wire(data: list[Any]) -> tuple[tuple[Path, Value], ...]:
 
 _SECTIONS: tuple[Callable[[Any], Any], ...] = (
     lambda kind: wire.expect(kind, str, "launch facts"),
-    lambda arguments: tuple(_argument(item) for item in wire.expect(arguments, list, "launch facts")),
+    lambda arguments: tuple(
+        _argument(item) for item in wire.expect(arguments, list, "launch facts")
+    ),
     lambda signature: named_from_wire(wire.expect(signature, list, "launch facts")),
     lambda constants: paths_from_wire(wire.expect(constants, list, "launch facts")),
     lambda attributes: paths_from_wire(wire.expect(attributes, list, "launch facts")),
@@ -291,7 +325,9 @@ def _decode(number: int, packed: bytes) -> Any:
 
 # What nearly all constants are: numbers, texts and the like, none inside another.
 _Place = Annotated[int, msgspec.Meta(ge=0)]
-_PLAIN_CONSTANTS = msgspec.msgpack.Decoder(tuple[tuple[tuple[_Place, ...], tuple[str, bool | int | str | None]], ...])
+_PLAIN_CONSTANTS = msgspec.msgpack.Decoder(
+    tuple[tuple[tuple[_Place, ...], tuple[str, bool | int | str | None]], ...]
+)
 
 
 def _constants(packed: bytes) -> tuple[tuple[Path, Value], ...]:
@@ -300,7 +336,9 @@ def _constants(packed: bytes) -> tuple[tuple[Path, Value], ...]:
     if len(packed) <= DEFAULT_LIMITS.string_bytes:
         try:
             found = _PLAIN_CONSTANTS.decode(packed)
-        except wire.MSGSPEC_ERRORS:  # others, or no constants at all: `_decode` knows, and says what is wrong
+        except (
+            wire.MSGSPEC_ERRORS
+        ):  # others, or no constants at all: `_decode` knows, and says what is wrong
             return _decode(3, packed)  # type: ignore[no-any-return]
         return _values_by_path(found)
     return _decode(3, packed)  # type: ignore[no-any-return]
@@ -316,7 +354,9 @@ def _like_the_last(data: bytes) -> tuple[LaunchFacts, Tagged] | None:
     for before, after, last in _last_facts[:1]:
         # Between whole members of an array of six lies exactly one when what is there decodes as one.
         between = len(data) - len(before) - len(after)
-        if not 0 < between <= DEFAULT_LIMITS.string_bytes or not (data.startswith(before) and data.endswith(after)):
+        if not 0 < between <= DEFAULT_LIMITS.string_bytes or not (
+            data.startswith(before) and data.endswith(after)
+        ):
             return None
         try:
             return last, _PLAIN_CONSTANTS.decode(data[len(before) : len(data) - len(after)])

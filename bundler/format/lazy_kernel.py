@@ -88,12 +88,22 @@ class LazyKernel(Kernel):
     @_lazy
     def artifacts(self) -> tuple[Artifact, ...]:
         """All its files, as the manifest lists them."""
-        references, filenames = self._source.references(self._row), self._source.filenames(self._row)
+        references, filenames = (
+            self._source.references(self._row),
+            self._source.filenames(self._row),
+        )
         spans, table = spans_by_position(references.spans), self._source.blob_table
         return tuple(
             [
-                Artifact(name, digest_text(table.digest(blob)), table.sizes[blob], spans.get(position, ()))
-                for position, (name, blob) in enumerate(zip(filenames, references.blobs, strict=True))
+                Artifact(
+                    name,
+                    digest_text(table.digest(blob)),
+                    table.sizes[blob],
+                    spans.get(position, ()),
+                )
+                for position, (name, blob) in enumerate(
+                    zip(filenames, references.blobs, strict=True)
+                )
             ]
         )
 
@@ -161,16 +171,27 @@ class LazyKernel(Kernel):
     def stored_numbers(self, keep: Keep = "all") -> StoredNumbers:
         """Return the files that `keep` asks for, in Triton's order, by the numbers of their blobs in the table of its source."""
         wanted = self._order.launch if keep == "launch" else self._order.all
-        references, filenames = self._source.references(self._row), self._source.filenames(self._row)
+        references, filenames = (
+            self._source.references(self._row),
+            self._source.filenames(self._row),
+        )
         if wanted.as_listed:
             return filenames, references.blobs, references.spans
         spans, pick = references.spans, wanted.pick
-        return _picked(filenames, pick), pick(references.blobs), spans and _moved_spans(spans, wanted.positions)
+        return (
+            _picked(filenames, pick),
+            pick(references.blobs),
+            spans and _moved_spans(spans, wanted.positions),
+        )
 
     def files(self, keep: Keep = "all") -> Iterator[StoredFile]:
         """Yield name, raw digest, size and path sentinels of its files, in Triton's order."""
         filenames, numbers, flat = self.stored_numbers(keep)
-        digests, sizes, width = self._source.blob_table.digests, self._source.blob_table.sizes, DIGEST_BYTES
+        digests, sizes, width = (
+            self._source.blob_table.digests,
+            self._source.blob_table.sizes,
+            DIGEST_BYTES,
+        )
         spans = _spans_in_order(flat, len(numbers)) if flat else repeat(())
         # Each has one for each file, and the last may have no end.
         return zip(  # noqa: B905
@@ -197,7 +218,9 @@ class LazyKernel(Kernel):
         """Return name and raw digest of the device binary; no other file is looked at."""
         binary, source, row = self._order.layout.binary, self._source, self._row
         start = source.references(row).blobs[binary] * DIGEST_BYTES
-        return source.filenames(row)[binary], source.blob_table.digests[start : start + DIGEST_BYTES]
+        return source.filenames(row)[binary], source.blob_table.digests[
+            start : start + DIGEST_BYTES
+        ]
 
     def with_artifacts(self, artifacts: Iterable[Artifact]) -> Kernel:
         """Return the same kernel with other files; what is not decoded yet stays so."""
@@ -225,7 +248,11 @@ def blobs_of_files(kernel: Kernel, keep: Keep = "all") -> Sequence[tuple[bytes, 
     """Return raw digest and size of each file of a kernel, as its layout counts them, or of its launch set; for who lists the blobs of thousands."""
     if type(kernel) is LazyKernel:  # one with other files has a row too
         return kernel.listed_blobs(keep)
-    artifacts = kernel.artifacts if keep == "all" else [kernel.artifacts[place] for place in kernel.layout.launch]
+    artifacts = (
+        kernel.artifacts
+        if keep == "all"
+        else [kernel.artifacts[place] for place in kernel.layout.launch]
+    )
     return [(digest_raw(artifact.digest), artifact.size) for artifact in artifacts]
 
 
@@ -256,7 +283,9 @@ def spans_by_position(flat: tuple[int, ...]) -> Mapping[int, tuple[Span, ...]]:
 
 
 @lru_cache(_NAMES_REMEMBERED)
-def _picked(filenames: tuple[str, ...], pick: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> tuple[str, ...]:
+def _picked(
+    filenames: tuple[str, ...], pick: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+) -> tuple[str, ...]:
     return pick(filenames)
 
 
@@ -271,8 +300,13 @@ def _spans_in_order(flat: tuple[int, ...], files: int) -> tuple[tuple[Span, ...]
 def _moved_spans(flat: tuple[int, ...], positions: tuple[int, ...]) -> tuple[int, ...]:
     """Return the path sentinels of the files at these positions, by their places among these."""
     places = {position: place for place, position in enumerate(positions)}
-    each = [flat[start : start + NUMBERS_PER_FILE_SPAN] for start in range(0, len(flat), NUMBERS_PER_FILE_SPAN)]
+    each = [
+        flat[start : start + NUMBERS_PER_FILE_SPAN]
+        for start in range(0, len(flat), NUMBERS_PER_FILE_SPAN)
+    ]
     moved = sorted(
-        (places[position], number, rest) for number, (position, *rest) in enumerate(each) if position in places
+        (places[position], number, rest)
+        for number, (position, *rest) in enumerate(each)
+        if position in places
     )
     return tuple([number for place, _, rest in moved for number in (place, *rest)])

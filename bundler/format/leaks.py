@@ -107,5 +107,7 @@ def words_in(data: bytes, words: Collection[str]) -> set[str]:
     return {
         word
         for word in words
-        if re.search(rb"(?<![a-z0-9])" + re.escape(word.lower().encode()) + rb"(?![a-z0-9])", lowered)
+        if re.search(
+            rb"(?<![a-z0-9])" + re.escape(word.lower().encode()) + rb"(?![a-z0-9])", lowered
+        )
     }

@@ -95,7 +95,12 @@ class Content(Summarized, FrozenValue):
         self._set_fields(locals())
 
     @staticmethod
-    def of(entries: Iterable[Entry], tuning_records: Iterable[TuningRecord] = (), *, schema: int = SCHEMA) -> Content:
+    def of(
+        entries: Iterable[Entry],
+        tuning_records: Iterable[TuningRecord] = (),
+        *,
+        schema: int = SCHEMA,
+    ) -> Content:
         """Sort entries, and each kernel's files, into canonical order; raises `FormatError` as `check_unique`."""
         kinds: dict[type, list[Any]] = {Kernel: [], TuningFile: [], HelperLibrary: [], Opaque: []}
         for entry in entries:
@@ -119,14 +124,22 @@ class Content(Summarized, FrozenValue):
         """Raise `FormatError` when a kernel key or a path occurs twice, or one entry's path lies in another's."""
         keys = self.kernel_keys
         _refuse_repeats("kernel key", keys)
-        placed: list[TuningFile | HelperLibrary | Opaque] = [*self.tuning_files, *self.helpers, *self.opaque]
+        placed: list[TuningFile | HelperLibrary | Opaque] = [
+            *self.tuning_files,
+            *self.helpers,
+            *self.opaque,
+        ]
         paths = [entry.path for entry in placed]
         # A kernel's own files differ (`check_kernel`): only those beside another entry's path can clash.
         shared = {path.partition("/")[0] for path in paths}
         if not shared.isdisjoint(keys):
-            paths += [f"{k.key}/{name}" for k in self.kernels if k.key in shared for name, *_ in k.files()]
+            paths += [
+                f"{k.key}/{name}" for k in self.kernels if k.key in shared for name, *_ in k.files()
+            ]
         _refuse_repeats("path", paths)
-        folders = {path[:end] for path in paths for end, character in enumerate(path) if character == "/"}
+        folders = {
+            path[:end] for path in paths for end, character in enumerate(path) if character == "/"
+        }
         for path in paths:
             if path in folders:
                 raise FormatError(f"path {path!r} is a file and a directory at once", name=path)
@@ -135,7 +148,11 @@ class Content(Summarized, FrozenValue):
     def kernel_keys(self) -> Sequence[str]:
         """The key of each kernel; no kernel is made for it."""
         kernels = vars(self)["kernels"]
-        return kernels.keys if isinstance(kernels, UnmadeKernels) else [kernel.key for kernel in kernels]
+        return (
+            kernels.keys
+            if isinstance(kernels, UnmadeKernels)
+            else [kernel.key for kernel in kernels]
+        )
 
     @property
     def entries(self) -> Iterator[Entry]:
@@ -160,12 +177,20 @@ class Content(Summarized, FrozenValue):
     def digests_of(self, numbers: Sequence[int]) -> list[bytes]:
         """Return the raw digests of the blobs with these numbers."""
         table = self.blobs
-        return table.digests_of(numbers) if isinstance(table, BlobTable) else [table[n][0] for n in numbers]
+        return (
+            table.digests_of(numbers)
+            if isinstance(table, BlobTable)
+            else [table[n][0] for n in numbers]
+        )
 
     def sizes_of(self, numbers: Sequence[int]) -> list[int]:
         """Return the sizes (bytes) of the blobs with these numbers."""
         table = self.blobs
-        return table.sizes_of(numbers) if isinstance(table, BlobTable) else [table[n][1] for n in numbers]
+        return (
+            table.sizes_of(numbers)
+            if isinstance(table, BlobTable)
+            else [table[n][1] for n in numbers]
+        )
 
     def blob_number(self, digest: bytes) -> int | None:
         """Return the number of a blob by raw digest, None when there is no such blob."""
@@ -176,7 +201,14 @@ class Content(Summarized, FrozenValue):
 
     def encode(self) -> bytes:
         """Return the canonical bytes, whose sha256 is the bundle's digest."""
-        entries = Entries(self.kernels, self.tuning_files, self.helpers, self.opaque, self.tuning_records, self.blobs)
+        entries = Entries(
+            self.kernels,
+            self.tuning_files,
+            self.helpers,
+            self.opaque,
+            self.tuning_records,
+            self.blobs,
+        )
         # Imported here: a restore writes no manifest.
         if self.schema == ROWS_SCHEMA:
             from bundler.format.content_rows import encode_rows
@@ -187,7 +219,9 @@ class Content(Summarized, FrozenValue):
         return encode_tables(entries)
 
     @staticmethod
-    def decode(data: bytes, limits: Limits = DEFAULT_LIMITS, *, newer_minor: bool = False) -> Content:
+    def decode(
+        data: bytes, limits: Limits = DEFAULT_LIMITS, *, newer_minor: bool = False
+    ) -> Content:
         """Read canonical bytes of either schema; raises `FormatError`, `LimitExceeded` or `UnsafeName` for anything unsound."""
         limits.check("manifest_bytes", len(data), "manifest")
         schema = schema_of(data, "content", limits)
@@ -197,11 +231,18 @@ class Content(Summarized, FrozenValue):
             decode = content_tables.decode_tables
         else:
             known = f"{ROWS_SCHEMA} or {SCHEMA}"
-            raise FormatError(f"content: schema {schema}, expected {known}", got=schema, expected=known)
+            raise FormatError(
+                f"content: schema {schema}, expected {known}", got=schema, expected=known
+            )
         entries = decode(data, limits, open_ended=newer_minor)
         kernels: Any = entries.kernels
         content = Content(
-            kernels, entries.tuning_files, entries.helpers, entries.opaque, entries.tuning_records, schema
+            kernels,
+            entries.tuning_files,
+            entries.helpers,
+            entries.opaque,
+            entries.tuning_records,
+            schema,
         )
         content.check_unique()
         # What the property would find out again, from every file.

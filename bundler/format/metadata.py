@@ -13,6 +13,9 @@ import msgspec
 from bundler.errors import FormatError, LimitExceeded
 from bundler.format import names
 
+#: In the metadata of a kernel that was placed for a function which only moved: the key of the kernel
+#: that was recorded (`bundler/lifecycle/moved_kernels.py`).
+MOVED_FROM = "bundler_moved_from"
 # Triton writes 1 to 3 KB; parsed, JSON takes up to thirty times its size.
 METADATA_BYTES = 1 << 20
 # Far above what Triton nests, and far below what Python's own recursion limit refuses: where that strikes depends on who
@@ -109,12 +112,16 @@ def check_metadata_size(size: int, what: str) -> None:
     """Raise `LimitExceeded` when a metadata file is too long to be one."""
     if size > METADATA_BYTES:
         raise LimitExceeded(
-            f"{what}: {size} bytes of metadata, over the limit of {METADATA_BYTES}", limit=METADATA_BYTES, got=size
+            f"{what}: {size} bytes of metadata, over the limit of {METADATA_BYTES}",
+            limit=METADATA_BYTES,
+            got=size,
         )
 
 
 def _is_shallow(data: bytes) -> bool:
-    return data.count(b"[") + data.count(b"{") <= METADATA_DEPTH  # too few to nest deeper; Triton's has a dozen
+    return (
+        data.count(b"[") + data.count(b"{") <= METADATA_DEPTH
+    )  # too few to nest deeper; Triton's has a dozen
 
 
 def _check_depth(metadata: dict[str, Any], data: bytes) -> None:
@@ -134,4 +141,6 @@ def _check_depth(metadata: dict[str, Any], data: bytes) -> None:
 
 
 def _too_deep() -> LimitExceeded:
-    return LimitExceeded(f"metadata is not valid JSON: nested deeper than {METADATA_DEPTH}", limit=METADATA_DEPTH)
+    return LimitExceeded(
+        f"metadata is not valid JSON: nested deeper than {METADATA_DEPTH}", limit=METADATA_DEPTH
+    )

@@ -20,8 +20,13 @@ _NAME = re.compile(rf"[A-Za-z0-9._@-]{{1,{NAME_CHARACTERS}}}")
 _KEY = re.compile(r"[A-Z2-7]{52}|[0-9a-f]{64}")
 _BASE32_CHARACTERS, _BASE32_PADDING = 52, 4  # 52 characters of 5 bits for 256 bits
 # What a key of so many characters consists of.
-_CHARACTERS_OF_KEYS = {_BASE32_CHARACTERS: b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", 64: b"0123456789abcdef"}
-_TO_INT_BASE_32 = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", b"0123456789abcdefghijklmnopqrstuv")
+_CHARACTERS_OF_KEYS = {
+    _BASE32_CHARACTERS: b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567",
+    64: b"0123456789abcdef",
+}
+_TO_INT_BASE_32 = bytes.maketrans(
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", b"0123456789abcdefghijklmnopqrstuv"
+)
 # Every variant of a kernel has files of the same names, and each name is asked about a dozen times.
 _NAMES_REMEMBERED = 4096
 
@@ -59,7 +64,10 @@ def check_relative_path(path: str) -> str:
     """Return `path` if it is a relative path of at most six safe components joined by `/`."""
     parts = path.split("/")
     if len(parts) > PATH_DEPTH:
-        raise UnsafeName(f"unsafe path {path!r}: {len(parts)} components, at most {PATH_DEPTH} allowed", name=path)
+        raise UnsafeName(
+            f"unsafe path {path!r}: {len(parts)} components, at most {PATH_DEPTH} allowed",
+            name=path,
+        )
     for part in parts:
         check_file_name(part)
     return path
@@ -76,7 +84,8 @@ def is_key_of(key: str, digest: bytes) -> bool:
         # base64.b32decode does this in a Python loop, and it is asked for every kernel; a text is translated ten times slower than bytes.
         return (
             _KEY.fullmatch(key) is not None
-            and int(key.encode().translate(_TO_INT_BASE_32), 32) == int.from_bytes(digest) << _BASE32_PADDING
+            and int(key.encode().translate(_TO_INT_BASE_32), 32)
+            == int.from_bytes(digest) << _BASE32_PADDING
         )
     return key == digest.hex()
 
@@ -84,7 +93,9 @@ def is_key_of(key: str, digest: bytes) -> bool:
 def check_kernel_key(key: str) -> str:
     """Return `key` if it is a kernel key, else raise `UnsafeName`."""
     if not is_kernel_key(key):
-        raise UnsafeName(f"not a kernel key: {key!r}; expected 52 of A-Z 2-7, or 64 hex digits", name=key)
+        raise UnsafeName(
+            f"not a kernel key: {key!r}; expected 52 of A-Z 2-7, or 64 hex digits", name=key
+        )
     return key
 
 

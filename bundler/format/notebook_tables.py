@@ -22,7 +22,9 @@ _COLUMNS = ("kernel", "target", "warps", "shared memory", "binary", "compiled in
 _NUMERIC = frozenset({2, 3, 4, 5})
 
 
-def bundle_html(digest: str, content: Content, observed: Observed, beside: Sequence[tuple[str, int]]) -> str:
+def bundle_html(
+    digest: str, content: Content, observed: Observed, beside: Sequence[tuple[str, int]]
+) -> str:
     """Return what is in a bundle: its digest, kernels by target, what is beside them, and a table of the first kernels.
 
     Args:
@@ -32,7 +34,11 @@ def bundle_html(digest: str, content: Content, observed: Observed, beside: Seque
     targets = Counter(str(kernel.target) for kernel in content.kernels)
     facts = [
         ("digest", digest),
-        ("kernels", ", ".join(f"{number:,} for {target}" for target, number in sorted(targets.items())) or "none"),
+        (
+            "kernels",
+            ", ".join(f"{number:,} for {target}" for target, number in sorted(targets.items()))
+            or "none",
+        ),
         ("files", count(sum(size for _, size in content.blobs), "byte")),
     ]
     others = [count(number, noun) for noun, number in beside if number]
@@ -40,7 +46,10 @@ def bundle_html(digest: str, content: Content, observed: Observed, beside: Seque
     table = facts_html("Bundle", facts)
     if not content.kernels:
         return table
-    head = "".join(f'<th scope="col" style="{_align(n)}">{html_text(title)}</th>' for n, title in enumerate(_COLUMNS))
+    head = "".join(
+        f'<th scope="col" style="{_align(n)}">{html_text(title)}</th>'
+        for n, title in enumerate(_COLUMNS)
+    )
     rows = "".join(_row(_cells(observed, kernel)) for kernel in content.kernels[:KERNELS_SHOWN])
     left = len(content.kernels) - KERNELS_SHOWN
     more = f"<p>and {count(left, 'more kernel')}</p>" if left > 0 else ""
@@ -62,7 +71,9 @@ def _cells(observed: Observed, kernel: Kernel) -> Sequence[str]:
 
 
 def _row(cells: Iterable[str]) -> str:
-    told = "".join(f'<td style="{_align(n)}">{html_text(cell)}</td>' for n, cell in enumerate(cells))
+    told = "".join(
+        f'<td style="{_align(n)}">{html_text(cell)}</td>' for n, cell in enumerate(cells)
+    )
     return f"<tr>{told}</tr>"
 
 

@@ -90,12 +90,16 @@ class Observed(Summarized, FrozenValue):
         return wire.pack([SCHEMA, kernels, environments, *(tunings if self.tunings else [])])
 
     @staticmethod
-    def decode(data: bytes, limits: Limits = DEFAULT_LIMITS, *, newer_minor: bool = False) -> Observed:
+    def decode(
+        data: bytes, limits: Limits = DEFAULT_LIMITS, *, newer_minor: bool = False
+    ) -> Observed:
         """Read what `encode` wrote; raises `FormatError` or `LimitExceeded`."""
         limits.check("observed_bytes", len(data), "observations")
         schema = schema_of(data, "observed", limits)
         if schema != SCHEMA:
-            raise FormatError(f"observed: schema {schema}, expected {SCHEMA}", got=schema, expected=SCHEMA)
+            raise FormatError(
+                f"observed: schema {schema}, expected {SCHEMA}", got=schema, expected=SCHEMA
+            )
         # Who found out the schema has gone through all of it.
         row = wire.decode(data, _DECODER, "observed", limits, walked=True)
         if not newer_minor:
@@ -104,7 +108,11 @@ class Observed(Summarized, FrozenValue):
         seen = _UnmadeObservations(data, row.kernels)
         hosts = tuple([tuple(map(msgspec.structs.astuple, pairs)) for pairs in row.environments])
         wire.check_texts(
-            {*_texts(row.kernels), *seen.layouts, *(text for pairs in hosts for pair in pairs for text in pair)},
+            {
+                *_texts(row.kernels),
+                *seen.layouts,
+                *(text for pairs in hosts for pair in pairs for text in pair),
+            },
             "observed",
             limits,
         )
@@ -220,7 +228,9 @@ def _observations(rows: Sequence[ObservationRow]) -> dict[str, Observation]:
     )
     shared: dict[Any, Any] = {group: group for group in chain(all_devices, all_layouts)}
     times = [
-        tuple([(texts.setdefault(time.stage, time.stage), time.time_us) for time in row.times]) if row.times else ()
+        tuple([(texts.setdefault(time.stage, time.stage), time.time_us) for time in row.times])
+        if row.times
+        else ()
         for row in rows
     ]
     devices, layouts = map(shared.__getitem__, all_devices), map(shared.__getitem__, all_layouts)
@@ -247,7 +257,10 @@ def _tunings(packed: Raw, limits: Limits, *, newer_minor: bool) -> tuple[Tuning,
         return ()
     from bundler.format.candidate_timings import Tuning
 
-    tunings = tuple(Tuning.from_wire(item, open_ended=newer_minor) for item in wire.expect(rows, list, "tunings"))
+    tunings = tuple(
+        Tuning.from_wire(item, open_ended=newer_minor)
+        for item in wire.expect(rows, list, "tunings")
+    )
     if len({tuning.record for tuning in tunings}) != len(tunings):
         raise FormatError("observed: two tunings of one record")
     return tunings
@@ -256,4 +269,6 @@ def _tunings(packed: Raw, limits: Limits, *, newer_minor: bool) -> tuple[Tuning,
 def observed_of(observed: Observed, kernels: Iterable[Kernel]) -> Observed:
     """Return the observations of these kernels alone."""
     keys = {kernel.key for kernel in kernels}
-    return replace(observed, kernels={key: seen for key, seen in observed.kernels.items() if key in keys})
+    return replace(
+        observed, kernels={key: seen for key, seen in observed.kernels.items() if key in keys}
+    )

@@ -83,7 +83,9 @@ def read_head(source: ByteSource, limits: Limits) -> ContainerHead:
     # A file that ends within these bytes begins like a bundle: it is told as truncated, by the next read.
     if not magic or not MAGIC.startswith(magic):
         raise FormatError(
-            f"not a bundle: expected it to begin with {MAGIC!r}, got {magic!r}", expected=MAGIC, got=magic
+            f"not a bundle: expected it to begin with {MAGIC!r}, got {magic!r}",
+            expected=MAGIC,
+            got=magic,
         )
     header = read_exactly(source, 0, HEADER_BYTES, "header")
     _, major, minor, incompatible, read_only, compatible, offset, size = HEADER.unpack_from(header)
@@ -96,7 +98,9 @@ def read_head(source: ByteSource, limits: Limits) -> ContainerHead:
             expected=(max(MINORS), MINORS[max(MINORS)], 0),
         )
     table = _read_table(source, offset, size, limits)
-    check_digest(header[: HEADER.size] + table, header[HEADER.size :], "header and table of contents")
+    check_digest(
+        header[: HEADER.size] + table, header[HEADER.size :], "header and table of contents"
+    )
     newer_minor = minor > MINORS[major]
     sections = _check_sections(_unpacked(table, limits, open_ended=newer_minor), offset, limits)
     return ContainerHead(major, minor, newer_minor, read_only != 0, compatible, sections)
@@ -112,7 +116,9 @@ def _read_table(source: ByteSource, offset: int, size: int, limits: Limits) -> b
             got=source.size,
         )
     if offset + size != source.size:
-        raise FormatError(f"{count(source.size - offset - size, 'byte')} after the end of the bundle")
+        raise FormatError(
+            f"{count(source.size - offset - size, 'byte')} after the end of the bundle"
+        )
     return read_exactly(source, offset, size, "table of contents")
 
 
@@ -175,9 +181,15 @@ def _check_section(section: Section, before: list[Section], limits: Limits) -> N
     # A megabyte more as stored: what does not compress grows a little.
     limit = limits.frame_bytes if section.kind in BLOB_SECTIONS else limits.manifest_bytes
     if section.raw_bytes > limit or section.stored_bytes > limit + MIB:
-        raise LimitExceeded(f"{what}: {section.raw_bytes} bytes, over the limit of {limit}", limit=limit)
-    if section.codec not in {STORED, ZSTD} or (section.codec == STORED and section.raw_bytes != section.stored_bytes):
-        raise FormatError(f"{what}: codec {section.codec} with sizes {section.stored_bytes}, {section.raw_bytes}")
+        raise LimitExceeded(
+            f"{what}: {section.raw_bytes} bytes, over the limit of {limit}", limit=limit
+        )
+    if section.codec not in {STORED, ZSTD} or (
+        section.codec == STORED and section.raw_bytes != section.stored_bytes
+    ):
+        raise FormatError(
+            f"{what}: codec {section.codec} with sizes {section.stored_bytes}, {section.raw_bytes}"
+        )
     # A small section may well be all zeros; of a large one such growth is a bomb.
     large = section.raw_bytes > limits.ratio_applies_above_bytes
     if large and section.raw_bytes > limits.ratio * section.stored_bytes:
@@ -187,7 +199,9 @@ def _check_section(section: Section, before: list[Section], limits: Limits) -> N
         )  # fmt: skip
     # A section of a prefix has no prefix itself, so a blob costs one level of further frames at the most.
     earlier = [before[p] for p in section.prefix if 0 <= p < len(before)]
-    if len(earlier) != len(section.prefix) or any(s.kind not in {LAUNCH, IR} or s.prefix for s in earlier):
+    if len(earlier) != len(section.prefix) or any(
+        s.kind not in {LAUNCH, IR} or s.prefix for s in earlier
+    ):
         raise FormatError(f"{what}: its prefix is not a list of earlier kernel sections")
     if sum(s.raw_bytes for s in earlier) > limits.window_bytes:
         raise LimitExceeded(f"{what}: its prefix is over {limits.window_bytes} bytes")

@@ -67,7 +67,11 @@ def to_sentinels(data: bytes, places: Sequence[tuple[int, str]]) -> tuple[bytes,
         The stored bytes and their spans; `data` itself and no spans when nothing matched or it is not JSON.
     """
     spellings, matcher = _matcher(frozenset(places))
-    if matcher is None or not _may_name(data, [path for path, _ in spellings]) or not _is_json(data):
+    if (
+        matcher is None
+        or not _may_name(data, [path for path, _ in spellings])
+        or not _is_json(data)
+    ):
         return data, ()
     out: list[bytes] = []
     spans: list[Span] = []
@@ -83,11 +87,21 @@ def to_sentinels(data: bytes, places: Sequence[tuple[int, str]]) -> tuple[bytes,
 
 
 @lru_cache(_PATHS_REMEMBERED)
-def _matcher(places: frozenset[tuple[int, str]]) -> tuple[list[tuple[str, int]], re.Pattern[str] | None]:
+def _matcher(
+    places: frozenset[tuple[int, str]],
+) -> tuple[list[tuple[str, int]], re.Pattern[str] | None]:
     """Return the spellings of paths and what finds them; None when there is nothing to find."""
-    spellings = sorted({(path.rstrip("/"), place) for place, path in places}, key=lambda s: (-len(s[0]), *s))
-    pattern = "|".join(f"(?P<p{n}>{_spelling(path)})" for n, (path, _) in enumerate(spellings) if path not in {"", "."})
-    return spellings, re.compile(rf"(?<!{_NAME_CHARACTER})(?:{pattern})(?![^/\s\"',;:)\]])") if pattern else None
+    spellings = sorted(
+        {(path.rstrip("/"), place) for place, path in places}, key=lambda s: (-len(s[0]), *s)
+    )
+    pattern = "|".join(
+        f"(?P<p{n}>{_spelling(path)})"
+        for n, (path, _) in enumerate(spellings)
+        if path not in {"", "."}
+    )
+    return spellings, re.compile(
+        rf"(?<!{_NAME_CHARACTER})(?:{pattern})(?![^/\s\"',;:)\]])"
+    ) if pattern else None
 
 
 def from_sentinels(data: bytes, spans: Sequence[Span], paths: Mapping[int, str]) -> bytes:
@@ -113,11 +127,17 @@ def edits_of(spans: Sequence[Span], paths: Mapping[int, str]) -> tuple[Edit, ...
     for span in spans:
         placeholder = PLACEHOLDERS.get(span.place)
         if placeholder is None or span.style not in _STYLES:
-            raise FormatError(f"unknown sentinel place {span.place} or style {span.style}", span=span)
+            raise FormatError(
+                f"unknown sentinel place {span.place} or style {span.style}", span=span
+            )
         if span.offset < copied:
-            raise FormatError(f"no sentinel at offset {span.offset}: another one ends at {copied}", span=span)
+            raise FormatError(
+                f"no sentinel at offset {span.offset}: another one ends at {copied}", span=span
+            )
         path = paths.get(span.place)
-        edits.append((span.offset, placeholder, placeholder if path is None else _write(path, span.style)))
+        edits.append(
+            (span.offset, placeholder, placeholder if path is None else _write(path, span.style))
+        )
         copied = span.offset + len(placeholder)
     return tuple(edits)
 
@@ -126,7 +146,10 @@ def check_edits(data: bytes | memoryview, edits: Sequence[Edit]) -> None:
     """Raise `FormatError` unless a file holds what is to be changed."""
     for offset, old, _ in edits:
         if data[offset : offset + len(old)] != old:
-            raise FormatError(f"no sentinel at offset {offset} of a file of {count(len(data), 'byte')}", offset=offset)
+            raise FormatError(
+                f"no sentinel at offset {offset} of a file of {count(len(data), 'byte')}",
+                offset=offset,
+            )
 
 
 def holds(data: bytes | memoryview, edits: Sequence[Edit]) -> bool:
@@ -180,7 +203,9 @@ def json_strings(data: bytes) -> Iterator[str]:
 def _tokens(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield offset and bytes, between the quotes, of each string that could hold a path."""
     if b"\\" in data:
-        yield from ((t.start(1), t[1]) for t in re.finditer(_STRING, data) if b"/" in t[1] or b"\\" in t[1])
+        yield from (
+            (t.start(1), t[1]) for t in re.finditer(_STRING, data) if b"/" in t[1] or b"\\" in t[1]
+        )
         return
     # Without a backslash each quote begins or ends a string, and a slash is always in one; few strings hold any.
     slash = data.find(b"/")

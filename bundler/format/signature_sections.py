@@ -102,11 +102,17 @@ class SignatureSections(SignatureSource):
 
 def stored_digest(sections: Iterable[Section]) -> str:
     """Return the digest of sections as they are stored, but for signatures: 64 hexadecimal digits."""
-    rows = [[section.kind, section.codec, section.sha256] for section in sections if section.kind != SIGNATURES]
+    rows = [
+        [section.kind, section.codec, section.sha256]
+        for section in sections
+        if section.kind != SIGNATURES
+    ]
     return sha256(wire.encode(rows)).hex()
 
 
-def write_signed(path: str | os.PathLike[str], container: Container, envelopes: Sequence[bytes]) -> None:
+def write_signed(
+    path: str | os.PathLike[str], container: Container, envelopes: Sequence[bytes]
+) -> None:
     """Write a copy of a bundle file with these signatures in place of those that it has.
 
     Every other section is copied as it is stored, so that content, digest and stored digest stay.
@@ -151,7 +157,9 @@ def _write(out: BinaryIO, container: Container, envelopes: Sequence[bytes]) -> N
         position += section.stored_bytes
     for envelope in envelopes:
         out.write(envelope)
-        rows.append(Section(SIGNATURES, STORED, position, len(envelope), len(envelope), sha256(envelope)))
+        rows.append(
+            Section(SIGNATURES, STORED, position, len(envelope), len(envelope), sha256(envelope))
+        )
         position += len(envelope)
     table = wire.pack([row.to_wire() for row in rows])
     out.write(table)
@@ -164,10 +172,12 @@ def _write(out: BinaryIO, container: Container, envelopes: Sequence[bytes]) -> N
 def _check_bounds(sizes: Sequence[int]) -> None:
     if len(sizes) > MAX_ENVELOPES:
         raise LimitExceeded(
-            f"{count(len(sizes), 'signature')} in a bundle, expected at most {MAX_ENVELOPES}", got=len(sizes)
+            f"{count(len(sizes), 'signature')} in a bundle, expected at most {MAX_ENVELOPES}",
+            got=len(sizes),
         )
     largest = max(sizes, default=0)
     if largest > MAX_ENVELOPE_BYTES:
         raise LimitExceeded(
-            f"a signature of {count(largest, 'byte')}, expected at most {MAX_ENVELOPE_BYTES:,}", got=largest
+            f"a signature of {count(largest, 'byte')}, expected at most {MAX_ENVELOPE_BYTES:,}",
+            got=largest,
         )

@@ -65,7 +65,11 @@ def strip_source(bundle: Bundle) -> Bundle:
             entries.append(file)
     for group in (bundle.helpers, bundle.opaque):
         left_out += [(other.path, "it may hold source (strip='source')") for other in group]
-    records = [record for record in bundle.tuning_records if not absolute_paths(wire.pack(record.to_wire()))]
+    records = [
+        record
+        for record in bundle.tuning_records
+        if not absolute_paths(wire.pack(record.to_wire()))
+    ]
     kept = {id_of(record) for record in records}
     kernels = [entry for entry in entries if isinstance(entry, Kernel)]
     observed = observed_of(bundle.observed, kernels)
@@ -73,7 +77,8 @@ def strip_source(bundle: Bundle) -> Bundle:
         observed,
         tunings=tuple(tuning for tuning in bundle.observed.tunings if tuning.record in kept),
         environments=tuple(
-            tuple(pair for pair in host if not absolute_paths(pair[1].encode())) for host in observed.environments
+            tuple(pair for pair in host if not absolute_paths(pair[1].encode()))
+            for host in observed.environments
         ),
     )
     return Bundle(
@@ -86,7 +91,9 @@ def strip_source(bundle: Bundle) -> Bundle:
     )
 
 
-def _stripped(bundle: Bundle, kernel: Kernel, changed: dict[bytes, bytes], left_out: list[tuple[str, str]]) -> Kernel:
+def _stripped(
+    bundle: Bundle, kernel: Kernel, changed: dict[bytes, bytes], left_out: list[tuple[str, str]]
+) -> Kernel:
     """Return the kernel with clean files; raises `FormatError` when one cannot be cleaned."""
     files = []
     for artifact in kernel.launch_set:
@@ -97,14 +104,25 @@ def _stripped(bundle: Bundle, kernel: Kernel, changed: dict[bytes, bytes], left_
             clean, spans = _without_paths(without_debug(data)), artifact.spans
         told = absolute_paths(clean) | source_traces(clean)
         if told:
-            raise FormatError(f"{artifact.filename} still tells {', '.join(sorted(told)[:3])} (strip='source')")
+            raise FormatError(
+                f"{artifact.filename} still tells {', '.join(sorted(told)[:3])} (strip='source')"
+            )
         raw = sha256(clean)
         if clean != data:
             changed[raw] = clean
         files.append(Artifact(artifact.filename, digest_text(raw), len(clean), spans))
     facts = _untold(kernel.facts_bytes, f"{kernel.key}: launch facts", left_out)
     parts = _untold(kernel.parts_bytes, f"{kernel.key}: key parts", left_out)
-    return Kernel(kernel.key, kernel.name, kernel.target, tuple(files), kernel.toolchain, kernel.spec, facts, parts)
+    return Kernel(
+        kernel.key,
+        kernel.name,
+        kernel.target,
+        tuple(files),
+        kernel.toolchain,
+        kernel.spec,
+        facts,
+        parts,
+    )
 
 
 def _untold(data: bytes | None, what: str, left_out: list[tuple[str, str]]) -> bytes | None:
@@ -121,7 +139,10 @@ def _clean_metadata(data: bytes, spans: tuple[Span, ...]) -> tuple[bytes, tuple[
         while (at := data.find(spelled)) >= 0:
             data = data[:at] + UNKNOWN + data[at + len(spelled) :]
             by = len(UNKNOWN) - len(spelled)
-            spans = tuple(s if s.offset < at else msgspec.structs.replace(s, offset=s.offset + by) for s in spans)
+            spans = tuple(
+                s if s.offset < at else msgspec.structs.replace(s, offset=s.offset + by)
+                for s in spans
+            )
     return data, spans
 
 

@@ -20,6 +20,12 @@ _TEXT_CHARACTERS = 40
 _DIGEST = "sha256:"
 _DIGEST_CHARACTERS = len(_DIGEST) + 12
 _ITEMS_SHOWN = 3
+# Fields of (name, reason), of which the reasons matter most.
+_WITH_REASONS = frozenset(
+    {"skipped", "missing", "left_out", "failed", "damaged", "dangling", "unfollowed"}
+)
+_PAIR = 2
+_REASONS_SHOWN = 6
 _ITEM_CHARACTERS = 100
 # Kernel keys and digests, of which the beginning tells enough in a list.
 _LONG_KEY = r"\b(?:[A-Z2-7]{52}|[0-9a-f]{64})\b"
@@ -61,7 +67,9 @@ def printable(text: str) -> str:
     """Return text that cannot command a terminal: names in a bundle were chosen by whoever made it."""
     if text.isprintable():
         return text
-    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+    return "".join(
+        character if character.isprintable() else ascii(character)[1:-1] for character in text
+    )
 
 
 class Summarized:
@@ -73,7 +81,11 @@ class Summarized:
         text = f"<{type(self).__name__}"
         for name in shown_fields(self):
             value = getattr(self, name)
-            if value is None or value is False or (isinstance(value, (Sized, int, float)) and not value):
+            if (
+                value is None
+                or value is False
+                or (isinstance(value, (Sized, int, float)) and not value)
+            ):
                 continue
             pair = f" {name}={_brief(value)}"
             if len(text) + len(pair) > REPR_CHARACTERS:
@@ -83,6 +95,24 @@ class Summarized:
 
     def _repr_html_(self) -> str:
         return fields_html(self)
+
+
+class Reported(Summarized):
+    """A report: printed it is a short table of what was done, what was not, and why; its repr stays one line."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        facts = _facts_of(self) or [("", "nothing")]
+        wide = max(len(name) for name, _ in facts)
+        rows = [
+            f"  {label:{wide}}  {printable(line)}"
+            for name, value in facts
+            for label, line in zip(
+                [name, *[""] * value.count("\n")], value.split("\n"), strict=True
+            )
+        ]
+        return "\n".join([type(self).__name__, *rows])
 
 
 def shown_fields(thing: Any) -> Iterable[str]:
@@ -108,19 +138,29 @@ def _brief(value: Any) -> str:
 def facts_html(title: str, facts: Iterable[tuple[str, str]]) -> str:
     """Return a table of names and values, below a title."""
     rows = "".join(
-        f'<tr><th scope="row" style="{HTML_LEFT};vertical-align:top">{html_text(name)}</th><td style="{HTML_WIDE}">{html_text(value)}</td></tr>'
+        f'<tr><th scope="row" style="{HTML_LEFT};vertical-align:top">{html_text(name)}</th><td style="{HTML_WIDE}">{_html_lines(value)}</td></tr>'
         for name, value in facts
     )
     return f"<table>{_caption(title)}<tbody>{rows}</tbody></table>"
 
 
+def _html_lines(text: str) -> str:
+    return "<br>".join(map(html_text, text.split("\n")))
+
+
 def fields_html(thing: Any) -> str:
     """Return a table of a report's fields; what is empty is left out, and of collections a few items are shown."""
+    return facts_html(type(thing).__name__, _facts_of(thing) or [("", "nothing")])
+
+
+def _facts_of(thing: Any) -> list[tuple[str, str]]:
+    """Return names and texts of what a report says: its verdict, then its fields; what is empty is left out."""
     verdicts = [(name, getattr(thing, name)) for name in _VERDICTS if hasattr(type(thing), name)]
     fields = [(name, getattr(thing, name)) for name in shown_fields(thing)]
     told = [*verdicts, *((name, value) for name, value in fields if not _is_empty(value))]
-    facts = [(name.removesuffix("_s").replace("_", " "), _value(name, value)) for name, value in told]
-    return facts_html(type(thing).__name__, facts or [("", "nothing")])
+    return [
+        (name.removesuffix("_s").replace("_", " "), _value(name, value)) for name, value in told
+    ]
 
 
 def _caption(title: str) -> str:
@@ -135,7 +175,11 @@ def html_text(text: str) -> str:
 
 
 def _is_empty(value: Any) -> bool:
-    return value is None or value is False or (not isinstance(value, bool) and hasattr(value, "__len__") and not value)
+    return (
+        value is None
+        or value is False
+        or (not isinstance(value, bool) and hasattr(value, "__len__") and not value)
+    )
 
 
 def _value(name: str, value: Any) -> str:
@@ -148,13 +192,41 @@ def _value(name: str, value: Any) -> str:
         return count(len(value), "byte")
     if isinstance(value, Mapping):
         return _listed([f"{key}: {item}" for key, item in value.items()])
+    if name in _WITH_REASONS and all(
+        isinstance(item, tuple) and len(item) == _PAIR for item in value
+    ):
+        return _by_reason(value)
     if isinstance(value, (tuple, list, set, frozenset)):
-        return _listed([": ".join(map(str, item)) if isinstance(item, tuple) else str(item) for item in value])
+        return _listed(
+            [": ".join(map(str, item)) if isinstance(item, tuple) else str(item) for item in value]
+        )
     return str(value)
+
+
+def _by_reason(pairs: Iterable[tuple[str, str]]) -> str:
+    """Return a line for each reason, the most frequent first: how many things have it, and which, as far as there is room."""
+    named: dict[str, list[str]] = {}
+    for name, reason in pairs:
+        named.setdefault(reason, []).append(name)
+    ordered = sorted(named.items(), key=lambda item: -len(item[1]))
+    lines = [
+        f"{_listed(names)}: {reason}"
+        if len(names) == 1
+        else f"{len(names):,}: {reason} ({_listed(names).partition(': ')[2]})"
+        for reason, names in ordered[:_REASONS_SHOWN]
+    ]
+    left = sum(len(names) for _, names in ordered[_REASONS_SHOWN:])
+    return "\n".join([*lines, *([f"{left:,} for other reasons"] if left else [])])
 
 
 def _listed(items: Sequence[str]) -> str:
     """Return the one that there is, or how many there are, and the first of them."""
     items = [re.sub(_LONG_KEY, lambda key: f"{key[0][:_KEY_CHARACTERS]}…", item) for item in items]
-    first = ", ".join(item if len(item) <= _ITEM_CHARACTERS else short(item) for item in items[:_ITEMS_SHOWN])
-    return first if len(items) == 1 else f"{len(items):,}: {first}{', …' if len(items) > _ITEMS_SHOWN else ''}"
+    first = ", ".join(
+        item if len(item) <= _ITEM_CHARACTERS else short(item) for item in items[:_ITEMS_SHOWN]
+    )
+    return (
+        first
+        if len(items) == 1
+        else f"{len(items):,}: {first}{', …' if len(items) > _ITEMS_SHOWN else ''}"
+    )

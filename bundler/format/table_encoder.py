@@ -68,7 +68,9 @@ def _packed_spec(kernel: Kernel) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def _without_name(filenames: tuple[str, ...], name: str) -> tuple[str, ...]:
-    return tuple([NAME + each[len(name) :] if name and each.startswith(name) else each for each in filenames])
+    return tuple(
+        [NAME + each[len(name) :] if name and each.startswith(name) else each for each in filenames]
+    )
 
 
 def _file_spans(files: Iterable[StoredFile]) -> list[int]:

@@ -121,7 +121,9 @@ class TableKernels(UnmadeKernels):
         shared: what each combination of their numbers stands for.
     """
 
-    def __init__(self, rows: Sequence[KernelNumbers], tables: KernelTables, shared: SharedByNumbers) -> None:
+    def __init__(
+        self, rows: Sequence[KernelNumbers], tables: KernelTables, shared: SharedByNumbers
+    ) -> None:
         self.keys = [row.key for row in rows]
         self._rows, self._tables, self._shared = rows, tables, shared
         self._launch_specs: dict[tuple[int, int], LaunchSpec] = {}

@@ -29,6 +29,8 @@ INDEX_SUFFIX = ".tree.json"
 FORMAT = 1
 # A reader takes no file of a bundle that is larger than 64 MiB; larger ones of a tree travel in chunks.
 CHUNK_BYTES = 32 << 20
+# More files than any cache that we know; each is looked for on disk.
+MOST_ROWS = 200_000
 # Deeper and longer than any cache that we know; the limits of a file system come first.
 _DEPTH, _CHARACTERS, _COMPONENT_BYTES = 32, 1024, 255
 _FAMILY = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
@@ -78,7 +80,8 @@ class TreeIndex(Summarized, Struct, frozen=True):
             {
                 "family": self.family,
                 "files": [
-                    [one.path, one.size, list(one.chunks)] for one in sorted(self.files, key=lambda one: one.path)
+                    [one.path, one.size, list(one.chunks)]
+                    for one in sorted(self.files, key=lambda one: one.path)
                 ],
                 "fingerprint": dict(sorted(self.fingerprint.items())),
                 "format": FORMAT,
@@ -99,10 +102,14 @@ class TreeIndex(Summarized, Struct, frozen=True):
         """
         try:
             if msgspec.json.decode(data, type=_IndexVersion).format > FORMAT:
-                raise UnsupportedVersion(f"an index of trees of a format newer than {FORMAT}; update triton-bundler")
+                raise UnsupportedVersion(
+                    f"an index of trees of a format newer than {FORMAT}; update triton-bundler"
+                )
             row = msgspec.json.decode(data, type=_IndexRow)
         except (msgspec.DecodeError, RecursionError) as error:
             raise FormatError(f"not an index of a tree: {error!s:.200}") from None
+        if max(len(row.files), len(row.kernels)) > MOST_ROWS:
+            raise FormatError(f"an index of a tree has more than {MOST_ROWS:,} rows")
         check_family_name(row.family)
         for path in {row.place, *row.kernels} - {""}:
             check_tree_path(path)
@@ -164,13 +171,18 @@ def chunk_digests(data: bytes) -> list[tuple[bytes, bytes]]:
 def tree_file(path: str, chunks: Iterable[tuple[bytes, bytes]]) -> TreeFile:
     """Return the row of a file of these chunks."""
     pieces = list(chunks)
-    return TreeFile(path, sum(len(piece) for _, piece in pieces), tuple(digest_text(raw) for raw, _ in pieces))
+    return TreeFile(
+        path, sum(len(piece) for _, piece in pieces), tuple(digest_text(raw) for raw, _ in pieces)
+    )
 
 
 def check_family_name(name: str) -> str:
     """Return the name of a family; raises `UnsafeName`."""
     if _FAMILY.fullmatch(name) is None:
-        raise UnsafeName(f"not the name of a family: {name!r:.80}; expected a-z 0-9 _ -, at most 32 of them", name=name)
+        raise UnsafeName(
+            f"not the name of a family: {name!r:.80}; expected a-z 0-9 _ -, at most 32 of them",
+            name=name,
+        )
     return name
 
 
@@ -199,11 +211,17 @@ def check_tree_path(path: str) -> str:
     return path
 
 
-def _check_unique(files: Iterable[tuple[str, int, tuple[str, ...]]], kernels: Iterable[str]) -> None:
+def _check_unique(
+    files: Iterable[tuple[str, int, tuple[str, ...]]], kernels: Iterable[str]
+) -> None:
     paths = [path for path, _, _ in files]
     if len(set(paths)) != len(paths):
         raise FormatError("an index of a tree names a file twice")
-    folders = {path[:end] for path in paths for end, character in enumerate(path) if character == "/"} | {*kernels}
+    folders = {
+        path[:end] for path in paths for end, character in enumerate(path) if character == "/"
+    } | {*kernels}
     for path in paths:
         if path in folders:
-            raise FormatError(f"an index of a tree names {path!r} as a file and as a directory", name=path)
+            raise FormatError(
+                f"an index of a tree names {path!r} as a file and as a directory", name=path
+            )

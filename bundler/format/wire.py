@@ -54,7 +54,9 @@ def pack(data: Any) -> bytes:
     try:
         packed: bytes = msgpack.packb(data, use_bin_type=True)
     except (ValueError, OverflowError) as error:
-        raise FormatError(f"cannot be stored: {error}; expected Unicode text and integers of 64 bits") from error
+        raise FormatError(
+            f"cannot be stored: {error}; expected Unicode text and integers of 64 bits"
+        ) from error
     return packed
 
 
@@ -63,7 +65,9 @@ def encode(data: Any) -> bytes:
     try:
         return msgspec.msgpack.encode(data)
     except (*MSGSPEC_ERRORS, OverflowError) as error:
-        raise FormatError(f"cannot be stored: {error}; expected Unicode text and integers of 64 bits") from error
+        raise FormatError(
+            f"cannot be stored: {error}; expected Unicode text and integers of 64 bits"
+        ) from error
 
 
 def encode_within(data: Any, size_bytes: int) -> bytearray:
@@ -176,7 +180,12 @@ def decode(
 
 
 def decode_each(
-    members: Sequence[bytes], decoder: msgspec.msgpack.Decoder[T], what: str, limits: Limits, *, open_ended: bool
+    members: Sequence[bytes],
+    decoder: msgspec.msgpack.Decoder[T],
+    what: str,
+    limits: Limits,
+    *,
+    open_ended: bool,
 ) -> list[T]:
     """Decode small records of one type, each of which `decode` and, unless it is open-ended, `check_canonical` would let through.
 
@@ -191,7 +200,9 @@ def decode_each(
     try:
         records = [*map(decoder.decode, members)]
     except MSGSPEC_ERRORS:
-        records = [decode(member, decoder, what, limits) for member in members]  # which says what is wrong
+        records = [
+            decode(member, decoder, what, limits) for member in members
+        ]  # which says what is wrong
     # All at once: whatever is encoded already stays as it is.
     if not open_ended and encode(records) != encode([*map(msgspec.Raw, members)]):
         for member, record in zip(members, records, strict=True):
@@ -214,7 +225,11 @@ def _got(document: Any, message: str) -> str:
         document = document[position]
     if isinstance(document, (str, bytes)):
         return f", got {document!r:.80} of {count(len(document), 'character' if isinstance(document, str) else 'byte')}"
-    return f", got {count(len(document), 'field')}" if isinstance(document, list) else f", got {document!r:.80}"
+    return (
+        f", got {count(len(document), 'field')}"
+        if isinstance(document, list)
+        else f", got {document!r:.80}"
+    )
 
 
 def check_canonical(data: bytes, record: object, what: str) -> None:
@@ -231,7 +246,9 @@ def check_texts(texts: Iterable[str], what: str, limits: Limits) -> None:
     texts = [*texts]
     if _BYTES_PER_CHARACTER * max(map(len, texts), default=0) <= limits.string_bytes:
         return
-    limits.check("string_bytes", max((len(text.encode()) for text in texts), default=0), f"{what}: a string")
+    limits.check(
+        "string_bytes", max((len(text.encode()) for text in texts), default=0), f"{what}: a string"
+    )
 
 
 def inside(limits: Limits, arrays: int) -> Limits:
@@ -268,11 +285,19 @@ def _typed(error: Exception, what: str, limits: Limits) -> FormatError:
 
     text = str(error)
     if isinstance(error, (msgpack.StackError, RecursionError)):
-        return LimitExceeded(f"{what}: nested deeper than {limits.depth} arrays", what=what, limit=limits.depth)
+        return LimitExceeded(
+            f"{what}: nested deeper than {limits.depth} arrays", what=what, limit=limits.depth
+        )
     if text.endswith(" arrays") and text.startswith("more than"):
-        return LimitExceeded(f"{what}: {text}", what=what, limit=ARRAYS_PER_ITEM * limits.array_items)
+        return LimitExceeded(
+            f"{what}: {text}", what=what, limit=ARRAYS_PER_ITEM * limits.array_items
+        )
     # msgpack reports an exceeded max_*_len as a ValueError whose text names the bound.
-    for name, limit in (("str", limits.string_bytes), ("bin", limits.manifest_bytes), ("array", limits.array_items)):
+    for name, limit in (
+        ("str", limits.string_bytes),
+        ("bin", limits.manifest_bytes),
+        ("array", limits.array_items),
+    ):
         if f"max_{name}_len({limit})" in text:
             return LimitExceeded(f"{what}: over a limit ({text})", what=what, limit=limit)
     return FormatError(f"{what}: not valid positional msgpack ({text})", what=what)
@@ -345,7 +370,10 @@ def fields(data: Any, what: str, *kinds: Any, open_ended: bool = False) -> list[
     array = expect(data, list, what)
     if len(array) < len(kinds) or (len(array) > len(kinds) and not open_ended):
         raise FormatError(
-            f"{what}: expected {len(kinds)} fields, got {len(array)}", what=what, expected=len(kinds), got=len(array)
+            f"{what}: expected {len(kinds)} fields, got {len(array)}",
+            what=what,
+            expected=len(kinds),
+            got=len(array),
         )
     for position, (value, kind) in enumerate(zip(array, kinds, strict=False)):
         got = type(value)

@@ -53,7 +53,9 @@ def plan_frames(content: Content) -> list[tuple[int, list[int]]]:
     frames: list[tuple[int, list[int]]] = []
 
     def add(section: int, digests: Iterator[str]) -> None:
-        fill = FRAME_TARGET_BYTES[section] + 1  # over, so that even an empty blob begins a frame of this section
+        fill = (
+            FRAME_TARGET_BYTES[section] + 1
+        )  # over, so that even an empty blob begins a frame of this section
         for digest in digests:
             blob = index[digest_raw(digest)]
             if blob in placed:
@@ -68,7 +70,15 @@ def plan_frames(content: Content) -> list[tuple[int, list[int]]]:
 
     add(LAUNCH, (a.digest for k in content.kernels for a in k.launch_set))
     add(TUNING, (e.artifact.digest for e in content.tuning_files))
-    add(IR, (a.digest for k in content.kernels for a in k.artifacts if a.kind not in names.LAUNCH_KINDS))
+    add(
+        IR,
+        (
+            a.digest
+            for k in content.kernels
+            for a in k.artifacts
+            if a.kind not in names.LAUNCH_KINDS
+        ),
+    )
     add(HELPERS, (e.artifact.digest for e in content.helpers))
     add(OPAQUE, (e.artifact.digest for e in content.opaque))
     return frames
@@ -78,7 +88,8 @@ def check_level(level: int) -> None:
     """Raise `ConfigError` when this is no level of compression."""
     if type(level) is not int or not 1 <= level <= HIGHEST_LEVEL:
         raise ConfigError(
-            f"level={level!r}: expected a whole number from 1, the fastest, to {HIGHEST_LEVEL}", got=level
+            f"level={level!r}: expected a whole number from 1, the fastest, to {HIGHEST_LEVEL}",
+            got=level,
         )
 
 
@@ -117,10 +128,16 @@ def write_container(
     sections: list[Section] = []
     position = HEADER_BYTES
 
-    def put(kind: int, codec: int, data: bytes, raw: int, blobs: list[int], prefix: list[int]) -> None:
+    def put(
+        kind: int, codec: int, data: bytes, raw: int, blobs: list[int], prefix: list[int]
+    ) -> None:
         nonlocal position
         out.write(data)
-        sections.append(Section(kind, codec, position, len(data), raw, sha256(data), tuple(blobs), tuple(prefix)))
+        sections.append(
+            Section(
+                kind, codec, position, len(data), raw, sha256(data), tuple(blobs), tuple(prefix)
+            )
+        )
         position += len(data)
 
     from concurrent.futures import ThreadPoolExecutor  # who only reads imports this module too
@@ -133,7 +150,14 @@ def write_container(
             Content.decode(content_bytes)
             tuned = bool(Observed.decode(observed_bytes).tunings)
             for (kind, blobs), (codec, data, raw) in zip(frames, compressed, strict=True):
-                put(kind, codec, data, raw, blobs, prefix if kind == OPAQUE and codec == ZSTD else [])
+                put(
+                    kind,
+                    codec,
+                    data,
+                    raw,
+                    blobs,
+                    prefix if kind == OPAQUE and codec == ZSTD else [],
+                )
         except BaseException:
             # After an error, or Ctrl-C, nobody waits for the frames that no thread has begun.
             pool.shutdown(wait=False, cancel_futures=True)
@@ -144,7 +168,9 @@ def write_container(
     table = wire.pack([section.to_wire() for section in sections])
     out.write(table)
     major = content.schema
-    head = HEADER.pack(MAGIC, major, MINORS[major] if tuned else PLAIN_MINOR, 0, 0, 0, position, len(table))
+    head = HEADER.pack(
+        MAGIC, major, MINORS[major] if tuned else PLAIN_MINOR, 0, 0, 0, position, len(table)
+    )
     out.seek(0)
     out.write(head + sha256(head + table))
 
@@ -184,11 +210,17 @@ def _compress(raw: bytes, level: int, shared: bytes = b"") -> tuple[int, bytes]:
 
 
 def _like_a_bomb(raw: bytes, data: bytes) -> bool:
-    return len(raw) > DEFAULT_LIMITS.ratio_applies_above_bytes and len(raw) > DEFAULT_LIMITS.ratio * len(data)
+    return len(raw) > DEFAULT_LIMITS.ratio_applies_above_bytes and len(
+        raw
+    ) > DEFAULT_LIMITS.ratio * len(data)
 
 
 def _in_small_blocks(compressor: zstandard.ZstdCompressor, raw: bytes) -> bytes:
     steps = compressor.compressobj(size=len(raw))
-    pieces = (raw[start : start + SMALL_BLOCK_BYTES] for start in range(0, len(raw), SMALL_BLOCK_BYTES))
+    pieces = (
+        raw[start : start + SMALL_BLOCK_BYTES] for start in range(0, len(raw), SMALL_BLOCK_BYTES)
+    )
     flush = zstandard.COMPRESSOBJ_FLUSH_BLOCK
-    return b"".join([*(steps.compress(piece) + steps.flush(flush) for piece in pieces), steps.flush()])
+    return b"".join(
+        [*(steps.compress(piece) + steps.flush(flush) for piece in pieces), steps.flush()]
+    )

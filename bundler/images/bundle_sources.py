@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from bundler.errors import DigestMismatch, FormatError
 from bundler.format.bundle import Bundle
 from bundler.images.image_places import is_image_url
 from bundler.images.model_snapshots import is_snapshot_url, open_snapshot_bundle
@@ -36,5 +37,15 @@ def open_bundle_file(source: str | os.PathLike[str]) -> Iterator[tuple[Bundle, s
         with open_image(text) as (bundle, path, _):
             yield bundle, path
     else:
-        with Bundle.load(source) as bundle:
+        with _loaded(text) as bundle:
             yield bundle, text
+
+
+def _loaded(path: str) -> Bundle:
+    """Open a file; what is wrong with it is said with its name, since a command may have been given several."""
+    try:
+        return Bundle.load(path)
+    except (FormatError, DigestMismatch) as error:
+        if path in error.message:
+            raise
+        raise type(error)(f"{path}: {error.message}", **{"path": path, **error.facts}) from error

@@ -71,7 +71,9 @@ def encode_manifest(
 
 def encode_index(manifests: list[Descriptor]) -> bytes:
     """Return the bytes of an index."""
-    return msgspec.json.encode({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": manifests})
+    return msgspec.json.encode(
+        {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": manifests}
+    )
 
 
 def decode_manifest(found: ImageManifest, where: str) -> Manifest:
@@ -88,7 +90,8 @@ def decode_manifest(found: ImageManifest, where: str) -> Manifest:
     manifest = _decoded(found, Manifest, where)
     if len(manifest.layers) > MOST_LAYERS:
         raise LimitExceeded(
-            f"{where}: {len(manifest.layers)} layers, expected at most {MOST_LAYERS}", got=len(manifest.layers)
+            f"{where}: {len(manifest.layers)} layers, expected at most {MOST_LAYERS}",
+            got=len(manifest.layers),
         )
     return manifest
 
@@ -107,11 +110,15 @@ def only_image(index: Index, where: str) -> str:
     images = [one.digest for one in index.manifests if _ATTESTATION not in one.annotations]
     if len(images) != 1:
         shown = ", ".join(images[:4]) or "none"
-        raise FormatError(f"{where}: is a list of {len(images)} images; name one by its digest: {shown}")
+        raise FormatError(
+            f"{where}: is a list of {len(images)} images; name one by its digest: {shown}"
+        )
     return images[0]
 
 
-def descriptor(media_type: str, data: bytes, annotations: dict[str, str] | None = None) -> Descriptor:
+def descriptor(
+    media_type: str, data: bytes, annotations: dict[str, str] | None = None
+) -> Descriptor:
     """Return how manifests name these bytes."""
     return Descriptor(media_type, digest_of(data), len(data), "", annotations or {})
 

@@ -35,7 +35,7 @@ from bundler.store.error_translation import store_errors
 from bundler.store.store_signatures import is_about_bundle, signed_name
 from bundler.trust.admission import admit, policy_in_force
 from bundler.trust.signature_policy import SignaturePolicy
-from bundler.trust.statements import TrustLevel
+from bundler.trust.subjects import subject_of
 
 
 class _Fetched(Struct):
@@ -88,7 +88,10 @@ def open_image(
 ) -> Iterator[tuple[Bundle, str, ImageReport]]:
     """Open the bundle of an image, until the block ends, and tell the file that it is in; arguments and errors are those of `pull_image`."""
     where = image_url(url)
-    policy, limits = policy_in_force() if signatures is None else signatures, limits or DEFAULT_LIMITS
+    policy, limits = (
+        policy_in_force() if signatures is None else signatures,
+        limits or DEFAULT_LIMITS,
+    )
     with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX) as folder:
         with open_place(where) as place, os_errors(folder, "write"):
             stored = found_manifest(place, where)
@@ -105,7 +108,9 @@ def open_image(
             )  # fmt: skip
 
 
-def _fetch(place: ImagePlace, where: oci.ImageUrl, stored: ImageManifest, folder: str, limits: Limits) -> _Fetched:
+def _fetch(
+    place: ImagePlace, where: oci.ImageUrl, stored: ImageManifest, folder: str, limits: Limits
+) -> _Fetched:
     manifest = decode_manifest(stored, where.full)
     ours = [layer for layer in manifest.layers if layer.media_type == BUNDLE_LAYER]
     if len(ours) == 1:
@@ -121,7 +126,9 @@ def _fetch(place: ImagePlace, where: oci.ImageUrl, stored: ImageManifest, folder
     )
 
 
-def _unpacked(place: ImagePlace, where: oci.ImageUrl, manifest: Manifest, folder: str, limits: Limits) -> _Fetched:
+def _unpacked(
+    place: ImagePlace, where: oci.ImageUrl, manifest: Manifest, folder: str, limits: Limits
+) -> _Fetched:
     """Make a bundle of an image of MCV's layout."""
     cache, held = os.path.join(folder, "cache"), os.path.join(folder, "layer")
     os.mkdir(cache)
@@ -163,23 +170,30 @@ def _with_signatures(path: str, envelopes: Sequence[bytes], folder: str, limits:
         return path
     signed = os.path.join(folder, "signed.tbundle")
     with Bundle.load(path, limits=limits) as bundle:
-        bundle.signed.write_copy(signed, list(dict.fromkeys([*bundle.signatures, *about]))[:MAX_ENVELOPES])
+        bundle.signed.write_copy(
+            signed, list(dict.fromkeys([*bundle.signatures, *about]))[:MAX_ENVELOPES]
+        )
     return signed
 
 
-def _judge_tag(policy: SignaturePolicy | None, where: oci.ImageUrl, envelopes: Sequence[bytes], bundle: Bundle) -> str:
+def _judge_tag(
+    policy: SignaturePolicy | None, where: oci.ImageUrl, envelopes: Sequence[bytes], bundle: Bundle
+) -> str:
     """Return why no signature of the tag counts, empty when one does or nobody asks; raises `Untrusted` where one is required.
 
     Who names an image by its digest has said which one, and no tag was followed.
     """
     if policy is None or where.digest or policy.kernels == policy.code == "off":
         return ""
-    level: TrustLevel = "kernels" if policy.kernels == "require" else "code"
+    level = "kernels" if policy.kernels == "require" else subject_of(bundle).trust
     about = [data for data in envelopes if not is_about_bundle(data)]
-    judgement = policy.of_tag(about, signed_name(where.shown), where.tag, bundle.digest.removeprefix("sha256:"))
+    judgement = policy.of_tag(
+        about, signed_name(where.shown), where.tag, bundle.digest.removeprefix("sha256:")
+    )
     if not judgement.good:
         judgement = replace(
-            judgement, fix="push it with a trusted key (triton-bundler oci push --key), or name the image by its digest"
+            judgement,
+            fix="push it with a trusted key (triton-bundler oci push --key), or name the image by its digest",
         )
     policy.require(judgement, level, f"tag {where.full}")
     return "" if judgement.good else f"tag {where.full}: {judgement.reason}"

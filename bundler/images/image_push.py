@@ -38,7 +38,13 @@ from bundler.images.image_manifests import (
 from bundler.images.image_places import found_manifest, image_url, open_place
 from bundler.images.image_reports import ImageLayout, ImageReport
 from bundler.images.image_signatures import attach, envelopes_of, next_epoch
-from bundler.images.kernel_cache_images import DEFAULT_ROOT, cache_files, image_config, labels_of, layer_files
+from bundler.images.kernel_cache_images import (
+    DEFAULT_ROOT,
+    cache_files,
+    image_config,
+    labels_of,
+    layer_files,
+)
 from bundler.images.kernel_cache_layers import unpack_layer, write_layer
 from bundler.lifecycle.directory_pack import pack
 from bundler.lifecycle.restore_plan import opened
@@ -102,18 +108,26 @@ def push_image(
     """
     where, signer = image_url(url), signing_key(key)
     if where.digest:
-        raise ConfigError(f"{where.full}: a push makes the digest; give a tag alone", url=where.full)
+        raise ConfigError(
+            f"{where.full}: a push makes the digest; give a tag alone", url=where.full
+        )
     if layout not in get_args(ImageLayout):
-        raise ConfigError(f"layout={layout!r}: expected {', '.join(map(repr, get_args(ImageLayout)))}", got=layout)
+        raise ConfigError(
+            f"layout={layout!r}: expected {', '.join(map(repr, get_args(ImageLayout)))}", got=layout
+        )
     if not cache_root.rstrip("/").startswith("/"):
-        raise ConfigError(f"cache_root={cache_root!r}: expected an absolute path, which is not /", got=cache_root)
+        raise ConfigError(
+            f"cache_root={cache_root!r}: expected an absolute path, which is not /", got=cache_root
+        )
     with ExitStack() as stack:
         source = stack.enter_context(opened(bundle))
         require_content(source, "nothing was pushed")
         if signer is not None:
             source.verify()
         if layout == "bundle":
-            image = stack.enter_context(_bundle_image(source, None if isinstance(bundle, Bundle) else bundle))
+            image = stack.enter_context(
+                _bundle_image(source, None if isinstance(bundle, Bundle) else bundle)
+            )
         else:
             title = (where.repository or where.directory).rpartition("/")[2]
             there = (cache_root.rstrip("/"), triton_dir or identity.triton_dir())
@@ -122,7 +136,9 @@ def push_image(
         return _send(place, where, image, signer)
 
 
-def _send(place: ImagePlace, where: oci.ImageUrl, image: _Image, signer: SigningKey | None) -> ImageReport:
+def _send(
+    place: ImagePlace, where: oci.ImageUrl, image: _Image, signer: SigningKey | None
+) -> ImageReport:
     sent = 0
     with store_errors(place.name):
         config, data = image.config
@@ -166,13 +182,17 @@ def _bundle_image(bundle: Bundle, path: str | os.PathLike[str] | None) -> Iterat
             name = os.path.basename(os.fspath(path))
             layer = _described(content, BUNDLE_LAYER, {TITLE: name})
             config = descriptor(EMPTY_TYPE, EMPTY)
-            data = encode_manifest(config, [layer], artifact_type=BUNDLE_ARTIFACT, annotations=_annotations(bundle))
+            data = encode_manifest(
+                config, [layer], artifact_type=BUNDLE_ARTIFACT, annotations=_annotations(bundle)
+            )
             yield _Image("bundle", data, OCI_MANIFEST, (config, EMPTY), layer, content, bundle, ())
 
 
 def _annotations(bundle: Bundle) -> dict[str, str]:
     targets = sorted({str(kernel.target) for kernel in bundle.kernels})[:_SHOWN_TARGETS]
-    releases = sorted({kernel.toolchain.release or "unknown" for kernel in bundle.kernels})[:_SHOWN_TARGETS]
+    releases = sorted({kernel.toolchain.release or "unknown" for kernel in bundle.kernels})[
+        :_SHOWN_TARGETS
+    ]
     found = {
         "digest": bundle.digest,
         "kernels": str(len(bundle.kernels)),
@@ -189,7 +209,8 @@ def _cache_image(
     made = cache_files(bundle, root, triton_dir)
     if not made.entries:
         raise ConfigError(
-            f"nothing in the bundle can be laid out for {root}: {_why(made.left_out)}", left_out=tuple(made.left_out)
+            f"nothing in the bundle can be laid out for {root}: {_why(made.left_out)}",
+            left_out=tuple(made.left_out),
         )
     docker = layout == "mcv-docker"
     with (
@@ -204,18 +225,31 @@ def _cache_image(
         config = descriptor(DOCKER_CONFIG if docker else OCI_CONFIG, settings)
         kind = DOCKER_MANIFEST if docker else OCI_MANIFEST
         # Docker's manifests have no annotations.
-        data = encode_manifest(config, [layer], media_type=kind, annotations=None if docker else labels)
+        data = encode_manifest(
+            config, [layer], media_type=kind, annotations=None if docker else labels
+        )
         content.seek(0)
         unpack_layer(content, folder)
         with pack(folder) as read_back:
-            yield _Image(layout, data, kind, (config, settings), layer, content, read_back, tuple(made.left_out))
+            yield _Image(
+                layout,
+                data,
+                kind,
+                (config, settings),
+                layer,
+                content,
+                read_back,
+                tuple(made.left_out),
+            )
 
 
 def _why(left_out: Sequence[tuple[str, str]]) -> str:
     return "; ".join(dict.fromkeys(reason for _, reason in left_out)) or "it has no kernels"
 
 
-def _described(content: BinaryIO, media_type: str, annotations: Mapping[str, str] | None = None) -> Descriptor:
+def _described(
+    content: BinaryIO, media_type: str, annotations: Mapping[str, str] | None = None
+) -> Descriptor:
     """Return how manifests name the bytes of a file."""
     digest, size = hashlib.sha256(), 0
     content.seek(0)

@@ -7,13 +7,13 @@ from typing import Literal
 
 from msgspec import Struct
 
-from bundler.format.summary import Summarized
+from bundler.format.summary import Reported
 
 # `bundle`: the bundle's file as one blob.  `mcv`: what MCV, GKM and KServe read; `mcv-docker` the same with Docker's media types.
 ImageLayout = Literal["bundle", "mcv", "mcv-docker"]
 
 
-class ImageReport(Summarized, Struct, frozen=True):
+class ImageReport(Reported, Struct, frozen=True):
     """What was pushed or pulled.
 
     Attributes:

@@ -66,7 +66,9 @@ def attach(place: ImagePlace, subject: Descriptor, envelopes: list[bytes]) -> st
         if not place.put_manifest(made, OCI_MANIFEST):
             listed = [one for one in _listed(place, subject.digest) if one.digest != mine.digest]
             entry = Descriptor(OCI_MANIFEST, mine.digest, mine.size, SIGNATURE_ARTIFACT)
-            place.put_manifest(encode_index([*listed, entry]), INDEX_TYPE, fallback_tag(subject.digest))
+            place.put_manifest(
+                encode_index([*listed, entry]), INDEX_TYPE, fallback_tag(subject.digest)
+            )
     return mine.digest
 
 
@@ -91,7 +93,9 @@ def next_epoch(envelopes: Iterable[bytes]) -> int:
     epochs = [0]
     for data in envelopes:
         try:
-            epochs.append(TagStatement.decode(Envelope.decode(data, TagStatement.payload_type).payload).epoch)
+            epochs.append(
+                TagStatement.decode(Envelope.decode(data, TagStatement.payload_type).payload).epoch
+            )
         except FormatError:
             continue  # one about a bundle, or of somebody else
     return max(max(epochs) + 1, time.time_ns() // 1_000_000)

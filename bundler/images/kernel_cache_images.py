@@ -35,7 +35,9 @@ LAYERS = frozenset({DOCKER_LAYER, OCI_LAYER, "application/cache.triton.content.l
 CONFIG_BYTES = 4 << 20
 # The name that images have for a machine.
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-_NOWHERE = "has a path of Triton's installation in it, and Triton is not installed here; give triton_dir"
+_NOWHERE = (
+    "has a path of Triton's installation in it, and Triton is not installed here; give triton_dir"
+)
 
 
 class CacheFiles(Struct):
@@ -78,7 +80,9 @@ def cache_files(bundle: Bundle, root: str, triton_dir: str | None = None) -> Cac
     """
     made = CacheFiles({}, [], [])
     for kernel in sorted(bundle.kernels, key=lambda one: one.key):
-        if triton_dir is None and any(_names_triton(artifact.spans) for artifact in kernel.artifacts):
+        if triton_dir is None and any(
+            _names_triton(artifact.spans) for artifact in kernel.artifacts
+        ):
             made.left_out.append((kernel.key, _NOWHERE))
             continue
         stored = StoredKernel.read(bundle.blobs, WantedKernel.of(kernel, "all"))
@@ -89,7 +93,9 @@ def cache_files(bundle: Bundle, root: str, triton_dir: str | None = None) -> Cac
         folder = f"{CACHE_FOLDER}/{kernel.key}"
         made.files |= {f"{folder}/{name}": data for name, data in ready.files}
         made.files[f"{folder}/{names.GROUP_PREFIX}{metadata}"] = group
-        made.entries.append(_entry(parse_metadata(bytes(ready.contents[ready.names.index(metadata)]))))
+        made.entries.append(
+            _entry(parse_metadata(bytes(ready.contents[ready.names.index(metadata)])))
+        )
     for entry in bundle.helpers:
         made.files[f"{CACHE_FOLDER}/{entry.path}"] = localize(
             entry.artifact.spans, bundle.read(entry.artifact), root, triton_dir
@@ -105,7 +111,9 @@ def _names_triton(spans: Sequence[Span]) -> bool:
 def _entry(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return what MCV's manifest says of a kernel; like it, nothing of a value that is 0 or false."""
     target = metadata["target"]
-    told = {name: metadata.get(name) for name in ("ptx_version", "num_stages", "num_warps", "debug")}
+    told = {
+        name: metadata.get(name) for name in ("ptx_version", "num_stages", "num_warps", "debug")
+    }
     return {
         "hash": metadata["hash"],
         **{name: value for name, value in told.items() if value},
@@ -124,7 +132,9 @@ def layer_files(made: CacheFiles) -> Iterator[tuple[str, bytes | memoryview]]:
 def labels_of(made: CacheFiles, cache_bytes: int, title: str) -> dict[str, str]:
     """Return the labels that MCV looks at, and the digest of the bundle."""
     targets = {(one["backend"], one["arch"], one["warp_size"]) for one in made.entries}
-    summary = {"targets": [{"backend": b, "arch": a, "warp_size": w} for b, a, w in sorted(targets)]}
+    summary = {
+        "targets": [{"backend": b, "arch": a, "warp_size": w} for b, a, w in sorted(targets)]
+    }
     return {
         f"{LABELS}/entry-count": str(len(made.entries)),
         SUMMARY: json.dumps(summary, separators=(",", ":")),
@@ -199,7 +209,10 @@ def unpack_image(
     if said != str(cache_bytes):
         # Every byte was compared with a digest, so a label that is wrong is told, as MCV does, and no more.
         notes.append(
-            (f"{LABELS}/cache-size-bytes", f"says {said or 'nothing'!s:.20}, and the cache has {cache_bytes} bytes")
+            (
+                f"{LABELS}/cache-size-bytes",
+                f"says {said or 'nothing'!s:.20}, and the cache has {cache_bytes} bytes",
+            )
         )
     return notes
 

@@ -32,7 +32,9 @@ _CHUNK = 1 << 20
 # Of a long name, or of the fields of a pax header.
 _HEADER_BYTES = 64 * 1024
 _WHITEOUT = ".wh."
-_EXTENSIONS = frozenset({tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE})
+_EXTENSIONS = frozenset(
+    {tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE}
+)
 
 
 class Unpacked(Struct, frozen=True):
@@ -61,7 +63,9 @@ def write_layer(out: BinaryIO, files: Iterable[tuple[str, bytes | memoryview]]) 
     """
     digest, size = hashlib.sha256(), 0
     made: set[str] = set()
-    with gzip.GzipFile(filename="", mode="wb", fileobj=out, compresslevel=GZIP_LEVEL, mtime=0) as packed:
+    with gzip.GzipFile(
+        filename="", mode="wb", fileobj=out, compresslevel=GZIP_LEVEL, mtime=0
+    ) as packed:
 
         def put(data: bytes | memoryview) -> None:
             digest.update(data)
@@ -127,7 +131,9 @@ def unpack_layer(source: BinaryIO, folder: str, limits: Limits = DEFAULT_LIMITS)
     except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError, ValueError) as error:
         if isinstance(error, FormatError):
             raise
-        raise FormatError(f"the layer is no gzip-compressed tar archive, or is cut short: {error}") from error
+        raise FormatError(
+            f"the layer is no gzip-compressed tar archive, or is cut short: {error}"
+        ) from error
     return Unpacked(diff_id, cache_bytes, len(taken), tuple(left_out), foreign)
 
 
@@ -146,7 +152,10 @@ def _why_not(inside: str) -> str | None:
 def _write(path: str, chunks: Iterator[bytes]) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     # Created here and now: the folder is ours, and no member is a link.
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as out:
+    with open(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600),
+        "wb",
+    ) as out:
         out.writelines(chunks)
 
 
@@ -189,7 +198,9 @@ class _Archive:
     def _extension(self, member: tarfile.TarInfo) -> dict[str, str]:
         """Return the fields that a header of pax or GNU gives the next member."""
         if not 0 <= member.size <= _HEADER_BYTES:
-            raise LimitExceeded(f"the layer has a header of {member.size:,} bytes, expected at most {_HEADER_BYTES:,}")
+            raise LimitExceeded(
+                f"the layer has a header of {member.size:,} bytes, expected at most {_HEADER_BYTES:,}"
+            )
         data = self._take(member.size)
         self._take(-member.size % _BLOCK)
         if member.type == tarfile.GNUTYPE_LONGNAME:
@@ -236,7 +247,9 @@ class _Archive:
     def _count(self, data: bytes) -> None:
         self._read += len(data)
         if self._read > self._most:
-            raise LimitExceeded(f"the layer has more than {self._most:,} bytes", limit=self._most, got=self._read)
+            raise LimitExceeded(
+                f"the layer has more than {self._most:,} bytes", limit=self._most, got=self._read
+            )
         self._digest.update(data)
 
 
@@ -247,7 +260,8 @@ def _checked_path(name: str, member: tarfile.TarInfo) -> str:
     shown = ascii(name[:100])
     if member.type not in {tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.CONTTYPE}:
         raise UnsafeName(
-            f"the layer has a link, device or other special file, {shown}; expected files and directories", name=shown
+            f"the layer has a link, device or other special file, {shown}; expected files and directories",
+            name=shown,
         )
     if name in {".", "./", "/"}:
         return ""
@@ -255,6 +269,7 @@ def _checked_path(name: str, member: tarfile.TarInfo) -> str:
         raise UnsafeName(f"the layer has the name {shown}, which leads out of it", name=shown)
     if any(part.startswith(_WHITEOUT) for part in parts):
         raise UnsafeName(
-            f"the layer removes files of another one ({shown}); expected an image of one layer", name=shown
+            f"the layer removes files of another one ({shown}); expected an image of one layer",
+            name=shown,
         )
     return path

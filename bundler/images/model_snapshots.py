@@ -36,7 +36,13 @@ import msgspec
 from bundler.errors import ConfigError, DigestMismatch, FormatError, NotFound, UnsupportedVersion
 from bundler.format import names
 from bundler.format.bundle import Bundle, require_content
-from bundler.format.bundle_file import open_regular, os_errors, read_regular, replace_content, replace_file
+from bundler.format.bundle_file import (
+    open_regular,
+    os_errors,
+    read_regular,
+    replace_content,
+    replace_file,
+)
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 
 SCHEME = "hf+file"
@@ -106,7 +112,9 @@ def open_snapshot_bundle(url: str, limits: Limits = DEFAULT_LIMITS) -> Iterator[
             yield bundle, path
 
 
-def add_to_snapshot(bundle_path: str | os.PathLike[str], folder: str | os.PathLike[str], name: str) -> SnapshotRow:
+def add_to_snapshot(
+    bundle_path: str | os.PathLike[str], folder: str | os.PathLike[str], name: str
+) -> SnapshotRow:
     """Copy a bundle file into the folder of a model, and list it in the index; one of that name is replaced.
 
     Raises:
@@ -117,7 +125,10 @@ def add_to_snapshot(bundle_path: str | os.PathLike[str], folder: str | os.PathLi
     root = os.fspath(folder)
     with Bundle.load(bundle_path) as bundle:
         require_content(bundle, "nothing was written")
-        digest, targets = bundle.digest, tuple(sorted({str(kernel.target) for kernel in bundle.kernels}))
+        digest, targets = (
+            bundle.digest,
+            tuple(sorted({str(kernel.target) for kernel in bundle.kernels})),
+        )
     with os_errors(root, "write"):
         os.makedirs(os.path.join(root, FOLDER), exist_ok=True)
     # Named by its content, so that a reader of the index of before finds the file of before.
@@ -133,7 +144,9 @@ def add_to_snapshot(bundle_path: str | os.PathLike[str], folder: str | os.PathLi
         before = read_index(root).bundles
     except NotFound:
         before = ()
-    rows = tuple(sorted((*(one for one in before if one.name != name), row), key=lambda one: one.name))
+    rows = tuple(
+        sorted((*(one for one in before if one.name != name), row), key=lambda one: one.name)
+    )
     text = msgspec.json.format(msgspec.json.encode(SnapshotIndex(rows)), indent=2)
     replace_content(os.path.join(root, FOLDER, INDEX_NAME), text + b"\n")
     return row
@@ -147,7 +160,9 @@ def read_index(folder: str) -> SnapshotIndex:
     try:
         version = msgspec.json.decode(data, type=_Version).version
         if version != VERSION:
-            raise UnsupportedVersion(f"{path}: version {version}, expected {VERSION}; read it with a newer release")
+            raise UnsupportedVersion(
+                f"{path}: version {version}, expected {VERSION}; read it with a newer release"
+            )
         return msgspec.json.decode(data, type=SnapshotIndex)
     except msgspec.DecodeError as error:
         raise FormatError(f"{path}: {error}; expected an index of bundles") from error
@@ -156,7 +171,12 @@ def read_index(folder: str) -> SnapshotIndex:
 def _parsed(url: str) -> tuple[str, str]:
     parts = urlsplit(url)
     path = unquote(parts.path)
-    if parts.scheme != SCHEME or parts.netloc not in {"", "localhost"} or not path.startswith("/") or "\0" in path:
+    if (
+        parts.scheme != SCHEME
+        or parts.netloc not in {"", "localhost"}
+        or not path.startswith("/")
+        or "\0" in path
+    ):
         raise ConfigError(f"{url!r:.200}: {_EXPECTED}", url=url)
     return path, unquote(parts.fragment)
 
@@ -167,7 +187,9 @@ def _chosen(index: SnapshotIndex, name: str, url: str) -> SnapshotRow:
     if not found:
         raise NotFound(f"{url}: there is no such bundle; the index lists {listed}", url=url)
     if len(found) > 1:
-        raise ConfigError(f"{url}: the index lists {len(found)} bundles, {listed}; add #name", url=url)
+        raise ConfigError(
+            f"{url}: the index lists {len(found)} bundles, {listed}; add #name", url=url
+        )
     return found[0]
 
 

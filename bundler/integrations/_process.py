@@ -20,17 +20,19 @@ from bundler.config import (
     Mode,
     Strict,
     registered_bundles,
+    registration_is_off,
     says_strict,
     settings,
     strict_setting,
     unknown_words,
 )
-from bundler.errors import BundlerError, ConfigError, NotFound
+from bundler.errors import BundlerError, ConfigError
 from bundler.fork_safety import after_fork
 from bundler.integrations.kernel_lookup import Registered
 from bundler.integrations.session_options import Options
 from bundler.toolchain.keeper import KeeperSource
 from bundler.toolchain.manager_environment import Active, manager_environment
+from bundler.user_warnings import warn
 
 # What opens stores, and what a session is made of, is imported when the first one begins: Triton imports this module for a name alone.
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ class _Process:
 
     def __init__(self) -> None:
         self.registered = Registered()
+        # Paths of bundles that were to be registered, and that the user was told are missing.
+        self.not_there: set[str] = set()
         self._lock = threading.RLock()
         self._sessions: list[tuple[Session, Engine]] = []
         self._from_environment: tuple[Session, Engine] | None = None
@@ -89,6 +93,11 @@ class _Process:
         with contextlib.ExitStack() as stack:
             for session, _ in self._all():
                 stack.callback(session.close)
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until every session has sent what it was handed, each for at most so long."""
+        for session, _ in self._all():
+            session.flush(timeout_s)
 
     def _all(self) -> list[tuple[Session, Engine]]:
         with self._lock:
@@ -151,6 +160,7 @@ def session(
     strict: Strict | None = None,
     replay: bool | None = None,
     metrics_port: int | str | None = None,
+    moved: bool | None = None,
 ) -> Session:
     """Return a session for a whole job, to use in a `with` statement: fetch the tag, look up, record, publish, give it to the tag.
 
@@ -161,6 +171,8 @@ def session(
         strict: as for `install`; None is `off` and, once the tag was replayed, `warn`.
         replay: hand what the tag names to the JIT functions of this process at the start, as `bundler.replay`, so that no first call
             asks the compiler; None does what TRITON_BUNDLER_REPLAY says.
+        moved: take a kernel that differs from the one asked for in line numbers alone, its own and its helpers'; its debug information
+            shows the old lines; None does what TRITON_BUNDLER_MOVED says.
         metrics_port: show this process's metrics to Prometheus while the session lasts: a port of the loopback address, 0 for one that
             is free, or `HOST:PORT`, which whoever reaches it may read; `Session.metrics_url` says where.  Needs the extra `metrics`.
 
@@ -175,7 +187,7 @@ def session(
     mode: Mode = "read" if push is None else "readwrite"
     serving: Strict | None = "warn" if strict is None else None
     options = Options(tag=tag, mode=mode, push=push, strict=strict or "off", serving=serving)
-    return _install(store, options, replay=replay, metrics_port=metrics_port)
+    return _install(store, options, replay=replay, metrics_port=metrics_port, moved=moved)
 
 
 def install_from_environment() -> None:
@@ -211,22 +223,36 @@ def register(path: str | os.PathLike[str]) -> None:
     a bundle stays.
 
     Args:
-        path: a bundle file.
-
-    Raises:
-        NotFound: there is no such file.
+        path: a bundle file.  While `triton-bundler build` or `generate` runs nothing is registered: it may be what they are about to write.
 
     Warns:
-        BundlerWarning: later, when the file cannot be used.
+        BundlerWarning: there is no such file, once for each path; its kernels are compiled then.  Later, when the file cannot be used.
     """
     bundle = os.path.abspath(os.fspath(path))
+    if registration_is_off():
+        return
     if not os.path.isfile(bundle):
-        raise NotFound(f"no bundle {bundle} to register; give the path of a .tbundle file", path=bundle)
+        if bundle not in _process.not_there:
+            _process.not_there.add(bundle)
+            warn(
+                f"no bundle {bundle} to register, so its kernels are compiled; `triton-bundler build` makes it, or give the path of a .tbundle file"
+            )
+        return
     _process.registered.add(bundle)
     if bundle not in registered_bundles():
         from bundler.integrations.manager_install import activity_of_bundle
 
         manager_environment.add(activity_of_bundle(bundle, keeper_source))
+
+
+def flush_here(timeout_s: float) -> None:
+    """Wait until what this process compiled so far is noted and sent, as long as the time is enough."""
+    _process.flush(timeout_s)
+
+
+def registered_here() -> list[str]:
+    """Return the paths of the bundles that were registered in this process."""
+    return _process.registered.paths()
 
 
 def _check(value: object, choices: tuple[str, ...], name: str) -> None:
@@ -235,7 +261,12 @@ def _check(value: object, choices: tuple[str, ...], name: str) -> None:
 
 
 def _install(
-    store: Store | str, options: Options, *, replay: bool | None = None, metrics_port: int | str | None = None
+    store: Store | str,
+    options: Options,
+    *,
+    replay: bool | None = None,
+    metrics_port: int | str | None = None,
+    moved: bool | None = None,
 ) -> Session:
     from bundler.integrations.launcher_supply import supply_launchers
     from bundler.integrations.lookup_engine import Engine
@@ -259,6 +290,7 @@ def _install(
     options = options._replace(
         trust=opened.trust, keep=chosen.keep, local=chosen.local, launcher=chosen.launcher,
         replay=chosen.replay if replay is None else replay,
+        moved=chosen.moved if moved is None else moved,
     )  # fmt: skip
     engine = Engine(opened, options, _process.registered)
     endpoint = None
@@ -306,7 +338,7 @@ def _session_from_environment(registered: Registered) -> tuple[Session, Engine]:
         problem = error
     options = Options(
         tag=chosen.tag, mode=chosen.mode, strict=chosen.strict, trust=chosen.trust, keep=chosen.keep, local=chosen.local,
-        replay=chosen.replay, serving=None if says_strict() else "warn", launcher=chosen.launcher,
+        replay=chosen.replay, moved=chosen.moved, serving=None if says_strict() else "warn", launcher=chosen.launcher,
     )  # fmt: skip
     for path in registered_bundles():
         registered.add(path)
@@ -317,14 +349,19 @@ def _session_from_environment(registered: Registered) -> tuple[Session, Engine]:
         engine.troubles.met(problem, "no store is used")
     elif store is None and not registered and asked_for(keeper_source):
         engine.troubles.noticed(
-            "no-store", "TRITON_CACHE_MANAGER names triton-bundler, but TRITON_BUNDLER_STORE is not set"
+            "no-store",
+            "TRITON_CACHE_MANAGER names triton-bundler, but TRITON_BUNDLER_STORE is not set",
         )
     _name_unknown(engine)
     if os.environ.get(_OTHER_REMOTE):
-        engine.troubles.noticed("two-managers", f"{_OTHER_REMOTE} is set, which only Triton's own remote manager asks")
+        engine.troubles.noticed(
+            "two-managers", f"{_OTHER_REMOTE} is set, which only Triton's own remote manager asks"
+        )
     engine.start()
     end_supply = supply_launchers(options.launcher, engine.tally)
-    return Session(engine, chosen.report, lambda _session: end_supply(), owned=store is not None), engine
+    return Session(
+        engine, chosen.report, lambda _session: end_supply(), owned=store is not None
+    ), engine
 
 
 def _name_unknown(engine: Engine) -> None:

@@ -8,30 +8,40 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from bundler.config import settings
+from bundler.config import registered_bundles, settings
 from bundler.errors import ConfigError, NotFound, Untrusted
+from bundler.format.bundle import Bundle
 from bundler.format.entries import Kernel
+from bundler.format.keyparts import KeyParts
 from bundler.format.summary import Summarized
+from bundler.integrations._process import flush_here, registered_here
 from bundler.integrations.kernel_lookup import Shelf
-from bundler.integrations.key_comparison import Difference, keyed, nearest
+from bundler.integrations.key_comparison import Difference, Keyed, keyed, keyed_all, nearest
 from bundler.integrations.miss_notes import NotedMiss, read_misses
 from bundler.integrations.process_notes import ProcessNote, of_one_run, read_processes
 from bundler.integrations.source_texts import read_source, source_diff
 from bundler.integrations.strict_mode import asked_of
 from bundler.integrations.user_directories import LocalDirectory
+from bundler.lifecycle.directory_pack import pack
 from bundler.lifecycle.machine_store import Store, open_store
 from bundler.store.references import did_you_mean
 from bundler.store.store_urls import with_settings
+from bundler.toolchain import directories
 from bundler.toolchain.spool_records import SpooledEvent
 from bundler.user_warnings import show
 
+# So long it waits for what this process compiled to be noted.
+_PATIENCE_S = 10.0
+
 # Of a store with more kernels the newest are compared.
 MOST_COMPARED = 10_000
+Source = Bundle | str | os.PathLike[str]
 Status = Literal["recorded", "differs", "never recorded", "unknown"]
 
 
@@ -81,45 +91,68 @@ def explain(
     name: str | None = None,
     last: bool = False,
     store: Store | None = None,
+    bundles: Sequence[Bundle | str | os.PathLike[str]] = (),
 ) -> tuple[Explanation, ...]:
     """Say why kernels were compiled: what differs from the nearest that was recorded before.
 
-    Looks at the notes that cache managers of this user left on this host, and at what the store, and its tag, hold.
+    Looks at the notes that cache managers of this user left on this host, and compares with what the store and its tag hold, with `bundles`, and with
+    what this process registered; where there is none of these, with what else Triton's cache directory has.  Where no cache manager of ours was
+    asked, the kernels of Triton's directory that none of these has are those that were compiled: all of them with `last`.
 
     Args:
         key: a kernel key, or the beginning of one.
         name: kernels of this name; `*` and `?` stand for anything.
         last: all kernels that the latest process compiled, with its forks and what it started; none when it found everything.
         store: where kernels were recorded; None for what TRITON_BUNDLER_STORE names.
+        bundles: more of what was recorded: bundles, their paths, and Triton's cache directories.
 
     Raises:
-        ConfigError: not exactly one of `key`, `name` and `last` was given; or no store.
+        ConfigError: not exactly one of `key`, `name` and `last` was given.
         NotFound: no such kernel was compiled here, and none is recorded; with `last`, no process asked our cache manager.
         StoreUnavailable, AccessDenied: the store cannot be read.
     """
     if [key is not None, name is not None, last].count(True) != 1:
         raise ConfigError("expected one of: a kernel's key, name=..., last=True")
+    flush_here(_PATIENCE_S)
     if not last:
-        return _of_kernels(key, name, store)
-    return explain_run(latest_run(), store)
+        return _of_kernels(key, name, store, bundles)
+    return explain_run(latest_run(), store, bundles)
 
 
-def explain_run(run: Run | None, store: Store | None) -> tuple[Explanation, ...]:
+def explain_run(
+    run: Run | None, store: Store | None, bundles: Sequence[Source] = ()
+) -> tuple[Explanation, ...]:
     """Say why a run compiled what it compiled; raises as `explain`."""
     if run is None:
-        raise NotFound("no process here asked this package's cache manager for a kernel")
+        if bundles:
+            return _of_directory(_recorded(store, bundles), lambda _: True)
+        raise NotFound(
+            "no process here asked this package's cache manager for a kernel; with --bundle, or bundles=, what Triton's directory has beside these is "
+            "explained"
+        )
     if not run.misses:
         return ()
-    return _of_misses(run.misses, list(read_misses(_local())), _recorded(store))
+    return _of_misses(run.misses, list(read_misses(_local())), _recorded(store, bundles))
 
 
-def _of_kernels(key: str | None, name: str | None, store: Store | None) -> tuple[Explanation, ...]:
-    kernels, misses = _recorded(store), list(read_misses(_local()))
+def _of_kernels(
+    key: str | None, name: str | None, store: Store | None, bundles: Sequence[Source]
+) -> tuple[Explanation, ...]:
+    kernels, misses = _recorded(store, bundles), list(read_misses(_local()))
     wanted = [miss for miss in misses if _is(miss.event, key, name)]
     found = _of_misses(wanted, misses, kernels)
     told = {explanation.key for explanation in found}
-    others = [kernel for kernel in kernels.values() if kernel.key not in told and _is(kernel, key, name)]
-    found += tuple(Explanation(kernel.key, kernel.name, "recorded", kernel.key, there_now=True) for kernel in others)
+    others = [
+        kernel for kernel in kernels.values() if kernel.key not in told and _is(kernel, key, name)
+    ]
+    found += tuple(
+        Explanation(kernel.key, kernel.name, "recorded", kernel.key, there_now=True)
+        for kernel in others
+    )
+    if bundles:  # what was compiled without our cache manager left no note
+        noted = {explanation.key for explanation in found}
+        unnoted = _of_directory(kernels, lambda kernel: _is(kernel, key, name))
+        found += tuple(one for one in unnoted if one.key not in noted)
     if not found:
         there = {miss.event.name for miss in misses} | {kernel.name for kernel in kernels.values()}
         hint = did_you_mean(difflib.get_close_matches(name or "", sorted(there)))
@@ -131,7 +164,7 @@ def _of_kernels(key: str | None, name: str | None, store: Store | None) -> tuple
 
 
 def _of_misses(
-    wanted: Sequence[NotedMiss], misses: list[NotedMiss], kernels: dict[str, Kernel]
+    wanted: Sequence[NotedMiss], misses: list[NotedMiss], kernels: dict[str, Keyed]
 ) -> tuple[Explanation, ...]:
     # Misses come with the latest first, and of equal keys a dictionary keeps the last.
     latest = {miss.event.key: miss for miss in reversed(wanted)}
@@ -170,28 +203,76 @@ def latest_run() -> Run | None:
     misses = list(read_misses(local))
     noted = {(process.began_ns, process.pid): process for process in read_processes(local)}
     for miss in misses:  # the note of its process may have been removed, or never have been written
-        noted.setdefault((miss.process_began_ns, miss.pid), ProcessNote(miss.pid, miss.process_began_ns))
+        noted.setdefault(
+            (miss.process_began_ns, miss.pid), ProcessNote(miss.pid, miss.process_began_ns)
+        )
     processes = of_one_run(noted.values())
     if not processes:
         return None
     theirs = {(process.began_ns, process.pid) for process in processes}
-    return Run(processes, tuple(miss for miss in misses if (miss.process_began_ns, miss.pid) in theirs))
+    return Run(
+        processes, tuple(miss for miss in misses if (miss.process_began_ns, miss.pid) in theirs)
+    )
 
 
 def _local() -> LocalDirectory:
     return LocalDirectory(settings().local, show)
 
 
-def _recorded(store: Store | None) -> dict[str, Kernel]:
-    """Return what a store and its tag hold, by key; None for the store that TRITON_BUNDLER_STORE names."""
+def _of_directory(
+    kernels: dict[str, Keyed], wanted: Callable[[Keyed], bool]
+) -> tuple[Explanation, ...]:
+    """Explain the kernels of Triton's directory that are not among those that were recorded."""
+    there = list(kernels.values())
+    explained = []
+    for kernel in _kernels_in(directories.triton_cache_dir()):
+        if kernel.key not in kernels and wanted(kernel):
+            found = nearest(kernel, there)
+            status: Status = "differs" if found is not None else "never recorded"
+            best, differences = (found[0].key, found[1]) if found is not None else (None, ())
+            explained.append(Explanation(kernel.key, kernel.name, status, best, differences))
+    return tuple(explained)
+
+
+def _recorded(store: Store | None, bundles: Sequence[Source] = ()) -> dict[str, Keyed]:
+    """Return what a store and its tag, bundles and registered bundles hold, by key; None for the store that TRITON_BUNDLER_STORE names.
+
+    Without any of these, what Triton's directory holds.
+    """
     chosen = settings()
+    sources = [*bundles, *registered_here(), *registered_bundles()]
     with ExitStack() as opened:
-        if store is None:
-            if not chosen.store:
-                raise ConfigError("no store to compare with; pass store=..., or set TRITON_BUNDLER_STORE")
+        if store is None and chosen.store:
             urls = [with_settings(url, chosen.server) for url in chosen.store]
             store = opened.enter_context(open_store(*urls, read_only=True))
-        return {kernel.key: kernel for kernel in _kernels_of(store, chosen.tag)}
+        if store is None and not sources:
+            sources = [directories.triton_cache_dir()]
+        kernels = () if store is None else map(_bare, _kernels_of(store, chosen.tag))
+        found = {kernel.key: kernel for kernel in kernels}
+    for source in sources:
+        found |= {kernel.key: kernel for kernel in _kernels_in(source) if kernel.key not in found}
+    return found
+
+
+def _kernels_in(source: Source) -> list[Keyed]:
+    """Return the kernels of a bundle, of the file of one, or of a cache directory, which may not be there."""
+    if isinstance(source, Bundle):
+        return list(keyed_all(source))
+    if os.path.isdir(source):
+        with pack(source, keep="launch") as packed:
+            return list(keyed_all(packed))
+    if source == directories.triton_cache_dir():
+        return []
+    with Bundle.load(source) as bundle:
+        return list(keyed_all(bundle))
+
+
+def _bare(kernel: Kernel) -> Keyed:
+    """Return a kernel of a store; one without key parts is known by its key alone."""
+    nothing = Keyed(
+        kernel.key, kernel.name, kernel.target, KeyParts((), proven=False), partial=True
+    )
+    return next(keyed([kernel]), nothing)
 
 
 def _kernels_of(store: Store, tag: str | None) -> Iterator[Kernel]:
@@ -207,14 +288,14 @@ def _kernels_of(store: Store, tag: str | None) -> Iterator[Kernel]:
             return
 
 
-def _is(kernel: Kernel | SpooledEvent, key: str | None, name: str | None) -> bool:
+def _is(kernel: Keyed | SpooledEvent, key: str | None, name: str | None) -> bool:
     if key is not None:
         return kernel.key.startswith(key)
     # Not `fnmatch`, which takes capitals as the operating system takes them in file names.
     return fnmatch.fnmatchcase(kernel.name, name or "")
 
 
-def _explained(miss: NotedMiss, misses: list[NotedMiss], kernels: dict[str, Kernel]) -> Explanation:
+def _explained(miss: NotedMiss, misses: list[NotedMiss], kernels: dict[str, Keyed]) -> Explanation:
     """Compare with what was recorded when the process of a miss began, as far as this host's notes tell."""
     asked, event = asked_of(miss.event), miss.event
     if asked is None:
@@ -223,7 +304,7 @@ def _explained(miss: NotedMiss, misses: list[NotedMiss], kernels: dict[str, Kern
     later = {other.event.key for other in misses if other.at_ns >= miss.process_began_ns}
     earlier = {other.event.key for other in misses if other.at_ns < miss.process_began_ns}
     before = [kernel for kernel in kernels.values() if kernel.key not in later - earlier]
-    found = nearest(asked, keyed(kernel for kernel in before if kernel.key != event.key))
+    found = nearest(asked, [kernel for kernel in before if kernel.key != event.key])
     if event.key in earlier and event.key in kernels:
         return Explanation(event.key, event.name, "recorded", event.key)
     if found is None:
@@ -233,10 +314,14 @@ def _explained(miss: NotedMiss, misses: list[NotedMiss], kernels: dict[str, Kern
 
 def _with_diff(explanation: Explanation, local: LocalDirectory) -> Explanation:
     """Add what changed in the source, where both texts were used on this host."""
-    changed = next((difference for difference in explanation.differences if difference.what == "source"), None)
+    changed = next(
+        (difference for difference in explanation.differences if difference.what == "source"), None
+    )
     if changed is None:
         return explanation
-    recorded, asked = (read_source(local, digest or "") for digest in (changed.recorded, changed.asked))
+    recorded, asked = (
+        read_source(local, digest or "") for digest in (changed.recorded, changed.asked)
+    )
     if recorded is None or asked is None:
         return explanation
     return replace(explanation, source_diff=source_diff(explanation.name, recorded, asked))

@@ -68,9 +68,12 @@ class HelionCache:
         encoded = data.encode("utf-8", "replace")
         if _text(encoded) is None:
             raise ConfigError(
-                f"Helion's key {key!r:.80}: expected a JSON object of at most {MOST_BYTES} bytes", key=key
+                f"Helion's key {key!r:.80}: expected a JSON object of at most {MOST_BYTES} bytes",
+                key=key,
             )
-        self._files.publish(_PREFIX + key, f"{sha256(key.encode()).hex()[:_FILE_DIGITS]}.json", encoded)
+        self._files.publish(
+            _PREFIX + key, f"{sha256(key.encode()).hex()[:_FILE_DIGITS]}.json", encoded
+        )
 
     def list(self, max_results: int | None = None) -> Iterable[str]:
         """Yield the texts of all keys, the newest first; raises as `get`."""
@@ -91,7 +94,9 @@ def _store_of_settings() -> Store:
     chosen = settings()
     if not chosen.store:
         raise ConfigError("no store for Helion's configs: set TRITON_BUNDLER_STORE, or pass store=")
-    return open_store(*(with_settings(url, chosen.server) for url in chosen.store), when_down="degrade")
+    return open_store(
+        *(with_settings(url, chosen.server) for url in chosen.store), when_down="degrade"
+    )
 
 
 def _register() -> None:

@@ -48,7 +48,11 @@ class _Wrappers(MetaPathFinder):
             return None
         self._looking.now = True
         try:
-            found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+            found = (
+                finder.find_spec(fullname, path, target)
+                for finder in sys.meta_path
+                if finder is not self
+            )
             spec = next((one for one in found if one is not None), None)
         finally:
             self._looking.now = False
@@ -76,7 +80,9 @@ class _Wrappers(MetaPathFinder):
                     setattr(wrapped, _MARK, True)
                     setattr(owner, last, wrapped)
             except (AttributeError, TypeError) as error:
-                complain(f"{fullname} has no {name} that can be wrapped ({type(error).__name__}: {error})")
+                complain(
+                    f"{fullname} has no {name} that can be wrapped ({type(error).__name__}: {error})"
+                )
 
 
 _wrappers = _Wrappers()

@@ -31,7 +31,13 @@ from bundler.lifecycle.restoration import restore
 from bundler.lifecycle.restore_options import Only, Trust
 from bundler.lifecycle.restore_plan import opened
 from bundler.project import install
-from bundler.toolchain import directories, identity, inductor_caches, inductor_hooks, inductor_tuners
+from bundler.toolchain import (
+    directories,
+    identity,
+    inductor_caches,
+    inductor_hooks,
+    inductor_tuners,
+)
 from bundler.toolchain.inductor_graphs import Rewritten, rewrite
 from bundler.user_warnings import warn
 
@@ -42,7 +48,9 @@ _NO_TORCH = f"torch cannot be imported; install it in this environment: {install
 _UNKNOWN_SHAPE = (pickle.PickleError, AttributeError, TypeError, ValueError, KeyError, ImportError)
 
 
-def save(path: str | os.PathLike[str] | None = None, *, keep: Keep = "launch", winners_only: bool = False) -> Bundle:
+def save(
+    path: str | os.PathLike[str] | None = None, *, keep: Keep = "launch", winners_only: bool = False
+) -> Bundle:
     """Collect what torch.compile made, or took from its caches, in this process.
 
     Call it after the first iterations, when every kernel has run: torch's graph entries are then cut down to the configurations
@@ -140,9 +148,14 @@ def _collected(keep: Keep, *, winners_only: bool) -> Bundle:
     entries, left_out = inductor_caches.recorded()
     loaded = inductor_tuners.loaded_kernels()
     if not entries and not loaded:
-        raise NotFound("torch.compile has compiled nothing in this process; call save() after the first iterations")
+        raise NotFound(
+            "torch.compile has compiled nothing in this process; call save() after the first iterations"
+        )
     # The last one that is settled: a kernel may be in several graphs, and each tunes for itself.
-    live = {kernel.identity: kernel for kernel in sorted(loaded, key=lambda kernel: kernel.winner is not None)}
+    live = {
+        kernel.identity: kernel
+        for kernel in sorted(loaded, key=lambda kernel: kernel.winner is not None)
+    }
     done = Rewritten()
     files = Builder(directories.inductor_cache_dir())
     files.left_out += left_out
@@ -150,10 +163,18 @@ def _collected(keep: Keep, *, winners_only: bool) -> Bundle:
         content = entry.content
         if entry.kind in (inductor_caches.GRAPH, inductor_caches.AUTOGRAD):
             content = _rewritten(entry, live, done, files.left_out)
-        _add(files, _path_of(entry, content), content, TuningFile if entry.kind == inductor_caches.TUNING else Opaque)
+        _add(
+            files,
+            _path_of(entry, content),
+            content,
+            TuningFile if entry.kind == inductor_caches.TUNING else Opaque,
+        )
     files.left_out += done.rebuilt
     kernels = _wanted(loaded, done, winners_only=winners_only)
-    environment = (*identity.environment(), *([("CXX", cxx)] if (cxx := inductor_caches.compiler()) else []))
+    environment = (
+        *identity.environment(),
+        *([("CXX", cxx)] if (cxx := inductor_caches.compiler()) else []),
+    )
     return join([files, *_kernel_builders(kernels, keep, files.left_out)], environment)
 
 
@@ -167,14 +188,21 @@ def _rewritten(
         return rewrite(entry.content, loaded, done)
     except _UNKNOWN_SHAPE as error:
         left_out.append(
-            (entry.path, f"not cut down, so torch may tune its kernels again: {type(error).__name__}: {error}")
+            (
+                entry.path,
+                f"not cut down, so torch may tune its kernels again: {type(error).__name__}: {error}",
+            )
         )
         return entry.content
 
 
 def _path_of(entry: inductor_caches.CacheEntry, content: bytes) -> str:
     """Return the path of an entry; torch names graph entries by their content."""
-    return inductor_caches.graph_path(entry.key, content) if entry.kind == inductor_caches.GRAPH else entry.path
+    return (
+        inductor_caches.graph_path(entry.key, content)
+        if entry.kind == inductor_caches.GRAPH
+        else entry.path
+    )
 
 
 def _add(files: Builder, path: str, content: bytes, kind: type[TuningFile | Opaque]) -> None:
@@ -207,7 +235,9 @@ def _wanted(
     return {key: found for key, found in devices.items() if key in needed or not winners_only}
 
 
-def _kernel_builders(kernels: dict[str, set[int]], keep: Keep, left_out: list[tuple[str, str]]) -> Iterable[Builder]:
+def _kernel_builders(
+    kernels: dict[str, set[int]], keep: Keep, left_out: list[tuple[str, str]]
+) -> Iterable[Builder]:
     """Yield a builder for each directory that holds kernels of this process."""
     # torch pins the directory of one device for all that a process compiles, so each may look where another does.
     every = tuple(sorted(set().union(*kernels.values())))

@@ -159,7 +159,9 @@ def module_for_worker(text: str, path: str) -> ModuleType:
 def _is_kernel_module(tree: ast.Module) -> bool:
     """Whether a module has a function of its own under one of torch's heuristics."""
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return any(_is_heuristic(decorator) for function in functions for decorator in function.decorator_list)
+    return any(
+        _is_heuristic(decorator) for function in functions for decorator in function.decorator_list
+    )
 
 
 def _is_heuristic(decorator: ast.expr) -> bool:
@@ -213,8 +215,12 @@ def _import(text: str, path: str, told: Told) -> dict[str, GeneratedKernel]:
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            raise CompileFailed(f"{path} cannot be imported: {reason}", name=path, reason=reason) from error
-    kernels = {name: value for name, value in vars(module).items() if isinstance(value, GeneratedKernel)}
+            raise CompileFailed(
+                f"{path} cannot be imported: {reason}", name=path, reason=reason
+            ) from error
+    kernels = {
+        name: value for name, value in vars(module).items() if isinstance(value, GeneratedKernel)
+    }
     if not kernels:
         raise FormatError(f"{path}: defines no kernel under @triton_heuristics", name=path)
     return kernels

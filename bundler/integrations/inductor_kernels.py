@@ -23,7 +23,12 @@ from bundler.integrations import inductor_metadata as metadata
 from bundler.runtime.configs import Config
 from bundler.runtime.heuristics.combo_rules import combo_plan
 from bundler.runtime.heuristics.facts import HeuristicKind, Setting, SizeHints
-from bundler.runtime.heuristics.given_configs import fixed_configs, foreach_configs, template_configs, user_configs
+from bundler.runtime.heuristics.given_configs import (
+    fixed_configs,
+    foreach_configs,
+    template_configs,
+    user_configs,
+)
 from bundler.runtime.heuristics.launch_grids import Grid, open_grid
 from bundler.runtime.heuristics.persistent_rules import persistent_reduction_configs
 from bundler.runtime.heuristics.pointwise_rules import pointwise_configs
@@ -54,7 +59,9 @@ class GeneratedKernel(HeuristicKernel):
     triton_meta: Meta
     inductor_meta: Meta
 
-    def compile(self, config: Config, cache_dir: str | os.PathLike[str], target: Target | None = None) -> CompileEvent:
+    def compile(
+        self, config: Config, cache_dir: str | os.PathLike[str], target: Target | None = None
+    ) -> CompileEvent:
         """Compile the kernel for a config; needs no GPU.
 
         Args:
@@ -71,13 +78,25 @@ class GeneratedKernel(HeuristicKernel):
         place = {name: (number,) for number, name in enumerate(self.parameters)}
         attributes = (meta.get("configs") or [{}])[0]
         if not isinstance(attributes, Mapping):
-            raise ConfigError(f"{self.__name__}: its metadata is for a Triton before 3.3; have torch generate it anew")
-        counts = {name: value for name, value in config.all_kwargs().items() if name not in config.kwargs}
+            raise ConfigError(
+                f"{self.__name__}: its metadata is for a Triton before 3.3; have torch generate it anew"
+            )
+        counts = {
+            name: value for name, value in config.all_kwargs().items() if name not in config.kwargs
+        }
         options = {**self.compile_options, **counts}
         return compile_function(
             self.fn,
-            tuple((name, encode_value(kind)) for name, kind in meta["signature"].items() if name in place),
-            tuple((place[name], encode_value(value)) for name, value in constants.items() if name in place),
+            tuple(
+                (name, encode_value(kind))
+                for name, kind in meta["signature"].items()
+                if name in place
+            ),
+            tuple(
+                (place[name], encode_value(value))
+                for name, value in constants.items()
+                if name in place
+            ),
             tuple((tuple(path), encode_value(value)) for path, value in attributes.items()),
             tuple((name, encode_value(value)) for name, value in options.items()),
             target or metadata.target_of(meta),
@@ -85,7 +104,10 @@ class GeneratedKernel(HeuristicKernel):
         )
 
     def compile_in(
-        self, service: CompileService, arguments: Mapping[str, Spec] | None = None, target: Target | None = None
+        self,
+        service: CompileService,
+        arguments: Mapping[str, Spec] | None = None,
+        target: Target | None = None,
     ) -> CompileFuture[HeuristicKernel]:
         """Compile every candidate in the workers of a service; arguments and target are those of the metadata unless they are given."""
         known = metadata.arguments_of(self.triton_meta, self.parameters, self.constants)
@@ -141,7 +163,9 @@ def _decorator(
     if parts:
         combo = inductor_meta["combo_grid_meta"]
         grouping = bool(combo.get("autotune_grouping"))
-        plan = combo_plan(parts, setting, parameters=triton_meta.get("signature", ()), grouping=grouping)
+        plan = combo_plan(
+            parts, setting, parameters=triton_meta.get("signature", ()), grouping=grouping
+        )
         candidates = Candidates(kind, (plan.base,), setting, combo=plan)
     else:
         candidates = Candidates(kind, tuple(choose(setting)), setting, dict(hints))
@@ -197,11 +221,19 @@ def _pointwise(
         return pointwise_configs(size_hints, setting, tile_hint=hint)
 
     return _decorator(
-        told, "pointwise", choose, size_hints, triton_meta, inductor_meta, min_elem_per_thread=min_elem_per_thread
+        told,
+        "pointwise",
+        choose,
+        size_hints,
+        triton_meta,
+        inductor_meta,
+        min_elem_per_thread=min_elem_per_thread,
     )
 
 
-def _hinted(kind: HeuristicKind, rules: Callable[..., Sequence[Config]]) -> Callable[..., Decorator]:
+def _hinted(
+    kind: HeuristicKind, rules: Callable[..., Sequence[Config]]
+) -> Callable[..., Decorator]:
     """Return what stands in for one of torch's heuristics that take sizes and a hint for reductions."""
 
     def stand_in(
@@ -227,12 +259,22 @@ def _hinted(kind: HeuristicKind, rules: Callable[..., Sequence[Config]]) -> Call
 
 
 def _cooperative_reduction(
-    told: Told, size_hints: SizeHints, reduction_hint: Any, triton_meta: Meta, filename: str | None, inductor_meta: Meta
+    told: Told,
+    size_hints: SizeHints,
+    reduction_hint: Any,
+    triton_meta: Meta,
+    filename: str | None,
+    inductor_meta: Meta,
 ) -> Decorator:
-    hint, persistent = metadata.reduction_hint_of(reduction_hint), bool(inductor_meta.get("persistent_reduction"))
+    hint, persistent = (
+        metadata.reduction_hint_of(reduction_hint),
+        bool(inductor_meta.get("persistent_reduction")),
+    )
 
     def choose(setting: Setting) -> Sequence[Config]:
-        return cooperative_reduction_configs(size_hints, setting, hint=hint, is_persistent=persistent)
+        return cooperative_reduction_configs(
+            size_hints, setting, hint=hint, is_persistent=persistent
+        )
 
     return _decorator(told, "reduction", choose, size_hints, triton_meta, inductor_meta)
 
@@ -257,8 +299,12 @@ def _template(
     return _decorator(told, "template", lambda _setting: configs, {}, triton_meta, inductor_meta)
 
 
-def _fixed_config(told: Told, config: Meta, filename: str | None, triton_meta: Meta, inductor_meta: Meta) -> Decorator:
-    return _decorator(told, "fixed", lambda _setting: fixed_configs(config), {}, triton_meta, inductor_meta)
+def _fixed_config(
+    told: Told, config: Meta, filename: str | None, triton_meta: Meta, inductor_meta: Meta
+) -> Decorator:
+    return _decorator(
+        told, "fixed", lambda _setting: fixed_configs(config), {}, triton_meta, inductor_meta
+    )
 
 
 def _user_autotune(
@@ -271,14 +317,27 @@ def _user_autotune(
 ) -> Decorator:
     chosen = user_configs(configs)
     return _decorator(
-        told, "user_autotune", lambda _setting: chosen, {}, triton_meta, inductor_meta, custom=custom_kernel
+        told,
+        "user_autotune",
+        lambda _setting: chosen,
+        {},
+        triton_meta,
+        inductor_meta,
+        custom=custom_kernel,
     )
 
 
 def _foreach(
     told: Told, triton_meta: Meta, filename: str | None = None, inductor_meta: Meta | None = None
 ) -> Decorator:
-    return _decorator(told, "template", lambda setting: foreach_configs(setting.policy), {}, triton_meta, inductor_meta)
+    return _decorator(
+        told,
+        "template",
+        lambda setting: foreach_configs(setting.policy),
+        {},
+        triton_meta,
+        inductor_meta,
+    )
 
 
 _STAND_INS: Mapping[str, Callable[..., Decorator]] = {

@@ -30,7 +30,11 @@ from bundler.toolchain.imagined_arguments import NONE, Spec
 
 # The same wish under the name that each release of torch gave it.
 _ONE_ELEMENT = {"ONE_ELEMENT_PER_THREAD", "ELEMENTS_PER_WARP_32"}
-_DETERMINISTIC = ("deterministic", "force_filter_reduction_configs", "are_deterministic_algorithms_enabled")
+_DETERMINISTIC = (
+    "deterministic",
+    "force_filter_reduction_configs",
+    "are_deterministic_algorithms_enabled",
+)
 _MAX_AUTOTUNE = ("max_autotune", "max_autotune_pointwise")
 _DYNAMIC_SIZE = "ks"  # in the names of size arguments that change from call to call
 
@@ -49,7 +53,9 @@ def setting_of(triton_meta: Meta, inductor_meta: Meta, **facts: Any) -> Setting:
         ConfigError: there is no device in it, or a value has the wrong type.
     """
     try:
-        known = facts_of(inductor_meta, native_matmul=bool(triton_meta.get("native_matmul")), **facts)
+        known = facts_of(
+            inductor_meta, native_matmul=bool(triton_meta.get("native_matmul")), **facts
+        )
         return Setting(device_of(triton_meta), known, policy_of(inductor_meta))
     except (AttributeError, TypeError) as error:
         raise ConfigError(f"a generated kernel's metadata is odd: {error}") from error
@@ -76,7 +82,9 @@ def target_of(triton_meta: Meta) -> Target:
     device = device_of(triton_meta)
     arch = str(triton_meta["device"].cc)
     if device.type not in {"cuda", "hip"}:
-        raise ConfigError(f"a kernel for {device.type!r} cannot be compiled here; expected 'cuda' or 'hip'")
+        raise ConfigError(
+            f"a kernel for {device.type!r} cannot be compiled here; expected 'cuda' or 'hip'"
+        )
     return Target(device.type, arch.partition(":")[0], device.warp_size)
 
 
@@ -126,7 +134,9 @@ def compile_options_of(triton_meta: Meta, inductor_meta: Meta) -> dict[str, Any]
     if "enable_fp_fusion" in triton_meta:
         options["enable_fp_fusion"] = bool(triton_meta["enable_fp_fusion"])
     if not hip:
-        options |= {name: bool(triton_meta.get(name)) for name in ("launch_cooperative_grid", "launch_pdl")}
+        options |= {
+            name: bool(triton_meta.get(name)) for name in ("launch_cooperative_grid", "launch_pdl")
+        }
         if triton_meta.get("disable_ftz"):
             options["enable_reflect_ftz"] = False
     return options
@@ -141,7 +151,9 @@ def tuner_options_of(inductor_meta: Meta, told: TunerOptions, *, custom: bool) -
     get, descent, reuse = inductor_meta.get, told.descent, told.reuse
     if descent is None and get("coordinate_descent_tuning"):
         radius = get("coordinate_descent_search_radius") or 1
-        descent = Descent(radius, all_directions=bool(get("coordinate_descent_check_all_directions")))
+        descent = Descent(
+            radius, all_directions=bool(get("coordinate_descent_check_all_directions"))
+        )
     local = not get("force_disable_caches") and bool(get("autotune_local_cache", True))
     if get("force_disable_caches"):
         reuse = "none"
@@ -159,10 +171,13 @@ def tuner_options_of(inductor_meta: Meta, told: TunerOptions, *, custom: bool) -
         reuse=reuse,
         record=told.record and local,
         custom=custom if told.custom is None else told.custom,
-        spill_threshold=get("spill_threshold") if told.spill_threshold is None else told.spill_threshold,
+        spill_threshold=get("spill_threshold")
+        if told.spill_threshold is None
+        else told.spill_threshold,
         rescale=told.rescale and bool(get("dynamic_scale_rblock", True)),
         stage_to_host=told.stage_to_host and bool(get("optimize_mem", True)),
         gigabytes=get("kernel_num_gb") if told.gigabytes is None else told.gigabytes,
+        hook_args=get("config_args") if told.hook_args is None else told.hook_args,
     )
 
 
@@ -171,7 +186,9 @@ def bandwidth_of(inductor_meta: Meta) -> tuple[str | None, str | None] | None:
     if not inductor_meta.get("profile_bandwidth"):
         return None
     # An empty text is torch's way to say "all kernels" and "no file".
-    return inductor_meta.get("profile_bandwidth_output") or None, inductor_meta.get("profile_bandwidth_regex") or None
+    return inductor_meta.get("profile_bandwidth_output") or None, inductor_meta.get(
+        "profile_bandwidth_regex"
+    ) or None
 
 
 def arguments_of(triton_meta: Meta, parameters: Sequence[str], constants: Meta) -> dict[str, Spec]:
@@ -182,7 +199,9 @@ def arguments_of(triton_meta: Meta, parameters: Sequence[str], constants: Meta) 
     """
     attributes = (triton_meta.get("configs") or [{}])[0]
     if not isinstance(attributes, Mapping):
-        raise ConfigError("a generated kernel's metadata is for a Triton before 3.3; have torch generate it anew")
+        raise ConfigError(
+            "a generated kernel's metadata is for a Triton before 3.3; have torch generate it anew"
+        )
     fixed, hip = triton_meta.get("constants") or {}, device_of(triton_meta).is_hip
     found: dict[str, Spec] = {}
     for number, name in enumerate(parameters):
@@ -196,7 +215,9 @@ def arguments_of(triton_meta: Meta, parameters: Sequence[str], constants: Meta) 
             continue
         known = {item[0] for item in attributes.get((number,), ())}
         aligned = ":16" if "tt.divisibility" in known and kind[0] in "*iu" else ""
-        found[name] = f"{kind}{aligned}{':large' if hip and kind[0] == '*' and 'tt.pointer_range' not in known else ''}"
+        found[name] = (
+            f"{kind}{aligned}{':large' if hip and kind[0] == '*' and 'tt.pointer_range' not in known else ''}"
+        )
     return found
 
 
@@ -208,7 +229,11 @@ def dynamic_sizes(triton_meta: Meta) -> int:
 def reduction_hint_of(hint: Any) -> ReductionHint:
     """Return our hint for torch's; False and None are no hint."""
     name = getattr(hint, "name", hint)
-    return ReductionHint[name] if isinstance(name, str) and name in ReductionHint.__members__ else ReductionHint.DEFAULT
+    return (
+        ReductionHint[name]
+        if isinstance(name, str) and name in ReductionHint.__members__
+        else ReductionHint.DEFAULT
+    )
 
 
 def tile_hint_of(hint: Any) -> TileHint:
@@ -228,14 +253,19 @@ def sub_kernels_of(inductor_meta: Meta, **facts: Any) -> tuple[SubKernel, ...]:
         return ()
     shared = {name: value for name, value in inductor_meta.items() if name != "combo_grid_meta"}
     try:
-        return tuple(_sub_kernel(combo, shared, number, facts) for number in range(combo["num_kernels"]))
+        return tuple(
+            _sub_kernel(combo, shared, number, facts) for number in range(combo["num_kernels"])
+        )
     except (KeyError, TypeError) as error:
         raise ConfigError(f"the metadata of a combination is incomplete: {error!r}") from error
 
 
 def _sub_kernel(combo: Meta, shared: Meta, number: int, facts: Meta) -> SubKernel:
     kind = combo[f"heuristic_{number}"]
-    own = facts_of({**shared, **combo.get(f"inductor_meta_{number}", {})}, **(facts if kind == "pointwise" else {}))
+    own = facts_of(
+        {**shared, **combo.get(f"inductor_meta_{number}", {})},
+        **(facts if kind == "pointwise" else {}),
+    )
     return SubKernel(
         kind,
         dict(combo[f"size_hints_{number}"]),

@@ -47,7 +47,9 @@ def multi_kernels_of(
             kind = value.func.attr
             if kind in {_MEASURED, _BY_SHAPE}:
                 name, choices = _choices(value, kernels, where)
-                found[name] = (_measured if kind == _MEASURED else _by_shape)(name, choices, slices, told, where)
+                found[name] = (_measured if kind == _MEASURED else _by_shape)(
+                    name, choices, slices, told, where
+                )
     return found
 
 
@@ -62,16 +64,25 @@ def _slices(value: ast.expr, where: str) -> dict[int, list[slice]]:
     try:
         assert isinstance(value, ast.Dict)
         pairs = zip(value.keys, value.values, strict=True)
-        return {ast.literal_eval(key): [_slice(part) for part in parts.elts] for key, parts in pairs}  # type: ignore[arg-type, attr-defined]
+        return {
+            ast.literal_eval(key): [_slice(p) for p in parts.elts]  # type: ignore[arg-type, attr-defined]
+            for key, parts in pairs
+        }
     except (AssertionError, AttributeError, TypeError, ValueError) as error:
-        raise FormatError(f"{where}: its arg_index is not understood: {ast.unparse(value)[:80]}", name=where) from error
+        raise FormatError(
+            f"{where}: its arg_index is not understood: {ast.unparse(value)[:80]}", name=where
+        ) from error
 
 
 def _slice(value: ast.expr) -> slice:
     match value:
         case ast.Call(func=ast.Name(id="slice"), args=[*bounds], keywords=[]):
             found = slice(*map(ast.literal_eval, bounds))
-            if type(found.stop) is int and type(found.start or 0) is int and found.step in {None, 1}:
+            if (
+                type(found.stop) is int
+                and type(found.start or 0) is int
+                and found.step in {None, 1}
+            ):
                 return slice(found.start or 0, found.stop)
     raise ValueError(ast.unparse(value))
 
@@ -84,15 +95,22 @@ def _choices(
         case [ast.Constant(value=str() as name), ast.List(elts=elements)]:
             keyed = list(enumerate(elements))
         case [ast.Constant(value=str() as name), ast.Dict(keys=keys, values=elements)]:
-            keyed = [(ast.literal_eval(key), element) for key, element in zip(keys, elements, strict=True) if key]
+            keyed = [
+                (ast.literal_eval(key), element)
+                for key, element in zip(keys, elements, strict=True)
+                if key
+            ]
         case _:
-            raise FormatError(f"{where}: a multi-kernel is not understood: {ast.unparse(call)[:80]}", name=where)
+            raise FormatError(
+                f"{where}: a multi-kernel is not understood: {ast.unparse(call)[:80]}", name=where
+            )
     found = []
     for key, element in keyed:
         kernel = kernels.get(element.id) if isinstance(element, ast.Name) else None
         if kernel is None:
             raise ConfigError(
-                f"{where}: {name} chooses from {ast.unparse(element)[:80]}, and there is no such kernel", name=name
+                f"{where}: {name} chooses from {ast.unparse(element)[:80]}, and there is no such kernel",
+                name=name,
             )
         found.append((key, kernel.__name__, kernel))
     return name, found
@@ -101,7 +119,11 @@ def _choices(
 def _positions(slices: Mapping[int, list[slice]], number: int) -> tuple[int, ...] | None:
     """Return which arguments of a call the kernel with this number gets; None for all."""
     parts = slices.get(number)
-    return None if parts is None else tuple(place for part in parts for place in range(part.start, part.stop))
+    return (
+        None
+        if parts is None
+        else tuple(place for part in parts for place in range(part.start, part.stop))
+    )
 
 
 def _measured(
@@ -145,4 +167,6 @@ def _by_shape(
         return run
 
     numbered = enumerate(choices)
-    return ShapeKernel(name, {key: runs(made, _positions(slices, number)) for number, (key, _, made) in numbered})
+    return ShapeKernel(
+        name, {key: runs(made, _positions(slices, number)) for number, (key, _, made) in numbered}
+    )

@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from bundler.errors import BundlerError, NotFound
+from bundler.config import registration_is_off
+from bundler.errors import BundlerError, NotFound, StoreUnavailable
 
 if TYPE_CHECKING:
     from bundler.format.bundle import BlobSource, Bundle, Keep
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 # A compile whose time nobody recorded is taken for as long as this: others wait for three times that.
 TYPICAL_COMPILE_S = 5.0
+# How long a compile that nobody recorded waits for the store to say what was, to name the nearest.
+LISTED_S = 2.0
 
 
 class Found(NamedTuple):
@@ -35,12 +38,16 @@ class Found(NamedTuple):
         source: where its bytes are read when it is placed.
         place: where it was: `tag`, `store` or `registered`.
         seen: what was observed when it was recorded, None where nothing was.
+        code: of a kernel of the store: whether signatures let the code of the bundle that it came with be used.
+        moved_from: of a kernel that only moved, the key under which it was recorded.
     """
 
     kernel: Kernel
     source: BlobSource
     place: str
     seen: Observation | None
+    code: bool = False
+    moved_from: str | None = None
 
     @property
     def seconds(self) -> float:
@@ -60,6 +67,7 @@ class Shelf:
         self._kernels = {kernel.key: kernel for kernel in bundle.kernels}
         # Made now: a loaded bundle makes them when the first one is read, which would be in the midst of a lookup.
         self._source, self._seen = bundle.blobs, dict(bundle.observed.kernels)
+        self._moved: dict[str, str] | None = None
 
     def __contains__(self, key: str) -> bool:
         return key in self._kernels
@@ -67,7 +75,20 @@ class Shelf:
     def find(self, key: str) -> Found | None:
         """Return a kernel."""
         kernel = self._kernels.get(key)
-        return Found(kernel, self._source, self._place, self._seen.get(key)) if kernel is not None else None
+        return (
+            Found(kernel, self._source, self._place, self._seen.get(key))
+            if kernel is not None
+            else None
+        )
+
+    def find_moved(self, moved: str) -> Found | None:
+        """Return a kernel that has this moved key, which says which parts of its key count but lines."""
+        if self._moved is None:
+            from bundler.store.moved_index import moved_keys
+
+            self._moved = moved_keys(self.bundle.kernels)
+        key = self._moved.get(moved)
+        return None if key is None else self.find(key)
 
     def seconds(self, key: str) -> float | None:
         """Return how long the compile of a kernel took, 0 when that is not known; None for a kernel that is not here."""
@@ -92,6 +113,11 @@ class Registered:
     def __bool__(self) -> bool:
         return bool(self._shelves)
 
+    def paths(self) -> list[str]:
+        """Return what was added and can be used as far as is known."""
+        with self._lock:
+            return list(self._shelves)
+
     def find(self, key: str, failed: Callable[[BundlerError, str], None]) -> Found | None:
         """Return a kernel from the first bundle that has it.
 
@@ -100,6 +126,11 @@ class Registered:
             failed: is told of a bundle that cannot be opened, which is left out from then on.
         """
         found = (shelf.find(key) for shelf in self._opened(failed))
+        return next(filter(None, found), None)
+
+    def find_moved(self, moved: str, failed: Callable[[BundlerError, str], None]) -> Found | None:
+        """Return a kernel with this moved key from the first bundle that has one; `failed` as for `find`."""
+        found = (shelf.find_moved(moved) for shelf in self._opened(failed))
         return next(filter(None, found), None)
 
     def kernels(self, failed: Callable[[BundlerError, str], None]) -> Iterator[Kernel]:
@@ -112,7 +143,7 @@ class Registered:
         self._lock = threading.Lock()
 
     def _opened(self, failed: Callable[[BundlerError, str], None]) -> list[Shelf]:
-        if not self._shelves:
+        if not self._shelves or registration_is_off():
             return []
         from bundler.format.bundle import Bundle
         from bundler.trust.admission import admit
@@ -140,17 +171,31 @@ class Shelves:
     """
 
     def __init__(
-        self, store: Store | None, registered: Registered, keep: Keep, excuse: Callable[[BundlerError, str], None]
+        self,
+        store: Store | None,
+        registered: Registered,
+        keep: Keep,
+        excuse: Callable[[BundlerError, str], None],
     ) -> None:
         self._store, self._registered, self._keep = store, registered, keep
         self._excuse = excuse
         self.tag: Shelf | None = None
         self.records: KernelRecords | None = None
+        # Why the kernels of the store cannot be listed.
+        self._unlisted = ""
         if store is not None:
-            self.records = store.kernel_records().excused_by(lambda error: excuse(error, "the store cannot be used"))
+            self.records = store.kernel_records().excused_by(
+                lambda error: excuse(error, "the store cannot be used")
+            )
 
-    def fetch_tag(self, tag: str, cache_dir: str | None, trust: Trust) -> RestoreReport | None:
+    def fetch_tag(
+        self, tag: str, cache_dir: str | None, trust: Trust, *, moved: bool = False
+    ) -> RestoreReport | None:
         """Fetch what a tag names and put it where Triton looks; None when there is no such tag yet.
+
+        Args:
+            tag: which.
+            cache_dir, trust, moved: as for `bundler.restore`.
 
         Raises:
             BundlerError: the store, or the directory, cannot be used.
@@ -169,7 +214,15 @@ class Shelves:
         # Before lookups find it too: what a restore cannot place, as for want of space, they still take from it.
         admit(bundle, trust, self._store.signatures)
         self.tag = Shelf(bundle, "tag")
-        return restore(bundle, cache_dir, self._keep, trust=trust, allow_empty=True, signatures=self._store.signatures)
+        return restore(
+            bundle,
+            cache_dir,
+            self._keep,
+            trust=trust,
+            allow_empty=True,
+            signatures=self._store.signatures,
+            moved=moved,
+        )
 
     def find_in_tag(self, key: str) -> Found | None:
         """Return a kernel of the tag."""
@@ -179,49 +232,85 @@ class Shelves:
         """Return how long the compile of a kernel of the tag took, 0 when that is not known; None for another kernel."""
         return self.tag.seconds(key) if self.tag is not None else None
 
-    def find(self, key: str, *, turn: bool) -> Found | Turn | None:
+    def find(
+        self, key: str, *, turn: bool, moved: Callable[[], Found | None] | None = None
+    ) -> Found | Turn | None:
         """Return a kernel that is not in the tag, or the turn to compile it for everyone, or None.
 
         Args:
             key: its key.
             turn: ask for the turn, which may mean to wait for another's compile.
+            moved: asked where nobody has the kernel, before anybody waits for it; returns one that only moved.
 
         Raises:
             BundlerError: the store cannot be read.
         """
         prebuilt = self._registered.find(key, self._excuse) if self._registered else None
-        if self.records is not None and (prebuilt is not None or not turn):
-            looked_up = self.records.look_up([key], self._keep).bundle
-            return _of_store(looked_up) if looked_up.kernels else prebuilt
-        if self.records is not None:
+        if self.records is not None and prebuilt is None and turn:
             from bundler.lifecycle.compiled_once import AlreadyThere, Turns
 
-            answer = Turns(self.records).begin(key, TYPICAL_COMPILE_S)
-            return _of_store(answer.bundle) if isinstance(answer, AlreadyThere) else answer
-        return prebuilt
+            answer = Turns(self.records).begin(key, TYPICAL_COMPILE_S, instead=moved)
+            if isinstance(answer, AlreadyThere):
+                return _of_store(answer.bundle, answer.code)
+            return answer
+        if self.records is not None:
+            looked_up = self.records.look_up([key], self._keep)
+            if looked_up.bundle.kernels:
+                return _of_store(looked_up.bundle, looked_up.code)
+        return prebuilt or (moved() if moved is not None else None)
+
+    def find_moved(self, moved: str) -> Iterator[Found]:
+        """Yield kernels with this moved key: of the tag, of the store, which is asked once, of registered bundles."""
+        if self.tag is not None and (found := self.tag.find_moved(moved)) is not None:
+            yield found
+        if self.records is not None:
+            key = self.records.moved.find([moved]).get(moved)
+            if key is not None:
+                looked_up = self.records.look_up([key], self._keep)
+                if looked_up.bundle.kernels:
+                    yield _of_store(looked_up.bundle, looked_up.code)
+                else:
+                    self.records.moved.remove(moved)
+        if self._registered and (found := self._registered.find_moved(moved, self._excuse)):
+            yield found
 
     def trust_in(self, found: Found, trust: Trust) -> Trust:
-        """Return how far a kernel is trusted: nobody signed one of the store alone, which code may need."""
+        """Return how far a kernel is trusted: nobody signed one that was published by itself, which code may need."""
         # Looked up for each kernel, settings would cost as much as to read it.
-        if trust == "kernels" or found.place != "store" or self._store is None:
+        if trust == "kernels" or found.place != "store" or found.code or self._store is None:
             return trust
         return "kernels" if self._store.requires_signatures("code") else trust
 
     def reject(self, found: Found) -> None:
         """Forget a kernel that Triton could not read; who builds it next publishes it anew."""
         # One with a library may only need more trust than it has here, and be good for others.
-        if found.place == "store" and self.records is not None and not found.kernel.layout.has_library:
+        if (
+            found.place == "store"
+            and self.records is not None
+            and not found.kernel.layout.has_library
+        ):
             self.records.remove([found.kernel.key])
 
     def recorded(self, most: int) -> Iterator[Kernel]:
-        """Yield kernels that were recorded: of the tag, of registered bundles, of the store."""
+        """Yield kernels that were recorded: of the tag, of registered bundles, of the store.
+
+        A store that cannot be listed in time is not asked again: whoever compiles waits for this.
+        """
         if self.tag is not None:
             yield from self.tag.bundle.kernels
         yield from self._registered.kernels(self._excuse)
-        if self.records is not None:
-            yield from self.records.recorded(most)
+        if self.records is None:
+            return
+        if self._unlisted:
+            raise StoreUnavailable(self._unlisted)
+        try:
+            yield from self.records.recorded(most, LISTED_S)
+        except StoreUnavailable as error:
+            self._unlisted = error.message
+            raise
 
 
-def _of_store(bundle: Bundle) -> Found:
+def _of_store(bundle: Bundle, code: frozenset[str]) -> Found:
     kernel = bundle.kernels[0]
-    return Found(kernel, bundle.blobs, "store", bundle.observed.kernels.get(kernel.key))
+    seen = bundle.observed.kernels.get(kernel.key)
+    return Found(kernel, bundle.blobs, "store", seen, kernel.key in code)

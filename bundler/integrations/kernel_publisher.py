@@ -56,7 +56,9 @@ class Publisher(Generic[T]):
         with state.changed:
             state.queue.append(job)
             if state.thread is None:
-                state.thread = threading.Thread(target=self._run, args=(state,), name=THREAD, daemon=True)
+                state.thread = threading.Thread(
+                    target=self._run, args=(state,), name=THREAD, daemon=True
+                )
                 state.thread.start()
             state.changed.notify_all()
 
@@ -94,7 +96,9 @@ class Publisher(Generic[T]):
 
 
 def _started_by_multiprocessing() -> bool:
-    process: Any = sys.modules.get("multiprocessing.process")  # which its children import before anything of ours
+    process: Any = sys.modules.get(
+        "multiprocessing.process"
+    )  # which its children import before anything of ours
     return process is not None and process.parent_process() is not None
 
 

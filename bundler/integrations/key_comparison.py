@@ -7,11 +7,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from bundler.errors import DigestMismatch, FormatError, NotFound
+from bundler.format.bundle import Bundle
 from bundler.format.entries import Kernel, Target
-from bundler.format.keyparts import KeyParts
+from bundler.format.keyparts import FUNCTIONS_PART, LINES_PART, KeyParts
+from bundler.format.metadata import parse_metadata
+from bundler.toolchain import identity
 from bundler.toolchain.line_information import ADVICE, COLUMN_PART, PATH_PART
 
 # Parts of one key's digests are long; a person compares their beginnings.
@@ -25,7 +30,21 @@ _DIGEST = 64
 # Of the options these are chosen by who launches; the others come from the target where that differs.
 _CHOSEN_OPTIONS = frozenset({"num_warps", "num_stages", "num_ctas"})
 _SOURCE_PATH = "source path"
+# What a cache directory tells of a kernel: its metadata, in which there are options and environment variables, and nothing of its source.
+_UNTOLD = "source, signature or constants"
+_PREFIXES = {"option": "option", "environment": "env"}
+_PARTS = {
+    "release": "triton.release", "binary": "triton.binary", "location": "triton.location", "source": "source.text",
+    "line numbers": "source.line", "dependencies": "source.hash", "signature": "source.signature", "constants": "source.constants",
+    "alignment": "source.attributes", "ptxas": "backend.hash", "stages": "backend.stages",
+}  # fmt: skip
 _LIBRARY = ("triton.binary", "triton.code")
+# The first release in which a function's hash does not depend on what a program hashed before.
+_STEADY_HASHES = (3, 9)
+_HASHED_BEFORE = (
+    "the same helper was hashed after another kernel, which in this Triton changes the key of one that uses a constexpr of its module "
+    "(triton-bundler build publishes both keys)"
+)
 
 
 @dataclass(frozen=True)
@@ -42,21 +61,48 @@ class Difference:
     recorded: str | None
     asked: str | None
 
+    @property
+    def part(self) -> str:
+        """The part of Triton's key, as `Kernel.parts` names it, such as `env.TRITON_DEFAULT_FP_FUSION`."""
+        kind, _, name = self.what.partition(" ")
+        if name and kind in _PREFIXES:
+            return f"{_PREFIXES[kind]}.{name}"
+        return _PARTS.get(self.what, self.what)
+
     def __str__(self) -> str:
         if self.what == "source":
             return "the source of the kernel changed"
+        if self.what == "line numbers" and " " in (self.asked or ""):
+            return (
+                "only line numbers: of a function that it calls; it and these begin at lines "
+                f"{self.asked} here, {self.recorded} there"
+            )
         if self.what == "line numbers":
             return f"only line numbers: it begins at line {self.asked} here, at line {self.recorded} there"
         if self.what == _SOURCE_PATH:
             return f"only line information: its source lies at another path or column here, which this Triton's keys hold; {ADVICE}"
         if self.what == "dependencies":
-            return (
-                "a function that it calls, or a global that it uses, changed; or, before Triton 3.9, the same helper was hashed "
-                "after another kernel, which changes the key of one that uses a constexpr of its module (triton-bundler build "
-                "publishes both keys)"
-            )
-        short = _short_list if self.what in _LISTS else _short
-        return f"{self.what}: {short(self.asked)} here, {short(self.recorded)} there"
+            changed = "a function that it calls, or a global that it uses, changed"
+            return f"{changed}; or {_HASHED_BEFORE}" if _hashes_in_turn() else changed
+        if self.what == _UNTOLD:
+            return "nothing that its metadata tells; so its source, signature or constants"
+        there, here = shown_sides(self)
+        return f"{self.what}: {here} here, {there} there"
+
+
+def _hashes_in_turn() -> bool:
+    """Whether the Triton here, or one that is not known, hashes a function by what was hashed before it."""
+    ours = identity.installed_triton()
+    if ours is None or ours.release is None:
+        return True
+    found = re.match(r"(\d+)\.(\d+)", ours.release)
+    return found is None or (int(found[1]), int(found[2])) < _STEADY_HASHES
+
+
+def shown_sides(difference: Difference) -> tuple[str, str]:
+    """Return the texts there and here, shortened."""
+    short = _short_list if difference.what in _LISTS else _short
+    return short(difference.recorded), short(difference.asked)
 
 
 @dataclass(frozen=True)
@@ -67,6 +113,8 @@ class Keyed:
     name: str
     target: Target | None
     parts: KeyParts
+    # Of metadata alone: what it does not name may differ or not.
+    partial: bool = False
 
     @property
     def specialization(self) -> str:
@@ -84,27 +132,67 @@ def keyed(kernels: Iterable[Kernel]) -> Iterator[Keyed]:
             yield Keyed(kernel.key, name, kernel.target, kernel.parts)
 
 
+def of_metadata(kernel: Kernel, metadata: bytes) -> Keyed:
+    """Return a kernel of which nobody recorded the parts of its key, by those that its metadata tells.
+
+    Raises:
+        FormatError: it is not a JSON object.
+    """
+    told = parse_metadata(metadata)
+    parts = {"source.name": kernel.name, "backend.name": kernel.target.backend}
+    for name, value in told.items():
+        if name == "triton_version":
+            parts["triton.release"] = str(value)
+        elif name.isupper():
+            parts[f"env.{name}"] = str(value)
+        elif not isinstance(value, (dict, list)):
+            parts[f"option.{name}"] = repr(value)
+    return Keyed(
+        kernel.key, kernel.name, kernel.target, KeyParts(tuple(parts.items()), proven=False), partial=True
+    )  # fmt: skip
+
+
+def keyed_all(bundle: Bundle) -> Iterator[Keyed]:
+    """Yield all kernels of a bundle, by their key parts where they were recorded, else by their metadata."""
+    for kernel in bundle.kernels:
+        if kernel.parts is not None:
+            yield from keyed([kernel])
+            continue
+        try:
+            yield of_metadata(kernel, bundle.read(kernel.metadata))
+        except (FormatError, DigestMismatch, NotFound):
+            yield Keyed(kernel.key, kernel.name, kernel.target, KeyParts((), proven=False), True)
+
+
 def nearest(asked: Keyed, kernels: Iterable[Keyed]) -> tuple[Keyed, tuple[Difference, ...]] | None:
     """Return the recorded kernel of the same name that differs least, and in what; None when there is none.
 
-    The kernel itself, if it is among them, differs in nothing.
+    One for the same target is nearer than any for another.  The kernel itself, if it is among them, differs in nothing.
     """
     best: tuple[Keyed, tuple[Difference, ...]] | None = None
+    least: tuple[bool, int, str] | None = None
     for kernel in kernels:
         if kernel.key == asked.key:
             return kernel, ()
-        if kernel.name != asked.name:
+        if kernel.name != asked.name or not kernel.parts.parts:
             continue
         found = differences(asked, kernel)
-        if best is None or (len(found), kernel.key) < (len(best[1]), best[0].key):
-            best = kernel, found
+        rank = (kernel.target != asked.target, len(found), kernel.key)
+        if least is None or rank < least:
+            best, least = (kernel, found), rank
     return best
 
 
 def differences(asked: Keyed, kernel: Keyed) -> tuple[Difference, ...]:
     """Return what differs between a kernel that was asked for and a recorded one."""
     here, there = dict(asked.parts.parts), dict(kernel.parts.parts)
-    changed = {name: (there.get(name), here.get(name)) for name, _, _ in asked.parts.diff(kernel.parts)}
+    partial = asked.partial or kernel.partial
+    changed = {
+        name: (there.get(name), here.get(name))
+        for name, _, _ in asked.parts.diff(kernel.parts)
+        if not partial or name.startswith("env.") or (name in here and name in there)
+    }
+    _tell_lines(changed, here, there)
     found = [*_toolchain(changed, here, there), *_source(changed), *_specialization(changed)]
     other_target = None not in {asked.target, kernel.target} and asked.target != kernel.target
     if other_target:
@@ -112,11 +200,13 @@ def differences(asked: Keyed, kernel: Keyed) -> tuple[Difference, ...]:
     elif "backend.hash" in changed or "backend.name" in changed:
         found.append(Difference("ptxas", *changed.get("backend.hash", (None, None))))
     found += _rest(changed, other_target=other_target)
-    return tuple(found)
+    return tuple(found or ([Difference(_UNTOLD, None, None)] if partial else []))
 
 
 def _toolchain(
-    changed: Mapping[str, tuple[str | None, str | None]], here: Mapping[str, str], there: Mapping[str, str]
+    changed: Mapping[str, tuple[str | None, str | None]],
+    here: Mapping[str, str],
+    there: Mapping[str, str],
 ) -> Iterator[Difference]:
     if "triton.release" in changed:
         yield Difference("release", *changed["triton.release"])
@@ -125,6 +215,20 @@ def _toolchain(
         yield Difference("binary", there.get(part), here.get(part))
     if "triton.location" in changed:
         yield Difference("location", *changed["triton.location"])
+
+
+def _tell_lines(
+    changed: dict[str, tuple[str | None, str | None]],
+    here: Mapping[str, str],
+    there: Mapping[str, str],
+) -> None:
+    """Tell by what was recorded of functions that a source calls whether more than their lines differs."""
+    if "source.hash" not in changed or not (FUNCTIONS_PART in here and FUNCTIONS_PART in there):
+        return
+    if FUNCTIONS_PART in changed:
+        changed.pop("source.line", None)  # which is not all
+    elif LINES_PART in changed:
+        changed.setdefault("source.line", changed[LINES_PART])
 
 
 def _source(changed: Mapping[str, tuple[str | None, str | None]]) -> Iterator[Difference]:
@@ -141,13 +245,19 @@ def _source(changed: Mapping[str, tuple[str | None, str | None]]) -> Iterator[Di
 
 
 def _specialization(changed: Mapping[str, tuple[str | None, str | None]]) -> Iterator[Difference]:
-    for part, what in (("signature", "signature"), ("constants", "constants"), ("attributes", "alignment")):
+    for part, what in (
+        ("signature", "signature"),
+        ("constants", "constants"),
+        ("attributes", "alignment"),
+    ):
         if f"source.{part}" in changed:
             recorded, asked = changed[f"source.{part}"]
             yield Difference(what, *_only_changed(recorded or "", asked or ""))
 
 
-def _rest(changed: Mapping[str, tuple[str | None, str | None]], *, other_target: bool) -> Iterator[Difference]:
+def _rest(
+    changed: Mapping[str, tuple[str | None, str | None]], *, other_target: bool
+) -> Iterator[Difference]:
     for name, (recorded, asked) in changed.items():
         kind, _, rest = name.partition(".")
         if kind == "option" and (not other_target or rest in _CHOSEN_OPTIONS):

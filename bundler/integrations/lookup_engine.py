@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,14 @@ from bundler.integrations.failure_policy import Troubles
 from bundler.integrations.kernel_lookup import Found, Registered, Shelves
 from bundler.integrations.kernel_publisher import Publisher
 from bundler.integrations.miss_notes import Notes
-from bundler.integrations.publish_queue import Job, MadeFile, MadeKernel, Over, bundle_of, file_known_by
+from bundler.integrations.publish_queue import (
+    Job,
+    MadeFile,
+    MadeKernel,
+    Over,
+    bundle_of,
+    file_known_by,
+)
 from bundler.integrations.session_options import Options
 from bundler.integrations.session_tally import MANY_HITS, Tally
 from bundler.integrations.source_texts import KEPT as KEPT_SOURCES
@@ -58,7 +65,9 @@ class Engine(Keeper):
 
     def __init__(self, store: Store | None, options: Options, registered: Registered) -> None:
         self.store, self.options = store, options
-        self._reads, self._writes = options.reads, options.writes
+        self._reads = options.reads
+        # A store that was opened for reading is as if the mode were `read`: it has no leases and takes no tag.
+        self._writes = options.writes and (store is None or store.writable)
         self.tally = Tally()
         self.troubles = Troubles(self.tally, lambda: self.guard.mode)
         self.guard = Guard(options.strict, self._recorded, self.troubles.unexpected)
@@ -72,6 +81,8 @@ class Engine(Keeper):
         self._directories: dict[str, CacheDirectory] = {}
         # Keys of the tag that are in the usual directory since the start.  A restore checks each before it looks what is there.
         self._prefetched: frozenset[str] = frozenset()
+        # Of those that only moved: the key under which each was recorded.
+        self._moved_from: dict[str, str] = {}
         # Looked for when the first kernel is placed: Triton, which asks for kernels, does not move.
         self._triton_dir: str | None = None
         self.used: Used | None = None
@@ -96,11 +107,16 @@ class Engine(Keeper):
     def _fetch_tag(self, tag: str) -> None:
         root = directories.triton_cache_dir()
         home = self.home(root)
-        report = self._shelves.fetch_tag(tag, None if home == root else home, self.options.trust)
+        # Without a replay a function that moved is looked for when Triton asks for its kernel.
+        moved = self.options.moved and self.options.replay
+        report = self._shelves.fetch_tag(
+            tag, None if home == root else home, self.options.trust, moved=moved
+        )
         if report is None:
             self._mention_missing(tag)
         else:
             self._prefetched = frozenset((*report.restored, *report.present, *report.repaired))
+            self._moved_from = dict(report.moved)
             self.tally.add("bytes_fetched", report.bytes, told=True)
             if self.options.replay:
                 with self.troubles.excused(f"tag {tag} was not replayed"):
@@ -110,7 +126,7 @@ class Engine(Keeper):
         from bundler.integrations.replayed_kernels import replay_restored
 
         if (tag := self._shelves.tag) is not None:
-            self.replayed, complaint = replay_restored(tag.bundle, roots)
+            self.replayed, complaint = replay_restored(tag.bundle, roots, moved=self.options.moved)
             self.guard.arm(self.options.serving or self.options.strict)
             if complaint:
                 self.troubles.mentioned(complaint)
@@ -137,8 +153,12 @@ class Engine(Keeper):
         """Count a kernel that was in Triton's directory."""
         self._note()
         seconds = self._shelves.tag_seconds(call.key)
-        self._count_hit(call.key, "tag" if call.key in self._prefetched else "triton", seconds or 0.0, 0)
-        if self.used is not None and seconds is None and call.key not in self.used:
+        self._count_hit(
+            call.key, "tag" if call.key in self._prefetched else "triton", seconds or 0.0, 0
+        )
+        if call.key in self._moved_from:
+            self.tally.moved(call.key, self._moved_from[call.key])
+        elif self.used is not None and seconds is None and call.key not in self.used:
             with self.troubles.excused(f"{call.name} was not recorded"):
                 self.used.add(call.record(cache_hit=True))
 
@@ -169,13 +189,30 @@ class Engine(Keeper):
             return None
         found = self._shelves.find_in_tag(call.key)
         if found is None:
-            answer = self._shelves.find(call.key, turn=self._may_take_turn(call.key))
+            answer = self._shelves.find(
+                call.key, turn=self._may_take_turn(call.key), moved=self._moved_finder(call)
+            )
             if not isinstance(answer, Found):
                 if answer is not None:
                     self._turns[call.key] = (threading.get_ident(), answer)
                 return None
             found = answer
         return self._place(call, found)
+
+    def _moved_finder(self, call: CacheCall) -> Callable[[], Found | None] | None:
+        """Return what looks for a kernel that only moved; None where nobody asked for such."""
+        frame = compile_frames.find_compile() if self.options.moved else None
+        if frame is None:
+            return None
+        from bundler.integrations.moved_lookup import find_moved  # few ask for it
+
+        def find() -> Found | None:
+            # Whatever fails here, the kernel is compiled as without it.
+            with self.troubles.excused(f"looking for {call.name} as moved"):
+                return find_moved(call.key, frame, self._shelves)
+            return None
+
+        return find
 
     def _may_take_turn(self, key: str) -> bool:
         held = self._turns.get(key)
@@ -201,12 +238,17 @@ class Engine(Keeper):
             checked=found.place == "tag" and call.key in self._prefetched,
         )
         if isinstance(placed, Rejected):
-            message = f"{call.name} ({call.key}) of the {found.place} cannot be used: {placed.reason}"
+            message = (
+                f"{call.name} ({call.key}) of the {found.place} cannot be used: {placed.reason}"
+            )
             self.troubles.noticed("rejected", message)
-            self._shelves.reject(found)
+            if found.moved_from is None:
+                self._shelves.reject(found)
             return None
         self._count_hit(call.key, found.place, found.seconds, placed.size_bytes)
-        if self.used is not None and found.place != "tag":
+        if found.moved_from is not None:  # which no bundle holds under this key
+            self.tally.moved(call.key, found.moved_from)
+        elif self.used is not None and found.place != "tag":
             self.used.add(_event_of(found, call))
         if placed.files is not None:
             return placed.files
@@ -221,7 +263,9 @@ class Engine(Keeper):
             self.tally.fold()
 
     def _directory(self, root: str) -> CacheDirectory:
-        path = root if root in self._directories else os.path.abspath(root)  # it may be relative to where we are now
+        path = (
+            root if root in self._directories else os.path.abspath(root)
+        )  # it may be relative to where we are now
         if path not in self._directories:
             from bundler.lifecycle.cache_directory import CacheDirectory
 
@@ -276,12 +320,29 @@ class Engine(Keeper):
         filename = os.path.basename(path)
         self.publisher.hand_over(MadeFile(file_known_by(key, filename, origin), filename, data))
 
+    def fetch_records(self, names: Collection[str]) -> Mapping[str, bytes]:
+        """Return tuning records of the store."""
+        if self.store is None or not self._reads:
+            return {}
+        with self.troubles.excused("looking up tuning records"):
+            found = self.store.file_records().look_up_all(names)
+            self.tally.add("bytes_fetched", sum(map(len, found.values())))
+            return found
+        return {}
+
+    def made_record(self, name: str, filename: str, data: bytes) -> None:
+        """Publish a tuning record."""
+        self.publisher.hand_over(MadeFile(name, filename, data))
+
     # Publishing --------------------------------------------------------------------------------------------------------
 
     def _send(self, jobs: list[Job]) -> None:
         """Send what was made; never raises."""
         kernels = [job for job in jobs if isinstance(job, MadeKernel)]
-        self._attempt(partial(self._notes.write, [made.event for made in kernels]), "a note of a miss was not written")
+        self._attempt(
+            partial(self._notes.write, [made.event for made in kernels]),
+            "a note of a miss was not written",
+        )
         if kernels:
             many = f"{len(kernels):,} kernels were" if len(kernels) > 1 else "1 kernel was"
             self._attempt(partial(self._publish_kernels, kernels), f"{many} not published")
@@ -318,7 +379,8 @@ class Engine(Keeper):
         """Note what this process found and compiled."""
         counters = self.tally.snapshot()
         self._attempt(
-            partial(self._notes.end, counters.hits, counters.compiles), "a note of this process was not written"
+            partial(self._notes.end, counters.hits, counters.compiles),
+            "a note of this process was not written",
         )
 
     def push_tag(self) -> None:

@@ -32,7 +32,9 @@ def activity_of(store: Store, options: Options, source: KeeperSource) -> Active:
         from bundler.toolchain import cache_manager  # noqa: F401  # imports Triton, whose settings in Python are changed
 
         return Active(in_code=in_front, here_only=True)
-    return Active(session=_for_children(store.urls, options), path=hidden_package_parent(), in_code=in_front)
+    return Active(
+        session=_for_children(store.urls, options), path=hidden_package_parent(), in_code=in_front
+    )
 
 
 def activity_of_bundle(path: str, source: KeeperSource) -> Active:
@@ -48,7 +50,7 @@ def activity_of_environment(source: KeeperSource) -> Active:
 def _for_children(urls: tuple[str, ...], options: Options) -> Mapping[str, str]:
     """Return what makes a child process look where we look.  Tags are the parent's: it fetches and pushes for all."""
     chosen = {"STORE": " ".join(urls), "MODE": options.mode, "TRUST": options.trust, "STRICT": options.strict,
-              "KEEP": options.keep}  # fmt: skip
+              "KEEP": options.keep, "MOVED": str(int(options.moved))}  # fmt: skip
     return {PREFIX + name: value for name, value in chosen.items()}
 
 

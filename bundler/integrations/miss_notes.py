@@ -112,7 +112,11 @@ class Notes:
                 self._swept = True
                 _sweep(directory)
             number = next(self._numbers)
-            spool_records.write(directory, f"{self._began_ns:020d}-{time.time_ns():020d}-{os.getpid()}-{number}", event)
+            spool_records.write(
+                directory,
+                f"{self._began_ns:020d}-{time.time_ns():020d}-{os.getpid()}-{number}",
+                event,
+            )
 
     def _write_sources(self) -> None:
         with contextlib.suppress(KeyError):  # none is left; another thread may add one at any time
@@ -134,14 +138,20 @@ def read_misses(local: LocalDirectory) -> Iterator[NotedMiss]:
     for name in sorted(_notes(directory), key=_time, reverse=True):
         with contextlib.suppress(OSError, FormatError, ValueError):
             path = os.path.join(directory, name)
-            record = spool_records.decode(read_regular(path, DEFAULT_LIMITS.manifest_bytes, links=False))
+            record = spool_records.decode(
+                read_regular(path, DEFAULT_LIMITS.manifest_bytes, links=False)
+            )
             if isinstance(record, SpooledEvent):
                 began_ns, at_ns, pid = map(int, name.split("-")[:3])
                 yield NotedMiss(record, began_ns, at_ns, pid)
 
 
 def _notes(directory: str) -> list[str]:
-    return [name for name in os.listdir(directory) if name.endswith(_SUFFIX) and name.count("-") == 3]  # noqa: PLR2004  # its parts
+    return [
+        name
+        for name in os.listdir(directory)
+        if name.endswith(_SUFFIX) and name.count("-") == 3  # noqa: PLR2004  # its parts
+    ]
 
 
 def _time(name: str) -> str:

@@ -84,7 +84,14 @@ class ProcessNote(NamedTuple):
             raise ValueError("not a note of a process")  # noqa: TRY004  # one class for all that is none
         counts = [found.get(name) for name in ("hits", "compiled")]
         lineage = found.get("lineage")
-        if not _are(int, [found.get("pid"), found.get("began_ns"), *(count for count in counts if count is not None)]):
+        if not _are(
+            int,
+            [
+                found.get("pid"),
+                found.get("began_ns"),
+                *(count for count in counts if count is not None),
+            ],
+        ):
             raise ValueError("not a note of a process")
         if not isinstance(lineage, list) or not _are(str, lineage):
             raise ValueError("not a note of a process")
@@ -127,7 +134,10 @@ def of_one_run(processes: Iterable[ProcessNote]) -> tuple[ProcessNote, ...]:
     """
     noted = sorted(processes, key=lambda process: (process.began_ns, process.pid))
     known = {process.identity for process in noted}
-    roots = [next((each for each in reversed(process.lineage) if each in known), process.identity) for process in noted]
+    roots = [
+        next((each for each in reversed(process.lineage) if each in known), process.identity)
+        for process in noted
+    ]
     return tuple(process for process, root in zip(noted, roots, strict=True) if root == roots[-1])
 
 

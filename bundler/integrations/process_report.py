@@ -20,36 +20,58 @@ from bundler.toolchain.tuners import tuners_not_saved
 PID = "{pid}"
 
 
-def report_of(counters: Counters, store: Store | None, hits_of: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """Return what the report says, as JSON knows it; `hits_of` is how often each kernel was found, by key."""
+def report_of(
+    counters: Counters,
+    store: Store | None,
+    hits_of: Mapping[str, int] | None = None,
+    moved_from: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Return what the report says, as JSON knows it.
+
+    Args:
+        counters: what it says.
+        store: whose tiers it lists.
+        hits_of: how often each kernel was found, by key.
+        moved_from: of kernels that only moved, the key under which each was recorded, by the key that was asked for.
+    """
     return {
         **dataclasses.asdict(counters),
-        "slowest": [{"name": name, "seconds": round(seconds, 3)} for name, seconds in counters.slowest],
+        "slowest": [
+            {"name": name, "seconds": round(seconds, 3)} for name, seconds in counters.slowest
+        ],
         "tuning": dataclasses.asdict(tuning_counters()),
         "tuning_not_saved": list(tuners_not_saved()),
         "store": store.name if store is not None else None,
         "tiers": [dataclasses.asdict(tier) for tier in store.tiers] if store is not None else [],
         "hits_of": dict(hits_of or {}),
+        "moved_from": dict(moved_from or {}),
         "pid": os.getpid(),
     }
 
 
 def summary(counters: Counters, path: str) -> str:
     """Return the line that says what a process did, and where its report is."""
+    moved = f" ({counters.moved:,} moved)" if counters.moved else ""
     return (
-        f"triton-bundler: hits {counters.hits:,}, misses {counters.misses:,}, compiles {counters.compiles:,}, "
+        f"triton-bundler: hits {counters.hits:,}{moved}, misses {counters.misses:,}, compiles {counters.compiles:,}, "
         f"seconds saved {counters.seconds_saved:,.1f}; report in {path}"
     )
 
 
-def write_report(path: str, counters: Counters, store: Store | None, hits_of: Mapping[str, int] | None = None) -> str:
+def write_report(
+    path: str,
+    counters: Counters,
+    store: Store | None,
+    hits_of: Mapping[str, int] | None = None,
+    moved_from: Mapping[str, str] | None = None,
+) -> str:
     """Write the report whole, in place of an older one; returns its path.
 
     Args:
         path: the file; `{pid}` in it stands for the process id.
         counters: what it says.
         store: whose tiers it lists.
-        hits_of: how often each kernel was found, by key.
+        hits_of, moved_from: as for `report_of`.
 
     Raises:
         OSError: it cannot be written.
@@ -58,7 +80,7 @@ def write_report(path: str, counters: Counters, store: Store | None, hits_of: Ma
     temporary = f"{target}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
     try:
         with open(temporary, "x", encoding="utf-8") as file:
-            json.dump(report_of(counters, store, hits_of), file, indent=2)
+            json.dump(report_of(counters, store, hits_of, moved_from), file, indent=2)
             file.write("\n")
         os.replace(temporary, target)
     finally:

@@ -11,7 +11,14 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client import REGISTRY as SHARED
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+    start_http_server,
+)
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from bundler.fork_safety import after_fork
@@ -80,7 +87,9 @@ class Meters:
     def _begin(self) -> None:
         self.heard = False
         self.registry = CollectorRegistry()
-        self._made: dict[str, Counter | Gauge | Histogram] = {row.name: _made(row, self.registry) for row in METRICS}
+        self._made: dict[str, Counter | Gauge | Histogram] = {
+            row.name: _made(row, self.registry) for row in METRICS
+        }
         for name, values in _FROM_THE_START:
             self._made[name].labels(*values)
 
@@ -106,7 +115,9 @@ class Meters:
             return
         if name == "restore":
             self._made["restore_seconds"].observe(seconds)  # type: ignore[union-attr]  # a histogram, by its name
-            self.count("bytes", float(facts.get("bytes", 0)), {"direction": "fetched", "tier": "bundle"})
+            self.count(
+                "bytes", float(facts.get("bytes", 0)), {"direction": "fetched", "tier": "bundle"}
+            )
         elif name == "push":
             self.count("bytes", float(facts["bytes_sent"]), {"direction": "sent", "tier": "store"})
         elif name == "compile":
@@ -142,7 +153,11 @@ def _made(row: MetricRow, registry: CollectorRegistry) -> Counter | Gauge | Hist
         # Of many processes one that finds a server dead is what matters; leases add up.
         adds_up = row.name == "leases_held"
         return Gauge(
-            name, row.meaning, row.labels, registry=registry, multiprocess_mode="livesum" if adds_up else "livemax"
+            name,
+            row.meaning,
+            row.labels,
+            registry=registry,
+            multiprocess_mode="livesum" if adds_up else "livemax",
         )
     return Counter(name, row.meaning, row.labels, registry=registry)
 

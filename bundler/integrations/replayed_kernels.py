@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bundler import observers
-from bundler.config import settings
+from bundler.config import settings, takes_moved
 from bundler.errors import ConfigError, NotFound
 from bundler.format.bundle import Bundle
-from bundler.format.summary import Summarized, count
+from bundler.format.summary import Reported, count
 from bundler.user_warnings import show
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ OUTCOMES = ("replayed", "later", "not_found", "changed", "skipped")
 
 
 @dataclass(frozen=True, repr=False)
-class ReplayReport(Summarized):
+class ReplayReport(Reported):
     """What a replay did.  Kernels are told by their keys, and in each reason by their name.
 
     Attributes:
@@ -47,6 +47,7 @@ class ReplayReport(Summarized):
         not_found: (key, reason) of kernels whose function is not here; they are handed over when it is made.
         changed: (key, reason) of kernels whose function is here with another source, and which part of it differs.
         skipped: (key, reason) of kernels that are for another target, or whose files or facts cannot be used.
+        moved: (key, key in the bundle) of kernels among these whose functions differ from the recorded ones in line numbers alone.
         tuned: paths of result files, and names of tuning records, whose winner is in the cache of a tuner now.
         not_tuned: (path or name, reason) of the others; those of a tuner that is made later may still be used.
         milliseconds: wall time, with that of the restore.
@@ -57,12 +58,18 @@ class ReplayReport(Summarized):
     not_found: Reasons = ()
     changed: Reasons = ()
     skipped: Reasons = ()
+    moved: Reasons = ()
     tuned: tuple[str, ...] = ()
     not_tuned: Reasons = ()
     milliseconds: float = 0.0
 
 
-def replay(bundle_or_tag: Bundle | str | os.PathLike[str], modules: Sequence[str] | None = None) -> ReplayReport:
+def replay(
+    bundle_or_tag: Bundle | str | os.PathLike[str],
+    modules: Sequence[str] | None = None,
+    *,
+    moved: bool | None = None,
+) -> ReplayReport:
     """Restore a bundle, and hand its kernels to the JIT functions of this process, for the device in use.
 
     After it a first call of what was replayed makes no call of the compiler and fires no `jit_post_compile_hook`, which Triton fires for
@@ -74,6 +81,8 @@ def replay(bundle_or_tag: Bundle | str | os.PathLike[str], modules: Sequence[str
     Args:
         bundle_or_tag: a bundle, the path of one, or a tag of the store that TRITON_BUNDLER_STORE names.
         modules: only functions of these modules, and of those below them; None for all.  Nothing is imported.
+        moved: also hand kernels to functions that differ from the recorded ones in line numbers alone, as `bundler.restore` restores them;
+            None does what TRITON_BUNDLER_MOVED says.
 
     Returns:
         What was replayed, and what was not and why.
@@ -96,15 +105,21 @@ def replay(bundle_or_tag: Bundle | str | os.PathLike[str], modules: Sequence[str
         raise ConfigError(f"modules={modules!r}: expected a list of module names", got=modules)
     began = time.monotonic()
     with _opened(bundle_or_tag) as bundle:
-        restore(bundle, allow_empty=True)
-        report, complaint = replay_restored(bundle, [directories.triton_cache_dir()], modules)
+        taken = takes_moved() if moved is None else moved
+        restore(bundle, allow_empty=True, moved=taken)
+        roots = [directories.triton_cache_dir()]
+        report, complaint = replay_restored(bundle, roots, modules, moved=taken)
     if complaint:
         show(complaint)
     return replace(report, milliseconds=(time.monotonic() - began) * 1e3)
 
 
 def replay_restored(
-    bundle: Bundle, roots: Iterable[str], modules: Sequence[str] | None = None
+    bundle: Bundle,
+    roots: Iterable[str],
+    modules: Sequence[str] | None = None,
+    *,
+    moved: bool = False,
 ) -> tuple[ReplayReport, str]:
     """Replay what was restored; raises as `replay`.
 
@@ -112,12 +127,13 @@ def replay_restored(
         bundle: what was restored.
         roots: Triton's cache directories where it was.
         modules: as for `replay`.
+        moved: whether kernels were restored for functions that only moved.
 
     Returns:
         The report, and a sentence about kernels that were left out, empty where there is nothing to say.
     """
     with observers.step("replay") as step:
-        report, complaint = _replayed(bundle, roots, modules)
+        report, complaint = _replayed(bundle, roots, modules, moved=moved)
         if step.observed:
             told = (report.replayed, report.later, report.not_found, report.changed, report.skipped)
             counts = dict(zip(OUTCOMES, map(len, told), strict=True))
@@ -125,31 +141,54 @@ def replay_restored(
     return report, complaint
 
 
-def _replayed(bundle: Bundle, roots: Iterable[str], modules: Sequence[str] | None) -> tuple[ReplayReport, str]:
+def _replayed(
+    bundle: Bundle, roots: Iterable[str], modules: Sequence[str] | None, *, moved: bool
+) -> tuple[ReplayReport, str]:
     from concurrent.futures import ThreadPoolExecutor
 
     from bundler.toolchain.device_caches import Offered, device_caches
     from bundler.toolchain.tuner_caches import ResultFile, tuner_caches
 
     began = time.monotonic()
+    moved_from: dict[str, str] = {}
+    if moved:
+        from bundler.lifecycle.moved_kernels import moved_in  # few ask for it
+
+        bundle, moved_from = moved_in(bundle)
     places, allowed = tuple(dict.fromkeys(roots)), None if modules is None else tuple(modules)
     names = {kernel.key: kernel.name for kernel in bundle.kernels}
     with ThreadPoolExecutor(_THREADS) as threads:
-        told = device_caches.offer((Offered(kernel, places, allowed) for kernel in bundle.kernels), threads)
+        told = device_caches.offer(
+            (Offered(kernel, places, allowed) for kernel in bundle.kernels), threads
+        )
+    told = _without_origins(told, moved_from)
     files = [entry.path for entry in bundle.tuning_files if entry.in_triton_cache]
     # After the kernels, whose functions then have the hash that result files were named by.
-    tuned = tuner_caches.offer([*(ResultFile(path, places, allowed) for path in files), *_records(bundle, allowed)])
+    tuned = tuner_caches.offer(
+        [*(ResultFile(path, places, allowed) for path in files), *_records(bundle, allowed)]
+    )
     report = ReplayReport(
         replayed=tuple(sorted(key for key, one in told.items() if one.outcome == "replayed")),
         later=_reasons(told, names, "later"),
         not_found=_reasons(told, names, "not found"),
         changed=_reasons(told, names, "changed"),
         skipped=_reasons(told, names, "skipped", "elsewhere"),
+        moved=tuple(sorted((k, origin) for k, origin in moved_from.items() if k in told)),
         tuned=tuple(sorted(path for path, reason in tuned.items() if not reason)),
         not_tuned=tuple(sorted((path, reason) for path, reason in tuned.items() if reason)),
         milliseconds=(time.monotonic() - began) * 1e3,
     )
     return report, _complaint(report, _reasons(told, names, "changed", "skipped"))
+
+
+def _without_origins(
+    told: Mapping[str, Verdict], moved_from: Mapping[str, str]
+) -> dict[str, Verdict]:
+    """Leave out what is said of kernels that were replayed under another key, since their functions moved."""
+    replayed = {origin for key, origin in moved_from.items() if told[key].outcome == "replayed"}
+    return {
+        key: one for key, one in told.items() if key not in replayed or one.outcome != "changed"
+    }
 
 
 def _records(bundle: Bundle, modules: tuple[str, ...] | None) -> list[RecordedWinner]:
@@ -161,7 +200,13 @@ def _records(bundle: Bundle, modules: tuple[str, ...] | None) -> list[RecordedWi
 
 
 def _reasons(told: Mapping[str, Verdict], names: Mapping[str, str], *outcomes: Outcome) -> Reasons:
-    return tuple(sorted((key, f"{names[key]}: {one.reason}") for key, one in told.items() if one.outcome in outcomes))
+    return tuple(
+        sorted(
+            (key, f"{names[key]}: {one.reason}")
+            for key, one in told.items()
+            if one.outcome in outcomes
+        )
+    )
 
 
 def _complaint(report: ReplayReport, left_out: Reasons) -> str:
@@ -177,7 +222,12 @@ def _opened(bundle_or_tag: Bundle | str | os.PathLike[str]) -> Iterator[Bundle]:
         yield bundle_or_tag
         return
     name = os.fspath(bundle_or_tag)
-    if not isinstance(bundle_or_tag, str) or os.sep in name or name.endswith(_SUFFIX) or os.path.isfile(name):
+    if (
+        not isinstance(bundle_or_tag, str)
+        or os.sep in name
+        or name.endswith(_SUFFIX)
+        or os.path.isfile(name)
+    ):
         with Bundle.load(name) as bundle:
             yield bundle
         return
@@ -186,7 +236,10 @@ def _opened(bundle_or_tag: Bundle | str | os.PathLike[str]) -> Iterator[Bundle]:
 
     chosen = settings()
     if not chosen.store:
-        raise NotFound(f"no bundle {name}, and TRITON_BUNDLER_STORE names no store with a tag {name}", name=name)
+        raise NotFound(
+            f"no bundle {name}, and TRITON_BUNDLER_STORE names no store with a tag {name}",
+            name=name,
+        )
     urls = [with_settings(url, chosen.server) for url in chosen.store]
     with open_store(*urls, trust=chosen.trust, read_only=True) as store, store.pull(name) as bundle:
         yield bundle

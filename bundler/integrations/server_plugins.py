@@ -44,12 +44,17 @@ class _Moment(NamedTuple):
 
 def vllm_plugin() -> None:
     """Install the cache manager in a process of vLLM, and stand by for the end of its warm-up; never raises."""
-    _seam("this process of vLLM runs without triton-bundler", functools.partial(_plug, "vLLM", _VLLM))
+    _seam(
+        "this process of vLLM runs without triton-bundler", functools.partial(_plug, "vLLM", _VLLM)
+    )
 
 
 def sglang_plugin() -> None:
     """Install the cache manager in a process of SGLang, and stand by for the end of its warm-up; never raises."""
-    _seam("this process of SGLang runs without triton-bundler", functools.partial(_plug, "SGLang", _SGLANG))
+    _seam(
+        "this process of SGLang runs without triton-bundler",
+        functools.partial(_plug, "SGLang", _SGLANG),
+    )
 
 
 def _plug(server: str, moments: tuple[_Moment, ...]) -> None:
@@ -57,7 +62,9 @@ def _plug(server: str, moments: tuple[_Moment, ...]) -> None:
     if not (stores or user_variables()) or disabled():
         return
     if not stores and not registered_bundles():
-        _complain(f"{server}: {', '.join(user_variables())} set, and {PREFIX}STORE is not, so no kernels are shared")
+        _complain(
+            f"{server}: {', '.join(user_variables())} set, and {PREFIX}STORE is not, so no kernels are shared"
+        )
         return
     if server in _plugged:
         return
@@ -126,7 +133,9 @@ def _with_our_variables(original: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def names_to_copy(*args: Any, **kwargs: Any) -> Any:
-        return set(original(*args, **kwargs)) | {name for name in os.environ if name.startswith(PREFIX)}
+        return set(original(*args, **kwargs)) | {
+            name for name in os.environ if name.startswith(PREFIX)
+        }
 
     return names_to_copy
 

@@ -27,6 +27,7 @@ class Counters(Summarized):
         strict_warnings: kernels that were compiled although strict mode `warn` was on, each counted once.
         launchers: modules that Triton was given in place of ones that a C compiler would have built: launchers, and `cuda_utils`.
         launchers_of_triton: how many of these it had to build or load itself, by reason.
+        moved: of the hits, kernels that differ from the recorded one in line numbers alone.
     """
 
     hits: int = 0
@@ -43,3 +44,4 @@ class Counters(Summarized):
     strict_warnings: int = 0
     launchers: int = 0
     launchers_of_triton: Mapping[str, int] = field(default_factory=dict)
+    moved: int = 0

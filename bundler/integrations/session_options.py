@@ -24,6 +24,7 @@ class Options(NamedTuple):
         local: our own directory; None for the usual place.
         launcher: who gives Triton the launchers that it would have a C compiler build.
         replay: whether the tag's kernels are put into Triton's in-memory caches at the start.
+        moved: whether a kernel is taken that differs from the one asked for in line numbers alone.
     """
 
     tag: str | None = None
@@ -36,6 +37,7 @@ class Options(NamedTuple):
     replay: bool = False
     launcher: Launcher = "bundler"
     serving: Strict | None = None
+    moved: bool = False
 
     @property
     def reads(self) -> bool:

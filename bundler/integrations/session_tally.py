@@ -26,7 +26,16 @@ _TOLD: dict[str, tuple[str, dict[str, str]]] = {
     "bytes_fetched": ("bytes", {"direction": "fetched", "tier": "store"}),
     "bytes_sent": ("bytes", {"direction": "sent", "tier": "store"}),
 }
-_NUMBERS = ("misses", "compiles", "published", "bytes_fetched", "bytes_sent", "strict_warnings", "launchers")
+_NUMBERS = (
+    "misses",
+    "compiles",
+    "published",
+    "bytes_fetched",
+    "bytes_sent",
+    "strict_warnings",
+    "launchers",
+    "moved",
+)
 
 
 class Tally:
@@ -49,12 +58,16 @@ class Tally:
         self._errors: Counter[str] = Counter()
         self._launchers_of_triton: Counter[str] = Counter()
         self._numbers: Counter[str] = Counter()
+        self._moved: dict[str, str] = {}
         self._compile_seconds, self._seconds_saved = 0.0, 0.0
         self._slowest: list[tuple[str, float]] = []
 
     def fold(self) -> None:
         """Sum up the hits, and tell observers of each."""
-        with self._lock, contextlib.suppress(IndexError):  # empty; another thread may append at any time
+        with (
+            self._lock,
+            contextlib.suppress(IndexError),
+        ):  # empty; another thread may append at any time
             while True:
                 place, saved_s, fetched_bytes, key = self.hits.popleft()
                 if observers.listeners:
@@ -65,13 +78,22 @@ class Tally:
                 self._seconds_saved += saved_s
                 self._numbers["bytes_fetched"] += fetched_bytes
 
+    def moved(self, key: str, origin: str) -> None:
+        """Count a hit that was a kernel which only moved, recorded under the key `origin`."""
+        with self._lock:
+            self._numbers["moved"] += 1
+            if len(self._moved) < MOST_KERNELS:
+                self._moved[key] = origin
+
     def compiled(self, name: str, seconds: float, key: str) -> None:
         """Count a kernel that was compiled."""
         observers.ended("compile", seconds, kernel=name, key=key)
         with self._lock:
             self._numbers["compiles"] += 1
             self._compile_seconds += seconds
-            self._slowest = sorted([*self._slowest, (name, seconds)], key=lambda pair: -pair[1])[:SLOWEST]
+            self._slowest = sorted([*self._slowest, (name, seconds)], key=lambda pair: -pair[1])[
+                :SLOWEST
+            ]
 
     def add(self, what: str, number: int = 1, *, told: bool = False) -> None:
         """Count something that is called as an attribute of `Counters`; `told` when observers have heard of it already."""
@@ -100,6 +122,11 @@ class Tally:
         self.fold()
         with self._lock:
             return dict(self._hits_of)
+
+    def moved_from(self) -> dict[str, str]:
+        """Return the key under which each kernel that moved was recorded, by the key that was asked for."""
+        with self._lock:
+            return dict(self._moved)
 
     def snapshot(self) -> Counters:
         """Return the numbers as they are now."""

@@ -120,7 +120,8 @@ class Session:
 
         counters, engine = self.counters, self._engine
         try:
-            path = write_report(report, counters, engine.store, engine.tally.hits_of())
+            tally = engine.tally
+            path = write_report(report, counters, engine.store, tally.hits_of(), tally.moved_from())
         except OSError as error:
             engine.troubles.noted(error, f"the report {report} was not written")
             return
@@ -132,7 +133,10 @@ class Session:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 

@@ -31,7 +31,9 @@ class Guard:
         warn: in mode `warn` is told of each kernel once, in a sentence.
     """
 
-    def __init__(self, mode: Strict, recorded: Callable[[], Iterable[Keyed]], warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, mode: Strict, recorded: Callable[[], Iterable[Keyed]], warn: Callable[[str], None]
+    ) -> None:
         self.mode: Strict = mode
         self._recorded, self._warn = recorded, warn
         self._lock = threading.Lock()
@@ -64,7 +66,11 @@ class Guard:
             self._told.add(record.key)
         if first:
             what = f"{record.name} ({record.key}) for {record.target} is compiled"
-            self._warn(f"{what}: {why}" if why else f"{what}, and was not recorded; {self._compared(record)[0]}")
+            self._warn(
+                f"{what}: {why}"
+                if why
+                else f"{what}, and was not recorded; {self._compared(record)[0]}"
+            )
 
     def reset_after_fork(self) -> None:
         """Give the child a lock that no thread of the parent holds."""
@@ -81,7 +87,9 @@ class Guard:
             differences=tuple(map(str, found[1])) if found is not None else (),
         )  # fmt: skip
 
-    def _compared(self, record: SpooledEvent) -> tuple[str, tuple[Keyed, tuple[Difference, ...]] | None]:
+    def _compared(
+        self, record: SpooledEvent
+    ) -> tuple[str, tuple[Keyed, tuple[Difference, ...]] | None]:
         """Return what was asked for and what is nearest to it, as the end of a sentence, and the nearest kernel."""
         from bundler.integrations.key_comparison import nearest
 
@@ -110,4 +118,6 @@ def asked_of(record: SpooledEvent) -> Keyed | None:
         parts = KeyParts.from_bytes(record.parts_bytes)
     except FormatError:
         return None
-    return Keyed(record.key, dict(parts.parts).get("source.name", record.name), record.target, parts)
+    return Keyed(
+        record.key, dict(parts.parts).get("source.name", record.name), record.target, parts
+    )

@@ -41,7 +41,9 @@ class LocalDirectory:
             path = os.path.abspath(self._chosen)
             return path if _is_there(path, make=make) else None
         try:
-            return self._in_cache(make=make) or (self._temporary.made() if make else self._temporary.found())
+            return self._in_cache(make=make) or (
+                self._temporary.made() if make else self._temporary.found()
+            )
         except OSError:
             return None
 
@@ -65,7 +67,9 @@ class LocalDirectory:
         reason = why_not_ours(path, OTHERS_WRITE, links=True)
         if reason is not None and reason not in self._told:
             self._told.add(reason)
-            self._tell(f"{path} {reason}, so it is not used; make it yours alone, or set TRITON_BUNDLER_LOCAL")
+            self._tell(
+                f"{path} {reason}, so it is not used; make it yours alone, or set TRITON_BUNDLER_LOCAL"
+            )
         return path if reason is None else None
 
 

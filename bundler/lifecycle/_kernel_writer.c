@@ -287,8 +287,9 @@ static int open_directory(const char *path) {
 
 static void begin(writing_t *writing) {
   batch_t *batch = &writing->batch;
+  const char *path = PyBytes_AsString(writing->path); /* which needs the interpreter */
   Py_BEGIN_ALLOW_THREADS
-  batch->root = open_directory(PyBytes_AsString(writing->path));
+  batch->root = open_directory(path);
   for (Py_ssize_t number = 0; number < batch->count; number++)
     batch->kernels[number].code = batch->root < 0 ? errno : ECANCELED;
   Py_END_ALLOW_THREADS

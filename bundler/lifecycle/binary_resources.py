@@ -23,14 +23,28 @@ from typing import Any
 from msgspec import Struct
 
 from bundler.errors import FormatError, LimitExceeded
-from bundler.format.device_elf import INFO, ElfSection, amd_kernel, attributes, content_of, sections, symbol_named
+from bundler.format.device_elf import (
+    INFO,
+    ElfSection,
+    amd_kernel,
+    attributes,
+    content_of,
+    sections,
+    symbol_named,
+)
 from bundler.lifecycle.elf import why_unusable
 
 _MACHINE = struct.Struct("<18xH28xI")  # machine, flags
 _CUDA, _AMD = 190, 224
 _MOST = (1 << 32) - 1  # no figure of a descriptor or attribute has more bits
 
-_REQUIRED_THREADS, _MAX_THREADS, _REGCOUNT, _MIN_STACK_SIZE, _NUM_BARRIERS = 0x10, 0x05, 0x2F, 0x12, 0x4C
+_REQUIRED_THREADS, _MAX_THREADS, _REGCOUNT, _MIN_STACK_SIZE, _NUM_BARRIERS = (
+    0x10,
+    0x05,
+    0x2F,
+    0x12,
+    0x4C,
+)
 _BY_SYMBOL = struct.Struct("<II")  # number of the function's symbol, a figure
 _THREADS = struct.Struct("<III")
 _BARRIERS_SHIFT, _BARRIERS_MASK = 20, 0x7F
@@ -100,7 +114,9 @@ def read_resources(image: bytes, entry: str) -> BinaryResources:
         if machine == _AMD:
             return _of_hsaco(image, flags & _ARCHITECTURE, entry)
     except (struct.error, UnicodeEncodeError, OverflowError) as error:
-        raise FormatError(f"{entry}: the device binary is damaged ({error})", kernel=entry) from error
+        raise FormatError(
+            f"{entry}: the device binary is damaged ({error})", kernel=entry
+        ) from error
     raise FormatError(
         f"{entry}: the device binary is for machine {machine}; known are {_CUDA} (CUDA) and {_AMD} (AMD)",
         kernel=entry, machine=machine,
@@ -135,10 +151,14 @@ def _of_cubin(image: bytes, name: bytes, entry: str) -> BinaryResources:
 _PARTS = (b".text", b".nv.shared", b".nv.local", INFO)
 
 
-def _row_named(rows: list[ElfSection], names: bytes, wanted: bytes, entry: str) -> ElfSection | None:
+def _row_named(
+    rows: list[ElfSection], names: bytes, wanted: bytes, entry: str
+) -> ElfSection | None:
     found = [row for row in rows if names.startswith(wanted + b"\0", row.name_at)]
     if len(found) > 1:
-        raise FormatError(f"{entry}: the cubin has {len(found)} sections {wanted.decode()}", kernel=entry)
+        raise FormatError(
+            f"{entry}: the cubin has {len(found)} sections {wanted.decode()}", kernel=entry
+        )
     return found[0] if found else None
 
 
@@ -148,7 +168,9 @@ def _size_of(row: ElfSection | None, entry: str) -> int:
 
 def _bounded(figure: int, what: str, entry: str) -> int:
     if figure > _MOST:
-        raise LimitExceeded(f"{entry}: {figure} {what} in the device binary", kernel=entry, limit=_MOST, got=figure)
+        raise LimitExceeded(
+            f"{entry}: {figure} {what} in the device binary", kernel=entry, limit=_MOST, got=figure
+        )
     return figure
 
 
@@ -179,14 +201,18 @@ def _block_of(info: bytes) -> tuple[int | None, int | None]:
     return threads, barriers
 
 
-def _banks_of(rows: list[ElfSection], names: bytes, name: bytes, entry: str) -> tuple[tuple[int, int], ...]:
+def _banks_of(
+    rows: list[ElfSection], names: bytes, name: bytes, entry: str
+) -> tuple[tuple[int, int], ...]:
     banks: dict[int, int] = {}
     for row in rows:
         bank = _BANK.match(names, row.name_at) if names.startswith(_CONSTANT, row.name_at) else None
         if bank is not None and names.startswith(name + b"\0", bank.end()):
             number = int(bank[1])
             if number in banks:
-                raise FormatError(f"{entry}: the cubin has constant bank {number} twice", kernel=entry)
+                raise FormatError(
+                    f"{entry}: the cubin has constant bank {number} twice", kernel=entry
+                )
             banks[number] = _size_of(row, entry)
     return tuple(sorted(banks.items()))
 
@@ -207,7 +233,12 @@ def _of_hsaco(image: bytes, architecture: int, entry: str) -> BinaryResources:
         granule = 8 if architecture in _UNIFIED else 4
         allocated = ((first & _VECTOR_BITS) + 1) * granule
         _check_room(".vgpr_count", vectors, allocated, entry)
-        _check_room(".sgpr_count", scalars, ((first >> _SCALAR_SHIFT & _SCALAR_BITS) + 1) * _SCALAR_GRANULE, entry)
+        _check_room(
+            ".sgpr_count",
+            scalars,
+            ((first >> _SCALAR_SHIFT & _SCALAR_BITS) + 1) * _SCALAR_GRANULE,
+            entry,
+        )
     if architecture in _UNIFIED and accumulation:
         # Where the accumulation registers begin in the file that both share.
         begin = ((third & _VECTOR_BITS) + 1) * _OFFSET_GRANULE
@@ -264,5 +295,7 @@ def _descriptor(image: bytes, said: dict[Any, Any], entry: str) -> tuple[int, ..
     _, section, address = symbol
     content, at = content_of(image, rows[section]), address - rows[section].address
     if not 0 <= at <= len(content) - _DESCRIPTOR.size:
-        raise FormatError(f"{entry}: the hsaco's kernel descriptor lies outside its section", kernel=entry)
+        raise FormatError(
+            f"{entry}: the hsaco's kernel descriptor lies outside its section", kernel=entry
+        )
     return _DESCRIPTOR.unpack_from(content, at)

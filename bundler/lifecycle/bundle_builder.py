@@ -15,14 +15,24 @@ from bundler.format import names, sentinel
 from bundler.format.bundle import Bundle, MemoryBlobs
 from bundler.format.bundle_union import merge
 from bundler.format.digest import digest_text, sha256
-from bundler.format.entries import Artifact, Entry, HelperLibrary, Kernel, Opaque, Toolchain, TuningFile
+from bundler.format.entries import (
+    Artifact,
+    Entry,
+    HelperLibrary,
+    Kernel,
+    Opaque,
+    Toolchain,
+    TuningFile,
+)
 from bundler.format.launch_spec import LaunchSpec
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.format.manifest import Content, Observation, Observed
+from bundler.format.metadata import MOVED_FROM
 from bundler.lifecycle.kernel_directory import KernelFiles, Rejected, read_file, read_kernel
 from bundler.toolchain import identity
 
 NOT_NEEDED = "not needed to launch (keep='launch')"
+MOVED = "it was placed for a function that only moved, and the kernel that it comes from has its own key"
 
 
 @dataclass(frozen=True)
@@ -61,16 +71,25 @@ class Builder:
         """Kernels taken so far."""
         return [entry for entry in self.entries.values() if isinstance(entry, Kernel)]
 
-    def add_directory(self, name: str, observation: Observation, facts: KnownFacts | None = None) -> bool:
+    def add_directory(
+        self, name: str, observation: Observation, facts: KnownFacts | None = None
+    ) -> bool:
         """Take the kernel in `<root>/<name>`; True when it is in the bundle now, else `left_out` says why."""
         return self.add_found(name, read_kernel(os.path.join(self.root, name)), observation, facts)
 
     def add_found(
-        self, name: str, found: KernelFiles | Rejected, observation: Observation, facts: KnownFacts | None = None
+        self,
+        name: str,
+        found: KernelFiles | Rejected,
+        observation: Observation,
+        facts: KnownFacts | None = None,
     ) -> bool:
         """Take what was found in `<root>/<name>`, as `add_directory` does."""
         if isinstance(found, Rejected):
             self.left_out.append((name, found.reason))
+            return False
+        if MOVED_FROM in found.metadata:
+            self.left_out.append((name, MOVED))
             return False
         try:
             self._add_kernel(found, observation, facts)
@@ -81,10 +100,14 @@ class Builder:
             self.add_single(name, other)
         return True
 
-    def _add_kernel(self, found: KernelFiles, observation: Observation, facts: KnownFacts | None) -> None:
+    def _add_kernel(
+        self, found: KernelFiles, observation: Observation, facts: KnownFacts | None
+    ) -> None:
         metadata = found.metadata
         release = metadata.get("triton_version")
-        known = facts or KnownFacts(Toolchain(release=release if isinstance(release, str) else None))
+        known = facts or KnownFacts(
+            Toolchain(release=release if isinstance(release, str) else None)
+        )
         roots = self._roots | found.written_roots
         wanted = names.LAUNCH_KINDS if self.keep == "launch" else None
         artifacts = tuple(
@@ -120,7 +143,9 @@ class Builder:
             names.check_relative_path(path)
             data = read_file(os.path.join(self.root, folder), name, DEFAULT_LIMITS)
         except (UnsafeName, OSError) as error:
-            self.left_out.append((path, error.strerror or str(error) if isinstance(error, OSError) else str(error)))
+            self.left_out.append(
+                (path, error.strerror or str(error) if isinstance(error, OSError) else str(error))
+            )
             return False
         if isinstance(data, Rejected):
             self.left_out.append((path, data.reason))
@@ -128,11 +153,15 @@ class Builder:
         roots = self._roots if kind is TuningFile else set()
         artifact = self._store(name, data, roots)
         self.entries[path] = (
-            HelperLibrary(path, artifact, identity.machine()) if kind is HelperLibrary else kind(path, artifact)  # type: ignore[call-arg]
+            HelperLibrary(path, artifact, identity.machine())
+            if kind is HelperLibrary
+            else kind(path, artifact)  # type: ignore[call-arg]
         )
         return True
 
-    def _store(self, name: str, data: bytes, roots: Iterable[str], digest: bytes | None = None) -> Artifact:
+    def _store(
+        self, name: str, data: bytes, roots: Iterable[str], digest: bytes | None = None
+    ) -> Artifact:
         spans: tuple[sentinel.Span, ...] = ()
         if name.endswith(".json"):
             data, spans = portable(data, roots, self.triton_dir)
@@ -153,11 +182,15 @@ def portable(
     here = triton_dir or identity.triton_dir()
     if here is not None:
         prefixes.add(here)
-    places = [(sentinel.CACHE_DIR, root) for root in roots] + [(sentinel.TRITON_DIR, prefix) for prefix in prefixes]
+    places = [(sentinel.CACHE_DIR, root) for root in roots] + [
+        (sentinel.TRITON_DIR, prefix) for prefix in prefixes
+    ]
     return sentinel.to_sentinels(data, places)
 
 
-def join(builders: Iterable[Builder], environment: tuple[tuple[str, str], ...] | None = None) -> Bundle:
+def join(
+    builders: Iterable[Builder], environment: tuple[tuple[str, str], ...] | None = None
+) -> Bundle:
     """Return one bundle of all builders.
 
     A kernel that several directories hold is kept once.  Where they hold different kernels under one key, which only
@@ -181,8 +214,12 @@ def join(builders: Iterable[Builder], environment: tuple[tuple[str, str], ...] |
             except MergeConflict as error:
                 key = error.facts.get("key")
                 left_out.append((key or builder.root, error.message))
-                entries = {name: entry for name, entry in entries.items() if key not in {None, name}}
-    whole = bundles[0] if bundles else Bundle(Content(), Observed({}, environments), MemoryBlobs({}))
+                entries = {
+                    name: entry for name, entry in entries.items() if key not in {None, name}
+                }
+    whole = (
+        bundles[0] if bundles else Bundle(Content(), Observed({}, environments), MemoryBlobs({}))
+    )
     return Bundle(
         whole.content, whole.observed, whole.blobs,
         variants_dropped=whole.variants_dropped, left_out=tuple(sorted(set(left_out))),

@@ -21,12 +21,12 @@ import errno
 import functools
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from bundler.errors import BundlerError, DigestMismatch, FormatError
 from bundler.format.bundle_file import cleaned_up, os_errors, typed
-from bundler.format.limits import DEFAULT_LIMITS, Limits
+from bundler.format.limits import DEFAULT_LIMITS
 from bundler.format.sentinel import json_text
 from bundler.lifecycle.kernel_writer import (
     OCCUPIED,
@@ -121,15 +121,23 @@ class CacheDirectory:
 
     def begin(self, kernels: tuple[NewKernel, ...], threads: Threads) -> Finish:
         """Begin to write kernels; returns what waits for it, and says what `write_kernels` says of each."""
-        return functools.partial(self._finished, begin_writing(self.path, kernels, threads), kernels, threads)
+        return functools.partial(
+            self._finished, begin_writing(self.path, kernels, threads), kernels, threads
+        )
 
-    def _finished(self, finish: Finish, kernels: tuple[NewKernel, ...], threads: Threads) -> list[int]:
+    def _finished(
+        self, finish: Finish, kernels: tuple[NewKernel, ...], threads: Threads
+    ) -> list[int]:
         codes = finish()
         for _ in range(ATTEMPTS):
             if errno.ENOENT not in codes:
                 break
             # The program may have removed its whole cache since this object was made.
-            left = [number for number, code in enumerate(codes) if code in {errno.ENOENT, errno.ECANCELED}]
+            left = [
+                number
+                for number, code in enumerate(codes)
+                if code in {errno.ENOENT, errno.ECANCELED}
+            ]
             try:
                 make_directories(self.path)
                 again = write_kernels(self.path, tuple(kernels[number] for number in left), threads)
@@ -157,8 +165,12 @@ class CacheDirectory:
         """Return the path of a kernel, or of a temporary directory."""
         return self._prefix + name
 
-    def publish_file(self, path: str, data: bytes) -> bool | None:
+    def publish_file(self, path: str, chunks: Callable[[], Iterable[bytes]]) -> bool | None:
         """Put a single file in place unless one is there.
+
+        Args:
+            path: where, below the directory.
+            chunks: returns its bytes in pieces, each time it is called; what it raises leaves nothing behind.
 
         Returns:
             True when it was written, False when the same bytes were there, None when anything else was.
@@ -172,13 +184,13 @@ class CacheDirectory:
             temporary = os.path.join(self.path, _temporary_name(TEMPORARY_PREFIX))
 
             def write_and_link() -> None:
-                write_file(temporary, data)
+                write_file(temporary, chunks())
                 _create(temporary, target)
 
             try:
                 cleaned_up(write_and_link, lambda: _unlink(temporary))
             except FileExistsError:
-                return False if _holds(target, data) else None
+                return False if _holds(target, chunks()) else None
         return True
 
     def _rename(self, temporary: str, key: str) -> bool:
@@ -206,7 +218,9 @@ class CacheDirectory:
     def _move_aside(self, key: str) -> None:
         # Not deleted at once: a process that opened the kernel before may still read its files.
         with contextlib.suppress(FileNotFoundError):
-            os.rename(os.path.join(self.path, key), os.path.join(self.path, _temporary_name(ASIDE_PREFIX)))
+            os.rename(
+                os.path.join(self.path, key), os.path.join(self.path, _temporary_name(ASIDE_PREFIX))
+            )
 
     def _sweep(self) -> None:
         leftovers = [name for name in self._present if name.startswith(TEMPORARY_PREFIX)]
@@ -261,7 +275,9 @@ class KernelBatch:
             return
         failure: BundlerError | OSError | None = None
         failed = ""
-        for kernel, (temporary, *_), code in zip(self._kernels, self._new, self._codes, strict=True):
+        for kernel, (temporary, *_), code in zip(
+            self._kernels, self._new, self._codes, strict=True
+        ):
             if code == errno.ECANCELED:
                 continue
             try:
@@ -291,7 +307,8 @@ class KernelBatch:
         if code == UNSURE:
             return self._directory.publish(sound)
         return DigestMismatch(
-            f"{kernel.key}: its bytes changed in memory while it was written; restore it again", what=kernel.key
+            f"{kernel.key}: its bytes changed in memory while it was written; restore it again",
+            what=kernel.key,
         )
 
     def clear(self) -> None:
@@ -329,7 +346,7 @@ def same_launch(directory: str, found: KernelFiles, stored_metadata: bytes) -> b
         return False
 
 
-def look_for_file(directory: str, path: str, data: bytes) -> bool | None:
+def look_for_file(directory: str, path: str, chunks: Iterable[bytes]) -> bool | None:
     """Tell what `publish_file` would answer: True when there is no such file, False for the same bytes, else None."""
     target = os.path.join(directory, path)
     try:
@@ -338,7 +355,7 @@ def look_for_file(directory: str, path: str, data: bytes) -> bool | None:
         return True
     except OSError:
         return None
-    return False if _holds(target, data) else None
+    return False if _holds(target, chunks) else None
 
 
 def _create(temporary: str, target: str) -> None:
@@ -369,13 +386,21 @@ def _unlink(path: str) -> None:
         os.unlink(path)
 
 
-def _holds(path: str, data: bytes) -> bool:
-    from bundler.lifecycle.kernel_directory import read_file
+def _holds(path: str, chunks: Iterable[bytes]) -> bool:
+    """Tell whether a regular file, to which no link leads, holds these bytes."""
+    from bundler.format.bundle_file import open_regular
 
     try:
-        return read_file(*os.path.split(path), Limits(file_bytes=len(data))) == data
+        opened = open_regular(path, links=False)
     except OSError:
         return False
+    with open(opened, "rb") as file:
+        try:
+            return all(file.read(len(chunk)) == chunk for chunk in chunks) and not file.read(1)
+        except BundlerError:
+            raise
+        except OSError:
+            return False
 
 
 def _leads_here(path: str, directory: str, name: str) -> bool:

@@ -32,7 +32,10 @@ _log = logger("bundler.lifecycle")
 
 
 def collect_sightings(
-    sightings: Sightings, roots: Iterable[str], keep: Keep, environment: tuple[tuple[str, str], ...] | None = None
+    sightings: Sightings,
+    roots: Iterable[str],
+    keep: Keep,
+    environment: tuple[tuple[str, str], ...] | None = None,
 ) -> tuple[Bundle, RecordReport]:
     """Read every directory that was seen.
 
@@ -49,7 +52,9 @@ def collect_sightings(
         raise ConfigError(f"keep={keep!r}: expected 'all' or 'launch'", got=keep)
     builders: dict[str, Builder] = {}
     seen = list(sightings)
-    for sighting, found in zip(seen, read_kernels([sighting.directory for sighting in seen]), strict=True):
+    for sighting, found in zip(
+        seen, read_kernels([sighting.directory for sighting in seen]), strict=True
+    ):
         _take(sighting, found, builders.setdefault(sighting.root, Builder(sighting.root, keep)))
     roots = list(roots)
     _add_tuning_files(builders, roots, keep)
@@ -64,8 +69,12 @@ def collect_spool(spool: ChildSpool, keep: Keep = "all") -> tuple[Bundle, Record
     add_spool(sightings, spool)
     roots = {sighting.root for sighting in sightings}
     # The children may run another Python than this process; what their records say of Triton is what is known.
-    releases = {("triton", event.toolchain.release) for event in spool.events() if event.toolchain.release}
-    host = tuple(pair for pair in identity.environment() if pair[0] in {"platform", "gpu", "driver"})
+    releases = {
+        ("triton", event.toolchain.release) for event in spool.events() if event.toolchain.release
+    }
+    host = tuple(
+        pair for pair in identity.environment() if pair[0] in {"platform", "gpu", "driver"}
+    )
     bundle, report = collect_sightings(sightings, roots, keep, (*host, *sorted(releases)))
     return bundle, replace(report, left_out=merge_reasons(report.left_out, spool.problems))
 

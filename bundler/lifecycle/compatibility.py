@@ -89,7 +89,9 @@ class Questions:
         self._calls[-1].start(apart=True)
 
     def _ask_ptxas(self, arch: int) -> None:
-        from bundler.toolchain.ptxas import begin_asking  # kernels that came by pack do not say which ptxas made them
+        from bundler.toolchain.ptxas import (
+            begin_asking,  # kernels that came by pack do not say which ptxas made them
+        )
 
         # The thread ends here: one that waited for the answer would take the interpreter from the caller once more, who waits for it then.
         program = begin_asking(arch)
@@ -102,9 +104,20 @@ class Machine:
     """The facts of this machine, looked up once for a restore.
 
     A fact that is unknown, here or in the bundle, excludes nothing; it is named in `unchecked`.
+
+    Args:
+        chosen: targets that a user chose, as a tree's fingerprint has them, in place of those of the GPUs here: `cuda:80`, or several with commas.
+
+    Raises:
+        ConfigError: one of these is no target.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, chosen: str | None = None) -> None:
+        self._chosen = (
+            None
+            if chosen is None
+            else tuple(Target.parse(one.strip()) for one in chosen.split(","))
+        )
         self.toolchain = identity.installed_triton()
         self.triton_dir = identity.triton_dir()
         self.unchecked: set[str] = set()
@@ -114,13 +127,17 @@ class Machine:
 
     @cached_property
     def targets(self) -> tuple[Target, ...] | None:
-        """Those of the GPUs that are visible; None when unknown, or when there is none."""
-        return targets.listed_targets()
+        """Those that were chosen, or of the GPUs that are visible; None when unknown, or when there is none."""
+        return targets.listed_targets() if self._chosen is None else self._chosen
 
     def why_not(self, kernel: Kernel) -> str | None:
         """Return why the kernel cannot be used here, None when nothing known speaks against it."""
         reason = self._why_not_compiled(kernel.target, kernel.toolchain)
-        return reason if reason is not None or self.toolchain is None else self._why_not_location(kernel)
+        return (
+            reason
+            if reason is not None or self.toolchain is None
+            else self._why_not_location(kernel)
+        )
 
     def judging(self, kernels: Iterable[Kernel]) -> Callable[[Kernel], str | None]:
         """Return what answers as `why_not` for each of these kernels, and asks once for all what none of them has in its key."""
@@ -137,7 +154,11 @@ class Machine:
             found = known.get((id(target), id(toolchain)))
             if found is None:
                 # Both are kept: the number of one that is gone may become that of another.
-                found = known[id(target), id(toolchain)] = self._why_not_compiled(target, toolchain), target, toolchain
+                found = known[id(target), id(toolchain)] = (
+                    self._why_not_compiled(target, toolchain),
+                    target,
+                    toolchain,
+                )
             return found[0]
 
         return why_not
@@ -166,7 +187,8 @@ class Machine:
             return None
         if target in self.targets:
             return None
-        return f"compiled for {target}; the GPUs here are {', '.join(map(str, self.targets))}"
+        ours = "the GPUs here are" if self._chosen is None else "chosen by the fact target:"
+        return f"compiled for {target}; {ours} {', '.join(map(str, self.targets))}"
 
     def _why_not_toolchain(self, target: Target, theirs: Toolchain) -> str | None:
         ours = self.toolchain
@@ -195,7 +217,11 @@ class Machine:
         from bundler.toolchain import keytext  # hardly a kernel's key has that part
 
         here = self.triton_dir
-        there = dict(kernel.parts.parts).get(identity.LOCATION_PART) if kernel.parts is not None else None
+        there = (
+            dict(kernel.parts.parts).get(identity.LOCATION_PART)
+            if kernel.parts is not None
+            else None
+        )
         if there is None or here is None or there == keytext.location_text(here):
             return None
         return f"its key holds the path where Triton was installed; here that is {here}; {_REKEY}"

@@ -27,11 +27,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 from bundler import observers
 from bundler.backends.port import Lease
-from bundler.errors import AccessDenied, BundlerError, CompileFailed, ConfigError, NotFound, StoreFull, StoreUnavailable
+from bundler.errors import (
+    AccessDenied,
+    BundlerError,
+    CompileFailed,
+    ConfigError,
+    NotFound,
+    StoreFull,
+    StoreUnavailable,
+)
 from bundler.format.bundle import Bundle
 from bundler.format.manifest import Content, Observed
 from bundler.format.summary import Summarized, count
@@ -48,6 +56,7 @@ LEAST_BLIND_LEASE_S = 1.0
 _RENEWALS = 3
 _PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_GROWTH = 0.01, 0.5, 1.6
 
+T = TypeVar("T")
 How = Literal["found", "waited", "compiled", "late"]
 
 
@@ -102,16 +111,19 @@ def compile_once(
         BundlerWarning: the store failed; the kernel was compiled without it.
     """
     if not lease_s > 0 or not wait_s >= 0:
-        raise ConfigError(f"lease_s={lease_s!r}, wait_s={wait_s!r}: expected seconds, the first more than 0")
+        raise ConfigError(
+            f"lease_s={lease_s!r}, wait_s={wait_s!r}: expected seconds, the first more than 0"
+        )
     return Turns(store.kernel_records()).run(key, compile_kernel, lease_s=lease_s, wait_s=wait_s)
 
 
 @dataclass(frozen=True)
 class AlreadyThere:
-    """The kernel is there; `waited_s` seconds were spent on waiting for it."""
+    """The kernel is there; `waited_s` seconds were spent on waiting for it, `code` as of `LookUp`."""
 
     bundle: Bundle
     waited_s: float
+    code: frozenset[str] = frozenset()
 
 
 class Turn:
@@ -124,7 +136,9 @@ class Turn:
         waited_s: seconds spent on waiting for others.
     """
 
-    def __init__(self, records: KernelRecords, key: str, lease: Lease | None, waited_s: float) -> None:
+    def __init__(
+        self, records: KernelRecords, key: str, lease: Lease | None, waited_s: float
+    ) -> None:
         self._records, self._key, self._lease = records, key, lease
         self.holds, self.waited_s = lease is not None, waited_s
         self._over = threading.Event()
@@ -155,12 +169,16 @@ class Turn:
     def keep_renewing(self, lease_s: float) -> None:
         """Renew the lease in the background until the turn is over, or the lease is lost."""
         if self._lease is not None:
-            threading.Thread(target=self._renew, args=(self._lease, lease_s), name="bundler-lease", daemon=True).start()
+            threading.Thread(
+                target=self._renew, args=(self._lease, lease_s), name="bundler-lease", daemon=True
+            ).start()
 
     def tell_failure(self, error: Exception) -> None:
         """Tell those who wait that the compile failed; without the lease nobody waits for us."""
         if self.holds:
-            with contextlib.suppress(BundlerError):  # the error itself is raised; waiters try for themselves
+            with contextlib.suppress(
+                BundlerError
+            ):  # the error itself is raised; waiters try for themselves
                 self._records.tell_failure(self._key, f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
@@ -176,7 +194,10 @@ class Turn:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -211,7 +232,9 @@ class Turns:
         """Return a kernel or compile it; see `compile_once`."""
         turn = self._turn(key, lambda _recorded_s: (lease_s, wait_s), hears=True)
         if isinstance(turn, AlreadyThere):
-            return CompiledOnce(turn.bundle, "waited" if turn.waited_s else "found", turn.waited_s, published=True)
+            return CompiledOnce(
+                turn.bundle, "waited" if turn.waited_s else "found", turn.waited_s, published=True
+            )
         with turn:
             turn.keep_renewing(lease_s)
             try:
@@ -222,7 +245,12 @@ class Turns:
                 raise
             return turn.publish(made)
 
-    def begin(self, key: str, expected_s: float | None = None) -> AlreadyThere | Turn:
+    def begin(
+        self,
+        key: str,
+        expected_s: float | None = None,
+        instead: Callable[[], T | None] | None = None,
+    ) -> AlreadyThere | Turn | T:
         """Return a kernel, or the turn to compile it, where the compiler is called by somebody who does not tell us how it ends.
 
         The lease is short and never renewed, and nobody waits longer than it lasts: `BLIND_LEASE_FACTOR` times what the compile
@@ -231,9 +259,11 @@ class Turns:
         Args:
             key: the kernel's key.
             expected_s: how long the compile took when it was recorded; None when that is not known here.
+            instead: asked where the store does not have the kernel, before anybody waits for it; what it returns is returned.
 
         Raises:
             UnsafeName: not a kernel key.
+            Whatever `instead` raises.
         """
 
         def times(recorded_s: float | None) -> tuple[float, float]:
@@ -242,19 +272,26 @@ class Turns:
             blind_s = min(max(blind_s, LEAST_BLIND_LEASE_S), BLIND_LEASE_S)
             return blind_s, blind_s
 
-        return self._turn(key, times, hears=False)
+        return self._turn(key, times, hears=False, instead=instead)
 
     def _turn(
-        self, key: str, times: Callable[[float | None], tuple[float, float]], *, hears: bool
-    ) -> AlreadyThere | Turn:
+        self,
+        key: str,
+        times: Callable[[float | None], tuple[float, float]],
+        *,
+        hears: bool,
+        instead: Callable[[], T | None] | None = None,
+    ) -> AlreadyThere | Turn | T:
         started = time.monotonic()
-        if not self._records.readable:  # nobody waits for what would not be used
-            self._records.look_up([key])
-            return Turn(self._records, key, None, 0.0)
         try:
             found = self._records.look_up([key])
             if found.bundle.kernels:
-                return AlreadyThere(found.bundle, 0.0)
+                return AlreadyThere(found.bundle, 0.0, found.code)
+            other = instead() if instead is not None else None
+            if other is not None:
+                return other
+            if not self._records.readable:  # nobody waits for what would not be used
+                return Turn(self._records, key, None, 0.0)
             lease_s, wait_s = times(found.seconds.get(key))
             return _Queue(self._records, key, lease_s, hears=hears).stand(wait_s)
         except (StoreUnavailable, StoreFull, AccessDenied) as error:
@@ -304,8 +341,9 @@ class _Queue:
         return time.monotonic() - self._started if self._waited else 0.0
 
     def _look(self) -> AlreadyThere | None:
-        found = self._records.look_up([self._key]).bundle
-        return AlreadyThere(found, self._seconds) if found.kernels else None
+        found = self._records.look_up([self._key])
+        there = bool(found.bundle.kernels)
+        return AlreadyThere(found.bundle, self._seconds, found.code) if there else None
 
     def _hear(self) -> None:
         """Raise what came of the compile that we waited for, if it failed; an older failure may have had other reasons."""
@@ -323,4 +361,6 @@ def _only(bundle: Bundle, key: str) -> Bundle:
         if kernel.key == key:
             seen = bundle.observed.kernels.get(key)
             return Bundle(Content.of([kernel]), Observed({key: seen} if seen else {}), bundle.blobs)
-    raise NotFound(f"the compile gave no kernel {key}, but {count(len(bundle.kernels), 'other')}", key=key)
+    raise NotFound(
+        f"the compile gave no kernel {key}, but {count(len(bundle.kernels), 'other')}", key=key
+    )

@@ -93,9 +93,14 @@ def named_of_fields(values: Mapping[str, Any], where: str) -> Named:
     """
     for name, value in values.items():
         if not isinstance(value, _SCALARS) or (name in COUNTS and not _is_count(value)):
-            raise FormatError(f"{where}: {name} is {value!r:.80}, which no config has", where=where, field=name)
+            raise FormatError(
+                f"{where}: {name} is {value!r:.80}, which no config has", where=where, field=name
+            )
     kwargs = sorted(values.keys() - {*COUNTS})
-    return tuple((name, encode(values[name])) for name in (*kwargs, *(name for name in COUNTS if name in values)))
+    return tuple(
+        (name, encode(values[name]))
+        for name in (*kwargs, *(name for name in COUNTS if name in values))
+    )
 
 
 def _is_count(value: object) -> bool:
@@ -105,10 +110,14 @@ def _is_count(value: object) -> bool:
 def fields_of_named(named: Named) -> dict[str, Any]:
     """Return a record's config as flat fields; a count that is not set is left out."""
     values = {name.removeprefix(OPTION): value.plain() for name, value in named}
-    return {name: value for name, value in values.items() if value is not None or name not in COUNTS}
+    return {
+        name: value for name, value in values.items() if value is not None or name not in COUNTS
+    }
 
 
-def record(kernel: str, arguments: str, device: str, release: str, config: Named, origin: str) -> Pair:
+def record(
+    kernel: str, arguments: str, device: str, release: str, config: Named, origin: str
+) -> Pair:
     """Return the record of a config that a file holds, and a tuning without times, since no such file has one."""
     toolchain = f"triton {release}" if release else UNKNOWN_RELEASE
     parts = ((ARGUMENTS, arguments), (DEVICE, device), (TOOLCHAIN, toolchain), (FROM, origin))

@@ -79,10 +79,14 @@ def _pack(root: str, keep: Keep, watch: Watch | None) -> Bundle:
 
 def _devices(root: str) -> list[int]:
     folder = os.path.join(root, KERNEL_SUBDIRECTORY)
-    return sorted(int(name) for name in os.listdir(folder) if name.isdecimal() and str(int(name)) == name)
+    return sorted(
+        int(name) for name in os.listdir(folder) if name.isdecimal() and str(int(name)) == name
+    )
 
 
-def pack_kernels(root: str, keep: str, observation: Observation, watch: Watch | None = None) -> Builder:
+def pack_kernels(
+    root: str, keep: str, observation: Observation, watch: Watch | None = None
+) -> Builder:
     """Take the kernels of one Triton cache directory, and the files in it that belong to none."""
     builder = Builder(root, keep)
     keys = []
@@ -92,7 +96,9 @@ def pack_kernels(root: str, keep: str, observation: Observation, watch: Watch | 
         elif name != FOLDER:
             builder.left_out.append((name, "not a kernel directory"))
     paths = [os.path.join(root, key) for key in keys]
-    for done, (key, path, found) in enumerate(zip(keys, paths, read_kernels(paths), strict=True), 1):
+    for done, (key, path, found) in enumerate(
+        zip(keys, paths, read_kernels(paths), strict=True), 1
+    ):
         # What is a kernel holds other files, too.
         singles = single_files(path) if isinstance(found, Rejected) else []
         for child in singles:
@@ -138,7 +144,9 @@ def _pack_rest(root: str, keep: str, devices: Iterable[int]) -> Builder:
     return builder
 
 
-def _files_beside_kernels(root: str, kernels: set[str], left_out: list[tuple[str, str]]) -> Iterator[str]:
+def _files_beside_kernels(
+    root: str, kernels: set[str], left_out: list[tuple[str, str]]
+) -> Iterator[str]:
     def unreadable(error: OSError) -> None:
         left_out.append((os.path.relpath(error.filename, root), f"cannot read: {error.strerror}"))
 

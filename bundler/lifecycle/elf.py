@@ -36,14 +36,19 @@ def why_unusable(data: bytes | memoryview) -> str | None:
         end = _bound(data)
         if end > len(data):
             end = _end(data)
-    except (struct.error, OverflowError):  # an offset that no file reaches does not even fit the call
+    except (
+        struct.error,
+        OverflowError,
+    ):  # an offset that no file reaches does not even fit the call
         return "truncated"
     return "truncated" if len(data) < end else None
 
 
 def _bound(data: bytes | memoryview) -> int:
     """Return what `_end` does, or more: also sections that take no room in the file count, which is found out quicker."""
-    segments, sections, segment_bytes, segment_count, section_bytes, section_count = _HEADER.unpack_from(data)
+    segments, sections, segment_bytes, segment_count, section_bytes, section_count = (
+        _HEADER.unpack_from(data)
+    )
     odd = segment_bytes != _SEGMENT.size or section_bytes != _SECTION.size
     if odd or max(segment_count, section_count) > _ROWS_AT_ONCE:
         return len(data) + 1
@@ -67,8 +72,13 @@ def _section_rows(count: int) -> struct.Struct:
 
 def _end(data: bytes | memoryview) -> int:
     """Return how many bytes the headers account for; raises `struct.error` when they are not all there."""
-    segments, sections, segment_bytes, segment_count, section_bytes, section_count = _HEADER.unpack_from(data)
-    segment_ends = [offset + size for offset, size in _rows(_SEGMENT, data, segments, segment_bytes, segment_count)]
+    segments, sections, segment_bytes, segment_count, section_bytes, section_count = (
+        _HEADER.unpack_from(data)
+    )
+    segment_ends = [
+        offset + size
+        for offset, size in _rows(_SEGMENT, data, segments, segment_bytes, segment_count)
+    ]
     section_ends = [
         offset if kind == _SECTION_WITHOUT_BYTES else offset + size
         for kind, offset, size in _rows(_SECTION, data, sections, section_bytes, section_count)
@@ -80,6 +90,8 @@ def _end(data: bytes | memoryview) -> int:
 def _rows(
     row: struct.Struct, data: bytes | memoryview, start: int, stride: int, count: int
 ) -> Iterable[tuple[Any, ...]]:
-    if stride == row.size:  # as every linker writes it; fewer rows than there should be show by their missing end
+    if (
+        stride == row.size
+    ):  # as every linker writes it; fewer rows than there should be show by their missing end
         return row.iter_unpack(data[start : start + stride * count])
     return (row.unpack_from(data, start + index * stride) for index in range(count))

@@ -16,13 +16,16 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from bundler.errors import ConfigError, NotFound, UnsafeName
-from bundler.format.bundle_file import os_errors
+from bundler.format.bundle_file import os_errors, read_regular
 from bundler.format.tree_index import check_family_name, check_tree_path
+from bundler.settings_files import toml_of
+from bundler.toolchain.machine_facts import misspelled
 
 # Locks, and what a program that was killed had not finished.
 UNFINISHED = ("**/*.lock", "**/*.tmp", "**/tmp*", "**/tmp*/**", "**/__pycache__/**")
 _VARIABLE = re.compile(r"\$(\w+)|\$\{(\w+)\}")
 _TABLE = "families"
+MAX_FILE_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -70,30 +73,38 @@ class Family:
         if self.ranks:
             _check_pattern(self.name, "ranks", self.ranks)
         if not self.root or not self.patterns:
-            raise ConfigError(f"family {self.name}: root and patterns need an entry each", name=self.name)
+            raise ConfigError(
+                f"family {self.name}: root and patterns need an entry each", name=self.name
+            )
         if any("**" in pattern for pattern in self.trees):
-            raise ConfigError(f"family {self.name}: trees are directories at one depth, ** has none", name=self.name)
+            raise ConfigError(
+                f"family {self.name}: trees are directories at one depth, ** has none",
+                name=self.name,
+            )
         if self.trust not in ("kernels", "code"):
-            raise ConfigError(f"family {self.name}: trust={self.trust!r}: expected 'kernels' or 'code'", got=self.trust)
+            raise ConfigError(
+                f"family {self.name}: trust={self.trust!r}: expected 'kernels' or 'code'",
+                got=self.trust,
+            )
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> tuple[Family, ...]:
         """Read declarations from a TOML file: a table `[families.NAME]` for each, with the attributes of a `Family`.
 
         Raises:
-            NotFound, AccessDenied: the file cannot be read.
+            NotFound, AccessDenied, LimitExceeded: the file cannot be read, or has more than a megabyte.
             ConfigError: it is no TOML, or declares what a `Family` cannot have.
         """
-        import tomllib  # a restore of a server's cache needs declarations, and hardly ever a file of them
-
-        with os_errors(os.fspath(path), "read"), open(path, "rb") as file:
-            data = file.read()
+        with os_errors(os.fspath(path), "read"):
+            data = read_regular(path, MAX_FILE_BYTES)
         try:
-            tables = tomllib.loads(data.decode()).get(_TABLE)
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            tables = toml_of(data).get(_TABLE)
+        except ValueError as error:
             raise ConfigError(f"{path} is not TOML: {error}", path=os.fspath(path)) from None
         if not isinstance(tables, dict) or not tables:
-            raise ConfigError(f"{path} declares no family: expected tables [{_TABLE}.NAME]", path=os.fspath(path))
+            raise ConfigError(
+                f"{path} declares no family: expected tables [{_TABLE}.NAME]", path=os.fspath(path)
+            )
         return tuple(_from_table(name, table, os.fspath(path)) for name, table in tables.items())
 
     def find_root(self) -> str:
@@ -120,7 +131,8 @@ def takes(family: Family, path: str) -> bool:
 def may_hold(family: Family, folder: str) -> bool:
     """Whether files of this family may be below a directory at the top of the root."""
     return any(
-        pattern.partition("/")[0] == "**" or _fits((pattern.partition("/")[0],), folder) for pattern in family.patterns
+        pattern.partition("/")[0] == "**" or _fits((pattern.partition("/")[0],), folder)
+        for pattern in family.patterns
     )
 
 
@@ -156,19 +168,34 @@ def _from_table(name: str, table: Any, path: str) -> Family:
     if not isinstance(table, dict) or set(table) - known:
         unknown = ", ".join(sorted(set(table) - known)) if isinstance(table, dict) else repr(table)
         raise ConfigError(
-            f"{path}: family {name}: unknown: {unknown}; expected of {', '.join(sorted(known))}", path=path
+            f"{path}: family {name}: unknown: {unknown}; expected of {', '.join(sorted(known))}",
+            path=path,
         )
     if "root" not in table:
         raise ConfigError(f"{path}: family {name} says no root", path=path)
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in table.items()
+    }
     if isinstance(values["root"], str):
         values["root"] = (values["root"],)
+    for part in values.get("fingerprint", ()):
+        meant = misspelled(part) if isinstance(part, str) else None
+        if meant is not None:
+            raise ConfigError(
+                f"{path}: family {name}: fingerprint: {part!r} is no fact and no package here, did you mean {meant!r}?",
+                path=path, name=part,
+            )  # fmt: skip
     return Family(name, **values)
 
 
 def _check_texts(family: str, field: str, values: object) -> None:
-    if not isinstance(values, tuple) or not all(isinstance(value, str) and value for value in values):
-        raise ConfigError(f"family {family}: {field}={values!r:.200}: expected texts that are not empty", name=family)
+    if not isinstance(values, tuple) or not all(
+        isinstance(value, str) and value for value in values
+    ):
+        raise ConfigError(
+            f"family {family}: {field}={values!r:.200}: expected texts that are not empty",
+            name=family,
+        )
 
 
 def _check_pattern(family: str, field: str, pattern: object) -> None:

@@ -18,14 +18,22 @@ from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import Artifact, Kernel, Opaque
 from bundler.format.limits import GIB, Limits
 from bundler.format.manifest import Observation
-from bundler.format.tree_index import TreeFile, TreeIndex, blob_path, check_tree_path, chunk_digests, tree_file
+from bundler.format.tree_index import (
+    TreeFile,
+    TreeIndex,
+    blob_path,
+    check_tree_path,
+    chunk_digests,
+    tree_file,
+)
 from bundler.lifecycle.bundle_builder import NOT_NEEDED, Builder, join
 from bundler.lifecycle.directory_pack import pack_kernels
 from bundler.lifecycle.family import Family, is_kernel_directory, may_hold, place_of, rank_of, takes
 from bundler.lifecycle.kernel_directory import Rejected, read_file
-from bundler.lifecycle.known_families import find_family
+from bundler.lifecycle.known_families import check_facts, find_family
 from bundler.toolchain import identity
 from bundler.toolchain.machine_facts import machine_facts
+from bundler.user_warnings import warn
 
 RANKS = "ranks"
 # A compiled model is one file.  It is read whole and stored in chunks.
@@ -55,11 +63,15 @@ def pack_family(
     Raises:
         NotFound: no such family or directory, or the directory holds nothing of the family.
         AccessDenied: the directory cannot be read.
-        ConfigError: another value for `keep`.
+        ConfigError: another value for `keep`, or a fact that the family's fingerprint does not have.
+
+    Warns:
+        BundlerWarning: another Triton compiled the kernels than is installed here; the trees are marked as made for that one.
     """
     if keep not in ("all", "launch"):
         raise ConfigError(f"keep={keep!r}: expected 'all' or 'launch'", got=keep)
     declared = find_family(family) if isinstance(family, str) else family
+    check_facts(facts or {}, declared.fingerprint)
     directory = declared.find_root() if root is None else os.path.abspath(os.fspath(root))
     with os_errors(directory, "read"):
         packed = _Packed(declared, directory, keep)
@@ -70,6 +82,8 @@ def pack_family(
                 path=directory,
             )
         fingerprint = machine_facts(declared.fingerprint) | dict(facts or {})
+        if "triton" in declared.fingerprint and "triton" not in (facts or {}):
+            fingerprint |= packed.triton_of_kernels(fingerprint.get("triton"))
         return join([*packed.kernels.values(), packed.trees(fingerprint)], identity.environment())
 
 
@@ -94,10 +108,14 @@ class _Packed:
 
     def walk(self) -> None:
         """Go through the directory; what cannot be listed is left out with the reason."""
-        os.listdir(self.root)  # an error of the root is the caller's, one of a directory in it is not
+        os.listdir(
+            self.root
+        )  # an error of the root is the caller's, one of a directory in it is not
 
         def unreadable(error: OSError) -> None:
-            self._leave_out(os.path.relpath(error.filename, self.root), f"cannot read: {error.strerror}")
+            self._leave_out(
+                os.path.relpath(error.filename, self.root), f"cannot read: {error.strerror}"
+            )
 
         for folder, subfolders, names in os.walk(self.root, onerror=unreadable):
             inside = os.path.relpath(folder, self.root)
@@ -115,7 +133,9 @@ class _Packed:
             self._leave_out(path, _LINK)
             return False
         if is_kernel_directory(self.family, path):
-            self.kernels[path] = pack_kernels(os.path.join(self.root, path), self.keep, Observation())
+            self.kernels[path] = pack_kernels(
+                os.path.join(self.root, path), self.keep, Observation()
+            )
             return False
         return True
 
@@ -146,6 +166,32 @@ class _Packed:
             self._add(blob_path(self.family.name, raw), raw, piece)
         self.files.setdefault(place, {})[inner] = tree_file(inner, chunks)
 
+    def triton_of_kernels(self, installed: str | None) -> dict[str, str]:
+        """Return the release of Triton that compiled the kernels, where that is another one than is installed here, and say so.
+
+        Who packs the cache of a server may do so in an environment of his own, of which the rest of the fingerprint is.
+        """
+        releases = sorted({
+            entry.toolchain.release
+            for builder in self.kernels.values()
+            for entry in builder.entries.values()
+            if isinstance(entry, Kernel) and entry.toolchain.release
+        })  # fmt: skip
+        if not releases or releases == [installed]:
+            return {}
+        rest = "the rest of its fingerprint is of this environment: pack where the server runs, or say what differs by --fact, or facts="
+        there = f"{self.root}: its kernels were compiled by Triton {' and '.join(releases)}"
+        here = (
+            f"Triton {installed} is installed here" if installed else "no Triton is installed here"
+        )
+        if len(releases) > 1:
+            warn(
+                f"{there}, and {here}; which of them its trees were made for is not known, and {rest}"
+            )
+            return {}
+        warn(f"{there}, and {here}; its trees are marked as made for {releases[0]}, and {rest}")
+        return {"triton": releases[0]}
+
     def trees(self, fingerprint: Mapping[str, str]) -> Builder:
         """Return a builder with the chunks of all files, and an index for each tree."""
         in_place: dict[str, dict[str, tuple[str, ...]]] = {}
@@ -155,20 +201,28 @@ class _Packed:
             in_place.setdefault(place, {})[inner] = tuple(sorted(_keys(builder)))
         for place in sorted({*self.files, *in_place}):
             files, kernels = self.files.get(place, {}), in_place.get(place, {})
-            ranks = {rank for path in (*files, *kernels) if (rank := rank_of(self.family, f"{path}/")) is not None}
+            ranks = {
+                rank
+                for path in (*files, *kernels)
+                if (rank := rank_of(self.family, f"{path}/")) is not None
+            }
             known = dict(fingerprint)
             if not ranks:
                 known.pop(RANKS, None)
             elif RANKS in self.family.fingerprint:
                 known.setdefault(RANKS, " ".join(sorted(ranks)))
-            index = TreeIndex(self.family.name, place, known, tuple(sorted(ranks)), tuple(files.values()), kernels)
+            index = TreeIndex(
+                self.family.name, place, known, tuple(sorted(ranks)), tuple(files.values()), kernels
+            )
             data = index.encode()
             self._add(index.entry_path, sha256(data), data)
         return self._rest
 
     def _add(self, path: str, raw: bytes, data: bytes) -> None:
         self._rest.blobs[raw] = data
-        self._rest.entries[path] = Opaque(path, Artifact(path.rpartition("/")[2], digest_text(raw), len(data)))
+        self._rest.entries[path] = Opaque(
+            path, Artifact(path.rpartition("/")[2], digest_text(raw), len(data))
+        )
 
     def _leave_out(self, path: str, reason: str) -> None:
         self._rest.left_out.append((path, reason))

@@ -28,7 +28,12 @@ from bundler.lifecycle.config_files import COUNTS, OPTION, FileFacts, Pair, Writ
 
 FLA = "fla"
 _WHAT = "config file of flash-linear-attention"
-_ENTRIES, _DEFAULT, _KERNEL, _RELEASE = "autotune_entries", "default_config", "kernel_name", "triton_version"
+_ENTRIES, _DEFAULT, _KERNEL, _RELEASE = (
+    "autotune_entries",
+    "default_config",
+    "kernel_name",
+    "triton_version",
+)
 # What stands for a key in the record of a file's default config; no tuning key looks like it.
 DEFAULT_KEY = "any (default_config)"
 _NEEDED = ("num_warps", "num_stages")
@@ -68,9 +73,13 @@ def read(path: str, data: bytes, origin: str, told: FileFacts) -> list[Pair]:
         where = f"{path}: {_ENTRIES}[{hashed:.40}]"
         key = entry.get("autotune_key") if isinstance(entry, dict) else None
         if not isinstance(key, list) or key_hash(key) != hashed:
-            raise FormatError(f"{where}: its autotune_key is not the one that the name is the hash of", path=path)
+            raise FormatError(
+                f"{where}: its autotune_key is not the one that the name is the hash of", path=path
+            )
         pairs.append(
-            config_files.record(kernel, _key_text(key), device, release, _named(entry.get("config"), where), origin)
+            config_files.record(
+                kernel, _key_text(key), device, release, _named(entry.get("config"), where), origin
+            )
         )
     if default is not None:
         config = _named(default, f"{path}: {_DEFAULT}")
@@ -122,8 +131,14 @@ def _value(text: str) -> object:
 
 
 def _named(config: Any, where: str) -> Named:
-    if not isinstance(config, dict) or not isinstance(config.get("kwargs"), dict) or not {*_NEEDED} <= config.keys():
-        raise FormatError(f"{where}: its config has no kwargs, num_warps and num_stages", where=where)
+    if (
+        not isinstance(config, dict)
+        or not isinstance(config.get("kwargs"), dict)
+        or not {*_NEEDED} <= config.keys()
+    ):
+        raise FormatError(
+            f"{where}: its config has no kwargs, num_warps and num_stages", where=where
+        )
     counts = {name: config[name] for name in COUNTS if name in config}
     kwargs = config_files.named_of_fields(config["kwargs"] | counts, where)
     options = {name: value for name, value in config.items()
@@ -158,12 +173,18 @@ def write(pairs: Iterable[Pair], origin: str, told: FileFacts) -> Written:
             left_out.append((found.kernel, error.message))
             continue
         config_files.put_once(about, "device", device, "one directory, which is for one GPU")
-        document = documents.setdefault(path, {_KERNEL: found.kernel, _RELEASE: release, _ENTRIES: {}})
-        config_files.put_once(document, _RELEASE, release, f"{path}, which names one release of Triton")
+        document = documents.setdefault(
+            path, {_KERNEL: found.kernel, _RELEASE: release, _ENTRIES: {}}
+        )
+        config_files.put_once(
+            document, _RELEASE, release, f"{path}, which names one release of Triton"
+        )
         _put(document, path, found)
         count += 1
     return Written(
-        {path: config_files.rendered(document) for path, document in sorted(documents.items())}, count, tuple(left_out)
+        {path: config_files.rendered(document) for path, document in sorted(documents.items())},
+        count,
+        tuple(left_out),
     )
 
 
@@ -175,13 +196,20 @@ def _put(document: dict[str, Any], path: str, found: TuningRecord) -> None:
         return
     key = _key_of(arguments)
     config_files.put_once(
-        document[_ENTRIES], key_hash(key), {"autotune_key": key, "config": config}, f"{arguments} in {path}"
+        document[_ENTRIES],
+        key_hash(key),
+        {"autotune_key": key, "config": config},
+        f"{arguments} in {path}",
     )
 
 
 def _config(named: Named) -> dict[str, Any]:
     values = {name: value.plain() for name, value in named}
-    options = {name.removeprefix(OPTION): values.pop(name) for name in list(values) if name.startswith(OPTION)}
+    options = {
+        name.removeprefix(OPTION): values.pop(name)
+        for name in list(values)
+        if name.startswith(OPTION)
+    }
     # FLA asks for the first three of these by name.
     counts = {"num_warps": 4, "num_stages": 3, "num_ctas": 1, "maxnreg": None} | {
         name: values.pop(name) for name in COUNTS if name in values

@@ -45,7 +45,13 @@ _SOURCES = {
     "amdgcn": rb'\.file(?<=\s\.file)\s+\d+\s+"(?P<folder>[^"]+)"\s+"(?P<file>[^"]+)"',
 }
 # How each of them begins, which the patterns look behind for what stands before it.
-_BEGINNINGS = {"ttir": b'loc("', "ttgir": b'loc("', "llir": b"!DIFile(", "ptx": b".file", "amdgcn": b".file"}
+_BEGINNINGS = {
+    "ttir": b'loc("',
+    "ttgir": b'loc("',
+    "llir": b"!DIFile(",
+    "ptx": b".file",
+    "amdgcn": b".file",
+}
 _ASSEMBLY = {"ptx", "amdgcn"}
 _NO_FILE = b"<unknown>"
 
@@ -97,7 +103,9 @@ class KernelFiles(Struct, frozen=True):
     @property
     def written_roots(self) -> set[str]:
         """The cache directories that the group file names, as Triton spelled them."""
-        directories = {path[: path.rfind("/") + 1] for path in self.child_paths.values()}  # one, as Triton writes it
+        directories = {
+            path[: path.rfind("/") + 1] for path in self.child_paths.values()
+        }  # one, as Triton writes it
         return {os.path.dirname(os.path.dirname(directory + "file")) for directory in directories}
 
 
@@ -133,7 +141,9 @@ def read_kernel(directory: str, limits: Limits = DEFAULT_LIMITS) -> KernelFiles 
         except FileNotFoundError as error:
             if not os.path.isdir(directory):
                 return Rejected("the directory is gone", missing=True)
-            result = Rejected(f"{os.path.basename(error.filename or directory)} vanished while being read")
+            result = Rejected(
+                f"{os.path.basename(error.filename or directory)} vanished while being read"
+            )
         except NotADirectoryError:
             return Rejected("not a directory")
         except OSError as error:
@@ -145,12 +155,16 @@ def read_kernel(directory: str, limits: Limits = DEFAULT_LIMITS) -> KernelFiles 
     return Rejected("another process keeps writing to it")
 
 
-def read_kernels(directories: Sequence[str], limits: Limits = DEFAULT_LIMITS) -> Iterator[KernelFiles | Rejected]:
+def read_kernels(
+    directories: Sequence[str], limits: Limits = DEFAULT_LIMITS
+) -> Iterator[KernelFiles | Rejected]:
     """Yield what `read_kernel` returns for each directory; the next ones are read meanwhile."""
     from bundler.lifecycle.kernel_reader import read_ahead  # a restore reads none
 
     for directory, read in zip(directories, read_ahead(directories, limits), strict=True):
-        found = read_kernel(directory, limits) if read is None else _kernel_of(directory, *read, limits)
+        found = (
+            read_kernel(directory, limits) if read is None else _kernel_of(directory, *read, limits)
+        )
         yield found
 
 
@@ -185,10 +199,16 @@ def _stamp(status: os.stat_result) -> Stamp:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _read_once(directory: str, present: list[str], limits: Limits, read: Reader) -> KernelFiles | Rejected:
-    groups = [name for name in present if name.startswith(names.GROUP_PREFIX) and name.endswith(".json")]
+def _read_once(
+    directory: str, present: list[str], limits: Limits, read: Reader
+) -> KernelFiles | Rejected:
+    groups = [
+        name for name in present if name.startswith(names.GROUP_PREFIX) and name.endswith(".json")
+    ]
     if len(groups) != 1:
-        return Rejected("no group file: the compile did not finish" if not groups else "several group files")
+        return Rejected(
+            "no group file: the compile did not finish" if not groups else "several group files"
+        )
     children = _children(read(groups[0], _group_limits(limits)))
     if children is None:
         return Rejected(f"{groups[0]} is not a valid group file")
@@ -223,7 +243,9 @@ def _group_limits(limits: Limits) -> Limits:
     return replace(limits, file_bytes=METADATA_BYTES)
 
 
-def read_file(directory: str, name: str, limits: Limits, seen: dict[str, Stamp] | None = None) -> bytes | Rejected:
+def read_file(
+    directory: str, name: str, limits: Limits, seen: dict[str, Stamp] | None = None
+) -> bytes | Rejected:
     """Read one regular file; symbolic links are refused, since they could lead anywhere.
 
     Args:
@@ -247,7 +269,9 @@ def read_file(directory: str, name: str, limits: Limits, seen: dict[str, Stamp] 
         if seen is not None:
             seen[name] = _stamp(status)
         if not stat.S_ISREG(status.st_mode):
-            return Rejected(f"{name} is {'a directory' if stat.S_ISDIR(status.st_mode) else 'not a regular file'}")
+            return Rejected(
+                f"{name} is {'a directory' if stat.S_ISDIR(status.st_mode) else 'not a regular file'}"
+            )
         if status.st_size > limits.file_bytes:
             return Rejected(_too_large(name, limits))
         # One byte more than there should be: getting that many says that the file is at its end.
@@ -269,13 +293,20 @@ def _children(data: bytes | Rejected) -> dict[str, str] | None:
         paths = json.loads(data)["child_paths"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    if not isinstance(paths, dict) or not paths or not all(isinstance(path, str) for path in paths.values()):
+    if (
+        not isinstance(paths, dict)
+        or not paths
+        or not all(isinstance(path, str) for path in paths.values())
+    ):
         return None
     return paths
 
 
 def check_kernel_files(
-    key: str, files: dict[str, bytes], children: dict[str, str] | None = None, others: tuple[str, ...] = ()
+    key: str,
+    files: dict[str, bytes],
+    children: dict[str, str] | None = None,
+    others: tuple[str, ...] = (),
 ) -> KernelFiles | Rejected:
     """Tell whether these files make a kernel that Triton can read: one whole binary, and metadata of this key.
 
@@ -298,19 +329,25 @@ def check_kernel_files(
         target, digest = kernel.target, bytes.fromhex(metadata["hash"])
         numbers = (int(metadata["shared"]), int(metadata["num_warps"]), kernel.name)
     except (ValueError, KeyError, TypeError, OverflowError) as error:
-        return Rejected(f"{metadata_name} is not valid metadata ({type(error).__name__}: {_shown(error)})")
+        return Rejected(
+            f"{metadata_name} is not valid metadata ({type(error).__name__}: {_shown(error)})"
+        )
     if not names.is_key_of(key, digest):
         return Rejected(f"{metadata_name} is of another kernel: its hash is {digest.hex()[:12]}…")
     expected = names.BINARY_KIND_OF_BACKEND.get(target.backend)
     if expected is not None and names.artifact_kind(binaries[0]) != expected:
-        return Rejected(f"{binaries[0]} is no binary for {_shown(target)}, {_shown(numbers[2])} needs a {expected}")
+        return Rejected(
+            f"{binaries[0]} is no binary for {_shown(target)}, {_shown(numbers[2])} needs a {expected}"
+        )
     unusable = elf.why_unusable(files[binaries[0]])
     if unusable is not None:
         return Rejected(f"{binaries[0]} is {unusable}")
     return kernel
 
 
-def why_unreadable(key: str, binary: tuple[str, bytes | memoryview], metadata: tuple[str, bytes]) -> str | None:
+def why_unreadable(
+    key: str, binary: tuple[str, bytes | memoryview], metadata: tuple[str, bytes]
+) -> str | None:
     """Return why Triton could not read a kernel, as `check_kernel_files` says; None when it could.
 
     Args:
@@ -334,7 +371,9 @@ def _mixed(files: dict[str, bytes], binary: str) -> str | None:
     Two processes that compile one key from sources in different places may interleave their files in one directory.
     Each intermediate text names the source file, and so does the line table of a device binary.
     """
-    sources = {name: _named_sources(names.artifact_kind(name), data) for name, data in files.items()}
+    sources = {
+        name: _named_sources(names.artifact_kind(name), data) for name, data in files.items()
+    }
     named = [(name, found) for name, found in sources.items() if found]
     for (one, here), (two, there) in pairwise(named):
         if not here >= there and not there >= here:
@@ -356,7 +395,9 @@ def _named_sources(kind: str, data: bytes) -> set[bytes]:
         return set()
     pattern = re.compile(_SOURCES[kind])
     if "folder" in pattern.groupindex:
-        return _plain(os.path.join(found["folder"], found["file"]) for found in pattern.finditer(data, start))
+        return _plain(
+            os.path.join(found["folder"], found["file"]) for found in pattern.finditer(data, start)
+        )
     return _plain(set(pattern.findall(data, start)))
 
 

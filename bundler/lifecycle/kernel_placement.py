@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 # Metadata of kernels of one name have their paths at the same few places.
 _CHANGES_REMEMBERED = 1024
-NEEDS_TRUST = "it would be executed or unpickled; pass trust='code' if you trust who made the bundle"
+NEEDS_TRUST = (
+    "it would be executed or unpickled; pass trust='code' if you trust who made the bundle"
+)
 
 
 class WantedKernel(Struct, frozen=True, gc=False):
@@ -67,13 +69,20 @@ class StoredKernel:
     __slots__ = ("_checked", "_digests", "contents", "wanted")
 
     def __init__(
-        self, wanted: WantedKernel, contents: Sequence[Buffer], *, verified: bool, checked: bool = False
+        self,
+        wanted: WantedKernel,
+        contents: Sequence[Buffer],
+        *,
+        verified: bool,
+        checked: bool = False,
     ) -> None:
         self.wanted, self.contents, self._checked = wanted, tuple(contents), checked
         self._digests: tuple[bytes, ...] = () if verified else wanted.files.digests
 
     @classmethod
-    def read(cls, source: BlobSource, wanted: WantedKernel, *, checked: bool = False) -> StoredKernel:
+    def read(
+        cls, source: BlobSource, wanted: WantedKernel, *, checked: bool = False
+    ) -> StoredKernel:
         """Read and verify a kernel's files.
 
         Args:
@@ -87,12 +96,16 @@ class StoredKernel:
         contents = source.view_blobs(wanted.files.digests)
         # Some sources, a bundle file for one, compare the digests while they read; nothing is hashed twice.
         if not source.verified:
-            for name, digest, data in zip(wanted.files.names, wanted.files.digests, contents, strict=True):
+            for name, digest, data in zip(
+                wanted.files.names, wanted.files.digests, contents, strict=True
+            ):
                 check_digest(data, digest, name)
         return cls(wanted, contents, verified=True, checked=checked)
 
     @classmethod
-    def read_unverified(cls, source: BlobSource, wanted: Sequence[WantedKernel]) -> list[StoredKernel]:
+    def read_unverified(
+        cls, source: BlobSource, wanted: Sequence[WantedKernel]
+    ) -> list[StoredKernel]:
         """Read the files of kernels; who writes them verifies them, and looks whether Triton can read them.
 
         Raises:
@@ -100,8 +113,13 @@ class StoredKernel:
         """
         # Files and stores leave the comparing to who writes; nothing is hashed twice.
         verified = source.verified and source.verifies_stored
-        contents = iter(source.stored_blobs([digest for one in wanted for digest in one.files.digests]))
-        return [cls(one, [*islice(contents, len(one.files.digests))], verified=verified) for one in wanted]
+        contents = iter(
+            source.stored_blobs([digest for one in wanted for digest in one.files.digests])
+        )
+        return [
+            cls(one, [*islice(contents, len(one.files.digests))], verified=verified)
+            for one in wanted
+        ]
 
     def ready_for(self, directory: str, triton_dir: str | None) -> ReadyKernel:
         """Return what is written below a cache directory.
@@ -116,11 +134,21 @@ class StoredKernel:
         """
         files = self.wanted.files
         layout, metadata = files.layout, self.contents[files.layout.metadata]
-        changes = _changes(files.names, files.spans, directory, triton_dir) if files.spans else _NO_CHANGES
+        changes = (
+            _changes(files.names, files.spans, directory, triton_dir)
+            if files.spans
+            else _NO_CHANGES
+        )
         # With other paths it has another size.
         if changes.metadata_growth + len(metadata) > METADATA_BYTES:
-            check_metadata_size(changes.metadata_growth + len(metadata), files.names[layout.metadata])
-        places = (ALREADY_CHECKED, ALREADY_CHECKED) if self._checked else (layout.binary, layout.metadata)
+            check_metadata_size(
+                changes.metadata_growth + len(metadata), files.names[layout.metadata]
+            )
+        places = (
+            (ALREADY_CHECKED, ALREADY_CHECKED)
+            if self._checked
+            else (layout.binary, layout.metadata)
+        )
         ready = ReadyKernel(
             self.wanted.kernel.key, files.names, self.contents, metadata, files.size_bytes + changes.growth, self._digests,
             changes.edits, *places, changes.rewritten,
@@ -158,7 +186,9 @@ def why_not_trusted(kernel: Kernel, keep: Keep, trust: Trust) -> str | None:
     return NEEDS_TRUST if kernel.layout.has_library else None
 
 
-def localize(spans: Sequence[sentinel.Span], data: bytes, directory: str, triton_dir: str | None) -> bytes:
+def localize(
+    spans: Sequence[sentinel.Span], data: bytes, directory: str, triton_dir: str | None
+) -> bytes:
     """Put paths of this machine in place of a file's sentinels."""
     return sentinel.from_sentinels(data, spans, _paths(directory, triton_dir)) if spans else data
 
@@ -171,11 +201,18 @@ def _paths(directory: str, triton_dir: str | None) -> dict[int, str]:
 
 
 @lru_cache(_CHANGES_REMEMBERED)
-def _changes(filenames: tuple[str, ...], spans: tuple[int, ...], directory: str, triton_dir: str | None) -> _Changes:
+def _changes(
+    filenames: tuple[str, ...], spans: tuple[int, ...], directory: str, triton_dir: str | None
+) -> _Changes:
     """Return what is changed where path sentinels are, four numbers each; raises `FormatError` for spans of no file."""
     paths = _paths(directory, triton_dir)
-    edits = tuple((position, sentinel.edits_of(some, paths)) for position, some in spans_by_position(spans).items())
-    growth = {position: sum(len(new) - len(old) for _, old, new in some) for position, some in edits}
+    edits = tuple(
+        (position, sentinel.edits_of(some, paths))
+        for position, some in spans_by_position(spans).items()
+    )
+    growth = {
+        position: sum(len(new) - len(old) for _, old, new in some) for position, some in edits
+    }
     metadata = file_layout(filenames).metadata
     rewritten = tuple(filenames[position] for position, _ in edits)
     return _Changes(edits, sum(growth.values()), growth.get(metadata, 0), rewritten)
@@ -243,10 +280,16 @@ def place_kernel(
     if outcome == "present":
         # What lies there may be another build with other files, so the caller looks which.
         return Placed(outcome, 0, None)
-    return Placed(outcome, ready.size_bytes, {name: f"{directory.path}/{kernel.key}/{name}" for name in ready.names})
+    return Placed(
+        outcome,
+        ready.size_bytes,
+        {name: f"{directory.path}/{kernel.key}/{name}" for name in ready.names},
+    )
 
 
 def _rejected(reason: str) -> Rejected:
-    from bundler.lifecycle.kernel_directory import Rejected  # a kernel that is placed needs nothing of it
+    from bundler.lifecycle.kernel_directory import (
+        Rejected,  # a kernel that is placed needs nothing of it
+    )
 
     return Rejected(reason)

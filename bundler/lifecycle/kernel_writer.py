@@ -14,7 +14,7 @@ import functools
 import importlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from msgspec import Struct
@@ -33,7 +33,16 @@ FileEdits = tuple[int, tuple[Edit, ...]]
 # when they were compared; what is changed in files; which files are device binary and metadata, if these are to be looked at; and name and
 # text of the group file, with a zero byte where the kernel key stands in it.
 NewKernel = tuple[
-    str, str, tuple[str, ...], tuple[Buffer, ...], tuple[bytes, ...], tuple[FileEdits, ...], int, int, str, bytes
+    str,
+    str,
+    tuple[str, ...],
+    tuple[Buffer, ...],
+    tuple[bytes, ...],
+    tuple[FileEdits, ...],
+    int,
+    int,
+    str,
+    bytes,
 ]
 # In place of the position of a device binary that was found whole before, or of metadata that Triton can read.
 ALREADY_CHECKED = -1
@@ -96,7 +105,9 @@ class ReadyKernel(Struct, frozen=True, gc=False):
 
     def verified(self) -> ReadyKernel:
         """Return the same kernel with nothing left to verify; raises `DigestMismatch` or `FormatError`."""
-        for name, data, digest in zip(self.names, self.contents, self.digests, strict=False):  # there may be no digests
+        for name, data, digest in zip(
+            self.names, self.contents, self.digests, strict=False
+        ):  # there may be no digests
             check_digest(data, digest, name)
         reason = self._why_unreadable()
         if reason is not None:
@@ -125,7 +136,9 @@ class ReadyKernel(Struct, frozen=True, gc=False):
         name, data = self.names[self.binary], self.contents[self.binary]
         if self.metadata != ALREADY_CHECKED:
             return why_unreadable(
-                self.key, (name, data), (self.names[self.metadata], bytes(self.contents[self.metadata]))
+                self.key,
+                (name, data),
+                (self.names[self.metadata], bytes(self.contents[self.metadata])),
             )
         unusable = why_unusable(data)
         return None if unusable is None else f"{name} is {unusable}"
@@ -195,7 +208,11 @@ def compiled_writer() -> BeginWriting | None:
     """Return `begin_writing` of the extension, None where it was not built."""
     if _extension is None:
         return None
-    return _begin_compiled if _extension.COMPARES_DIGESTS else functools.partial(_compare_first, _begin_compiled)
+    return (
+        _begin_compiled
+        if _extension.COMPARES_DIGESTS
+        else functools.partial(_compare_first, _begin_compiled)
+    )
 
 
 def _begin_compiled(root: str, kernels: tuple[NewKernel, ...], threads: Threads) -> Finish:
@@ -265,13 +282,22 @@ def _check_form(kernel: NewKernel) -> None:
         raise ValueError("the metadata is none of the files, or without a binary")
 
 
-def _compare_first(begin: BeginWriting, root: str, kernels: tuple[NewKernel, ...], threads: Threads) -> Finish:
+def _compare_first(
+    begin: BeginWriting, root: str, kernels: tuple[NewKernel, ...], threads: Threads
+) -> Finish:
     """Do what `begin_writing` says with a writer that compares no digests."""
     for kernel in kernels:
         _check_form(kernel)
     unsound = [_why_unsound(kernel) for kernel in kernels]
-    plain = [(*kernel[:4], (), kernel[5], ALREADY_CHECKED, ALREADY_CHECKED, *kernel[8:]) for kernel in kernels]
-    finish = begin(root, tuple([kernel for kernel, why in zip(plain, unsound, strict=True) if not why]), threads)
+    plain = [
+        (*kernel[:4], (), kernel[5], ALREADY_CHECKED, ALREADY_CHECKED, *kernel[8:])
+        for kernel in kernels
+    ]
+    finish = begin(
+        root,
+        tuple([kernel for kernel, why in zip(plain, unsound, strict=True) if not why]),
+        threads,
+    )
 
     def codes() -> list[int]:
         written = iter(finish())
@@ -293,7 +319,9 @@ def _why_unsound(kernel: NewKernel) -> int:
         return DAMAGED
     if binary != ALREADY_CHECKED and why_unusable(contents[binary]) is not None:
         return NO_BINARY
-    if metadata != ALREADY_CHECKED and not is_readable_head(key, names[binary], bytes(contents[metadata])):
+    if metadata != ALREADY_CHECKED and not is_readable_head(
+        key, names[binary], bytes(contents[metadata])
+    ):
         return UNSURE
     return 0
 
@@ -332,19 +360,21 @@ def _write_files(temporary: str, kernel: NewKernel) -> None:
     folder = os.open(temporary, _READ_DIRECTORY)
     try:
         for position, (name, data) in enumerate(zip(names, contents, strict=True)):
-            write_file(name, edited(data, changes[position]) if position in changes else data, folder)
-        write_file(group, text.replace(_KEY, key.encode()), folder)
+            edited_data = edited(data, changes[position]) if position in changes else data
+            write_file(name, [edited_data], folder)
+        write_file(group, [text.replace(_KEY, key.encode())], folder)
     finally:
         os.close(folder)
 
 
-def write_file(path: str, data: Buffer, folder: int | None = None) -> None:
-    """Write a new file; `folder` is a descriptor of the directory that `path` is relative to."""
+def write_file(path: str, chunks: Iterable[Buffer], folder: int | None = None) -> None:
+    """Write a new file in pieces; `folder` is a descriptor of the directory that `path` is relative to."""
     fd = os.open(path, _CREATE_FILE, 0o666, dir_fd=folder)
     try:
-        done = os.write(fd, data) if data else 0
-        while done < len(data):
-            done += os.write(fd, memoryview(data)[done:])
+        for data in chunks:
+            done = os.write(fd, data) if data else 0
+            while done < len(data):
+                done += os.write(fd, memoryview(data)[done:])
     finally:
         os.close(fd)
 

@@ -7,10 +7,16 @@ Where they are and what they hold was read in vLLM 0.33.0, SGLang 0.5.23, DeepGE
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
 
-from bundler.errors import NotFound
+from bundler.errors import ConfigError, NotFound
 from bundler.lifecycle.family import Family
+
+if TYPE_CHECKING:
+    from bundler.format.tree_index import TreeIndex
+    from bundler.lifecycle.restore_options import TreeOptions
 
 _MACHINE = ("python", "platform", "gpu", "target", "driver", "cuda")
 # Inductor keeps the kernels of each device in `triton/<device>`, vLLM and SGLang set another directory for those of a rank.
@@ -70,11 +76,52 @@ def find_family(name: str, declared: Iterable[Family] = ()) -> Family:
     Raises:
         NotFound: there is none.
     """
-    found = {**FAMILIES, **{family.name: family for family in declared}}.get(name)
+    known = {**FAMILIES, **{family.name: family for family in declared}}
+    found = known.get(name)
     if found is None:
         raise NotFound(
-            f"no family {name!r} is declared; known are {', '.join(FAMILIES)}: declare it in a file, --family FILE, or as a "
-            "bundler.Family",
+            f"no family {name!r} is declared{_meant(name, known)}; known are {', '.join(known)}: declare it in a file, --family FILE, or as "
+            "a bundler.Family",
             name=name,
         )
     return found
+
+
+def check_choices(options: TreeOptions, trees: Iterable[TreeIndex] = ()) -> None:
+    """Refuse a root or a fact under a name that nothing has: it would be ignored, and files go elsewhere.
+
+    Args:
+        options: what the user chose.
+        trees: of the bundle, whose own families and facts are known too.
+
+    Raises:
+        ConfigError: no family, or no part of a fingerprint, is called so; the message has the nearest name.
+    """
+    if not (options.roots or options.facts):
+        return
+    there = list(trees)
+    declared = {**FAMILIES, **{family.name: family for family in options.families}}
+    families = {*declared, *(tree.family for tree in there)}
+    facts = {name for family in declared.values() for name in family.fingerprint}
+    facts.update(name for tree in there for name in tree.fingerprint)
+    _check_names(options.roots, families, "root", "family")
+    check_facts(options.facts, facts)
+
+
+def check_facts(given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse a fact that is no part of a fingerprint; raises `ConfigError` with the nearest name."""
+    _check_names(given, known, "fact", "part of a fingerprint")
+
+
+def _check_names(given: Iterable[str], known: Collection[str], what: str, kind: str) -> None:
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f"{what} {name!r}: no {kind} is called so{_meant(name, known)}; expected of {', '.join(sorted(known))}",
+                name=name,
+            )
+
+
+def _meant(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return f", did you mean {near[0]!r}?" if near else ""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bundler.errors import BundlerError
 from bundler.format.frozen_values import FrozenValue
-from bundler.format.summary import Summarized
+from bundler.format.summary import Reported
 
 if TYPE_CHECKING:
     from bundler.lifecycle.cache_directory import Outcome
@@ -25,7 +25,7 @@ Reasons = tuple[tuple[str, str], ...]
 
 
 @dataclass(init=False, repr=False, eq=False)
-class RecordReport(Summarized, FrozenValue):
+class RecordReport(Reported, FrozenValue):
     """What a recording saw.
 
     Attributes:
@@ -104,7 +104,7 @@ def _listed_when_read() -> Any:
 
 
 @dataclass(init=False, repr=False, eq=False)
-class RestoreReport(Summarized, FrozenValue):
+class RestoreReport(Reported, FrozenValue):
     """What a restore did.  Kernels count once, however many devices they were placed for.
 
     Attributes:
@@ -118,6 +118,7 @@ class RestoreReport(Summarized, FrozenValue):
         rewritten: files whose bytes hold a path of this machine and so differ from where they were made.
         directories: where kernels went.
         rekeyed: (key, key of the kernel in the bundle that it was derived from) of kernels in place; `rekey=True` only.
+        moved: (key, key of the kernel in the bundle) of kernels in place whose functions only moved; `moved=True` only.
         tuned: how many tuning records were written; those that were there already, or are slower, do not count.
         files, bytes: how much was written, tuning records not counted.
         seconds: wall time.
@@ -134,6 +135,7 @@ class RestoreReport(Summarized, FrozenValue):
     rewritten: tuple[str, ...] = _listed_when_read()
     directories: tuple[str, ...] = ()
     rekeyed: Reasons = ()
+    moved: Reasons = ()
     tuned: int = 0
     files: int = 0
     bytes: int = 0
@@ -152,6 +154,7 @@ class RestoreReport(Summarized, FrozenValue):
         rewritten: tuple[str, ...] = (),
         directories: tuple[str, ...] = (),
         rekeyed: Reasons = (),
+        moved: Reasons = (),
         tuned: int = 0,
         files: int = 0,
         bytes: int = 0,  # noqa: A002  # the field's name
@@ -167,7 +170,7 @@ class RestoreReport(Summarized, FrozenValue):
 
 
 @dataclass(init=False, repr=False, eq=False)
-class CheckReport(Summarized, FrozenValue):
+class CheckReport(Reported, FrozenValue):
     """What a check found.  Kernels count once, however many devices they are placed for.
 
     Attributes:
@@ -246,7 +249,10 @@ class RestoreTally:
         return {
             "restored": _once(chain.from_iterable(self.written.values()), self.repaired),
             "repaired": _once(self.repaired),
-            "present": _once(self.present, set(chain.from_iterable(self.written.values())) if self.present else ()),
+            "present": _once(
+                self.present,
+                set(chain.from_iterable(self.written.values())) if self.present else (),
+            ),
         }
 
     def rewritten_files(self) -> Any:

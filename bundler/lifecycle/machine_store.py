@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import bundler.toolchain.ptxas  # noqa: F401  # what is in a store was recorded, as a rule, so a restore asks, and imports nothing then
@@ -16,8 +17,8 @@ from bundler import observers
 from bundler.backends.counters import TierCounters
 from bundler.backends.tiers import WhenDown
 from bundler.config import peers_setting
-from bundler.errors import ConfigError, NotFound
-from bundler.format.bundle import Keep
+from bundler.errors import ConfigError, NotFound, Untrusted
+from bundler.format.bundle import Bundle, Keep
 from bundler.format.entries import Target
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content
@@ -27,11 +28,12 @@ from bundler.lifecycle.restoration import restore_with
 from bundler.lifecycle.restore_options import Only, RestoreOptions, TreeOptions, Trust
 from bundler.store.bundle_store import BundleStore
 from bundler.store.file_records import FileRecords
+from bundler.store.kernel_index import KernelIndex
 from bundler.store.kernel_records import KernelRecords
 from bundler.store.store_signatures import SignedTag
 from bundler.store.store_urls import Opening, open_backend, store_url
 from bundler.store.unsigned_records import UnsignedRecords
-from bundler.trust.admission import policy_in_force
+from bundler.trust.admission import admit, policy_in_force
 
 if TYPE_CHECKING:
     from bundler.store.store_reports import SyncReport
@@ -69,18 +71,26 @@ class Store(BundleStore):
         """Return the kernels of this store one by one, by their keys."""
         if self._kernel_records is None:
             kind = UnsignedRecords if self.requires_signatures() else KernelRecords
-            self._kernel_records = kind(self._backend, self.name, self._limits)
+            policy = policy_in_force() if self.signatures is None else self.signatures
+            index = KernelIndex(
+                self._backend, self.name, self._limits, partial(_code_allowed, policy)
+            )
+            self._kernel_records = kind(self._backend, self.name, self._limits, index=index)
         return self._kernel_records
 
     def requires_signatures(self, trust: TrustLevel = "kernels") -> bool:
         """Whether what is not signed, as single kernels and files are, may not be used; for code where either level is required."""
         policy = policy_in_force() if self.signatures is None else self.signatures
-        asked = () if policy is None else (policy.kernels, *([policy.code] if trust == "code" else []))
+        asked = (
+            () if policy is None else (policy.kernels, *([policy.code] if trust == "code" else []))
+        )
         return "require" in asked
 
     def file_records(self, trust: TrustLevel = "kernels") -> FileRecords:
         """Return the files of this store that were published one by one: tuning files, or with `code` helper libraries too."""
-        return FileRecords(self._backend, self.name, self._limits, readable=not self.requires_signatures(trust))
+        return FileRecords(
+            self._backend, self.name, self._limits, readable=not self.requires_signatures(trust)
+        )
 
     def serve(self, listen: str) -> StoreServer:
         """Hand on what this store has to other machines, over HTTP and for reading, until the server is closed; keep the store open.
@@ -126,8 +136,12 @@ class Store(BundleStore):
         """
         from bundler.store.mirror import Mirror  # who restores does without
 
-        mirror = Mirror(self._backend, self.name, target._backend, target.name, self._limits, dry_run=dry_run)
-        return mirror.run(tuple(tags), delete_tags=delete_tags, told=told or (lambda _tag: None), watch=watch)
+        mirror = Mirror(
+            self._backend, self.name, target._backend, target.name, self._limits, dry_run=dry_run
+        )
+        return mirror.run(
+            tuple(tags), delete_tags=delete_tags, told=told or (lambda _tag: None), watch=watch
+        )
 
     def restore(
         self,
@@ -203,6 +217,18 @@ class Store(BundleStore):
             return restore_with(bundle, options)
 
 
+def _code_allowed(policy: SignaturePolicy | None, bundle: Bundle) -> bool:
+    """Tell whether the code of a bundle may be used, whose kernels are asked for by their keys; raises `Untrusted` where these may not."""
+    if policy is None or policy.kernels == policy.code == "off":
+        return True
+    try:
+        admit(bundle, "code", policy)
+    except Untrusted:
+        admit(bundle, "kernels", policy)
+        return False
+    return True
+
+
 def open_store(
     *urls: str,
     trust: Trust = "kernels",
@@ -249,6 +275,11 @@ def open_store(
     store = Store(backend, name, limits or DEFAULT_LIMITS)
     store.trust, store.signatures = trust, signatures
     # A policy that was given here is not known to another process, which must not go without it.
-    if signatures is None and not server and not read_only and not any(url.startswith("memory:") for url in urls):
+    if (
+        signatures is None
+        and not server
+        and not read_only
+        and not any(url.startswith("memory:") for url in urls)
+    ):
         store._urls = tuple(map(store_url, urls))  # noqa: SLF001  # of this module's own class
     return store

@@ -57,19 +57,31 @@ def read(path: str, data: bytes, origin: str, told: FileFacts) -> list[Pair]:
     place, device = _place_of(path)
     document = config_files.document_of(data, path, _WHAT)
     release = _said_release(path, document.pop(_RELEASE, None), origin)
-    for what, said, other in (("GPU", device, told.device), ("release of Triton", release, told.triton)):
+    for what, said, other in (
+        ("GPU", device, told.device),
+        ("release of Triton", release, told.triton),
+    ):
         if said and other and said != other:
-            raise ConfigError(f"{path}: its {what} is {said}, not {other}", path=path, expected=other, got=said)
+            raise ConfigError(
+                f"{path}: its {what} is {said}, not {other}", path=path, expected=other, got=said
+            )
     pairs = []
     for tokens, fields in document.items():
         where = f"{path}: {_TOKENS}={tokens:.20}"
-        if not (tokens.isascii() and tokens.isdecimal() and str(int(tokens)) == tokens and int(tokens) < _MAX_TOKENS):
+        if not (
+            tokens.isascii()
+            and tokens.isdecimal()
+            and str(int(tokens)) == tokens
+            and int(tokens) < _MAX_TOKENS
+        ):
             raise FormatError(f"{where} is no count of tokens", path=path)
         if not isinstance(fields, dict) or not fields:
             raise FormatError(f"{where} holds no config", path=path)
         config = config_files.named_of_fields(fields, where)
         arguments = _text_of({**place, _TOKENS: tokens})
-        pairs.append(config_files.record(KERNEL, arguments, device, release or told.triton, config, origin))
+        pairs.append(
+            config_files.record(KERNEL, arguments, device, release or told.triton, config, origin)
+        )
     if not pairs:
         raise FormatError(f"{path} is no {_WHAT}: it holds no config", path=path)
     return pairs
@@ -79,17 +91,22 @@ def _place_of(path: str) -> tuple[dict[str, str], str]:
     match = _NAME.fullmatch(PurePath(path).name)
     if match is None:
         raise FormatError(
-            f"{path} is no {_WHAT}: expected a name like E=8,N=14336,device_name=NVIDIA_H200.json", path=path
+            f"{path} is no {_WHAT}: expected a name like E=8,N=14336,device_name=NVIDIA_H200.json",
+            path=path,
         )
     selectors = dict(_SELECTOR.findall(match["rest"]))
-    if "".join(f",{name}={value}" for name, value in selectors.items()) != match["rest"] or not selectors.keys() <= {
-        *_SELECTORS
-    }:
-        raise FormatError(f"{path} is no {_WHAT}: {match['rest'][1:]!r} selects nothing that is known", path=path)
+    if "".join(f",{name}={value}" for name, value in selectors.items()) != match[
+        "rest"
+    ] or not selectors.keys() <= {*_SELECTORS}:
+        raise FormatError(
+            f"{path} is no {_WHAT}: {match['rest'][1:]!r} selects nothing that is known", path=path
+        )
     if "block_shape" in selectors:
         selectors["block_shape"] = _shape(selectors["block_shape"])
     down = {_DOWN: "True"} if match["down"] else {}
-    return {"E": match["E"], "N": match["N"], **selectors, **down}, match["device"].replace("_", " ")
+    return {"E": match["E"], "N": match["N"], **selectors, **down}, match["device"].replace(
+        "_", " "
+    )
 
 
 def _shape(text: str) -> str:
@@ -99,7 +116,9 @@ def _shape(text: str) -> str:
 def _said_release(path: str, inside: Any, origin: str) -> str:
     if origin == VLLM:
         if inside is not None and not isinstance(inside, str):
-            raise FormatError(f"{path}: {_RELEASE} is {inside!r:.80}, which is no release", path=path)
+            raise FormatError(
+                f"{path}: {_RELEASE} is {inside!r:.80}, which is no release", path=path
+            )
         return inside or ""
     if inside is not None:
         raise FormatError(
@@ -131,34 +150,52 @@ def write(pairs: Iterable[Pair], origin: str, told: FileFacts) -> Written:
             continue
         document = documents.setdefault(path, {})
         if origin == VLLM and release:
-            config_files.put_once(document, _RELEASE, release, f"{path}, which names one release of Triton")
+            config_files.put_once(
+                document, _RELEASE, release, f"{path}, which names one release of Triton"
+            )
         config_files.put_once(
-            document, tokens, config_files.fields_of_named(found.config), f"{_TOKENS}={tokens} in {path}"
+            document,
+            tokens,
+            config_files.fields_of_named(found.config),
+            f"{_TOKENS}={tokens} in {path}",
         )
         count += 1
-    files = {path: config_files.rendered(_in_order(document)) for path, document in sorted(documents.items())}
+    files = {
+        path: config_files.rendered(_in_order(document))
+        for path, document in sorted(documents.items())
+    }
     return Written(files, count, tuple(left_out))
 
 
 def _in_order(document: dict[str, Any]) -> dict[str, Any]:
     said = {_RELEASE: document[_RELEASE]} if _RELEASE in document else {}
-    return said | {tokens: document[tokens] for tokens in sorted(document.keys() - said.keys(), key=int)}
+    return said | {
+        tokens: document[tokens] for tokens in sorted(document.keys() - said.keys(), key=int)
+    }
 
 
 def _target(found: TuningRecord, origin: str, told: FileFacts) -> tuple[str, str, str]:
     """Return (path, release of Triton, count of tokens); raises `ConfigError` for a record that no file can hold."""
     place = _named_place(config_files.arguments_of(found), told.key)
-    device = config_files.file_word(config_files.device_of(found, told).replace(" ", "_"), "the GPU's name")
+    device = config_files.file_word(
+        config_files.device_of(found, told).replace(" ", "_"), "the GPU's name"
+    )
     selectors = _SELECTORS if origin == SGLANG else _VLLM_SELECTORS
     if "H200" in device.split("_") and origin == VLLM:
         device = "NVIDIA_H200"  # vLLM looks for every GPU of this family there
-    unknown = [name for name in (*_SELECTORS, _DOWN) if name in place and name not in selectors and origin == VLLM]
+    unknown = [
+        name
+        for name in (*_SELECTORS, _DOWN)
+        if name in place and name not in selectors and origin == VLLM
+    ]
     if unknown:
         raise ConfigError(f"{', '.join(unknown)} cannot stand in the name of vLLM's files")
     shown = {name: place[name] for name in selectors if name in place}
     if "block_shape" in shown and origin == SGLANG:
         shown["block_shape"] = shown["block_shape"].replace(",", ", ")
-    words = "".join(f",{name}={config_files.file_word(value, name)}" for name, value in shown.items())
+    words = "".join(
+        f",{name}={config_files.file_word(value, name)}" for name, value in shown.items()
+    )
     name = f"E={place['E']},N={place['N']},device_name={device}{words}{'_down' if _DOWN in place else ''}.json"
     # Most of vLLM's files do not say the release; SGLang looks for it in the path.
     release = config_files.release_of(found, told, needed=origin == SGLANG)
@@ -172,7 +209,9 @@ def _named_place(arguments: str, key: tuple[str, ...]) -> dict[str, str]:
     if key:
         values = _values(arguments)
         if len(values) < len(key):
-            raise ConfigError(f"its tuning key has {len(values)} values ({arguments}), fewer than --key names")
+            raise ConfigError(
+                f"its tuning key has {len(values)} values ({arguments}), fewer than --key names"
+            )
         place = {name: value for name, value in zip(key, values, strict=False) if name != _IGNORED}
     else:
         place = dict(_ITEM.findall(arguments))

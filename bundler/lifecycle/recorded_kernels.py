@@ -52,7 +52,9 @@ class Sighting:
         """What goes into the observed part of the manifest."""
         layout = directories.inductor_layout(self.root)
         devices = self.devices if layout is None else {layout[1]}
-        return Observation(tuple(sorted(devices)), ("triton" if layout is None else "inductor",), self.times_us)
+        return Observation(
+            tuple(sorted(devices)), ("triton" if layout is None else "inductor",), self.times_us
+        )
 
 
 class Sightings:

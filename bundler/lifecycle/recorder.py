@@ -62,7 +62,13 @@ class Recording:
 
     @property
     def _state(self) -> str:
-        return "not started" if self._watch is None else "running" if self._final is None else "stopped"
+        return (
+            "not started"
+            if self._watch is None
+            else "running"
+            if self._final is None
+            else "stopped"
+        )
 
     def __repr__(self) -> str:
         hits = sum(event.cache_hit for event in self._events)
@@ -81,7 +87,9 @@ class Recording:
     def start(self) -> Self:
         """Begin to hear, once; raises `RecordingError` when Triton is not installed, or when this was called before."""
         if self._watch is not None:
-            raise RecordingError("this recording was started before; make another one with bundler.recording()")
+            raise RecordingError(
+                "this recording was started before; make another one with bundler.recording()"
+            )
         self._pid, self._errors_before = os.getpid(), sum(listening.errors.values())
         listening.attach(self._hear)
         tuning_listeners.attach(self._hear_tuning)
@@ -125,8 +133,12 @@ class Recording:
             ConfigError: another value for `keep` or `strip`.
             RecordingError: the recording was never started.
         """
-        bundle, report = collect_sightings(self._final or self._gather(), self._started().roots(), keep)
-        left_out = merge_reasons(report.left_out, self._spool.problems if self._spool is not None else ())
+        bundle, report = collect_sightings(
+            self._final or self._gather(), self._started().roots(), keep
+        )
+        left_out = merge_reasons(
+            report.left_out, self._spool.problems if self._spool is not None else ()
+        )
         self.report = replace(report, left_out=left_out, errors=self._errors())
         with self._lock:
             tunings = list(self._tunings)
@@ -135,7 +147,10 @@ class Recording:
         whole = with_tunings(found, tunings)
         if strip is None:
             return whole
-        from bundler.format.source_stripping import check_strip, strip_source  # who strips nothing needs none of it
+        from bundler.format.source_stripping import (  # who strips nothing needs none of it
+            check_strip,
+            strip_source,
+        )
 
         check_strip(strip)
         return strip_source(whole)
@@ -144,13 +159,18 @@ class Recording:
         return self.start()
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.stop()
 
     def _started(self) -> DirectoryWatch:
         if self._watch is None:
-            raise RecordingError("this recording was never started; use it in a with statement or call start()")
+            raise RecordingError(
+                "this recording was never started; use it in a with statement or call start()"
+            )
         return self._watch
 
     def _errors(self) -> int:

@@ -47,9 +47,16 @@ class Rekeyed(NamedTuple):
         in_place = {*report.restored, *report.present, *report.repaired}
         return replace(
             report,
-            rekeyed=tuple(sorted((key, origin) for key, origin in self.derived_from.items() if key in in_place)),
+            rekeyed=tuple(
+                sorted(
+                    (key, origin) for key, origin in self.derived_from.items() if key in in_place
+                )
+            ),
             skipped=tuple(
-                (name, f"{reason}; not done: {self.refused[name]}" if name in self.refused else reason)
+                (
+                    name,
+                    f"{reason}; not done: {self.refused[name]}" if name in self.refused else reason,
+                )
                 for name, reason in report.skipped
             ),
             damaged=tuple(sorted({*report.damaged, *self.damaged})),
@@ -84,7 +91,8 @@ def derive(bundle: Bundle) -> Rekeyed:
     if not derived_from and len(kernels) == len(bundle.kernels):
         return Rekeyed(bundle, {}, refused, frozenset(damaged))
     content = Content.of(
-        [*kernels.values(), *bundle.tuning_files, *bundle.helpers, *bundle.opaque], bundle.tuning_records
+        [*kernels.values(), *bundle.tuning_files, *bundle.helpers, *bundle.opaque],
+        bundle.tuning_records,
     )
     seen = bundle.observed.kernels
     more = {key: seen[origin] for key, origin in derived_from.items() if origin in seen}
@@ -102,10 +110,12 @@ def _derived(bundle: Bundle, kernel: Kernel, blobs: dict[bytes, bytes]) -> Kerne
     """
     if kernel.parts is None or kernel.launch.facts is None:
         raise ToolchainMismatch("what its key was made of is not known, since it came by pack")
-    from bundler.toolchain import rekeyed_key  # every restore imports this module, and hardly one derives a key
+    from bundler.toolchain import (
+        rekeyed_key,  # every restore imports this module, and hardly one derives a key
+    )
 
     key, parts = rekeyed_key.key_here(kernel.key, kernel.launch.facts, kernel.parts, kernel.target)
-    data = _with_hash(bundle.read(kernel.metadata), kernel.key, key)
+    data = with_hash(bundle.read(kernel.metadata), kernel.key, key)
     digest = sha256(data)
     blobs[digest] = data
     # The hash is as long as the other, so the placeholders of paths stay where they are.
@@ -119,10 +129,13 @@ def _derived(bundle: Bundle, kernel: Kernel, blobs: dict[bytes, bytes]) -> Kerne
     )  # fmt: skip
 
 
-def _with_hash(metadata: bytes, old: str, new: str) -> bytes:
+def with_hash(metadata: bytes, old: str, new: str) -> bytes:
+    """Return a kernel's metadata with the hash of another key; raises `FormatError`."""
     from bundler.toolchain.events import kernel_hash
 
     before, after = (b'"%s"' % kernel_hash(key).encode() for key in (old, new))
     if metadata.count(before) != 1:
-        raise FormatError(f"its metadata names its hash {metadata.count(before)} times, expected once", key=old)
+        raise FormatError(
+            f"its metadata names its hash {metadata.count(before)} times, expected once", key=old
+        )
     return metadata.replace(before, after)

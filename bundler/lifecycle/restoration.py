@@ -11,7 +11,7 @@ import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -32,12 +32,19 @@ from bundler.lifecycle.kernel_writer import ReadyKernel
 from bundler.lifecycle.lifecycle_reports import RestoreReport, RestoreTally
 from bundler.lifecycle.placement_queue import PlacementQueue
 from bundler.lifecycle.restore_options import Only, RestoreOptions, TreeOptions, Trust
-from bundler.lifecycle.restore_plan import KERNELS_PER_RUN, NOTHING_TO_RESTORE, Companion, RestorePlan, opened
+from bundler.lifecycle.restore_plan import (
+    KERNELS_PER_RUN,
+    NOTHING_TO_RESTORE,
+    Companion,
+    RestorePlan,
+    opened,
+)
 from bundler.lifecycle.threaded_call import ThreadedCall, processors
 from bundler.toolchain import directories
 from bundler.trust.admission import admit
 
 if TYPE_CHECKING:
+    from bundler.lifecycle.moved_kernels import Moved
     from bundler.lifecycle.rekeyed_kernels import Rekeyed
     from bundler.trust.signature_policy import SignaturePolicy
 
@@ -61,6 +68,7 @@ def restore(
     allow_empty: bool = False,
     trees: TreeOptions | None = None,
     signatures: SignaturePolicy | None = None,
+    moved: bool = False,
 ) -> RestoreReport:
     """Put the kernels of a bundle where Triton or Inductor will look for them.
 
@@ -82,6 +90,9 @@ def restore(
         allow_empty: a bundle with nothing in it is fine, and gives an empty report.
         trees: where trees of servers' caches go, and what they are compared with.  They are files that servers execute or unpickle, so
             they need trust="code", and each goes where its fingerprint agrees with what is known here; their kernels are kernels.
+        moved: restore a kernel also under the key that this process's Triton will ask for, where its function is here already and
+            differs from the recorded one in line numbers alone, its own and its helpers'; its metadata then names the recorded key, and its
+            debug information shows the old lines.
 
     Returns:
         What was done, and what was left out and why.
@@ -100,7 +111,18 @@ def restore(
     """
     return restore_with(
         bundle,
-        RestoreOptions(cache_dir, keep, devices, only, trust, rekey, allow_empty, trees or TreeOptions(), signatures),
+        RestoreOptions(
+            cache_dir,
+            keep,
+            devices,
+            only,
+            trust,
+            rekey,
+            allow_empty,
+            trees or TreeOptions(),
+            signatures,
+            moved,
+        ),
     )
 
 
@@ -112,7 +134,9 @@ def restore_with(bundle: Bundle | str | os.PathLike[str], options: RestoreOption
         return _restored(bundle, options, questions)
 
 
-def _restored(bundle: Bundle | str | os.PathLike[str], options: RestoreOptions, questions: Questions) -> RestoreReport:
+def _restored(
+    bundle: Bundle | str | os.PathLike[str], options: RestoreOptions, questions: Questions
+) -> RestoreReport:
     with observers.step("restore") as step, opened(bundle) as source:
         if not options.allow_empty:
             require_content(source, NOTHING_TO_RESTORE)
@@ -121,12 +145,20 @@ def _restored(bundle: Bundle | str | os.PathLike[str], options: RestoreOptions, 
         admission = admit(source, options.trust, options.signatures)
         options = msgspec.structs.replace(options, trust=admission.trust)
         changed = _rekeyed(source) if options.rekey else None
+        placed_of = changed.bundle if changed else source
+        moved = _moved(placed_of) if options.moved else None
         questions.give_way()
-        report = Restoration(changed.bundle if changed else source, options, questions).run()
+        report = Restoration(moved.bundle if moved else placed_of, options, questions).run()
         if step.observed:
             placed = len(report.restored) + len(report.repaired)
-            step.note(digest=source.digest, kernels=placed, skipped=len(report.skipped), bytes=report.bytes)
+            step.note(
+                digest=source.digest,
+                kernels=placed,
+                skipped=len(report.skipped),
+                bytes=report.bytes,
+            )
     report = changed.told(report) if changed else report
+    report = moved.told(report) if moved else report
     return replace(report, signatures=admission.line) if admission.line else report
 
 
@@ -134,6 +166,16 @@ def _rekeyed(bundle: Bundle) -> Rekeyed:
     from bundler.lifecycle.rekeyed_kernels import derive  # few ask for it
 
     return derive(bundle)
+
+
+def _moved(bundle: Bundle) -> Moved:
+    from bundler.lifecycle.moved_kernels import moved_in  # few ask for it
+
+    return moved_in(bundle)
+
+
+def _one(data: bytes) -> tuple[bytes]:
+    return (data,)
 
 
 def _size_of(wanted: WantedKernel) -> int:
@@ -159,14 +201,16 @@ class Restoration(RestorePlan):
             if self.bundle.tuning_records:
                 from bundler.lifecycle.tuning_directory import place_tunings  # few bundles have any
 
-                self.tally.tuned = place_tunings(self.bundle, self.base or directories.triton_cache_dir())
+                self.tally.tuned = place_tunings(
+                    self.bundle, self.base or directories.triton_cache_dir()
+                )
         except BundlerError as error:
             # Kernels that were published before the error stay, so the caller is told which.
             error.facts["report"] = self._report(started)
             raise
         report = self._report(started)
         if self.bundle.kernels and not report.usable:
-            self._warn_of_nothing(report.skipped)
+            self._warn_of_nothing(report.skipped, len(report.companions))
         return report
 
     def _kernels(self) -> None:
@@ -188,7 +232,9 @@ class Restoration(RestorePlan):
         def place_all() -> None:
             while first:
                 self._enqueue(*first.popleft(), queue)
-            for run in self._fetched_ahead(runs) if self.bundle.blobs.waits else map(self._fetched, runs):
+            for run in (
+                self._fetched_ahead(runs) if self.bundle.blobs.waits else map(self._fetched, runs)
+            ):
                 for wanted, ready in self._all_ready(run):
                     self._enqueue(wanted, ready, queue)
             queue.finish()
@@ -228,10 +274,16 @@ class Restoration(RestorePlan):
         questions, size = self._questions, 0
         found: list[tuple[WantedKernel, Ready]] = []
         # Reader and writers keep two processors busy, and ptxas would only take its turn there.
-        if self.options.only == "usable" and len(kernels) >= KERNELS_PER_RUN and processors() > BUSY_WITHOUT_QUESTIONS:
+        if (
+            self.options.only == "usable"
+            and len(kernels) >= KERNELS_PER_RUN
+            and processors() > BUSY_WITHOUT_QUESTIONS
+        ):
             questions.ask_for_ptxas(kernels)
         # From a store far away nothing is fetched that may be of no use; what takes long was asked before there.
-        runs = self._runs((WantedKernel.of(kernel, self.options.keep) for kernel in kernels), _size_of)
+        runs = self._runs(
+            (WantedKernel.of(kernel, self.options.keep) for kernel in kernels), _size_of
+        )
         while not (self.bundle.blobs.waits or size > BYTES_READ_MEANWHILE or questions.give_way()):
             some = [*islice(runs, RUNS_BETWEEN_WAITS)]
             if not some:
@@ -265,7 +317,10 @@ class Restoration(RestorePlan):
     def _ready(self, stored: StoredKernel) -> Ready:
         try:
             # For every directory before any is written: a kernel that Triton could not read in one goes to none.
-            return [stored.ready_for(root, self.triton_dir) for root in self._roots(stored.wanted.kernel)]
+            return [
+                stored.ready_for(root, self.triton_dir)
+                for root in self._roots(stored.wanted.kernel)
+            ]
         except (DigestMismatch, FormatError) as error:
             return error
 
@@ -283,13 +338,22 @@ class Restoration(RestorePlan):
             try:
                 stored = self.bundle.read(entry.artifact)
                 # As for kernels, for every directory before any is written.
-                placed = {root: self._localize(entry.artifact, stored, root) for root in self._companion_roots(entry)}
+                placed = {
+                    root: self._localize(entry.artifact, stored, root)
+                    for root in self._companion_roots(entry)
+                }
             except (DigestMismatch, FormatError, NotFound) as error:
                 self.tally.spoiled(entry.path, error)
                 continue
             for root, data in placed.items():
                 for path in self._paths(entry):
-                    self._publish_file(root, path, data, rewritten=bool(entry.artifact.spans))
+                    self._publish_file(
+                        root,
+                        path,
+                        partial(_one, data),
+                        len(data),
+                        rewritten=bool(entry.artifact.spans),
+                    )
 
     def _trees(self) -> None:
         if self.trees is None:
@@ -297,26 +361,34 @@ class Restoration(RestorePlan):
         for placed in self.trees.wanted:
             for path, file in self.trees.files(placed):
                 name = f"{placed.tree.family}:{path}"
+                chunks = partial(self.trees.chunks, placed.tree, file)
                 try:
-                    data = self.trees.read(placed.tree, file)
+                    # An image may hold the tree already, where nothing can be written.
+                    if look_for_file(placed.root, path, chunks()) is False:
+                        self.tally.companions.append(name)
+                    else:
+                        self._publish_file(placed.root, path, chunks, file.size, name=name)
                 except (DigestMismatch, FormatError, NotFound) as error:
                     self.tally.spoiled(name, error)
-                    continue
-                # An image may hold the tree already, where nothing can be written.
-                if look_for_file(placed.root, path, data) is False:
-                    self.tally.companions.append(name)
-                else:
-                    self._publish_file(placed.root, path, data, rewritten=False, name=name)
 
-    def _publish_file(self, root: str, path: str, data: bytes, *, rewritten: bool, name: str | None = None) -> None:
-        written = self._place(root).publish_file(path, data)
+    def _publish_file(
+        self,
+        root: str,
+        path: str,
+        chunks: Callable[[], Iterable[bytes]],
+        size_bytes: int,
+        *,
+        rewritten: bool = False,
+        name: str | None = None,
+    ) -> None:
+        written = self._place(root).publish_file(path, chunks)
         if written is None:
             # A program may be using the file that is there, so a restore never replaces it.
             self.tally.skipped.append((name or path, f"another file is there already, in {root}"))
             return
         self.tally.companions.append(name or path)
         if written:
-            self.tally.wrote(1, len(data))
+            self.tally.wrote(1, size_bytes)
             self.tally.rewritten |= {path} if rewritten else set()
 
     def _paths(self, entry: Companion) -> list[str]:
@@ -328,7 +400,9 @@ class Restoration(RestorePlan):
         releases = {kernel.toolchain.release for kernel in self.bundle.kernels}
         from bundler.toolchain import helper_libraries
 
-        others = helper_libraries.other_keys(key, filename, releases.pop() if len(releases) == 1 else None)
+        others = helper_libraries.other_keys(
+            key, filename, releases.pop() if len(releases) == 1 else None
+        )
         return [entry.path, *(f"{other}/{filename}" for other in sorted(others))]
 
     def _place(self, root: str) -> CacheDirectory:
@@ -343,7 +417,9 @@ class Restoration(RestorePlan):
             restored=keys["restored"],
             present=keys["present"],
             repaired=keys["repaired"],
-            skipped=tuple(sorted({*self.unusable, *tally.skipped, *(trees.unusable if trees else ())})),
+            skipped=tuple(
+                sorted({*self.unusable, *tally.skipped, *(trees.unusable if trees else ())})
+            ),
             damaged=tuple(sorted({*tally.damaged, *(trees.damaged if trees else ())})),
             unchecked=tuple(sorted({*self.machine.unchecked, *(trees.unchecked if trees else ())})),
             # A file that goes to several directories is named once.

@@ -54,7 +54,9 @@ def check(
     Warns:
         BundlerWarning: nothing in the bundle can be used here, with the reason.
     """
-    options = RestoreOptions(cache_dir, keep, devices, only, trust, trees=trees or TreeOptions(), signatures=signatures)
+    options = RestoreOptions(
+        cache_dir, keep, devices, only, trust, trees=trees or TreeOptions(), signatures=signatures
+    )
     with Questions(), opened(bundle) as source:
         if not allow_empty:
             require_content(source, NOTHING_TO_RESTORE)
@@ -94,10 +96,18 @@ class _Check(RestorePlan):
         )
 
     def _missing_kernels(self, kernels: list[Kernel]) -> list[tuple[str, str]]:
-        found = [(kernel, root, look(root, kernel.key)) for kernel in kernels for root in self._roots(kernel)]
-        there = {kernel.metadata.digest for kernel, _, files in found if not isinstance(files, Rejected)}
+        found = [
+            (kernel, root, look(root, kernel.key))
+            for kernel in kernels
+            for root in self._roots(kernel)
+        ]
+        there = {
+            kernel.metadata.digest for kernel, _, files in found if not isinstance(files, Rejected)
+        }
         self.bundle.blobs.prefetch([digest_raw(digest) for digest in there])
-        reasons = [(kernel.key, self._why_missing(kernel, root, files)) for kernel, root, files in found]
+        reasons = [
+            (kernel.key, self._why_missing(kernel, root, files)) for kernel, root, files in found
+        ]
         return [(key, reason) for key, reason in reasons if reason is not None]
 
     def _why_missing(self, kernel: Kernel, root: str, found: KernelFiles | Rejected) -> str | None:
@@ -119,7 +129,7 @@ class _Check(RestorePlan):
             for path, file in trees.files(placed):
                 name = f"{placed.tree.family}:{path}"
                 try:
-                    absent = look_for_file(placed.root, path, trees.read(placed.tree, file))
+                    absent = look_for_file(placed.root, path, trees.chunks(placed.tree, file))
                 except _UNREADABLE as error:
                     yield name, placed.root, f"cannot be compared: {error.message}"
                     continue
@@ -135,7 +145,7 @@ class _Check(RestorePlan):
             except _UNREADABLE as error:
                 missing.append((entry.path, f"cannot be compared: {error.message}"))
                 continue
-            absent = look_for_file(root, entry.path, data)
+            absent = look_for_file(root, entry.path, [data])
             if absent is None:
                 self.unusable.append((entry.path, f"another file is there already, in {root}"))
             elif absent:

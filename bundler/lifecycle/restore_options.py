@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 Only = Literal["usable", "all"]
 Trust = Literal["kernels", "code", "signed"]
 
-_CHOICES = {"keep": ("all", "launch"), "only": ("usable", "all"), "trust": ("kernels", "code", "signed")}
+_CHOICES = {
+    "keep": ("all", "launch"),
+    "only": ("usable", "all"),
+    "trust": ("kernels", "code", "signed"),
+}
 
 
 # No struct: `inspect.signature` of one wants the names in its annotations, and a restore does not import `Family`.
@@ -36,20 +40,24 @@ class TreeOptions(FrozenValue):
         roots: family -> the directory to restore it to; one that is not here goes where its declaration says.
         facts: parts of a fingerprint by name, in place of what this machine says: `{"ranks": "4x1"}` for four ranks.
         families: declarations beside those that we know.
+        max_bytes: how many bytes all their files may take on disk; None for 64 times what the bundle holds of them, at least 64 MiB, since
+            an index may name one chunk any number of times.
 
     Raises:
-        ConfigError: a root or a fact is empty.
+        ConfigError: a root or a fact is empty, or `max_bytes` negative.
     """
 
     roots: Mapping[str, str | os.PathLike[str]] = field(default_factory=dict)
     facts: Mapping[str, str] = field(default_factory=dict)
     families: Sequence[Family] = ()
+    max_bytes: int | None = None
 
     def __init__(
         self,
         roots: Mapping[str, str | os.PathLike[str]] | None = None,
         facts: Mapping[str, str] | None = None,
         families: Sequence[Family] = (),
+        max_bytes: int | None = None,
     ) -> None:
         roots, facts = roots or {}, facts or {}
         self._set_fields(locals())
@@ -58,7 +66,11 @@ class TreeOptions(FrozenValue):
                 raise ConfigError(f"roots[{name!r}]={root!r}: expected a directory", got=root)
         for name, value in self.facts.items():
             if not value:
-                raise ConfigError(f"facts[{name!r}]={value!r}: expected a text that is not empty", got=value)
+                raise ConfigError(
+                    f"facts[{name!r}]={value!r}: expected a text that is not empty", got=value
+                )
+        if max_bytes is not None and max_bytes < 0:
+            raise ConfigError(f"max_bytes={max_bytes!r}: expected 0 or more", got=max_bytes)
 
 
 class RestoreOptions(Struct, frozen=True):
@@ -79,16 +91,20 @@ class RestoreOptions(Struct, frozen=True):
     trees: TreeOptions = msgspec.field(default_factory=TreeOptions)
     # A `SignaturePolicy`, or None; its module is not imported for a restore that nobody asks signatures of.
     signatures: Any = None
+    moved: bool = False
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
-                raise ConfigError(f"{name}={value!r}: expected {' or '.join(map(repr, choices))}", got=value)
+                raise ConfigError(
+                    f"{name}={value!r}: expected {' or '.join(map(repr, choices))}", got=value
+                )
         _check_devices(self.devices)
         if self.cache_dir is not None and not os.fspath(self.cache_dir):
             raise ConfigError(
-                "cache_dir is an empty text; give a directory, or None for Triton's own", got=self.cache_dir
+                "cache_dir is an empty text; give a directory, or None for Triton's own",
+                got=self.cache_dir,
             )
         if os.name != "posix":
             raise ToolchainMismatch(
@@ -101,6 +117,10 @@ def _check_devices(devices: Sequence[int] | None) -> None:
     if devices is None:
         return
     if isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable):
-        raise ConfigError(f"devices={devices!r}: expected device indices, such as [0, 1]", got=devices)
+        raise ConfigError(
+            f"devices={devices!r}: expected device indices, such as [0, 1]", got=devices
+        )
     if not devices or any(type(device) is not int or device < 0 for device in devices):
-        raise ConfigError(f"devices={devices!r}: expected one or more device indices, such as [0, 1]", got=devices)
+        raise ConfigError(
+            f"devices={devices!r}: expected one or more device indices, such as [0, 1]", got=devices
+        )

@@ -19,7 +19,12 @@ from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, Tuni
 from bundler.format.limits import MIB
 from bundler.format.manifest import Observation
 from bundler.lifecycle.compatibility import Machine
-from bundler.lifecycle.kernel_placement import NEEDS_TRUST, localize, places_no_code, why_not_trusted
+from bundler.lifecycle.kernel_placement import (
+    NEEDS_TRUST,
+    localize,
+    places_no_code,
+    why_not_trusted,
+)
 from bundler.lifecycle.restore_options import RestoreOptions
 from bundler.toolchain import directories
 
@@ -36,7 +41,9 @@ BYTES_PER_RUN = 8 * MIB
 # one, the rest of it another.
 UNITS_PER_TRIP = 512
 BYTES_PER_TRIP = 16 * MIB
-NOTHING_TO_RESTORE = "nothing can be restored from it; with --allow-empty, or allow_empty=True, that is fine"
+NOTHING_TO_RESTORE = (
+    "nothing can be restored from it; with --allow-empty, or allow_empty=True, that is fine"
+)
 # More than any host has.
 DEVICES = 128
 # Anything else that calls itself a tuning file could be a program.
@@ -45,7 +52,9 @@ _NOTHING_SEEN = Observation()
 _OURS_ALONE = (names.GROUP_PREFIX, "tmp.")
 
 
-def runs(items: Iterable[T], size_of: Callable[[T], int], most: int, most_bytes: int) -> Iterator[list[T]]:
+def runs(
+    items: Iterable[T], size_of: Callable[[T], int], most: int, most_bytes: int
+) -> Iterator[list[T]]:
     """Split items into runs of neighbours, bounded in number and in bytes; a larger one is alone."""
     run: list[T] = []
     size = 0
@@ -68,8 +77,10 @@ class RestorePlan:
 
     def __init__(self, bundle: Bundle, options: RestoreOptions) -> None:
         self.bundle, self.options = bundle, options
-        self.base = None if options.cache_dir is None else os.path.abspath(os.fspath(options.cache_dir))
-        self.machine = Machine()
+        self.base = (
+            None if options.cache_dir is None else os.path.abspath(os.fspath(options.cache_dir))
+        )
+        self.machine = Machine(options.trees.facts.get("target"))
         self.triton_dir = self.machine.triton_dir
         self.inductor = is_inductor(bundle)
         self.unusable: list[tuple[str, str]] = []
@@ -79,11 +90,14 @@ class RestorePlan:
         self._known_roots: dict[tuple[tuple[int, ...], tuple[str, ...]], list[str]] = {}
 
     def _plan_of_trees(self) -> TreePlan | None:
-        if not self.bundle.opaque:
+        chosen = self.options.trees.roots or self.options.trees.facts
+        if not self.bundle.opaque and not chosen:
             return None
-        from bundler.format.tree_index import has_trees  # few bundles have opaque files, and fewer trees
+        from bundler.format.tree_index import (
+            has_trees,  # few bundles have opaque files, and fewer trees
+        )
 
-        if not has_trees(entry.path for entry in self.bundle.opaque):
+        if not has_trees(entry.path for entry in self.bundle.opaque) and not chosen:
             return None
         from bundler.lifecycle.tree_plan import TreePlan
 
@@ -95,16 +109,24 @@ class RestorePlan:
 
     def _usable_kernels(self, kernels: Sequence[Kernel]) -> Sequence[Kernel]:
         """Return those of the trusted kernels that this machine can use, or all if it was so asked; the others are in `unusable` then."""
-        return kernels if self.options.only == "all" else self._without(kernels, self.machine.judging(kernels))
+        return (
+            kernels
+            if self.options.only == "all"
+            else self._without(kernels, self.machine.judging(kernels))
+        )
 
     def _trusted_kernels(self) -> Sequence[Kernel]:
         """Return the kernels that may be placed, whatever this machine is; the others are in `unusable` then, with the reason."""
         keep, trust = self.options.keep, self.options.trust
         if places_no_code(keep, trust):
             return self.bundle.kernels
-        return self._without(self.bundle.kernels, lambda kernel: why_not_trusted(kernel, keep, trust))
+        return self._without(
+            self.bundle.kernels, lambda kernel: why_not_trusted(kernel, keep, trust)
+        )
 
-    def _without(self, kernels: Sequence[Kernel], why_not: Callable[[Kernel], str | None]) -> Sequence[Kernel]:
+    def _without(
+        self, kernels: Sequence[Kernel], why_not: Callable[[Kernel], str | None]
+    ) -> Sequence[Kernel]:
         left: list[Kernel] | None = None
         for number, kernel in enumerate(kernels):
             reason = why_not(kernel)
@@ -121,7 +143,11 @@ class RestorePlan:
         left = deque(self._wanted_companions())
         while left:
             run, size = [left.popleft()], 0
-            while left and len(run) < UNITS_PER_TRIP and size + left[0].artifact.size <= BYTES_PER_TRIP:
+            while (
+                left
+                and len(run) < UNITS_PER_TRIP
+                and size + left[0].artifact.size <= BYTES_PER_TRIP
+            ):
                 run.append(left.popleft())
                 size += run[-1].artifact.size
             self.bundle.blobs.prefetch([digest_raw(entry.artifact.digest) for entry in run])
@@ -129,7 +155,11 @@ class RestorePlan:
 
     def _wanted_companions(self) -> Iterator[Companion]:
         """Yield the other files to place; the rest are in `unusable` then, with the reason."""
-        companions: list[Companion] = [*self.bundle.tuning_files, *self.bundle.helpers, *_in_caches(self.bundle)]
+        companions: list[Companion] = [
+            *self.bundle.tuning_files,
+            *self.bundle.helpers,
+            *_in_caches(self.bundle),
+        ]
         for entry in companions:
             reason = self._why_not(entry)
             if reason is None:
@@ -140,14 +170,25 @@ class RestorePlan:
     def _runs(self, items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
         if not self.bundle.blobs.waits:
             return runs(items, size_of, KERNELS_PER_RUN, BYTES_PER_RUN)
-        return runs(items, size_of, UNITS_PER_TRIP // (2 if self.options.keep == "all" else 1), BYTES_PER_TRIP)
+        return runs(
+            items,
+            size_of,
+            UNITS_PER_TRIP // (2 if self.options.keep == "all" else 1),
+            BYTES_PER_TRIP,
+        )
 
-    def _warn_of_nothing(self, skipped: Iterable[tuple[str, str]]) -> None:
+    def _warn_of_nothing(self, skipped: Iterable[tuple[str, str]], others: int = 0) -> None:
         keys = {kernel.key for kernel in self.bundle.kernels}
         # One reason stands for all: the least, which is the same one in each run.
         reason = min(reason for name, reason in skipped if name in keys)
         from bundler.user_warnings import warn  # hardly a restore warns
 
+        if others:
+            from bundler.format.summary import count
+
+            none = f"none of the {count(len(keys), 'kernel')} in this bundle can be used here"
+            warn(f"{none}: {reason}; in place beside them: {count(others, 'other file')}")
+            return
         warn(f"nothing in this bundle can be used here: {reason}")
 
     def _why_not(self, entry: Companion) -> str | None:
@@ -169,7 +210,7 @@ class RestorePlan:
     def _roots(self, kernel: Kernel) -> list[str]:
         """Cache directories that this kernel goes to."""
         if self.trees is not None and kernel.key in self.trees.kernel_roots:
-            return self.trees.kernel_roots[kernel.key]
+            return [*self.trees.kernel_roots[kernel.key]]
         if self._only_root is not None:
             return self._only_root
         seen = self.bundle.observed.kernels.get(kernel.key, _NOTHING_SEEN)
@@ -198,7 +239,7 @@ class RestorePlan:
         folder = entry.path.partition("/")[0]
         in_triton = not isinstance(entry, Opaque) and names.is_kernel_key(folder)
         if in_triton and self.trees is not None and folder in self.trees.kernel_roots:
-            return self.trees.kernel_roots[folder]
+            return [*self.trees.kernel_roots[folder]]
         if not in_triton:
             return [self.base or directories.inductor_cache_dir()]
         if self.inductor:

@@ -96,5 +96,9 @@ def _is_store(path: str) -> bool:
     if os.path.isfile(path):
         return False
     if not os.path.isdir(path):
-        raise NotFound(f"there is no bundle, cache directory or store at this place: {path}", path=path)
-    return any(os.path.isdir(os.path.join(path, part, store_layout.MAJOR)) for part in ("data", "refs"))
+        raise NotFound(
+            f"there is no bundle, cache directory or store at this place: {path}", path=path
+        )
+    return any(
+        os.path.isdir(os.path.join(path, part, store_layout.MAJOR)) for part in ("data", "refs")
+    )

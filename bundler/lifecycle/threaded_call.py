@@ -73,5 +73,7 @@ class ThreadedCall(Generic[T]):
 
 def processors(most: int = MOST_THREADS) -> int:
     """Return how many threads such a call uses: as many as there are processors for this process, and a few at most."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    available = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return min(most, available)

@@ -21,7 +21,7 @@ from bundler.format.summary import Summarized, count, printable
 from bundler.format.tree_index import TreeIndex
 from bundler.lifecycle.family import Family, place_of, rank_of, says_factors, takes
 from bundler.lifecycle.kernel_directory import Rejected, read_file
-from bundler.lifecycle.known_families import find_family
+from bundler.lifecycle.known_families import check_choices, find_family
 from bundler.lifecycle.restore_options import RestoreOptions, TreeOptions
 from bundler.lifecycle.tree_fingerprint import compare_fingerprints, shown
 from bundler.lifecycle.tree_plan import TreePlan, fact_names, read_trees
@@ -100,10 +100,12 @@ def explain_trees(
 
     Raises:
         NotFound: no such bundle, directory or family.
+        ConfigError: a fact that no fingerprint has.
         FormatError, DigestMismatch: a bundle is damaged.
     """
     options = trees or TreeOptions()
     described = _describe(there, options)
+    check_choices(options, [one.tree for one in described])
     if here is None:
         return tuple(_beside_machine(one, options) for one in described)
     return tuple(_beside(one, described) for one in _describe(here, options))
@@ -115,9 +117,13 @@ def _beside_machine(one: _Described, options: TreeOptions) -> TreeExplanation:
     except NotFound:
         family = None
     names = fact_names(one.tree, family)
-    found = compare_fingerprints(one.tree.fingerprint, {**machine_facts(names), **options.facts}, names)
+    found = compare_fingerprints(
+        one.tree.fingerprint, {**machine_facts(names), **options.facts}, names
+    )
     unknown = (*found.unknown, *one.troubles)
-    return TreeExplanation(one.tree.name, None, found.differing, (), unknown, same=not found.differing)
+    return TreeExplanation(
+        one.tree.name, None, found.differing, (), unknown, same=not found.differing
+    )
 
 
 def _beside(one: _Described, others: Sequence[_Described]) -> TreeExplanation:
@@ -164,7 +170,11 @@ def _describe(source: Bundle | str | os.PathLike[str], options: TreeOptions) -> 
     name, equals, directory = os.fspath(source).partition("=")
     if equals:
         return list(
-            _of_directory(find_family(name, options.families), os.path.abspath(os.path.expanduser(directory)), options)
+            _of_directory(
+                find_family(name, options.families),
+                os.path.abspath(os.path.expanduser(directory)),
+                options,
+            )
         )
     with Bundle.load(source) as bundle:
         return list(_of_bundle(bundle, options))
@@ -177,13 +187,20 @@ def _of_bundle(bundle: Bundle, options: TreeOptions) -> Iterator[_Described]:
             family = find_family(tree.family, options.families)
         except NotFound:
             yield _Described(
-                tree, troubles=(f"no family {tree.family} is declared here, so its factors are not known",)
+                tree,
+                troubles=(
+                    f"no family {tree.family} is declared here, so its factors are not known",
+                ),
             )
             continue
         files = {
-            file.path: file for file in tree.files if says_factors(family, file.path) and file.size <= _FACTOR_BYTES
+            file.path: file
+            for file in tree.files
+            if says_factors(family, file.path) and file.size <= _FACTOR_BYTES
         }
-        found, troubles = _joined([(path, plan.read(tree, file)) for path, file in files.items()])
+        found, troubles = _joined(
+            [(path, b"".join(plan.chunks(tree, file))) for path, file in files.items()]
+        )
         yield _Described(tree, _without_ranks(found, family), troubles)
 
 
@@ -206,9 +223,14 @@ def _of_directory(family: Family, root: str, options: TreeOptions) -> Iterator[_
     known = machine_facts(family.fingerprint) | dict(options.facts)
     for place, files in sorted(contents.items()):
         ranks = sorted({rank for path in files if (rank := rank_of(family, path)) is not None})
-        fingerprint = {**known, **({"ranks": " ".join(ranks)} if ranks and "ranks" in family.fingerprint else {})}
+        fingerprint = {
+            **known,
+            **({"ranks": " ".join(ranks)} if ranks and "ranks" in family.fingerprint else {}),
+        }
         tree = TreeIndex(family.name, place, fingerprint, tuple(ranks))
-        found, troubles = _joined([(path, data) for path, data in files.items() if data is not None])
+        found, troubles = _joined(
+            [(path, data) for path, data in files.items() if data is not None]
+        )
         yield _Described(tree, _without_ranks(found, family), troubles)
 
 
@@ -220,7 +242,9 @@ def _factor_bytes(folder: str, name: str) -> bytes | None:
     return None if isinstance(data, Rejected) else data
 
 
-def _joined(files: Iterable[tuple[str, bytes]]) -> tuple[dict[str, dict[str, str]], tuple[str, ...]]:
+def _joined(
+    files: Iterable[tuple[str, bytes]],
+) -> tuple[dict[str, dict[str, str]], tuple[str, ...]]:
     """Return the factors in each file, and what is wrong with others."""
     found: dict[str, dict[str, str]] = {}
     troubles = []

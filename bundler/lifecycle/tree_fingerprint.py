@@ -29,7 +29,9 @@ class Comparison(NamedTuple):
     unknown: tuple[str, ...]
 
 
-def compare_fingerprints(theirs: Mapping[str, str], ours: Mapping[str, str], names: Iterable[str] = ()) -> Comparison:
+def compare_fingerprints(
+    theirs: Mapping[str, str], ours: Mapping[str, str], names: Iterable[str] = ()
+) -> Comparison:
     """Compare what a tree depends on with what is here.
 
     Args:
@@ -75,4 +77,6 @@ def _ranks(text: str) -> frozenset[str]:
     if counts is None:
         return frozenset(text.split())
     replicas = int(counts[2] or 1)
-    return frozenset(f"rank_{rank}_{replica}" for replica in range(replicas) for rank in range(int(counts[1])))
+    return frozenset(
+        f"rank_{rank}_{replica}" for replica in range(replicas) for rank in range(int(counts[1]))
+    )

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from bundler.errors import BundlerError, ConfigError, DigestMismatch, FormatError, NotFound
+from bundler.errors import (
+    BundlerError,
+    ConfigError,
+    DigestMismatch,
+    FormatError,
+    LimitExceeded,
+    NotFound,
+)
 from bundler.format.bundle import Bundle
 from bundler.format.digest import digest_raw
 from bundler.format.entries import Artifact
@@ -20,12 +27,15 @@ from bundler.format.tree_index import TreeFile, TreeIndex, blob_path, is_index_p
 from bundler.lifecycle.bundle_builder import NOT_NEEDED
 from bundler.lifecycle.family import Family, takes
 from bundler.lifecycle.kernel_placement import NEEDS_TRUST
-from bundler.lifecycle.known_families import find_family
+from bundler.lifecycle.known_families import check_choices, find_family
 from bundler.lifecycle.restore_options import RestoreOptions
 from bundler.lifecycle.tree_fingerprint import compare_fingerprints, shown
 from bundler.toolchain.machine_facts import machine_facts
 
 _RANKS = "ranks"
+# Ranks of one host, and of many, have equal files: so often what a bundle holds may be written.
+REPEATS = 64
+UNREPEATED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,8 @@ class PlacedTree:
 
 class TreePlan:
     """Where the trees of one bundle go.  Reads their indexes, looks at this machine, and writes nothing.
+
+    Raises `LimitExceeded` for trees that are far larger on disk than what the bundle holds of them.
 
     Attributes:
         unusable: (name, reason) of trees, and of files of trees, that are left out.
@@ -53,10 +65,13 @@ class TreePlan:
         self.damaged: list[str] = []
         self.unchecked: set[str] = set()
         self.wanted: list[PlacedTree] = []
-        self.kernel_roots: dict[str, list[str]] = {}
+        self.kernel_roots: dict[str, dict[str, None]] = {}
         self._facts: dict[tuple[str, ...], dict[str, str]] = {}
-        self._artifacts = {entry.path: entry.artifact for entry in bundle.opaque if is_tree_path(entry.path)}
+        self._artifacts = {
+            entry.path: entry.artifact for entry in bundle.opaque if is_tree_path(entry.path)
+        }
         trees = list(read_trees(bundle, self.unusable, self.damaged))
+        check_choices(options.trees, trees)
         families = {tree.family for tree in trees}
         base = options.cache_dir
         if base is not None and len(families) > 1:
@@ -66,7 +81,10 @@ class TreePlan:
                 got=base,
             )
         for tree in trees:
-            self._plan(tree, [one for one in trees if (one.family, one.place) == (tree.family, tree.place)])
+            self._plan(
+                tree, [one for one in trees if (one.family, one.place) == (tree.family, tree.place)]
+            )
+        self._check_size()
 
     def files(self, placed: PlacedTree) -> Iterator[tuple[str, TreeFile]]:
         """Yield (path relative to the root, file) of what is to be restored; what is not is in `unusable` then."""
@@ -75,31 +93,65 @@ class TreePlan:
             path = placed.tree.path_of(file.path)
             if family is not None and not takes(family, path):
                 self.unusable.append(
-                    (f"{placed.tree.family}:{path}", f"{family.name}, as declared here, has no such file")
+                    (
+                        f"{placed.tree.family}:{path}",
+                        f"{family.name}, as declared here, has no such file",
+                    )
                 )
             elif escapes(placed.root, os.path.dirname(path)):
-                self.unusable.append((f"{placed.tree.family}:{path}", "a symbolic link there leads out of the root"))
+                self.unusable.append(
+                    (f"{placed.tree.family}:{path}", "a symbolic link there leads out of the root")
+                )
             else:
                 yield path, file
 
-    def read(self, tree: TreeIndex, file: TreeFile) -> bytes:
-        """Return the bytes of a file.
+    def chunks(self, tree: TreeIndex, file: TreeFile) -> Iterator[bytes]:
+        """Yield the bytes of a file, of which one chunk is in memory at a time.
 
         Raises:
             NotFound: a chunk is not in the bundle.
             DigestMismatch, FormatError: it is damaged.
         """
-        artifacts = [self._artifacts.get(blob_path(tree.family, digest_raw(chunk))) for chunk in file.chunks]
-        known = [artifact for artifact in artifacts if artifact is not None]
-        if len(known) != len(artifacts):
+        known = self._chunks_of(tree, file)
+        if len(known) != len(file.chunks):
             raise NotFound(f"the bundle lacks part of {tree.path_of(file.path)}", name=file.path)
-        if sum(artifact.size for artifact in known) != file.size or any(artifact.spans for artifact in known):
-            raise FormatError(f"the index of {tree.name} gives {file.path} another size", name=file.path)
-        self._bundle.blobs.prefetch([digest_raw(artifact.digest) for artifact in known])
-        return b"".join(self._read_chunk(artifact) for artifact in known)
+        if sum(artifact.size for artifact in known) != file.size or any(
+            artifact.spans for artifact in known
+        ):
+            raise FormatError(
+                f"the index of {tree.name} gives {file.path} another size", name=file.path
+            )
+        for artifact in known:
+            yield self._bundle.read(artifact)
 
-    def _read_chunk(self, artifact: Artifact) -> bytes:
-        return self._bundle.read(artifact)
+    def _chunks_of(self, tree: TreeIndex, file: TreeFile) -> list[Artifact]:
+        found = (
+            self._artifacts.get(blob_path(tree.family, digest_raw(chunk))) for chunk in file.chunks
+        )
+        return [artifact for artifact in found if artifact is not None]
+
+    def _check_size(self) -> None:
+        """Refuse trees, and copies of kernels in them, that are far larger on disk than what the bundle holds of them."""
+        total, held = 0, dict[str, int]()
+        for kernel in self._bundle.kernels if self.kernel_roots else ():
+            sizes = {artifact.digest: artifact.size for artifact in kernel.artifacts}
+            total += sum(sizes.values()) * len(self.kernel_roots.get(kernel.key, ()))
+            held |= sizes
+        for placed in self.wanted:
+            for file in placed.tree.files:
+                total += file.size
+                held |= {
+                    artifact.digest: artifact.size
+                    for artifact in self._chunks_of(placed.tree, file)
+                }
+        limit = self._options.trees.max_bytes
+        if limit is None:
+            limit = max(UNREPEATED_BYTES, REPEATS * sum(held.values()))
+        if total > limit:
+            raise LimitExceeded(
+                f"the trees of this bundle have {total} bytes on disk, made of {sum(held.values())} that are in it, which is over the limit of "
+                f"{limit}; if you trust it, pass TreeOptions(max_bytes={total})", limit=limit, got=total,
+            )  # fmt: skip
 
     def _plan(self, tree: TreeIndex, same_place: list[TreeIndex]) -> None:
         family = self._declared(tree)
@@ -111,11 +163,12 @@ class TreePlan:
         for path, keys in tree.kernels.items():
             inside = tree.path_of(path)
             if escapes(root, inside):
-                self.unusable.append((f"{tree.family}:{inside}", "a symbolic link there leads out of the root"))
+                self.unusable.append(
+                    (f"{tree.family}:{inside}", "a symbolic link there leads out of the root")
+                )
                 continue
             for key in keys:
-                roots = self.kernel_roots.setdefault(key, [])
-                roots += [os.path.join(root, inside)] if os.path.join(root, inside) not in roots else []
+                self.kernel_roots.setdefault(key, {})[os.path.join(root, inside)] = None
         reason = self._why_not(_with_ranks_of(tree, same_place), family)
         if not tree.files:
             return
@@ -200,14 +253,22 @@ def read_trees(
             try:
                 tree = TreeIndex.decode(bundle.read(entry.artifact))
                 if tree.entry_path != entry.path:
-                    raise FormatError(f"{entry.path} is not where the index of {tree.name} belongs", name=entry.path)
+                    raise FormatError(
+                        f"{entry.path} is not where the index of {tree.name} belongs",
+                        name=entry.path,
+                    )
                 found.append(tree)
             except (FormatError, DigestMismatch, NotFound) as error:
                 _note(error, entry.path, left_out, damaged)
     yield from sorted(found, key=lambda tree: (tree.family, tree.place, tree.ranks))
 
 
-def _note(error: BundlerError, path: str, left_out: list[tuple[str, str]] | None, damaged: list[str] | None) -> None:
+def _note(
+    error: BundlerError,
+    path: str,
+    left_out: list[tuple[str, str]] | None,
+    damaged: list[str] | None,
+) -> None:
     if left_out is None:
         raise error
     left_out.append((path, error.message))
@@ -217,4 +278,6 @@ def _note(error: BundlerError, path: str, left_out: list[tuple[str, str]] | None
 
 def escapes(root: str, path: str) -> bool:
     """Whether a path below a root leads out of it, by a symbolic link in it; the root itself may be one."""
-    return not f"{os.path.realpath(os.path.join(root, path))}/".startswith(f"{os.path.realpath(root).rstrip('/')}/")
+    return not f"{os.path.realpath(os.path.join(root, path))}/".startswith(
+        f"{os.path.realpath(root).rstrip('/')}/"
+    )

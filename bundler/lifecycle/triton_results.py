@@ -64,7 +64,9 @@ def _named(config: Mapping[str, Any]) -> Named:
         if type(value) is not int and not (value is None and name == "maxnreg"):
             raise TypeError(f"{name} is {value!r}")
     options = {
-        name: value for name, value in config.items() if name not in {*_NOT_TOLD, *_COUNTS} and value is not None
+        name: value
+        for name, value in config.items()
+        if name not in {*_NOT_TOLD, *_COUNTS} and value is not None
     }
     pairs = [(name, kwargs[name]) for name in sorted(kwargs)] + list(counts.items())
     pairs += [(f"option.{name}", options[name]) for name in sorted(options)]
@@ -73,7 +75,11 @@ def _named(config: Mapping[str, Any]) -> Named:
 
 def _median(times: Any) -> float | None:
     value = times if isinstance(times, int | float) else times[0]
-    if isinstance(value, bool) or not isinstance(value, int | float) or _MAX_MS < abs(value) < math.inf:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or _MAX_MS < abs(value) < math.inf
+    ):
         raise TypeError(f"a time is {value!r:.80}")
     return float(value) if math.isfinite(value) and value >= 0 else None
 
@@ -125,7 +131,18 @@ def inductor_result(text: str | bytes) -> InductorResult | Miss:
         pairs += [(f"option.{name}", extra[name]) for name in sorted(extra)]
         config = tuple((name, encode(value)) for name, value in pairs)
         return InductorResult(
-            config, str(key or ""), str(configs or ""), bool(descended), int(0 if spent_ms is None else spent_ms)
+            config,
+            str(key or ""),
+            str(configs or ""),
+            bool(descended),
+            int(0 if spent_ms is None else spent_ms),
         )
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        RecursionError,
+        OverflowError,
+    ) as error:
         return Miss(f"not a result file of Inductor's tuner: {type(error).__name__}: {error}")

@@ -86,7 +86,9 @@ class TuningFolder:
         path = os.path.join(self.path, file_name(record.kernel, id_of(record)))
         with os_errors(path, "write"):
             make_directories(self.path)
-            temporary = os.path.join(self.path, f"{TEMPORARY_PREFIX}{os.getpid()}.{secrets.token_hex(8)}")
+            temporary = os.path.join(
+                self.path, f"{TEMPORARY_PREFIX}{os.getpid()}.{secrets.token_hex(8)}"
+            )
             try:
                 with open(temporary, "xb", opener=_for_the_owner) as file:
                     file.write(to_file(record, tuning))
@@ -124,7 +126,9 @@ class TuningFolder:
         """Yield every sound record, or those of one kernel; at most 256 of a kernel."""
         prefix = "" if kernel is None else _prefix(kernel)
         try:
-            found = sorted(n for n in os.listdir(self.path) if n.endswith(SUFFIX) and n.startswith(prefix))
+            found = sorted(
+                n for n in os.listdir(self.path) if n.endswith(SUFFIX) and n.startswith(prefix)
+            )
         except OSError:
             return
         for name in found if kernel is None else found[:MOST_READ]:
@@ -166,7 +170,8 @@ def explain(kernel: str, parts: Parts, others: Iterable[TuningRecord]) -> Miss:
     if best is None:
         return Miss(f"{kernel}: no record of this kernel")
     words = (
-        f"{name}: recorded {_brief(best[1].get(name))}, here {_brief(wanted.get(name))}" for name in sorted(best[0])
+        f"{name}: recorded {_brief(best[1].get(name))}, here {_brief(wanted.get(name))}"
+        for name in sorted(best[0])
     )
     return Miss(f"{kernel}: no record fits; the closest differs in " + "; ".join(words))
 
@@ -225,7 +230,8 @@ def winners_in(roots: Iterable[str], bundle: Bundle) -> list[Pair]:
     return [
         (record, tuning)
         for record, tuning in found
-        if tuning is not None and any(t.key in keys and t.config == record.config for t in tuning.timings)
+        if tuning is not None
+        and any(t.key in keys and t.config == record.config for t in tuning.timings)
     ]
 
 
@@ -256,7 +262,9 @@ def place_tunings(bundle: Bundle, cache_dir: str | os.PathLike[str]) -> int:
     folder, written = TuningFolder(cache_dir), 0
     for record, tuning in tunings_of(bundle):
         held = folder.find(record.kernel, record.parts)
-        if isinstance(held, Hit) and (held.record == record or not _faster(record, tuning, (held.record, held.tuning))):
+        if isinstance(held, Hit) and (
+            held.record == record or not _faster(record, tuning, (held.record, held.tuning))
+        ):
             continue
         folder.put(record, tuning)
         written += 1

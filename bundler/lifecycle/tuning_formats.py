@@ -83,7 +83,10 @@ def write_configs(pairs: Iterable[Pair], form: str, told: FileFacts, folder: str
     """
     written = FORMATS[form].write(pairs, form, told)
     if not written.files:
-        raise NotFound(f"no record can stand in files of the format {form}: {names_of(written.left_out)}", format=form)
+        raise NotFound(
+            f"no record can stand in files of the format {form}: {names_of(written.left_out)}",
+            format=form,
+        )
     for name, text in written.files.items():
         path = Path(folder, name)
         with os_errors(str(path.parent), "write"):

@@ -61,7 +61,9 @@ class _Meter:
         spent_s = (tuning.compile_us + tuning.measure_us) / _US_OF_S
         with self._lock:
             self.now = replace(
-                self.now, tuned=self.now.tuned + 1, seconds_spent=round(self.now.seconds_spent + spent_s, 6)
+                self.now,
+                tuned=self.now.tuned + 1,
+                seconds_spent=round(self.now.seconds_spent + spent_s, 6),
             )
 
 

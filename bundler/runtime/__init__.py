@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from bundler.runtime.launch.handle import Handle
     from bundler.runtime.launch.plan import LaunchPlan, Parameter
     from bundler.runtime.launch.plan_builder import build_plan, can_launch
-    from bundler.runtime.launch.program_replay import ProgramMemory, ProgramRunner, load_program
     from bundler.runtime.launch.static_kernel import StaticKernel
+    from bundler.runtime.program.run import ProgramMemory, ProgramRunner, load_program
     from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
     from bundler.runtime.tuning.compiled_handles import handles_on
     from bundler.runtime.tuning.descent import Descent, Space
@@ -53,8 +53,8 @@ _HOMES = {
     "Module": "launch.driver",
     "Parameter": "launch.plan",
     "ProfilerClock": "tuning.profiler_clock",
-    "ProgramMemory": "launch.program_replay",
-    "ProgramRunner": "launch.program_replay",
+    "ProgramMemory": "program.run",
+    "ProgramRunner": "program.run",
     "Space": "tuning.descent",
     "StaticKernel": "launch.static_kernel",
     "TextGrid": "heuristics.grid_expressions",
@@ -65,7 +65,7 @@ _HOMES = {
     "can_launch": "launch.plan_builder",
     "handles_on": "tuning.compiled_handles",
     "load": "launch.bundle_kernels",
-    "load_program": "launch.program_replay",
+    "load_program": "program.run",
     "open_driver": "launch.drivers",
 }
 

@@ -62,7 +62,10 @@ class Config:
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         twice = sorted(self.kwargs.keys() & self.options.keys())
         if twice:
-            raise ConfigError(f"config: {twice[0]!r} is both a parameter and an option; give it once", name=twice[0])
+            raise ConfigError(
+                f"config: {twice[0]!r} is both a parameter and an option; give it once",
+                name=twice[0],
+            )
         counts = (self.num_warps, self.num_stages, self.num_ctas, self.maxnreg)
         object.__setattr__(self, "_key", (_identity(self.kwargs), *counts, _identity(self.options)))
 
@@ -74,7 +77,9 @@ class Config:
     @property
     def portable(self) -> bool:
         """Whether every value can travel, so that `to_wire` and `digest` work."""
-        return all(isinstance(value, Value) for part in (self._key[0], self._key[-1]) for _, value in part)
+        return all(
+            isinstance(value, Value) for part in (self._key[0], self._key[-1]) for _, value in part
+        )
 
     @property
     def digest(self) -> str:
@@ -83,7 +88,9 @@ class Config:
         Raises:
             ConfigError: the config is not portable.
         """
-        kwargs, *rest = replace(self, kwargs=_sorted(self.kwargs), options=_sorted(self.options)).to_wire()
+        kwargs, *rest = replace(
+            self, kwargs=_sorted(self.kwargs), options=_sorted(self.options)
+        ).to_wire()
         return digest_text(sha256(wire.pack([kwargs, *rest[:5]])))
 
     def __eq__(self, other: object) -> bool:
@@ -107,10 +114,16 @@ class Config:
 
     def all_kwargs(self) -> dict[str, Any]:
         """Return parameters and options together, as a call of a Triton kernel takes them; None stands for "not given"."""
-        counts = {name: getattr(self, name) for name in ("num_warps", "num_ctas", "num_stages", "maxnreg")}
+        counts = {
+            name: getattr(self, name) for name in ("num_warps", "num_ctas", "num_stages", "maxnreg")
+        }
         return {
             **self.kwargs,
-            **{name: value for name, value in {**counts, **self.options}.items() if value is not None},
+            **{
+                name: value
+                for name, value in {**counts, **self.options}.items()
+                if value is not None
+            },
         }
 
     def with_kwargs(self, **changes: Any) -> Config:
@@ -119,12 +132,18 @@ class Config:
 
     def without_kwargs(self, *names: str) -> Config:
         """Return this config without some parameters; names it does not have are no error."""
-        return replace(self, kwargs={name: value for name, value in self.kwargs.items() if name not in names})
+        return replace(
+            self, kwargs={name: value for name, value in self.kwargs.items() if name not in names}
+        )
 
     def for_parameters(self, parameters: Collection[str]) -> Config:
         """Return this config for a function with these parameters: other names among `kwargs` are compiler options, as for Triton."""
         apart = {name: value for name, value in self.kwargs.items() if name not in parameters}
-        return replace(self.without_kwargs(*apart), options={**self.options, **apart}) if apart else self
+        return (
+            replace(self.without_kwargs(*apart), options={**self.options, **apart})
+            if apart
+            else self
+        )
 
     # -------------------------------------------------------------------------------------------------- Triton's object
 
@@ -143,9 +162,17 @@ class Config:
                 f"config: expected a Config with kwargs, num_warps and num_stages, got {config!r:.80}",
                 got=type(config).__name__,
             )
-        counts = {name: getattr(config, name) for name in _LEAST if getattr(config, name, None) is not None}
+        counts = {
+            name: getattr(config, name)
+            for name in _LEAST
+            if getattr(config, name, None) is not None
+        }
         everything = config.all_kwargs() if callable(getattr(config, "all_kwargs", None)) else {}
-        options = {name: value for name, value in everything.items() if name not in _FIELDS and name not in kwargs}
+        options = {
+            name: value
+            for name, value in everything.items()
+            if name not in _FIELDS and name not in kwargs
+        }
         return Config(kwargs, **counts, options=options, pre_hook=getattr(config, "pre_hook", None))
 
     def to_triton(self, kind: Callable[..., Any]) -> Any:
@@ -171,7 +198,9 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the identity as a plain dictionary, for people and JSON; the values stay as they are."""
-        counts = {name: getattr(self, name) for name in ("num_warps", "num_stages", "num_ctas", "maxnreg")}
+        counts = {
+            name: getattr(self, name) for name in ("num_warps", "num_stages", "num_ctas", "maxnreg")
+        }
         return {"kwargs": dict(self.kwargs), **counts, "options": dict(self.options)}
 
     @staticmethod
@@ -204,7 +233,15 @@ class Config:
             data, "config", list, int, int, int, (int, type(None)), list, bool
         )
         try:
-            return Config(_untagged(kwargs), warps, stages, ctas, maxnreg, _untagged(options), dynamic_scale=scale)
+            return Config(
+                _untagged(kwargs),
+                warps,
+                stages,
+                ctas,
+                maxnreg,
+                _untagged(options),
+                dynamic_scale=scale,
+            )
         except ConfigError as error:
             raise FormatError(str(error)) from error
 
@@ -218,15 +255,23 @@ def _check_count(name: str, value: Any, least: int) -> None:
     if value is None and name == "maxnreg":
         return
     if type(value) is not int or value < least:
-        raise ConfigError(f"config: {name} is a number of at least {least}, got {value!r}", name=name, got=value)
+        raise ConfigError(
+            f"config: {name} is a number of at least {least}, got {value!r}", name=name, got=value
+        )
 
 
 def _check_names(what: str, given: Any) -> None:
     if not isinstance(given, Mapping) or not all(type(name) is str for name in given):
-        raise ConfigError(f"config: {what} map names to values, got {given!r:.80}", name=what, got=type(given).__name__)
+        raise ConfigError(
+            f"config: {what} map names to values, got {given!r:.80}",
+            name=what,
+            got=type(given).__name__,
+        )
     taken = sorted(_FIELDS & given.keys())
     if taken:
-        raise ConfigError(f"config: {taken[0]} is a field of its own, not one of the {what}", name=taken[0])
+        raise ConfigError(
+            f"config: {taken[0]} is a field of its own, not one of the {what}", name=taken[0]
+        )
 
 
 def _sorted(given: Mapping[str, Any]) -> dict[str, Any]:

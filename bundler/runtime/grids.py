@@ -34,7 +34,9 @@ def checked(grid: Any, name: str, backend: str, cluster: int = 1) -> tuple[int, 
     Raises:
         CannotLaunchStatically: not one to three integers, negative, or more than a device can launch.
     """
-    sizes = (grid,) if isinstance(grid, int) else tuple(grid) if isinstance(grid, (tuple, list)) else ()
+    sizes = (
+        (grid,) if isinstance(grid, int) else tuple(grid) if isinstance(grid, (tuple, list)) else ()
+    )
     if not 0 < len(sizes) <= _DIMENSIONS or not all(isinstance(size, int) for size in sizes):
         raise CannotLaunchStatically(
             f"{name}: a grid is one to three integers, or a function of the arguments that returns them; got {grid!r:.80}",

@@ -178,7 +178,9 @@ class StoreBlobs(BlobSource):
             if taken is not None:
                 value, payload = taken
                 blobs = {} if payload is None else blobs_of(payload, unit)
-                if blobs and all(hashlib.sha256(data).digest() == name for name, data in blobs.items()):
+                if blobs and all(
+                    hashlib.sha256(data).digest() == name for name, data in blobs.items()
+                ):
                     self._cache.update(blobs)
                 else:
                     self._open_alone(unit, value)
@@ -211,7 +213,11 @@ class StoreBlobs(BlobSource):
                 found = self._backend.get_within(self._bounds(hinted, batch))
             self._dictionaries.take({key: found.pop(key) for key in hinted if key in found})
             lost = self._learn(found.values())
-            for key in [key for key, value in found.items() if dictionary_of(value) in lost] if lost else ():
+            for key in (
+                [key for key, value in found.items() if dictionary_of(value) in lost]
+                if lost
+                else ()
+            ):
                 self._open_alone(wanted[key], found.pop(key))
             self._fetched.add(batch, found)
             self._trim(sum([unit.size for unit in batch]))
@@ -224,7 +230,11 @@ class StoreBlobs(BlobSource):
         wanted: dict[str, Unit] = {}
         several: list[Sequence[Unit]] = []
         for digest in digests:
-            units = self._units.get(digest, ()) if digest not in cache and digest not in uncompared else ()
+            units = (
+                self._units.get(digest, ())
+                if digest not in cache and digest not in uncompared
+                else ()
+            )
             if len(units) == 1:
                 wanted[units[0].key] = units[0]
             elif units:
@@ -247,13 +257,18 @@ class StoreBlobs(BlobSource):
         """Return how large each may be, with what proves it where somebody is asked who is not trusted."""
         if not self._backend.asks_peers:
             return bounds.of_keys(dictionaries) | bounds.of_units(units)
-        return object_proofs.of_dictionaries(dictionaries) | object_proofs.of_units(units, self._limits)
+        return object_proofs.of_dictionaries(dictionaries) | object_proofs.of_units(
+            units, self._limits
+        )
 
     def _hinted(self, families: Collection[str]) -> list[str]:
         """Return the keys of dictionaries that these units are likely to need, each once."""
         chosen = [hint for hint in self._hints if hint[0] in families]
         self._hints = [hint for hint in self._hints if hint not in chosen]
-        return [dictionary_key(digest) for digest in self._dictionaries.unknown(digest for _, digest in chosen)]
+        return [
+            dictionary_key(digest)
+            for digest in self._dictionaries.unknown(digest for _, digest in chosen)
+        ]
 
     def _learn(self, values: Collection[bytes]) -> list[bytes]:
         """Fetch the dictionaries that nobody told us of, and mark them as in use; returns those that are not to be had."""
@@ -280,7 +295,9 @@ class StoreBlobs(BlobSource):
         with store_errors(self._name):
             value = self._backend.get_within(self._bounds([], [unit])).get(unit.key)
         if value is None:
-            raise NotFound(f"{self._name}: {unit.key} is missing; push the bundle again", key=unit.key)
+            raise NotFound(
+                f"{self._name}: {unit.key} is missing; push the bundle again", key=unit.key
+            )
         self._learn([value])
         blobs = self._open(unit, value)
         self._cache.update(blobs)
@@ -322,7 +339,13 @@ class StoreBlobs(BlobSource):
             return
         waiting = self._fetched.sizes()
         kept = sum([size for _, size in waiting])
-        kept += sum([len(data) for cache in (self._cache, self._uncompared) for data in list(cache.values())])
+        kept += sum(
+            [
+                len(data)
+                for cache in (self._cache, self._uncompared)
+                for data in list(cache.values())
+            ]
+        )
         for cache in (self._cache, self._uncompared):
             for oldest in list(cache) if kept > CACHED_BYTES else ():
                 kept -= len(cache.pop(oldest, b"")) if kept > CACHED_BYTES else 0
@@ -346,7 +369,9 @@ def unit_payload(
 
     Raises as `check_seal` and `decompress`, and `NotFound` when the dictionary that it needs is missing.
     """
-    frame = check_seal(value, key, size, verified=verified)  # before the store is asked for what a damaged one names
+    frame = check_seal(
+        value, key, size, verified=verified
+    )  # before the store is asked for what a damaged one names
     digest = dictionary_of(value)
     if digest is None:
         return decompress(frame, key, size, limits)

@@ -14,6 +14,8 @@ from bundler.format.limits import DEFAULT_LIMITS, MIB, Limits
 from bundler.format.signature_sections import MAX_ENVELOPE_BYTES
 from bundler.store import store_layout
 
+# An entry of the kernel index names a manifest and a tag.
+PLACE_BYTES = 1024
 # The largest dictionary that a reader keeps; a unit that is larger is compressed alone and becomes part of no dictionary.
 DICTIONARY_BYTES = MIB
 
@@ -33,6 +35,8 @@ def of_key(key: str, limits: Limits = DEFAULT_LIMITS) -> int:
         return store_layout.sealed_bytes(MAX_ENVELOPE_BYTES)
     if key.startswith(f"{store_layout.RECORDS}/"):
         return store_layout.RECORD_BYTES
+    if key.startswith((f"{store_layout.INDEX}/", f"{store_layout.MOVED}/")):
+        return store_layout.sealed_bytes(PLACE_BYTES)
     # At least `OBJECT_LIMIT`, since the writer may have had higher limits than this reader.
     return max(OBJECT_LIMIT, store_layout.sealed_bytes(limits.manifest_bytes))
 

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Literal, Self
 from bundler import observers
 from bundler.backends.batches import batches
 from bundler.backends.port import Backend
-from bundler.errors import ConfigError, DigestMismatch, MergeConflict, NotFound, StoreUnavailable, UnsupportedVersion
+from bundler.errors import (
+    AccessDenied,
+    ConfigError,
+    DigestMismatch,
+    MergeConflict,
+    NotFound,
+    StoreUnavailable,
+    UnsupportedVersion,
+)
 from bundler.format.bundle import Bundle, require_content
 from bundler.format.bundle_union import merge
 from bundler.format.limits import DEFAULT_LIMITS, Limits
@@ -28,12 +36,20 @@ from bundler.store.bundle_units import BundleUnits
 from bundler.store.damage import DAMAGED, checked
 from bundler.store.dictionaries import UnitCompression
 from bundler.store.error_translation import store_errors
+from bundler.store.kernel_index import BundlePlace, KernelIndex, sample
 from bundler.store.maintenance import Maintenance
 from bundler.store.prune_choice import GRACE_S, PruneRequest
 from bundler.store.pull_marks import Marks
 from bundler.store.references import References
 from bundler.store.store_layout import Hint
-from bundler.store.store_reports import PruneReport, PushReport, Sent, StoreStats, TagInfo, VerifyReport
+from bundler.store.store_reports import (
+    PruneReport,
+    PushReport,
+    Sent,
+    StoreStats,
+    TagInfo,
+    VerifyReport,
+)
 from bundler.store.store_signatures import SignedTag, StoreSignatures, admit_tag
 from bundler.store.stored_manifests import current_manifest, read_manifest, seen_too, without
 from bundler.store.unit_sealing import Sealing
@@ -74,6 +90,7 @@ class BundleStore:
         self._backend, self.name, self._limits = backend, name, limits
         self._maintenance = Maintenance(backend, name, limits)
         self._references = References(backend, name)
+        self._index = KernelIndex(backend, name, limits)
 
     @observers.observing("push", "digest", "bytes_sent", "blobs_sent")
     def push(
@@ -108,23 +125,44 @@ class BundleStore:
         if mode not in MODES:
             raise ConfigError(f"mode={mode!r}: expected {', '.join(map(repr, MODES))}", got=mode)
         if not allow_empty:
-            require_content(bundle, f"nothing was pushed to {self.name}; --allow-empty, or allow_empty=True, pushes it")
-        from bundler.store.push_signatures import PushSignatures, signing_key  # who only pulls imports this module too
+            require_content(
+                bundle,
+                f"nothing was pushed to {self.name}; --allow-empty, or allow_empty=True, pushes it",
+            )
+        from bundler.store.push_signatures import (  # who only pulls imports this module too
+            PushSignatures,
+            signing_key,
+        )
 
         started = time.monotonic()
         ref = None if tag is None else store_layout.tag_key(tag)
-        sent, signatures = Sent(), PushSignatures(self._backend, self.name, signing_key(key), bundle, tag)
+        sent, signatures = (
+            Sent(),
+            PushSignatures(self._backend, self.name, signing_key(key), bundle, tag),
+        )
         # Each round merges with what the tag says now; units that an earlier round sent are present in the next.
         for _ in range(SWAP_ATTEMPTS):
             before = self._ref(ref)
-            current, hints = current_manifest(before, tag, damaged_ok=mode == "replace"), store_layout.hints_of(before)
-            final = self._combined(bundle, tag, current, mode, hints, partial(signatures.check_merge, before))
+            current, hints = (
+                current_manifest(before, tag, damaged_ok=mode == "replace"),
+                store_layout.hints_of(before),
+            )
+            final, held = self._combined(
+                bundle, tag, current, mode, hints, partial(signatures.check_merge, before)
+            )
             if not final.writable:
                 raise UnsupportedVersion(
                     "this bundle was written by a newer version, with features that this one would lose; upgrade triton-bundler"
                 )
-            manifest, hints = self._send(final, sent, hints)
+            manifest, hints = self._send(final, sent, hints, held)
             value = signatures.tag_value(final, before, manifest, hints)
+            # Before the tag: a push that ends here has done no harm, and one that ends later lacks nothing.
+            place = BundlePlace(manifest, tag or "")
+            fresh, over = not sent.present, signatures.signed
+            if sent.known and not over and not held:  # under another tag, whose push added them
+                held = frozenset(kernel.key for kernel in final.kernels)
+            held = held if sent.indexed else frozenset()
+            sent.bytes += self._index.add(final.kernels, place, held, fresh=fresh, over=over)
             if ref is None or before == value or self._swap(ref, before, value):
                 return PushReport(
                     final.digest, sent.units, sent.present, sent.bytes, sent.repaired, final.variants_dropped,
@@ -132,7 +170,8 @@ class BundleStore:
                     time.monotonic() - started,
                 )  # fmt: skip
         raise StoreUnavailable(
-            f"{self.name}: tag {tag} changed {SWAP_ATTEMPTS} times while we pushed; try again", tag=tag
+            f"{self.name}: tag {tag} changed {SWAP_ATTEMPTS} times while we pushed; try again",
+            tag=tag,
         )
 
     @observers.observing("pull", "digest")
@@ -154,6 +193,11 @@ class BundleStore:
         """
         found = self._references.find(tag_or_digest)
         return self._open(found, admit_tag(self.signatures, self.name, found), read_only=read_only)
+
+    @property
+    def writable(self) -> bool:
+        """Whether anything can be stored; False where every tier was opened for reading alone."""
+        return self._backend.writable
 
     def tags(self) -> tuple[TagInfo, ...]:
         """Return every tag, by name, with what is in its bundle."""
@@ -179,7 +223,9 @@ class BundleStore:
         """Return what the store holds."""
         return self._maintenance.stats()
 
-    def verify(self, repair: bool = False, *, watch: Callable[[int, int], object] | None = None) -> VerifyReport:
+    def verify(
+        self, repair: bool = False, *, watch: Callable[[int, int], object] | None = None
+    ) -> VerifyReport:
         """Read and check everything; with `repair`, damaged objects are removed, so that the next push sends them again.
 
         `watch` is told how many objects of how many were read.
@@ -204,7 +250,9 @@ class BundleStore:
             grace_s: nothing that was used in so many last seconds on the store's own clock, since a push may be about to name it;
                 one that takes longer may lose units, whose kernels are misses until the next push.
         """
-        return self._maintenance.prune(PruneRequest(max_bytes, older_than_s, grace_s), dry_run=dry_run, watch=watch)
+        return self._maintenance.prune(
+            PruneRequest(max_bytes, older_than_s, grace_s), dry_run=dry_run, watch=watch
+        )
 
     def close(self) -> None:
         """Release the byte store; closing twice is fine."""
@@ -214,7 +262,10 @@ class BundleStore:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -237,17 +288,26 @@ class BundleStore:
         mode: PushMode,
         hints: Sequence[Hint],
         check_merge: Callable[[Bundle], None],
-    ) -> Bundle:
-        if current is None or mode == "replace":
-            return bundle
+    ) -> tuple[Bundle, frozenset[str]]:
+        """Return what the tag is to name, and the keys of the kernels that it names already."""
+        nothing: frozenset[str] = frozenset()
+        if current is None:
+            return bundle, nothing
+        same = store_layout.digest_of_manifest(current) == bundle.digest
+        kernels = frozenset(kernel.key for kernel in bundle.kernels) if same else nothing
+        if mode == "replace":
+            return bundle, kernels
         if mode == "create":
-            if store_layout.digest_of_manifest(current) == bundle.digest:
-                return bundle
-            raise MergeConflict(f"{self.name}: tag {tag} is set already; use mode='merge' or 'replace'", tag=tag)
+            if same:
+                return bundle, kernels
+            raise MergeConflict(
+                f"{self.name}: tag {tag} is set already; use mode='merge' or 'replace'", tag=tag
+            )
         try:
-            if store_layout.digest_of_manifest(current) == bundle.digest:
+            if same:
                 # Merged with itself a bundle stays what it is: nothing is decoded.
-                return seen_too(bundle, read_manifest(self._backend, self.name, current, self._limits), self._limits)
+                stored = read_manifest(self._backend, self.name, current, self._limits)
+                return seen_too(bundle, stored, self._limits), kernels
             held = self._open(SignedTag(tag, current, hints))
             check_merge(held)
         except (NotFound, DigestMismatch) as error:
@@ -256,26 +316,39 @@ class BundleStore:
                     raise  # the manifest is there: it may have been damaged on its way here, and arrive whole the next time
             # A tag without its manifest names nothing that could be merged; the push repairs it.
             _log.warning("%s: tag %s is dangling and is set anew: %s", self.name, tag, error)
-            return bundle
+            return bundle, nothing
         try:
-            return merge([bundle, held])
+            return merge([bundle, held]), frozenset(kernel.key for kernel in held.kernels)
         except (NotFound, *DAMAGED) as error:
-            _log.warning("%s: tag %s: what is damaged gives way to what is pushed: %s", self.name, tag, error)
-            return merge([bundle, without(held, bundle)])
+            _log.warning(
+                "%s: tag %s: what is damaged gives way to what is pushed: %s", self.name, tag, error
+            )
+            return merge([bundle, without(held, bundle)]), nothing
 
-    def _send(self, bundle: Bundle, sent: Sent, hints: Sequence[Hint]) -> tuple[str, tuple[Hint, ...]]:
+    def _send(
+        self, bundle: Bundle, sent: Sent, hints: Sequence[Hint], held: Collection[str]
+    ) -> tuple[str, tuple[Hint, ...]]:
         """Store dictionaries, units, then the manifest, each only when missing; returns its key, and what to hint at."""
         units = {unit.key: unit for unit in store_layout.units_of(bundle.content)}
         observed = bundle.observed.encode()
         manifest = store_layout.manifest_key(bundle.digest, observed)
-        present = self._look(units, [manifest, *map(_key_of, hints)], sent)
+        # With what is asked anyway: whether the kernels that were pushed before, all if the bundle is known, are found by their keys.
+        entries = sample(held or [kernel.key for kernel in bundle.kernels])
+        asked = [manifest, *map(_key_of, hints)]
+        try:
+            present = self._look(units, [*asked, *entries], sent)
+            sent.indexed = present.issuperset(entries)
+        except AccessDenied:  # of the index, maybe: a user of one prefix has its tags alone
+            present = self._look(units, asked, sent)
         lost = [hint for hint in hints if _key_of(hint) not in present]
         if lost:
             there = [unit for key, unit in units.items() if key in present]
             present -= self._without_dictionary(there, {digest for _, digest in lost})
         missing = [unit for key, unit in units.items() if key not in present]
         sent.present += len(units) - len(missing)
-        compression = UnitCompression(self._backend, self.name, [hint for hint in hints if hint not in lost])
+        compression = UnitCompression(
+            self._backend, self.name, [hint for hint in hints if hint not in lost]
+        )
         if missing and not self._backend.reads_are_cheap:
             new = compression.choose(missing, partial(_payload, bundle))
             if new:
@@ -283,14 +356,17 @@ class BundleStore:
                 sent.bytes += _size(new)
         with Sealing(compression.seal, len(missing)) as sealing:
             sealed = sealing.values(self._payloads(bundle, missing))
-            for batch in batches(sealed, store_layout.BATCH_KEYS, store_layout.BATCH_BYTES, lambda item: len(item[1])):
+            for batch in batches(
+                sealed, store_layout.BATCH_KEYS, store_layout.BATCH_BYTES, lambda item: len(item[1])
+            ):
                 values = dict(batch)
                 self._put(values, units)
                 sent.bytes += _size(values)
                 sent.units += len(values)
         with store_errors(self.name):
             self._backend.flush()  # before the manifest: after a power failure it must not name what was lost
-        if manifest not in present:
+        sent.known = manifest in present
+        if not sent.known:
             values = {manifest: store_layout.encode_manifest(bundle.content.encode(), observed)}
             self._put(values, units)
             with store_errors(self.name):
@@ -298,21 +374,32 @@ class BundleStore:
             sent.bytes += _size(values)
         return manifest, compression.hints({unit.family for unit in units.values()})
 
-    def _look(self, units: Mapping[str, store_layout.Unit], others: list[str], sent: Sent) -> set[str]:
+    def _look(
+        self, units: Mapping[str, store_layout.Unit], others: list[str], sent: Sent
+    ) -> set[str]:
         """Return which of these objects are there, marked as in use; asked in batches."""
-        if self._backend.reads_are_cheap:  # then `_present` reads the objects, so batches are bounded by bytes
-            asked = [others, *([unit.key for unit in batch] for batch in unit_batches(units.values()))]
+        if (
+            self._backend.reads_are_cheap
+        ):  # then `_present` reads the objects, so batches are bounded by bytes
+            asked = [
+                others,
+                *([unit.key for unit in batch] for batch in unit_batches(units.values())),
+            ]
         else:
             asked = list(batches([*others, *units], store_layout.BATCH_KEYS))
         return set().union(*(self._present(keys, units, sent) for keys in asked))
 
-    def _without_dictionary(self, units: Sequence[store_layout.Unit], lost: Collection[bytes]) -> set[str]:
+    def _without_dictionary(
+        self, units: Sequence[store_layout.Unit], lost: Collection[bytes]
+    ) -> set[str]:
         """Remove the units that need a dictionary which is gone, so that they can be sent again; returns them."""
         gone: set[str] = set()
         with store_errors(self.name):
             for batch in unit_batches(units):
                 found = self._backend.get_within(bounds.of_heads(unit.key for unit in batch))
-                useless = [key for key, value in found.items() if store_layout.dictionary_of(value) in lost]
+                useless = [
+                    key for key, value in found.items() if store_layout.dictionary_of(value) in lost
+                ]
                 gone.update(useless)
                 self._backend.delete(useless)
         return gone
@@ -334,9 +421,13 @@ class BundleStore:
         if self._backend.reads_are_cheap:
             lost = values.keys() - self._present(list(values), units, Sent())
             if lost:
-                raise StoreUnavailable(f"{self.name}: {min(lost)} did not arrive whole; push again", key=min(lost))
+                raise StoreUnavailable(
+                    f"{self.name}: {min(lost)} did not arrive whole; push again", key=min(lost)
+                )
 
-    def _present(self, keys: list[str], units: Mapping[str, store_layout.Unit], sent: Sent) -> frozenset[str]:
+    def _present(
+        self, keys: list[str], units: Mapping[str, store_layout.Unit], sent: Sent
+    ) -> frozenset[str]:
         """Return which objects are there, marked as in use; damaged ones are removed where reading them back is cheap."""
         with store_errors(self.name):
             if not self._backend.reads_are_cheap:
@@ -344,10 +435,14 @@ class BundleStore:
             # Touched before they are read: a prune that runs meanwhile then removes none of them.
             self._backend.touch(keys)
             others = bounds.of_keys([key for key in keys if key not in units], self._limits)
-            found = self._backend.get_within(others | bounds.of_units([units[key] for key in keys if key in units]))
+            found = self._backend.get_within(
+                others | bounds.of_units([units[key] for key in keys if key in units])
+            )
         sound = {key for key, value in found.items() if store_layout.is_sealed(value)}
         for key in found.keys() - sound:
-            check = partial(store_layout.check_seal, key=key, size=units[key].size if key in units else None)
+            check = partial(
+                store_layout.check_seal, key=key, size=units[key].size if key in units else None
+            )
             try:
                 checked(self._backend, self.name, key, found[key], check)
                 sound.add(key)
@@ -362,7 +457,9 @@ class BundleStore:
             )
         return frozenset(sound)
 
-    def _pull_to_place(self, tag_or_digest: str, named: Callable[[SignedTag], None], seen: _Seen) -> Bundle:
+    def _pull_to_place(
+        self, tag_or_digest: str, named: Callable[[SignedTag], None], seen: _Seen
+    ) -> Bundle:
         """Return a bundle as `pull` does, to who reads it at once and closes it: it is marked as in use meanwhile.
 
         `named` gets what the tag says, before anything else is read, and `seen` the content.
@@ -371,16 +468,31 @@ class BundleStore:
         named(found)
         return self._open(found, admit_tag(self.signatures, self.name, found), seen=seen)
 
-    def _open(self, found: SignedTag, doubt: str = "", *, read_only: bool = False, seen: _Seen | None = None) -> Bundle:
+    def _open(
+        self,
+        found: SignedTag,
+        doubt: str = "",
+        *,
+        read_only: bool = False,
+        seen: _Seen | None = None,
+    ) -> Bundle:
         backend, manifest, hints = self._backend, found.manifest, found.hints
-        content_bytes, observed_bytes = read_manifest(backend, self.name, manifest, self._limits, read_only=read_only)
+        content_bytes, observed_bytes = read_manifest(
+            backend, self.name, manifest, self._limits, read_only=read_only
+        )
         content = Content.decode(content_bytes, self._limits)
         if seen is not None:
             seen(content)
         observed = Observed.decode(observed_bytes, self._limits)
         units = BundleUnits(content)
-        marks = None if read_only else Marks(backend, self.name, [manifest, *map(_key_of, hints)], units.all)
-        blobs = StoreBlobs(backend, self.name, units, self._limits, hints=hints, read_only=read_only, marks=marks)
+        marks = (
+            None
+            if read_only
+            else Marks(backend, self.name, [manifest, *map(_key_of, hints)], units.all)
+        )
+        blobs = StoreBlobs(
+            backend, self.name, units, self._limits, hints=hints, read_only=read_only, marks=marks
+        )
         if marks is not None and seen is None:
             marks.finish()
         signed = StoreSignatures(backend, self.name, manifest, found.envelopes, doubt)

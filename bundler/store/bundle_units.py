@@ -34,7 +34,8 @@ class BundleUnits:
         targets = {id(kernel.target): kernel.target for kernel in kernels}
         families = {known: f"{target}/launch" for known, target in targets.items()}
         self.launch: Sequence[Unit] = [
-            Unit(tuple(sorted({*blobs_of_files(kernel, "launch")})), families[id(kernel.target)]) for kernel in kernels
+            Unit(tuple(sorted({*blobs_of_files(kernel, "launch")})), families[id(kernel.target)])
+            for kernel in kernels
         ]
 
     def all(self) -> Sequence[Unit]:

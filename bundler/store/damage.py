@@ -47,7 +47,12 @@ def checked(
         if again is not None and again != value:
             return check(again)
         if isinstance(error, removable) and not isinstance(error, LimitExceeded):
-            _log.warning("%s: %s is damaged; it is removed, and the next push sends it again: %s", name, key, error)
+            _log.warning(
+                "%s: %s is damaged; it is removed, and the next push sends it again: %s",
+                name,
+                key,
+                error,
+            )
             quarantine(backend, name, key)
         raise
 

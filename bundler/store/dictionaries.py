@@ -64,13 +64,17 @@ class Dictionary:
 
     def compressor(self, level: int = store_layout.ZSTD_LEVEL) -> zstandard.ZstdCompressor:
         """Return what compresses with it, for one thread."""
-        return zstandard.ZstdCompressor(level=level, dict_data=self.data, write_checksum=True, write_dict_id=False)
+        return zstandard.ZstdCompressor(
+            level=level, dict_data=self.data, write_checksum=True, write_dict_id=False
+        )
 
     def serves(self, samples: Sequence[bytes]) -> bool:
         """Tell whether these payloads get enough smaller with it."""
         alone, shared = zstandard.ZstdCompressor(level=_TRIAL_LEVEL), self.compressor(_TRIAL_LEVEL)
         # The dictionary is stored already, so it costs nothing, and no least saving in bytes is asked for.
-        return sum(len(shared.compress(s)) for s in samples) <= WORTH * sum(len(alone.compress(s)) for s in samples)
+        return sum(len(shared.compress(s)) for s in samples) <= WORTH * sum(
+            len(alone.compress(s)) for s in samples
+        )
 
     @staticmethod
     def of(samples: Sequence[bytes]) -> Dictionary | None:
@@ -88,7 +92,9 @@ class Dictionary:
                 content += sample
                 shared = Dictionary(content).compressor(_TRIAL_LEVEL)
         # A sample that became part of the dictionary is counted with its size alone: about what it adds to the stored dictionary.
-        worth = shared_bytes <= WORTH * alone_bytes and alone_bytes - shared_bytes >= LEAST_SAVED_BYTES
+        worth = (
+            shared_bytes <= WORTH * alone_bytes and alone_bytes - shared_bytes >= LEAST_SAVED_BYTES
+        )
         return Dictionary(content) if worth else None
 
 
@@ -118,21 +124,31 @@ class Dictionaries:
 
     def unknown(self, digests: Iterable[bytes | None]) -> list[bytes]:
         """Return those of which nothing is in memory."""
-        return [digest for digest in dict.fromkeys(digests) if digest is not None and digest not in self._known]
+        return [
+            digest
+            for digest in dict.fromkeys(digests)
+            if digest is not None and digest not in self._known
+        ]
 
     def fetch(self, digests: Collection[bytes]) -> None:
         """Fetch some, in one round trip; those that are absent or damaged stay unknown."""
         wanted = self.unknown(digests)
         if wanted:
             with store_errors(self._name):
-                self.take(self._backend.get_within(bounds.of_keys(map(store_layout.dictionary_key, wanted))))
+                self.take(
+                    self._backend.get_within(
+                        bounds.of_keys(map(store_layout.dictionary_key, wanted))
+                    )
+                )
 
     def take(self, values: Mapping[str, bytes]) -> None:
         """Keep dictionaries that the store gave; a damaged one counts as missing."""
         removable = () if self._read_only else DAMAGED
         for key, value in values.items():
             try:
-                found = checked(self._backend, self._name, key, value, partial(opened, key), removable)
+                found = checked(
+                    self._backend, self._name, key, value, partial(opened, key), removable
+                )
             except DAMAGED:
                 continue
             # In order of arrival: a pull needs the dictionaries of one tag, which are few, so the oldest are of other tags.
@@ -216,7 +232,9 @@ class UnitCompression:
         return tuple(hint for hint in self._hints if hint[0] in families)[: store_layout.HINTS]
 
 
-def _sampled(units: Sequence[store_layout.Unit], read: Callable[[store_layout.Unit], bytes]) -> Iterator[bytes]:
+def _sampled(
+    units: Sequence[store_layout.Unit], read: Callable[[store_layout.Unit], bytes]
+) -> Iterator[bytes]:
     """Yield some of the payloads, evenly spaced, as far as memory allows."""
     count = min(SAMPLES, len(units))
     left = SAMPLED_BYTES

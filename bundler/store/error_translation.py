@@ -46,8 +46,12 @@ def store_errors(store: str) -> Iterator[None]:
     try:
         yield
     except theirs.BackendError as error:
-        kind = next((ours for cls, ours in _MEANING.items() if isinstance(error, cls)), StoreUnavailable)
-        on_server = isinstance(error, theirs.BackendDenied) and not store.startswith(("file:", "memory:"))
+        kind = next(
+            (ours for cls, ours in _MEANING.items() if isinstance(error, cls)), StoreUnavailable
+        )
+        on_server = isinstance(error, theirs.BackendDenied) and not store.startswith(
+            ("file:", "memory:")
+        )
         cited = page("cluster") if store.startswith(_REDIS) else page("stores")
         more = f"; {cited}" if on_server else ""
         raise kind(named_once(store, str(error)) + more, store=store) from error

@@ -13,7 +13,8 @@ Helion's cache (`helion_cache.py`); `maintenance.py` prunes what it wrote.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Collection, Iterator
 from functools import partial
 
 from bundler.backends.batches import batches
@@ -43,29 +44,38 @@ class FileRecords:
         readable: whether files are taken from it; nobody signs them, so that a policy may forbid it.
     """
 
-    def __init__(self, backend: Backend, name: str, limits: Limits = DEFAULT_LIMITS, *, readable: bool = True) -> None:
+    def __init__(
+        self, backend: Backend, name: str, limits: Limits = DEFAULT_LIMITS, *, readable: bool = True
+    ) -> None:
         self._backend, self.name, self._limits, self._readable = backend, name, limits, readable
 
     def look_up(self, name: str) -> bytes | None:
-        """Return the bytes of a file, None when there is none or it is damaged.
+        """Return the bytes of a file, None when there is none or it is damaged; as `look_up_all`."""
+        return self.look_up_all([name]).get(name)
+
+    def look_up_all(self, known_by: Collection[str]) -> dict[str, bytes]:
+        """Return the bytes of the files that are there and whole, by name: one round trip.
 
         Args:
-            name: what it is known by, any text.
+            known_by: what they are known by, any texts.
 
         Raises:
             StoreUnavailable, AccessDenied: the store cannot be read.
         """
         if not self._readable:
-            return None
-        key = _key(name)
-        with store_errors(self.name):
-            value = self._backend.get_within(bounds.of_keys([key], self._limits)).get(key)
-        if value is None:
-            return None
-        try:
-            return checked(self._backend, self.name, key, value, partial(self._decode, name))
-        except DAMAGED:
-            return None
+            return {}
+        wanted = {_key(name): name for name in known_by}
+        found: dict[str, bytes] = {}
+        for batch in batches(wanted, store_layout.BATCH_KEYS):
+            with store_errors(self.name):
+                values = self._backend.get_within(bounds.of_keys(batch, self._limits))
+            for key, value in values.items():
+                name = wanted[key]
+                with contextlib.suppress(*DAMAGED):
+                    found[name] = checked(
+                        self._backend, self.name, key, value, partial(self._decode, name)
+                    )
+        return found
 
     def publish(self, name: str, filename: str, data: bytes) -> bool:
         """Store a file unless there is one of that name; True when it is ours.
@@ -74,7 +84,9 @@ class FileRecords:
             UnsafeName: not a file name.
             StoreFull, AccessDenied, StoreUnavailable: it could not be stored.
         """
-        value = store_layout.seal(wire.pack([_VERSION, name, names.check_file_name(filename), data]))
+        value = store_layout.seal(
+            wire.pack([_VERSION, name, names.check_file_name(filename), data])
+        )
         with store_errors(self.name):
             return bool(self._backend.put({_key(name): value}))
 
@@ -91,13 +103,21 @@ class FileRecords:
             StoreUnavailable, AccessDenied: the store cannot be read.
         """
         with store_errors(self.name):
-            stats = sorted(self._backend.list(FILES) if self._readable else (), key=lambda stat: -stat.modified_s)
+            stats = sorted(
+                self._backend.list(FILES) if self._readable else (),
+                key=lambda stat: -stat.modified_s,
+            )
         left = most
         for batch in batches([stat.key for stat in stats], store_layout.BATCH_KEYS):
             with store_errors(self.name):
                 values = self._backend.get_within(bounds.of_keys(batch, self._limits))
             for key in batch:
-                if left and key in values and (found := self._named(key, values[key])) and found[0].startswith(prefix):
+                if (
+                    left
+                    and key in values
+                    and (found := self._named(key, values[key]))
+                    and found[0].startswith(prefix)
+                ):
                     left -= 1
                     yield found
             if not left:
@@ -106,7 +126,9 @@ class FileRecords:
     def _named(self, key: str, value: bytes) -> tuple[str, bytes] | None:
         """Return name and bytes of a file that was listed; None when it is damaged, or stands under the key of another name."""
         try:
-            known_by, data = checked(self._backend, self.name, key, value, partial(self._opened, key))
+            known_by, data = checked(
+                self._backend, self.name, key, value, partial(self._opened, key)
+            )
         except DAMAGED:
             return None
         return (known_by, data) if _key(known_by) == key else None
@@ -118,10 +140,17 @@ class FileRecords:
         return data
 
     def _opened(self, what: str, value: bytes) -> tuple[str, bytes]:
-        payload = wire.unpack(store_layout.unseal(value, what, None, self._limits), what, self._limits)
-        version, known_by, filename, data = wire.fields(payload, what, int, str, str, bytes, open_ended=True)
+        payload = wire.unpack(
+            store_layout.unseal(value, what, None, self._limits), what, self._limits
+        )
+        version, known_by, filename, data = wire.fields(
+            payload, what, int, str, str, bytes, open_ended=True
+        )
         if version != _VERSION:
-            raise FormatError(f"{what}: version {version} of the file {filename!r:.80}, expected {_VERSION}", key=what)
+            raise FormatError(
+                f"{what}: version {version} of the file {filename!r:.80}, expected {_VERSION}",
+                key=what,
+            )
         return known_by, bytes(data)
 
 

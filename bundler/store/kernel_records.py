@@ -6,9 +6,11 @@
     v1/k/<kernel key>   an object: magic, digest and zstd as of a manifest, and in it [1, content, observed] of that one kernel
     v1/u/<64 hex>       its units, shared with every bundle that holds the kernel
     v1/f/<kernel key>   a ref, for a while: [1, token, message] of the last compile that failed
+    v1/b/<kernel key>   where there is no record: which bundle that was pushed has the kernel (kernel_index.py)
 
 A record is created and never changed: the first complete build of a key is everybody's.  Units come before the record that names
-them.  A record whose units are gone or damaged is a miss; it is removed, so that the next build can be published.
+them.  A record whose units are gone or damaged is a miss; it is removed, so that the next build can be published.  A kernel that was pushed
+in a bundle is found by the same look-up.
 
 `KernelRecords` looks kernels up and publishes them: `Store.kernel_records` makes it for sessions, `compile_once` and the build service;
 `maintenance.py` prunes what it wrote.
@@ -24,7 +26,8 @@ from functools import partial
 from typing import NamedTuple
 
 from bundler.backends.batches import batches
-from bundler.backends.port import Backend, Lease
+from bundler.backends.breaker import bounded
+from bundler.backends.port import Backend, Lease, Stat
 from bundler.errors import BundlerError, FormatError, LimitExceeded, NotFound, UnsafeName
 from bundler.format import content_rows, names, wire
 from bundler.format.bundle import Bundle, Keep, MemoryBlobs
@@ -41,9 +44,15 @@ from bundler.store.blob_source import StoreBlobs, unit_batches
 from bundler.store.damage import DAMAGED, checked
 from bundler.store.dictionaries import Dictionaries
 from bundler.store.error_translation import store_errors
+from bundler.store.kernel_index import INDEX, Indexed, KernelIndex, index_key
+from bundler.store.moved_index import MovedIndex
 from bundler.user_warnings import warn
 
-RECORDS, FAILURES, LEASES = store_layout.RECORDS, f"{store_layout.MAJOR}/f", f"{store_layout.MAJOR}/c"
+RECORDS, FAILURES, LEASES = (
+    store_layout.RECORDS,
+    f"{store_layout.MAJOR}/f",
+    f"{store_layout.MAJOR}/c",
+)
 # A record that another published, and that is lost when we look at it, leaves room for ours; until the next is faster again.
 ATTEMPTS = 3
 # Of lookups at the same time; a session has one for each kernel that it asks for.
@@ -63,12 +72,15 @@ class LookUp(Summarized):
         missing: keys of the others, in the order asked for.
         damaged: those of `missing` whose record was there, but not all that it names: key -> reason.
         seconds: of the damaged ones whose record could be read, how long their compile took.
+        code: keys of kernels of bundles whose code may be used, by what the policy asks of signatures; never of a kernel that was
+            published by itself, which nobody signed.
     """
 
     bundle: Bundle
     missing: tuple[str, ...]
     damaged: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    code: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,13 +106,23 @@ class ToldFailure(NamedTuple):
 
 
 class _Record:
-    def __init__(self, kernel: Kernel, seen: Observation) -> None:
-        self.kernel, self.seen = kernel, seen
+    """A kernel of the store; `named_by` are the keys of the objects that lead to its units."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        seen: Observation,
+        named_by: tuple[str, ...] = (),
+        *,
+        code: bool = False,
+    ) -> None:
+        self.kernel, self.seen, self.named_by, self.code = kernel, seen, named_by, code
 
     def keeping(self, keep: Keep) -> _Record:
         if keep == "all":
             return self
-        return _Record(self.kernel.with_artifacts(self.kernel.launch_set), self.seen)
+        kernel = self.kernel.with_artifacts(self.kernel.launch_set)
+        return _Record(kernel, self.seen, self.named_by, code=self.code)
 
     @cached_property
     def units(self) -> list[store_layout.Unit]:
@@ -120,9 +142,12 @@ class KernelRecords:
         name: what to call it in messages; holds no secret.
         limits: bounds on what is read.
         excuse: is told instead of the user that the store failed and the program goes on.
+        index: where kernels that were pushed are found; None for all bundles of the store, whoever signed them.
     """
 
-    # Whether kernels are taken from it, and whether nothing is said if they are not (`unsigned_records.py`).
+    # Under which keys kernels were recorded that only moved since.
+    moved: MovedIndex
+    # Whether kernels that were published by themselves are taken, and whether nothing is said if they are not (`unsigned_records.py`).
     readable, quiet = True, False
 
     def __init__(
@@ -131,8 +156,11 @@ class KernelRecords:
         name: str,
         limits: Limits = DEFAULT_LIMITS,
         excuse: Callable[[BundlerError], None] | None = None,
+        index: KernelIndex | None = None,
     ) -> None:
         self._backend, self.name, self._limits = backend, name, limits
+        self._index = index or KernelIndex(backend, name, limits)
+        self.moved = self._index.moved
         self._told: set[str] = set()
         self._dictionaries, self._buffers = Dictionaries(backend, name), FrameBuffers(_BUFFERS)
         self._excuse = excuse
@@ -141,7 +169,8 @@ class KernelRecords:
         """Return the kernels with these keys that are there whole.
 
         One round trip for the records of up to `store_layout.BATCH_KEYS` kernels, one for each batch of units, and one to mark what
-        was found as in use.
+        was found as in use.  Where there is no record, one more for which bundles have the kernels, and two for each of these that was
+        not read before; kernels of bundles that were read before are asked for at once.
 
         Args:
             keys: kernel keys.
@@ -157,10 +186,21 @@ class KernelRecords:
         damaged: dict[str, str] = {}
         lost: dict[str, _Record] = {}
         for batch in batches(wanted, store_layout.BATCH_KEYS):
-            records = self._records(batch, damaged)
-            for group in _groups(record.keeping(keep) for record in records.values()):
-                found |= self._read(group, blobs, damaged)
-            lost |= {key: record for key, record in records.items() if key in damaged}
+            held = _of_bundles(self._index.remembered(batch))
+            found |= self._read_all(held, keep, blobs, damaged)
+            left = [key for key in batch if key not in found]
+            if held.keys() & set(left):
+                self._index.forget()
+                for key in held.keys() & damaged.keys():
+                    del damaged[key]
+            alone = self._records(left, damaged)
+            found |= self._read_all(alone, keep, blobs, damaged)
+            lost |= {key: record for key, record in alone.items() if key in damaged}
+            rest = [key for key in left if key not in found]
+            pushed = _of_bundles(self._index.find(rest)) if rest else {}
+            lacking: dict[str, str] = {}
+            found |= self._read_all(pushed, keep, blobs, lacking)
+            damaged = lacking | damaged
         self._keep_alive(found.values())
         self._remove_dangling(lost)
         return LookUp(
@@ -168,6 +208,7 @@ class KernelRecords:
             tuple(key for key in wanted if key not in found),
             damaged,
             {key: sum(us for _, us in record.seen.times_us) / 1e6 for key, record in lost.items()},
+            frozenset(key for key, record in found.items() if record.code),
         )
 
     def publish(self, bundle: Bundle) -> Published:
@@ -177,7 +218,10 @@ class KernelRecords:
             StoreFull, AccessDenied, StoreUnavailable: they could not be stored; what was stored is whole.
             FormatError, DigestMismatch: the bundle is damaged.
         """
-        mine = {k.key: _Record(k, bundle.observed.kernels.get(k.key, Observation())) for k in bundle.kernels}
+        mine = {
+            k.key: _Record(k, bundle.observed.kernels.get(k.key, Observation()))
+            for k in bundle.kernels
+        }
         if not self.readable:  # whoever was first, his is not used here
             return Published(bundle, self._create(mine, bundle), frozenset())
         created: frozenset[str] = frozenset()
@@ -198,32 +242,46 @@ class KernelRecords:
         )
         return Published(merge([ours, *theirs]), created, won)
 
-    def recorded(self, most: int) -> Iterator[Kernel]:
-        """Yield kernels that have a record, the newest first, without reading their bytes; damaged records are left out.
+    def recorded(self, most: int, within_s: float | None = None) -> Iterator[Kernel]:
+        """Yield the kernels of the store, the newest first, without reading their bytes; damaged records are left out.
 
         Args:
-            most: how many records to look at.
+            most: how many kernels to look at.
+            within_s: how long the store may take to list them; None for as long as any listing may.
 
         Raises:
             StoreUnavailable, AccessDenied: the store cannot be read.
         """
         with store_errors(self.name):
-            stats = sorted(self._backend.list(RECORDS), key=lambda stat: -stat.modified_s)[:most]
-        keys = [key for stat in stats if names.is_kernel_key(key := stat.key.removeprefix(f"{RECORDS}/"))]
+            stats = self._listed() if within_s is None else bounded(self._listed, within_s)
+        stats.sort(key=lambda stat: -stat.modified_s)
+        # A kernel may have been pushed and published by itself.
+        found = dict.fromkeys(stat.key.rpartition("/")[2] for stat in stats)
+        keys = [*filter(names.is_kernel_key, found)][:most]
         for batch in batches(keys, store_layout.BATCH_KEYS):
-            yield from (record.kernel for record in self._records(batch, {}).values())
+            records = self._records(batch, {})
+            yield from (record.kernel for record in records.values())
+            rest = self._index.find([key for key in batch if key not in records])
+            yield from (one.kernel for one in rest.values())
+
+    def _listed(self) -> list[Stat]:
+        kinds = (RECORDS, INDEX) if self.readable else (INDEX,)
+        return [stat for kind in kinds for stat in self._backend.list(kind)]
 
     def units(self, stored: str, value: bytes) -> list[store_layout.Unit]:
         """Return the units that a record names, by its key in the store and its value; raises as a damaged object does."""
         try:
-            return self._decode(names.check_kernel_key(stored.removeprefix(f"{RECORDS}/")), value).units
+            return self._decode(
+                names.check_kernel_key(stored.removeprefix(f"{RECORDS}/")), value
+            ).units
         except UnsafeName as error:
             raise FormatError(f"{stored}: no key of a record", key=stored) from error
 
     def remove(self, keys: Collection[str]) -> None:
-        """Remove records, for a kernel that no Triton can read; the next build can be published then."""
+        """Remove what leads to kernels that no Triton can read; the next build can be published then."""
         with store_errors(self.name):
-            self._backend.delete([_key(RECORDS, key) for key in keys])
+            named = [name for key in keys for name in (_key(RECORDS, key), index_key(key))]
+            self._backend.delete(named)
 
     def lease(self, key: str, ttl_s: float) -> Lease | None:
         """Take the right to compile a kernel for everyone; None while another has it.
@@ -250,11 +308,13 @@ class KernelRecords:
         value = wire.pack([_VERSION, secrets.token_hex(16), text])
         with store_errors(self.name):
             # Another failure of the same compile, told at the same time, says the same.
-            self._backend.swap_ref(_key(FAILURES, key), self._backend.read_ref(_key(FAILURES, key)), value)
+            self._backend.swap_ref(
+                _key(FAILURES, key), self._backend.read_ref(_key(FAILURES, key)), value
+            )
 
     def excused_by(self, excuse: Callable[[BundlerError], None]) -> KernelRecords:
         """Return the same kernels for somebody who is told of failures instead of the user."""
-        return KernelRecords(self._backend, self.name, self._limits, excuse)
+        return type(self)(self._backend, self.name, self._limits, excuse, self._index)
 
     def excuse(self, error: BundlerError) -> None:
         """Tell once for each cause that the store failed and the program goes on without it."""
@@ -267,9 +327,11 @@ class KernelRecords:
             warn(f"{error}; the program goes on without the store")
 
     def _records(self, keys: list[str], damaged: dict[str, str]) -> dict[str, _Record]:
-        wanted = {_key(RECORDS, key): key for key in keys}
+        wanted = {_key(RECORDS, key): key for key in keys} if self.readable else {}
         with store_errors(self.name):
-            values = self._backend.get_within(bounds.of_keys(wanted, self._limits)) if wanted else {}
+            values = (
+                self._backend.get_within(bounds.of_keys(wanted, self._limits)) if wanted else {}
+            )
         records = {}
         for stored, value in values.items():
             key = wanted[stored]
@@ -282,23 +344,51 @@ class KernelRecords:
 
     def _decode(self, key: str, value: bytes) -> _Record:
         what = _key(RECORDS, key)
-        payload = wire.unpack(store_layout.unseal(value, what, None, self._limits), what, self._limits)
-        version, content_bytes, observed_bytes = wire.fields(payload, what, int, bytes, bytes, open_ended=True)
+        payload = wire.unpack(
+            store_layout.unseal(value, what, None, self._limits), what, self._limits
+        )
+        version, content_bytes, observed_bytes = wire.fields(
+            payload, what, int, bytes, bytes, open_ended=True
+        )
         if version != _VERSION:
-            raise LimitExceeded(f"{what}: version {version}, expected {_VERSION}; upgrade triton-bundler", key=what)
+            raise LimitExceeded(
+                f"{what}: version {version}, expected {_VERSION}; upgrade triton-bundler", key=what
+            )
         content = Content.decode(content_bytes, self._limits)
         if [kernel.key for kernel in content.kernels] != [key] or len(list(content.entries)) != 1:
             raise FormatError(f"{what}: expected this kernel and nothing else", key=what)
         seen = Observed.decode(observed_bytes, self._limits).kernels.get(key, Observation())
-        return _Record(content.kernels[0], seen)
+        return _Record(content.kernels[0], seen, (what,))
 
-    def _read(self, group: list[_Record], blobs: dict[bytes, bytes], damaged: dict[str, str]) -> dict[str, _Record]:
+    def _read_all(
+        self,
+        records: dict[str, _Record],
+        keep: Keep,
+        blobs: dict[bytes, bytes],
+        damaged: dict[str, str],
+    ) -> dict[str, _Record]:
+        """Fetch the units of kernels; returns those that are whole."""
+        found: dict[str, _Record] = {}
+        for group in _groups(record.keeping(keep) for record in records.values()):
+            found |= self._read(group, blobs, damaged)
+        return found
+
+    def _read(
+        self, group: list[_Record], blobs: dict[bytes, bytes], damaged: dict[str, str]
+    ) -> dict[str, _Record]:
         """Fetch the units of some kernels in one batch; returns those that are whole."""
         units = [unit for record in group for unit in record.units]
         source = StoreBlobs(
-            self._backend, self.name, units, self._limits, dictionaries=self._dictionaries, buffers=self._buffers
+            self._backend,
+            self.name,
+            units,
+            self._limits,
+            dictionaries=self._dictionaries,
+            buffers=self._buffers,
         )
-        digests = [[digest for unit in record.units for digest, _ in unit.blobs] for record in group]
+        digests = [
+            [digest for unit in record.units for digest, _ in unit.blobs] for record in group
+        ]
         source.prefetch([digest for some in digests for digest in some])
         found = {}
         for record, wanted in zip(group, digests, strict=True):
@@ -316,13 +406,19 @@ class KernelRecords:
             for batch in unit_batches(units.values()):
                 self._backend.put({unit.key: _sealed(unit, bundle) for unit in batch})
             encoded = {_key(RECORDS, key): _encode(record) for key, record in records.items()}
-            values = {key: value for key, value in encoded.items() if len(value) <= store_layout.RECORD_BYTES}
+            values = {
+                key: value
+                for key, value in encoded.items()
+                if len(value) <= store_layout.RECORD_BYTES
+            }
             created = self._backend.put(values) if values else frozenset()
-        return frozenset(key for key in records if _key(RECORDS, key) in created)
+        mine = {key: one for key, one in records.items() if _key(RECORDS, key) in created}
+        self.moved.add(record.kernel for record in mine.values())
+        return frozenset(mine)
 
     def _keep_alive(self, found: Collection[_Record]) -> None:
         """Mark what was found as in use; a store that we may only read stays as it is."""
-        keys = [key for r in found for key in (_key(RECORDS, r.kernel.key), *(unit.key for unit in r.units))]
+        keys = [key for r in found for key in (*r.named_by, *(unit.key for unit in r.units))]
         if keys:
             try:
                 with store_errors(self.name):
@@ -336,16 +432,26 @@ class KernelRecords:
             return
         try:
             with store_errors(self.name):
-                there = self._backend.exists([unit.key for record in lost.values() for unit in record.units])
-                gone = [key for key, record in lost.items() if any(unit.key not in there for unit in record.units)]
+                there = self._backend.exists(
+                    [unit.key for record in lost.values() for unit in record.units]
+                )
+                gone = [
+                    key
+                    for key, record in lost.items()
+                    if any(unit.key not in there for unit in record.units)
+                ]
                 self._backend.delete([_key(RECORDS, key) for key in gone])
         except BundlerError as error:
-            _log.warning("%s: records of %s cannot be removed: %s", self.name, ", ".join(lost), error)
+            _log.warning(
+                "%s: records of %s cannot be removed: %s", self.name, ", ".join(lost), error
+            )
 
 
 def decode_failure(value: bytes, what: str) -> ToldFailure:
     """Return the failure that a ref tells; raises `FormatError`."""
-    version, token, message = wire.fields(store_layout.unpack_ref(value, what), what, int, str, str, open_ended=True)
+    version, token, message = wire.fields(
+        store_layout.unpack_ref(value, what), what, int, str, str, open_ended=True
+    )
     if version != _VERSION:
         raise FormatError(f"{what}: version {version}, expected {_VERSION}", got=version)
     return ToldFailure(token, message)
@@ -370,6 +476,13 @@ def _key(kind: str, kernel: str) -> str:
     return f"{kind}/{names.check_kernel_key(kernel)}"
 
 
+def _of_bundles(found: dict[str, Indexed]) -> dict[str, _Record]:
+    return {
+        key: _Record(one.kernel, one.seen, (index_key(key), one.manifest), code=one.code)
+        for key, one in found.items()
+    }
+
+
 def _encode(record: _Record) -> bytes:
     # In the schema that every version reads: of one kernel there is nothing that could be said once for many.
     content = Content.of([record.kernel], schema=content_rows.SCHEMA)
@@ -379,7 +492,9 @@ def _encode(record: _Record) -> bytes:
 
 def _sealed(unit: store_layout.Unit, bundle: Bundle) -> bytes:
     # Verified: what is published first is everybody's.
-    return store_layout.seal(b"".join(bundle.view_blob(digest, unit.key) for digest, _ in unit.blobs))
+    return store_layout.seal(
+        b"".join(bundle.view_blob(digest, unit.key) for digest, _ in unit.blobs)
+    )
 
 
 def _groups(records: Iterable[_Record]) -> Iterator[list[_Record]]:
@@ -396,4 +511,6 @@ def _groups(records: Iterable[_Record]) -> Iterator[list[_Record]]:
 def _bundle(records: Iterable[_Record], blobs: dict[bytes, bytes]) -> Bundle:
     held = list(records)
     observed = Observed({record.kernel.key: record.seen for record in held})
-    return Bundle(Content.of([record.kernel for record in held]), observed, MemoryBlobs(blobs, verified=True))
+    return Bundle(
+        Content.of([record.kernel for record in held]), observed, MemoryBlobs(blobs, verified=True)
+    )

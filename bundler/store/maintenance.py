@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from bundler.backends.batches import batches
 from bundler.backends.port import Backend, Stat
@@ -24,18 +24,22 @@ from bundler.store.damage import DAMAGED, checked, quarantine
 from bundler.store.dictionaries import Dictionaries, opened
 from bundler.store.error_translation import store_errors
 from bundler.store.file_records import FILES
+from bundler.store.kernel_index import INDEX, BundlePlace, KernelIndex, decode_place, index_key
 from bundler.store.kernel_records import FAILURES, RECORDS, KernelRecords, decode_failure
+from bundler.store.moved_index import decode_kernel, moved_entry, moved_keys
 from bundler.store.prune_choice import GRACE, UNREAD_TAGS, PruneRequest, choose
 from bundler.store.store_reports import PruneReport, StoreStats, TagInfo, VerifyReport
 from bundler.store.store_signatures import check_envelope, envelopes_by_manifest
 
 # Objects read in one call: the larger, the more memory; the smaller, the more round trips.
 READ_AT_ONCE = 64
+MOVED = store_layout.MOVED
 # Every kind of object; manifests and records, which name units, come before the units, and so do dictionaries.
 KINDS = (
-    store_layout.MANIFESTS, RECORDS, FILES, store_layout.DICTIONARIES, store_layout.ENVELOPES, store_layout.UNITS,
+    store_layout.MANIFESTS, RECORDS, INDEX, MOVED, FILES, store_layout.DICTIONARIES, store_layout.ENVELOPES, store_layout.UNITS,
 )  # fmt: skip
-_UNIT, _DICTIONARY, _RANKS = 1, 2, 3
+# An entry of the kernel index names a manifest, that and a record name units, and a unit may need a dictionary.
+_NAMES_UNITS, _UNIT, _DICTIONARY, _RANKS = 1, 2, 3, 4
 T = TypeVar("T")
 Watch = Callable[[int, int], object]
 
@@ -44,12 +48,29 @@ def _nobody(_done: int, _total: int) -> None:
     """Tell nobody how far the work is."""
 
 
+class _Reached(NamedTuple):
+    """What tags reach.
+
+    Attributes:
+        keys: of objects.
+        unfollowed: (tag, reason) of tags of which it is not known what they reach.
+        bundles: what each of the others names, and the keys of its kernels.
+        moved: keys of these kernels, by what is the same once they moved.
+    """
+
+    keys: set[str]
+    unfollowed: tuple[tuple[str, str], ...]
+    bundles: list[tuple[BundlePlace, frozenset[str]]]
+    moved: dict[str, str]
+
+
 class Maintenance:
     """Operations over a whole store; see `Store` for what they promise."""
 
     def __init__(self, backend: Backend, name: str, limits: Limits) -> None:
         self._backend, self._name, self._limits = backend, name, limits
         self._records = KernelRecords(backend, name, limits)
+        self._index = KernelIndex(backend, name, limits)
         self._dictionaries = Dictionaries(backend, name, read_only=True)
 
     def tags(self) -> Iterator[TagInfo]:
@@ -57,9 +78,14 @@ class Maintenance:
         tagged = list(self._tagged())
         wanted = {manifest for _, manifest, _ in tagged if manifest is not None}
         with store_errors(self._name):
-            stats = [stat for stat in self._backend.list(store_layout.MANIFESTS) if stat.key in wanted]
+            stats = [
+                stat for stat in self._backend.list(store_layout.MANIFESTS) if stat.key in wanted
+            ]
         # The listing asks the farthest tier; a nearer one may have a manifest that was written while that tier was down.
-        stats += [Stat(key, store_layout.BATCH_BYTES, 0.0) for key in sorted(wanted - {stat.key for stat in stats})]
+        stats += [
+            Stat(key, store_layout.BATCH_BYTES, 0.0)
+            for key in sorted(wanted - {stat.key for stat in stats})
+        ]
         infos = {key: self._tag_info(key, value) for key, value in self._read(stats)}
         for tag, manifest, why in tagged:
             if manifest is None:
@@ -68,7 +94,11 @@ class Maintenance:
                 yield replace(infos[manifest], name=tag)
             else:
                 digest = store_layout.digest_of_manifest(manifest)
-                yield TagInfo(tag, digest, problem=f"the manifest of {digest} is missing; push the bundle again")
+                yield TagInfo(
+                    tag,
+                    digest,
+                    problem=f"the manifest of {digest} is missing; push the bundle again",
+                )
 
     def _tag_info(self, manifest: str, value: bytes) -> TagInfo:
         digest = store_layout.digest_of_manifest(manifest)
@@ -77,18 +107,25 @@ class Maintenance:
         except DAMAGED as error:
             return TagInfo("", digest, problem=error.message)
         targets = sorted({str(kernel.target) for kernel in content.kernels})
-        return TagInfo("", digest, len(content.kernels), tuple(targets), sum(size for _, size in content.blobs))
+        return TagInfo(
+            "", digest, len(content.kernels), tuple(targets), sum(size for _, size in content.blobs)
+        )
 
     def stats(self) -> StoreStats:
         """Count and add up."""
         with store_errors(self._name):
-            manifests, records, files, dictionaries, _, units = [[*self._backend.list(prefix)] for prefix in KINDS]
-            tags, failures = (len([*self._backend.list_refs(prefix)]) for prefix in (store_layout.TAGS, FAILURES))
-        reached, _ = self._reached()
+            manifests, records, entries, moved, files, dictionaries, _, units = [
+                [*self._backend.list(prefix)] for prefix in KINDS
+            ]
+            tags, failures = (
+                len([*self._backend.list_refs(prefix)]) for prefix in (store_layout.TAGS, FAILURES)
+            )
+        reached = self._reached().keys
         return StoreStats(
             len(units), _bytes(units), len(manifests), _bytes(manifests), tags,
-            sum(stat.size_bytes for stat in (*units, *manifests, *dictionaries) if stat.key in reached),
+            sum(stat.size_bytes for stat in (*units, *manifests, *dictionaries, *entries, *moved) if stat.key in reached),
             len(records) + len(files), _bytes([*records, *files]), failures, len(dictionaries), _bytes(dictionaries),
+            len({stat.key.rpartition("/")[2] for stat in (*records, *entries)}), _bytes([*entries, *moved]),
         )  # fmt: skip
 
     def verify(self, *, repair: bool, watch: Watch | None = None) -> VerifyReport:
@@ -102,7 +139,9 @@ class Maintenance:
         # Manifests and records first, by the order of KINDS: they say what the units that follow have to hold.
         for key, value in self._everything(watch or _nobody):
             try:
-                self._checked(key, value, partial(self._check, key, known, needed), DAMAGED if repair else ())
+                self._checked(
+                    key, value, partial(self._check, key, known, needed), DAMAGED if repair else ()
+                )
                 sound.add(key)
             except DAMAGED as error:
                 damaged[key] = error.message
@@ -115,10 +154,12 @@ class Maintenance:
         with store_errors(self._name):
             removed = (bad - self._backend.exists(bad)) | unread.keys() if repair else set()
         dangling = {(_called(key), lacks) for key, lacks in lacking.items()}
+        # What was pushed by a version without an index, or lost its entries, is found by its keys again.
+        indexed = self._mend(self._reached()) if repair else 0
         return VerifyReport(
             len(sound) + len(damaged), tuple(sorted((damaged | unread).items())),
             tuple(sorted({*self._without_manifest(tagged, sound, damaged), *dangling})),
-            tuple(sorted(removed)),
+            tuple(sorted(removed)), indexed,
         )  # fmt: skip
 
     def _unread_failures(self, *, repair: bool) -> dict[str, str]:
@@ -131,11 +172,15 @@ class Maintenance:
                     decode_failure(value or b"", key)
                 except FormatError as error:
                     # By compare-and-set: a process may have written a new note of a failure meanwhile.
-                    if value is not None and (not repair or self._backend.swap_ref(key, value, None)):
+                    if value is not None and (
+                        not repair or self._backend.swap_ref(key, value, None)
+                    ):
                         unread[key] = error.message
         return unread
 
-    def prune(self, request: PruneRequest, *, dry_run: bool, watch: Watch | None = None) -> PruneReport:
+    def prune(
+        self, request: PruneRequest, *, dry_run: bool, watch: Watch | None = None
+    ) -> PruneReport:
         """Remove what no tag reaches, oldest first, within the bounds of `Store.prune`; `watch` is told how many of how many are gone."""
         if not dry_run and not self._backend.writable:
             raise AccessDenied(
@@ -145,13 +190,18 @@ class Maintenance:
         with store_errors(self._name):
             now_s = self._backend.now_s()
             everything = [stat for prefix in KINDS for stat in self._backend.list(prefix)]
-        reached, unfollowed = self._reached()
+        found = self._reached()
+        reached, unfollowed = found.keys, found.unfollowed
+        if not dry_run and self._backend.writable:  # entries may name what is about to be removed
+            with contextlib.suppress(AccessDenied):
+                self._mend(found)
         signed = envelopes_by_manifest([stat.key for stat in everything])
         reached.update(*(signed[key] for key in reached & signed.keys()))
         compressed_with = self._dictionaries_needed(everything)
         reached |= {compressed_with[key] for key in reached if key in compressed_with}
         loose = [s for s in everything if s.key not in reached]
-        needed = self._needed_by([s for s in loose if _names_units(s.key)])
+        needed = self._named_by([s for s in loose if _is_entry(s.key)])
+        needed |= self._needed_by([s for s in loose if _names_units(s.key)])
         needed |= {s.key: [compressed_with[s.key]] for s in loose if s.key in compressed_with}
         for manifest in needed.keys() & signed.keys():
             needed[manifest] += signed[manifest]
@@ -163,8 +213,14 @@ class Maintenance:
         gone = {stat.key for stat in choice.removed}
         if not dry_run:
             gone = self._remove(
-                [stat.key for stat in choice.removed], needed, now_s - request.grace_s, watch or _nobody
+                [stat.key for stat in choice.removed],
+                needed,
+                now_s - request.grace_s,
+                watch or _nobody,
             )
+            if any(_is_entry(key) for key in gone) and self._backend.writable:
+                with contextlib.suppress(AccessDenied):  # a push may have relied on them meanwhile
+                    self._mend(self._reached())
         removed = [stat for stat in choice.removed if stat.key in gone]
         kept_bytes, held = _bytes(everything) - _bytes(removed), choice.told(gone)
         return PruneReport(
@@ -173,7 +229,9 @@ class Maintenance:
             0 if request.max_bytes is None else max(0, kept_bytes - request.max_bytes), unfollowed, held, request.grace_s,
         )  # fmt: skip
 
-    def _remove(self, keys: list[str], needed: dict[str, list[str]], before_s: float, watch: Watch) -> set[str]:
+    def _remove(
+        self, keys: list[str], needed: dict[str, list[str]], before_s: float, watch: Watch
+    ) -> set[str]:
         """Remove objects that were not touched meanwhile, each before the objects that it needs; returns the keys that were removed."""
         gone: set[str] = set()
         still_needed: set[str] = set()
@@ -183,11 +241,15 @@ class Maintenance:
         for rank in range(_RANKS):
             of_rank = [key for key in keys if _rank(key) == rank]
             with store_errors(self._name):
-                for batch in batches([key for key in of_rank if key not in still_needed], store_layout.BATCH_KEYS):
+                for batch in batches(
+                    [key for key in of_rank if key not in still_needed], store_layout.BATCH_KEYS
+                ):
                     # The store compares times itself: an object that was used since it was listed stays.
                     gone |= self._backend.delete(batch, unmodified_since_s=before_s)
                     watch(done := done + len(batch), len(keys))
-            still_needed |= {name for key in of_rank if key not in gone for name in needed.get(key, ())}
+            still_needed |= {
+                name for key in of_rank if key not in gone for name in needed.get(key, ())
+            }
         return gone
 
     def _needed_by(self, stats: list[Stat]) -> dict[str, list[str]]:
@@ -198,6 +260,24 @@ class Maintenance:
                 needed[key] = [unit.key for unit in self._units(key, value)]
         return needed
 
+    def _mend(self, reached: _Reached) -> int:
+        """Let kernels that tags reach be found by their keys, and once they moved; returns how many could not be by their keys."""
+        indexed = self._index.mend(reached.bundles)
+        self._index.moved.mend(reached.moved)
+        return indexed
+
+    def _named_by(self, stats: list[Stat]) -> dict[str, list[str]]:
+        """Return what each entry of an index names: a manifest, or what leads to a kernel; one that cannot be read names nothing."""
+        named = {}
+        for key, value in self._read(stats):
+            with contextlib.suppress(*DAMAGED):
+                if key.startswith(f"{MOVED}/"):
+                    kernel = decode_kernel(key, value)
+                    named[key] = [f"{RECORDS}/{kernel}", index_key(kernel)]
+                else:
+                    named[key] = [decode_place(key, value).manifest]
+        return named
+
     def _dictionaries_needed(self, stats: list[Stat]) -> dict[str, str]:
         """Return the dictionary that each unit needs, as the head of the unit says; reads none where there are no dictionaries."""
         if not any(_rank(stat.key) == _DICTIONARY for stat in stats):
@@ -206,7 +286,9 @@ class Maintenance:
             (k, store_layout.dictionary_of(v))
             for k, v in self._read([s for s in stats if _rank(s.key) == _UNIT], whole=False)
         )
-        return {key: store_layout.dictionary_key(digest) for key, digest in heads if digest is not None}
+        return {
+            key: store_layout.dictionary_key(digest) for key, digest in heads if digest is not None
+        }
 
     def _read(self, stats: list[Stat], *, whole: bool = True) -> Iterator[tuple[str, bytes]]:
         """Yield those of these objects that are there, a few at a time, each up to the limit of its kind, or only their heads."""
@@ -225,31 +307,44 @@ class Maintenance:
                 yield key, values.pop(key)
 
     def _checked(
-        self, key: str, value: bytes, check: Callable[[bytes], T], removable: tuple[type[BundlerError], ...]
+        self,
+        key: str,
+        value: bytes,
+        check: Callable[[bytes], T],
+        removable: tuple[type[BundlerError], ...],
     ) -> T:
         return checked(self._backend, self._name, key, value, check, removable)
 
-    def _reached(self) -> tuple[set[str], tuple[tuple[str, str], ...]]:
-        """Return every key that a tag reaches, and (tag, reason) of tags of which it is not known what they reach."""
+    def _reached(self) -> _Reached:
         reached: set[str] = set()
         unfollowed: list[tuple[str, str]] = []
+        bundles: list[tuple[BundlePlace, frozenset[str]]] = []
+        moved: dict[str, str] = {}
         for tag, manifest, why, hinted in self._tagged_and_hinted():
             reached.update(hinted)  # a dictionary that a tag names serves its next push
             if manifest is None:
                 unfollowed.append((tag, why))
                 continue
             with store_errors(self._name):
-                value = self._backend.get_within(bounds.of_keys([manifest], self._limits)).get(manifest)
+                value = self._backend.get_within(bounds.of_keys([manifest], self._limits)).get(
+                    manifest
+                )
             reached.add(manifest)
             if value is None:
                 unfollowed.append((tag, f"its manifest {manifest} is missing"))
                 continue
             try:
-                units = self._checked(manifest, value, partial(self._units, manifest), ())
-                reached |= {unit.key for unit in units}
+                content = self._checked(manifest, value, partial(self._content, manifest), ())
             except DAMAGED as error:
                 unfollowed.append((tag, error.message))
-        return reached, tuple(unfollowed)
+                continue
+            kernels = frozenset(kernel.key for kernel in content.kernels)
+            reached |= {unit.key for unit in store_layout.units_of(content)}
+            reached |= set(map(index_key, kernels))
+            moved |= moved_keys(content.kernels)
+            bundles.append((BundlePlace(manifest, tag), kernels))
+        reached |= set(map(moved_entry, moved))
+        return _Reached(reached, tuple(unfollowed), bundles, moved)
 
     def _tagged(self) -> Iterator[tuple[str, str | None, str]]:
         """Yield each tag, the key of its manifest, and where that cannot be told, why."""
@@ -258,11 +353,17 @@ class Maintenance:
     def _tagged_and_hinted(self) -> Iterator[tuple[str, str | None, str, list[str]]]:
         """Yield the same, and the keys of the dictionaries that the tag names."""
         with store_errors(self._name):
-            refs = {key: self._backend.read_ref(key) for key in sorted(self._backend.list_refs(store_layout.TAGS))}
+            refs = {
+                key: self._backend.read_ref(key)
+                for key in sorted(self._backend.list_refs(store_layout.TAGS))
+            }
         for key, value in refs.items():
             if value is not None:
                 tag = key.removeprefix(f"{store_layout.TAGS}/")
-                hinted = [store_layout.dictionary_key(digest) for _, digest in store_layout.hints_of(value)]
+                hinted = [
+                    store_layout.dictionary_key(digest)
+                    for _, digest in store_layout.hints_of(value)
+                ]
                 try:
                     yield tag, store_layout.decode_tag(value, tag), "", hinted
                 except FormatError as error:
@@ -276,7 +377,13 @@ class Maintenance:
             yield pair
             watch(done, len(stats))
 
-    def _check(self, key: str, known: dict[str, store_layout.Unit], needed: dict[str, list[str]], value: bytes) -> None:
+    def _check(
+        self,
+        key: str,
+        known: dict[str, store_layout.Unit],
+        needed: dict[str, list[str]],
+        value: bytes,
+    ) -> None:
         """Check one object; manifests and records come before units and say what is in them, so units are checked blob by blob."""
         if _names_units(key):
             units = {unit.key: unit for unit in self._units(key, value)}
@@ -284,6 +391,10 @@ class Maintenance:
             needed[key] = list(units)
         elif key.startswith(f"{store_layout.DICTIONARIES}/"):
             opened(key, value)
+        elif key.startswith(f"{INDEX}/"):
+            decode_place(key, value)
+        elif key.startswith(f"{MOVED}/"):
+            decode_kernel(key, value)
         elif key.startswith(f"{store_layout.ENVELOPES}/"):
             check_envelope(key, value)
         else:
@@ -296,14 +407,20 @@ class Maintenance:
         digest = store_layout.dictionary_of(value)
         try:
             if unit is not None:
-                payload = unit_payload(value, key, unit.size, self._limits, self._dictionaries, self._name)
+                payload = unit_payload(
+                    value, key, unit.size, self._limits, self._dictionaries, self._name
+                )
                 store_layout.split_unit(payload, unit)
             elif digest is not None and self._dictionaries.get(digest) is None:
-                raise NotFound(f"{key} needs the dictionary {store_layout.dictionary_key(digest)}, which is missing")
+                raise NotFound(
+                    f"{key} needs the dictionary {store_layout.dictionary_key(digest)}, which is missing"
+                )
         except NotFound as error:
             # Either the dictionary is missing, which is this unit's damage, or it is there and damaged itself, and reported so.
             with store_errors(self._name):
-                there = digest is not None and self._backend.exists([store_layout.dictionary_key(digest)])
+                there = digest is not None and self._backend.exists(
+                    [store_layout.dictionary_key(digest)]
+                )
             if not there:
                 raise FormatError(error.message, key=key) from error
 
@@ -319,21 +436,34 @@ class Maintenance:
     def _without_manifest(
         self, tagged: list[tuple[str, str | None, str]], sound: set[str], damaged: Collection[str]
     ) -> Iterator[tuple[str, str]]:
-        bad = self._still_bad({manifest for _, manifest, _ in tagged if manifest is not None} - sound, damaged)
+        bad = self._still_bad(
+            {manifest for _, manifest, _ in tagged if manifest is not None} - sound, damaged
+        )
         unsound = [entry for entry in tagged if entry[1] is None or entry[1] in bad]
         # The tag may have been set anew meanwhile, and the bundle that it named before been pruned.
         still = set(self._tagged()) if unsound else set()
         for tag, manifest, why in unsound:
             if (tag, manifest, why) in still:
-                yield tag, why if manifest is None else f"its manifest {manifest} is missing or damaged"
+                yield (
+                    tag,
+                    why if manifest is None else f"its manifest {manifest} is missing or damaged",
+                )
 
-    def _without_units(self, needed: dict[str, list[str]], sound: set[str], damaged: Collection[str]) -> dict[str, str]:
+    def _without_units(
+        self, needed: dict[str, list[str]], sound: set[str], damaged: Collection[str]
+    ) -> dict[str, str]:
         """Return the manifests and records whose units are missing or damaged, each with how many."""
-        bad = self._still_bad({unit for units in needed.values() for unit in units} - sound, damaged)
-        lacking = {manifest: [unit for unit in units if unit in bad] for manifest, units in needed.items()}
+        bad = self._still_bad(
+            {unit for units in needed.values() for unit in units} - sound, damaged
+        )
+        lacking = {
+            manifest: [unit for unit in units if unit in bad] for manifest, units in needed.items()
+        }
         with store_errors(self._name):
             # A prune may have removed a manifest and its units since they were listed; then nothing is missing.
-            there = self._backend.exists([manifest for manifest, missing in lacking.items() if missing])
+            there = self._backend.exists(
+                [manifest for manifest, missing in lacking.items() if missing]
+            )
         return {
             key: f"{len(lacking[key])} of {count(len(needed[key]), 'unit')} missing or damaged, such as {lacking[key][0]}"
             for key in there
@@ -342,7 +472,9 @@ class Maintenance:
     def _still_bad(self, keys: set[str], damaged: Collection[str]) -> set[str]:
         """Return which of these are damaged or still missing: an object that was not found may have been pushed meanwhile."""
         with store_errors(self._name):
-            return keys.intersection(damaged) | (keys - self._backend.exists(keys) if keys else set())
+            return keys.intersection(damaged) | (
+                keys - self._backend.exists(keys) if keys else set()
+            )
 
 
 def _last_used_s(stats: list[Stat], needed: dict[str, list[str]]) -> dict[str, float]:
@@ -353,6 +485,10 @@ def _last_used_s(stats: list[Stat], needed: dict[str, list[str]]) -> dict[str, f
             if unit in used_s:
                 used_s[unit] = max(used_s[unit], used_s[manifest])
     return used_s
+
+
+def _is_entry(key: str) -> bool:
+    return key.startswith((f"{INDEX}/", f"{MOVED}/"))
 
 
 def _is_record(key: str) -> bool:
@@ -366,13 +502,21 @@ def _names_units(key: str) -> bool:
 def _rank(key: str) -> int:
     """Return the order of removal among objects that were last used at the same time: each before the objects that it needs."""
     prefix = "/".join(key.split("/", 2)[:2])
-    ranks = {store_layout.DICTIONARIES: _DICTIONARY, store_layout.ENVELOPES: _UNIT, store_layout.UNITS: _UNIT}
-    return ranks.get(prefix, 0)
+    ranks = {
+        store_layout.DICTIONARIES: _DICTIONARY,
+        store_layout.ENVELOPES: _UNIT,
+        store_layout.UNITS: _UNIT,
+        INDEX: 0,
+        MOVED: 0,
+    }
+    return ranks.get(prefix, _NAMES_UNITS)
 
 
 def _called(key: str) -> str:
     """Return the name of a manifest or record in messages: the digest of its bundle, or the kernel key."""
-    return key.removeprefix(f"{RECORDS}/") if _is_record(key) else store_layout.digest_of_manifest(key)
+    return (
+        key.removeprefix(f"{RECORDS}/") if _is_record(key) else store_layout.digest_of_manifest(key)
+    )
 
 
 def _bytes(stats: list[Stat]) -> int:

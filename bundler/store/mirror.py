@@ -3,7 +3,7 @@
 
 ::
 
-    for each tag:  dictionaries ─▶ units ─▶ signatures ─▶ manifest ─▶ tag (compare-and-set)
+    for each tag:  dictionaries ─▶ units ─▶ signatures ─▶ manifest ─▶ tag (compare-and-set) ─▶ entries of the kernel index
 
 As in a push, what is missing comes before what names it: a run that is interrupted leaves units, and the next run finds them there.
 `Store.sync_to` calls it.
@@ -34,6 +34,7 @@ from bundler.package_loggers import logger
 from bundler.store import bounds, store_layout
 from bundler.store.blob_source import unit_batches
 from bundler.store.error_translation import store_errors
+from bundler.store.kernel_index import BundlePlace, KernelIndex, sample
 from bundler.store.maintenance import Watch
 from bundler.store.object_proofs import unit_payload_of
 from bundler.store.references import did_you_mean
@@ -48,7 +49,14 @@ _SWAPS = 5
 # Keys of which it is remembered that the target has them, some 50 MB; tags of one model share most of their units.
 _REMEMBERED = 400_000
 # What is wrong with one tag leaves the others as they are; a store that does not answer, or is full, ends the run.
-_OF_ONE_TAG = (NotFound, DigestMismatch, FormatError, AccessDenied, UnsupportedVersion, MergeConflict)
+_OF_ONE_TAG = (
+    NotFound,
+    DigestMismatch,
+    FormatError,
+    AccessDenied,
+    UnsupportedVersion,
+    MergeConflict,
+)
 _log = logger("bundler.store")
 
 
@@ -66,7 +74,14 @@ class Mirror:
     """
 
     def __init__(
-        self, source: Backend, source_name: str, target: Backend, target_name: str, limits: Limits, *, dry_run: bool
+        self,
+        source: Backend,
+        source_name: str,
+        target: Backend,
+        target_name: str,
+        limits: Limits,
+        *,
+        dry_run: bool,
     ) -> None:
         self._source, self._source_name = source, source_name
         self._target, self._target_name = target, target_name
@@ -99,7 +114,9 @@ class Mirror:
             near = self._near(globs)
             hint = f"; {did_you_mean(near)}" if near else ""
             raise NotFound(
-                f"{self._source_name}: no tag matches {', '.join(globs)}{hint}", store=self._source_name, near=near
+                f"{self._source_name}: no tag matches {', '.join(globs)}{hint}",
+                store=self._source_name,
+                near=near,
             )
         if delete_tags and not tags:
             raise ConfigError(
@@ -125,7 +142,8 @@ class Mirror:
     def _check_target(self) -> None:
         if not self._dry_run and not self._target.writable:
             raise AccessDenied(
-                f"{self._target_name}: it is only read here; give a store that may be written", store=self._target_name
+                f"{self._target_name}: it is only read here; give a store that may be written",
+                store=self._target_name,
             )
         if self._source_name == self._target_name and not self._source_name.startswith("memory:"):
             raise ConfigError(f"{self._source_name}: source and target are the same store")
@@ -133,13 +151,18 @@ class Mirror:
     @staticmethod
     def _tags(store: Backend, name: str, globs: Sequence[str]) -> list[str]:
         with store_errors(name):
-            tags = sorted(key.removeprefix(f"{store_layout.TAGS}/") for key in store.list_refs(store_layout.TAGS))
+            tags = sorted(
+                key.removeprefix(f"{store_layout.TAGS}/")
+                for key in store.list_refs(store_layout.TAGS)
+            )
         return [tag for tag in tags if not globs or any(fnmatchcase(tag, glob) for glob in globs)]
 
     def _near(self, globs: Sequence[str]) -> tuple[str, ...]:
         """Return tags of the source that are called almost as was asked for."""
         there = self._tags(self._source, self._source_name, ())
-        return tuple(dict.fromkeys(tag for glob in globs for tag in difflib.get_close_matches(glob, there)))
+        return tuple(
+            dict.fromkeys(tag for glob in globs for tag in difflib.get_close_matches(glob, there))
+        )
 
     def _mirror(self, tag: str) -> bool:
         """Mirror one tag; False when the target had it and all that it reaches."""
@@ -152,12 +175,17 @@ class Mirror:
             raise NotFound(f"{self._source_name}: tag {tag} was removed meanwhile", tag=tag)
         self._check_newer(tag, value)
         manifest = store_layout.decode_tag(value, tag)
-        stored = read_manifest(self._source, self._source_name, manifest, self._limits, read_only=True)
-        units = {unit.key: unit for unit in store_layout.units_of(Content.decode(stored[0], self._limits))}
+        stored = read_manifest(
+            self._source, self._source_name, manifest, self._limits, read_only=True
+        )
+        content = Content.decode(stored[0], self._limits)
+        units = {unit.key: unit for unit in store_layout.units_of(content)}
+        keys = [kernel.key for kernel in content.kernels]
         with store_errors(self._source_name):
             signed = envelope_keys(self._source, manifest)
         hinted = [store_layout.dictionary_key(digest) for _, digest in store_layout.hints_of(value)]
-        self._look([manifest, *signed, *hinted, *units])
+        entries = sample(keys)
+        self._look([manifest, *signed, *hinted, *entries, *units])
         missing = [unit for name, unit in units.items() if name not in self._there]
         self._units_present += len(units) - len(missing)
         self._units_moved += len(missing)
@@ -173,12 +201,22 @@ class Mirror:
             self._put({manifest: store_layout.encode_manifest(*stored)})
         if not complete:
             self._flush()
-        return self._set(tag, key, value) or not complete
+        moved = self._set(tag, key, value) or not complete
+        index = KernelIndex(self._target, self._target_name, self._limits)
+        indexed = not moved and self._there.issuperset(entries)
+        over, held = bool(signed or envelopes_in(value)), keys if indexed else ()
+        fresh = len(missing) == len(units)
+        self._bytes_moved += index.add(
+            content.kernels, BundlePlace(manifest, tag), held, fresh=fresh, over=over
+        )
+        return moved
 
     def _look(self, keys: Iterable[str]) -> None:
         """Learn which objects the target has, and mark them as in use, so that a prune spares them."""
         ask = self._target.exists if self._dry_run else self._target.claim
-        for batch in batches([key for key in dict.fromkeys(keys) if key not in self._there], store_layout.BATCH_KEYS):
+        for batch in batches(
+            [key for key in dict.fromkeys(keys) if key not in self._there], store_layout.BATCH_KEYS
+        ):
             with store_errors(self._target_name):
                 self._there |= ask(batch)
 
@@ -189,7 +227,10 @@ class Mirror:
             for unit in batch:
                 value = found.get(unit.key)
                 if value is None:
-                    raise NotFound(f"{self._source_name}: {unit.key} is missing; push the bundle again", key=unit.key)
+                    raise NotFound(
+                        f"{self._source_name}: {unit.key} is missing; push the bundle again",
+                        key=unit.key,
+                    )
                 unit_payload_of(unit, self._limits, value, self._dictionary)
             self._move_hinted(sorted({*map(_dictionary_key, found.values())} - self._there - {""}))
             self._put(found)
@@ -250,7 +291,11 @@ class Mirror:
         """Refuse to set a tag back: to what was signed before what the target has, or to what nobody signed."""
         held, offered = _epoch(self._named(store_layout.tag_key(tag))), _epoch(value)
         if held > offered:
-            what = f"an older statement (epoch {offered}, there {held})" if offered else "what nobody signed"
+            what = (
+                f"an older statement (epoch {offered}, there {held})"
+                if offered
+                else "what nobody signed"
+            )
             raise MergeConflict(
                 f"{self._target_name}: tag {tag} is signed there, and would be set back to {what}; delete the tag there to do so",
                 tag=tag,
@@ -264,7 +309,9 @@ class Mirror:
                 key = store_layout.tag_key(tag)
                 before = self._named(key)
                 with store_errors(self._target_name):
-                    if self._dry_run or (before is not None and self._target.swap_ref(key, before, None)):
+                    if self._dry_run or (
+                        before is not None and self._target.swap_ref(key, before, None)
+                    ):
                         gone.append(tag)
         return gone
 
@@ -279,7 +326,9 @@ def _epoch(value: bytes | None) -> int:
     epochs = [0]
     for data in envelopes_in(value):
         try:
-            epochs.append(TagStatement.decode(Envelope.decode(data, TagStatement.payload_type).payload).epoch)
+            epochs.append(
+                TagStatement.decode(Envelope.decode(data, TagStatement.payload_type).payload).epoch
+            )
         except BundlerError:
             continue  # about the bundle, or of a newer version
     return max(epochs)

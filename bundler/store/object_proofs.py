@@ -28,7 +28,8 @@ _FAST = 1
 def of_units(units: Iterable[store_layout.Unit], limits: Limits) -> dict[str, int]:
     """Return what `bounds.of_units` does, provable."""
     return {
-        unit.key: Provable(store_layout.sealed_bytes(unit.size), partial(prove_unit, unit, limits)) for unit in units
+        unit.key: Provable(store_layout.sealed_bytes(unit.size), partial(prove_unit, unit, limits))
+        for unit in units
     }
 
 

@@ -16,7 +16,14 @@ from bundler.store.store_reports import Held
 
 # For so long nothing is removed: another process may have found an object present, and be about to name it in a manifest.
 GRACE_S = 24 * 3600.0
-TAGS, UNREAD_TAGS, GRACE, AGE, ROOM, USE = "tags", "unread tags", "grace", "older_than", "max_bytes", "use"
+TAGS, UNREAD_TAGS, GRACE, AGE, ROOM, USE = (
+    "tags",
+    "unread tags",
+    "grace",
+    "older_than",
+    "max_bytes",
+    "use",
+)
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,9 @@ class PruneRequest:
 
     def __post_init__(self) -> None:
         if not 0 <= self.grace_s < math.inf:
-            raise ConfigError(f"grace_s={self.grace_s!r}: expected seconds, 0 or more", got=self.grace_s)
+            raise ConfigError(
+                f"grace_s={self.grace_s!r}: expected seconds, 0 or more", got=self.grace_s
+            )
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,9 @@ class PruneChoice:
         """Return what holds each object that stayed; an object that was to go and is still there was used while the prune ran."""
         used = [stat for stat in self.removed if stat.key not in gone]
         groups = [*self.held, (USE, used)]
-        return tuple(Held(by, len(stats), sum(s.size_bytes for s in stats)) for by, stats in groups if stats)
+        return tuple(
+            Held(by, len(stats), sum(s.size_bytes for s in stats)) for by, stats in groups if stats
+        )
 
 
 def choose(
@@ -71,7 +82,11 @@ def choose(
     young = [stat for stat in loose if used_s[stat.key] > before_s]
     old = [stat for stat in loose if used_s[stat.key] <= before_s]
     least_s = now_s - (request.older_than_s or 0.0)
-    aged = len(old) if request.older_than_s is None else sum(used_s[stat.key] < least_s for stat in old)
+    aged = (
+        len(old)
+        if request.older_than_s is None
+        else sum(used_s[stat.key] < least_s for stat in old)
+    )
     removed: list[Stat] = []
     kept_bytes = sum(stat.size_bytes for stat in (*reached, *loose))
     for stat in old[:aged]:
@@ -80,5 +95,6 @@ def choose(
         removed.append(stat)
         kept_bytes -= stat.size_bytes
     return PruneChoice(
-        tuple(removed), ((TAGS, reached), (GRACE, young), (AGE, old[aged:]), (ROOM, old[len(removed) : aged]))
+        tuple(removed),
+        ((TAGS, reached), (GRACE, young), (AGE, old[aged:]), (ROOM, old[len(removed) : aged])),
     )

@@ -33,7 +33,11 @@ class Marks:
     """
 
     def __init__(
-        self, backend: Backend, name: str, keys: Collection[str], units: Callable[[], Collection[Unit]]
+        self,
+        backend: Backend,
+        name: str,
+        keys: Collection[str],
+        units: Callable[[], Collection[Unit]],
     ) -> None:
         self._backend, self._name, self._keys, self._units = backend, name, keys, units
         # An interrupt may arrive while the thread is being started: who touches them is decided under this lock.

@@ -59,8 +59,21 @@ class PushSignatures:
         tag: the tag; None for a push by digest alone.
     """
 
-    def __init__(self, backend: Backend, name: str, key: SigningKey | None, pushed: Bundle, tag: str | None) -> None:
-        self._backend, self._name, self._key, self._pushed, self._tag = backend, name, key, pushed, tag
+    def __init__(
+        self, backend: Backend, name: str, key: SigningKey | None, pushed: Bundle, tag: str | None
+    ) -> None:
+        self._backend, self._name, self._key, self._pushed, self._tag = (
+            backend,
+            name,
+            key,
+            pushed,
+            tag,
+        )
+
+    @property
+    def signed(self) -> bool:
+        """Whether anybody vouches for what is pushed."""
+        return self._key is not None or bool(self._pushed.signatures)
 
     def check_merge(self, before: bytes | None, held: Bundle) -> None:
         """Refuse to merge what a key would have to vouch for that nobody vouches for, and to make an unsigned tag of a signed one.
@@ -92,7 +105,9 @@ class PushSignatures:
                     "mode='replace', or trust the key of who signed it", tag=self._tag, reason=one.reason,
                 )  # fmt: skip
 
-    def tag_value(self, final: Bundle, before: bytes | None, manifest: str, hints: Sequence[Hint]) -> bytes:
+    def tag_value(
+        self, final: Bundle, before: bytes | None, manifest: str, hints: Sequence[Hint]
+    ) -> bytes:
         """Return the value of the tag, with what is signed of it; and store what is signed of the bundle."""
         content = final.digest.removeprefix("sha256:")
         about = list(self._pushed.signatures) if final.digest == self._pushed.digest else []
@@ -106,19 +121,30 @@ class PushSignatures:
         return store_layout.encode_tag(manifest, hints, _fitting([*of_tag, *about]))
 
     def _signed(
-        self, key: SigningKey, final: Bundle, before: bytes | None, about: list[bytes], of_tag: list[bytes]
+        self,
+        key: SigningKey,
+        final: Bundle,
+        before: bytes | None,
+        about: list[bytes],
+        of_tag: list[bytes],
     ) -> tuple[list[bytes], list[bytes]]:
         """Return the envelopes with ours first; ones of ours that say so already stay, so that a push that changes nothing changes nothing."""
         judge = self._judge
         subject = replace(subject_of(final), stored="")
         mine = [data for data in about if _by(data, key) and judge.of_bundle([data], subject).good]
         about = (
-            [*mine, *(data for data in about if data not in mine)] if mine else [bundle_envelope(final, key), *about]
+            [*mine, *(data for data in about if data not in mine)]
+            if mine
+            else [bundle_envelope(final, key), *about]
         )
         if self._tag is None:
             return about, []
         store, content = signed_name(self._name), subject.content
-        ours = [data for data in of_tag if _by(data, key) and judge.of_tag([data], store, self._tag, content).good]
+        ours = [
+            data
+            for data in of_tag
+            if _by(data, key) and judge.of_tag([data], store, self._tag, content).good
+        ]
         if not ours:
             ours = [tag_envelope(key, store, self._tag, content, self._next_epoch(before, store))]
         return about, ours[:1]
@@ -132,7 +158,9 @@ class PushSignatures:
                 statement = TagStatement.decode(envelope.payload)
             except FormatError:
                 continue
-            if (statement.store, statement.tag) == (store, self._tag) and signers(envelope, self._judge.keys.public):
+            if (statement.store, statement.tag) == (store, self._tag) and signers(
+                envelope, self._judge.keys.public
+            ):
                 epochs.append(statement.epoch)
         return max(max(epochs) + 1, time.time_ns() // 1_000_000)
 
@@ -147,7 +175,10 @@ class PushSignatures:
         return SignaturePolicy(TrustedKeys(keys))
 
     def _put(self, manifest: str, about: Sequence[bytes]) -> None:
-        values = {f"{prefix_of(manifest)}/{sha256(data).hex()[:16]}": store_layout.seal(data) for data in about}
+        values = {
+            f"{prefix_of(manifest)}/{sha256(data).hex()[:16]}": store_layout.seal(data)
+            for data in about
+        }
         if values:
             with store_errors(self._name):
                 self._backend.put(values)
@@ -164,7 +195,11 @@ def _fitting(envelopes: Sequence[bytes]) -> list[bytes]:
 
 def _names(value: bytes | None, tag: str | None, content: str) -> bool:
     try:
-        return value is not None and tag is not None and content_of(store_layout.decode_tag(value, tag)) == content
+        return (
+            value is not None
+            and tag is not None
+            and content_of(store_layout.decode_tag(value, tag)) == content
+        )
     except FormatError:
         return False
 

@@ -10,6 +10,8 @@ import contextlib
 import re
 from collections.abc import Sequence
 
+from bundler.backends.backend_errors import BackendTimeout
+from bundler.backends.breaker import bounded
 from bundler.backends.port import Backend
 from bundler.errors import BundlerError, ConfigError, NotFound
 from bundler.store import store_layout
@@ -22,6 +24,8 @@ _WHOLE_DIGEST = 64
 # More digits than this are meant as a whole digest, of which some were lost.
 _MOSTLY = 40
 _NEAR_TAGS = 3
+# How long those who name a wrong tag wait for the tags that are there.
+SUGGESTIONS_S = 1.0
 _SHOWN_CANDIDATES = 10
 _PREFIX = "sha256:"
 _HEX = re.compile(r"[0-9a-f]{1,64}")
@@ -57,23 +61,33 @@ class References:
                     f"{self._name}: no tag {name!r}, and no bundle whose digest begins so", tag=name
                 ) from None
         near: tuple[str, ...] = ()
-        with contextlib.suppress(BundlerError):  # without suggestions the error still says that there is no such tag
+        with contextlib.suppress(
+            BundlerError
+        ):  # without suggestions the error still says that there is no such tag
             near = self.near_tags(name)
         raise unknown_tag(self._name, name, near)
 
     def near_tags(self, tag: str) -> tuple[str, ...]:
-        """Return the tags that are called so or almost so, the nearest first."""
+        """Return the tags that are called so or almost so, the nearest first; none where listing takes long."""
         with store_errors(self._name):
-            names = [key.removeprefix(f"{store_layout.TAGS}/") for key in self._backend.list_refs(store_layout.TAGS)]
+            try:
+                keys = bounded(
+                    lambda: list(self._backend.list_refs(store_layout.TAGS)), SUGGESTIONS_S
+                )
+            except BackendTimeout:
+                return ()
         import difflib  # only for a tag that is not there
 
+        names = [key.removeprefix(f"{store_layout.TAGS}/") for key in keys]
         return tuple(difflib.get_close_matches(tag, names, n=_NEAR_TAGS))
 
     def _by_digest(self, digest: str) -> str:
         begin = digest.removeprefix(_PREFIX)
         whole = not _HEX.fullmatch(begin) or len(begin) == _WHOLE_DIGEST
         if not whole and len(begin) < SHORTEST_DIGEST:
-            raise ConfigError(f"{digest}: expected {SHORTEST_DIGEST} digits of a digest or more", got=digest)
+            raise ConfigError(
+                f"{digest}: expected {SHORTEST_DIGEST} digits of a digest or more", got=digest
+            )
         prefix = store_layout.manifests_of(digest) if whole else store_layout.MANIFESTS
         start = f"{store_layout.MANIFESTS}/{begin}"
         with store_errors(self._name):
@@ -89,7 +103,9 @@ class References:
                 )  # raises for one that lost digits on the way; a whole one may be pruned
             raise NotFound(f"{self._name}: no bundle {digest}", digest=digest)
         if len(candidates) > 1:
-            shown = ", ".join(candidates[:_SHOWN_CANDIDATES]) + (", …" if len(candidates) > _SHOWN_CANDIDATES else "")
+            shown = ", ".join(candidates[:_SHOWN_CANDIDATES]) + (
+                ", …" if len(candidates) > _SHOWN_CANDIDATES else ""
+            )
             raise ConfigError(
                 f"{self._name}: {digest} begins {len(candidates)} digests: {shown}; give more digits of one",
                 got=digest, candidates=tuple(candidates),

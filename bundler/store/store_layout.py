@@ -8,6 +8,9 @@
     v1/m/<64 hex>/<16 hex>   a manifest: content and observations of a bundle, by the digests of both
     v1/t/<tag>      a ref: which manifest, which dictionaries its units were compressed with lately, and signatures (store_signatures.py)
     v1/e/<64 hex>/<16 hex>   a signature of a bundle, by the digests of both
+    v1/k/<kernel key>   a kernel that was published by itself (kernel_records.py)
+    v1/b/<kernel key>   which bundle has that kernel (kernel_index.py)
+    v1/l/<moved key>    the key under which a kernel was recorded, by what is the same once it moved (moved_index.py)
 
     value   TBV1, digest of the rest, one zstd frame
             TBD1, digest of the rest, digest of a dictionary, one zstd frame that needs it
@@ -58,6 +61,8 @@ HINTS = 16
 # A tag is a few hundred bytes, the last failure of a compile a few thousand.
 REF_BYTES = 128 * KIB
 RECORDS = f"{MAJOR}/k"
+INDEX = f"{MAJOR}/b"
+MOVED = f"{MAJOR}/l"
 RECORD_BYTES = MIB  # a record is of one kernel, and has some KB
 
 # Of one thread; a bundle of one target has units of two families, each with a dictionary.
@@ -104,7 +109,11 @@ class Unit:
 def units_of(content: Content, *, launch: bool = True) -> Iterator[Unit]:
     """Yield the units of a bundle, with the launch sets or without; a blob that two kernels share is in a unit of each."""
     yield from units_of_kernels(content.kernels, launch=launch)
-    companions: list[TuningFile | HelperLibrary | Opaque] = [*content.tuning_files, *content.helpers, *content.opaque]
+    companions: list[TuningFile | HelperLibrary | Opaque] = [
+        *content.tuning_files,
+        *content.helpers,
+        *content.opaque,
+    ]
     for entry in companions:
         yield Unit(((digest_raw(entry.artifact.digest), entry.artifact.size),))
 
@@ -117,7 +126,13 @@ def units_of_kernels(kernels: Iterable[Kernel], *, launch: bool = True) -> Itera
         layout, target = kernel.layout, kernel.target
         if (id(layout), id(target)) not in known:
             others = tuple([position for position in layout.order if position not in layout.launch])
-            known[id(layout), id(target)] = layout, target, others, f"{target}/launch", f"{target}/rest"
+            known[id(layout), id(target)] = (
+                layout,
+                target,
+                others,
+                f"{target}/launch",
+                f"{target}/rest",
+            )
         _, _, rest, of_launch, of_rest = known[id(layout), id(target)]
         files = blobs_of_files(kernel)
         if launch:
@@ -135,6 +150,17 @@ def seal(payload: bytes, level: int = ZSTD_LEVEL) -> bytes:
     return _ALONE + sha256(data) + data
 
 
+def seal_small(payload: bytes) -> bytes:
+    """Return what is stored for some bytes, of which there are thousands: the compressor is kept, and chosen for none of them."""
+    compressor: zstandard.ZstdCompressor | None = getattr(_of_thread, "compressor", None)
+    if compressor is None:
+        compressor = _of_thread.compressor = zstandard.ZstdCompressor(
+            level=1, write_checksum=True, write_content_size=True
+        )
+    data = compressor.compress(payload)
+    return _ALONE + sha256(data) + data
+
+
 def seal_with(dictionary: bytes, frame: bytes) -> bytes:
     """Return what is stored for a frame that was compressed with the dictionary of this digest."""
     rest = dictionary + frame
@@ -146,7 +172,9 @@ def sealed_bytes(size: int) -> int:
     return _HEAD_BYTES + DIGEST_BYTES + size + size // 256 + _FRAME_BYTES
 
 
-def check_seal(value: bytes, key: str, size: int | None = None, *, verified: bool = False) -> memoryview:
+def check_seal(
+    value: bytes, key: str, size: int | None = None, *, verified: bool = False
+) -> memoryview:
     """Return the frame of a stored value.
 
     Args:
@@ -163,10 +191,15 @@ def check_seal(value: bytes, key: str, size: int | None = None, *, verified: boo
     start = _HEAD_BYTES + (DIGEST_BYTES if value.startswith(_WITH_DICTIONARY) else 0)
     if isinstance(value, Unread):
         if size is None and _may_be_whole(value, start):
-            raise LimitExceeded(f"{key}: {value.why}; if you trust this store, pass Limits with larger values", key=key)
+            raise LimitExceeded(
+                f"{key}: {value.why}; if you trust this store, pass Limits with larger values",
+                key=key,
+            )
         raise DigestMismatch(f"{key}: {value.why}; the next push sends it again", key=key)
     if len(view) < start or not value.startswith((_ALONE, _WITH_DICTIONARY)):
-        raise DigestMismatch(f"{key}: not a value of this store; verify --repair removes it", key=key)
+        raise DigestMismatch(
+            f"{key}: not a value of this store; verify --repair removes it", key=key
+        )
     if not verified:
         check_digest(view[_HEAD_BYTES:], bytes(view[len(_ALONE) : _HEAD_BYTES]), key)
     return view[start:]
@@ -179,7 +212,11 @@ def is_sealed(value: bytes) -> bool:
     """
     rest = memoryview(value)[_HEAD_BYTES:]
     least = _LEAST_BYTES.get(value[: len(_ALONE)])
-    return least is not None and len(value) >= least and sha256(rest) == value[len(_ALONE) : _HEAD_BYTES]
+    return (
+        least is not None
+        and len(value) >= least
+        and sha256(rest) == value[len(_ALONE) : _HEAD_BYTES]
+    )
 
 
 def _may_be_whole(value: Unread, start: int) -> bool:
@@ -222,7 +259,9 @@ def unseal(
     limit: str = "document_bytes",
 ) -> bytes:
     """Return the payload of a stored value that needs no dictionary; arguments and errors as of `check_seal` and `decompress`."""
-    return decompress(check_seal(value, key, size), key, size, limits, most_bytes=most_bytes, limit=limit)
+    return decompress(
+        check_seal(value, key, size), key, size, limits, most_bytes=most_bytes, limit=limit
+    )
 
 
 def decompress(
@@ -255,12 +294,18 @@ def decompress(
             raise FormatError(f"{key}: does not say its size", key=key)
         if most_bytes is not None and declared > most_bytes:
             # Not a limit that a user could raise: such a value is damaged, and may be removed.
-            raise FormatError(f"{key}: declares {declared} bytes, expected {most_bytes} at most", key=key)
+            raise FormatError(
+                f"{key}: declares {declared} bytes, expected {most_bytes} at most", key=key
+            )
         if size is None:
             limits.check(limit, declared, key)
         elif declared != size:
-            raise FormatError(f"{key}: declares {count(declared, 'byte')}, expected {size}", key=key)
-        payload: bytes = decompressor(dictionary).decompress(frame, max_output_size=declared, allow_extra_data=False)
+            raise FormatError(
+                f"{key}: declares {count(declared, 'byte')}, expected {size}", key=key
+            )
+        payload: bytes = decompressor(dictionary).decompress(
+            frame, max_output_size=declared, allow_extra_data=False
+        )
     except zstandard.ZstdError as error:
         raise FormatError(f"{key}: {error}", key=key) from error
     return payload
@@ -268,14 +313,18 @@ def decompress(
 
 def decompressor(dictionary: zstandard.ZstdCompressionDict | None) -> zstandard.ZstdDecompressor:
     """Return this thread's decompressor: a restore decodes thousands of units, and one decompressor serves one thread at a time."""
-    known: dict[int, tuple[Any, zstandard.ZstdDecompressor]] = _of_thread.__dict__.setdefault("decompressors", {})
+    known: dict[int, tuple[Any, zstandard.ZstdDecompressor]] = _of_thread.__dict__.setdefault(
+        "decompressors", {}
+    )
     # The dictionary is kept beside its decompressor, so that no other one can have its `id`.
     found = known.get(id(dictionary))
     if found is None:
         if len(known) >= _DECOMPRESSORS:
             known.clear()
         made = (
-            zstandard.ZstdDecompressor(dict_data=dictionary) if dictionary is not None else zstandard.ZstdDecompressor()
+            zstandard.ZstdDecompressor(dict_data=dictionary)
+            if dictionary is not None
+            else zstandard.ZstdDecompressor()
         )
         found = known[id(dictionary)] = (dictionary, made)
     return found[1]
@@ -325,13 +374,18 @@ def tag_key(tag: str) -> str:
     Raises:
         ConfigError: not a tag: up to four components of `A-Z a-z 0-9 . _ -` joined by `/`.
     """
-    if not _TAG.fullmatch(tag):
+    if not is_tag(tag):
         raise ConfigError(
             f"not a tag: {tag!r}; expected up to four components of A-Z a-z 0-9 . _ - joined by /, each beginning "
             "with a letter, digit or _, such as llama3/h200",
             tag=tag,
         )
     return f"{TAGS}/{tag}"
+
+
+def is_tag(text: str) -> bool:
+    """Tell whether a tag may be called so."""
+    return _TAG.fullmatch(text) is not None
 
 
 def encode_tag(manifest: str, hints: Sequence[Hint] = (), envelopes: Sequence[bytes] = ()) -> bytes:
@@ -343,14 +397,18 @@ def encode_tag(manifest: str, hints: Sequence[Hint] = (), envelopes: Sequence[by
 def unpack_ref(value: bytes, what: str) -> list[Any]:
     """Decode the value of a ref; raises `FormatError`, before it decodes what is too large for one."""
     if len(value) > REF_BYTES:
-        raise LimitExceeded(f"{what}: {len(value)} bytes or more, expected {REF_BYTES} at most", what=what)
+        raise LimitExceeded(
+            f"{what}: {len(value)} bytes or more, expected {REF_BYTES} at most", what=what
+        )
     return wire.unpack(value, what)
 
 
 def hints_of(value: bytes | None) -> tuple[Hint, ...]:
     """Return the dictionaries that a tag names, the latest first; none for a tag that does not say, or cannot be read."""
     try:
-        *_, hints = wire.fields(unpack_ref(value or b"", "tag"), "tag", int, str, list, open_ended=True)
+        *_, hints = wire.fields(
+            unpack_ref(value or b"", "tag"), "tag", int, str, list, open_ended=True
+        )
         found = [wire.fields(hint, "hint", str, bytes) for hint in hints[:HINTS]]
     except FormatError:
         return ()
@@ -362,7 +420,9 @@ def decode_tag(value: bytes, tag: str) -> str:
     try:
         if isinstance(value, Unread):
             raise FormatError(value.why)
-        version, manifest = wire.fields(unpack_ref(value, "its value"), "its value", int, str, open_ended=True)
+        version, manifest = wire.fields(
+            unpack_ref(value, "its value"), "its value", int, str, open_ended=True
+        )
         if version == 1 and _MANIFEST.fullmatch(manifest):
             return str(manifest)
         why = f"version {version}, naming {manifest!r:.90}"
@@ -396,5 +456,7 @@ def decode_manifest(value: bytes, key: str, limits: Limits) -> tuple[bytes, byte
     row = wire.decode(payload, _STORED_MANIFEST, key, limits)
     check_digest(row.content, digest_raw(digest_of_manifest(key)), key)
     if manifest_key(digest_of_manifest(key), row.observed) != key:
-        raise DigestMismatch(f"{key}: the observations are of another manifest; push the bundle again", key=key)
+        raise DigestMismatch(
+            f"{key}: the observations are of another manifest; push the bundle again", key=key
+        )
     return row.content, row.observed

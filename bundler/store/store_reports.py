@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bundler.format.summary import Summarized
+from bundler.format.summary import Reported, Summarized
 
 Reasons = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, repr=False)
-class PushReport(Summarized):
+class PushReport(Reported):
     """What a push did.
 
     Attributes:
@@ -65,6 +65,8 @@ class StoreStats(Summarized):
         records, record_bytes: kernels that were published one by one, and single files; their units count as units.
         failures: compiles whose failure was told.
         dictionaries, dictionary_bytes: what units were compressed with.
+        kernels: those that are found by their keys, however they came here.
+        index_bytes: what says which bundle has which kernel.
     """
 
     units: int
@@ -78,10 +80,18 @@ class StoreStats(Summarized):
     failures: int = 0
     dictionaries: int = 0
     dictionary_bytes: int = 0
+    kernels: int = 0
+    index_bytes: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """All of it."""
+        named = self.manifest_bytes + self.record_bytes + self.index_bytes
+        return self.unit_bytes + self.dictionary_bytes + named
 
 
 @dataclass(frozen=True, repr=False)
-class VerifyReport(Summarized):
+class VerifyReport(Reported):
     """What was checked.
 
     Attributes:
@@ -90,12 +100,14 @@ class VerifyReport(Summarized):
         dangling: (bundle digest, tag, or key of a kernel that was published by itself, what it lacks).
         removed: keys of damaged objects, and of records that lack something, that `repair` removed: the next push sends them
             again, and the next build can be published.
+        indexed: kernels of tagged bundles that are found by their keys again, since `repair` wrote which bundle has them.
     """
 
     checked: int
     damaged: Reasons
     dangling: Reasons
     removed: tuple[str, ...]
+    indexed: int = 0
 
     @property
     def sound(self) -> bool:
@@ -119,7 +131,7 @@ class Held(Summarized):
 
 
 @dataclass(frozen=True, repr=False)
-class PruneReport(Summarized):
+class PruneReport(Reported):
     """What was removed, or with `dry_run` would be.
 
     Attributes:
@@ -145,7 +157,7 @@ class PruneReport(Summarized):
 
 
 @dataclass(frozen=True, repr=False)
-class SyncReport(Summarized):
+class SyncReport(Reported):
     """What a mirror did, or with `dry_run` would do.
 
     Attributes:
@@ -170,9 +182,16 @@ class SyncReport(Summarized):
 
 @dataclass
 class Sent:
-    """What a push sent so far; what it tells at its end is a `PushReport`."""
+    """What a push sent so far; what it tells at its end is a `PushReport`.
+
+    Attributes:
+        known: whether the bundle was there, under whatever tag.
+        indexed: whether some of its kernels, which stand for all that were there, are found by their keys.
+    """
 
     units: int = 0
     present: int = 0
     bytes: int = 0
     repaired: int = 0
+    known: bool = False
+    indexed: bool = False

@@ -20,14 +20,25 @@ from bundler.errors import ConfigError
 from bundler.fork_safety import after_fork
 from bundler.store import store_layout
 from bundler.store.error_translation import store_errors
-from bundler.store.store_layout import DICTIONARIES, ENVELOPES, MANIFESTS, TAGS, UNITS
+from bundler.store.store_layout import (
+    DICTIONARIES,
+    ENVELOPES,
+    INDEX,
+    MANIFESTS,
+    MOVED,
+    RECORDS,
+    TAGS,
+    UNITS,
+)
 from bundler.store.store_urls import is_sound
 
 #: How long who leaves waits for answers that are under way.
 DRAIN_S = 5.0
 _LISTEN = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{1,253})):(\d{1,5})", re.ASCII)
 _OBJECT = re.compile(
-    rf"(?:{UNITS}|{DICTIONARIES})/[0-9a-f]{{64}}|(?:{MANIFESTS}|{ENVELOPES})/[0-9a-f]{{64}}/[0-9a-f]{{16}}", re.ASCII
+    rf"(?:{UNITS}|{DICTIONARIES})/[0-9a-f]{{64}}|(?:{MANIFESTS}|{ENVELOPES})/[0-9a-f]{{64}}/[0-9a-f]{{16}}"
+    rf"|(?:{RECORDS}|{INDEX}|{MOVED})/(?:[A-Z2-7]{{52}}|[0-9a-f]{{64}})",
+    re.ASCII,
 )
 _MOST_PORT = 65535
 
@@ -35,7 +46,7 @@ _MOST_PORT = 65535
 class StoreServer:
     """A server of what a store has, which runs in threads of this process until it is closed; a context manager.
 
-    Objects are read by digest and tags by name; there is nothing else that could be asked for, and nothing is written.  Whoever reaches
+    Objects are read by digest, kernels by key and tags by name; there is nothing else that could be asked for, and nothing is written.  Whoever reaches
     the address may read: listen where that is fine.  In a forked child there is no server.
 
     Args:
@@ -57,7 +68,9 @@ class StoreServer:
     ) -> None:
         host, port = listen_address(listen)
         bounds, self._tally = bounds or ServingBounds(), ServingTally(more_metrics)
-        objects = ServedObjects(source, _KEYS, self._tally, reads=bounds.reads, memory_bytes=bounds.memory_bytes)
+        objects = ServedObjects(
+            source, _KEYS, self._tally, reads=bounds.reads, memory_bytes=bounds.memory_bytes
+        )
         with store_errors("serve"):
             self._server = PeerServer(objects, host, port, self._tally, bounds)
         after_fork(self._server.abandon)
@@ -91,7 +104,10 @@ class StoreServer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -104,14 +120,17 @@ def listen_address(listen: str) -> tuple[str, int]:
     match = _LISTEN.fullmatch(listen)
     if match is None or int(match[3]) > _MOST_PORT:
         raise ConfigError(
-            f"listen={listen!r:.100}: expected HOST:PORT, such as 127.0.0.1:8321 or 0.0.0.0:8321", got=listen
+            f"listen={listen!r:.100}: expected HOST:PORT, such as 127.0.0.1:8321 or 0.0.0.0:8321",
+            got=listen,
         )
     return match[1] or match[2], int(match[3])
 
 
 def _is_tag(key: str) -> bool:
     try:
-        return key.startswith(f"{TAGS}/") and store_layout.tag_key(key.removeprefix(f"{TAGS}/")) == key
+        return (
+            key.startswith(f"{TAGS}/") and store_layout.tag_key(key.removeprefix(f"{TAGS}/")) == key
+        )
     except ConfigError:
         return False
 
@@ -120,4 +139,10 @@ def _is_object(key: str) -> bool:
     return _OBJECT.fullmatch(key) is not None
 
 
-_KEYS = ServedKeys(_is_object, _is_tag, (UNITS, DICTIONARIES, MANIFESTS, ENVELOPES, TAGS), TAGS, is_sound)
+_KEYS = ServedKeys(
+    _is_object,
+    _is_tag,
+    (UNITS, DICTIONARIES, MANIFESTS, ENVELOPES, RECORDS, INDEX, MOVED, TAGS),
+    TAGS,
+    is_sound,
+)

@@ -33,7 +33,6 @@ from bundler.trust.admission import policy_in_force
 
 if TYPE_CHECKING:
     from bundler.trust.signature_policy import SignaturePolicy
-    from bundler.trust.statements import TrustLevel
 
 ENVELOPES = store_layout.ENVELOPES
 # A tag's value is small, since it is read whole by every reader: each envelope in it has some hundred bytes.
@@ -52,9 +51,15 @@ class SignedTag(Struct, frozen=True):
 def envelopes_in(value: bytes | None) -> tuple[bytes, ...]:
     """Return the envelopes in a tag's value; none for a tag that has none, or cannot be read."""
     try:
-        rows = wire.fields(store_layout.unpack_ref(value or b"", "tag"), "tag", int, str, list, list, open_ended=True)[
-            3
-        ]
+        rows = wire.fields(
+            store_layout.unpack_ref(value or b"", "tag"),
+            "tag",
+            int,
+            str,
+            list,
+            list,
+            open_ended=True,
+        )[3]
     except FormatError:
         return ()
     return tuple(row for row in rows[:MOST_IN_TAG] if type(row) is bytes)
@@ -91,9 +96,20 @@ class StoreSignatures(SignatureSource):
     """
 
     def __init__(
-        self, backend: Backend, name: str, manifest: str, in_tag: Sequence[bytes] = (), doubt: str = ""
+        self,
+        backend: Backend,
+        name: str,
+        manifest: str,
+        in_tag: Sequence[bytes] = (),
+        doubt: str = "",
     ) -> None:
-        self._backend, self._name, self._manifest, self._in_tag, self.doubt = backend, name, manifest, in_tag, doubt
+        self._backend, self._name, self._manifest, self._in_tag, self.doubt = (
+            backend,
+            name,
+            manifest,
+            in_tag,
+            doubt,
+        )
 
     def envelopes(self) -> tuple[bytes, ...]:
         """Return them; raises `StoreUnavailable`, `AccessDenied`."""
@@ -106,7 +122,9 @@ class StoreSignatures(SignatureSource):
             return tuple(about)
         with store_errors(self._name):
             keys = envelope_keys(self._backend, self._manifest)
-            found = self._backend.get_within(dict.fromkeys(keys, store_layout.sealed_bytes(MAX_ENVELOPE_BYTES)))
+            found = self._backend.get_within(
+                dict.fromkeys(keys, store_layout.sealed_bytes(MAX_ENVELOPE_BYTES))
+            )
         return tuple(data for key in keys if (data := _unsealed(key, found.get(key))) is not None)
 
 
@@ -120,6 +138,8 @@ def check_envelope(key: str, value: bytes) -> bytes:
 
 def admit_tag(policy: SignaturePolicy | None, store: str, found: SignedTag) -> str:
     """Judge what a tag says, before what it names is used.
+
+    What it names may hold kernels alone, so here the demand for kernels counts; `admit` refuses code behind a tag that nobody vouches for.
 
     Args:
         policy: which signatures are asked for; None for what the environment says.
@@ -137,10 +157,9 @@ def admit_tag(policy: SignaturePolicy | None, store: str, found: SignedTag) -> s
     if policy is None or found.tag is None or policy.kernels == policy.code == "off":
         return ""
     what = f"tag {found.tag!r} of {store}"
-    level: TrustLevel = "kernels" if policy.kernels == "require" else "code"
     about = [data for data in found.envelopes if not is_about_bundle(data)]
     judgement = policy.of_tag(about, signed_name(store), found.tag, content_of(found.manifest))
-    policy.require(judgement, level, what)
+    policy.require(judgement, "kernels", what)
     return "" if judgement.good else f"{what}: {judgement.reason}"
 
 

@@ -95,7 +95,9 @@ def open_backend(urls: Sequence[str], opening: Opening | None = None) -> tuple[B
         return opened[0][1], name
     tiers = [Tier(name, backend, STORE_RULES) for name, backend in opened]
     # Before the far store, behind directories of this host: the first server, or the farthest directory.
-    far = next((place for place, url in enumerate(urls) if _split(url).scheme in _SERVERS), len(urls) - 1)
+    far = next(
+        (place for place, url in enumerate(urls) if _split(url).scheme in _SERVERS), len(urls) - 1
+    )
     return Tiers([*tiers[:far], *_open_peers(how), *tiers[far:]], how.when_down), name
 
 
@@ -109,7 +111,13 @@ def _open_peers(how: Opening) -> list[Tier]:
     for settings in [_peer(url) for url in how.peers]:
         backend = PeerBackend(settings, proofs_only=True)
         limits = Deadlines(settings.timeout_s, budget_s=settings.timeout_s, probe_s=how.probe_s)
-        tiers.append(Tier(f"peer {settings.shown}", _guarded(backend, limits, f"peer {settings.shown}"), STORE_RULES))
+        tiers.append(
+            Tier(
+                f"peer {settings.shown}",
+                _guarded(backend, limits, f"peer {settings.shown}"),
+                STORE_RULES,
+            )
+        )
     return tiers
 
 
@@ -131,14 +139,25 @@ def _check(urls: Sequence[str], how: Opening) -> None:
     if not urls:
         raise ConfigError(f"expected a store, got none; expected {_SCHEMES}")
     twice = next(
-        (url for position, url in enumerate(urls) if url in urls[:position] and _split(url).scheme != "memory"), None
+        (
+            url
+            for position, url in enumerate(urls)
+            if url in urls[:position] and _split(url).scheme != "memory"
+        ),
+        None,
     )
     if twice is not None:
-        raise ConfigError(f"{_name(twice)} is given twice; expected each tier once, the nearest first")
+        raise ConfigError(
+            f"{_name(twice)} is given twice; expected each tier once, the nearest first"
+        )
     if how.when_down not in get_args(WhenDown):
-        raise ConfigError(f"when_down={how.when_down!r}: expected 'raise' or 'degrade'", got=how.when_down)
+        raise ConfigError(
+            f"when_down={how.when_down!r}: expected 'raise' or 'degrade'", got=how.when_down
+        )
     if not how.probe_s > 0:
-        raise ConfigError(f"probe_s={how.probe_s!r}: expected seconds, more than 0", got=how.probe_s)
+        raise ConfigError(
+            f"probe_s={how.probe_s!r}: expected seconds, more than 0", got=how.probe_s
+        )
     if how.server and not any(_split(url).scheme in redis.SCHEMES for url in urls):
         raise ConfigError(
             f"{how.server[0][0]}: there is no Redis store among {', '.join(map(_name, urls))} to set it for"
@@ -171,13 +190,19 @@ def _open_directory(url: str, parts: SplitResult, how: Opening) -> Backend:
             "place of a file",
             url=_shown(parts),
         )
-    if parts.scheme != "file" or parts.netloc not in {"", "localhost"} or not path.startswith("/") or "\0" in path:
+    if (
+        parts.scheme != "file"
+        or parts.netloc not in {"", "localhost"}
+        or not path.startswith("/")
+        or "\0" in path
+    ):
         raise ConfigError(f"not a store: {_shown(parts)!r}; expected {_SCHEMES}", url=_shown(parts))
     settings = dict(parse_qsl(parts.query, keep_blank_values=True))
     mode, timeout_s = settings.pop("mode", "private"), _seconds(settings.pop("timeout_s", None))
     if settings or mode not in _MODES or parts.fragment or timeout_s == 0:
         raise ConfigError(
-            f"{url!r}: expected ?mode=private or ?mode=group, timeout_s=SECONDS, readonly=1, and nothing else", url=url
+            f"{url!r}: expected ?mode=private or ?mode=group, timeout_s=SECONDS, readonly=1, and nothing else",
+            url=url,
         )
     with store_errors(url):
         if timeout_s is None:
@@ -185,7 +210,9 @@ def _open_directory(url: str, parts: SplitResult, how: Opening) -> Backend:
         backend = bounded(lambda: LocalBackend(path, _MODES[mode]), timeout_s)
     # Guarded as a server is: a network file system whose server is gone makes every call wait for ever.
     unhurried_s = max(LEAST_UNHURRIED_S, UNHURRIED * timeout_s)
-    limits = Deadlines(timeout_s, budget_s=max(1.0, timeout_s), probe_s=how.probe_s, unhurried_s=unhurried_s)
+    limits = Deadlines(
+        timeout_s, budget_s=max(1.0, timeout_s), probe_s=how.probe_s, unhurried_s=unhurried_s
+    )
     return _guarded(backend, limits, _name(url))
 
 
@@ -206,7 +233,12 @@ def _open_server(url: str, how: Opening) -> Guarded:
         backend = redis.RedisBackend(settings)
     # Connecting, logging in, the exchange: with the server's own time-outs none of the three takes longer.
     deadline_s = settings.connect_timeout_s + 2 * settings.timeout_s
-    limits = Deadlines(deadline_s=deadline_s, budget_s=max(1.0, deadline_s), probe_s=how.probe_s)
+    limits = Deadlines(
+        deadline_s,
+        budget_s=max(1.0, deadline_s),
+        probe_s=how.probe_s,
+        unhurried_s=max(LEAST_UNHURRIED_S, UNHURRIED * deadline_s),
+    )
     return _guarded(backend, limits, redis.shown(url))
 
 
@@ -215,7 +247,9 @@ def _open_cloud(url: str, how: Opening) -> Guarded:
     with store_errors(shown):
         settings = cloud.parse_url(url)
         bucket = cloud.connect(settings, shown)
-        backend = cloud.CloudBackend(bucket, writable=settings.writable, touch_every_s=settings.touch_every_s)
+        backend = cloud.CloudBackend(
+            bucket, writable=settings.writable, touch_every_s=settings.touch_every_s
+        )
     deadline_s = CLOUD_EXCHANGES * settings.timeout_s
     # A store that never answers costs a process one time-out in all, which has to do for name, credentials, TLS and a second attempt.
     limits = Deadlines(
@@ -233,7 +267,10 @@ def _open_served(url: str, how: Opening) -> Guarded:
     with store_errors(_name(url)):
         settings = peers.parse_served(url)
     limits = Deadlines(
-        settings.timeout_s, budget_s=settings.timeout_s, probe_s=how.probe_s, unhurried_s=LEAST_UNHURRIED_S
+        settings.timeout_s,
+        budget_s=settings.timeout_s,
+        probe_s=how.probe_s,
+        unhurried_s=LEAST_UNHURRIED_S,
     )
     return _guarded(PeerBackend(settings, proofs_only=False), limits, settings.shown)
 
@@ -295,7 +332,9 @@ def _without_readonly(url: str) -> tuple[SplitResult, bool, str]:
         return parts, False, url
     if len(said) > 1 or said[0] not in _YES_NO:
         raise ConfigError(f"{_name(url)}: expected readonly=1 or readonly=0, once")
-    rest = parts._replace(query="&".join(pair for pair in pairs if pair.partition("=")[0] != "readonly"))
+    rest = parts._replace(
+        query="&".join(pair for pair in pairs if pair.partition("=")[0] != "readonly")
+    )
     return rest, _YES_NO[said[0]], urlunsplit(rest)
 
 
@@ -341,7 +380,9 @@ def local_directory(url: str) -> str | None:
 def _split(url: str) -> SplitResult:
     # `urlsplit` drops line breaks, so the result would be another directory.
     if not url.isprintable():
-        raise ConfigError(f"not a store: {url!r:.80} has characters that do not print; expected {_SCHEMES}")
+        raise ConfigError(
+            f"not a store: {url!r:.80} has characters that do not print; expected {_SCHEMES}"
+        )
     try:
         return urlsplit(url)
     except ValueError as error:

@@ -38,12 +38,16 @@ def read_manifest(
     """
     with store_errors(name):
         asked = (
-            object_proofs.of_manifest(manifest, limits) if backend.asks_peers else bounds.of_keys([manifest], limits)
+            object_proofs.of_manifest(manifest, limits)
+            if backend.asks_peers
+            else bounds.of_keys([manifest], limits)
         )
         value = backend.get_within(asked).get(manifest)
     if value is None:
         digest = store_layout.digest_of_manifest(manifest)
-        raise NotFound(f"{name}: the manifest of {digest} is missing; push the bundle again", digest=digest)
+        raise NotFound(
+            f"{name}: the manifest of {digest} is missing; push the bundle again", digest=digest
+        )
     decode = partial(store_layout.decode_manifest, key=manifest, limits=limits)
     return checked(backend, name, manifest, value, decode, () if read_only else (DigestMismatch,))
 

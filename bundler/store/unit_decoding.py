@@ -37,7 +37,9 @@ class FetchedUnits:
         buffers: memory that others use too, one after the other; None for memory of its own.
     """
 
-    def __init__(self, dictionaries: Dictionaries, *, verified: bool, buffers: FrameBuffers | None = None) -> None:
+    def __init__(
+        self, dictionaries: Dictionaries, *, verified: bool, buffers: FrameBuffers | None = None
+    ) -> None:
         self._dictionaries, self._verified = dictionaries, verified
         self._waiting: dict[str, tuple[Unit, bytes, memoryview]] = {}
         self._shared = buffers is not None
@@ -98,10 +100,16 @@ class FetchedUnits:
                 return False
             decoder = decompressor(None if dictionary is None else dictionary.data)
             if unit.size <= _COPIED_BYTES:
-                room[:] = decoder.decompress(frame, max_output_size=unit.size, allow_extra_data=False)
+                room[:] = decoder.decompress(
+                    frame, max_output_size=unit.size, allow_extra_data=False
+                )
                 return True
             with decoder.stream_reader(frame) as reader:
                 # The decoder compares the checksum when it is asked for more than there is, and does not tell what follows the frame.
-                return reader.readinto(room) == unit.size and not reader.read(1) and frame_bytes(frame) == len(frame)
+                return (
+                    reader.readinto(room) == unit.size
+                    and not reader.read(1)
+                    and frame_bytes(frame) == len(frame)
+                )
         except (*DAMAGED, zstandard.ZstdError):
             return False

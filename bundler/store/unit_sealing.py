@@ -38,7 +38,9 @@ class Sealing:
         self._pool: ThreadPoolExecutor | None = None
         threads = _processors()
         if units >= _LEAST_UNITS and threads > 1:
-            from concurrent.futures import ThreadPoolExecutor  # who only pulls imports this module too
+            from concurrent.futures import (
+                ThreadPoolExecutor,  # who only pulls imports this module too
+            )
 
             self._pool = ThreadPoolExecutor(threads)
 
@@ -63,7 +65,10 @@ class Sealing:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if self._pool is not None:
             # After an error, or Ctrl-C, nobody waits for what no thread has begun.
@@ -71,7 +76,9 @@ class Sealing:
 
 
 def _processors() -> int:
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    available = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return min(_MOST_THREADS, available)
 
 

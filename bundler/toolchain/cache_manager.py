@@ -110,7 +110,9 @@ class KeptCacheManager(CacheManager):  # type: ignore[misc]
             return path
         if path is None:
             origin = _origin()
-            fetched = (keeper.fetch_file(self._kept_key, filename, origin) for keeper in self._keepers())
+            fetched = (
+                keeper.fetch_file(self._kept_key, filename, origin) for keeper in self._keepers()
+            )
             data = next((data for data in fetched if data is not None), None)
             if data is None:
                 return None

@@ -41,7 +41,9 @@ def launch_facts(src: Any, options: Any) -> LaunchFacts:
     return LaunchFacts(
         source_kind="ir" if fn is None else "ast",
         arguments=tuple(_argument(param) for param in getattr(fn, "params", ())),
-        signature=tuple((str(name), _signature_value(kind)) for name, kind in src.signature.items()),
+        signature=tuple(
+            (str(name), _signature_value(kind)) for name, kind in src.signature.items()
+        ),
         constants=_by_path(getattr(src, "constants", None)),
         attributes=_by_path(getattr(src, "attrs", None)),
         options=_options(options),
@@ -68,12 +70,16 @@ def _signature_value(kind: Any) -> Value:
 
 
 def _by_path(mapping: Mapping[Any, Any] | None) -> tuple[tuple[tuple[int, ...], Value], ...]:
-    return tuple((tuple(path), encode_value((mapping or {})[path])) for path in sorted(mapping or {}))
+    return tuple(
+        (tuple(path), encode_value((mapping or {})[path])) for path in sorted(mapping or {})
+    )
 
 
 def _options(options: Any) -> tuple[tuple[str, Value], ...]:
     fields = vars(options) if options is not None else {}
-    return tuple((name, encode_value(portable_value(value))) for name, value in sorted(fields.items()))
+    return tuple(
+        (name, encode_value(portable_value(value))) for name, value in sorted(fields.items())
+    )
 
 
 def key_parts(
@@ -99,15 +105,23 @@ def key_parts(
     if stages_key is None:
         stages_key = stages_key_now()
     parts = named_parts(src, backend, options, env_vars, stages_key)
-    return KeyParts(tuple(parts), recompute(src, backend, options, env_vars, stages_key) == key_hash)
+    return KeyParts(
+        tuple(parts), recompute(src, backend, options, env_vars, stages_key) == key_hash
+    )
 
 
 def stages_key_now() -> str:
     """Return what a stage inspection hook that is installed adds to keys; empty without one."""
-    hook = getattr(getattr(sys.modules.get("triton.knobs"), "runtime", None), "add_stages_inspection_hook", None)
+    hook = getattr(
+        getattr(sys.modules.get("triton.knobs"), "runtime", None),
+        "add_stages_inspection_hook",
+        None,
+    )
     compiler = getattr(sys.modules.get("triton.compiler.compiler"), "compile", None)
     # Triton 3.6 has the hook, but not as part of the key, and calls it with arguments.
-    if hook is None or "inspect_stages_key" not in getattr(getattr(compiler, "__code__", None), "co_varnames", ()):
+    if hook is None or "inspect_stages_key" not in getattr(
+        getattr(compiler, "__code__", None), "co_varnames", ()
+    ):
         return ""
     key: str = hook()[0]
     return key

@@ -22,7 +22,12 @@ from bundler.errors import FormatError
 from bundler.format.bundle_file import read_regular
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.toolchain import spool_records
-from bundler.toolchain.manager_environment import PATH_VARIABLE, STAND_IN, Active, manager_environment
+from bundler.toolchain.manager_environment import (
+    PATH_VARIABLE,
+    STAND_IN,
+    Active,
+    manager_environment,
+)
 from bundler.toolchain.private_directory import is_ours
 from bundler.toolchain.spool_records import SpooledEvent, SpooledFile
 
@@ -85,7 +90,10 @@ class ChildSpool:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -136,7 +144,9 @@ class ChildSpool:
 
     def _read_one(self, path: Path) -> SpooledEvent | SpooledFile | None:
         try:
-            return spool_records.decode(read_regular(path, DEFAULT_LIMITS.manifest_bytes, links=False))
+            return spool_records.decode(
+                read_regular(path, DEFAULT_LIMITS.manifest_bytes, links=False)
+            )
         except (OSError, FormatError) as error:
             self.problems.append((path.name, f"a child process's record cannot be read: {error}"))
             return None
@@ -149,7 +159,8 @@ def hidden_package_parent() -> tuple[str, ...]:
     """
     path = manager_environment.before(PATH_VARIABLE) or ""
     return _hidden_parent(
-        sys.executable, os.pathsep.join(entry for entry in path.split(os.pathsep) if entry != STAND_IN)
+        sys.executable,
+        os.pathsep.join(entry for entry in path.split(os.pathsep) if entry != STAND_IN),
     )
 
 
@@ -157,7 +168,9 @@ def hidden_package_parent() -> tuple[str, ...]:
 @functools.lru_cache(maxsize=8)
 def _hidden_parent(executable: str, path: str) -> tuple[str, ...]:
     parent = str(Path(spool_records.__file__).absolute().parents[2])
-    if parent in {os.path.abspath(path) for path in [*site.getsitepackages(), site.getusersitepackages()]}:
+    if parent in {
+        os.path.abspath(path) for path in [*site.getsitepackages(), site.getusersitepackages()]
+    }:
         return ()
     probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('bundler') is None)"
     environment = {**manager_environment.current(), PATH_VARIABLE: path}
@@ -198,5 +211,9 @@ def check_interpreter(executable: str, env: Mapping[str, str]) -> str | None:
         return f"{executable} cannot be run: {error}"
     if done.returncode == 0:
         return None
-    lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit status {done.returncode}"]
-    return f"{executable} cannot import this package ({lines[-1]}); install triton-bundler there too"
+    lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or [
+        f"exit status {done.returncode}"
+    ]
+    return (
+        f"{executable} cannot import this package ({lines[-1]}); install triton-bundler there too"
+    )

@@ -41,7 +41,11 @@ def compile_function(
     Raises:
         CompileFailed: with the compiler's message, and the line of the source where it says one.
     """
-    with declared(target), cache_in(cache_dir), _told(function.__name__, lambda error: _line_of(function, error)):
+    with (
+        declared(target),
+        cache_in(cache_dir),
+        _told(function.__name__, lambda error: _line_of(function, error)),
+    ):
         if helpers_first is not None:
             hash_again(function, helpers_first=helpers_first)
         function.create_binder()  # tells the function its kind of source: Triton's, or Gluon's
@@ -59,13 +63,19 @@ def compile_request(
 ) -> CompileEvent:
     """Compile what the JIT was about to compile, with its own objects; see `compile_function`, which makes them of data."""
     function = request.source.fn
-    with declared(target), cache_in(cache_dir), _told(function.__name__, lambda error: _line_of(function, error)):
+    with (
+        declared(target),
+        cache_in(cache_dir),
+        _told(function.__name__, lambda error: _line_of(function, error)),
+    ):
         if helpers_first is not None:
             hash_again(function, helpers_first=helpers_first)
         return _compile_with(request.source, target, dict(vars(request.options)))
 
 
-def compile_ir(text: bytes, name: str, options: Named, target: Target, cache_dir: str, folder: str) -> CompileEvent:
+def compile_ir(
+    text: bytes, name: str, options: Named, target: Target, cache_dir: str, folder: str
+) -> CompileEvent:
     """Compile Triton's IR (TTIR), written to a file in `folder` first since Triton reads a file.
 
     Some IR crashes the process (descriptors for AMD): call this in a worker.
@@ -86,7 +96,9 @@ def _compile(source: Any, target: Target, options: Named) -> CompileEvent:
 def _compile_with(source: Any, target: Target, chosen: dict[str, Any]) -> CompileEvent:
     import triton
 
-    return listening.heard(lambda: triton.compile(source, target=triton_target(target), options=chosen))
+    return listening.heard(
+        lambda: triton.compile(source, target=triton_target(target), options=chosen)
+    )
 
 
 @contextlib.contextmanager
@@ -140,7 +152,9 @@ def _locate(function: Any, text: str, line: int) -> tuple[str, int] | None:
     """Say where a line of a function's text, which begins at its `def`, is in its file."""
     for known in (function, *_functions_in(function)):
         if known.src == text:
-            decorators = next((i for i, raw in enumerate(known.raw_src) if raw.lstrip().startswith("def ")), 0)
+            decorators = next(
+                (i for i, raw in enumerate(known.raw_src) if raw.lstrip().startswith("def ")), 0
+            )
             return known.fn.__code__.co_filename, known.starting_line_number + decorators + line - 1
     return None
 
@@ -178,7 +192,9 @@ def decode_value(value: Value, find: Callable[[str, str], Any] | None = None) ->
         case "jit":
             return (find or _function_named)(*value.payload)
         case "other":
-            raise CompileFailed(f"a constant of type {value.payload} cannot be made again here", reason="constant")
+            raise CompileFailed(
+                f"a constant of type {value.payload} cannot be made again here", reason="constant"
+            )
         case _:
             return value.plain()
 
@@ -202,7 +218,8 @@ def _function_named(place: str, cache_key: str) -> Any:
 def no_such_function(place: str) -> CompileFailed:
     """Return the error for a constant that is a function (`module:qualified name`) which is not here as it was."""
     return CompileFailed(
-        f"the constant {place} is not the function it was: it is not imported here, or its source changed", name=place
+        f"the constant {place} is not the function it was: it is not imported here, or its source changed",
+        name=place,
     )
 
 

@@ -161,7 +161,12 @@ class CompileListener:
             self.errors[cause] += 1
             first = self.errors[cause] == 1
         if first:
-            _LOG.warning("a compile was not recorded (%s: %s); the program goes on", cause, error, exc_info=error)
+            _LOG.warning(
+                "a compile was not recorded (%s: %s); the program goes on",
+                cause,
+                error,
+                exc_info=error,
+            )
 
 
 def _compilation_knobs() -> Any:

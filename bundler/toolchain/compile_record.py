@@ -16,7 +16,9 @@ from bundler.toolchain.spool_records import SpooledEvent
 from bundler.toolchain.targets import current_device
 
 
-def kernel_record(key: str, filename: str, place: str, spent_us: int, *, cache_hit: bool) -> SpooledEvent:
+def kernel_record(
+    key: str, filename: str, place: str, spent_us: int, *, cache_hit: bool
+) -> SpooledEvent:
     """Return what is known of a kernel, for a cache manager that Triton's `compile` calls at this moment.
 
     Args:
@@ -46,7 +48,9 @@ def kernel_record(key: str, filename: str, place: str, spent_us: int, *, cache_h
         )
     target = target_of(frame.backend.target)
     device = frame.device if frame.device is not None else current_device()
-    parts = key_parts(frame.src, frame.backend, frame.options, frame.env_vars, frame.hash, frame.stages_key)
+    parts = key_parts(
+        frame.src, frame.backend, frame.options, frame.env_vars, frame.hash, frame.stages_key
+    )
     return SpooledEvent(
         key=key,
         hash=frame.hash,

@@ -78,7 +78,11 @@ def triton_target(target: Target) -> Any:
         raise RecordingError(
             f"Triton cannot be imported ({error}), so nothing can be compiled; {install('triton')}"
         ) from error
-    return GPUTarget(target.backend, int(target.arch) if target.arch.isdecimal() else target.arch, target.warp_size)
+    return GPUTarget(
+        target.backend,
+        int(target.arch) if target.arch.isdecimal() else target.arch,
+        target.warp_size,
+    )
 
 
 class _OneThreadsDriver:
@@ -94,7 +98,9 @@ class _OneThreadsDriver:
 
     def known_here(self) -> Any:
         """Return the driver for this thread; None where Triton has looked for none yet."""
-        return self._declared if threading.get_ident() == self._thread else _known_here(self._before)
+        return (
+            self._declared if threading.get_ident() == self._thread else _known_here(self._before)
+        )
 
     def __getattr__(self, name: str) -> Any:
         driver = self.known_here()

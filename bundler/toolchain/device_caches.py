@@ -21,7 +21,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from typing import Any, Literal, NamedTuple
 
-from bundler.errors import BundlerError, DriverUnavailable, NotFound, RecordingError, ToolchainMismatch
+from bundler.errors import (
+    BundlerError,
+    DriverUnavailable,
+    NotFound,
+    RecordingError,
+    ToolchainMismatch,
+)
 from bundler.fork_safety import ForkSafeLock
 from bundler.format.entries import Kernel
 from bundler.package_loggers import logger
@@ -40,7 +46,14 @@ _SILENT = "_bundler_silent"
 
 Outcome = Literal["replayed", "later", "skipped", "elsewhere", "changed", "not found"]
 # Where several functions have one name, the best outcome counts.
-_BEST_FIRST: tuple[Outcome, ...] = ("replayed", "later", "skipped", "elsewhere", "changed", "not found")
+_BEST_FIRST: tuple[Outcome, ...] = (
+    "replayed",
+    "later",
+    "skipped",
+    "elsewhere",
+    "changed",
+    "not found",
+)
 
 
 class Offered(NamedTuple):
@@ -123,7 +136,9 @@ class DeviceCaches:
                 **self._offered,
                 **{name: {**self._offered.get(name, {}), **group} for name, group in mine.items()},
             }
-            named = [one for one in instances.instances(instances.JIT_FUNCTION) if one.__name__ in mine]
+            named = [
+                one for one in instances.instances(instances.JIT_FUNCTION) if one.__name__ in mine
+            ]
             for name, group in mine.items():
                 functions = [one for one in named if one.__name__ == name]
                 told |= self._fill_all(name, group, functions, device, threads)
@@ -158,23 +173,38 @@ class DeviceCaches:
             device, target = _device_now()
             with self._holder.lock:
                 self._fill(
-                    function, {k: o for k, o in kernels.items() if o.kernel.target == target_of(target)}, device, None
+                    function,
+                    {k: o for k, o in kernels.items() if o.kernel.target == target_of(target)},
+                    device,
+                    None,
                 )
 
     def _fill_all(
-        self, name: str, kernels: dict[str, Offered], functions: list[Any], device: int, threads: Executor
+        self,
+        name: str,
+        kernels: dict[str, Offered],
+        functions: list[Any],
+        device: int,
+        threads: Executor,
     ) -> dict[str, Verdict]:
         told = {
-            key: Verdict("not found", f"no function {name} of the modules asked for is here yet") for key in kernels
+            key: Verdict("not found", f"no function {name} of the modules asked for is here yet")
+            for key in kernels
         }
         for function in functions:
-            suited = {key: offered for key, offered in kernels.items() if of_modules(function, offered.modules)}
+            suited = {
+                key: offered
+                for key, offered in kernels.items()
+                if of_modules(function, offered.modules)
+            }
             for key, new in self._fill(function, suited, device, threads).items():
                 if _BEST_FIRST.index(new.outcome) <= _BEST_FIRST.index(told[key].outcome):
                     told[key] = new
         refused = {key for key, one in told.items() if one.outcome == "skipped"}
         if refused:
-            left = {key: offered for key, offered in self._offered[name].items() if key not in refused}
+            left = {
+                key: offered for key, offered in self._offered[name].items() if key not in refused
+            }
             self._offered = {**self._offered, name: left}
         return told
 
@@ -199,7 +229,9 @@ class DeviceCaches:
                 told[key] = answer
             else:
                 found.append((offered, answer))
-        loaded = (threads.map if threads is not None else map)(functools.partial(_loaded, function), found)
+        loaded = (threads.map if threads is not None else map)(
+            functools.partial(_loaded, function), found
+        )
         for (offered, requests), one in zip(found, loaded, strict=True):
             if isinstance(one, Verdict):
                 told[offered.kernel.key] = one
@@ -241,12 +273,15 @@ def _hashes_of(function: Any, kernels: dict[str, Offered]) -> Iterator[str]:
     yield from agreeing_hashes(function, recorded) - {function.cache_key}
 
 
-def _proven(function: Any, offered: Offered, agreeing: frozenset[str], device: int) -> list[Request] | Verdict:
+def _proven(
+    function: Any, offered: Offered, agreeing: frozenset[str], device: int
+) -> list[Request] | Verdict:
     """Return the requests that lead to a kernel, or what to say of it."""
     kernel = offered.kernel
     if kernel.parts is None or kernel.facts_bytes is None:
         return Verdict(
-            "later", "it came by pack, without launch facts; it is handed over at the first call that needs it"
+            "later",
+            "it came by pack, without launch facts; it is handed over at the first call that needs it",
         )
     if offered.source_hash not in agreeing:
         return Verdict("changed", difference(function, kernel.parts))
@@ -254,9 +289,15 @@ def _proven(function: Any, offered: Offered, agreeing: frozenset[str], device: i
         facts = kernel.launch.require_facts()
         requests = Requests(function, facts, device)
         found = list(requests)
-        made = {key_of(function, request, offered.source_hash or "", requests.backend) for request in found}
+        made = {
+            key_of(function, request, offered.source_hash or "", requests.backend)
+            for request in found
+        }
     except Exception as error:  # noqa: BLE001  # Triton's own code, on facts that come from anybody
-        return Verdict("skipped", f"its specialization cannot be made again ({type(error).__name__}: {error!s:.300})")
+        return Verdict(
+            "skipped",
+            f"its specialization cannot be made again ({type(error).__name__}: {error!s:.300})",
+        )
     if made == {kernel.key}:
         return found
     if any(kind.tag == "tuple" for _, kind in facts.signature):
@@ -264,7 +305,10 @@ def _proven(function: Any, offered: Offered, agreeing: frozenset[str], device: i
             "later",
             "the names in a tuple argument were not recorded; it is handed over at the first call that needs it",
         )
-    return Verdict("skipped", "its specialization does not lead to its key: it was changed, or is another toolchain's")
+    return Verdict(
+        "skipped",
+        "its specialization does not lead to its key: it was changed, or is another toolchain's",
+    )
 
 
 def _loaded(function: Any, found: tuple[Offered, list[Request]]) -> Any:
@@ -282,14 +326,21 @@ def _loaded(function: Any, found: tuple[Offered, list[Request]]) -> Any:
         if group is None:
             raise NotFound(f"its files are not, or not all, in {' or '.join(offered.roots)}")
         hashed = _hashed_as(function, offered.source_hash)
-        source = function.ASTSource(hashed, request.signature, request.constants, request.attributes)
+        source = function.ASTSource(
+            hashed, request.signature, request.constants, request.attributes
+        )
         made = CompiledKernel(source, group, kernel_hash(kernel.key))
-        if (made.metadata.hash, target_of(made.metadata.target)) != (kernel_hash(kernel.key), kernel.target):
+        if (made.metadata.hash, target_of(made.metadata.target)) != (
+            kernel_hash(kernel.key),
+            kernel.target,
+        ):
             raise ToolchainMismatch(f"the metadata in {group[filename]} is another kernel's")
     except BundlerError as error:
         return Verdict("skipped", error.message)
     except Exception as error:  # noqa: BLE001  # as in `_proven`: files may be anything by now
-        return Verdict("skipped", f"Triton cannot read its files ({type(error).__name__}: {error!s:.300})")
+        return Verdict(
+            "skipped", f"Triton cannot read its files ({type(error).__name__}: {error!s:.300})"
+        )
     return made
 
 
@@ -307,7 +358,9 @@ def _device_now() -> tuple[int, Any]:
     try:
         from triton.runtime.driver import driver
     except ImportError as error:
-        raise RecordingError(f"Triton cannot be imported ({error}), so there is nothing to replay into") from error
+        raise RecordingError(
+            f"Triton cannot be imported ({error}), so there is nothing to replay into"
+        ) from error
     try:
         return driver.active.get_current_device(), driver.active.get_current_target()
     except Exception as error:  # Triton's own, torch's or the driver's
@@ -341,13 +394,19 @@ def _gated(original: Callable[..., Any], caches: DeviceCaches) -> Callable[..., 
         **named: Any,
     ) -> Any:  # fmt: skip
         try:
-            found = caches.instead_of_compiling(self, device, Request(key, signature, constants, options, attributes))
+            found = caches.instead_of_compiling(
+                self, device, Request(key, signature, constants, options, attributes)
+            )
         except Exception as error:  # noqa: BLE001  # the seam: whatever goes wrong here, Triton compiles as it would without us
-            _LOG.warning("a kernel of %s was not replayed (%s: %s)", self, type(error).__name__, error)
+            _LOG.warning(
+                "a kernel of %s was not replayed (%s: %s)", self, type(error).__name__, error
+            )
             found = None
         if found is not None:
             return found
-        return original(self, key, signature, device, constants, options, attributes, *more, **named)
+        return original(
+            self, key, signature, device, constants, options, attributes, *more, **named
+        )
 
     setattr(compile_unless_offered, _FILLED, True)
     return compile_unless_offered

@@ -38,7 +38,11 @@ def reason_of(error: Exception) -> str:
     """Return what an error of the compiler says, in one line that begins with its class."""
     # Where no tool reports an error, it is Triton itself that refused: its own errors end with what is wrong.
     text = str(error)
-    lines = [line.strip() for line in text.partition(_REPRODUCER)[0].splitlines() if line.strip() not in {"", _HEADING}]
+    lines = [
+        line.strip()
+        for line in text.partition(_REPRODUCER)[0].splitlines()
+        if line.strip() not in {"", _HEADING}
+    ]
     line = telling_line(text) or (lines[-1] if lines else "")
     if line == _CARET:
         return _of_cause(error, lines)

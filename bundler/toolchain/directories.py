@@ -30,7 +30,10 @@ def triton_cache_dir() -> str:
     cache: Any = getattr(sys.modules.get("triton.knobs"), "cache", None)
     directory = cache.dir if cache is not None else _directory_from_environment()
     if not directory:
-        raise ConfigError("TRITON_CACHE_DIR is set to an empty text; unset it, or set it to a directory", got=directory)
+        raise ConfigError(
+            "TRITON_CACHE_DIR is set to an empty text; unset it, or set it to a directory",
+            got=directory,
+        )
     return os.path.abspath(directory)
 
 
@@ -76,4 +79,6 @@ def _default_inductor_dir() -> str:
         user = getpass.getuser()
     except (KeyError, ModuleNotFoundError, OSError):
         user = f"uid_{os.getuid()}" if hasattr(os, "getuid") else "unknown_user"
-    return os.path.join(tempfile.gettempdir(), "torchinductor_" + re.sub(_UNSAFE_IN_USER_NAME, "_", user))
+    return os.path.join(
+        tempfile.gettempdir(), "torchinductor_" + re.sub(_UNSAFE_IN_USER_NAME, "_", user)
+    )

@@ -42,7 +42,9 @@ def disassemble(binary: bytes, target: Target) -> str:
     tried, refusal = [], ""
     for name, paths, arguments in _tools(target):
         tried.append(name)
-        path = next((path for path in paths if os.access(path, os.X_OK)), None) or shutil.which(name)
+        path = next((path for path in paths if os.access(path, os.X_OK)), None) or shutil.which(
+            name
+        )
         if path is None:
             continue
         text, refusal = _run([path, *arguments], binary)
@@ -53,9 +55,13 @@ def disassemble(binary: bytes, target: Target) -> str:
     fix = _FIXES[target.backend]
     if refusal:
         raise ToolchainMismatch(
-            f"a binary for {target} cannot be disassembled here ({refusal}): {fix}", target=str(target)
+            f"a binary for {target} cannot be disassembled here ({refusal}): {fix}",
+            target=str(target),
         )
-    raise NotFound(f"{' and '.join(tried)} {'is' if len(tried) == 1 else 'are'} not here: {fix}", target=str(target))
+    raise NotFound(
+        f"{' and '.join(tried)} {'is' if len(tried) == 1 else 'are'} not here: {fix}",
+        target=str(target),
+    )
 
 
 def _tools(target: Target) -> Iterator[tuple[str, list[str], tuple[str, ...]]]:
@@ -66,7 +72,11 @@ def _tools(target: Target) -> Iterator[tuple[str, list[str], tuple[str, ...]]]:
     elif target.backend == "hip":
         roots = [os.environ.get("ROCM_PATH") or "/opt/rocm"]
         places = [os.path.join(root, "llvm", "bin", "llvm-objdump") for root in roots]
-        yield "llvm-objdump", places, ("--disassemble", "--triple=amdgcn-amd-amdhsa", f"--mcpu={target.arch}")
+        yield (
+            "llvm-objdump",
+            places,
+            ("--disassemble", "--triple=amdgcn-amd-amdhsa", f"--mcpu={target.arch}"),
+        )
 
 
 def _run(command: list[str], binary: bytes) -> tuple[str, str]:
@@ -77,13 +87,27 @@ def _run(command: list[str], binary: bytes) -> tuple[str, str]:
         file.flush()
         try:
             done = subprocess.run(
-                [*command, file.name], stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=False
+                [*command, file.name],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_TIMEOUT_S,
+                check=False,
             )
         except (OSError, subprocess.SubprocessError) as error:
             return "", f"{name}: {error}"
-        said = done.stderr.decode("utf-8", "replace").replace(file.name, "the binary").strip().splitlines()
+        said = (
+            done.stderr.decode("utf-8", "replace")
+            .replace(file.name, "the binary")
+            .strip()
+            .splitlines()
+        )
     if done.returncode or not done.stdout.strip():
         # The line with the error: warnings come before it, and the frames of a crash after it.
-        worst = next((line for line in said if any(word in line.lower() for word in ("error", "fatal"))), "")
-        return "", f"{name}: {printable(worst or (said or ['it printed nothing'])[0])[:_SAID_CHARACTERS]}"
+        worst = next(
+            (line for line in said if any(word in line.lower() for word in ("error", "fatal"))), ""
+        )
+        return (
+            "",
+            f"{name}: {printable(worst or (said or ['it printed nothing'])[0])[:_SAID_CHARACTERS]}",
+        )
     return done.stdout.decode("utf-8", "replace"), ""

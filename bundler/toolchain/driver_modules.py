@@ -98,7 +98,11 @@ class DriverModules:
 
         Triton then loads that file by a function of ours, which returns the module.
         """
-        if not self._suppliers or not filename.startswith(f"{_UTILITIES}.") or _BUILD not in sys.modules:
+        if (
+            not self._suppliers
+            or not filename.startswith(f"{_UTILITIES}.")
+            or _BUILD not in sys.modules
+        ):
             return None
         if getattr(self._refused, "now", False):
             return None
@@ -175,7 +179,9 @@ class DriverModules:
             signature = _expanded(args[1].values(), args[2])
             maps = getattr(sys.modules[DRIVER], "PyCUtensorMap", None)
             if _MAP in signature and maps is not getattr(self._given, "PyCUtensorMap", None):
-                raise CannotLaunchStatically("tensor maps are made by a library that Triton loaded before")
+                raise CannotLaunchStatically(
+                    "tensor maps are made by a library that Triton loaded before"
+                )
             made = self._launchers.get(signature)
             if made is None:
                 made = supplier.launcher(signature)
@@ -226,7 +232,9 @@ def _family_in(directory: str) -> str:
     try:
         text = Path(directory, "backends", "nvidia", "driver.c").read_bytes()
     except OSError as error:
-        raise CannotLaunchStatically(f"this Triton's driver.c cannot be read: {error.strerror}") from None
+        raise CannotLaunchStatically(
+            f"this Triton's driver.c cannot be read: {error.strerror}"
+        ) from None
     family = _FAMILIES.get(hashlib.sha256(text).hexdigest())
     if family is None:
         raise CannotLaunchStatically("this Triton's driver.c is none that was compared with ours")

@@ -31,7 +31,11 @@ def encode_value(obj: Any) -> Value:
     `obj` runs, except a JIT function's own cache key, which Triton computes for the same compile.
     """
     value = _encode(obj)
-    return value if _fits(value.to_wire(), _VALUE_DEPTH) else Value("other", f"{_type_name(obj)}, too large")
+    return (
+        value
+        if _fits(value.to_wire(), _VALUE_DEPTH)
+        else Value("other", f"{_type_name(obj)}, too large")
+    )
 
 
 def _encode(obj: Any) -> Value:
@@ -123,10 +127,14 @@ def _render_nested(value: Value, obj: Any) -> str:
     if value.tag == "constexpr":
         return f"constexpr[{render(value.payload, getattr(obj, 'value', None))}]"
     if value.tag == "dict":
-        inner = ", ".join(f"{key}: {render(item, (obj or {}).get(key))}" for key, item in value.payload)
+        inner = ", ".join(
+            f"{key}: {render(item, (obj or {}).get(key))}" for key, item in value.payload
+        )
         return f"{{{inner}}}"
     objects = obj if obj is not None else [None] * len(value.payload)
-    inner = ", ".join(render(item, member) for item, member in zip(value.payload, objects, strict=True))
+    inner = ", ".join(
+        render(item, member) for item, member in zip(value.payload, objects, strict=True)
+    )
     return f"[{inner}]" if value.tag == "list" else f"({inner})"
 
 

@@ -85,17 +85,25 @@ class ImitatedTensorMode(FakeTensorMode):  # type: ignore[misc]
 
     def _as_fake(self, known: KnownValue, args: Any) -> Any:
         """Return a real result as fake tensors on the device of the operation's first tensor; numbers stay."""
-        device = next((item.device for item in args if isinstance(item, FakeTensor)), torch.device("cpu"))
+        device = next(
+            (item.device for item in args if isinstance(item, FakeTensor)), torch.device("cpu")
+        )
 
         def fake(real: Any) -> Any:
             if not isinstance(real, torch.Tensor):
                 return real
             with self:
-                made = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=device)
+                made = torch.empty_strided(
+                    real.shape, real.stride(), dtype=real.dtype, device=device
+                )
             self._values.remember(made, KnownValue(real, known.sampled))
             return made
 
-        return type(known.real)(map(fake, known.real)) if isinstance(known.real, tuple) else fake(known.real)
+        return (
+            type(known.real)(map(fake, known.real))
+            if isinstance(known.real, tuple)
+            else fake(known.real)
+        )
 
     def _guessed(self, func: Any, args: Any) -> Any:
         """Return what is taken for a result that depends on data; None when there is no guess for this operation."""
@@ -147,7 +155,12 @@ def _guessed_selection(tensor: Any, indices: Any) -> Any:
 
 
 def _name(func: Any) -> str:
-    names = {"_local_scalar_dense": "item", "_unique2": "unique", "_unique": "unique", "index": "indexing with a mask"}
+    names = {
+        "_local_scalar_dense": "item",
+        "_unique2": "unique",
+        "_unique": "unique",
+        "index": "indexing with a mask",
+    }
     plain: str = getattr(func, "overloadpacket", func).__name__
     return names.get(plain, plain)
 
@@ -202,8 +215,12 @@ def _on_cpu(self: Any, **options: Any) -> Any:
     return _moved(self, torch.device("cpu"), **options)
 
 
-def _like(self: Any, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
-    return torch.tensor(data, dtype=dtype or self.dtype, device=device or self.device, requires_grad=requires_grad)
+def _like(
+    self: Any, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Any:
+    return torch.tensor(
+        data, dtype=dtype or self.dtype, device=device or self.device, requires_grad=requires_grad
+    )
 
 
 def _members(values: KnownValues, heard: Heard) -> dict[str, Any]:
@@ -214,9 +231,18 @@ def _members(values: KnownValues, heard: Heard) -> dict[str, Any]:
         known = values.of(self)
         guess = _guessed_number(self.dtype)
         if known is None or known.sampled:
-            heard(what, f"{guess!r} everywhere" if known is None else f"one of many values, shape {list(self.shape)}")
+            heard(
+                what,
+                f"{guess!r} everywhere"
+                if known is None
+                else f"one of many values, shape {list(self.shape)}",
+            )
         with no_dispatch():
-            real = torch.full(tuple(self.shape), guess, dtype=self.dtype) if known is None else known.real
+            real = (
+                torch.full(tuple(self.shape), guess, dtype=self.dtype)
+                if known is None
+                else known.real
+            )
             return getattr(real, what)()
 
     return {
@@ -228,7 +254,9 @@ def _members(values: KnownValues, heard: Heard) -> dict[str, Any]:
         "tolist": lambda self: in_real(self, "tolist"),
         "numpy": lambda self, **_: in_real(self, "numpy"),
         "__array__": lambda self, *args: in_real(self, "numpy").__array__(*args),
-        "__format__": lambda self, text: format(self.item(), text) if self.dim() == 0 else repr(self),
+        "__format__": lambda self, text: (
+            format(self.item(), text) if self.dim() == 0 else repr(self)
+        ),
         "record_stream": lambda _self, _stream: None,
         "pin_memory": lambda self, *_: self,
         "is_pinned": lambda _self, *_: False,
@@ -271,11 +299,15 @@ def imitated_tensors(values: KnownValues, heard: Heard) -> Iterator[ImitatedTens
     try:
         changes.put(FakeTensor, "__torch_dispatch__", classmethod(fake_dispatch))
         changes.put_all(FakeTensor, _members(values, heard))
-        changes.put_all(torch.Tensor, {"to": _moved, "cuda": _on_gpu, "cpu": _on_cpu, "new_tensor": _like})
+        changes.put_all(
+            torch.Tensor, {"to": _moved, "cuda": _on_gpu, "cpu": _on_cpu, "new_tensor": _like}
+        )
         changes.put(torch.utils, "swap_tensors", swap_without_memo)
         changes.put_all(torch, _uncompiled(heard))
         changes.put(torch.nn.Module, "compile", lambda _self, *_, **__: None)
-        if hasattr(fake_tensor, "init_gpu_context"):  # makes a real tensor on the GPU, so that autograd finds a stream
+        if hasattr(
+            fake_tensor, "init_gpu_context"
+        ):  # makes a real tensor on the GPU, so that autograd finds a stream
             changes.put(fake_tensor, "init_gpu_context", lambda _device: None)
         with mode:
             yield mode

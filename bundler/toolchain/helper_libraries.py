@@ -48,9 +48,18 @@ def _origin(frame: FrameType) -> str | None:
     if not isinstance(source, (str, bytes)) or not isinstance(name, str):
         return None
     digest = hashlib.sha256(source.encode() if isinstance(source, str) else source)
-    built_with = [name, *(repr(local.get(argument)) for argument in ("language", "libraries", "ccflags"))]
+    built_with = [
+        name,
+        *(repr(local.get(argument)) for argument in ("language", "libraries", "ccflags")),
+    ]
     # Only the first value of `platform.architecture()`: the second depends on whether the program `file` is installed.
-    for text in (*built_with, platform.machine(), platform.system(), platform.architecture()[0], extension_suffix()):
+    for text in (
+        *built_with,
+        platform.machine(),
+        platform.system(),
+        platform.architecture()[0],
+        extension_suffix(),
+    ):
         digest.update(b"\0" + text.encode())
     return digest.hexdigest()
 
@@ -76,7 +85,11 @@ def other_keys(key: str, filename: str, release: str | None) -> frozenset[str]:
     keys = {_key(source, linkage, more) for linkage in _LINKAGES}
     installed = installed_triton()
     same_release = installed is not None and release is not None and installed.release == release
-    return frozenset(keys - {key}) if key in keys or (hashes_directories and same_release) else frozenset()
+    return (
+        frozenset(keys - {key})
+        if key in keys or (hashes_directories and same_release)
+        else frozenset()
+    )
 
 
 def _directories_in_keys() -> tuple[bool, bytes]:
@@ -89,9 +102,13 @@ def _directories_in_keys() -> tuple[bool, bytes]:
         "language": ["c"], "library_dirs": driver.library_dirs(), "include_dirs": driver.include_dirs,
         "libraries": driver.libraries,
     }  # fmt: skip
-    return True, b"".join(name.encode() + b"".join(f"{value}:".encode() for value in config[name]) for name in config)
+    return True, b"".join(
+        name.encode() + b"".join(f"{value}:".encode() for value in config[name]) for name in config
+    )
 
 
 def _key(source: bytes, linkage: str, more: bytes) -> str:
-    built_for = ",".join([platform.machine(), platform.system(), platform.architecture()[0], linkage])
+    built_for = ",".join(
+        [platform.machine(), platform.system(), platform.architecture()[0], linkage]
+    )
     return kernel_key(hashlib.sha256(source + built_for.encode() + more).hexdigest())

@@ -45,7 +45,11 @@ def triton_dir() -> str | None:
     if path != sys.path or finders != sys.meta_path or not os.path.isdir(directory):
         spec = _spec_of_triton()
         # A directory called `triton` without __init__.py, such as a checkout beside the user's script, has no origin.
-        directory = os.path.dirname(os.path.abspath(spec.origin)) if spec is not None and spec.origin else ""
+        directory = (
+            os.path.dirname(os.path.abspath(spec.origin))
+            if spec is not None and spec.origin
+            else ""
+        )
         _looked_up = [*sys.path], [*sys.meta_path], directory
     return directory or None
 
@@ -88,7 +92,9 @@ def _release(directory: str) -> str | None:
 def _assigned_version(source: bytes) -> str | None:
     """Return what a module assigns to `__version__`; a pattern would take longer to compile than this does."""
     for line in source.splitlines():
-        name, _, value = line.partition(b"=") if line.startswith(b"__version__") else (b"", b"", b"")
+        name, _, value = (
+            line.partition(b"=") if line.startswith(b"__version__") else (b"", b"", b"")
+        )
         text = value.strip()
         if name.rstrip() == b"__version__" and text[:1] in {b"'", b'"'}:
             return text[1:].partition(text[:1])[0].decode() or None
@@ -236,7 +242,9 @@ def _gpu_names() -> str | None:
     models = set()
     directory = "/proc/driver/nvidia/gpus"
     for gpu in os.listdir(directory) if os.path.isdir(directory) else ():
-        match = re.search(r"^Model:\s*(.+?)\s*$", _text(os.path.join(directory, gpu, "information")), re.MULTILINE)
+        match = re.search(
+            r"^Model:\s*(.+?)\s*$", _text(os.path.join(directory, gpu, "information")), re.MULTILINE
+        )
         if match is not None:
             models.add(match[1])
     return ", ".join(sorted(models)) or None

@@ -112,7 +112,9 @@ def stand_in(spec: Spec, name: str) -> Any:
     if isinstance(spec, tuple):
         return tuple(stand_in(item, name) for item in spec)
     if not isinstance(spec, str):
-        raise ConfigError(f"argument {name}: expected a type such as '*fp16:16' or 'i32', got {spec!r}", got=spec)
+        raise ConfigError(
+            f"argument {name}: expected a type such as '*fp16:16' or 'i32', got {spec!r}", got=spec
+        )
     if spec == NONE:
         return None
     if spec in _FLOATS:
@@ -152,14 +154,20 @@ def expected_type(spec: Spec) -> Any:
 def same_type(found: Any, spec: Spec) -> bool:
     """Whether the type that Triton found is the one of a spec; an argument that it made a constant has no type any more."""
     if isinstance(spec, tuple):
-        return isinstance(found, tuple) and len(found) == len(spec) and all(map(same_type, found, spec))
+        return (
+            isinstance(found, tuple)
+            and len(found) == len(spec)
+            and all(map(same_type, found, spec))
+        )
     if found == "constexpr":
         return True
     expected = expected_type(spec)
     for kinds in (_BOOLS, _BOOL_POINTERS):
         if expected in kinds:
             return found in kinds
-    return str(found).replace("*k", "*", 1).replace(" ", "") == str(expected).replace("*k", "*", 1).replace(" ", "")
+    return str(found).replace("*k", "*", 1).replace(" ", "") == str(expected).replace(
+        "*k", "*", 1
+    ).replace(" ", "")
 
 
 def recorded_arguments(facts: LaunchFacts) -> tuple[dict[str, Spec], dict[str, Value]]:
@@ -177,15 +185,24 @@ def recorded_arguments(facts: LaunchFacts) -> tuple[dict[str, Spec], dict[str, V
     specs: dict[str, Spec] = {}
     values: dict[str, Value] = {}
     for index, (name, kind) in enumerate(facts.signature):
-        if name in declared or (kind.payload == "constexpr" and constants[index,].tag not in {"none", "int"}):
+        if name in declared or (
+            kind.payload == "constexpr" and constants[index,].tag not in {"none", "int"}
+        ):
             values[name] = constants[index,]
         else:
-            specs[name] = _recorded_spec(kind, (index,), constants, attributes, tells_size=tells_size)
+            specs[name] = _recorded_spec(
+                kind, (index,), constants, attributes, tells_size=tells_size
+            )
     return specs, values
 
 
 def _recorded_spec(
-    kind: Value, path: Path, constants: Mapping[Path, Value], attributes: Mapping[Path, Value], *, tells_size: bool
+    kind: Value,
+    path: Path,
+    constants: Mapping[Path, Value],
+    attributes: Mapping[Path, Value],
+    *,
+    tells_size: bool,
 ) -> Spec:
     if kind.tag == "tuple":
         return tuple(
@@ -197,9 +214,13 @@ def _recorded_spec(
         # The kernel does not declare it constexpr: Triton makes constants of None and of 1.
         value = constants[path]
         if value.tag not in {"none", "int"}:
-            raise ConfigError(f"a {value.tag} inside a tuple argument cannot be passed again", got=value.tag)
+            raise ConfigError(
+                f"a {value.tag} inside a tuple argument cannot be passed again", got=value.tag
+            )
         return NONE if value.tag == "none" else "i32:1"
     known = {item[0] for item in attributes[path].plain()} if path in attributes else set()
     aligned = ":16" if "tt.divisibility" in known and text[0] in "*iu" else ""
-    large = ":large" if text.startswith("*") and tells_size and "tt.pointer_range" not in known else ""
+    large = (
+        ":large" if text.startswith("*") and tells_size and "tt.pointer_range" not in known else ""
+    )
     return text + aligned + large

@@ -46,7 +46,9 @@ class _Autocast(TorchFunctionMode):  # type: ignore[misc]
 
 def _cast(tree: Any, dtype: Any) -> Any:
     if isinstance(tree, torch.Tensor):
-        counts = tree.is_cuda and tree.is_floating_point() and tree.dtype not in {torch.float64, dtype}
+        counts = (
+            tree.is_cuda and tree.is_floating_point() and tree.dtype not in {torch.float64, dtype}
+        )
         return tree.to(dtype) if counts else tree
     if isinstance(tree, (list, tuple)) and type(tree) in {list, tuple}:
         return type(tree)(_cast(item, dtype) for item in tree)

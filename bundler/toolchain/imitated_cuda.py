@@ -101,7 +101,9 @@ def imitate_cuda(changes: Replacements, target: Target, device: TargetDevice) ->
     """Replace what `torch.cuda` says and does, until the changes are undone."""
     import torch
 
-    changes.put_all(torch.cuda, {**_facts(target, device), **_state(), **_memory(device), **_objects()})
+    changes.put_all(
+        torch.cuda, {**_facts(target, device), **_state(), **_memory(device), **_objects()}
+    )
     # Torch's own code asks the module that defines a function, and programs the package.
     changes.put_all(torch.cuda.streams, {"Stream": ImitatedStream, "Event": ImitatedEvent})
     if target.backend == "hip":
@@ -193,7 +195,12 @@ def _memory(device: TargetDevice) -> dict[str, Any]:
         return 0
 
     amounts = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
-    resets = ("reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated", "empty_cache")
+    resets = (
+        "reset_peak_memory_stats",
+        "reset_accumulated_memory_stats",
+        "reset_max_memory_allocated",
+        "empty_cache",
+    )
     return {
         "mem_get_info": lambda _device=None: (device.total_memory, device.total_memory),
         "memory_stats": lambda _device=None: {},

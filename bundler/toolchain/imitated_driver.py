@@ -79,7 +79,9 @@ class _ImitatedUtilities:
         return dict(self._properties)
 
 
-def benchmark_once(call: Callable[[], Any], *_: Any, quantiles: Sequence[float] | None = None, **_options: Any) -> Any:
+def benchmark_once(
+    call: Callable[[], Any], *_: Any, quantiles: Sequence[float] | None = None, **_options: Any
+) -> Any:
     """Call what should be measured once, and return a time that is the same for everything."""
     call()
     return BENCHMARK_MS if quantiles is None else [BENCHMARK_MS] * len(quantiles)
@@ -97,7 +99,9 @@ def imitating_driver(target: Target, device: TargetDevice) -> Iterator[ImitatedD
     config: Any = sys.modules["triton.runtime.driver"].driver
     before = config._active  # noqa: SLF001  # reading `active` would look for a GPU
     if isinstance(before, ImitatedDriver):
-        raise ConfigError(f"this process captures for {before.get_current_target()} already; end that block first")
+        raise ConfigError(
+            f"this process captures for {before.get_current_target()} already; end that block first"
+        )
     driver = ImitatedDriver(target, device)
     config.set_active(driver)
     try:

@@ -33,7 +33,10 @@ class _HeardSpec(ModuleSpec):
                     tell()
                 except Exception as error:  # noqa: BLE001  # the seam: a fault of ours must not end the user's import
                     _LOG.warning(
-                        "what was imported as %s was not looked at (%s: %s)", self.name, type(error).__name__, error
+                        "what was imported as %s was not looked at (%s: %s)",
+                        self.name,
+                        type(error).__name__,
+                        error,
                     )
 
 
@@ -49,3 +52,9 @@ def when_imported(module: str, tell: Callable[[], None]) -> bool:
     vars(spec).setdefault(_WAITING, []).append(tell)
     spec.__class__ = _HeardSpec
     return True
+
+
+def being_imported(module: str) -> bool:
+    """Tell whether an import of a module is under way."""
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return bool(getattr(spec, _ENDED, False))

@@ -22,7 +22,9 @@ from bundler.toolchain import directories
 # Where Inductor's parts are, as `module:attribute.attribute`.
 ARTIFACTS = "torch.compiler._cache:CacheArtifactManager._seen_artifacts"
 GRAPH_DIRECTORY = "torch._inductor.codecache:FxGraphCache._get_tmp_dir_for_key"
-AUTOGRAD_DIRECTORY = "torch._functorch._aot_autograd.autograd_cache:AOTAutogradCache._get_tmp_dir_for_key"
+AUTOGRAD_DIRECTORY = (
+    "torch._functorch._aot_autograd.autograd_cache:AOTAutogradCache._get_tmp_dir_for_key"
+)
 FILE_NAME = "torch._inductor.codecache:sha256_hash"
 PROFILE_PATH = "torch._dynamo.pgo:code_state_path"
 BUNDLE_TYPE = "torch._inductor.triton_bundler:TritonBundle"

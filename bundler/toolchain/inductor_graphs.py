@@ -43,7 +43,9 @@ class Rewritten:
     rebuilt: list[tuple[str, str]] = field(default_factory=list)
 
 
-def rewrite(content: bytes, loaded: Mapping[tuple[int, str], LoadedKernel], done: Rewritten) -> bytes:
+def rewrite(
+    content: bytes, loaded: Mapping[tuple[int, str], LoadedKernel], done: Rewritten
+) -> bytes:
     """Return an entry as it should travel.
 
     Args:
@@ -66,7 +68,9 @@ def rewrite(content: bytes, loaded: Mapping[tuple[int, str], LoadedKernel], done
 class _Rewriter(pickle.Pickler):
     """Pickles an entry and changes each bundle of kernels on the way, wherever torch put it."""
 
-    def __init__(self, out: io.BytesIO, loaded: Mapping[tuple[int, str], LoadedKernel], done: Rewritten) -> None:
+    def __init__(
+        self, out: io.BytesIO, loaded: Mapping[tuple[int, str], LoadedKernel], done: Rewritten
+    ) -> None:
         super().__init__(out)
         self._bundle: Any = inductor_caches.find(inductor_caches.BUNDLE_TYPE)
         self._loaded, self._done = loaded, done
@@ -79,16 +83,24 @@ class _Rewriter(pickle.Pickler):
         return NotImplemented
 
     def _change(self, bundle: Any) -> None:
-        self._done.kernels |= {(kernel.device, kernel.kernel_hash) for kernel in bundle.kernel_artifacts}
+        self._done.kernels |= {
+            (kernel.device, kernel.kernel_hash) for kernel in bundle.kernel_artifacts
+        }
         for entry in bundle.static_autotuners:
             device = device_of(entry.kernel)
             self._done.kernels |= {(device, key) for key in candidate_keys(entry.kernel)}
-        if bundle.kernel_artifacts or not all(_is_cut_down(entry.kernel) for entry in bundle.static_autotuners):
+        if bundle.kernel_artifacts or not all(
+            _is_cut_down(entry.kernel) for entry in bundle.static_autotuners
+        ):
             self.changed = True
             bundle.kernel_artifacts.clear()
-            bundle.static_autotuners[:] = [entry for entry in bundle.static_autotuners if self._cut_down(entry)]
+            bundle.static_autotuners[:] = [
+                entry for entry in bundle.static_autotuners if self._cut_down(entry)
+            ]
         else:
-            self._done.needed |= {key for entry in bundle.static_autotuners for key in candidate_keys(entry.kernel)}
+            self._done.needed |= {
+                key for entry in bundle.static_autotuners for key in candidate_keys(entry.kernel)
+            }
 
     def _cut_down(self, entry: Any) -> bool:
         """Leave a tuner its winner and nothing of this machine; False when the winner is not known."""
@@ -113,7 +125,9 @@ class _Rewriter(pickle.Pickler):
 
 def _is_cut_down(autotuner: Any) -> bool:
     """Tell whether an earlier process did so, and this one loaded what it saved."""
-    return autotuner.filename is None and all(autotuner.inductor_meta.get(name) is False for name in _TUNES_ON)
+    return autotuner.filename is None and all(
+        autotuner.inductor_meta.get(name) is False for name in _TUNES_ON
+    )
 
 
 def _why(live: LoadedKernel | None) -> str:

@@ -34,7 +34,10 @@ def keep_winners() -> tuple[str, ...]:
     """
     missing = inductor_caches.missing(NEEDED)
     if not missing:
-        kind, original = inductor_caches.find(inductor_caches.AUTOTUNER_TYPE), inductor_caches.find(METHOD)
+        kind, original = (
+            inductor_caches.find(inductor_caches.AUTOTUNER_TYPE),
+            inductor_caches.find(METHOD),
+        )
         if not hasattr(original, _OURS):
             setattr(kind, original.__name__, _unless_found(original))
         instances.note_from_now_on()  # for `save`, later
@@ -62,7 +65,9 @@ def _mark(autotuner: Any) -> None:
         found = record is not None and bool(record.get(DESCENDED))
     except (OSError, AttributeError, TypeError, ValueError) as error:
         # The seam: the kernel is good without the mark, torch only tunes it again.
-        _LOG.warning("the tuning result of %s cannot be read again: %r", autotuner.kernel_hash, error)
+        _LOG.warning(
+            "the tuning result of %s cannot be read again: %r", autotuner.kernel_hash, error
+        )
         return
     for result in autotuner.compile_results if found else ():
         setattr(result.config, DESCENDED, True)

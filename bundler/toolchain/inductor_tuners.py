@@ -109,7 +109,9 @@ def _portable(autotuner: Any, launcher: Any) -> Any:
     static: Any = inductor_caches.find(inductor_caches.STATIC_RESULT_TYPE)
     kernel = getattr(launcher.__globals__.get("runner"), "__self__", None)
     results = [result for result in autotuner.compile_results if result.kernel is kernel]
-    if not all(type(result) is static for result in autotuner.compile_results) or not hasattr(kernel, "cubin_path"):
+    if not all(type(result) is static for result in autotuner.compile_results) or not hasattr(
+        kernel, "cubin_path"
+    ):
         return None
     # What coordinate descent found is kept by its launcher alone.
     meta = results[0].compile_meta if results else autotuner._create_compile_meta(launcher.config)  # noqa: SLF001
@@ -119,6 +121,8 @@ def _portable(autotuner: Any, launcher: Any) -> Any:
 def _unloaded(kernel: Any) -> Any:
     """Copy a static kernel without what belongs to this process: module, function and path."""
     copy = object.__new__(type(kernel))
-    copy.__dict__.update({name: value for name, value in kernel.__getstate__().items() if name != "C_impl"})
+    copy.__dict__.update(
+        {name: value for name, value in kernel.__getstate__().items() if name != "C_impl"}
+    )
     copy.cubin_raw = None
     return copy

@@ -46,7 +46,9 @@ INTERFACE = Kind("triton.runtime.jit", "KernelInterface")
 JIT_FUNCTION = Kind("triton.runtime.jit", "JITFunction")
 TUNER = Kind("triton.runtime.autotuner", "Autotuner")
 # It may come from a compile worker or a cache as a pickle, which calls `__setstate__` and no constructor.
-INDUCTOR_TUNER = Kind("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", ("__init__", "__setstate__"))
+INDUCTOR_TUNER = Kind(
+    "torch._inductor.runtime.triton_heuristics", "CachingAutotuner", ("__init__", "__setstate__")
+)
 _NOTED = (JIT_FUNCTION, TUNER, INDUCTOR_TUNER)
 # What is told of each instance that is made, by the name of its class.  Replaced, never changed, since any thread makes instances.
 _watchers: dict[str, tuple[Callable[[Any], None], ...]] = {}
@@ -113,7 +115,9 @@ def _noted(kind: type) -> Iterator[Any]:
 
 def _listed() -> list[Any]:
     """Return the JIT functions that Triton lists."""
-    return list(getattr(sys.modules.get(JIT_FUNCTION.module), "_triton_jit_function_registry", {}).values())
+    return list(
+        getattr(sys.modules.get(JIT_FUNCTION.module), "_triton_jit_function_registry", {}).values()
+    )
 
 
 def _generated() -> Iterator[dict[str, Any]]:
@@ -145,7 +149,9 @@ def _noting(original: Callable[..., Any], notes: _Notes, kind: str) -> Callable[
             try:
                 tell(self)
             except Exception as error:  # noqa: BLE001  # the seam: a fault of ours must not end the user's import
-                _LOG.warning("a new %s was not looked at (%s: %s)", kind, type(error).__name__, error)
+                _LOG.warning(
+                    "a new %s was not looked at (%s: %s)", kind, type(error).__name__, error
+                )
         return result
 
     setattr(make, _NOTES, notes)

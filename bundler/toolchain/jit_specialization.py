@@ -128,12 +128,17 @@ def _calls(kernel: Any, call: dict[str, Any], target: Target) -> Iterator[dict[s
             call = {**call, name: heuristic(call)}
         yield from _calls(kernel.fn, call, target)
     else:
-        raise ConfigError(f"{kernel!r} is no JIT function, and neither autotuned nor with heuristics", got=repr(kernel))
+        raise ConfigError(
+            f"{kernel!r} is no JIT function, and neither autotuned nor with heuristics",
+            got=repr(kernel),
+        )
 
 
 def _prepared(config: Any, call: dict[str, Any]) -> dict[str, Any]:
     # A hook that sets the block shape of a descriptor changes what is compiled, so it runs; other hooks touch memory, and do not.
-    descriptors = {name: replace(value) for name, value in call.items() if hasattr(value, "block_shape")}
+    descriptors = {
+        name: replace(value) for name, value in call.items() if hasattr(value, "block_shape")
+    }
     if config.pre_hook is None or not descriptors:
         return call
     call = {**call, **descriptors}
@@ -148,7 +153,13 @@ def _stop(function: Any, call: dict[str, Any]) -> CompileRequest:
     stand_in: Any = copy.copy(function)
 
     def instead_of_compiling(
-        _key: Any, signature: Any, device: Any, constants: Any, options: Any, attributes: Any, _warmup: Any
+        _key: Any,
+        signature: Any,
+        device: Any,
+        constants: Any,
+        options: Any,
+        attributes: Any,
+        _warmup: Any,
     ) -> None:
         source = stand_in.ASTSource(function, signature, constants, attributes)
         heard.append(CompileRequest(source, options, stand_in.device_caches[device][3]))
@@ -223,13 +234,18 @@ def as_data(stopped: CompileRequest, *, portable: bool = True) -> Specialized:
         if portable and not value.portable:
             name = source.fn.arg_names[path[0]]
             raise ConfigError(
-                f"argument {name}: a constant of type {value.payload} cannot be sent to a worker", name=name
+                f"argument {name}: a constant of type {value.payload} cannot be sent to a worker",
+                name=name,
             )
     return specialized
 
 
 def _type_value(kind: Any) -> Value:
-    return Value("tuple", tuple(map(_type_value, kind))) if isinstance(kind, tuple) else Value("str", str(kind))
+    return (
+        Value("tuple", tuple(map(_type_value, kind)))
+        if isinstance(kind, tuple)
+        else Value("str", str(kind))
+    )
 
 
 def _keys(stopped: CompileRequest) -> Iterator[tuple[str, bool | None]]:
@@ -279,7 +295,9 @@ def _reachable(function: Any) -> list[Any]:
             found[id(value)] = value
             waiting += _mentioned(value)
         else:
-            waiting += getattr(value, "hash_attrs", ()) if hasattr(value, "__triton_aggregate__") else ()
+            waiting += (
+                getattr(value, "hash_attrs", ()) if hasattr(value, "__triton_aggregate__") else ()
+            )
     return list(found.values())
 
 
@@ -301,9 +319,13 @@ def _callable_kind() -> Any:
 def _key(stopped: CompileRequest) -> str:
     # `compile` parses the options that the JIT parsed once more, and makes its key from those.
     options = stopped.backend.parse_options(dict(vars(stopped.options)))
-    digest = keytext.recompute(stopped.source, stopped.backend, options, environment_in_keys(), stages_key_now())
+    digest = keytext.recompute(
+        stopped.source, stopped.backend, options, environment_in_keys(), stages_key_now()
+    )
     if digest is None:
-        raise ConfigError("the kernel's key cannot be computed; the log of bundler.toolchain says why, at level debug")
+        raise ConfigError(
+            "the kernel's key cannot be computed; the log of bundler.toolchain says why, at level debug"
+        )
     return kernel_key(digest)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -39,10 +39,14 @@ class CacheCall(NamedTuple):
             cache_hit: whether it was found.
             group: its files by name, None where they are in `root`.
         """
-        from bundler.toolchain.compile_record import kernel_record  # most hits are of known kernels and need no record
+        from bundler.toolchain.compile_record import (
+            kernel_record,  # most hits are of known kernels and need no record
+        )
 
         spent_us = (time.monotonic_ns() - self.began_ns) // 1000
-        directory = os.path.dirname(group[self.filename]) if group else os.path.join(self.root, self.key)
+        directory = (
+            os.path.dirname(group[self.filename]) if group else os.path.join(self.root, self.key)
+        )
         return kernel_record(self.key, self.filename, directory, spent_us, cache_hit=cache_hit)
 
 
@@ -82,6 +86,13 @@ class Keeper:
 
     def made_file(self, key: str, path: str, data: bytes, origin: str | None) -> None:
         """Hear of a tuning file or helper library that Triton made."""
+
+    def fetch_records(self, names: Collection[str]) -> Mapping[str, bytes]:
+        """Return those of these tuning records that a store has, by name; asked for in one round trip."""
+        return {}
+
+    def made_record(self, name: str, filename: str, data: bytes) -> None:
+        """Hear of a tuning record that a tuner of ours made."""
 
 
 class KeeperSource:

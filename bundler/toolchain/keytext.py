@@ -20,13 +20,16 @@ from bundler.toolchain import line_information
 from bundler.toolchain.compile_frames import source_text
 from bundler.toolchain.encoding import encode_value, portable_text, portable_value, render
 from bundler.toolchain.identity import LOCATION_PART, installed_triton, triton_dir
+from bundler.toolchain.source_lines import lines_parts
 
 _LOG = logger("bundler.toolchain")
 
 Part = tuple[str, str]
 
 
-def recompute(src: Any, backend: Any, options: Any, env_vars: Mapping[str, str], stages_key: str) -> str | None:
+def recompute(
+    src: Any, backend: Any, options: Any, env_vars: Mapping[str, str], stages_key: str
+) -> str | None:
     """Return the hash (hex) that Triton makes of these objects, in the way `triton.compile` does; None if it cannot."""
     get_cache_key = getattr(sys.modules.get("triton.runtime.cache"), "get_cache_key", None)
     if get_cache_key is None:
@@ -34,19 +37,28 @@ def recompute(src: Any, backend: Any, options: Any, env_vars: Mapping[str, str],
     try:
         text = get_cache_key(src, backend, options, env_vars=env_vars) + stages_key
     except Exception as error:  # noqa: BLE001  # the seam: unproven is an answer, and this runs code of backends and of constants
-        _LOG.debug("the key of %s cannot be recomputed: %s", getattr(src, "name", "a kernel"), error)
+        _LOG.debug(
+            "the key of %s cannot be recomputed: %s", getattr(src, "name", "a kernel"), error
+        )
         return None
     return _sha256(text)
 
 
-def named_parts(src: Any, backend: Any, options: Any, env_vars: Mapping[str, str], stages_key: str) -> Iterator[Part]:
+def named_parts(
+    src: Any, backend: Any, options: Any, env_vars: Mapping[str, str], stages_key: str
+) -> Iterator[Part]:
     """Yield (name, text) for each part of a key; a text longer than a part may be is replaced by its digest."""
     for name, text in _all_parts(src, backend, options, env_vars, stages_key):
         too_long = len(text.encode("utf-8", "replace")) > DEFAULT_LIMITS.string_bytes
-        yield name, f"sha256:{_sha256(text)}" if too_long else text.encode("utf-8", "replace").decode()
+        yield (
+            name,
+            f"sha256:{_sha256(text)}" if too_long else text.encode("utf-8", "replace").decode(),
+        )
 
 
-def _all_parts(src: Any, backend: Any, options: Any, env_vars: Mapping[str, str], stages_key: str) -> Iterator[Part]:
+def _all_parts(
+    src: Any, backend: Any, options: Any, env_vars: Mapping[str, str], stages_key: str
+) -> Iterator[Part]:
     yield from _triton_parts(options)
     yield from _ast_parts(src) if hasattr(src, "fn") else _ir_parts(src)
     yield "backend.name", str(backend.target.backend)
@@ -88,7 +100,12 @@ def _ast_parts(src: Any) -> Iterator[Part]:
         yield "source.line", str(src.fn.starting_line_number)
     yield from line_information.place_parts(src.fn)
     yield "source.hash", str(src.fn.cache_key)
-    yield "source.signature", ", ".join(f"{name}: {kind}" for name, kind in sorted(src.signature.items()))
+    if hasattr(src.fn, "starting_line_number"):
+        yield from lines_parts(src.fn)
+    yield (
+        "source.signature",
+        ", ".join(f"{name}: {kind}" for name, kind in sorted(src.signature.items())),
+    )
     # Sorted by path as Triton does it for constants; attributes count in the order in which they were given.
     yield "source.constants", _by_argument(names, sorted(src.constants.items()))
     yield "source.attributes", _by_argument(names, src.attrs.items())
@@ -102,19 +119,26 @@ def _ir_parts(src: Any) -> Iterator[Part]:
 
 
 def _by_argument(names: list[str], items: Any) -> str:
-    return ", ".join(f"{_path_name(names, path)}={render(encode_value(value), value)}" for path, value in items)
+    return ", ".join(
+        f"{_path_name(names, path)}={render(encode_value(value), value)}" for path, value in items
+    )
 
 
 def _path_name(names: list[str], path: tuple[int, ...]) -> str:
     first, *rest = path
-    return (names[first] if first < len(names) else str(first)) + "".join(f"[{index}]" for index in rest)
+    return (names[first] if first < len(names) else str(first)) + "".join(
+        f"[{index}]" for index in rest
+    )
 
 
 def _option_parts(options: Any) -> Iterator[Part]:
     by_content = not paths_count(options)
     for name, value in sorted(vars(options).items()):
         if name == "extern_libs" and by_content:
-            yield f"option.{name}", ", ".join(f"{library}=sha256:{_file_digest(path)}" for library, path in value)
+            yield (
+                f"option.{name}",
+                ", ".join(f"{library}=sha256:{_file_digest(path)}" for library, path in value),
+            )
         else:
             portable = portable_value(value)
             yield f"option.{name}", render(encode_value(portable), portable)
@@ -132,7 +156,11 @@ def paths_count(options: Any) -> bool:
 def _file_digest(path: str) -> str:
     try:
         status = os.stat(path)
-        return _digest_of(path, status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else "unreadable"
+        return (
+            _digest_of(path, status.st_size, status.st_mtime_ns)
+            if stat.S_ISREG(status.st_mode)
+            else "unreadable"
+        )
     except OSError:
         return "unreadable"
 

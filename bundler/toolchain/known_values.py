@@ -99,7 +99,9 @@ class KnownValues:
         with contextlib.suppress(_Unknown, *_FAILURES):
             real_args, real_kwargs = tree_map_only(torch.Tensor, known, (args, kwargs))
             cpu = torch.device("cpu")
-            real_args, real_kwargs = tree_map_only(torch.device, lambda _: cpu, (real_args, real_kwargs))
+            real_args, real_kwargs = tree_map_only(
+                torch.device, lambda _: cpu, (real_args, real_kwargs)
+            )
             with no_dispatch():
                 return KnownValue(function(*real_args, **real_kwargs), sampled)
         return None
@@ -121,7 +123,11 @@ class KnownValues:
 
 
 def _is_small(tensor: Any) -> bool:
-    return not tensor.dtype.is_floating_point and not tensor.dtype.is_complex and tensor.numel() <= LARGEST
+    return (
+        not tensor.dtype.is_floating_point
+        and not tensor.dtype.is_complex
+        and tensor.numel() <= LARGEST
+    )
 
 
 def _tensors(tree: Any) -> list[Any]:

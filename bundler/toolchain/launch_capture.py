@@ -100,23 +100,35 @@ class LaunchCapture:
         def heard_tuning(tuned: Any, *args: Any, **kwargs: Any) -> Any:
             self._put_aside(tuned, "cache", {})
             # A tuner's key may leave out what a kernel is specialized for; a winner of other calls is any of its configurations.
-            shape = (id(tuned), *map(_shape_of, args), *((name, _shape_of(value)) for name, value in kwargs.items()))
+            shape = (
+                id(tuned),
+                *map(_shape_of, args),
+                *((name, _shape_of(value)) for name, value in kwargs.items()),
+            )
             if shape not in self._tuned:
                 self._tuned.add(shape)
                 tuned.cache.clear()
             return tune(tuned, *args, **kwargs)
 
-        def without_results(_tuned: Any, _key: Any, _configs: Any, measure: Callable[[], None]) -> bool:
+        def without_results(
+            _tuned: Any, _key: Any, _configs: Any, measure: Callable[[], None]
+        ) -> bool:
             measure()
             return False
 
-        self._changes.put_all(jit.JITFunction, {"run": heard_run, "_do_compile": self._instead_of_compiling})
+        self._changes.put_all(
+            jit.JITFunction, {"run": heard_run, "_do_compile": self._instead_of_compiling}
+        )
         # A property, which also stands before the benchmarker that an autotuner keeps among its attributes.
         once = property(lambda _tuned: benchmark_once)
-        self._changes.put_all(tuner, {"run": heard_tuning, "do_bench": once, "check_disk_cache": without_results})
+        self._changes.put_all(
+            tuner, {"run": heard_tuning, "do_bench": once, "check_disk_cache": without_results}
+        )
         testing: Any = sys.modules.get("triton.testing")
         if testing is not None:
-            self._changes.put_all(testing, {"do_bench": benchmark_once, "do_bench_cudagraph": benchmark_once})
+            self._changes.put_all(
+                testing, {"do_bench": benchmark_once, "do_bench_cudagraph": benchmark_once}
+            )
 
     def end(self) -> None:
         """Give Triton back what is Triton's."""
@@ -155,7 +167,11 @@ class LaunchCapture:
 
 def _shape_of(value: Any) -> Any:
     """Return what a kernel may be specialized for of an argument: a number or a text itself, of anything else its type and types of elements."""
-    return value if isinstance(value, (bool, int, str)) else (type(value), str(getattr(value, "dtype", "")))
+    return (
+        value
+        if isinstance(value, (bool, int, str))
+        else (type(value), str(getattr(value, "dtype", "")))
+    )
 
 
 @contextlib.contextmanager

@@ -37,7 +37,9 @@ def path_counts() -> bool:
 @functools.lru_cache(maxsize=4)
 def _probed(jit: Any, _disabled: bool) -> bool:
     """Compare the hashes of one function at two paths; Triton's own code is the only one that knows."""
-    moved = types.FunctionType(_probe.__code__.replace(co_filename=_OTHER_PLACE), globals(), _probe.__name__)
+    moved = types.FunctionType(
+        _probe.__code__.replace(co_filename=_OTHER_PLACE), globals(), _probe.__name__
+    )
     try:
         return bool(jit(_probe).cache_key != jit(moved).cache_key)
     except Exception:  # noqa: BLE001  # Triton's own code, of any release: what cannot be asked is taken for the Triton we know

@@ -57,7 +57,11 @@ def _finished(kernel: Any) -> Any | None:
     inner, future = vars(kernel).get("kernel"), vars(kernel).get("future")
     if inner is not None or future is None:
         return inner
-    return future.result() if future.done() and not future.cancelled() and future.exception() is None else None
+    return (
+        future.result()
+        if future.done() and not future.cancelled() and future.exception() is None
+        else None
+    )
 
 
 def _read(kernel: Any, device: int) -> CompileEvent:
@@ -74,7 +78,9 @@ def _read(kernel: Any, device: int) -> CompileEvent:
         src=kernel.src,
         options=backend.parse_options({name: _tuples(value) for name, value in metadata.items()}),
         backend=backend,
-        env_vars={name: value for name, value in metadata.items() if _ENVIRONMENT_NAME.fullmatch(name)},
+        env_vars={
+            name: value for name, value in metadata.items() if _ENVIRONMENT_NAME.fullmatch(name)
+        },
         stages_key=None,
         stage_times_us=(),
         cache_hit=True,

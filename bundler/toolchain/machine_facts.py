@@ -7,6 +7,7 @@ device.
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import os
 import platform
@@ -18,12 +19,24 @@ from bundler.toolchain import identity, targets
 
 _CUDA = re.compile(r"""^(?:cuda|hip)\b[^=\n]*=\s*["']([^"']+)["']""", re.MULTILINE)
 _TORCH_BYTES = 1 << 16
+# So alike are `pyton` and `python`, and not the names of two packages.
+_ALIKE = 0.8
 
 
 def machine_facts(names: Iterable[str]) -> dict[str, str]:
     """Return name -> value of each fact that is known here; a name that is none of ours is a package, which stands for its version."""
-    found = {name: _FACTS[name]() if name in _FACTS else identity.version_of(name) for name in dict.fromkeys(names)}
+    found = {
+        name: _FACTS[name]() if name in _FACTS else identity.version_of(name)
+        for name in dict.fromkeys(names)
+    }
     return {name: value for name, value in found.items() if value}
+
+
+def misspelled(name: str) -> str | None:
+    """Return the fact that a name which is neither a fact nor a package here was meant to be; None for what may be a package elsewhere."""
+    if name in _FACTS or identity.version_of(name):
+        return None
+    return next(iter(difflib.get_close_matches(name, _FACTS, n=1, cutoff=_ALIKE)), None)
 
 
 def _python() -> str:
@@ -51,7 +64,9 @@ def _cuda() -> str | None:
     if spec is None or not spec.origin:
         return None
     try:
-        with open(os.path.join(os.path.dirname(spec.origin), "version.py"), encoding="utf-8") as file:
+        with open(
+            os.path.join(os.path.dirname(spec.origin), "version.py"), encoding="utf-8"
+        ) as file:
             found = _CUDA.search(file.read(_TORCH_BYTES))
     except (OSError, UnicodeDecodeError):
         return None

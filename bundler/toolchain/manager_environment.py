@@ -104,7 +104,10 @@ def _chain(before: Values, ours: set[str]) -> dict[str, str | None]:
         theirs = before.get(_BEHIND[theirs])
     names = [name for name in _BEHIND if name in ours | found]
     behind = [*names[1:], theirs if theirs not in _BEHIND else None]
-    return {MANAGER_VARIABLE: names[0], **{_BEHIND[name]: next_ for name, next_ in zip(names, behind, strict=True)}}
+    return {
+        MANAGER_VARIABLE: names[0],
+        **{_BEHIND[name]: next_ for name, next_ in zip(names, behind, strict=True)},
+    }
 
 
 class ManagerEnvironment:
@@ -185,7 +188,10 @@ class ManagerEnvironment:
 
     def _cut(self, path: str | None) -> str | None:
         added = set(_split(self._ours[PATH_VARIABLE])) - set(_split(self._before[PATH_VARIABLE]))
-        return os.pathsep.join(entry for entry in (path or "").split(os.pathsep) if entry not in added) or None
+        return (
+            os.pathsep.join(entry for entry in (path or "").split(os.pathsep) if entry not in added)
+            or None
+        )
 
     def _update_class(self, *, begins: bool) -> None:
         knobs = _cache_knobs()
@@ -224,7 +230,10 @@ class ManagerEnvironment:
 def names_our_manager() -> bool:
     """Whether the environment asks for a session's manager, with or without a recording's in front."""
     first = os.environ.get(MANAGER_VARIABLE)
-    return SESSION_MANAGER in {first, os.environ.get(SPOOL_INNER) if first == SPOOL_MANAGER else None}
+    return SESSION_MANAGER in {
+        first,
+        os.environ.get(SPOOL_INNER) if first == SPOOL_MANAGER else None,
+    }
 
 
 def named_manager(name: str) -> type:

@@ -18,7 +18,9 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 # The plain getters: a lazy module loads itself when an attribute is read, and a class may define its own `__getattribute__`.
-_namespace_of_module: Callable[[ModuleType], dict[str, Any] | None] = vars(ModuleType)["__dict__"].__get__
+_namespace_of_module: Callable[[ModuleType], dict[str, Any] | None] = vars(ModuleType)[
+    "__dict__"
+].__get__
 _namespace_of_class: Callable[[type], Any] = vars(type)["__dict__"].__get__
 _contents = attrgetter("cell_contents")
 _closure = attrgetter("__closure__")
@@ -119,7 +121,9 @@ class _Search:
                 objects += pick((found.__func__,), self._wanted)
             elif id(found) not in self._found:
                 self._found[id(found)] = found
-                objects += pick(dict.values(object.__getattribute__(found, "__dict__")), self._wanted)
+                objects += pick(
+                    dict.values(object.__getattribute__(found, "__dict__")), self._wanted
+                )
 
 
 def _from_cells(closure: tuple[Any, ...], wanted: Collection[int]) -> list[Any]:

@@ -47,18 +47,26 @@ def chosen_named(facts: LaunchFacts, recorded: Target) -> Named:
     """Return the options of a recorded compile that differ from the defaults of its target, as they are encoded."""
     usual = _defaults(recorded)
     return tuple(
-        (name, value) for name, value in facts.options if name not in _DERIVED and _as_tuple(value) != usual.get(name)
+        (name, value)
+        for name, value in facts.options
+        if name not in _DERIVED and _as_tuple(value) != usual.get(name)
     )
 
 
-def chosen_options(facts: LaunchFacts, recorded: Target, target: Target) -> tuple[dict[str, Any], tuple[str, ...]]:
+def chosen_options(
+    facts: LaunchFacts, recorded: Target, target: Target
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return (options to compile with for `target`, names of those chosen that it does not have)."""
     known = _defaults(target)
     chosen = {name: decode_value(_as_tuple(value)) for name, value in chosen_named(facts, recorded)}
-    return {name: value for name, value in chosen.items() if name in known}, tuple(sorted(chosen.keys() - known.keys()))
+    return {name: value for name, value in chosen.items() if name in known}, tuple(
+        sorted(chosen.keys() - known.keys())
+    )
 
 
-def other_defaults(facts: LaunchFacts, recorded: Target, target: Target) -> tuple[tuple[str, Any, Any], ...]:
+def other_defaults(
+    facts: LaunchFacts, recorded: Target, target: Target
+) -> tuple[tuple[str, Any, Any], ...]:
     """Return (name, recorded value, new value) of options that were at their default, and whose default is another here."""
     before, after = _defaults(recorded), _defaults(target)
     return tuple(
@@ -84,7 +92,11 @@ def float8_types(target: Target) -> frozenset[str]:
 
 def options_anywhere() -> frozenset[str]:
     """Return the names of the options that any backend has; none where Triton was not imported."""
-    return frozenset().union(*map(options_of, _OF_EACH_BACKEND)) if "triton" in sys.modules else frozenset()
+    return (
+        frozenset().union(*map(options_of, _OF_EACH_BACKEND))
+        if "triton" in sys.modules
+        else frozenset()
+    )
 
 
 def encoded(options: dict[str, Any]) -> Named:
@@ -98,7 +110,10 @@ def _defaults(target: Target) -> dict[str, Value]:
     from triton.compiler.compiler import make_backend
 
     options = make_backend(triton_target(target)).parse_options({})
-    return {name: _as_tuple(encode_value(portable_value(value))) for name, value in vars(options).items()}
+    return {
+        name: _as_tuple(encode_value(portable_value(value)))
+        for name, value in vars(options).items()
+    }
 
 
 def _as_tuple(value: Value) -> Value:

@@ -68,7 +68,11 @@ class TemporaryPlace:
     @property
     def path(self) -> str | None:
         """Where it is; None on a system whose users have no numbers."""
-        return os.path.join(tempfile.gettempdir(), f"{self._name}-{os.getuid()}") if hasattr(os, "getuid") else None
+        return (
+            os.path.join(tempfile.gettempdir(), f"{self._name}-{os.getuid()}")
+            if hasattr(os, "getuid")
+            else None
+        )
 
     def found(self) -> str | None:
         """Return the directory if it is there and ours, to read from it."""
@@ -95,7 +99,9 @@ class TemporaryPlace:
             reason = why_not_ours(path)
             if reason is not None:
                 instead = _of_this_process(self._name)
-                self._say(f"{path} {reason}, so this process uses {instead}; remove it to share with other processes")
+                self._say(
+                    f"{path} {reason}, so this process uses {instead}; remove it to share with other processes"
+                )
                 return instead
         return path
 
@@ -112,7 +118,9 @@ _made: list[tuple[str, int]] = []
 
 def _of_this_process(name: str) -> str:
     known = _own.get(name)
-    if known is not None and is_ours(known):  # else it was swept, or the parent of this forked child ended
+    if known is not None and is_ours(
+        known
+    ):  # else it was swept, or the parent of this forked child ended
         return known
     made = tempfile.mkdtemp(prefix=f"{name}-{os.getpid()}-")
     _made.append((made, os.getpid()))

@@ -25,7 +25,12 @@ _LOG = logger("bundler.toolchain")
 _NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl")
 _AMD_DEVICE = "/dev/kfd"
 _AMD_NODES = "/sys/class/kfd/kfd/topology/nodes"
-_AMD_VISIBILITY = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "CUDA_VISIBLE_DEVICES")
+_AMD_VISIBILITY = (
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+    "CUDA_VISIBLE_DEVICES",
+)
 VISIBILITY_VARIABLES = (*_AMD_VISIBILITY, "CUDA_DEVICE_ORDER", "HSA_OVERRIDE_GFX_VERSION")
 _UUID_BYTES = 96
 # CUDA needs a second or two to wake up a machine with many GPUs; a broken driver can take for ever.
@@ -53,7 +58,11 @@ def nvidia_targets() -> tuple[Target, ...] | None:
     capabilities = visible_capabilities(_nvml_devices())
     if capabilities is None:
         capabilities = _ask_cuda()
-    return None if capabilities is None else tuple(Target("cuda", str(capability)) for capability in capabilities)
+    return (
+        None
+        if capabilities is None
+        else tuple(Target("cuda", str(capability)) for capability in capabilities)
+    )
 
 
 def has_nvidia_driver() -> bool:
@@ -85,7 +94,11 @@ def visible_capabilities(devices: list[tuple[str, int]] | None) -> list[int] | N
 def _find(item: str, devices: list[tuple[str, int]]) -> int | None:
     if item.isdecimal():
         return devices[int(item)][1] if int(item) < len(devices) else None
-    named = [capability for uuid, capability in devices if item.startswith("GPU-") and uuid.startswith(item)]
+    named = [
+        capability
+        for uuid, capability in devices
+        if item.startswith("GPU-") and uuid.startswith(item)
+    ]
     return named[0] if len(named) == 1 else None
 
 
@@ -143,7 +156,11 @@ def _read_nvml(nvml: Any) -> Iterator[tuple[str, int]]:
         handle, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
         uuid = ctypes.create_string_buffer(_UUID_BYTES)
         _check(nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)))
-        _check(nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor)))
+        _check(
+            nvml.nvmlDeviceGetCudaComputeCapability(
+                handle, ctypes.byref(major), ctypes.byref(minor)
+            )
+        )
         _check(nvml.nvmlDeviceGetUUID(handle, uuid, _UUID_BYTES))
         yield uuid.value.decode("ascii", "replace"), major.value * 10 + minor.value
 
@@ -178,7 +195,9 @@ def amd_targets() -> tuple[Target, ...] | None:
     """Return the targets of the AMD GPUs this process may use; empty when there are none, None when unknown."""
     if not os.access(_AMD_DEVICE, os.R_OK | os.W_OK):
         return ()
-    targets = tuple(Target("hip", name, 64 if name.startswith("gfx9") else 32) for name in _amd_names())
+    targets = tuple(
+        Target("hip", name, 64 if name.startswith("gfx9") else 32) for name in _amd_names()
+    )
     limits = [os.environ[name].strip() for name in _AMD_VISIBILITY if name in os.environ]
     if any(limit in {"", "-1"} for limit in limits):
         return ()

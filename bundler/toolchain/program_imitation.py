@@ -48,7 +48,11 @@ class ProgramImitation:
     """
 
     def __init__(
-        self, target: Target, properties: Mapping[str, Any] | None, on_kernel: OnKernel, on_refused: OnRefused
+        self,
+        target: Target,
+        properties: Mapping[str, Any] | None,
+        on_kernel: OnKernel,
+        on_refused: OnRefused,
     ) -> None:
         self.target = target
         self.device: TargetDevice
@@ -70,7 +74,9 @@ class ProgramImitation:
         values: Any = _import("bundler.toolchain.known_values", "torch").KnownValues()
         autocast: Any = _import("bundler.toolchain.imitated_autocast", "torch")
         cuda: Any = _import("bundler.toolchain.imitated_cuda", "torch")
-        capture = LaunchCapture(self._requested, lambda *call: self._launched(values, *call), self._guessed)
+        capture = LaunchCapture(
+            self._requested, lambda *call: self._launched(values, *call), self._guessed
+        )
         with contextlib.ExitStack() as stack:
             self._driver = stack.enter_context(imitating_driver(self.target, self.device))
             # Before torch.cuda is imitated: what the mode imports looks at functions of torch by identity.
@@ -82,7 +88,10 @@ class ProgramImitation:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         try:
             self._stack.__exit__(kind, error, trace)
@@ -97,7 +106,9 @@ class ProgramImitation:
         else:
             self._on_kernel(function, request, found)
 
-    def _launched(self, values: Any, _function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _launched(
+        self, values: Any, _function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         self.launches += 1
         for argument in (*args, *kwargs.values()):
             values.may_be_written(argument)

@@ -73,7 +73,13 @@ def short_version(text: str) -> str:
     # A pattern, `release (\S+?), (V\S+)`, takes longer to compile than all else that is done with the answer.
     for rest in text.split(_RELEASE)[1:]:
         number, comma, build = rest.partition(", ")
-        if comma and number.split() == [number] and build.startswith("V") and not build[1:2].isspace() and build[1:]:
+        if (
+            comma
+            and number.split() == [number]
+            and build.startswith("V")
+            and not build[1:2].isspace()
+            and build[1:]
+        ):
             return f"{number} {build.split(None, 1)[0]}"
     return " ".join(text.split())[:200]
 
@@ -81,7 +87,9 @@ def short_version(text: str) -> str:
 def _programs(arch: int) -> Iterator[_State]:
     """Yield the programs that are there, in the order in which Triton tries them."""
     blackwell = _uses_blackwell(arch)
-    for path in () if blackwell is None else candidates("ptxas-blackwell" if blackwell else "ptxas"):
+    for path in (
+        () if blackwell is None else candidates("ptxas-blackwell" if blackwell else "ptxas")
+    ):
         try:
             status = os.stat(path)
         except OSError:
@@ -233,11 +241,16 @@ class ProgramVersion:
         try:
             ended, status = os.waitpid(self._child, os.WNOHANG)
         except ChildProcessError:
-            ended, status = self._child, 0  # this process ignores SIGCHLD, so it does not learn how its children end
+            ended, status = (
+                self._child,
+                0,
+            )  # this process ignores SIGCHLD, so it does not learn how its children end
         if ended:
             self._child, code = -1, os.waitstatus_to_exitcode(status)
             answer = b"".join(self._parts).decode("utf-8", "replace")
-            self._learn(*((None, f" (exit status {code})") if code else (short_version(answer), "")))
+            self._learn(
+                *((None, f" (exit status {code})") if code else (short_version(answer), ""))
+            )
         elif time.monotonic() > self._ends_s:
             raise TimeoutError(f"it does not end in {_TIMEOUT_S} s")
         elif time.monotonic() > until_s:

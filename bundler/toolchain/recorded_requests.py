@@ -31,7 +31,12 @@ _DESCRIPTIONS = ("", "D", "S", "DS")
 # Options that programs and tuners write out also where they are as they would be anyway, in the order of Triton's tuner.
 _COUNTS = ("num_warps", "num_ctas", "num_stages", "maxnreg")
 # How often users write some of them out: all that a kernel needs, and these.
-_WRITTEN_OUT = ((), ("num_warps",), ("num_warps", "num_stages"), ("num_warps", "num_ctas", "num_stages"))
+_WRITTEN_OUT = (
+    (),
+    ("num_warps",),
+    ("num_warps", "num_stages"),
+    ("num_warps", "num_ctas", "num_stages"),
+)
 
 
 class Request(NamedTuple):
@@ -53,7 +58,11 @@ class _Hashed:
     """A function as far as Triton's source object needs one for its hash."""
 
     def __init__(self, function: Any, source_hash: str) -> None:
-        self.__name__, self.arg_names, self.cache_key = function.__name__, function.arg_names, source_hash
+        self.__name__, self.arg_names, self.cache_key = (
+            function.__name__,
+            function.arg_names,
+            source_hash,
+        )
 
 
 def key_of(function: Any, request: Request, source_hash: str, backend: Any) -> str | None:
@@ -95,13 +104,21 @@ class Requests:
         self._constants = {path: decode_value(value) for path, value in facts.constants}
         self._attributes = {path: decode_value(value) for path, value in facts.attributes}
         kinds = [(name, type_of(kind)) for name, kind in facts.signature]
-        self._specialization = [self._specialized((number,), kind) for number, (_, kind) in enumerate(kinds)]
-        self._bound = {name: self._value((number,), kind) for number, (name, kind) in enumerate(kinds)}
+        self._specialization = [
+            self._specialized((number,), kind) for number, (_, kind) in enumerate(kinds)
+        ]
+        self._bound = {
+            name: self._value((number,), kind) for number, (name, kind) in enumerate(kinds)
+        }
         self._recorded = {name: option_here(value) for name, value in facts.options}
 
     def __iter__(self) -> Iterator[Request]:
         plain = self._asked({})
-        needed = {n: v for n, v in self._recorded.items() if n in vars(plain.options) and vars(plain.options)[n] != v}
+        needed = {
+            n: v
+            for n, v in self._recorded.items()
+            if n in vars(plain.options) and vars(plain.options)[n] != v
+        }
         seen = set()
         for written_out in _WRITTEN_OUT:
             options = self._options(needed, written_out)
@@ -111,14 +128,20 @@ class Requests:
                 yield request
 
     def _options(self, needed: Mapping[str, Any], written_out: tuple[str, ...]) -> dict[str, Any]:
-        counts = [name for name in _COUNTS if name in needed or (name in written_out and name in self._recorded)]
+        counts = [
+            name
+            for name in _COUNTS
+            if name in needed or (name in written_out and name in self._recorded)
+        ]
         others = [name for name in needed if name not in _COUNTS]
         return {name: self._recorded[name] for name in (*counts, *others)}
 
     def _specialized(self, path: Path, kind: Any) -> tuple[Any, Any]:
         """Return the (type, specialization) that the JIT finds for an argument, or for a member of a tuple."""
         if isinstance(kind, tuple):
-            members = [self._specialized((*path, number), member) for number, member in enumerate(kind)]
+            members = [
+                self._specialized((*path, number), member) for number, member in enumerate(kind)
+            ]
             return kind, tuple(specialization for _, specialization in members)
         if kind == "constexpr":
             return kind, self._constant(path)
@@ -128,7 +151,9 @@ class Requests:
         found = (text for text in _DESCRIPTIONS if self._parsed(text) == attribute)
         description = next(found, None)
         if description is None:
-            raise ToolchainMismatch(f"this Triton has no specialization of an argument as {attribute!r:.100}")
+            raise ToolchainMismatch(
+                f"this Triton has no specialization of an argument as {attribute!r:.100}"
+            )
         return kind, description
 
     def _parsed(self, description: str) -> Any:
@@ -155,7 +180,13 @@ class Requests:
             return dict(self._bound), list(self._specialization), given
 
         def instead_of_compiling(
-            place: str, signature: Any, _device: Any, constants: Any, options: Any, attributes: Any, _warmup: Any
+            place: str,
+            signature: Any,
+            _device: Any,
+            constants: Any,
+            options: Any,
+            attributes: Any,
+            _warmup: Any,
         ) -> None:
             heard.append(Request(place, signature, constants, options, attributes))
 

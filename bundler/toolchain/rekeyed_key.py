@@ -6,17 +6,27 @@ on AMD before Triton 3.9 the path where Triton is installed.  Where nothing else
 own code, from the launch facts.
 
 `restore(rekey=True)` calls it through `bundler/lifecycle/rekeyed_kernels.py`; `recorded_requests` uses `option_here`.
+
+`key_moved` does the same for a kernel of which only the lines differ; `bundler/lifecycle/moved_kernels.py` calls it.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bundler.errors import ToolchainMismatch
 from bundler.format.constant_values import Value
 from bundler.format.entries import Target
-from bundler.format.keyparts import KeyParts
+from bundler.format.keyparts import (
+    FUNCTIONS_PART,
+    HASH_PART,
+    LINE_PART,
+    LINES_PART,
+    KeyParts,
+    decode_lines,
+)
 from bundler.format.launch_spec import LaunchFacts
 from bundler.toolchain import keytext, line_information
 from bundler.toolchain.capture import stages_key_now
@@ -26,13 +36,22 @@ from bundler.toolchain.encoding import TRITON_DIR_TEXT
 from bundler.toolchain.events import kernel_hash, kernel_key
 from bundler.toolchain.identity import LOCATION_PART, triton_dir
 from bundler.toolchain.jit_specialization import environment_in_keys
+from bundler.toolchain.source_lines import hashes_at, lines_parts, source_lines
 
 _BINARY, _CODE = "triton.binary", "triton.code"
 _MAY_DIFFER = frozenset({_BINARY, _CODE, LOCATION_PART})
-# Not compared: the hash of the source covers the first four, and the constants are made from the recorded facts themselves, where a
+# Not compared: the hash of the source covers the first six, and the constants are made from the recorded facts themselves, where a
 # function is a stand-in without a name.
 _SOURCE_ONLY = frozenset(
-    {"source.text", "source.line", line_information.PATH_PART, line_information.COLUMN_PART, "source.constants"}
+    {
+        "source.text",
+        line_information.PATH_PART,
+        line_information.COLUMN_PART,
+        LINE_PART,
+        LINES_PART,
+        FUNCTIONS_PART,
+        "source.constants",
+    }
 )
 
 
@@ -80,6 +99,66 @@ def key_here(key: str, facts: LaunchFacts, parts: KeyParts, target: Target) -> t
     return kernel_key(made.hash), KeyParts(tuple(made.merged(parts)), proven=True)
 
 
+def key_moved(
+    key: str, facts: LaunchFacts, parts: KeyParts, target: Target, function: Any
+) -> tuple[str, KeyParts]:
+    """Return (kernel key, its named parts) as this machine's Triton makes them for the same compile
+    of a function that only moved.
+
+    Triton's own code makes three hashes: that of the function at the lines that were recorded, which
+    has to be the recorded one; the recorded kernel's key of it, which has to be its own; and the key
+    of the function where it stands now.
+
+    Args:
+        key, facts, parts, target: of the kernel as it was recorded.
+        function: the JIT function of this process.
+
+    Raises:
+        ToolchainMismatch: it is not sure that nothing but lines differs, with the reason.
+    """
+    known = dict(parts.parts)
+    lines = decode_lines(known.get(LINES_PART, ""))
+    if facts.source_kind != "ast" or lines is None or FUNCTIONS_PART not in known:
+        raise ToolchainMismatch("the lines of its source were not recorded")
+    try:
+        if known[HASH_PART] not in hashes_at(function, lines):
+            raise ToolchainMismatch("its source differs in more than lines", part=HASH_PART)
+        if _Remade(facts, parts, target).hash != kernel_hash(key):
+            raise ToolchainMismatch(
+                "its recorded key is not the one that is made here of its parts"
+            )
+        here = _replaced(parts, dict(_source_parts(function)))
+        return kernel_key(_Remade(facts, here, target).hash), here
+    except ToolchainMismatch:
+        raise
+    except Exception as error:  # Triton's own code, on facts that come from anybody
+        raise ToolchainMismatch(
+            f"this Triton cannot repeat its compile call ({type(error).__name__}: {error!s:.300})"
+        ) from error
+
+
+def only_moved(parts: KeyParts, function: Any) -> bool:
+    """Tell whether a JIT function of this process is, as far as recorded parts tell, the source of a
+    kernel, and it or a function that it calls stands at another line.
+    """
+    known, here = dict(parts.parts), source_lines(function)
+    return (
+        here is not None
+        and known.get(FUNCTIONS_PART) == here.functions
+        and decode_lines(known.get(LINES_PART, "")) not in (None, here.lines)
+    )
+
+
+def _source_parts(function: Any) -> Iterator[tuple[str, str]]:
+    yield HASH_PART, function.cache_key
+    yield LINE_PART, str(function.starting_line_number)
+    yield from lines_parts(function)
+
+
+def _replaced(parts: KeyParts, others: Mapping[str, str]) -> KeyParts:
+    return KeyParts(tuple((n, others.get(n, text)) for n, text in parts.parts), parts.proven)
+
+
 class _Remade:
     """The compile call of a recorded kernel, made again of Triton's own objects."""
 
@@ -97,7 +176,10 @@ class _Remade:
         )
         environment, stages = environment_in_keys(), stages_key_now()
         self.parts = dict(keytext.named_parts(source, backend, options, environment, stages))
-        self._text = triton.runtime.cache.get_cache_key(source, backend, options, env_vars=environment) + stages
+        self._text = (
+            triton.runtime.cache.get_cache_key(source, backend, options, env_vars=environment)
+            + stages
+        )
         self._code = triton.runtime.cache.triton_key()
 
     @property
@@ -107,7 +189,10 @@ class _Remade:
 
     def merged(self, recorded: KeyParts) -> list[tuple[str, str]]:
         """Return the recorded parts with this machine's values, in their order."""
-        return [(name, text if name in _SOURCE_ONLY else self.parts.get(name, text)) for name, text in recorded.parts]
+        return [
+            (name, text if name in _SOURCE_ONLY else self.parts.get(name, text))
+            for name, text in recorded.parts
+        ]
 
     def check_original(self, key: str, recorded: KeyParts) -> None:
         """Make sure that exchanging what may differ for what was there gives the recorded key."""
@@ -117,11 +202,15 @@ class _Remade:
             # The binary's hash is one of the many that the text is made of; the others must be equal.
             code = code.replace(self.parts[_BINARY], theirs[_BINARY])
             if _sha256(code) != theirs.get(_CODE):
-                raise ToolchainMismatch("other files of its Triton differ from this machine's too, not only the binary")
+                raise ToolchainMismatch(
+                    "other files of its Triton differ from this machine's too, not only the binary"
+                )
         if LOCATION_PART in theirs:
             return  # the other machine's install path is not known, so that all other parts are equal has to be enough
         if _sha256(self._text.replace(self._code, code, 1)) != kernel_hash(key):
-            raise ToolchainMismatch("its recorded key cannot be computed again from what is known of it")
+            raise ToolchainMismatch(
+                "its recorded key cannot be computed again from what is known of it"
+            )
 
 
 def _check_parts(recorded: KeyParts, here: dict[str, str]) -> None:

@@ -32,10 +32,14 @@ def agreeing_hashes(function: Any, wanted: frozenset[str]) -> frozenset[str]:
     fresh = function.hash is None
     try:
         known = function.cache_key
-    except Exception as error:  # Triton reads the function's source and globals, which may be anything
+    except (
+        Exception
+    ) as error:  # Triton reads the function's source and globals, which may be anything
         if fresh:
             function.hash = None  # Triton leaves a placeholder there, which would stand in keys
-        raise ToolchainMismatch(f"Triton cannot hash it ({type(error).__name__}: {error!s:.200})") from error
+        raise ToolchainMismatch(
+            f"Triton cannot hash it ({type(error).__name__}: {error!s:.200})"
+        ) from error
     if wanted <= {known}:
         return wanted
     return wanted & {known, *_other_hashes(function, wanted, fresh=fresh)}
@@ -63,7 +67,11 @@ def _other_hashes(function: Any, wanted: frozenset[str], *, fresh: bool) -> list
 @contextlib.contextmanager
 def _held(functions: list[Any]) -> Iterator[None]:
     """Keep other threads from reading hashes while the block changes them."""
-    locks = {id(lock): lock for lock in (getattr(one, "_hash_lock", None) for one in functions) if lock is not None}
+    locks = {
+        id(lock): lock
+        for lock in (getattr(one, "_hash_lock", None) for one in functions)
+        if lock is not None
+    }
     with contextlib.ExitStack() as stack:
         for lock in locks.values():
             # Not without end: a launch takes such locks in an order of its own.
@@ -82,5 +90,7 @@ def difference(function: Any, parts: KeyParts) -> str:
         return f"source.text: the code of {place} was edited"
     line = str(function.starting_line_number)
     if recorded.get("source.line", line) != line:
-        return f"source.line: {place} was at line {recorded['source.line']:.20} and is at line {line}"
+        return (
+            f"source.line: {place} was at line {recorded['source.line']:.20} and is at line {line}"
+        )
     return f"source.hash: a function or a global constant that {place} uses was changed"

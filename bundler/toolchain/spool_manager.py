@@ -82,7 +82,11 @@ class Spool(Keeper):
         Once a spool is gone its name is free for anybody.
         """
         spools = (spool_settings().directory or "").split(os.pathsep)
-        return [spool for spool in spools if spool_records.owner(spool) not in {None, os.getpid()} and is_ours(spool)]
+        return [
+            spool
+            for spool in spools
+            if spool_records.owner(spool) not in {None, os.getpid()} and is_ours(spool)
+        ]
 
     def is_new(self, *identity: str) -> bool:
         """Whether a record was not written yet; remembers it."""
@@ -95,7 +99,9 @@ class Spool(Keeper):
 
     def write(self, directory: str, record: Record) -> None:
         """Write one record; names sort by time and are unique among all processes of this machine."""
-        spool_records.write(directory, f"{time.time_ns():020d}-{os.getpid()}-{next(self._numbers)}", record)
+        spool_records.write(
+            directory, f"{time.time_ns():020d}-{os.getpid()}-{next(self._numbers)}", record
+        )
 
     @contextlib.contextmanager
     def excused(self) -> Iterator[None]:
@@ -108,7 +114,12 @@ class Spool(Keeper):
                 self.errors[cause] += 1
                 first = self.errors[cause] == 1
             if first:
-                _LOG.warning("a compile was not recorded (%s: %s); the program goes on", cause, error, exc_info=error)
+                _LOG.warning(
+                    "a compile was not recorded (%s: %s); the program goes on",
+                    cause,
+                    error,
+                    exc_info=error,
+                )
 
     def reset_after_fork(self) -> None:
         """Give the child a lock that no thread of the parent holds."""
@@ -126,5 +137,7 @@ else:
     def __getattr__(name: str) -> Any:
         if name == "SpoolCacheManager":
             # The manager behind is the one that the environment names at the moment, with the errors that Triton would give.
-            return manager_before(_source, named_manager(spool_settings().inner or _TRITONS_OWN), name)
+            return manager_before(
+                _source, named_manager(spool_settings().inner or _TRITONS_OWN), name
+            )
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -86,36 +86,46 @@ def encode(record: Record) -> bytes:
 
 def decode(data: bytes) -> Record:
     """Decode what `encode` wrote; raises `FormatError` for anything else, another version included."""
-    version, kind, body = wire.fields(wire.unpack(data, "spool record"), "spool record", int, str, list)
+    version, kind, body = wire.fields(
+        wire.unpack(data, "spool record"), "spool record", int, str, list
+    )
     if version != VERSION or kind not in {"kernel", "file"}:
-        raise FormatError(f"spool record: unknown version {version} or kind {kind!r}", version=version, kind=kind)
+        raise FormatError(
+            f"spool record: unknown version {version} or kind {kind!r}", version=version, kind=kind
+        )
     if kind == "file":
         return SpooledFile(*wire.fields(body, "spooled file", str, str, int))
     return _kernel(body)
 
 
 def _kernel(body: list[object]) -> SpooledEvent:
-    key, digest, directory, name, target, device, stages, hit, facts, parts, toolchain, pid = wire.fields(
-        body,
-        "spooled kernel",
-        str,
-        str,
-        str,
-        str,
-        (list, type(None)),
-        (int, type(None)),
-        list,
-        bool,
-        _MAYBE_BYTES,
-        _MAYBE_BYTES,
-        list,
-        int,
+    key, digest, directory, name, target, device, stages, hit, facts, parts, toolchain, pid = (
+        wire.fields(
+            body,
+            "spooled kernel",
+            str,
+            str,
+            str,
+            str,
+            (list, type(None)),
+            (int, type(None)),
+            list,
+            bool,
+            _MAYBE_BYTES,
+            _MAYBE_BYTES,
+            list,
+            int,
+        )
     )
     if target is not None:
         target = Target(*wire.fields(target, "spooled target", str, str, int))
-    toolchain = Toolchain(*wire.fields(toolchain, "spooled toolchain", _MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_TEXT))
+    toolchain = Toolchain(
+        *wire.fields(toolchain, "spooled toolchain", _MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_TEXT)
+    )
     times: Any = tuple(tuple(wire.fields(stage, "spooled stage", str, int)) for stage in stages)
-    return SpooledEvent(key, digest, directory, name, target, device, times, hit, facts, parts, toolchain, pid)
+    return SpooledEvent(
+        key, digest, directory, name, target, device, times, hit, facts, parts, toolchain, pid
+    )
 
 
 def spool_path() -> str:

@@ -72,7 +72,9 @@ _OTHERS = {"cuda": "cuda:90", "hip": "hip:gfx942"}
 _NAMES = tuple(field.name for field in fields(TargetDevice))
 
 
-def device_of(target: Target, properties: Mapping[str, Any] | None = None) -> tuple[TargetDevice, str | None]:
+def device_of(
+    target: Target, properties: Mapping[str, Any] | None = None
+) -> tuple[TargetDevice, str | None]:
     """Return the GPU that a target stands for, and what was assumed about it, None when the table has the target.
 
     Args:
@@ -95,7 +97,9 @@ def device_of(target: Target, properties: Mapping[str, Any] | None = None) -> tu
         return replace(known, **given), None
     other = _OTHERS.get(target.backend, "cuda:90")
     assumed = (
-        None if set(given) == set(_NAMES) else f"{target} is in no table of devices: taken for as large as {other}"
+        None
+        if set(given) == set(_NAMES)
+        else f"{target} is in no table of devices: taken for as large as {other}"
     )
     return replace(_DEVICES[other], **{"name": str(target), **given}), assumed
 

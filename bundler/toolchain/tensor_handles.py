@@ -23,7 +23,11 @@ from bundler.package_loggers import logger
 _LOG = logger("bundler.toolchain")
 _LIBRARY = "libtorch_cpu.so"
 _ADDRESS = "aoti_torch_get_data_ptr"
-_DEVICE_TYPE, _DEVICE, _DTYPE = "aoti_torch_get_device_type", "aoti_torch_get_device_index", "aoti_torch_get_dtype"
+_DEVICE_TYPE, _DEVICE, _DTYPE = (
+    "aoti_torch_get_device_type",
+    "aoti_torch_get_device_index",
+    "aoti_torch_get_dtype",
+)
 _CPU, _CUDA = "aoti_torch_device_type_cpu", "aoti_torch_device_type_cuda"
 _FLOAT32, _INT64 = "aoti_torch_dtype_float32", "aoti_torch_dtype_int64"
 _WORD = ctypes.sizeof(ctypes.c_void_p)
@@ -59,7 +63,15 @@ def find_handles() -> TensorHandles | None:
         return None
     try:
         return _looked_for(torch)
-    except (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        OSError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         _LOG.debug("tensors are read by their data_ptr() (%s: %s)", type(error).__name__, error)
         return None
 
@@ -70,7 +82,9 @@ def _looked_for(torch: Any) -> TensorHandles | None:
     whole = torch.empty(8, device="cpu")
     samples = (whole, whole[3:], torch.nn.Parameter(torch.empty(2, device="cpu")))
     # Under a mode that makes tensors of other kinds nothing is learnt.
-    if {type(sample) for sample in samples} != set(classes) or any(kind.data_ptr is not data_ptr for kind in classes):
+    if {type(sample) for sample in samples} != set(classes) or any(
+        kind.data_ptr is not data_ptr for kind in classes
+    ):
         return None
     places = set.intersection(*(_places(torch, sample) for sample in samples))
     if len(places) != 1:
@@ -83,7 +97,11 @@ def _looked_for(torch: Any) -> TensorHandles | None:
             return None
     found = TensorHandles(classes, data_ptr, _place_of(address), offset)
     try:
-        return _with_facts(found, library, {_FLOAT32: whole, _INT64: torch.empty(2, dtype=torch.int64, device="cpu")})
+        return _with_facts(
+            found,
+            library,
+            {_FLOAT32: whole, _INT64: torch.empty(2, dtype=torch.int64, device="cpu")},
+        )
     except AttributeError as error:
         _LOG.debug("device and type of tensors are read by torch's table (%s)", error)
         return found
@@ -91,9 +109,14 @@ def _looked_for(torch: Any) -> TensorHandles | None:
 
 def _with_facts(found: TensorHandles, library: Any, samples: dict[str, Any]) -> TensorHandles:
     """Add what tells device and type, where it tells those of the samples, which lie on the CPU; they stand by the name of their type."""
-    device_type, device, dtype = (_function(library, name, ctypes.c_int32) for name in (_DEVICE_TYPE, _DEVICE, _DTYPE))
+    device_type, device, dtype = (
+        _function(library, name, ctypes.c_int32) for name in (_DEVICE_TYPE, _DEVICE, _DTYPE)
+    )
     for name, sample in samples.items():
-        told = tuple(_asked(ask, sample, found.offset, ctypes.c_int32) for ask in (device_type, device, dtype))
+        told = tuple(
+            _asked(ask, sample, found.offset, ctypes.c_int32)
+            for ask in (device_type, device, dtype)
+        )
         if told != (getattr(library, _CPU)(), sample.get_device(), getattr(library, name)()):
             return found
     return found._replace(
@@ -110,7 +133,9 @@ def _function(library: Any, name: str, kind: type) -> Any:
     return function
 
 
-def _asked(function: Any, sample: Any, offset: int, kind: type[ctypes.c_void_p | ctypes.c_int32]) -> int | None:
+def _asked(
+    function: Any, sample: Any, offset: int, kind: type[ctypes.c_void_p | ctypes.c_int32]
+) -> int | None:
     """Return what a function tells of a tensor; torch's errors are raised."""
     found = kind()
     if function(id(sample) + offset, found):

@@ -9,12 +9,24 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from bundler.errors import ConfigError, NotFound
 
-# Operators of other namespaces are a program's own, and may do anything.
-_NAMESPACES = frozenset({"aten", "prims"})
+_BUILT_IN = frozenset({"aten", "prims"})
+# Devices of a plan that are not the program's: the host, as `program_plan.HOST` names it, and torch's device without memory.
+_OTHER_DEVICES = {"host": "cpu", "meta": "meta"}
+# Tensors that torch's own gradients leave out, though the schema has them as needed.
+_LEFT_OUT = {
+    "aten._scaled_dot_product_cudnn_attention_backward.default": {
+        "attn_bias",
+        "cum_seq_q",
+        "cum_seq_k",
+    },
+    "aten._scaled_dot_product_efficient_attention_backward.default": {"attn_bias"},
+    "aten._scaled_dot_product_flash_attention_backward.default": {"cum_seq_q", "cum_seq_k"},
+}
 
 
 class TorchMemory:
@@ -31,16 +43,53 @@ class TorchMemory:
         try:
             self._torch: Any = importlib.import_module("torch")
         except ImportError as error:
-            raise ConfigError(f"tensors of torch were asked for, and torch cannot be imported: {error}") from error
+            raise ConfigError(
+                f"tensors of torch were asked for, and torch cannot be imported: {error}"
+            ) from error
         self._device = self._torch.device(device)
+        self._operators: dict[str, Any] = {}
+        if self._device.type == "cuda" and self._device.index is None:
+            self._device = self._torch.device("cuda", self._torch.cuda.current_device())
+
+    @property
+    def device(self) -> Any:
+        """Where it allocates, as tensors of torch say."""
+        return self._device
+
+    def current_device(self) -> AbstractContextManager[Any]:
+        """Return a context in which launches and allocations are on the memory's device."""
+        accelerator = getattr(self._torch, self._device.type, None)
+        made: Any = getattr(accelerator, "device", None)
+        return nullcontext() if made is None or self._device.index is None else made(self._device)
+
+    def placed(self, tensor: Any) -> Any:
+        """Return a tensor on the memory's device: itself where it is there, else a copy."""
+        return tensor.to(self._device)
 
     def allocate(self, dtype: str, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Any:
         """Return a new tensor, whose elements may be anything."""
-        return self._torch.empty_strided(sizes, strides, dtype=getattr(self._torch, dtype), device=self._device)
+        return self._torch.empty_strided(
+            sizes, strides, dtype=getattr(self._torch, dtype), device=self._device
+        )
 
-    def view(self, tensor: Any, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Any:
+    def view(
+        self, tensor: Any, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int
+    ) -> Any:
         """Return a tensor's memory seen in another way; the offset counts from the tensor's first element."""
         return tensor.as_strided(sizes, strides, tensor.storage_offset() + offset)
+
+    def copied(self, tensor: Any, sizes: Sequence[int], strides: Sequence[int]) -> Any:
+        """Return a tensor's elements in new memory with these strides; elements that overlap are written more than once, each time the same."""
+        new = self._torch.empty_strided(
+            tuple(sizes), tuple(strides), dtype=tensor.dtype, device=tensor.device
+        )
+        # torch refuses to write to a tensor that repeats elements: along those one is enough.
+        target, source = new, tensor
+        for dim, stride in enumerate(strides):
+            if stride == 0 and sizes[dim] > 1:
+                target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
+        target.copy_(source)
+        return new
 
     def integers(self, numbers: Sequence[int]) -> Any:
         """Return a new int64 tensor that holds these numbers."""
@@ -49,27 +98,67 @@ class TorchMemory:
     def seeds(self, count: int) -> Any:
         """Return seeds of random numbers from torch's default generator of the device, which `torch.manual_seed` sets."""
         limits = self._torch.iinfo(self._torch.int64)
-        return self._torch.randint(limits.min, limits.max, (count,), dtype=self._torch.int64, device=self._device)
+        return self._torch.randint(
+            limits.min, limits.max, (count,), dtype=self._torch.int64, device=self._device
+        )
 
     def call(self, operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        """Call an operator of ATen by its name.
+        """Call an operator by its name.
 
         Raises:
-            NotFound: there is none of that name.
+            As `operator`, and what the operator raises.
         """
-        namespace, _, rest = operator.partition(".")
-        packet, _, overload = rest.rpartition(".")
-        if namespace not in _NAMESPACES:
-            raise NotFound(
-                f"operator {operator}: a program calls operators of {', '.join(sorted(_NAMESPACES))} alone",
-                name=operator,
+        found = self.operator(operator)
+        given = [self._decoded(item) for item in arguments]
+        named = {name: self._decoded(item) for name, item in keywords.items()}
+        return found(*given, **named)
+
+    def lacking(
+        self, operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> str | None:
+        """Return which tensor an operator needs, on whose absence some crash, and is given None for; None where it has all."""
+        if not any(_lacks(item) for item in (*arguments, *keywords.values())):
+            return None
+        parameters = self.operator(operator)._schema.arguments  # noqa: SLF001  # torch shows a schema nowhere else
+        for place, parameter in enumerate(parameters):
+            value = (
+                arguments[place] if place < len(arguments) else keywords.get(parameter.name, ...)
             )
+            needed = str(parameter.type) in {"Tensor", "List[Tensor]"}
+            if needed and _lacks(value) and parameter.name not in _LEFT_OUT.get(operator, ()):
+                return str(parameter.name)
+        return None
+
+    def operator(self, name: str) -> Any:
+        """Return the operator of a name, `namespace.operator.overload`, of whichever library.
+
+        Raises:
+            NotFound: there is none of that name now.
+        """
+        found = self._operators.get(name)
+        if found is None:
+            found = self._operators[name] = self._registered(name)
+        return found
+
+    def _registered(self, name: str) -> Any:
+        namespace, _, rest = name.partition(".")
+        packet, _, overload = rest.rpartition(".")
         try:
             found = getattr(getattr(getattr(self._torch.ops, namespace), packet), overload)
-        except AttributeError as error:
-            raise NotFound(f"operator {operator}: the installed torch has none of that name", name=operator) from error
-        given = [self._decoded(item) for item in arguments]
-        return found(*given, **{name: self._decoded(item) for name, item in keywords.items()})
+        except AttributeError:
+            found = None
+        # torch.ops has functions of its own, and operators that take functions.
+        overloads = self._torch._ops.OpOverload  # noqa: SLF001  # torch shows it nowhere else
+        if not isinstance(found, overloads):
+            fix = (
+                f"the installed torch {self._torch.__version__} has none of that name; "
+                "generate the program anew with it"
+                if namespace in _BUILT_IN
+                else f"no library that is imported registers it: import the one that has {namespace!r} "
+                "first, as torchvision for torchvision.nms"
+            )
+            raise NotFound(f"operator {name}: {fix}", name=name)
+        return found
 
     def _decoded(self, item: Any) -> Any:
         """Return a value that only torch has for its name."""
@@ -79,10 +168,19 @@ class TorchMemory:
             return item
         ((kind, name),) = item.items()
         if kind == "device":
-            return self._device
+            return (
+                self._torch.device(_OTHER_DEVICES[name]) if name in _OTHER_DEVICES else self._device
+            )
         if kind in {"dtype", "memory_format", "layout"}:
             return getattr(self._torch, name)
-        raise NotFound(f"a call's argument {item!r:.80}: expected a dtype, a device or a memory format", name=kind)
+        raise NotFound(
+            f"a call's argument {item!r:.80}: expected a dtype, a device or a memory format",
+            name=kind,
+        )
+
+
+def _lacks(item: Any) -> bool:
+    return item is None or (type(item) is list and any(part is None for part in item))
 
 
 def example_tensor(text: str) -> Any:
@@ -95,8 +193,20 @@ def example_tensor(text: str) -> Any:
     torch: Any = TorchMemory()._torch  # noqa: SLF001  # of this module
     dtype = getattr(torch, found[1], None) if found else None
     if found is None or not isinstance(dtype, torch.dtype):
-        raise ConfigError(f"input {text!r}: expected a dtype of torch and sizes, such as float32[128,512]", got=text)
+        raise ConfigError(
+            f"input {text!r}: expected a dtype of torch and sizes, such as float32[128,512]",
+            got=text,
+        )
     return torch.zeros([int(size) for size in found[2].split(",") if size], dtype=dtype)
+
+
+def random_example(text: str) -> Any:
+    """Return a tensor as `example_tensor` does, of random floats, or of zeros of whole numbers, on the GPU where there is one."""
+    example = example_tensor(text)
+    torch: Any = importlib.import_module("torch")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = str(example.dtype).removeprefix("torch.")
+    return random_tensor(dtype, example.shape, example.stride(), device=device)
 
 
 def random_tensor(dtype: str, sizes: Sequence[int], strides: Sequence[int], *, device: str) -> Any:

@@ -25,7 +25,12 @@ from bundler.toolchain.device_caches import of_modules
 from bundler.toolchain.events import kernel_key, target_of
 from bundler.toolchain.import_ends import when_imported
 from bundler.toolchain.jit_specialization import jit_function
-from bundler.toolchain.tuner_toolchain import MAX_RESULT_BYTES, results_digest, results_name, triton_config_class
+from bundler.toolchain.tuner_toolchain import (
+    MAX_RESULT_BYTES,
+    results_digest,
+    results_name,
+    triton_config_class,
+)
 
 _LOG = logger("bundler.toolchain")
 
@@ -95,7 +100,9 @@ class ResultFile(NamedTuple):
             )
         best = min(timings, key=lambda timing: timing[1])[0]
         # The tuner's own object: what comes from a file must not decide what is called, and a hook is code.
-        mine = next((config for config in tuner.configs if config.all_kwargs() == best.all_kwargs()), None)
+        mine = next(
+            (config for config in tuner.configs if config.all_kwargs() == best.all_kwargs()), None
+        )
         if mine is None or mine.pre_hook is not None:
             raise ToolchainMismatch("the tuner has no such configuration, or one with a hook")
         return key, mine

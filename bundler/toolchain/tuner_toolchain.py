@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from bundler.format import wire
 from bundler.format.bundle_file import os_errors, read_regular
 from bundler.format.entries import Target
 from bundler.format.names import AUTOTUNE_SUFFIX
+from bundler.package_loggers import logger
 from bundler.toolchain import identity, jit_specialization
 from bundler.toolchain.capture import toolchain_of
 from bundler.toolchain.compile_call import cache_in
@@ -27,6 +29,9 @@ from bundler.toolchain.declared_target import active_driver, declared, triton_ta
 from bundler.toolchain.diagnostics import reason_of
 from bundler.toolchain.encoding import encode_value, render
 from bundler.toolchain.events import CompileEvent
+from bundler.toolchain.keeper import Keeper, KeeperSource
+
+_LOG = logger("bundler.toolchain")
 
 # With one of these errors a config is left out and the others go on; any other error of the compiler is a fault of the kernel.
 TOLERATED = ("OutOfResources", "PTXASError", "CompileTimeAssertionFailure", "IntelGPUError")
@@ -42,7 +47,11 @@ def innermost(kernel: Any) -> Any:
     """Return the function inside wrappers: a JIT function, or under TRITON_INTERPRET=1 an interpreted one."""
     for _ in range(_WRAPPERS):
         inner = getattr(kernel, "fn", None)
-        if hasattr(kernel, "params") or type(kernel).__name__ == "InterpretedFunction" or inner is None:
+        if (
+            hasattr(kernel, "params")
+            or type(kernel).__name__ == "InterpretedFunction"
+            or inner is None
+        ):
             return kernel
         kernel = inner
     return kernel
@@ -51,6 +60,14 @@ def innermost(kernel: Any) -> Any:
 def interpreted(kernel: Any) -> bool:
     """Whether a kernel runs in Triton's interpreter, on the CPU and without a compile."""
     return type(innermost(kernel)).__name__ == "InterpretedFunction"
+
+
+def interpreted_double(number: float) -> Any:
+    """Return a number as Triton's interpreter has one of 64 bits: it would make one of 32 bits of a Python float."""
+    language = importlib.import_module("triton.language")
+    handle = importlib.import_module("triton.runtime.interpreter").TensorHandle
+    data = importlib.import_module("numpy").array([number], dtype="float64")
+    return language.tensor(handle(data, language.float64), language.float64)
 
 
 def file_of(function: Any) -> str:
@@ -137,27 +154,41 @@ def for_target(target: Target) -> Iterator[None]:
         yield
 
 
-def compile_call(function: Any, call: Mapping[str, Any], target: Target, cache_dir: str | None = None) -> CompileEvent:
+def compile_call(
+    function: Any,
+    call: Mapping[str, Any],
+    target: Target,
+    cache_dir: str | None = None,
+    hook_args: Any = None,
+) -> CompileEvent:
     """Compile a call's kernel, or find it in Triton's cache; nothing is loaded or launched.
+
+    Triton's `jit_post_compile_hook` is called as torch calls it for the configs that it compiles
+    ahead of a launch: the JIT, which would call it, has no part in this.
 
     Args:
         function: a JIT function.
         call: every argument by name, and options.
         target: what for.
         cache_dir: the cache to use in place of the process's; compiles of other threads use it meanwhile, too.
+        hook_args: what torch hands to a hook that takes `inductor_args`; None for nothing.
 
     Raises:
         CompileFailed: with the compiler's message; `kind` is the name of its error's class.
     """
     import triton
 
+    made: list[Any] = []
+
     def compile_now() -> None:
         source, options = jit_specialization.stop_call(function, call)
-        triton.compile(source, target=triton_target(target), options=dict(vars(options)))
+        made.append(
+            triton.compile(source, target=triton_target(target), options=dict(vars(options)))
+        )
 
     with for_target(target), contextlib.nullcontext() if cache_dir is None else cache_in(cache_dir):
         try:
-            return listening.heard(compile_now)
+            event = listening.heard(compile_now)
         except RecordingError:
             raise
         except Exception as error:
@@ -166,6 +197,30 @@ def compile_call(function: Any, call: Mapping[str, Any], target: Target, cache_d
                 f"{function.__name__} does not compile: {reason}",
                 name=function.__name__, reason=reason, words=str(error), kind=type(error).__name__,
             ) from error  # fmt: skip
+    _tell_hook(function, made[-1], hook_args)
+    return event
+
+
+def _tell_hook(function: Any, compiled: Any, hook_args: Any) -> None:
+    """Call the user's hook for compiles; what it raises goes to the log, since the kernel is good."""
+    runtime = getattr(sys.modules.get("triton.knobs"), "runtime", None)
+    hook = getattr(runtime, "jit_post_compile_hook", None)
+    if hook is None:
+        return
+    told = {
+        "key": function.cache_key,
+        "repr": function.src,
+        "fn": function,
+        "compile": compiled,
+        "is_manual_warmup": False,
+        "already_compiled": True,
+    }
+    try:
+        if hook_args is not None and "inductor_args" in inspect.signature(hook).parameters:
+            told["inductor_args"] = hook_args
+        hook(**told)
+    except Exception:  # noqa: BLE001  # the user's hook may raise anything
+        _LOG.exception("jit_post_compile_hook failed for %s", function.__name__)
 
 
 def tolerated(error: CompileFailed) -> bool:
@@ -176,10 +231,22 @@ def tolerated(error: CompileFailed) -> bool:
     }
 
 
+def keepers() -> list[Keeper]:
+    """Return who looks after Triton's cache in this process: sessions and recordings; empty where the manager is none of ours.
+
+    Where the environment asks for a session it begins now, as it does with the first kernel.
+    """
+    cache = getattr(sys.modules.get("triton.knobs"), "cache", None)
+    sources: Sequence[KeeperSource] = getattr(getattr(cache, "manager_class", None), "sources", ())
+    return [source.keeper or source.find() for source in sources]
+
+
 # Triton's own result files ------------------------------------------------------------------------------------------------
 
 
-def results_digest(function: Any, target: Target, key: Sequence[Any], configs: Sequence[str]) -> str:
+def results_digest(
+    function: Any, target: Target, key: Sequence[Any], configs: Sequence[str]
+) -> str:
     """Return the key, as hexadecimal text, under which Triton's tuner keeps the results of one tuning.
 
     Args:
@@ -268,7 +335,11 @@ def profiled_kernels(run: Callable[[], None]) -> list[tuple[str, float]]:
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         run()
         torch.cuda.synchronize()
-    found = [event for event in profiler.events() or () if event.device_type == torch.autograd.DeviceType.CUDA]
+    found = [
+        event
+        for event in profiler.events() or ()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    ]
     return [
         (event.name, float(event.time_range.elapsed_us()))
         for event in sorted(found, key=lambda event: event.time_range.start)
@@ -283,7 +354,9 @@ def cache_flusher() -> Callable[[], Any]:
     return fill
 
 
-def read_results(function: Any, target: Target, key: Sequence[Any], configs: Sequence[str]) -> str | None:
+def read_results(
+    function: Any, target: Target, key: Sequence[Any], configs: Sequence[str]
+) -> str | None:
     """Return the text of Triton's own result file, None where there is none; arguments as for `results_digest`."""
     with _result_cache(function, target, key, configs) as (manager, name):
         path = manager.get_file(name)
@@ -295,7 +368,9 @@ def read_results(function: Any, target: Target, key: Sequence[Any], configs: Seq
             return None
 
 
-def write_results(function: Any, target: Target, key: Sequence[Any], configs: Sequence[str], text: str) -> None:
+def write_results(
+    function: Any, target: Target, key: Sequence[Any], configs: Sequence[str], text: str
+) -> None:
     """Keep a result file where Triton's own tuner looks; arguments as for `results_digest`."""
     with _result_cache(function, target, key, configs) as (manager, name), os_errors(name, "write"):
         manager.put(text, name, binary=False)

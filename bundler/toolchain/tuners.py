@@ -16,7 +16,11 @@ def tuners_not_saved() -> tuple[str, ...]:
     are known, says `instances`.
     """
     tuners = instances.instances(instances.TUNER)
-    timed = [tuner for tuner in tuners if tuner.cache and any(config.pre_hook for config in tuner.configs)]
+    timed = [
+        tuner
+        for tuner in tuners
+        if tuner.cache and any(config.pre_hook for config in tuner.configs)
+    ]
     return tuple(sorted({_name(tuner) for tuner in timed}))
 
 

@@ -34,7 +34,9 @@ class Place:
     called_from: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}" + (f" (called from {self.called_from})" if self.called_from else "")
+        return f"{self.file}:{self.line}" + (
+            f" (called from {self.called_from})" if self.called_from else ""
+        )
 
 
 def user_place() -> Place:

@@ -51,7 +51,9 @@ def policy_in_force() -> SignaturePolicy | None:
     return policy_of(chosen, chosen.keys, kernels=kernels, code=code)
 
 
-def admit(bundle: Bundle, trust: TrustAsked = "kernels", policy: SignaturePolicy | None = None) -> Admission:
+def admit(
+    bundle: Bundle, trust: TrustAsked = "kernels", policy: SignaturePolicy | None = None
+) -> Admission:
     """Judge the signatures of a bundle.
 
     Args:
@@ -75,9 +77,15 @@ def admit(bundle: Bundle, trust: TrustAsked = "kernels", policy: SignaturePolicy
     asked: list[tuple[TrustLevel, Judgement]] = []
     # A good signature for code vouches for the kernels too, so one level is judged after the other.
     if policy.kernels != "off":
-        asked.append(("kernels", _judged(policy, envelopes, replace(subject, trust="kernels"), unread)))
-    if subject.trust == "code" and (trust == "signed" or (trust == "code" and policy.code != "off")):
-        asked.append(("code", _judged(policy, envelopes, subject, unread)))
+        asked.append(
+            ("kernels", _judged(policy, envelopes, replace(subject, trust="kernels"), unread))
+        )
+    if subject.trust == "code" and (
+        trust == "signed" or (trust == "code" and policy.code != "off")
+    ):
+        asked.append(
+            ("code", _code_judged(policy, envelopes, subject, unread, bundle.signed.doubt))
+        )
     for level, judgement in asked:
         if not (level == "code" and trust == "signed"):
             policy.require(judgement, level, f"bundle {subject.content[:12]}…")
@@ -89,7 +97,11 @@ def admit(bundle: Bundle, trust: TrustAsked = "kernels", policy: SignaturePolicy
 def _granted(trust: TrustAsked, asked: list[tuple[TrustLevel, Judgement]]) -> TrustLevel:
     if trust != "signed":
         return trust
-    return "code" if any(level == "code" and judgement.good for level, judgement in asked) else "kernels"
+    return (
+        "code"
+        if any(level == "code" and judgement.good for level, judgement in asked)
+        else "kernels"
+    )
 
 
 def _envelopes(bundle: Bundle) -> tuple[tuple[bytes, ...], str]:
@@ -100,10 +112,34 @@ def _envelopes(bundle: Bundle) -> tuple[tuple[bytes, ...], str]:
         return (), error.message
 
 
-def _judged(policy: SignaturePolicy, envelopes: tuple[bytes, ...], subject: Subject, unread: str) -> Judgement:
+def _judged(
+    policy: SignaturePolicy, envelopes: tuple[bytes, ...], subject: Subject, unread: str
+) -> Judgement:
     judgement = policy.of_bundle(envelopes, subject)
-    return replace(judgement, reason=f"its signatures cannot be read: {unread}") if unread else judgement
+    return (
+        replace(judgement, reason=f"its signatures cannot be read: {unread}")
+        if unread
+        else judgement
+    )
+
+
+def _code_judged(
+    policy: SignaturePolicy,
+    envelopes: tuple[bytes, ...],
+    subject: Subject,
+    unread: str,
+    doubt: str,
+) -> Judgement:
+    """Return the judgement of a bundle with code; where a signature is required of it, the tag that led to it needs one too."""
+    judgement = _judged(policy, envelopes, subject, unread)
+    if not (judgement.good and doubt and policy.code == "require"):
+        return judgement
+    return replace(judgement, key="", reason=doubt, fix="push it again with a trusted key")
 
 
 def _line(level: str, judgement: Judgement) -> str:
-    return f"{level} signed by key {judgement.key!r}" if judgement.good else f"{level} not signed: {judgement.reason}"
+    return (
+        f"{level} signed by key {judgement.key!r}"
+        if judgement.good
+        else f"{level} not signed: {judgement.reason}"
+    )

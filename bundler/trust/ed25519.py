@@ -100,13 +100,18 @@ def private_of_file(data: bytes, passphrase: bytes | None) -> bytes:
     try:
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
+        from cryptography.hazmat.primitives.serialization import (
+            load_pem_private_key,
+            load_ssh_private_key,
+        )
     except ImportError as error:
         raise _missing() from error
     load = load_ssh_private_key if _OPENSSH in data else load_pem_private_key
     try:
         key = load(data, passphrase)
-    except TypeError as error:  # as `cryptography` says that a passphrase is missing, or is not needed
+    except (
+        TypeError
+    ) as error:  # as `cryptography` says that a passphrase is missing, or is not needed
         if passphrase is not None:
             return private_of_file(data, None)
         raise ConfigError("a passphrase protects it, and none was given") from error
@@ -117,7 +122,9 @@ def private_of_file(data: bytes, passphrase: bytes | None) -> bytes:
     except ValueError as error:
         raise FormatError(f"it is damaged, or its passphrase is another ({error})") from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise FormatError(f"it is a {type(key).__name__}, expected an Ed25519 key; ssh-keygen -t ed25519 makes one")
+        raise FormatError(
+            f"it is a {type(key).__name__}, expected an Ed25519 key; ssh-keygen -t ed25519 makes one"
+        )
     return key.private_bytes_raw()
 
 
@@ -130,5 +137,6 @@ def _missing() -> ConfigError:
     from bundler.project import install  # a restore needs none of it
 
     return ConfigError(
-        f"signatures need the package cryptography, which is not installed; {install('trust')}", extra="trust"
+        f"signatures need the package cryptography, which is not installed; {install('trust')}",
+        extra="trust",
     )

@@ -54,7 +54,9 @@ class Envelope(msgspec.Struct, frozen=True):
     def seal(self, key: "SigningKey") -> "Envelope":
         """Return this envelope with a signature by `key`, in place of an earlier one by it."""
         others = tuple(pair for pair in self.signatures if pair[0] != key.key_id)
-        return Envelope(self.payload_type, self.payload, (*others, (key.key_id, key.sign(signed_bytes(self)))))
+        return Envelope(
+            self.payload_type, self.payload, (*others, (key.key_id, key.sign(signed_bytes(self))))
+        )
 
     def encode(self) -> bytes:
         """Return the JSON form, equal for equal envelopes."""
@@ -75,14 +77,19 @@ class Envelope(msgspec.Struct, frozen=True):
         """
         if len(data) > MAX_ENVELOPE_BYTES:
             raise LimitExceeded(
-                f"signature envelope: {len(data):,} bytes, expected at most {MAX_ENVELOPE_BYTES:,}", got=len(data)
+                f"signature envelope: {len(data):,} bytes, expected at most {MAX_ENVELOPE_BYTES:,}",
+                got=len(data),
             )
         try:
             found = _decoder.decode(data)
             payload = base64.b64decode(found.payload, validate=True)
-            signatures = tuple((one.keyid, base64.b64decode(one.sig, validate=True)) for one in found.signatures)
+            signatures = tuple(
+                (one.keyid, base64.b64decode(one.sig, validate=True)) for one in found.signatures
+            )
         except (msgspec.DecodeError, binascii.Error, ValueError) as error:
-            raise FormatError(f"signature envelope: {error}, expected a DSSE envelope as JSON; sign again") from error
+            raise FormatError(
+                f"signature envelope: {error}, expected a DSSE envelope as JSON; sign again"
+            ) from error
         if len(signatures) > MAX_SIGNATURES:
             raise LimitExceeded(
                 f"signature envelope: {len(signatures)} signatures, expected at most {MAX_SIGNATURES}",
@@ -110,8 +117,14 @@ def signers(envelope: Envelope, keys: Mapping[str, bytes]) -> list[str]:
         keys: key id -> raw public key of those to ask for; the id in the envelope only says which key to try.
     """
     message = signed_bytes(envelope)
-    tried: Iterable[tuple[str, bytes]] = ((name, data) for name, data in envelope.signatures if name in keys)
-    return [name for name, data in tried if key_id(keys[name]) == name and ed25519.verifies(keys[name], data, message)]
+    tried: Iterable[tuple[str, bytes]] = (
+        (name, data) for name, data in envelope.signatures if name in keys
+    )
+    return [
+        name
+        for name, data in tried
+        if key_id(keys[name]) == name and ed25519.verifies(keys[name], data, message)
+    ]
 
 
 def _text(data: bytes) -> str:

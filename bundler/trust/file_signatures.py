@@ -24,7 +24,9 @@ from bundler.trust.subjects import subject_of
 from bundler.trust.trusted_keys import KeyScope, TrustedKey, TrustedKeys, write_key
 
 
-def judge_file(bundle: Bundle, path: str | os.PathLike[str], trust: TrustLevel | None = None) -> Judgement:
+def judge_file(
+    bundle: Bundle, path: str | os.PathLike[str], trust: TrustLevel | None = None
+) -> Judgement:
     """Judge an open bundle and the file that it was loaded from, by the trusted keys of the settings.
 
     Args:
@@ -49,7 +51,12 @@ def judge_file(bundle: Bundle, path: str | os.PathLike[str], trust: TrustLevel |
         return judgement
     numbers = {_number(key): (name, key) for name, key in policy.keys.by_name.items()}
     for number, (name, key) in numbers.items():
-        if minisign.check(text, bundle.signed.file_chunks(), [minisign.PublicKey(number, key.public)]) is None:
+        if (
+            minisign.check(
+                text, bundle.signed.file_chunks(), [minisign.PublicKey(number, key.public)]
+            )
+            is None
+        ):
             continue
         said = BundleStatement(
             content=subject.content,
@@ -61,8 +68,13 @@ def judge_file(bundle: Bundle, path: str | os.PathLike[str], trust: TrustLevel |
         refused = key.why_not(said, time.time())
         if refused is None:
             return Judgement(name)
-        return replace(judgement, reason=f"{judgement.reason}; key {name!r}, which signed {beside}, {refused}")
-    return replace(judgement, reason=f"{judgement.reason}; {beside} is of no trusted key, or not of these bytes")
+        return replace(
+            judgement, reason=f"{judgement.reason}; key {name!r}, which signed {beside}, {refused}"
+        )
+    return replace(
+        judgement,
+        reason=f"{judgement.reason}; {beside} is of no trusted key, or not of these bytes",
+    )
 
 
 def trust_public_file(

@@ -91,7 +91,8 @@ def check(text: str, chunks: Iterable[bytes], keys: Iterable[PublicKey]) -> str 
     """
     if len(text) > MAX_TEXT_BYTES:
         raise LimitExceeded(
-            f"minisign signature: {len(text):,} characters, expected at most {MAX_TEXT_BYTES:,}", got=len(text)
+            f"minisign signature: {len(text):,} characters, expected at most {MAX_TEXT_BYTES:,}",
+            got=len(text),
         )
     lines = text.splitlines()
     if len(lines) != 4 or not lines[0].startswith(_UNTRUSTED) or not lines[2].startswith(_TRUSTED):  # noqa: PLR2004  # the lines of the form

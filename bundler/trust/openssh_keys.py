@@ -42,5 +42,7 @@ def read_public(text: str) -> bytes:
         raise FormatError(f"OpenSSH public key: {error}, expected base64") from error
     head = _LENGTH.pack(len(_TYPE)) + _TYPE + _LENGTH.pack(ed25519.KEY_BYTES)
     if len(data) != len(head) + ed25519.KEY_BYTES or not data.startswith(head):
-        raise FormatError("OpenSSH public key: its base64 holds no key of type ssh-ed25519; copy the line again")
+        raise FormatError(
+            "OpenSSH public key: its base64 holds no key of type ssh-ed25519; copy the line again"
+        )
     return data[len(head) :]

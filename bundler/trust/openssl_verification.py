@@ -33,7 +33,12 @@ def _library() -> Any:
             ("EVP_PKEY_free", None, "p"),
             ("ERR_clear_error", None, ""),
         ):
-            kinds = {"p": ctypes.c_void_p, "s": ctypes.c_char_p, "z": ctypes.c_size_t, "i": ctypes.c_int}
+            kinds = {
+                "p": ctypes.c_void_p,
+                "s": ctypes.c_char_p,
+                "z": ctypes.c_size_t,
+                "i": ctypes.c_int,
+            }
             function = getattr(library, name)
             function.restype, function.argtypes = result, [kinds[letter] for letter in arguments]
     except (ImportError, AttributeError, OSError):
@@ -52,7 +57,9 @@ def verifies(public: bytes, signature: bytes, message: bytes) -> bool | None:
         if not context or library.EVP_DigestVerifyInit(context, None, None, None, key) != 1:
             return None
         # 1 is good; 0 and whatever is negative are not.
-        return bool(library.EVP_DigestVerify(context, signature, len(signature), message, len(message)) == 1)
+        return bool(
+            library.EVP_DigestVerify(context, signature, len(signature), message, len(message)) == 1
+        )
     finally:
         library.EVP_MD_CTX_free(context)
         library.EVP_PKEY_free(key)

@@ -75,8 +75,15 @@ class SeenEpochs:
             return
         with os_errors(self._folder, "make"):
             os.makedirs(self._folder, mode=0o700, exist_ok=True)
-        now = _Seen(store=statement.store, tag=statement.tag, epoch=statement.epoch, content=statement.content)
-        replace_file(self._path(statement), lambda file: file.write(msgspec.json.encode(now, order="sorted")))
+        now = _Seen(
+            store=statement.store,
+            tag=statement.tag,
+            epoch=statement.epoch,
+            content=statement.content,
+        )
+        replace_file(
+            self._path(statement), lambda file: file.write(msgspec.json.encode(now, order="sorted"))
+        )
 
     def _seen(self, statement: TagStatement) -> _Seen | None:
         path = self._path(statement)
@@ -89,7 +96,8 @@ class SeenEpochs:
             seen = msgspec.json.decode(data, type=_Seen)
         except msgspec.DecodeError as error:
             raise FormatError(
-                f"epoch that was seen, {path}: {error}; remove the file if nobody tampered with it", path=path
+                f"epoch that was seen, {path}: {error}; remove the file if nobody tampered with it",
+                path=path,
             ) from error
         if (seen.store, seen.tag) != (statement.store, statement.tag):
             raise FormatError(
@@ -99,5 +107,7 @@ class SeenEpochs:
         return seen
 
     def _path(self, statement: TagStatement) -> str:
-        name = hashlib.sha256(f"{len(statement.store)} {statement.store} {statement.tag}".encode()).hexdigest()
+        name = hashlib.sha256(
+            f"{len(statement.store)} {statement.store} {statement.tag}".encode()
+        ).hexdigest()
         return os.path.join(self._folder, f"{name}.json")

@@ -94,12 +94,23 @@ class SignaturePolicy:
     ) -> None:
         for name, value in (("kernels", kernels), ("code", code)):
             if value not in DEMANDS:
-                raise ConfigError(f"{name}={value!r}: expected {', '.join(map(repr, DEMANDS))}", got=value)
-        self.keys, self.kernels, self.code, self._epochs, self._now = keys, kernels, code, epochs, now
+                raise ConfigError(
+                    f"{name}={value!r}: expected {', '.join(map(repr, DEMANDS))}", got=value
+                )
+        self.keys, self.kernels, self.code, self._epochs, self._now = (
+            keys,
+            kernels,
+            code,
+            epochs,
+            now,
+        )
 
     @staticmethod
     def load(
-        keys: str | os.PathLike[str] | None = None, *, kernels: Demand = "require", code: Demand = "require"
+        keys: str | os.PathLike[str] | None = None,
+        *,
+        kernels: Demand = "require",
+        code: Demand = "require",
     ) -> SignaturePolicy:
         """Return the policy over the trusted keys of a folder, with this user's memory of epochs.
 
@@ -128,7 +139,9 @@ class SignaturePolicy:
 
         def differs(statement: BundleStatement) -> str | None:
             if statement.content != subject.content:
-                return f"is for the bundle {statement.content[:12]}…, not for {subject.content[:12]}…"
+                return (
+                    f"is for the bundle {statement.content[:12]}…, not for {subject.content[:12]}…"
+                )
             if statement.stored and subject.stored and statement.stored != subject.stored:
                 return "is for the same content stored as other bytes"
             missing = [name for name in subject.targets if name not in statement.targets]
@@ -213,7 +226,10 @@ class SignaturePolicy:
                 reasons.append(f"the signature {why}")
                 continue
             for key in found:
-                name, refused = self.keys.names[key], self.keys.by_id[key].why_not(statement, self._now())
+                name, refused = (
+                    self.keys.names[key],
+                    self.keys.by_id[key].why_not(statement, self._now()),
+                )
                 if refused is None:
                     good.append((statement, name))
                 else:
@@ -241,7 +257,9 @@ def policy_of(
     chosen: SignatureSettings, keys: str | os.PathLike[str], *, kernels: Demand, code: Demand
 ) -> SignaturePolicy:
     """Return what `SignaturePolicy.load` does, for who has read the settings; raises as that."""
-    return SignaturePolicy(TrustedKeys.load(keys), kernels=kernels, code=code, epochs=SeenEpochs(chosen.epochs))
+    return SignaturePolicy(
+        TrustedKeys.load(keys), kernels=kernels, code=code, epochs=SeenEpochs(chosen.epochs)
+    )
 
 
 def _newest(pair: tuple[BundleStatement | TagStatement, str]) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from msgspec import Struct
 from bundler.errors import ConfigError, DigestMismatch, FormatError
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import FileSource, replace_content
-from bundler.format.summary import Summarized
+from bundler.format.summary import Reported
 from bundler.trust import minisign as minisign_files
 from bundler.trust.envelope import Envelope
 from bundler.trust.signing_keys import SigningKey
@@ -26,7 +26,7 @@ MINISIGN_SUFFIX = ".minisig"
 _CHUNK_BYTES = 1 << 20
 
 
-class SignReport(Summarized, Struct, frozen=True):
+class SignReport(Reported, Struct, frozen=True):
     """What was signed.
 
     Attributes:
@@ -83,16 +83,26 @@ def sign(
     target = os.fspath(bundle_path if output is None else output)
     with Bundle.load(bundle_path) as bundle:
         bundle.verify()
-        statement = bundle_statement(bundle, stored=bundle.stored_digest, expires_s=expires_s, trust=trust)
+        statement = bundle_statement(
+            bundle, stored=bundle.stored_digest, expires_s=expires_s, trust=trust
+        )
         mine = Envelope(BundleStatement.payload_type, statement.encode()).seal(key)
         kept = [data for data in bundle.signatures if not _is_of(data, key)]
         bundle.signed.write_copy(target, [*kept, mine.encode()])
         report = SignReport(
-            target, bundle.digest, key.key_id, statement.trust, statement.targets, statement.families, statement.expires
+            target,
+            bundle.digest,
+            key.key_id,
+            statement.trust,
+            statement.targets,
+            statement.families,
+            statement.expires,
         )
     if not minisign:
         return report
-    comment = f"timestamp:{statement.signed_at}\tfile:{os.path.basename(target)}\tdigest:{report.digest}"
+    comment = (
+        f"timestamp:{statement.signed_at}\tfile:{os.path.basename(target)}\tdigest:{report.digest}"
+    )
     with Bundle.load(target) as written:
         # Who may write to the folder could have put another file there by now.
         if (written.digest, written.stored_digest) != (report.digest, statement.stored):
@@ -146,7 +156,9 @@ def tag_envelope(key: SigningKey, store: str, tag: str, content: str, epoch: int
         content: digest of the bundle, 64 hexadecimal digits.
         epoch: greater than that of each earlier statement about the tag.
     """
-    statement = TagStatement(store=store, tag=tag, content=content, epoch=epoch, signed_at=int(time.time()))
+    statement = TagStatement(
+        store=store, tag=tag, content=content, epoch=epoch, signed_at=int(time.time())
+    )
     return Envelope(TagStatement.payload_type, statement.encode()).seal(key).encode()
 
 

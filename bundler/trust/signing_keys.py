@@ -14,12 +14,14 @@ import re
 import stat
 
 from bundler.config import PREFIX, signature_settings
-from bundler.errors import AccessDenied, ConfigError, FormatError, NotFound
+from bundler.errors import AccessDenied, BundlerError, ConfigError, FormatError, NotFound
 from bundler.format.bundle_file import os_errors, read_regular
 from bundler.trust import ed25519
 
 MAX_KEY_FILE_BYTES = 16 << 10
-_PEM = re.compile(rb"-----BEGIN PRIVATE KEY-----\s+([A-Za-z0-9+/=\s]+?)\s*-----END PRIVATE KEY-----\s*")
+_PEM = re.compile(
+    rb"-----BEGIN PRIVATE KEY-----\s+([A-Za-z0-9+/=\s]+?)\s*-----END PRIVATE KEY-----\s*"
+)
 _OTHER_FORMS = (b"-----BEGIN OPENSSH PRIVATE KEY-----", b"-----BEGIN ENCRYPTED PRIVATE KEY-----")
 _PASSPHRASE_VARIABLE = f"{PREFIX}SIGNING_PASSPHRASE_FILE"
 # PKCS 8 around an Ed25519 seed is always these bytes, then the 32 of the seed (RFC 8410, section 7).
@@ -42,7 +44,9 @@ class SigningKey:
 
     def __init__(self, private: bytes) -> None:
         if len(private) != ed25519.KEY_BYTES:
-            raise ConfigError(f"private key: {len(private)} bytes, expected {ed25519.KEY_BYTES}", got=len(private))
+            raise ConfigError(
+                f"private key: {len(private)} bytes, expected {ed25519.KEY_BYTES}", got=len(private)
+            )
         self._private = private
         self.public = ed25519.public_of(private)
         self.key_id = ed25519.key_id(self.public)
@@ -74,7 +78,11 @@ class SigningKey:
         name = os.fspath(path)
         temporary = f"{name}.{os.urandom(8).hex()}.tmp"
         with os_errors(path, "write"):
-            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            file = os.open(
+                temporary,
+                os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+                0o600,
+            )
             try:
                 with open(file, "wb") as opened:
                     opened.write(data)
@@ -83,7 +91,8 @@ class SigningKey:
                 os.link(temporary, name)  # unlike a rename, it replaces nothing
             except FileExistsError as error:
                 raise AccessDenied(
-                    f"private key {name}: the file exists; choose another, a key is never overwritten", path=name
+                    f"private key {name}: the file exists; choose another, a key is never overwritten",
+                    path=name,
                 ) from error
             finally:
                 os.unlink(temporary)
@@ -106,7 +115,11 @@ class SigningKey:
         data = _read_secret(path, "private key", "`triton-bundler key new` makes one")
         if data.startswith(_OTHER_FORMS):
             try:
-                return cls(ed25519.private_of_file(data, _passphrase() if passphrase is None else passphrase))
+                return cls(
+                    ed25519.private_of_file(
+                        data, _passphrase() if passphrase is None else passphrase
+                    )
+                )
             except FormatError as error:
                 raise FormatError(f"private key {name}: {error.message}", path=name) from error
             except ConfigError as error:
@@ -122,7 +135,9 @@ class SigningKey:
         except binascii.Error:
             body = b""
         if len(body) != len(_PKCS8) + ed25519.KEY_BYTES or not body.startswith(_PKCS8):
-            raise FormatError(f"private key {name}: not an unencrypted Ed25519 key in PEM (PKCS 8)", path=name)
+            raise FormatError(
+                f"private key {name}: not an unencrypted Ed25519 key in PEM (PKCS 8)", path=name
+            )
         return cls(body[len(_PKCS8) :])
 
 
@@ -137,13 +152,21 @@ def _passphrase() -> bytes | None:
 def _read_secret(path: str | os.PathLike[str], what: str, advice: str) -> bytes:
     """Return the bytes of a file that its owner alone can read; raises `NotFound` and `AccessDenied`."""
     name = os.fspath(path)
+
+    def check(opened: int) -> None:
+        mode = stat.S_IMODE(os.fstat(opened).st_mode)
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise AccessDenied(
+                f"{what} {name}: mode {mode:04o}, expected 0600; chmod 600 {name}",
+                path=name,
+                got=mode,
+            )
+
     try:
-        data = read_regular(path, MAX_KEY_FILE_BYTES)
-        mode = stat.S_IMODE(os.stat(path).st_mode)
+        return read_regular(path, MAX_KEY_FILE_BYTES, check=check)
+    except BundlerError:
+        raise
     except FileNotFoundError as error:
         raise NotFound(f"{what} {name}: no such file; {advice}", path=name) from error
     except OSError as error:
         raise AccessDenied(f"{what} {name}: {error.strerror}", path=name) from error
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise AccessDenied(f"{what} {name}: mode {mode:04o}, expected 0600; chmod 600 {name}", path=name, got=mode)
-    return data

@@ -15,14 +15,14 @@ from msgspec import Struct
 
 from bundler.errors import ConfigError, FormatError, Untrusted
 from bundler.format.bundle_file import os_errors, read_regular
-from bundler.format.summary import Summarized
+from bundler.format.summary import Reported
 from bundler.trust.signing import file_chunks
 
 MAX_JSON_BYTES = 1 << 20
 _LONGEST_SHOWN = 300
 
 
-class SigstoreReport(Summarized, Struct, frozen=True):
+class SigstoreReport(Reported, Struct, frozen=True):
     """Who signed a file.
 
     Attributes:
@@ -83,11 +83,15 @@ def _read_json(path: str | os.PathLike[str], what: str) -> bytes:
     try:
         json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{what} {os.fspath(path)}: {error}, expected JSON", path=os.fspath(path)) from error
+        raise FormatError(
+            f"{what} {os.fspath(path)}: {error}, expected JSON", path=os.fspath(path)
+        ) from error
     return data
 
 
-def _check(digest: bytes, signed: bytes, signature: str, trust_root: str, identity: str, issuer: str) -> None:
+def _check(
+    digest: bytes, signed: bytes, signature: str, trust_root: str, identity: str, issuer: str
+) -> None:
     """Let the package look at a signature; raises as `verify_sigstore`."""
     try:
         from sigstore.errors import Error

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from bundler.format import names
 from bundler.format.bundle import Bundle
-from bundler.format.program_paths import is_program_path
+from bundler.format.program_paths import is_code_path, is_program_path
 from bundler.format.tree_index import is_tree_path
 from bundler.trust.signature_policy import Subject
 
@@ -20,7 +20,11 @@ def subject_of(bundle: Bundle) -> Subject:
         stored=bundle.stored_digest,
         targets=tuple(sorted({str(kernel.target) for kernel in bundle.kernels})),
         # The family stands in the path, and a restore refuses an index whose own family is another one.
-        families=tuple(sorted({entry.path.split("/")[1] for entry in bundle.opaque if is_tree_path(entry.path)})),
+        families=tuple(
+            sorted(
+                {entry.path.split("/")[1] for entry in bundle.opaque if is_tree_path(entry.path)}
+            )
+        ),
         trust="code" if _has_code(bundle) else "kernels",
     )
 
@@ -29,8 +33,10 @@ def _has_code(bundle: Bundle) -> bool:
     """Whether anything in it may run on the CPU: what `trust="kernels"` leaves out."""
     return bool(
         bundle.helpers
-        # The plan of a program is data: a replay validates it, and executes nothing of it.
-        or any(not is_program_path(entry.path) for entry in bundle.opaque)
+        # The plan of a program is data, unless it is marked: others call listed operators alone.
+        or any(
+            not is_program_path(entry.path) or is_code_path(entry.path) for entry in bundle.opaque
+        )
         or any(not entry.path.endswith(_TUNED) for entry in bundle.tuning_files)
         or any(kernel.layout.has_library for kernel in bundle.kernels)
     )

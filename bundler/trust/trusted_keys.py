@@ -17,6 +17,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable
+from functools import partial
 from typing import Annotated, Self
 
 import msgspec
@@ -33,7 +34,8 @@ _SUFFIX = ".json"
 _MINISIGN_DIGITS = 16
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}"
 _Patterns = Annotated[
-    tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], ...], msgspec.Meta(max_length=256)
+    tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], ...],
+    msgspec.Meta(max_length=256),
 ]
 _Seconds = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
@@ -81,11 +83,17 @@ class TrustedKey(KeyScope, frozen=True, kw_only=True, forbid_unknown_fields=True
         try:
             data = base64.b64decode(self.key, validate=True)
         except (binascii.Error, ValueError) as error:
-            raise FormatError(f"public key {self.key[:80]!r}: {error}, expected base64 of 32 bytes") from error
+            raise FormatError(
+                f"public key {self.key[:80]!r}: {error}, expected base64 of 32 bytes"
+            ) from error
         if len(data) != ed25519.KEY_BYTES:
-            raise FormatError(f"public key {self.key[:80]!r}: {len(data)} bytes, expected {ed25519.KEY_BYTES}")
+            raise FormatError(
+                f"public key {self.key[:80]!r}: {len(data)} bytes, expected {ed25519.KEY_BYTES}"
+            )
         if ed25519.is_weak(data):
-            raise FormatError(f"public key {self.key[:80]!r}: anybody can sign for it; somebody tampered with it")
+            raise FormatError(
+                f"public key {self.key[:80]!r}: anybody can sign for it; somebody tampered with it"
+            )
         return data
 
     @property
@@ -145,20 +153,41 @@ class TrustedKeys:
             FormatError: a file in it is no key, since it may be one that was revoked; or two hold the same key.
             LimitExceeded: a file is too large.
             ConfigError: there are more than 1,000.
-            AccessDenied: it cannot be read, or others than its owner could write to it.
+            AccessDenied: it cannot be read, or others than its owner could write to it or to a file in it, wherever a link leads.
         """
         try:
             with os_errors(folder, "list"):
-                names = sorted(name for name in os.listdir(folder) if name.endswith(_SUFFIX))
+                opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except NotFound:
-            names = []
-        else:
-            _check_writers(folder, names)
-        if len(names) > MAX_KEYS:
-            raise ConfigError(
-                f"trusted keys {os.fspath(folder)}: {len(names)} files, expected at most {MAX_KEYS}", got=len(names)
-            )
-        return cls({name.removesuffix(_SUFFIX): read_key(os.path.join(folder, name)) for name in names})
+            return cls({})
+        try:
+            return cls(_keys_in(folder, opened))
+        finally:
+            os.close(opened)
+
+
+def _keys_in(folder: str | os.PathLike[str], opened: int) -> dict[str, TrustedKey]:
+    """Return the keys of an open folder, by name; each file is the one that was looked at, whatever happens to its name meanwhile."""
+    with os_errors(folder, "list"):
+        names = sorted(name for name in os.listdir(opened) if name.endswith(_SUFFIX))
+        _check_writers(os.fspath(folder), opened)
+        closed = not os.fstat(opened).st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    if len(names) > MAX_KEYS:
+        raise ConfigError(
+            f"trusted keys {os.fspath(folder)}: {len(names)} files, expected at most {MAX_KEYS}",
+            got=len(names),
+        )
+    keys = {}
+    for name in names:
+        path = os.path.join(folder, name)
+        with os_errors(path, "read"):
+            # What is reached by a link lies elsewhere, and another name of it may.
+            own = os.stat(name, dir_fd=opened, follow_symlinks=False)
+            hidden = closed and stat.S_ISREG(own.st_mode) and own.st_nlink == 1
+            check = partial(_check_writers, path, out_of_reach=hidden)
+            data = read_regular(name, MAX_FILE_BYTES, folder=opened, check=check)
+        keys[name.removesuffix(_SUFFIX)] = _decoded(path, data)
+    return keys
 
 
 def read_key(path: str | os.PathLike[str]) -> TrustedKey:
@@ -169,12 +198,19 @@ def read_key(path: str | os.PathLike[str]) -> TrustedKey:
         NotFound, AccessDenied, LimitExceeded: it cannot be read.
     """
     with os_errors(path, "read"):
-        data = read_regular(path, MAX_FILE_BYTES)
+        return _decoded(path, read_regular(path, MAX_FILE_BYTES))
+
+
+def _decoded(path: str | os.PathLike[str], data: bytes) -> TrustedKey:
     try:
         key = msgspec.json.decode(data, type=TrustedKey)
         key.public  # noqa: B018  # a key that is none is found now
-        if key.minisign and (len(key.minisign) != _MINISIGN_DIGITS or key.minisign.strip(HEX_DIGITS)):
-            raise FormatError(f"minisign {key.minisign!r}, expected {_MINISIGN_DIGITS} hexadecimal digits")
+        if key.minisign and (
+            len(key.minisign) != _MINISIGN_DIGITS or key.minisign.strip(HEX_DIGITS)
+        ):
+            raise FormatError(
+                f"minisign {key.minisign!r}, expected {_MINISIGN_DIGITS} hexadecimal digits"
+            )
     except (msgspec.DecodeError, FormatError) as error:
         raise FormatError(
             f"trusted key {os.fspath(path)}: {error}; `triton-bundler key trust` writes such files",
@@ -199,26 +235,31 @@ def write_key(folder: str | os.PathLike[str], name: str, key: TrustedKey) -> str
     return path
 
 
-def _check_writers(folder: str | os.PathLike[str], names: Iterable[str]) -> None:
-    """Refuse keys that somebody else could have put there; on a read-only mount, as of a secret, nobody can."""
-    with os_errors(folder, "look at"):
-        if os.statvfs(folder).f_flag & os.ST_RDONLY:
-            return
-        mode = os.stat(folder).st_mode
-        closed = not mode & (stat.S_IRWXG | stat.S_IRWXO)  # then nobody else gets as far as the files
-        paths = [folder, *([] if closed else [os.path.join(folder, name) for name in names])]
-        for path in paths:
-            found = os.stat(path)
-            if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or found.st_uid not in (0, os.geteuid()):
-                raise AccessDenied(
-                    f"trusted keys {os.fspath(path)}: owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}; expected that nobody but "
-                    f"you and root can write to it: chmod go-w {os.fspath(path)}, and chown it to you or root", path=os.fspath(path),
-                )  # fmt: skip
+def _check_writers(path: str, opened: int, *, out_of_reach: bool = False) -> None:
+    """Refuse what somebody else could have put there; on a read-only mount, as of a secret, nobody can.
+
+    Args:
+        path: of a folder or a file, for the message.
+        opened: its descriptor.
+        out_of_reach: whether nobody else gets as far as it, so that its mode says nothing.
+    """
+    if os.fstatvfs(opened).f_flag & os.ST_RDONLY:
+        return
+    found = os.fstat(opened)
+    shared = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not out_of_reach
+    if shared or found.st_uid not in (0, os.geteuid()):
+        raise AccessDenied(
+            f"trusted keys {path}: owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}; expected that nobody but "
+            f"you and root can write to it: chmod go-w {path}, and chown it to you or root", path=path,
+        )  # fmt: skip
 
 
 def _check_name(name: str) -> None:
     if not re.fullmatch(_NAME, name):
-        raise ConfigError(f"name of a key {name[:120]!r}: expected letters, digits and . _ @ -, at most 100", got=name)
+        raise ConfigError(
+            f"name of a key {name[:120]!r}: expected letters, digits and . _ @ -, at most 100",
+            got=name,
+        )
 
 
 def revoke_key(folder: str | os.PathLike[str], name: str, now: float) -> str:
@@ -231,7 +272,9 @@ def revoke_key(folder: str | os.PathLike[str], name: str, now: float) -> str:
     """
     _check_name(name)
     key = read_key(os.path.join(folder, name + _SUFFIX))
-    return write_key(folder, name, msgspec.structs.replace(key, revoked=key.revoked or max(1, int(now))))
+    return write_key(
+        folder, name, msgspec.structs.replace(key, revoked=key.revoked or max(1, int(now)))
+    )
 
 
 def _outside(kind: str, names: Iterable[str], patterns: tuple[str, ...]) -> str | None:

@@ -24,7 +24,15 @@ import msgspec
 from bundler.format.bundle import Bundle, MemoryBlobs
 from bundler.format.constant_values import Value, encode
 from bundler.format.digest import digest_text, sha256
-from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, Target, Toolchain, TuningFile
+from bundler.format.entries import (
+    Artifact,
+    HelperLibrary,
+    Kernel,
+    Opaque,
+    Target,
+    Toolchain,
+    TuningFile,
+)
 from bundler.format.keyparts import KeyParts
 from bundler.format.launch_spec import Argument, LaunchFacts, LaunchSpec, TuningRecord
 from bundler.format.manifest import Content, Observation, Observed
@@ -71,7 +79,9 @@ bundle.save(sys.argv[1])
 
 def noise(seed, size):
     """Return bytes that do not compress, the same everywhere."""
-    return b"".join(hashlib.sha256(f"{seed}/{i}".encode()).digest() for i in range(size // 32 + 1))[:size]
+    return b"".join(hashlib.sha256(f"{seed}/{i}".encode()).digest() for i in range(size // 32 + 1))[
+        :size
+    ]
 
 
 class Files:
@@ -93,7 +103,22 @@ def key(seed):
 
 def every_value():
     """Return a value with every tag."""
-    members = [encode(x) for x in (None, True, -7, 2**64 - 1, 2**70, 0.1, float("-inf"), "µ", (1, (2,)), [3], {"k": 4})]
+    members = [
+        encode(x)
+        for x in (
+            None,
+            True,
+            -7,
+            2**64 - 1,
+            2**70,
+            0.1,
+            float("-inf"),
+            "µ",
+            (1, (2,)),
+            [3],
+            {"k": 4},
+        )
+    ]
     return Value(
         "tuple",
         (*members, Value("dtype", "fp16"), Value("constexpr", encode(5)), Value("jit", ("m:f", "ab" * 32)),
@@ -113,7 +138,10 @@ def facts():
         (("x_ptr", encode("*fp32")), ("n", encode("i32")), ("BLOCK", encode("constexpr"))),
         (((2,), encode(256)), ((1, 0), every_value())),
         (((0,), encode([["tt.divisibility", 16]])),),
-        (("num_warps", encode(4)), ("extern_libs", encode((("libdevice", "[[triton_dir]]/libdevice.10.bc"),)))),
+        (
+            ("num_warps", encode(4)),
+            ("extern_libs", encode((("libdevice", "[[triton_dir]]/libdevice.10.bc"),))),
+        ),
     )
 
 
@@ -161,18 +189,32 @@ def synthetic(schema=2):
     ]  # fmt: skip
     graph = b"graph " + files.blobs[bytes.fromhex(kernels[0].binary.digest[7:])] + b" end of graph"
     placed = [
-        TuningFile(f"{key('D')}/softmax.autotune.json", files.add("softmax.autotune.json", b'{"key": ["1"]}')),
+        TuningFile(
+            f"{key('D')}/softmax.autotune.json",
+            files.add("softmax.autotune.json", b'{"key": ["1"]}'),
+        ),
         TuningFile("ab/cab.best_config", files.add("cab.best_config", b'{"XBLOCK": 1}')),
-        HelperLibrary(f"{key('E')}/cuda_utils.so", files.add("cuda_utils.so", b"\x7fELF" + noise("so", 99)), "x86_64"),
+        HelperLibrary(
+            f"{key('E')}/cuda_utils.so",
+            files.add("cuda_utils.so", b"\x7fELF" + noise("so", 99)),
+            "x86_64",
+        ),
         Opaque("fxgraph/cd/ef/entry", files.add("entry", graph)),
         Opaque("ab/cab.py", files.add("cab.py", b"print('generated')\n")),
     ]
-    tuned = TuningRecord("softmax", (("source", "ab"), ("device", "H200")), (("BLOCK", encode(256)),), "autotune")
+    tuned = TuningRecord(
+        "softmax", (("source", "ab"), ("device", "H200")), (("BLOCK", encode(256)),), "autotune"
+    )
     observed = Observed(
-        {key("A"): Observation((0, 1), ("inductor", "triton"), (("ttir", 5), ("cubin", 70))), key("C"): Observation()},
+        {
+            key("A"): Observation((0, 1), ("inductor", "triton"), (("ttir", 5), ("cubin", 70))),
+            key("C"): Observation(),
+        },
         ((("python", "3.11"), ("triton", "3.7.1")),),
     )
-    return Bundle(Content.of([*kernels, *placed], [tuned], schema=schema), observed, MemoryBlobs(files.blobs))
+    return Bundle(
+        Content.of([*kernels, *placed], [tuned], schema=schema), observed, MemoryBlobs(files.blobs)
+    )
 
 
 def describe(bundle):
@@ -185,7 +227,11 @@ def describe(bundle):
                 "spans": spans, "begins": data[:24].hex()}  # fmt: skip
 
     def one(k):
-        spec = {name: value for name, value in vars(k.launch).items() if name not in ("facts", "tensor_descriptors")}
+        spec = {
+            name: value
+            for name, value in vars(k.launch).items()
+            if name not in ("facts", "tensor_descriptors")
+        }
         return {
             "key": k.key, "name": k.name, "target": [k.target.backend, k.target.arch, k.target.warp_size],
             "files": [file(a) for a in k.artifacts], "launch": spec,
@@ -200,11 +246,15 @@ def describe(bundle):
         "digest": bundle.digest,
         "kernels": [one(k) for k in bundle.kernels],
         "tuning_files": [{"path": e.path, **file(e.artifact)} for e in bundle.tuning_files],
-        "helpers": [{"path": e.path, "machine": e.machine, **file(e.artifact)} for e in bundle.helpers],
+        "helpers": [
+            {"path": e.path, "machine": e.machine, **file(e.artifact)} for e in bundle.helpers
+        ],
         "opaque": [{"path": e.path, **file(e.artifact)} for e in bundle.opaque],
         "tuning_records": [record.to_wire() for record in bundle.tuning_records],
         "observed": {
-            "kernels": {k: [*map(list, (o.devices, o.layouts, o.times_us))] for k, o in seen.kernels.items()},
+            "kernels": {
+                k: [*map(list, (o.devices, o.layouts, o.times_us))] for k, o in seen.kernels.items()
+            },
             "environments": seen.environments,
         },
     }

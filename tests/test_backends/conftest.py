@@ -16,7 +16,9 @@ pytest.register_assert_rewrite("bundler.backends.testing")
 
 HERE = Path(__file__).parent
 
-hypothesis.settings.register_profile("backends", deadline=None, max_examples=40, stateful_step_count=30)
+hypothesis.settings.register_profile(
+    "backends", deadline=None, max_examples=40, stateful_step_count=30
+)
 
 
 def _load(name, folder=HERE):
@@ -28,18 +30,13 @@ def _load(name, folder=HERE):
 
 
 disk = _load("disk")
-redis_server, redis_proxy = (_load(shared, HERE.parent) for shared in ("redis_server", "redis_proxy"))
+redis_server, redis_proxy = (
+    _load(shared, HERE.parent) for shared in ("redis_server", "redis_proxy")
+)
 s3_server = _load("s3_server", HERE.parent)
 azure_server = _load("azure_server", HERE.parent)
 if importlib.util.find_spec("obstore"):
     _load("cloud_contract")
-
-
-@pytest.fixture(params=redis_server.PARSERS)
-def parser(request, monkeypatch):
-    """Each parser of answers that redis-py has here; by name."""
-    redis_server.parse_with(request.param, monkeypatch)
-    return request.param
 
 
 @pytest.fixture(scope="module", params=redis_server.NAMES)
@@ -135,7 +132,9 @@ def workers():
 
     def start(*arguments):
         command = [sys.executable, "-P", str(HERE / "worker.py"), *map(str, arguments)]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         started.append(process)
         return process
 

@@ -23,7 +23,9 @@ def generations(root, key):
 
 def files(root):
     """Return the relative paths of all files below a directory, sorted."""
-    return sorted(str(path.relative_to(root)) for path in Path(root).rglob("*") if not path.is_dir())
+    return sorted(
+        str(path.relative_to(root)) for path in Path(root).rglob("*") if not path.is_dir()
+    )
 
 
 def temporaries(root):
@@ -34,7 +36,10 @@ def temporaries(root):
 
 def modes(root):
     """Return relative path -> permission bits, with the set-group-ID bit, of everything in and with a directory."""
-    return {str(path.relative_to(root)): path.stat().st_mode & 0o7777 for path in (Path(root), *Path(root).rglob("*"))}
+    return {
+        str(path.relative_to(root)): path.stat().st_mode & 0o7777
+        for path in (Path(root), *Path(root).rglob("*"))
+    }
 
 
 def age(path, seconds):

@@ -83,7 +83,9 @@ def test_a_call_that_overstays_is_left_behind(moody):
 
 def test_the_deadline_grows_with_the_bytes():
     """Large values get the time that a slow line needs for them."""
-    guarded = Guarded(MemoryBackend(), Deadlines(deadline_s=0.5, bytes_per_s=1000, bytes_per_key=500))
+    guarded = Guarded(
+        MemoryBackend(), Deadlines(deadline_s=0.5, bytes_per_s=1000, bytes_per_key=500)
+    )
     allowed = []
     guarded._breaker.allowed_s = lambda seconds: (allowed.append(seconds), seconds)[1]
     guarded.put({"a": b"x" * 2000})
@@ -97,7 +99,9 @@ def test_failures_in_a_row_open_the_breaker(moody):
     guarded = Guarded(moody)
     moody.error = BackendUnavailable("refused")
     opened(guarded)
-    with pytest.raises(BackendResting, match=r"^refused; it is left alone, and asked again in \d+ s"):
+    with pytest.raises(
+        BackendResting, match=r"^refused; it is left alone, and asked again in \d+ s"
+    ):
         guarded.exists(["a"])
     assert moody.calls == FAILURES_IN_A_ROW
     assert "open" in repr(guarded)

@@ -34,7 +34,8 @@ class TestCloudInMemory(CloudContract):
 def test_states():
     """Any sequence of calls does what a dictionary would do."""
     run_state_machine_as_test(
-        state_machine(lambda: opened(MemoryStore())), settings=hypothesis.settings.get_profile("backends")
+        state_machine(lambda: opened(MemoryStore())),
+        settings=hypothesis.settings.get_profile("backends"),
     )
 
 
@@ -105,7 +106,9 @@ def test_a_change_whose_answer_was_lost_was_made():
     assert backend.delete(["b"]) == {"b"}
 
 
-@pytest.mark.parametrize("data", [b"", b"<html>log in</html>", None], ids=["empty", "page", "truncated"])
+@pytest.mark.parametrize(
+    "data", [b"", b"<html>log in</html>", None], ids=["empty", "page", "truncated"]
+)
 def test_a_catalog_that_is_none_is_an_error(data):
     """A page of a proxy, or half a catalog, is said to be that, and is never taken for an empty store."""
     store = MemoryStore()
@@ -156,7 +159,10 @@ def test_errors_hold_no_secret(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush-hush")
     error = meaning_of(
-        RuntimeError("GET https://h/c?sig=abc failed: 403 Forbidden hush-hush-hush\nDebug source: more"), "az://c"
+        RuntimeError(
+            "GET https://h/c?sig=abc failed: 403 Forbidden hush-hush-hush\nDebug source: more"
+        ),
+        "az://c",
     )
     assert isinstance(error, BackendDenied)
     assert not any(word in str(error) for word in ("hush", "sig=", "more"))

@@ -13,7 +13,12 @@ pytest.importorskip("obstore", reason="obstore is not installed: pip install '.[
 from cloud_contract import CloudContract, connections_end  # noqa: F401  # a fixture
 from obstore.store import LocalStore
 
-from bundler.backends.backend_errors import BackendDenied, BackendError, BackendTimeout, BackendUnavailable
+from bundler.backends.backend_errors import (
+    BackendDenied,
+    BackendError,
+    BackendTimeout,
+    BackendUnavailable,
+)
 from bundler.backends.breaker import Guarded
 from bundler.backends.cloud import CloudBackend, connect, parse_url
 from bundler.backends.cloud.object_exchange import Bucket
@@ -52,7 +57,9 @@ def proxy(endpoint, s3, monkeypatch):
 def plain(url, **settings):
     """Open a store without guard."""
     found = parse_url(url)
-    return CloudBackend(connect(found, url), **({"writable": found.writable, "touch_every_s": 0} | settings))
+    return CloudBackend(
+        connect(found, url), **({"writable": found.writable, "touch_every_s": 0} | settings)
+    )
 
 
 @pytest.mark.slow
@@ -138,7 +145,9 @@ def test_refusals_are_typed_and_hold_no_secret(proxy, s3, status, expected):
     secret = s3_server.ENVIRONMENT["AWS_SECRET_ACCESS_KEY"]
 
     def spoil(handler):
-        handler.reply(status, {"Retry-After": "600"}, f"<Error><Code>SlowDown</Code>{secret}</Error>".encode())
+        handler.reply(
+            status, {"Retry-After": "600"}, f"<Error><Code>SlowDown</Code>{secret}</Error>".encode()
+        )
         return True
 
     proxy.spoil = spoil
@@ -150,7 +159,10 @@ def test_refusals_are_typed_and_hold_no_secret(proxy, s3, status, expected):
     ):
         with pytest.raises(expected) as raised:
             call()
-        assert secret not in f"{raised.value} {raised.value.__cause__} {raised.getrepr(style='native').reprcrash}"
+        assert (
+            secret
+            not in f"{raised.value} {raised.value.__cause__} {raised.getrepr(style='native').reprcrash}"
+        )
     assert time.monotonic() - started < 10
 
 
@@ -177,13 +189,17 @@ def test_another_host_gets_no_signature_and_is_not_believed(proxy, s3, endpoint)
 
     def answer(handler):
         seen.append(handler.headers.get("Authorization"))
-        handler.reply(200, {"ETag": '"x"', "Last-Modified": "Sun, 22 Nov 2026 00:00:00 GMT"}, b"theirs")
+        handler.reply(
+            200, {"ETag": '"x"', "Last-Modified": "Sun, 22 Nov 2026 00:00:00 GMT"}, b"theirs"
+        )
         return True
 
     with s3_server.Proxy(endpoint).serving() as other:
         other.spoil = answer
         elsewhere = other.endpoint.replace("127.0.0.1", "localhost")
-        proxy.spoil = lambda handler: handler.reply(307, {"Location": elsewhere + handler.path}) or True
+        proxy.spoil = lambda handler: (
+            handler.reply(307, {"Location": elsewhere + handler.path}) or True
+        )
         with pytest.raises(BackendUnavailable, match="no whole catalog"):
             plain(s3).get(["a"])
     assert seen == [None]
@@ -208,7 +224,11 @@ def test_ranges_of_another_size_are_errors(proxy, s3):
         if "packs/" in handler.path:
             handler.reply(
                 206,
-                {"Content-Range": "bytes 0-2/3", "ETag": '"x"', "Last-Modified": "Sun, 22 Nov 2026 00:00:00 GMT"},
+                {
+                    "Content-Range": "bytes 0-2/3",
+                    "ETag": '"x"',
+                    "Last-Modified": "Sun, 22 Nov 2026 00:00:00 GMT",
+                },
                 b"abc",
             )
             return True

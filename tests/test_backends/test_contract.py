@@ -31,7 +31,9 @@ except ImportError as error:
 @pytest.mark.parametrize("missing", ["pytest", "hypothesis"])
 def test_the_contract_says_what_it_needs(missing):
     """Without pytest or hypothesis the import is an ImportError that names the extra."""
-    done = subprocess.run([sys.executable, "-c", _WITHOUT, missing], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT, missing], capture_output=True, text=True, check=True
+    )
     assert done.stdout.startswith(
         f"{missing} bundler.backends.testing needs pytest and hypothesis, and {missing} is not"
     )

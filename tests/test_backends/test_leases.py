@@ -66,7 +66,9 @@ def test_what_a_killed_holder_left_half_written_is_replaced(local, root, lease):
     assert lease.release()
 
 
-@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, BackendFull), (errno.EACCES, BackendDenied)])
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.ENOSPC, BackendFull), (errno.EACCES, BackendDenied)]
+)
 def test_failures_are_this_packages(local, root, lease, failing, number, kind):
     """Renewing on a full or forbidden disk raises a typed error, and the lease stays as it was."""
     failing("open", number, where=".new")

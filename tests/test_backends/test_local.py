@@ -63,7 +63,9 @@ def test_the_layout_on_disk(local, root):
     found = disk.files(root)
     shards = {name: str(disk.place("", name)) for name in ("v1/u/abc", "top")}
     assert shards["v1/u/abc"].startswith("data/v1/u/+")
-    assert found == sorted([*shards.values(), "refs/v1/t/demo/+gen/0000000001", "refs/v1/t/demo/+gen/0000000002"])
+    assert found == sorted(
+        [*shards.values(), "refs/v1/t/demo/+gen/0000000001", "refs/v1/t/demo/+gen/0000000002"]
+    )
     assert (root / shards["v1/u/abc"]).read_bytes() == b"1"
 
 
@@ -92,8 +94,17 @@ def test_opening_and_reading_create_nothing(root):
     """Only writing makes the directory; until then it reads as empty."""
     with LocalBackend(str(root)) as backend:
         assert backend.get(["a"]) == {}
-        assert backend.exists(["a"]) == backend.delete(["a"]) == backend.delete(["a"], 0.0) == frozenset()
-        assert (list(backend.list()), list(backend.list_refs()), backend.read_ref("t")) == ([], [], None)
+        assert (
+            backend.exists(["a"])
+            == backend.delete(["a"])
+            == backend.delete(["a"], 0.0)
+            == frozenset()
+        )
+        assert (list(backend.list()), list(backend.list_refs()), backend.read_ref("t")) == (
+            [],
+            [],
+            None,
+        )
         backend.touch(["a"])
         backend.flush()
         assert not root.exists()
@@ -150,7 +161,9 @@ def test_flushing_reaches_the_file_system(local, monkeypatch):
 
     synced = []
     real = file_steps.sync
-    monkeypatch.setattr(file_steps, "sync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd)))
+    monkeypatch.setattr(
+        file_steps, "sync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd))
+    )
     local.put({"a": b"1"})
     local.flush()
     assert synced == [local.root]

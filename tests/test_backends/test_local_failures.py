@@ -149,7 +149,19 @@ def test_a_really_full_file_system(mounted, warned, clock):
 class Failing:
     """Fails the n-th call of those functions of `os` that write, with an error; `late` after doing what was asked."""
 
-    NAMES = ("open", "write", "close", "link", "mkdir", "chmod", "fchmod", "rename", "replace", "unlink", "listdir")
+    NAMES = (
+        "open",
+        "write",
+        "close",
+        "link",
+        "mkdir",
+        "chmod",
+        "fchmod",
+        "rename",
+        "replace",
+        "unlink",
+        "listdir",
+    )
 
     def __init__(self, patch, at, number, late=()):
         self.at, self.number, self.late, self.calls = at, number, late, []
@@ -204,9 +216,10 @@ def test_every_failing_call_is_a_typed_error_and_leaves_nothing(tmp_path, change
             whole = {"v1/u/old": b"old", "v1/u/new": b"new" * 1000, "v1/u/more": b"more"}
             assert found == {key: whole[key] for key in found}
             assert ("v1/u/old" in found) or change == "delete"
-            assert backend.read_ref("v1/t/demo") in {"swap_ref": {b"old", b"new"}, "remove ref": {b"old", None}}.get(
-                change, {b"old"}
-            )
+            assert backend.read_ref("v1/t/demo") in {
+                "swap_ref": {b"old", b"new"},
+                "remove ref": {b"old", None},
+            }.get(change, {b"old"})
             CHANGES[change](backend)
         at += 1
     assert len(failed) > 5
@@ -323,11 +336,15 @@ def test_bytes_that_did_not_reach_the_disk_are_reported(local, monkeypatch, numb
     local.put({"a": b"1"})
     monkeypatch.setattr(file_steps.ctypes, "CDLL", Library)
     monkeypatch.setattr(file_steps.ctypes, "get_errno", lambda: number)
-    with pytest.raises(BackendFull if number in file_steps.FULL else BackendUnavailable, match="cannot flush"):
+    with pytest.raises(
+        BackendFull if number in file_steps.FULL else BackendUnavailable, match="cannot flush"
+    ):
         local.flush()
 
 
-@pytest.mark.parametrize("library", [type("NoSync", (), {}), type("Refusing", (), {"syncfs": lambda self, fd: -1})])
+@pytest.mark.parametrize(
+    "library", [type("NoSync", (), {}), type("Refusing", (), {"syncfs": lambda self, fd: -1})]
+)
 def test_systems_without_syncfs_flush_the_directory(local, monkeypatch, library):
     """Where a whole file system cannot be synced, at least the directory is."""
     synced = []

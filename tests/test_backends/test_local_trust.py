@@ -33,7 +33,11 @@ def test_what_is_created_has_the_permissions_of_the_mode(root, umask, mode):
         lease = backend.lease("k", 60)
         found = disk.modes(root)
         assert lease.release()
-    wrong = {name: oct(m) for name, m in found.items() if m != (directory if (root / name).is_dir() else file)}
+    wrong = {
+        name: oct(m)
+        for name, m in found.items()
+        if m != (directory if (root / name).is_dir() else file)
+    }
     assert {name: m for name, m in wrong.items() if not name.endswith((".lock", ".new"))} == {}
     assert len(found) > 10
 
@@ -47,14 +51,21 @@ def test_directories_above_the_root_follow_the_umask(tmp_path, mode):
             backend.put({"a": b"1"})
     finally:
         os.umask(before)
-    assert [stat.S_IMODE((tmp_path / place).stat().st_mode) for place in ("a", "a/b")] == [0o755, 0o755]
+    assert [stat.S_IMODE((tmp_path / place).stat().st_mode) for place in ("a", "a/b")] == [
+        0o755,
+        0o755,
+    ]
 
 
 def test_a_new_directory_is_never_open_to_others(root, umask, monkeypatch):
     """Between making a directory and setting its permissions nobody else can write to it."""
     seen = []
     real = os.chmod
-    monkeypatch.setattr(os, "chmod", lambda path, mode: (seen.append(os.stat(path).st_mode & 0o022), real(path, mode)))
+    monkeypatch.setattr(
+        os,
+        "chmod",
+        lambda path, mode: (seen.append(os.stat(path).st_mode & 0o022), real(path, mode)),
+    )
     with LocalBackend(str(root)) as backend:
         backend.put({"a": b"1"})
     assert len(seen) > 2
@@ -91,7 +102,9 @@ def test_a_directory_that_others_may_write_is_refused(root, bits, permissions, r
         LocalBackend(str(root), permissions)
 
 
-@pytest.mark.parametrize(("bits", "permissions"), [(0o755, PRIVATE), (0o700, GROUP), (0o2775, GROUP), (0o770, GROUP)])
+@pytest.mark.parametrize(
+    ("bits", "permissions"), [(0o755, PRIVATE), (0o700, GROUP), (0o2775, GROUP), (0o770, GROUP)]
+)
 def test_a_directory_that_others_may_read_is_taken(root, bits, permissions):
     """Reading harms nobody, and a group store may be written by its group."""
     root.mkdir()
@@ -208,7 +221,9 @@ def test_a_read_only_directory_denies_writing(read_only):
             lambda: backend.swap_ref("t", b"3", b"4"),
             lambda: backend.lease("k", 60),
         ):
-            with pytest.raises(BackendDenied, match="check owner and permissions, or open it for reading only"):
+            with pytest.raises(
+                BackendDenied, match="check owner and permissions, or open it for reading only"
+            ):
                 change()
         assert (backend.get(["b", "c"]), backend.read_ref("t")) == ({"b": b"2"}, b"3")
 
@@ -250,7 +265,11 @@ def test_a_symbolic_link_is_no_object(local, root, tmp_path):
     assert (found, found.why) == (b"", f"{path} is a symbolic link, expected a file")
     assert local.put({"a": b"1"}) == frozenset()
     local.touch(["a"])
-    assert (path.is_symlink(), secret.read_bytes(), secret.stat().st_mtime) == (True, b"not yours", before)
+    assert (path.is_symlink(), secret.read_bytes(), secret.stat().st_mtime) == (
+        True,
+        b"not yours",
+        before,
+    )
     assert local.delete(["a"]) == {"a"}
     assert secret.exists()
     assert local.put({"a": b"1"}) == {"a"}

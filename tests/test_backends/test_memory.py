@@ -37,7 +37,9 @@ class TestMemoryBackend(BackendContract):
 
 def test_states():
     """Any sequence of calls does what a dictionary would do."""
-    run_state_machine_as_test(state_machine(MemoryBackend), settings=hypothesis.settings.get_profile("backends"))
+    run_state_machine_as_test(
+        state_machine(MemoryBackend), settings=hypothesis.settings.get_profile("backends")
+    )
 
 
 def test_memory_has_no_disk():
@@ -56,6 +58,8 @@ def test_a_fork_while_the_lock_is_held_does_not_block_the_child():
         child = os.fork()
         if child == 0:
             signal.alarm(20)
-            os._exit(0 if backend.get(["a"]) == {"a": b"1"} and backend.put({"b": b"2"}) == {"b"} else 1)
+            os._exit(
+                0 if backend.get(["a"]) == {"a": b"1"} and backend.put({"b": b"2"}) == {"b"} else 1
+            )
     assert os.waitpid(child, 0)[1] == 0
     assert backend.exists(["b"]) == frozenset()

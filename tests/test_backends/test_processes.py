@@ -37,7 +37,9 @@ def test_processes_that_put_the_same_keys_agree(workers, root):
     started = [workers("put", root, f"w{number}", keys, turns) for number in range(PROCESSES)]
     go(*started)
     created = answers(started)
-    owner = {key: f"w{number}" for number, mine in enumerate(created) for turn in mine for key in turn}
+    owner = {
+        key: f"w{number}" for number, mine in enumerate(created) for turn in mine for key in turn
+    }
     assert sum(len(turn) for mine in created for turn in mine) == len(owner) == keys * turns
     with LocalBackend(str(root)) as backend:
         assert {key: data.decode() for key, data in backend.get(owner).items()} == owner

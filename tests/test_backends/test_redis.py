@@ -40,7 +40,10 @@ class Contract(BackendContract):
         if stored is None or stored[:3] == b"TBw":
             return stored and stored[16:]
         digest, size = stored[32:48].decode(), int(stored[16:32])
-        parts = [self.admin.get(f"tb:p:{key}:{digest}:{number}")[16:] for number in range(-(-size // (8 * MIB)))]
+        parts = [
+            self.admin.get(f"tb:p:{key}:{digest}:{number}")[16:]
+            for number in range(-(-size // (8 * MIB)))
+        ]
         assert len(b"".join(parts)) == size
         return b"".join(parts)
 
@@ -101,7 +104,9 @@ def test_states(server):
         server.client().flushall()
         return RedisBackend.from_url(server.url(), **PATIENT)
 
-    run_state_machine_as_test(state_machine(emptied), settings=hypothesis.settings.get_profile("backends"))
+    run_state_machine_as_test(
+        state_machine(emptied), settings=hypothesis.settings.get_profile("backends")
+    )
 
 
 def test_states_of_a_cluster(nodes):
@@ -125,9 +130,16 @@ def backend(server, admin):
 
 def calls(admin):
     """Return how often the server ran each command since this was asked last."""
-    found = {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in admin.info("commandstats").items()}
+    found = {
+        name.removeprefix("cmdstat_"): stat["calls"]
+        for name, stat in admin.info("commandstats").items()
+    }
     admin.config_resetstat()
-    return {name: count for name, count in found.items() if name not in {"info", "config", "config|resetstat", "auth"}}
+    return {
+        name: count
+        for name, count in found.items()
+        if name not in {"info", "config", "config|resetstat", "auth"}
+    }
 
 
 def test_a_kernel_is_one_get_and_one_set(backend, admin):
@@ -144,7 +156,14 @@ def test_a_kernel_is_one_get_and_one_set(backend, admin):
     calls(admin)
     backend.exists(["v1/u/a", "v1/u/b"])
     backend.touch(["v1/u/a", "v1/u/b"])
-    assert calls(admin).keys() <= {"evalsha", "evalsha_ro", "strlen", "getrange", "exists", "pexpire"}
+    assert calls(admin).keys() <= {
+        "evalsha",
+        "evalsha_ro",
+        "strlen",
+        "getrange",
+        "exists",
+        "pexpire",
+    }
 
 
 def test_batches_are_bounded(backend, admin):
@@ -156,7 +175,12 @@ def test_batches_are_bounded(backend, admin):
 
     def noting(commands, *rest):
         sizes.append(
-            (len(commands), sum(len(word) for _, words in commands for word in words if isinstance(word, bytes)))
+            (
+                len(commands),
+                sum(
+                    len(word) for _, words in commands for word in words if isinstance(word, bytes)
+                ),
+            )
         )
         return replies(commands, *rest)
 
@@ -170,7 +194,8 @@ def test_batches_are_bounded(backend, admin):
 
 
 @pytest.mark.parametrize(
-    "size", [values.WHOLE_BYTES, values.WHOLE_BYTES + 1, values.PART_BYTES, 2 * values.PART_BYTES + 1]
+    "size",
+    [values.WHOLE_BYTES, values.WHOLE_BYTES + 1, values.PART_BYTES, 2 * values.PART_BYTES + 1],
 )
 def test_values_are_split_over_a_limit(backend, admin, size):
     """No stored value is larger than 8 MiB and a header; parts live and go with their head."""
@@ -209,7 +234,9 @@ def test_writers_of_different_large_values_do_not_mix_them(backend):
     """Of threads that put different large values under one key one wins, and every reader sees its value whole."""
     contents = [os.urandom(300 * 1024) for _ in range(4)]
     for turn in range(3):
-        created = in_threads([lambda d=data, t=turn: backend.put({f"v1/u/{t}": d}) for data in contents])
+        created = in_threads(
+            [lambda d=data, t=turn: backend.put({f"v1/u/{t}": d}) for data in contents]
+        )
         assert sum(map(len, created)) == 1
         assert backend.get([f"v1/u/{turn}"])[f"v1/u/{turn}"] in contents
 
@@ -226,7 +253,15 @@ def test_a_value_may_be_too_large(backend, monkeypatch):
 
 @pytest.mark.parametrize(
     "stored",
-    [b"", b"TB", b"garbage", b"TBs" + b"9" * 45, b"TBs" + b"0" * 45, b"TBw000000000100", b"\xff" * 100],
+    [
+        b"",
+        b"TB",
+        b"garbage",
+        b"TBs" + b"9" * 45,
+        b"TBs" + b"0" * 45,
+        b"TBw000000000100",
+        b"\xff" * 100,
+    ],
     ids=repr,
 )
 def test_damaged_values_come_as_they_are(backend, admin, stored):
@@ -279,7 +314,12 @@ def test_namespaces_are_stores_of_their_own(server, admin):
     ):
         one.put({"a": b"1"})
         one.swap_ref("t", None, b"1")
-        assert (other.get(["a"]), list(other.list()), other.read_ref("t"), list(other.list_refs())) == (
+        assert (
+            other.get(["a"]),
+            list(other.list()),
+            other.read_ref("t"),
+            list(other.list_refs()),
+        ) == (
             {},
             [],
             None,
@@ -301,7 +341,15 @@ def test_foreign_keys_are_not_listed(backend, admin):
     """Keys of others that look a little like ours are nothing of ours."""
     backend.put({"a": b"1"})
     admin.mset(
-        {"tb": b"", "tb:o:": b"", "tb:o:../x": b"", "tb:o:\xff": b"", "tbx:o:a": b"", "o:a": b"", "tb:p:a:0:0": b""}
+        {
+            "tb": b"",
+            "tb:o:": b"",
+            "tb:o:../x": b"",
+            "tb:o:\xff": b"",
+            "tbx:o:a": b"",
+            "o:a": b"",
+            "tb:p:a:0:0": b"",
+        }
     )
     assert [stat.key for stat in backend.list()] == ["a"]
 
@@ -315,7 +363,9 @@ def test_threads_share_a_store(backend):
         for key, data in mine.items():
             if backend.put({key: data}) != {key} or backend.get([key]) != {key: data}:
                 failures.append(key)
-        if {stat.key for stat in backend.list(f"t{number}")} != mine.keys() or backend.get(mine) != mine:
+        if {stat.key for stat in backend.list(f"t{number}")} != mine.keys() or backend.get(
+            mine
+        ) != mine:
             failures.append(number)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]

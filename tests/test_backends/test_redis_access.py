@@ -15,7 +15,12 @@ import redis
 import redis_proxy
 import redis_server
 
-from bundler.backends.backend_errors import BackendDenied, BackendFull, BackendUnavailable, BadSettings
+from bundler.backends.backend_errors import (
+    BackendDenied,
+    BackendFull,
+    BackendUnavailable,
+    BadSettings,
+)
 from bundler.backends.redis import RedisBackend
 
 PATIENT = {"timeout_s": 20, "connect_timeout_s": 20}
@@ -48,7 +53,9 @@ def reads_everything(backend, data):
     """Check that a store can be read whole."""
     assert backend.get([*data, "v1/u/absent"]) == data
     assert backend.exists([*data, "v1/u/absent"]) == data.keys()
-    assert {stat.key: stat.size_bytes for stat in backend.list()} == {key: len(value) for key, value in data.items()}
+    assert {stat.key: stat.size_bytes for stat in backend.list()} == {
+        key: len(value) for key, value in data.items()
+    }
     assert backend.read_ref("v1/t/x") == b"ref"
     assert list(backend.list_refs()) == ["v1/t/x"]
     assert backend.now_s() > 0
@@ -118,7 +125,10 @@ def test_users_have_no_other_rights(server, admin, user):
     """None of them can empty, stop, reconfigure or look into the server, nor touch keys of others, in a script neither."""
     client = server.client(user)
     for words in FORBIDDEN:
-        with pytest.raises(redis.ResponseError, match=r"NOPERM|no permissions|can't run this|can't access|Unknown|ERR"):
+        with pytest.raises(
+            redis.ResponseError,
+            match=r"NOPERM|no permissions|can't run this|can't access|Unknown|ERR",
+        ):
             client.execute_command(*words)
     assert admin.keys("*") == []
     assert client.ping()
@@ -126,7 +136,12 @@ def test_users_have_no_other_rights(server, admin, user):
 
 def test_nobody_comes_in_without_a_name(server):
     """The default user is off: without user and password, or with a wrong one, every call is denied and says so."""
-    for user, password in ((None, None), ("writer", "wrong"), ("nobody", "wrong"), ("default", "wrong")):
+    for user, password in (
+        (None, None),
+        ("writer", "wrong"),
+        ("nobody", "wrong"),
+        ("default", "wrong"),
+    ):
         url = f"unix://{f'{user}:{password}@' if user else ''}{server.socket}"
         with RedisBackend.from_url(url, **PATIENT) as backend:
             for call in (
@@ -157,7 +172,10 @@ class _Scripted:
                 self.heard.append([])
                 with client, contextlib.suppress(OSError):
                     while data := client.recv(65536):
-                        words = [tuple(part.split(b"\r\n")[1::2]) for part in re.split(rb"\*\d+\r\n", data)[1:]]
+                        words = [
+                            tuple(part.split(b"\r\n")[1::2])
+                            for part in re.split(rb"\*\d+\r\n", data)[1:]
+                        ]
                         self.heard[-1].append([one[0].decode() for one in words])
                         client.sendall(b"".join(self._answer(*one) for one in words))
 
@@ -173,7 +191,12 @@ class _Scripted:
 
 def test_a_login_goes_with_the_first_commands_where_these_only_read():
     """Then it costs no turn; a change is sent to nobody before the server has said who we are to it."""
-    answers = {b"AUTH": b"+OK\r\n", b"SELECT": b"+OK\r\n", b"GETRANGE": b"$1\r\n1\r\n", b"EVALSHA": b":1\r\n"}
+    answers = {
+        b"AUTH": b"+OK\r\n",
+        b"SELECT": b"+OK\r\n",
+        b"GETRANGE": b"$1\r\n1\r\n",
+        b"EVALSHA": b":1\r\n",
+    }
     with _Scripted(lambda *words: answers.get(words[0], b":1\r\n")) as server:
         url = f"redis://u:p@127.0.0.1:{server.port}/2"
         with RedisBackend.from_url(url, **PATIENT) as backend:
@@ -183,7 +206,10 @@ def test_a_login_goes_with_the_first_commands_where_these_only_read():
             assert backend.swap_ref("v1/t/x", None, b"1")
             assert backend.read_ref("v1/t/x") == b"1"
     read = ["GETRANGE", "EXISTS", "PEXPIRE"]
-    assert server.heard == [[["AUTH", "SELECT", *read], ["EVALSHA"]], [["AUTH"], ["SELECT"], ["EVALSHA"], read]]
+    assert server.heard == [
+        [["AUTH", "SELECT", *read], ["EVALSHA"]],
+        [["AUTH"], ["SELECT"], ["EVALSHA"], read],
+    ]
 
 
 def test_a_server_that_knows_no_users_is_logged_in_to_as_it_expects():
@@ -193,12 +219,19 @@ def test_a_server_that_knows_no_users_is_logged_in_to_as_it_expects():
     def answer(*words):
         if words[0] == b"AUTH":
             known.append(len(words) == 2)
-            return b"+OK\r\n" if known[-1] else b"-ERR wrong number of arguments for 'auth' command\r\n"
+            return (
+                b"+OK\r\n"
+                if known[-1]
+                else b"-ERR wrong number of arguments for 'auth' command\r\n"
+            )
         if not known[-1]:
             return b"-NOAUTH Authentication required.\r\n"
         return b"$1\r\n1\r\n" if words[0] == b"GETRANGE" else b":1\r\n"
 
-    with _Scripted(answer) as server, RedisBackend.from_url(f"redis://u:p@127.0.0.1:{server.port}", **PATIENT) as old:
+    with (
+        _Scripted(answer) as server,
+        RedisBackend.from_url(f"redis://u:p@127.0.0.1:{server.port}", **PATIENT) as old,
+    ):
         assert old.read_ref("v1/t/x") == b"1"
         assert old.read_ref("v1/t/x") == b"1"
     read = ["GETRANGE", "EXISTS", "PEXPIRE"]
@@ -227,7 +260,9 @@ def test_a_password_may_be_in_a_file_and_change(server, admin, tmp_path):
     """The file is read at each connection, so a password that was replaced needs no restart of ours."""
     file = tmp_path / "password"
     file.write_text(redis_server.PASSWORDS["writer"] + "\n")
-    with RedisBackend.from_url(f"unix://{server.socket}", user="writer", password_file=file, **PATIENT) as backend:
+    with RedisBackend.from_url(
+        f"unix://{server.socket}", user="writer", password_file=file, **PATIENT
+    ) as backend:
         backend.put({"a": b"1"})
         admin.execute_command("ACL", "SETUSER", "writer", "resetpass", ">new")
         admin.client_kill_filter(_type="normal", skipme=True)
@@ -237,7 +272,9 @@ def test_a_password_may_be_in_a_file_and_change(server, admin, tmp_path):
             file.write_text("new")
             assert backend.get(["a"]) == {"a": b"1"}
         finally:
-            admin.execute_command("ACL", "SETUSER", "writer", "resetpass", ">" + redis_server.PASSWORDS["writer"])
+            admin.execute_command(
+                "ACL", "SETUSER", "writer", "resetpass", ">" + redis_server.PASSWORDS["writer"]
+            )
         file.unlink()
         backend.close()
         with pytest.raises(BadSettings, match="cannot be read"):
@@ -247,14 +284,21 @@ def test_a_password_may_be_in_a_file_and_change(server, admin, tmp_path):
 def test_passwords_are_nowhere_but_as_hashes(server, admin):
     """What start.sh wrote, and the server's environment and command line, hold no password."""
     texts = [path.read_text() for path in server.folder.iterdir() if path.is_file()]
-    texts += [Path(f"/proc/{server.process.pid}/{name}").read_text() for name in ("environ", "cmdline")]
+    texts += [
+        Path(f"/proc/{server.process.pid}/{name}").read_text() for name in ("environ", "cmdline")
+    ]
     assert "s3cret" not in "".join(texts)
     assert "#" in "".join(admin.acl_list())
 
 
 def test_the_configuration_is_the_one_that_is_promised(server, admin):
     """Memory is bounded, the least used goes first, and nothing is written to disk."""
-    wanted = {"maxmemory": str(2 << 30), "maxmemory-policy": "allkeys-lru", "save": "", "appendonly": "no"}
+    wanted = {
+        "maxmemory": str(2 << 30),
+        "maxmemory-policy": "allkeys-lru",
+        "save": "",
+        "appendonly": "no",
+    }
     assert {name: admin.config_get(name)[name] for name in wanted} == wanted
 
 
@@ -298,7 +342,8 @@ def test_a_read_only_replica_reads_and_denies(server, admin, opened):
     with redis_server.running(name, *master) as replica:
         synced = replica.client()
         redis_server._until(
-            lambda: synced.info("replication")["master_link_status"] == "up", "the replica did not sync"
+            lambda: synced.info("replication")["master_link_status"] == "up",
+            "the replica did not sync",
         )
         with RedisBackend.from_url(replica.url(), **PATIENT) as backend:
             reads_everything(backend, data)
@@ -329,17 +374,32 @@ def test_tls_that_does_not_fit_is_refused(server, authority, tmp_path):
     stranger = redis_proxy.Certificates(tmp_path, "stranger")
     secure = {"ca": authority.ca, "timeout_s": 1, "connect_timeout_s": 1}
     cases = [
-        (stranger.context(), "rediss", secure, "CERTIFICATE_VERIFY_FAILED|certificate verify failed"),
+        (
+            stranger.context(),
+            "rediss",
+            secure,
+            "CERTIFICATE_VERIFY_FAILED|certificate verify failed",
+        ),
         (
             authority.context("other", "127.0.0.2"),
             "rediss",
             secure,
             "CERTIFICATE_VERIFY_FAILED|certificate verify failed",
         ),
-        (authority.context(), "rediss", secure | {"ca": None}, "CERTIFICATE_VERIFY_FAILED|certificate verify failed"),
+        (
+            authority.context(),
+            "rediss",
+            secure | {"ca": None},
+            "CERTIFICATE_VERIFY_FAILED|certificate verify failed",
+        ),
         (None, "rediss", secure, "SSL|EOF|[Tt]ime"),
         (authority.context("plain"), "redis", {"timeout_s": 1}, "[Cc]losed|reset|Protocol|[Tt]ime"),
-        (authority.context("asking", clients=True), "rediss", secure, "SSL|closed|reset|EOF|alert|Broken pipe"),
+        (
+            authority.context("asking", clients=True),
+            "rediss",
+            secure,
+            "SSL|closed|reset|EOF|alert|Broken pipe",
+        ),
     ]
     for context, scheme, options, why in cases:
         with redis_proxy.Proxy(server.socket, tls=context) as proxy:
@@ -367,14 +427,18 @@ def test_a_server_with_tls_of_its_own(server, authority):
     name = "path" if server.program == redis_server.binaries().get("path") else "wheel"
     port = redis_server.free_port()
     try:
-        started = redis_server.start(name, *files, "--tls-port", str(port), files=("cache.conf", "tls.conf"), port=0)
+        started = redis_server.start(
+            name, *files, "--tls-port", str(port), files=("cache.conf", "tls.conf"), port=0
+        )
     except AssertionError as error:
         if "tls" not in str(error):
             raise
         pytest.skip("this server was built without TLS")
     try:
         started.port = port
-        with RedisBackend.from_url(started.url(scheme="rediss"), ca=authority.ca, **PATIENT) as backend:
+        with RedisBackend.from_url(
+            started.url(scheme="rediss"), ca=authority.ca, **PATIENT
+        ) as backend:
             assert backend.put({"a": b"1"}) == {"a"}
             assert backend.get(["a"]) == {"a": b"1"}
         with (
@@ -397,14 +461,33 @@ def test_contexts_are_strict():
 def test_compose_uses_the_files_that_are_tested():
     """docker-compose.yml starts servers by start.sh with configuration files that exist, and has no password in it."""
     text = (ROOT / "docker-compose.yml").read_text()
-    assert set(re.findall(r"[\w-]+\.(?:conf|sh)\b", text)) == {"start.sh", "cache.conf", "cluster.conf", "tls.conf"}
-    for name in ("start.sh", "cache.conf", "cluster.conf", "tls.conf", "users.acl", "passwords.env.example"):
+    assert set(re.findall(r"[\w-]+\.(?:conf|sh)\b", text)) == {
+        "start.sh",
+        "cache.conf",
+        "cluster.conf",
+        "tls.conf",
+    }
+    for name in (
+        "start.sh",
+        "cache.conf",
+        "cluster.conf",
+        "tls.conf",
+        "users.acl",
+        "passwords.env.example",
+    ):
         assert (redis_server.DEPLOY / name).is_file()
     for user in redis_server.PASSWORDS:
         assert f"{user.upper()}_PASSWORD: ${{{user.upper()}_PASSWORD:?" in text
-        assert f"\n{user.upper()}_PASSWORD=\n" in "\n" + (redis_server.DEPLOY / "passwords.env.example").read_text()
-        assert f"user {user} on #@{user.upper()}@ " in (redis_server.DEPLOY / "users.acl").read_text()
-    assert {"profiles: [tls]", "profiles: [cluster]"} <= {line.strip() for line in text.splitlines()}
+        assert (
+            f"\n{user.upper()}_PASSWORD=\n"
+            in "\n" + (redis_server.DEPLOY / "passwords.env.example").read_text()
+        )
+        assert (
+            f"user {user} on #@{user.upper()}@ " in (redis_server.DEPLOY / "users.acl").read_text()
+        )
+    assert {"profiles: [tls]", "profiles: [cluster]"} <= {
+        line.strip() for line in text.splitlines()
+    }
 
 
 def test_start_wants_every_password():

@@ -81,7 +81,9 @@ def test_a_batch_is_one_turn_for_all_masters(nodes, backend, monkeypatch):
     """A batch goes to all masters at once, so that it costs one turn and not one for each."""
     turns = []
     run = cluster_exchange.run
-    monkeypatch.setattr(cluster_exchange, "run", lambda work, *rest: turns.append(len(work)) or run(work, *rest))
+    monkeypatch.setattr(
+        cluster_exchange, "run", lambda work, *rest: turns.append(len(work)) or run(work, *rest)
+    )
     items = {f"v1/u/{number}": b"%d" % number for number in range(300)}
     backend.put(items)
     assert backend.get(items) == items
@@ -102,7 +104,9 @@ def test_keys_that_move_are_found(nodes, backend):
     old.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", identity(target))
     assert backend.get(keys) == {key: key.encode() for key in keys}
     secret = redis_server.PASSWORDS["admin"]
-    old.execute_command("MIGRATE", "127.0.0.1", target.port, name, 0, 5000, "AUTH2", "admin", secret)
+    old.execute_command(
+        "MIGRATE", "127.0.0.1", target.port, name, 0, 5000, "AUTH2", "admin", secret
+    )
     # The old master says ASK.
     assert backend.get(keys) == {key: key.encode() for key in keys}
     assert backend.put({moving: b"other"}) == frozenset()
@@ -165,7 +169,10 @@ def test_a_cluster_that_is_not_there_is_unavailable():
     """When no seed answers, the error comes after the limits of each, and names the cluster without its password."""
     ports = [redis_server.free_port() for _ in range(2)]
     url = f"redis+cluster://writer:s3cret@127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}"
-    with RedisBackend.from_url(url) as backend, pytest.raises(BackendUnavailable, match="refused") as caught:
+    with (
+        RedisBackend.from_url(url) as backend,
+        pytest.raises(BackendUnavailable, match="refused") as caught,
+    ):
         backend.get(["a"])
     assert f"127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}" in str(caught.value)
     assert "s3cret" not in str(caught.value)

@@ -84,7 +84,7 @@ def peak_bytes():
 
 @pytest.mark.parametrize("store", [huge, large, head, *WRONG], ids=lambda f: f.__name__)
 @pytest.mark.slow
-def test_what_is_none_of_ours_costs_its_own_key_alone(parser, backend, admin, store):
+def test_what_is_none_of_ours_costs_its_own_key_alone(backend, admin, store):
     """Reading, listing, touching and asking go on for the neighbors, in little memory and within the time limits."""
     store(admin, NAME)
     others = {f"v1/u/{number}": b"%d" % number for number in range(20)}
@@ -172,7 +172,7 @@ def test_a_ref_of_another_type_is_an_empty_one(backend, admin, store):
         admin.delete(REF)
 
 
-def test_a_huge_ref_is_read_as_its_beginning(parser, backend, admin):
+def test_a_huge_ref_is_read_as_its_beginning(backend, admin):
     """A tag of 512 MB takes neither memory nor time, and can be replaced and removed by what was read of it."""
     for store, after in ((huge, b"new"), (large, None)):
         store(admin, REF)
@@ -213,7 +213,7 @@ def test_a_lease_of_another_type_is_held_by_somebody(backend, admin):
 
 
 @pytest.mark.parametrize("user", ["writer", "reader"])
-def test_names_of_megabytes_do_not_end_a_listing(server, admin, parser, monkeypatch, user):
+def test_names_of_megabytes_do_not_end_a_listing(server, admin, monkeypatch, user):
     """A page of names that is larger than an answer may be comes again without those that are longer than ours."""
     with RedisBackend.from_url(server.url(), **HASTY) as backend:
         backend.put({"a": b"1", "b": b"2"})
@@ -227,7 +227,7 @@ def test_names_of_megabytes_do_not_end_a_listing(server, admin, parser, monkeypa
         assert list(backend.list_refs()) == ["t"]
 
 
-def test_an_answer_longer_than_asked_for_is_unavailable(parser, backend, admin):
+def test_an_answer_longer_than_asked_for_is_unavailable(backend, admin):
     """A server that sends more than it was asked for is cut off, and the next call has a connection of its own."""
     backend.put({"a": b"x" * 200_000})
     link, name = backend._link, "tb:o:a"

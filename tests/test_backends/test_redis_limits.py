@@ -16,8 +16,21 @@ import redis_proxy
 import redis_server
 from redis.retry import Retry
 
-from bundler.backends.backend_errors import BackendDenied, BackendError, BackendFull, BackendTimeout, BackendUnavailable
-from bundler.backends.redis import RedisBackend, metered_socket, reply_errors, server_connections, server_exchange
+from bundler.backends.backend_errors import (
+    BackendDenied,
+    BackendError,
+    BackendFull,
+    BackendTimeout,
+    BackendUnavailable,
+)
+from bundler.backends.redis import (
+    RedisBackend,
+    metered_socket,
+    reply_errors,
+    reply_parser,
+    server_connections,
+    server_exchange,
+)
 from bundler.backends.redis.url_settings import parse
 from bundler.backends.testing.contract_hooks import in_threads
 
@@ -48,14 +61,16 @@ def server():
 
 
 @pytest.fixture
-def proxied(server, admin, parser):
+def proxied(server, admin):
     """Return a function that opens a store through a proxy."""
     opened = []
 
     def open_one(timeout_s=0.25, **faults):
         proxy = redis_proxy.Proxy(server.socket, **faults).__enter__()
         opened.append(proxy)
-        backend = RedisBackend.from_url(proxy.url(server), timeout_s=timeout_s, connect_timeout_s=0.25)
+        backend = RedisBackend.from_url(
+            proxy.url(server), timeout_s=timeout_s, connect_timeout_s=0.25
+        )
         opened.append(backend)
         return proxy, backend
 
@@ -78,12 +93,14 @@ def fails_within(call, backend, seconds):
 
 def test_every_timeout_and_retry_is_set():
     """Nothing about time and repetition is left to redis-py's defaults, which change from release to release."""
-    plain = server_connections.connection_arguments(parse("redis://u:p@h/2?timeout_s=3&connect_timeout_s=2", {}))
+    plain = server_connections.connection_arguments(
+        parse("redis://u:p@h/2?timeout_s=3&connect_timeout_s=2", {})
+    )
     retry = plain.pop("retry")
     assert isinstance(retry, Retry)
     assert retry.get_retries() == 0 if hasattr(retry, "get_retries") else retry._retries == 0
     assert plain == {
-        "username": "u", "password": "p", "db": 2, "protocol": 2, "socket_timeout": 3.0, "socket_connect_timeout": 2.0,
+        "username": "u", "password": "p", "db": 2, "protocol": 2, "parser_class": reply_parser.ReplyParser, "socket_timeout": 3.0, "socket_connect_timeout": 2.0,
         "socket_read_size": 65536, "retry_on_timeout": False, "retry_on_error": [], "health_check_interval": 0,
         "socket_keepalive": True,
     }  # fmt: skip
@@ -91,7 +108,9 @@ def test_every_timeout_and_retry_is_set():
     assert (defaults["socket_timeout"], defaults["socket_connect_timeout"]) == (0.25, 0.25)
 
 
-@pytest.mark.parametrize("url", ["redis://u:p@h", "rediss://u:p@h", "unix://u:p@/s", "redis+cluster://u:p@h"])
+@pytest.mark.parametrize(
+    "url", ["redis://u:p@h", "rediss://u:p@h", "unix://u:p@/s", "redis+cluster://u:p@h"]
+)
 def test_connections_have_what_was_set(url):
     """The connections that are made have the limits, no retries, no greetings, and check certificates and names."""
     settings = parse(url, {"timeout_s": 3, "connect_timeout_s": 2})
@@ -99,7 +118,11 @@ def test_connections_have_what_was_set(url):
         settings, settings.hosts[0] if settings.hosts else None, logs_in_later=False
     )
     assert (connection.socket_timeout, connection.socket_connect_timeout) == (3, 2)
-    assert (connection.retry._retries, connection.retry_on_error, connection.health_check_interval) == (0, [], 0)
+    assert (
+        connection.retry._retries,
+        connection.retry_on_error,
+        connection.health_check_interval,
+    ) == (0, [], 0)
     assert (connection.protocol, connection.driver_info, connection.client_name) == (2, None, None)
     if url.startswith("rediss"):
         assert (connection.cert_reqs.name, connection.check_hostname) == ("CERT_REQUIRED", True)
@@ -112,13 +135,19 @@ def test_all_arguments_of_redis_py_that_mean_time_are_known():
         "orig_socket_timeout", "orig_socket_connect_timeout",  # what maintenance notifications, which we leave off, would restore
     }  # fmt: skip
     names = inspect.signature(redis.connection.AbstractConnection.__init__).parameters
-    assert {name for name in names if any(word in name for word in ("time", "retry", "health", "backoff"))} <= known
+    assert {
+        name
+        for name in names
+        if any(word in name for word in ("time", "retry", "health", "backoff"))
+    } <= known
 
 
 def test_every_error_of_redis_py_has_a_meaning():
     """No class of redis.exceptions is missing in our table, so that a release that adds one makes us decide."""
     theirs = {
-        name for name, cls in vars(redis.exceptions).items() if isinstance(cls, type) and issubclass(cls, Exception)
+        name
+        for name, cls in vars(redis.exceptions).items()
+        if isinstance(cls, type) and issubclass(cls, Exception)
     }
     assert theirs - reply_errors._MEANINGS.keys() == set()
 
@@ -168,7 +197,9 @@ def test_a_server_that_never_answers_costs_the_time_limit(proxied, call):
     assert "Timeout" in message or "time" in message
 
 
-@pytest.mark.parametrize("words", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-x\r\n", b"\0" * 100, b"*3\r\n", b""])
+@pytest.mark.parametrize(
+    "words", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-x\r\n", b"\0" * 100, b"*3\r\n", b""]
+)
 def test_a_server_that_is_no_redis_is_unavailable(words):
     """Whatever else listens on the port: a typed error, and in time."""
 
@@ -200,7 +231,9 @@ def test_a_server_that_does_not_accept_costs_the_time_limit():
             filler.setblocking(False)
             filler.connect_ex(("127.0.0.1", port))
             fillers.append(filler)
-        with RedisBackend.from_url(f"redis://127.0.0.1:{port}", connect_timeout_s=0.2, timeout_s=0.2) as backend:
+        with RedisBackend.from_url(
+            f"redis://127.0.0.1:{port}", connect_timeout_s=0.2, timeout_s=0.2
+        ) as backend:
             fails_within("get", backend, 0.4)
         for filler in fillers:
             filler.close()
@@ -229,13 +262,13 @@ def test_large_answers_have_more_time():
     started = time.monotonic()
     received = 0
     while received < 1_200_000:
-        received += timed.recv_into(None)
+        received += len(timed.recv())
     # Twenty times 4 ms is more than the 50 ms that nothing at all may take.
     assert time.monotonic() - started > 0.05
     stuck = metered_socket.Metered(_Slow(1, 0.004), 0.05)
     with pytest.raises(TimeoutError):
         while True:
-            stuck.recv_into(None)
+            stuck.recv()
 
 
 class _Slow:
@@ -247,9 +280,9 @@ class _Slow:
     def settimeout(self, seconds):
         assert seconds > 0
 
-    def recv_into(self, buffer):
+    def recv(self):
         time.sleep(self.pause_s)
-        return self.count
+        return bytes(self.count)
 
 
 def test_a_connection_is_used_again_at_once(proxied, server):
@@ -302,7 +335,7 @@ def test_a_call_that_is_interrupted_leaves_no_answer_behind(server, admin):
         assert not connection.is_connected
 
 
-def test_a_dropped_idle_connection_is_noticed_before_it_is_used(server, admin, parser):
+def test_a_dropped_idle_connection_is_noticed_before_it_is_used(server, admin):
     """When the server closed our idle connections, or was restarted, the next call makes a new one and works."""
     with RedisBackend.from_url(server.url()) as backend:
         backend.put({"a": b"1"})
@@ -310,7 +343,7 @@ def test_a_dropped_idle_connection_is_noticed_before_it_is_used(server, admin, p
         assert backend.get(["a"]) == {"a": b"1"}
 
 
-def test_a_connection_that_was_idle_for_long_is_not_trusted(server, admin, parser, monkeypatch):
+def test_a_connection_that_was_idle_for_long_is_not_trusted(server, admin, monkeypatch):
     """What lay unused for longer than a firewall may remember is replaced."""
     with RedisBackend.from_url(server.url()) as backend:
         backend.put({"a": b"1"})
@@ -322,7 +355,7 @@ def test_a_connection_that_was_idle_for_long_is_not_trusted(server, admin, parse
         assert backend._link._node._idle[0][0] is not first
 
 
-def test_few_connections_are_kept(server, admin, parser):
+def test_few_connections_are_kept(server, admin):
     """Many threads have a connection each while they need it; a handful stays."""
     with RedisBackend.from_url(server.url(), timeout_s=20, connect_timeout_s=20) as backend:
         backend.put({"a": b"1"})
@@ -331,13 +364,15 @@ def test_few_connections_are_kept(server, admin, parser):
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_forked_child_has_connections_of_its_own(server, admin, parser):
+def test_a_forked_child_has_connections_of_its_own(server, admin):
     """Parent and child use one store at once after a fork with an open connection, and neither gets the other's answers."""
     with RedisBackend.from_url(server.url(), timeout_s=20, connect_timeout_s=20) as backend:
         backend.put({f"k{number}": b"%d" % number for number in range(100)})
 
         def right():
-            return all(backend.get([f"k{n}"]) == {f"k{n}": b"%d" % n} for _ in range(3) for n in range(100))
+            return all(
+                backend.get([f"k{n}"]) == {f"k{n}": b"%d" % n} for _ in range(3) for n in range(100)
+            )
 
         child = os.fork()
         if child == 0:
@@ -361,7 +396,11 @@ print(subprocess.run(["env"], capture_output=True, text=True).stdout)
 def test_a_child_process_is_not_told_our_password(server, admin):
     """What we start has no secret in its environment, nor do we have one on our command line."""
     done = subprocess.run(
-        [sys.executable, "-c", _SECRETS], input=server.url(), capture_output=True, text=True, check=True
+        [sys.executable, "-c", _SECRETS],
+        input=server.url(),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "s3cret" not in done.stdout + done.stderr
 
@@ -371,7 +410,10 @@ def test_messages_hold_no_secret(proxied, server):
     proxy, backend = proxied()
     proxy.silent = True
     messages = [fails_within("get", backend, 0.25)]
-    with RedisBackend.from_url(server.url(password="wr0ng-s3cret")) as wrong, pytest.raises(BackendError) as caught:
+    with (
+        RedisBackend.from_url(server.url(password="wr0ng-s3cret")) as wrong,
+        pytest.raises(BackendError) as caught,
+    ):
         wrong.get(["a"])
     messages.append(str(caught.value) + str(caught.value.__cause__))
     assert "s3cret" not in "".join(messages)

@@ -16,7 +16,12 @@ COMMANDS = {
     "bytes": [("SET", "key", b"\r\n\0$3\xff", "NX", "PX", 17)],
     "an empty word": [("SET", "key", b"")],
     "not ASCII": [("EVALSHA", "d\u00e9", 1, "tb:\u00fc")],
-    "large": [("GET", "a"), ("SET", "key", bytes(range(256)) * 1024, "NX"), ("GET", "b"), ("SET", "c", b"x" * 65536)],
+    "large": [
+        ("GET", "a"),
+        ("SET", "key", bytes(range(256)) * 1024, "NX"),
+        ("GET", "b"),
+        ("SET", "c", b"x" * 65536),
+    ],
 }
 
 
@@ -35,6 +40,15 @@ def test_a_large_value_is_not_copied():
 
 def test_a_connection_reads_no_version_of_its_library(monkeypatch):
     """It is not told to the server, and to find it takes longer than to connect."""
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: pytest.fail(f"the version of {name} was asked for"))
+    monkeypatch.setattr(
+        importlib.metadata,
+        "version",
+        lambda name: pytest.fail(f"the version of {name} was asked for"),
+    )
     settings = parse("redis://u:p@h", {})
-    assert server_connections.opened_connection(settings, settings.hosts[0], logs_in_later=False).username == "u"
+    assert (
+        server_connections.opened_connection(
+            settings, settings.hosts[0], logs_in_later=False
+        ).username
+        == "u"
+    )

@@ -52,7 +52,9 @@ def test_options_are_settings_too_and_win(tmp_path):
         "redis://u:p@h/1?namespace=a",
         {"namespace": "b", "db": 2, "ttl_s": 70.5, "password": "q", "user": None, "timeout_s": "3"},
     )
-    assert found == RedisSettings((("h", 6379),), db=2, user="u", password="q", namespace="b", ttl_s=70.5, timeout_s=3)
+    assert found == RedisSettings(
+        (("h", 6379),), db=2, user="u", password="q", namespace="b", ttl_s=70.5, timeout_s=3
+    )
     by_file = parse(f"redis://h?password_file={tmp_path / 'pw'}", {})
     assert (by_file.password, by_file.secret()) == (None, SECRET)
     (tmp_path / "pw").write_text("changed")
@@ -174,7 +176,13 @@ def test_errors_hold_no_secret(url, caplog):
 def test_reprs_hold_no_secret():
     """Neither a store nor its settings, connections or links show who we are."""
     backend = RedisBackend.from_url(f"redis://{SECRET}-user:{SECRET}@h/1")
-    texts = [repr(backend), repr(backend._settings), str(backend._settings), repr(backend._link), repr(vars(backend))]
+    texts = [
+        repr(backend),
+        repr(backend._settings),
+        str(backend._settings),
+        repr(backend._link),
+        repr(vars(backend)),
+    ]
     texts += [*_connections(backend._settings), repr(vars(backend._link))]
     assert SECRET not in "".join(texts)
     assert repr(backend) == "<RedisBackend redis://h:6379/1 tb>"
@@ -206,7 +214,9 @@ except bundler.backends.redis.MissingExtra as error:
 
 def test_without_redis_py_the_import_names_the_extra():
     """Importing the module needs nothing; asking for the store without redis-py is a typed error that says what to install."""
-    done = subprocess.run([sys.executable, "-c", _WITHOUT], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == (
         "BackendError True redis a Redis store needs redis-py; pip install '.[redis]' in a checkout "
         "(pip install 'triton-bundler[redis]' once it is on an index)"

@@ -89,7 +89,9 @@ def test_who_sleeps_before_taking_a_number_has_lost(local, root, others):
 
 
 @pytest.mark.parametrize("others", [refs.KEPT_NUMBERS, refs.KEPT_NUMBERS + 1, 30, MANY])
-def test_a_number_that_was_cleaned_away_can_be_taken_but_counts_for_nothing(local, root, hasty, others):
+def test_a_number_that_was_cleaned_away_can_be_taken_but_counts_for_nothing(
+    local, root, hasty, others
+):
     """A writer that slept until its number was free again is not told a success, and leaves nothing."""
     add(local, 3)
     sleeper = Sleeper(root, "before", b"100")
@@ -159,7 +161,9 @@ def test_two_sleepers_of_one_value_do_not_both_succeed(local, root):
     assert number(local) == 100
 
 
-def test_reading_survives_the_cleaning_of_what_it_was_about_to_read(local, root, hasty, monkeypatch):
+def test_reading_survives_the_cleaning_of_what_it_was_about_to_read(
+    local, root, hasty, monkeypatch
+):
     """A reader whose file is cleaned away between the listing and the reading looks again."""
     add(local, 3)
     reader = LocalBackend(str(root))
@@ -175,7 +179,9 @@ def test_reading_survives_the_cleaning_of_what_it_was_about_to_read(local, root,
     assert reader.read_ref("t") == b"23"
 
 
-def test_taking_effect_survives_the_cleaning_of_what_it_was_about_to_read(root, local, hasty, monkeypatch):
+def test_taking_effect_survives_the_cleaning_of_what_it_was_about_to_read(
+    root, local, hasty, monkeypatch
+):
     """A writer whose successor's file is cleaned away while it looks, looks again."""
     sleeper = Sleeper(root, "after", b"1")
     add(local, 2)

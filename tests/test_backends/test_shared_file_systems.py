@@ -43,8 +43,21 @@ def test_two_clients_see_one_store(mountable, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_race_on_two_mounts(mountable, kind, tmp_path):
     """Nothing wrong is read, no error is none of ours, and no count is lost."""
-    line = [sys.executable, "-m", "tools.shared_fs", "race", "--seconds", "4", "--kinds", kind, "--processes", "2"]
-    done = subprocess.run([*line, "--results", str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    line = [
+        sys.executable,
+        "-m",
+        "tools.shared_fs",
+        "race",
+        "--seconds",
+        "4",
+        "--kinds",
+        kind,
+        "--processes",
+        "2",
+    ]
+    done = subprocess.run(
+        [*line, "--results", str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+    )
     found = json.loads((tmp_path / "shared-fs.json").read_text())["kinds"][kind]
     assert (done.returncode, found["wrong"]) == (0, []), done.stderr
     assert sum(found["done"].values()) > 20

@@ -5,7 +5,13 @@ import threading
 
 import pytest
 
-from bundler.backends.backend_errors import BackendDenied, BackendFull, BackendTimeout, BackendUnavailable, InvalidKey
+from bundler.backends.backend_errors import (
+    BackendDenied,
+    BackendFull,
+    BackendTimeout,
+    BackendUnavailable,
+    InvalidKey,
+)
 from bundler.backends.host_fetch import FETCH_S, SLOTS, SharedFetches, write_order
 from bundler.backends.local import LocalBackend
 from bundler.backends.memory import MemoryBackend
@@ -97,7 +103,9 @@ A, B = {"a": b"a1"}, {"b": b"b1"}
 
 def tiers(*backends, **more):
     names = ["near", "middle", "far"] if len(backends) == 3 else ["near", "far"]
-    return Tiers([Tier(name, backend, RULES) for name, backend in zip(names, backends, strict=True)], **more)
+    return Tiers(
+        [Tier(name, backend, RULES) for name, backend in zip(names, backends, strict=True)], **more
+    )
 
 
 def numbers(opened, name):
@@ -115,7 +123,10 @@ def test_what_is_near_is_not_asked_of_the_far():
     both = tiers(near, far)
     assert both.get(["a", "b"]) == A | B
     assert far.asked("get") == [["b"]]
-    assert (numbers(both, "near"), numbers(both, "far")) == ({"hits": 1, "misses": 1, "filled": 1}, {"hits": 1})
+    assert (numbers(both, "near"), numbers(both, "far")) == (
+        {"hits": 1, "misses": 1, "filled": 1},
+        {"hits": 1},
+    )
 
 
 def test_a_hit_in_a_far_tier_is_written_to_nearer_writable_ones():

@@ -14,7 +14,9 @@ from bundler.backends.tiers import Tiers
 
 
 def tiers(*backends):
-    return Tiers([Tier(f"tier{number}", backend, Rules()) for number, backend in enumerate(backends)])
+    return Tiers(
+        [Tier(f"tier{number}", backend, Rules()) for number, backend in enumerate(backends)]
+    )
 
 
 class TestTiers(BackendContract):

@@ -85,7 +85,11 @@ def main():
     with LocalBackend(root) as backend:
         sys.stdin.readline()
         print(
-            json.dumps({f.__name__: f for f in (put, add, fill, freeze, hold, race)}[role](backend, *arguments)),
+            json.dumps(
+                {f.__name__: f for f in (put, add, fill, freeze, hold, race)}[role](
+                    backend, *arguments
+                )
+            ),
             flush=True,
         )
 

@@ -42,7 +42,9 @@ print("compiled", name, flush=True)
 def clean_environment(**more):
     """Return an environment without what this machine's user has set for Triton, torch, us and terminals."""
     prefixes = ("TRITON_", "TORCHINDUCTOR_", "COLUMNS", "NO_COLOR", "FORCE_COLOR", "TTY_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)} | more
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith(prefixes)
+    } | more
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +105,10 @@ def program(made_once):
     """A program that knows nothing of us: `program.py KERNEL TARGET...` compiles."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed")
-    return made_once("program", lambda folder: (folder / "program.py").write_text(PROGRAM)) / "program.py"
+    return (
+        made_once("program", lambda folder: (folder / "program.py").write_text(PROGRAM))
+        / "program.py"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -113,7 +118,12 @@ def cache(made_once, program):
     def fill(folder):
         env = clean_environment(TRITON_CACHE_DIR=str(folder / "cache"))
         for name in ("gelu", "row_sum"):
-            subprocess.run([sys.executable, program, name, *TARGETS], env=env, check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                [sys.executable, program, name, *TARGETS],
+                env=env,
+                check=True,
+                stdout=subprocess.DEVNULL,
+            )
 
     return made_once("filled", fill) / "cache"
 
@@ -121,4 +131,7 @@ def cache(made_once, program):
 @pytest.fixture(scope="session")
 def packed(cache, made_once):
     """The bundle of `cache`; do not write to it."""
-    return made_once("packed", lambda folder: bundler.pack(cache).save(folder / "packed.tbundle")) / "packed.tbundle"
+    return (
+        made_once("packed", lambda folder: bundler.pack(cache).save(folder / "packed.tbundle"))
+        / "packed.tbundle"
+    )

@@ -93,7 +93,14 @@ def test_a_bad_bundle_in_json(cli, packed, tmp_path, make):
     error = json.loads(result.stdout)["error"]
     assert result.exit_code == 1
     assert result.stderr == f"error: {error['message']}\n"
-    assert error["code"] in {"not-found", "format", "truncated", "unsupported-version", "digest-mismatch", "error"}
+    assert error["code"] in {
+        "not-found",
+        "format",
+        "truncated",
+        "unsupported-version",
+        "digest-mismatch",
+        "error",
+    }
 
 
 def test_damaged_content_is_not_merged(cli, packed, tmp_path):
@@ -132,12 +139,17 @@ def test_a_bad_place_is_one_error(cli, packed, cache, tmp_path, words, expected)
     empty = tmp_path / "empty"
     empty.mkdir()
     status = 127 if expected == "no such program" else 1
-    line = one_error(cli(*(word.format(tmp=tmp_path, good=packed, cache=cache, empty=empty) for word in words)), status)
+    line = one_error(
+        cli(*(word.format(tmp=tmp_path, good=packed, cache=cache, empty=empty) for word in words)),
+        status,
+    )
     assert expected in line
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
-@pytest.mark.parametrize("words", [("pack", "{cache}", "-o", "{closed}/b"), ("run", "-o", "{closed}/b", "--", "true")])
+@pytest.mark.parametrize(
+    "words", [("pack", "{cache}", "-o", "{closed}/b"), ("run", "-o", "{closed}/b", "--", "true")]
+)
 def test_an_unwritable_output_is_one_error(cli, cache, tmp_path, words):
     """A directory that may not be written is one error line that says so."""
     closed = tmp_path / "closed"

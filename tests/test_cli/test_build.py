@@ -123,9 +123,14 @@ def counted_ptxas(folder):
     """Make wrappers for ptxas that note each kernel; returns the variables that bring Triton to them, and the notes."""
     tools = Path(find_spec("triton").origin).parent / "backends" / "nvidia" / "bin"
     notes, variables = folder / "assembled", {}
-    for name, variable in (("ptxas", "TRITON_PTXAS_PATH"), ("ptxas-blackwell", "TRITON_PTXAS_BLACKWELL_PATH")):
+    for name, variable in (
+        ("ptxas", "TRITON_PTXAS_PATH"),
+        ("ptxas-blackwell", "TRITON_PTXAS_BLACKWELL_PATH"),
+    ):
         wrapper = folder / name
-        wrapper.write_text(f'#!/bin/sh\n[ "$1" = --version ] || echo kernel >> {notes}\nexec {tools / name} "$@"\n')
+        wrapper.write_text(
+            f'#!/bin/sh\n[ "$1" = --version ] || echo kernel >> {notes}\nexec {tools / name} "$@"\n'
+        )
         wrapper.chmod(0o755)
         variables[variable] = str(wrapper)
     return variables, lambda: len(notes.read_text().splitlines())
@@ -163,7 +168,9 @@ def module(tmp_path):
     return tmp_path / "mixed_kernels.py"
 
 
-def test_a_kernel_that_does_not_compile_is_listed_with_its_line_and_nothing_is_written(cli, module, tmp_path):
+def test_a_kernel_that_does_not_compile_is_listed_with_its_line_and_nothing_is_written(
+    cli, module, tmp_path
+):
     """Without --keep-going the mistake is told with file and line, the status is 1, and the bundle of before stays."""
     (tmp_path / "b.tbundle").write_bytes(b"what was there")
     result = cli("build", module, "--target", "cuda:90", "-o", tmp_path / "b.tbundle", "--jobs", 1)
@@ -171,14 +178,27 @@ def test_a_kernel_that_does_not_compile_is_listed_with_its_line_and_nothing_is_w
     line = MODULE.splitlines().index("    tl.store(x, undefined_name)") + 1
     assert f"mixed_kernels.py:{line}: bad for cuda:90" in result.stderr
     assert "undefined_name is not defined" in result.stderr
-    assert f"{tmp_path}/b.tbundle was not written: bad for cuda:90 could not be built; --keep-going" in result.stderr
+    assert (
+        f"{tmp_path}/b.tbundle was not written: bad for cuda:90 could not be built; --keep-going"
+        in result.stderr
+    )
     assert (tmp_path / "b.tbundle").read_bytes() == b"what was there"
 
 
 def test_with_keep_going_the_rest_is_written_and_what_is_missing_is_told(cli, module, tmp_path):
     """One mistake does not cost the others then: they are in the bundle and under the tag, and the status is 1 all the same."""
     store = f"file://{tmp_path}/store"
-    words = ("build", module, "--target", "cuda:90", "-o", tmp_path / "b.tbundle", "--jobs", 1, "--keep-going")
+    words = (
+        "build",
+        module,
+        "--target",
+        "cuda:90",
+        "-o",
+        tmp_path / "b.tbundle",
+        "--jobs",
+        1,
+        "--keep-going",
+    )
     result = cli(*words, "--store", store, "--tag", "t")
     assert (
         result.exit_code,
@@ -190,7 +210,9 @@ def test_with_keep_going_the_rest_is_written_and_what_is_missing_is_told(cli, mo
 
 
 @pytest.mark.parametrize("keep_going", [(), ("--keep-going",)])
-def test_a_build_of_nothing_costs_neither_bundle_nor_tag(cli, cli_json, module, tmp_path, keep_going):
+def test_a_build_of_nothing_costs_neither_bundle_nor_tag(
+    cli, cli_json, module, tmp_path, keep_going
+):
     """Where a module cannot be imported, what was written and published before stays, with --keep-going too; no object claims a file."""
     (tmp_path / "broken_module.py").write_text("import no_such_thing_here\n")
     module.write_text(MODULE.replace("undefined_name", "2.0"))
@@ -203,7 +225,13 @@ def test_a_build_of_nothing_costs_neither_bundle_nor_tag(cli, cli_json, module, 
     assert "broken_module.py:1: broken_module for cuda:90: cannot be imported" in result.stderr
     assert "b.tbundle was not written and tag t not set" in result.stderr
     status, told = cli_json("build", tmp_path / "broken_module.py", *there, *keep_going)
-    assert (status, told["path"], told["digest"], told["pushed"], len(told["failures"])) == (1, None, None, None, 1)
+    assert (status, told["path"], told["digest"], told["pushed"], len(told["failures"])) == (
+        1,
+        None,
+        None,
+        None,
+        1,
+    )
     with bundler.open_store(store) as opened:
         assert [tag.kernels for tag in opened.tags()] == [2]
 
@@ -231,10 +259,15 @@ def test_a_module_that_fails_stops_the_others_unless_told_to_keep_going(cli, mod
 
 def test_a_build_for_a_target_that_nobody_declares_is_an_error(cli, module, tmp_path):
     """Kernels for other targets alone are nothing to build, and nothing to check: status 1, no file."""
-    module.write_text(MODULE.replace("undefined_name", "2.0").replace('16"}}', '16"}, "targets": ["hip:gfx942"]}'))
+    module.write_text(
+        MODULE.replace("undefined_name", "2.0").replace('16"}}', '16"}, "targets": ["hip:gfx942"]}')
+    )
     words = ("build", module, "--target", "cuda:90")
     (tmp_path / "store").mkdir(mode=0o700)
-    for more in (("-o", tmp_path / "b.tbundle"), ("--check", "--store", f"file://{tmp_path}/store")):
+    for more in (
+        ("-o", tmp_path / "b.tbundle"),
+        ("--check", "--store", f"file://{tmp_path}/store"),
+    ):
         result = cli(*words, *more)
         assert (result.exit_code, "no kernel is declared for cuda:90" in result.stderr) == (1, True)
     assert not (tmp_path / "b.tbundle").exists()
@@ -247,7 +280,11 @@ def test_without_a_target_every_kernel_has_to_name_its_own(cli, module, tmp_path
     module.write_text(one)
     words = ("build", module, "-o", tmp_path / "b.tbundle", "--jobs", 1)
     refused = cli(*words)
-    assert (refused.exit_code, "no target for bad of" in refused.stderr, "--target" in refused.stderr) == (
+    assert (
+        refused.exit_code,
+        "no target for bad of" in refused.stderr,
+        "--target" in refused.stderr,
+    ) == (
         2,
         True,
         True,
@@ -268,11 +305,15 @@ def test_without_a_target_every_kernel_has_to_name_its_own(cli, module, tmp_path
         ]
 
 
-def test_a_build_file_without_targets_is_a_usage_error_unless_each_kernel_has_its_own(cli, module, tmp_path):
+def test_a_build_file_without_targets_is_a_usage_error_unless_each_kernel_has_its_own(
+    cli, module, tmp_path
+):
     """As for modules, and the kernel is named."""
     module.write_text(MODULE.replace("undefined_name", "2.0"))
     spec = tmp_path / "build.toml"
-    kernel = '[[kernel]]\nmodule = "mixed_kernels.py"\nfunction = "%s"\nsignature = { x = "*fp32:16" }\n'
+    kernel = (
+        '[[kernel]]\nmodule = "mixed_kernels.py"\nfunction = "%s"\nsignature = { x = "*fp32:16" }\n'
+    )
     spec.write_text(kernel % "good" + 'targets = ["cuda:90"]\n' + kernel % "bad")
     result = cli("build", "--spec", spec, "-o", tmp_path / "b.tbundle")
     assert (result.exit_code, "no target for bad" in result.stderr) == (2, True)
@@ -282,7 +323,10 @@ def test_an_argument_that_a_kernel_has_not_is_named(cli, module, tmp_path):
     """A name that is spelled wrongly is told, with those that there are."""
     module.write_text(MODULE.replace('{"x": "*fp32:16"}', '{"xx": "*fp32:16"}', 1))
     result = cli("build", module, "--target", "cuda:90", "-o", tmp_path / "b.tbundle")
-    assert "good for cuda:90: cannot be specialized: it has no argument xx; its arguments are x" in result.stderr
+    assert (
+        "good for cuda:90: cannot be specialized: it has no argument xx; its arguments are x"
+        in result.stderr
+    )
 
 
 @pytest.mark.toolchain
@@ -291,7 +335,9 @@ def test_what_ptxas_says_is_told(cli, cli_json, module, tmp_path, jobs):
     """The line in which ptxas says what is wrong is the message; --json has its whole text, and nothing else on standard output."""
     module.write_text(MODULE.replace("undefined_name", "2.0"))
     words = ("build", module, "--target", "cuda:999", "-o", tmp_path / "b.tbundle", "--jobs", jobs)
-    assert re.search(r"good for cuda:999: .* fatal: Value 'sm_999a?' is not defined", cli(*words).stderr)
+    assert re.search(
+        r"good for cuda:999: .* fatal: Value 'sm_999a?' is not defined", cli(*words).stderr
+    )
     status, told = cli_json(*words)
     assert status == 1
     for failure in told["failures"]:
@@ -303,7 +349,9 @@ def test_what_ptxas_says_is_told(cli, cli_json, module, tmp_path, jobs):
 def test_what_a_module_prints_is_no_part_of_the_object(cli_json, module, tmp_path):
     """With --json, what an imported module prints goes to standard error."""
     module.write_text("print('hello from the module')\n" + MODULE.replace("undefined_name", "2.0"))
-    status, told = cli_json("build", module, "--target", "cuda:90", "-o", tmp_path / "b.tbundle", "--jobs", 1)
+    status, told = cli_json(
+        "build", module, "--target", "cuda:90", "-o", tmp_path / "b.tbundle", "--jobs", 1
+    )
     assert (status, told["counts"]["kernels"]) == (0, 2)
 
 
@@ -317,11 +365,19 @@ def test_a_store_is_asked_first_and_filled(cli, module, tmp_path):
     assert "compiled  2 kernels" in first.output
     check = json.loads(cli(*wanted, "--check", "--store", store, "--json").output)
     assert (check["ok"], check["missing"]) == (True, [])
-    second = json.loads(cli(*wanted, "-o", tmp_path / "2.tbundle", "--store", store, "--json").output)
+    second = json.loads(
+        cli(*wanted, "-o", tmp_path / "2.tbundle", "--store", store, "--json").output
+    )
     assert (len(second["compiled"]), len(second["reused"])) == (0, 2)
     with Bundle.load(tmp_path / "1.tbundle") as one, Bundle.load(tmp_path / "2.tbundle") as two:
         assert one.digest == two.digest
-    more = cli("build", module, "--target", "cuda:90", "--target", "cuda:80", "--check", "--store", store)
+    pushed = f"file://{tmp_path}/pushed"
+    assert cli("push", tmp_path / "1.tbundle", "--store", pushed, "--tag", "lib").exit_code == 0
+    check = json.loads(cli(*wanted, "--check", "--store", pushed, "--json").output)
+    assert (check["ok"], check["missing"]) == (True, [])
+    more = cli(
+        "build", module, "--target", "cuda:90", "--target", "cuda:80", "--check", "--store", store
+    )
     assert more.exit_code == 1
     assert "2 of 4 kernels" in more.output
     assert not (tmp_path / "triton-cache").exists()
@@ -354,7 +410,9 @@ def test_two_builds_at_once_compile_each_kernel_once(tmp_path):
         assert one.digest == two.digest
 
 
-def test_a_store_that_fails_meanwhile_costs_nothing_that_was_compiled(cli, module, tmp_path, monkeypatch):
+def test_a_store_that_fails_meanwhile_costs_nothing_that_was_compiled(
+    cli, module, tmp_path, monkeypatch
+):
     """What could not be sent is in the bundle, told with the store's name, and makes the status 1; the next build sends it."""
     module.write_text(MODULE.replace("undefined_name", "2.0"))
 
@@ -389,7 +447,15 @@ def test_the_example_build_file_is_built(cli, tmp_path):
     """examples/build.toml lists kernels of examples/kernels.py: each for each of its targets."""
     (tmp_path / "store").mkdir(mode=0o700)
     told = json.loads(
-        cli("build", "--spec", BUILD_FILE, "--check", "--store", f"file://{tmp_path}/store", "--json").output
+        cli(
+            "build",
+            "--spec",
+            BUILD_FILE,
+            "--check",
+            "--store",
+            f"file://{tmp_path}/store",
+            "--json",
+        ).output
     )
     assert told["failures"] == []
     assert Counter((kernel["name"], kernel["target"]) for kernel in told["missing"]) == {
@@ -405,9 +471,21 @@ def test_a_recording_is_built_for_another_target_from_the_command(cli, tmp_path)
     cli("build", "--spec", spec, "-o", both, "--jobs", 1)
     with Bundle.load(both) as bundle:
         bundle.select(target="cuda:80", names="softmax*").save(only)
-        wanted = {kernel.key for kernel in bundle.select(target="cuda:90", names="softmax*").kernels}
+        wanted = {
+            kernel.key for kernel in bundle.select(target="cuda:90", names="softmax*").kernels
+        }
     answer = cli(
-        "build", "--from", only, examples(), "--target", "cuda:90", "-o", tmp_path / "o.tbundle", "--json", "--jobs", 1
+        "build",
+        "--from",
+        only,
+        examples(),
+        "--target",
+        "cuda:90",
+        "-o",
+        tmp_path / "o.tbundle",
+        "--json",
+        "--jobs",
+        1,
     )
     told = json.loads(answer.output)
     assert ({*told["compiled"]}, told["static_only"], told["notes"]) == (wanted, [], [])
@@ -422,7 +500,10 @@ def test_a_recording_is_built_for_another_target_from_the_command(cli, tmp_path)
         (("build", "k.py", "--spec", "s", "-o", "b"), "--spec names the modules"),
         (("build", "k.py", "-o", "b", "--tag", "t"), "--tag is for what is sent"),
         (("build", "--from", "a", "k.py", "-o", "b"), "--from needs --target"),
-        (("build", "k.py", "--check", "--store", "memory:", "--keep-going"), "--keep-going is about what is written"),
+        (
+            ("build", "k.py", "--check", "--store", "memory:", "--keep-going"),
+            "--keep-going is about what is written",
+        ),
         (("build", "k.py", "-o", "b", "--target", "sm_90"), "not a target"),
         (("build", "k.py", "-o", "b", "--jobs", "0"), "--jobs"),
     ],
@@ -445,3 +526,27 @@ def test_what_cannot_be_built_at_all_is_an_error(cli, tmp_path):
     ]:
         result = cli("build", *words, "-o", tmp_path / "b.tbundle")
         assert (result.exit_code, told in result.stderr) == (1, True), result.output
+
+
+_PACKAGE = """
+from pathlib import Path
+import bundler
+bundler.register(Path(__file__).with_name("kernels.tbundle"))
+"""
+
+
+def test_a_package_that_registers_what_is_built(cli, module, tmp_path):
+    """The first build does not miss it, and no later one takes the kernels of the old bundle for its own."""
+    package = tmp_path / "shipped"
+    package.mkdir()
+    (package / "__init__.py").write_text(_PACKAGE)
+    kernels, output = package / "kernels.py", package / "kernels.tbundle"
+    kernels.write_text(MODULE.replace("undefined_name", "2.0"))
+    digests = []
+    for jobs in (2, 1, 2):
+        made = cli("build", kernels, "--target", "cuda:90", "--jobs", jobs, "-o", output, "--json")
+        assert made.exit_code == 0, made.output
+        told = json.loads(made.stdout)
+        assert (len(told["compiled"]), told["reused"], "warnings" in told) == (2, [], False)
+        digests.append(told["digest"])
+    assert len(set(digests)) == 1

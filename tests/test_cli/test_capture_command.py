@@ -26,7 +26,10 @@ def launch(block=64):
     add_one[(8,)](x, 1000, BLOCK=block)
     return x
 """
-LAUNCH = KERNEL + 'print("sum", launch().sum().item(), sys.argv[1:], __name__, torch.cuda.get_device_capability())\n'
+LAUNCH = (
+    KERNEL
+    + 'print("sum", launch().sum().item(), sys.argv[1:], __name__, torch.cuda.get_device_capability())\n'
+)
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +62,18 @@ def test_a_script_is_captured(command, script, tmp_path):
     """The script runs as Python runs it, standard output is its own, and the lines that depend on data are listed."""
     path, output = script(), tmp_path / "b.tbundle"
     done = command(
-        "capture", "-o", output, "--target", "cuda:90", "--", sys.executable, "-W", "ignore", path, "--steps", "3"
+        "capture",
+        "-o",
+        output,
+        "--target",
+        "cuda:90",
+        "--",
+        sys.executable,
+        "-W",
+        "ignore",
+        path,
+        "--steps",
+        "3",
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "sum 1.0 ['--steps', '3'] __main__ (9, 0)\n"
@@ -73,12 +87,26 @@ def test_a_script_is_captured(command, script, tmp_path):
 def test_a_program_is_captured_for_several_targets(command, script, tmp_path):
     """The program runs once for each target, and sees each; the bundle has all kernels.  `--json` gives one object."""
     path, output = script(), tmp_path / "b.tbundle"
-    done = command("capture", "--json", "-o", output, "--target", "cuda:80", "--target", "hip:gfx942", "--", path)
+    done = command(
+        "capture",
+        "--json",
+        "-o",
+        output,
+        "--target",
+        "cuda:80",
+        "--target",
+        "hip:gfx942",
+        "--",
+        path,
+    )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert kernels(output) == [("add_one", "cuda:80"), ("add_one", "hip:gfx942")]
     assert [one["target"] for one in told["captures"]] == ["cuda:80", "hip:gfx942"]
-    assert [guess["what"] for one in told["captures"] for guess in one["guesses"]] == ["item", "item"]
+    assert [guess["what"] for one in told["captures"] for guess in one["guesses"]] == [
+        "item",
+        "item",
+    ]
     assert "(8, 0)" in done.stderr
     assert "(9, 4)" in done.stderr
 
@@ -86,10 +114,15 @@ def test_a_program_is_captured_for_several_targets(command, script, tmp_path):
 @pytest.mark.slow
 def test_a_crash_keeps_what_was_captured(command, script, tmp_path):
     """A program that raises: its traceback is shown, what it launched is in the bundle, and the status is not 0."""
-    path, output = script(KERNEL + "launch()\nraise ValueError('no luck')\n"), tmp_path / "b.tbundle"
+    path, output = (
+        script(KERNEL + "launch()\nraise ValueError('no luck')\n"),
+        tmp_path / "b.tbundle",
+    )
     done = command("capture", "-o", output, "--target", "cuda:90", "--", sys.executable, path)
     assert done.returncode == 1
-    traceback = done.stderr[done.stderr.index("Traceback") : done.stderr.index("ValueError: no luck")]
+    traceback = done.stderr[
+        done.stderr.index("Traceback") : done.stderr.index("ValueError: no luck")
+    ]
     assert "script.py" in traceback
     assert "captured_program" not in traceback
     assert "ended with status 1; what it had launched until then was captured" in done.stderr
@@ -142,7 +175,18 @@ def test_modules_and_code_are_captured(command, script, tmp_path):
     script(KERNEL, "app/__init__.py")
     script("from app import launch\nlaunch()\n", "app/__main__.py")
     output = tmp_path / "b.tbundle"
-    done = command("capture", "-o", output, "--target", "cuda:90", "--", sys.executable, "-m", "app", cwd=tmp_path)
+    done = command(
+        "capture",
+        "-o",
+        output,
+        "--target",
+        "cuda:90",
+        "--",
+        sys.executable,
+        "-m",
+        "app",
+        cwd=tmp_path,
+    )
     assert (done.returncode, kernels(output)) == (0, [("add_one", "cuda:90")]), done.stderr
     output.unlink()
     words = [sys.executable, "-c", "import app; app.launch()"]
@@ -153,11 +197,20 @@ def test_modules_and_code_are_captured(command, script, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--target", "cuda:90", "--", "bash", "-c", "true"], "only a Python program can be captured"),
+        (
+            ["--target", "cuda:90", "--", "bash", "-c", "true"],
+            "only a Python program can be captured",
+        ),
         (["--target", "cuda:90", "--", "python"], "give the program to capture"),
         (["--target", "h100", "--", "python", "x.py"], "not a target"),
-        (["--target", "cuda:90", "--property", "sm_count=3", "--", "python", "x.py"], "expected one of name"),
-        (["--target", "cuda:90", "--property", "name", "--", "python", "x.py"], "expected NAME=VALUE"),
+        (
+            ["--target", "cuda:90", "--property", "sm_count=3", "--", "python", "x.py"],
+            "expected one of name",
+        ),
+        (
+            ["--target", "cuda:90", "--property", "name", "--", "python", "x.py"],
+            "expected NAME=VALUE",
+        ),
         (["--", "python", "x.py"], "Missing option '--target'"),
     ],
 )
@@ -169,12 +222,15 @@ def test_usage_errors(cli, words, said, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("program", "said"), [("no-such-file.py", "no such file: no-such-file.py"), (None, "there is no directory")]
+    ("program", "said"),
+    [("no-such-file.py", "no such file: no-such-file.py"), (None, "there is no directory")],
 )
 def test_what_is_missing_is_told(cli, script, program, said, tmp_path):
     """A script or a directory that is not there is a problem, told by name."""
     output = tmp_path / ("b.tbundle" if program else "nowhere/b.tbundle")
-    done = cli("capture", "-o", output, "--target", "cuda:90", "--", sys.executable, program or script())
+    done = cli(
+        "capture", "-o", output, "--target", "cuda:90", "--", sys.executable, program or script()
+    )
     assert done.exit_code == 1
     assert said in done.output
     assert not Path(output).exists()

@@ -27,7 +27,10 @@ def test_demo_recompiles_nothing(command, tmp_path):
     match = re.fullmatch(r"recompiled 0 of (\d+) kernels", done.stdout.splitlines()[-1])
     assert int(match[1]) >= 12
     for target in ("cuda:90", "hip:gfx942"):
-        assert len(re.findall(rf"^\w+_kernel +{target} .* ms +[\d.]+ ms$", done.stdout, re.MULTILINE)) >= 6
+        assert (
+            len(re.findall(rf"^\w+_kernel +{target} .* ms +[\d.]+ ms$", done.stdout, re.MULTILINE))
+            >= 6
+        )
     assert "asked to assemble 0 times" in done.stdout
     assert "deleted demo.tbundle and the restored directory; --keep-dir keeps them" in done.stdout
     assert list(tmp_path.iterdir()) == []
@@ -36,7 +39,11 @@ def test_demo_recompiles_nothing(command, tmp_path):
 @pytest.mark.slow
 def test_demo_is_not_disturbed_by_settings(command, tmp_path):
     """Demo works where the environment tells Triton to compile always, and where to; and uses no cache of the user's."""
-    env = {"TRITON_ALWAYS_COMPILE": "1", "TRITON_CACHE_DIR": str(tmp_path / "mine"), "TMPDIR": str(tmp_path)}
+    env = {
+        "TRITON_ALWAYS_COMPILE": "1",
+        "TRITON_CACHE_DIR": str(tmp_path / "mine"),
+        "TMPDIR": str(tmp_path),
+    }
     done = command("demo", "--target", "hip:gfx942", env=env)
     assert (done.returncode, (tmp_path / "mine").exists()) == (0, False), done.stderr
 
@@ -46,14 +53,33 @@ def test_demo_json(command, tmp_path):
     """Demo --json has the counts, the evidence and a row for each kernel; --keep-dir keeps bundle and directory, --report a page."""
     page = tmp_path / "report.html"
     done = command(
-        "demo", "--json", "--keep-dir", "--report", page, "--target", "cuda:90", env={"TMPDIR": str(tmp_path)}
+        "demo",
+        "--json",
+        "--keep-dir",
+        "--report",
+        page,
+        "--target",
+        "cuda:90",
+        env={"TMPDIR": str(tmp_path)},
     )
     told = json.loads(done.stdout)
-    assert (done.returncode, told["recompiled"], told["compiles"], told["targets"]) == (0, 0, 0, ["cuda:90"])
+    assert (done.returncode, told["recompiled"], told["compiles"], told["targets"]) == (
+        0,
+        0,
+        0,
+        ["cuda:90"],
+    )
     assert told["total"] == told["hits"] == told["restored"] == len(told["kernels"]) >= 6
     assert told["ptxas"]["asked_to_assemble"] == 0
     assert told["ptxas"]["asked_for_version"] >= 1
-    assert set(told["kernels"][0]) == {"key", "name", "target", "binary_bytes", "compile_ms", "hit_ms"}
+    assert set(told["kernels"][0]) == {
+        "key",
+        "name",
+        "target",
+        "binary_bytes",
+        "compile_ms",
+        "hit_ms",
+    }
     with bundler.Bundle.load(f"{told['directory']}/demo.tbundle") as bundle:
         assert bundle.digest == told["digest"]
     assert told["report"] == str(page)
@@ -64,7 +90,9 @@ def test_demo_json(command, tmp_path):
 def test_demo_says_where_it_keeps_its_bundle(cli, tmp_path, monkeypatch):
     """With --keep-dir the place that is named holds the bundle, also after a failure."""
     done = cli("demo", "--keep-dir", "--target", "hip:gfx942")
-    place = re.search(r"^kept demo.tbundle and the restored directory in (.+)$", done.stdout, re.MULTILINE)[1]
+    place = re.search(
+        r"^kept demo.tbundle and the restored directory in (.+)$", done.stdout, re.MULTILINE
+    )[1]
     assert (Path(place) / "demo.tbundle").is_file()
     monkeypatch.setattr(demo_module.PtxasWatch, "calls", lambda self: (0, 0))
     failed = cli("demo", "--keep-dir", "--target", "cuda:90")
@@ -125,4 +153,6 @@ def test_demo_of_a_target_that_the_compiler_refuses(cli):
 def test_demo_tells_what_ptxas_says(cli):
     """What ptxas says is the error, not the command that would say it again."""
     result = cli("demo", "--target", "cuda:999")
-    assert re.search(r"failed with status 1: ptxas\S* fatal: Value 'sm_999a?' is not defined", result.stderr)
+    assert re.search(
+        r"failed with status 1: ptxas\S* fatal: Value 'sm_999a?' is not defined", result.stderr
+    )

@@ -20,7 +20,9 @@ def found(cli_json):
     def call():
         status, told = cli_json("doctor")
         assert set(told) >= {"ok", "problems", "checks"}
-        assert all(set(check) == {"status", "what", "value", "fix", "mendable"} for check in told["checks"])
+        assert all(
+            set(check) == {"status", "what", "value", "fix", "mendable"} for check in told["checks"]
+        )
         return status, {check["what"]: check for check in told["checks"]}
 
     return call
@@ -31,9 +33,9 @@ def test_doctor_of_a_sound_machine(cli):
     result = cli("doctor")
     assert (result.exit_code, result.stderr) == (0, "")
     words = [line.split() for line in result.stdout.splitlines()]
-    assert {"ok", "warning"} >= {line.split()[0] for line in result.stdout.splitlines() if line and line[0] != " "} - {
-        "no"
-    }
+    assert {"ok", "warning"} >= {
+        line.split()[0] for line in result.stdout.splitlines() if line and line[0] != " "
+    } - {"no"}
     assert ["ok", "Python"] in [line[:2] for line in words]
     assert result.stdout.splitlines()[-1].startswith("no problem found")
 
@@ -85,7 +87,9 @@ def test_doctor_without_triton(found, monkeypatch):
 
 def test_doctor_finds_a_broken_triton(found, program, monkeypatch):
     """A Triton that cannot be imported is a problem, told with its own words."""
-    monkeypatch.setattr(doctor_checks, "_IMPORT_TRITON", "raise ImportError('libtriton.so: no such file')")
+    monkeypatch.setattr(
+        doctor_checks, "_IMPORT_TRITON", "raise ImportError('libtriton.so: no such file')"
+    )
     status, findings = found()
     assert (status, findings["Triton"]["status"]) == (1, "problem")
     assert "libtriton.so: no such file" in findings["Triton"]["value"]
@@ -105,7 +109,9 @@ def test_doctor_warns_without_a_compiler(found, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "value"), [(object, "compiled extension"), (None, "ctypes, since")])
+@pytest.mark.parametrize(
+    ("kind", "value"), [(object, "compiled extension"), (None, "ctypes, since")]
+)
 def test_doctor_names_the_launch_path(found, monkeypatch, kind, value):
     """Doctor says how kernels are launched; without the extension it says how to get it, and that is no problem."""
     monkeypatch.setattr(doctor_checks.launchers, "compiled_type", lambda: kind)
@@ -120,12 +126,19 @@ def test_doctor_names_the_launch_path(found, monkeypatch, kind, value):
     ("extension", "family", "setting", "words"),
     [
         (object, "3.9", None, "ours in a session on CUDA, in the form of 3.9"),
-        (object, "3.9", "triton", "Triton's own, which its C compiler builds: TRITON_BUNDLER_LAUNCHER=triton"),
+        (
+            object,
+            "3.9",
+            "triton",
+            "Triton's own, which its C compiler builds: TRITON_BUNDLER_LAUNCHER=triton",
+        ),
         (None, "3.9", None, "our compiled extension was not built here"),
         (object, None, None, "this release was not compared with ours"),
     ],
 )
-def test_doctor_names_the_launchers_of_triton(found, monkeypatch, extension, family, setting, words):
+def test_doctor_names_the_launchers_of_triton(
+    found, monkeypatch, extension, family, setting, words
+):
     """Doctor says whose launchers Triton uses, and why not ours; neither is a problem."""
     monkeypatch.setattr(doctor_checks.identity, "triton_dir", lambda: "/triton")
     monkeypatch.setattr(doctor_checks.jit_modules, "compiled_driver", lambda: extension)
@@ -140,7 +153,11 @@ def test_doctor_names_the_launchers_of_triton(found, monkeypatch, extension, fam
 @pytest.mark.parametrize(
     ("name", "value", "shown"),
     [
-        ("TRITON_BUNDLER_STORE", "file:///a rediss://me:word@host:1/0", "file:///a rediss://***@host:1/0"),
+        (
+            "TRITON_BUNDLER_STORE",
+            "file:///a rediss://me:word@host:1/0",
+            "file:///a rediss://***@host:1/0",
+        ),
         ("TRITON_REMOTE_PASSWORD", "word", "***"),
         ("TORCHINDUCTOR_api_token", "word", "***"),
         ("TRITON_PRINT_AUTOTUNING", "1", "1"),
@@ -170,7 +187,9 @@ def releases(monkeypatch):
         identity = toolchain_checks.identity
         real = identity.version_of
         monkeypatch.setattr(identity, "installed_triton", lambda: Toolchain(triton, "0" * 64))
-        monkeypatch.setattr(identity, "version_of", lambda name: torch if name == "torch" else real(name))
+        monkeypatch.setattr(
+            identity, "version_of", lambda name: torch if name == "torch" else real(name)
+        )
         monkeypatch.setattr(toolchain_checks, "_MISSING", f"print({lacking!r})")
 
     return install
@@ -190,7 +209,9 @@ def test_doctor_warns_once_of_releases_never_tried_and_refuses_nothing(found, re
     status, findings = found()
     told = findings["releases"]
     assert (status, told["status"]) == (0, "warning")
-    assert told["value"].startswith("triton 4.0.0, torch 3.1.0: never tried with this package (tried: triton 3.6, ")
+    assert told["value"].startswith(
+        "triton 4.0.0, torch 3.1.0: never tried with this package (tried: triton 3.6, "
+    )
     assert told["value"].endswith("; torch has every name that torch.compile's bundles need")
     assert "nothing is refused" in told["fix"]
 
@@ -245,6 +266,9 @@ def test_doctor_mends_modes_and_leftovers(found, cli, tmp_path, monkeypatch):
     mended = cli("doctor", "--fix")
     assert mended.exit_code == 0
     assert mended.stdout.count(": mended") == 3
-    assert (key.stat().st_mode & 0o777, (here / "triton-bundler.toml").stat().st_mode & 0o777) == (0o600, 0o664)
+    assert (key.stat().st_mode & 0o777, (here / "triton-bundler.toml").stat().st_mode & 0o777) == (
+        0o600,
+        0o664,
+    )
     assert [path.name for path in cache.iterdir()] == ["tmp.bundler.2.new"]
     assert not any(finding["mendable"] for finding in found()[1].values())

@@ -27,7 +27,9 @@ def bundle(tmp_path):
     files = build.Files()
     made = [(ADD, "add", "one"), (ADD_TOO, "add", "two"), (MUL, "mul", "three")]
     kernels = [
-        dataclasses.replace(files.kernel(name=name, source=source, extra={f"{name}.ptx": TEXT.encode()}), key=key)
+        dataclasses.replace(
+            files.kernel(name=name, source=source, extra={f"{name}.ptx": TEXT.encode()}), key=key
+        )
         for key, name, source in made
     ]
     files.bundle(*kernels).save(tmp_path / "b.tbundle")
@@ -57,24 +59,38 @@ def test_kernels_are_chosen_by_names_and_beginnings(cli_json, bundle, wanted, ke
 def test_an_ambiguous_key_lists_the_candidates(cli_json, cli, bundle):
     """The beginning of two keys is refused, with both, as far as they have to be told apart."""
     status, told = cli_json("inspect", bundle, "--kernel", "aa")
-    assert (status, told["error"]["code"], told["error"]["candidates"]) == (1, "config", [ADD, ADD_TOO])
-    (line,) = cli("extract", bundle, "--kernel", "aa", "-o", bundle.parent / "o").stderr.splitlines()
+    assert (status, told["error"]["code"], told["error"]["candidates"]) == (
+        1,
+        "config",
+        [ADD, ADD_TOO],
+    )
+    (line,) = cli(
+        "extract", bundle, "--kernel", "aa", "-o", bundle.parent / "o"
+    ).stderr.splitlines()
     assert f"{ADD}… (add), {ADD_TOO}… (add); give more of the key" in line
 
 
 def test_no_kernel_is_an_error_that_names_those_there(cli, bundle):
     """What matches nothing is not found, in every command that takes --kernel."""
-    for words in (("inspect",), ("extract", "-o", bundle.parent / "o"), ("inspect", "--show", "ptx")):
+    for words in (
+        ("inspect",),
+        ("extract", "-o", bundle.parent / "o"),
+        ("inspect", "--show", "ptx"),
+    ):
         done = cli(*words, bundle, "--kernel", "div")
         assert (done.exit_code, done.stdout) == (1, "")
         assert done.stderr == f"error: no kernel in {bundle} matches 'div'; it has add, mul\n"
     assert cli("inspect", bundle, "--kernel", "").exit_code == 1
-    assert "matches 'mull'; did you mean 'mul'?" in cli("inspect", bundle, "--kernel", "mull").stderr
+    assert (
+        "matches 'mull'; did you mean 'mul'?" in cli("inspect", bundle, "--kernel", "mull").stderr
+    )
 
 
 def test_a_text_is_shown_without_what_commands_a_terminal(cli, cli_json, bundle):
     """--show prints the file of that kind and nothing else; --json has it unchanged."""
-    assert cli("inspect", bundle, "--kernel", "mul", "--show", "ptx").stdout == TEXT.replace("\x1b", "\\x1b")
+    assert cli("inspect", bundle, "--kernel", "mul", "--show", "ptx").stdout == TEXT.replace(
+        "\x1b", "\\x1b"
+    )
     status, told = cli_json("inspect", bundle, "--kernel", "mul", "--show", "ptx")
     assert (status, told["text"]) == (0, TEXT)
     assert (told["key"], told["name"], told["target"], told["kind"], told["file"]) == (
@@ -89,14 +105,22 @@ def test_a_text_is_shown_without_what_commands_a_terminal(cli, cli_json, bundle)
 def test_a_text_that_is_not_there_names_those_that_are(cli, cli_json, bundle, tmp_path):
     """The error says what can be shown, and when the bundle holds launch sets alone."""
     done = cli("inspect", bundle, "--kernel", "mul", "--show", "source")
-    assert done.stderr == f"error: mul (bbbbbbbbbbbb…) has no source in {bundle}; it can be shown as ttir, ptx, sass\n"
+    assert (
+        done.stderr
+        == f"error: mul (bbbbbbbbbbbb…) has no source in {bundle}; it can be shown as ttir, ptx, sass\n"
+    )
     with bundler.Bundle.load(bundle) as opened:
         opened.select(keep="launch").save(tmp_path / "launch.tbundle")
     done = cli("inspect", tmp_path / "launch.tbundle", "--kernel", "mul", "--show", "ptx")
     assert done.exit_code == 1
-    assert "it holds what a launch needs alone (--keep launch); it can be shown as sass" in done.stderr
+    assert (
+        "it holds what a launch needs alone (--keep launch); it can be shown as sass" in done.stderr
+    )
     _, told = cli_json("inspect", bundle, "--kernel", "mul", "--show", "llir")
-    assert (told["error"]["code"], told["error"]["kinds"]) == ("not-found", ["ttir", "ptx", "cubin", "json"])
+    assert (told["error"]["code"], told["error"]["kinds"]) == (
+        "not-found",
+        ["ttir", "ptx", "cubin", "json"],
+    )
 
 
 def test_one_text_is_shown_at_a_time(cli, bundle):
@@ -121,7 +145,9 @@ def test_extract_writes_the_files_of_one_kernel(cli, bundle, tmp_path):
 
 def test_extract_writes_several_kernels_apart(cli, bundle, tmp_path):
     """Each to a directory named by its key; --json lists all that was written."""
-    told = json.loads(cli("extract", bundle, "--kernel", "add", "-o", tmp_path / "o", "--json").stdout)
+    told = json.loads(
+        cli("extract", bundle, "--kernel", "add", "-o", tmp_path / "o", "--json").stdout
+    )
     files = {os.path.relpath(path, tmp_path / "o") for path in told["files"]}
     assert tree(tmp_path / "o") == files | {ADD, ADD_TOO}
     assert {kernel["key"] for kernel in told["kernels"]} == {ADD, ADD_TOO}
@@ -135,8 +161,14 @@ def test_extract_overwrites_nothing_unless_forced(cli, bundle, tmp_path):
     (folder / "mul.ptx").write_text("mine")
     (folder / "notes").write_text("mine")
     done = cli("extract", bundle, "--kernel", "mul", "-o", folder)
-    assert (done.exit_code, tree(folder), (folder / "mul.ptx").read_text()) == (1, {"mul.ptx", "notes"}, "mine")
-    assert f"{folder}/mul.ptx would be overwritten; give another directory, or --force" in done.stderr
+    assert (done.exit_code, tree(folder), (folder / "mul.ptx").read_text()) == (
+        1,
+        {"mul.ptx", "notes"},
+        "mine",
+    )
+    assert (
+        f"{folder}/mul.ptx would be overwritten; give another directory, or --force" in done.stderr
+    )
     assert cli("extract", bundle, "--kernel", "mul", "-o", folder, "--force").exit_code == 0
     assert (folder / "mul.ptx").read_bytes() == TEXT.encode()
     assert tree(folder) == {"mul.ptx", "mul.ttir", "mul.cubin", "mul.json", "notes"}

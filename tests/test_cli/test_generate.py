@@ -2,6 +2,8 @@
 """`triton-bundler generate`: a function of a module becomes text, and a bundle with the program."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 
@@ -47,6 +49,39 @@ def test_the_text_is_shown_and_what_is_called_is_named(cli, module):
     assert len(told["kernels"]) == 1
 
 
+def test_what_a_program_needs_is_told(cli, module):
+    """Inputs, constants, results, memory, what needs torch, and targets, as text and in JSON."""
+    shown = cli("generate", f"{module}:product", "--show").stdout
+    lines = dict(re.findall(r"^([a-z ]+?)  +(.*)$", shown, re.MULTILINE))
+    assert lines["program"] == "product: 1 kernel in 1 launch"
+    assert lines["inputs"] == "float32[4, 8], float32[8, 2]"
+    assert lines["constants"] == "none"
+    assert lines["results"] == "float32[4, 2]"
+    assert lines["memory"] == "32 B at its peak, beside inputs and constants"
+    assert lines["needs torch"] == "aten.mm.default"
+    assert lines["targets"] == "none yet"
+    told = json.loads(cli("generate", f"{module}:product", "--show", "--json").stdout)["program"]
+    assert [value["type"] for value in told["inputs"]] == ["float32[4, 8]", "float32[8, 2]"]
+    assert (told["memory_bytes"], told["operators"]) == (32, ["aten.mm.default"])
+
+
+@pytest.mark.slow
+def test_inspect_and_report_say_what_a_program_needs(cli, cli_json, module, tmp_path):
+    """Of a bundle they say the same as `generate` does, with the targets that it was built for."""
+    output, page = tmp_path / "out.tbundle", tmp_path / "out.html"
+    words = ("generate", f"{module}:product", "--target", "cuda:90", "-o", output)
+    made = cli(*words).stdout
+    shown = cli("inspect", output).stdout
+    told = made[made.index("program  ") : made.index("wrote")]
+    assert "targets      cuda:90" in told
+    assert told in shown
+    (program,) = cli_json("inspect", output)[1]["programs"]
+    assert (program["name"], program["targets"]) == ("product", ["cuda:90"])
+    assert cli("report", output, "-o", page).exit_code == 0
+    facts = json.loads(re.search(r'id="facts">(.*?)</script>', page.read_text(), re.DOTALL)[1])
+    assert [one["operators"] for one in facts["programs"]] == [["aten.mm.default"]]
+
+
 @pytest.mark.slow
 def test_a_bundle_has_kernels_and_program(cli, module, tmp_path):
     """One kernel for each target, and the plan."""
@@ -57,7 +92,41 @@ def test_a_bundle_has_kernels_and_program(cli, module, tmp_path):
     assert made.exit_code == 0, made.output
     with Bundle.load(output) as bundle:
         assert sorted(str(kernel.target) for kernel in bundle.kernels) == ["cuda:90", "hip:gfx942"]
-        assert [entry.path for entry in bundle.opaque] == ["programs/program.program.json"]
+        assert [entry.path for entry in bundle.opaque] == ["programs/softmax.program.json"]
+
+
+@pytest.mark.slow
+def test_programs_are_never_lost(cli, module, tmp_path):
+    """Two functions are two programs in a merge and behind a tag; two programs of one name are refused with status 1, and both stay."""
+    paths = {}
+    for name, sizes in (("softmax", "16,32"), ("product", "16,16"), ("again", "16,64")):
+        paths[name] = tmp_path / f"{name}.tbundle"
+        function, more = ("softmax", ()) if name == "again" else (name, ())
+        inputs = [f"--input=float32[{sizes}]"] if function == "softmax" else []
+        made = cli(
+            "generate",
+            f"{module}:{function}",
+            *inputs,
+            *more,
+            "--target",
+            "cuda:90",
+            "-o",
+            paths[name],
+        )
+        assert made.exit_code == 0, made.output
+    both = tmp_path / "both.tbundle"
+    assert cli("merge", paths["softmax"], paths["product"], "-o", both).exit_code == 0
+    with Bundle.load(both) as bundle:
+        programs = [entry.path for entry in bundle.opaque]
+        assert programs == ["programs/product.program.json", "programs/softmax.program.json"]
+    refused = cli("merge", both, paths["again"], "-o", tmp_path / "no.tbundle")
+    assert (refused.exit_code, (tmp_path / "no.tbundle").exists()) == (1, False)
+    for word in ("program 'softmax'", str(both), str(paths["again"]), "--name"):
+        assert word in refused.stderr
+    store = ("--store", f"file://{tmp_path}/store", "--tag", "lib")
+    assert cli("push", both, *store).exit_code == 0
+    refused = cli("push", paths["again"], *store)
+    assert (refused.exit_code, "program 'softmax'" in refused.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +155,64 @@ def test_without_torch_every_other_command_works_and_this_one_says_what_to_insta
     )
 
     def run(*words):
-        return subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
+        return subprocess.run(
+            [sys.executable, "-c", program, *words], capture_output=True, text=True
+        )
 
     assert run("--help").returncode == 0
     refused = run("generate", f"{module}:softmax", "--input", "float32[16,32]", "--show")
-    assert (refused.returncode, refused.stderr.startswith("error: generate needs torch")) == (1, True), refused.stderr
+    assert (refused.returncode, refused.stderr.startswith("error: generate needs torch")) == (
+        1,
+        True,
+    ), refused.stderr
+
+
+def test_verify_says_what_was_compared_and_where_it_can_run(cli, module, tmp_path):
+    """In the interpreter the program is compared with eager torch; on a CPU without it the error names the fix."""
+    arguments = (f"{module}:softmax", "--input", "float32[16,32]", "--verify", "--json")
+    refused = cli("generate", *arguments)
+    assert refused.exit_code == 1
+    assert "set TRITON_INTERPRET=1" in refused.output
+    done = subprocess.run(
+        [sys.executable, "-m", "bundler", "generate", *arguments],
+        env={**os.environ, "TRITON_INTERPRET": "1", "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    verified = json.loads(done.stdout)["verified"]
+    assert verified == {"checked": ["output 0 (div)"], "unchecked": {}, "float64": True}
+
+
+MISTAKES = {
+    "a class": ("Model", ["float32[4]"], "Model is a class: expected a function or an instance"),
+    "an input too few": ("two", ["float32[4]"], r"two\(x, y\): got 1 example inputs"),
+    "sizes that do not fit": (
+        "two",
+        ["float32[4]", "float32[3]"],
+        r"torch cannot trace .*two\.py:3",
+    ),
+    "an error of its own": (
+        "bad",
+        ["float32[4]"],
+        r"AttributeError: .*'foo'; at .*two\.py:5: .*foo",
+    ),
+}
+
+
+@pytest.mark.parametrize(("function", "inputs", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_of_the_user_is_one_message_with_their_line(tmp_path, function, inputs, message):
+    """No frame of ours or of torch is printed, unless --debug asks for them."""
+    pytest.importorskip("torch")
+    module = tmp_path / "two.py"
+    module.write_text(
+        "class Model:\n    pass\ndef two(x, y): return x + y\ndef bad(x):\n    return x.foo(3)\n"
+    )
+    arguments = [f"{module}:{function}", *(part for text in inputs for part in ("--input", text))]
+    command = [sys.executable, "-m", "bundler", "generate", *arguments, "--show"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert re.search(message, done.stderr), done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

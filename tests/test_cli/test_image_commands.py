@@ -16,7 +16,9 @@ def bundle(tmp_path):
     return shutil.copy(GOLDEN, tmp_path / "model.tbundle")
 
 
-@pytest.mark.parametrize("layout", ["bundle", "mcv", pytest.param("mcv-docker", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "layout", ["bundle", "mcv", pytest.param("mcv-docker", marks=pytest.mark.slow)]
+)
 def test_export_and_import(layout, cli, bundle, tmp_path):
     """A bundle goes to a directory of images and back."""
     images, out = tmp_path / "images", tmp_path / "out.tbundle"
@@ -52,12 +54,19 @@ def test_commands_take_an_image_for_a_bundle(cli, bundle, tmp_path):
 def test_errors_are_one_line_without_secrets(cli, bundle, tmp_path):
     """What is wrong is told as by any command."""
     done = cli("oci", "push", bundle, "oci://alice:hush@registry.example/team/kernels:x")
-    assert (done.exit_code, "hush" in done.output, "docker login" in done.output) == (1, False, True)
+    assert (done.exit_code, "hush" in done.output, "docker login" in done.output) == (
+        1,
+        False,
+        True,
+    )
     done = cli("oci", "pull", f"oci-dir:{tmp_path}/nothing:x", "-o", tmp_path / "x.tbundle")
     assert done.exit_code == 1
     assert "no directory of images" in done.output
     assert cli("restore", "oci://registry.example/Team:x").exit_code == 1
-    assert cli("oci", "export", bundle, tmp_path / "m", "--layout", "hf", "--key", "k.pem").exit_code == 2
+    assert (
+        cli("oci", "export", bundle, tmp_path / "m", "--layout", "hf", "--key", "k.pem").exit_code
+        == 2
+    )
 
 
 def test_a_registry_is_no_store(cli, bundle):

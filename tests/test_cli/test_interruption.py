@@ -90,7 +90,12 @@ def prepared(request, cli, packed, cache, tmp_path):
     with bundler.Bundle.load(packed) as made:
         for tag, target in (("t", "cuda:90"), ("old", "hip:gfx942")):
             made.select(target=target).save(tmp_path / "part")
-            assert cli("push", tmp_path / "part", "--store", f"file://{place}/store", "--tag", tag).exit_code == 0
+            assert (
+                cli(
+                    "push", tmp_path / "part", "--store", f"file://{place}/store", "--tag", tag
+                ).exit_code
+                == 0
+            )
     assert cli("tags", "--store", f"file://{place}/store", "--delete", "old").exit_code == 0
     for path in (place / "store" / "data").rglob("*"):
         os.utime(path, (0, 0))
@@ -115,7 +120,9 @@ def test_a_signal_leaves_no_temporary_file(prepared, name):
     for number, first in ((signal.SIGINT, 1), (signal.SIGTERM, 2)):
         statuses = stopped(name, number, prepared, range(first, 20, 3))
         assert {*statuses.values()} <= {0, 128 + number}
-        assert sum(status != 0 for status in statuses.values()) > 1, "the command did fewer calls than the test thinks"
+        assert sum(status != 0 for status in statuses.values()) > 1, (
+            "the command did fewer calls than the test thinks"
+        )
         for point, status in statuses.items():
             place = prepared.with_name(f"{prepared.name}-{point}")
             assert temporaries(place) == [], f"{number.name} after call {point}"
@@ -127,7 +134,9 @@ def test_a_signal_leaves_no_temporary_file(prepared, name):
 
 def python(code, *arguments):
     """Run Python code that raises signals itself."""
-    return subprocess.run([sys.executable, "-P", "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-P", "-c", code, *arguments], capture_output=True, text=True, timeout=60
+    )
 
 
 _WHILE_IMPORTING = """
@@ -144,11 +153,17 @@ main()
 """
 
 
-@pytest.mark.parametrize("module", ["bundler.cli.interruption", "click", "rich.progress", "bundler.cli.tune"])
+@pytest.mark.parametrize(
+    "module", ["bundler.cli.interruption", "click", "rich.progress", "bundler.cli.tune"]
+)
 def test_an_interrupted_import_is_no_traceback(module):
     """Ctrl-C while the command is being imported ends it with status 130 and one line."""
     done = python(_WHILE_IMPORTING, module)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted by SIGINT\n")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        130,
+        "",
+        "error: interrupted by SIGINT\n",
+    )
 
 
 def test_the_package_is_imported_in_no_time():
@@ -202,7 +217,8 @@ print("went on")
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "out"), [(_CLEANING, 130, "cleaned up\n"), (_SWALLOWED, 130, ""), (_IGNORED, 0, "went on\n")]
+    ("code", "status", "out"),
+    [(_CLEANING, 130, "cleaned up\n"), (_SWALLOWED, 130, ""), (_IGNORED, 0, "went on\n")],
 )
 def test_signals_after_the_first(code, status, out):
     """A second signal does not stop the clean-up; one that Python swallowed counts all the same; what nohup ignores stays ignored."""

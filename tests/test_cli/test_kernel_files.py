@@ -32,7 +32,9 @@ def tuned(tmp_path_factory):
 
         options = TunerOptions(driver=driver, workers=1)
         listed = [Config({"BLOCK": block}) for block in (64, 128)]
-        kernel = bundler.autotune(listed, ["n"], do_bench=bench, options=options)(launch_kernels.add)
+        kernel = bundler.autotune(listed, ["n"], do_bench=bench, options=options)(
+            launch_kernels.add
+        )
         with bundler.recording() as recording:
             kernel[TextGrid("-(-n // BLOCK)")](calls.X, calls.Y, calls.OUT, 1024)
         recording.collect().save(folder / "t.tbundle")
@@ -42,7 +44,15 @@ def tuned(tmp_path_factory):
 def test_the_winner_is_written_with_its_stages_and_a_grid(cli, tuned, tmp_path):
     """Of two kernels the one that won; the grid's names are arguments, parameters of the config are numbers."""
     done = cli(
-        "tune", "export", tuned, "--as", "kernels", "--grid", "max(-(-n // BLOCK), 1), 2", "-o", tmp_path / "out"
+        "tune",
+        "export",
+        tuned,
+        "--as",
+        "kernels",
+        "--grid",
+        "max(-(-n // BLOCK), 1), 2",
+        "-o",
+        tmp_path / "out",
     )
     assert (done.exit_code, done.stdout) == (0, f"wrote 1 kernel to {tmp_path / 'out'}\n")
     (parameters,) = (tmp_path / "out").glob("*.json")
@@ -58,7 +68,18 @@ def test_the_winner_is_written_with_its_stages_and_a_grid(cli, tuned, tmp_path):
 
 def test_without_a_grid_the_header_says_so(cli, tuned, tmp_path):
     """And the report names the headers."""
-    done = cli("tune", "export", tuned, "--as", "kernels", "--kernel", "add", "-o", tmp_path / "out", "--json")
+    done = cli(
+        "tune",
+        "export",
+        tuned,
+        "--as",
+        "kernels",
+        "--kernel",
+        "add",
+        "-o",
+        tmp_path / "out",
+        "--json",
+    )
     (header,) = json.loads(done.stdout)["headers"]
     assert "There is no add_grid: nobody gave a grid" in Path(header).read_text()
 
@@ -66,7 +87,10 @@ def test_without_a_grid_the_header_says_so(cli, tuned, tmp_path):
 def test_a_kernel_that_is_not_in_the_bundle_is_left_out(cli, tuned, tmp_path):
     """A bundle of records alone has no kernel to write."""
     assert cli("tune", "export", tuned, "-o", tmp_path / "winners.json").exit_code == 0
-    assert cli("tune", "import", tmp_path / "winners.json", "-o", tmp_path / "r.tbundle").exit_code == 0
+    assert (
+        cli("tune", "import", tmp_path / "winners.json", "-o", tmp_path / "r.tbundle").exit_code
+        == 0
+    )
     done = cli("tune", "export", tmp_path / "r.tbundle", "--as", "kernels", "-o", tmp_path / "out")
     assert (done.exit_code, done.stdout) == (0, f"wrote 0 kernels to {tmp_path / 'out'}\n")
     assert "left out add" in done.stderr

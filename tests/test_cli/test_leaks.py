@@ -43,7 +43,9 @@ def test_paths_in_pickles_and_msgpack(length):
 
 def test_paths_in_debug_information():
     """A path that stands between zero bytes is found."""
-    assert absolute_paths(b"\x7fELF\0\0.debug_str\0/home/somebody\0model.py\0") == {"/home/somebody"}
+    assert absolute_paths(b"\x7fELF\0\0.debug_str\0/home/somebody\0model.py\0") == {
+        "/home/somebody"
+    }
 
 
 def test_paths_with_letters_of_other_languages():
@@ -76,7 +78,9 @@ def test_what_is_no_path(text):
 
 def test_a_path_that_became_a_placeholder_is_not_found():
     """A path for which a sentinel stands does not travel, and is not found."""
-    data = json.dumps({"libs": "/opt/site-packages/triton/backends/nvidia/lib/libdevice.10.bc"}).encode()
+    data = json.dumps(
+        {"libs": "/opt/site-packages/triton/backends/nvidia/lib/libdevice.10.bc"}
+    ).encode()
     stored, spans = to_sentinels(data, [(TRITON_DIR, "/opt/site-packages/triton")])
     assert len(spans) == 1
     assert absolute_paths(stored) == set()
@@ -92,7 +96,9 @@ def test_the_commands_strip(cli, packed, tmp_path):
     """`merge --strip source` makes a clean file of one that is there; `inspect --leaks` agrees about both."""
     made = cli("merge", packed, "--strip", "source", "-o", tmp_path / "c.tbundle")
     assert made.exit_code == 0, made.output
-    before, after = (cli("inspect", path, "--leaks").stdout for path in (packed, tmp_path / "c.tbundle"))
+    before, after = (
+        cli("inspect", path, "--leaks").stdout for path in (packed, tmp_path / "c.tbundle")
+    )
     assert "debug information" in before
     assert "nor anything that tells of users, machines or source" in after
     with bundler.Bundle.load(packed) as whole, bundler.Bundle.load(tmp_path / "c.tbundle") as read:

@@ -64,7 +64,12 @@ def test_inspect_json(cli_json, packed):
         "key", "name", "target", "warps", "shared_bytes", "binary_bytes", "ir_bytes", "facts", "static_only", "devices",
         "compile_ms", "toolchain", "files", "stages", "constants", "signature", "attributes", "options",
     }  # fmt: skip
-    assert (kernel["warps"], kernel["stages"], kernel["facts"], kernel["constants"]) == (4, 3, False, None)
+    assert (kernel["warps"], kernel["stages"], kernel["facts"], kernel["constants"]) == (
+        4,
+        3,
+        False,
+        None,
+    )
     assert {file["kind"] for file in kernel["files"]} >= {"cubin", "json", "ptx"}
 
 
@@ -118,20 +123,28 @@ def test_verify_finds_damage(cli, packed, tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [({"name": "another"}, "name: the metadata says"), ({"key": "A" * 52}, "the metadata is of another kernel")],
+    [
+        ({"name": "another"}, "name: the metadata says"),
+        ({"key": "A" * 52}, "the metadata is of another kernel"),
+    ],
 )
 def test_verify_compares_metadata_with_the_manifest(cli_json, packed, tmp_path, change, reason):
     """Verify finds a kernel whose metadata speaks of another one."""
     with bundler.Bundle.load(packed) as bundle:
         key = bundle.kernels[0].key
-    path = rebuilt(packed, tmp_path / "b.tbundle", lambda k: dataclasses.replace(k, **change) if k.key == key else k)
+    path = rebuilt(
+        packed,
+        tmp_path / "b.tbundle",
+        lambda k: dataclasses.replace(k, **change) if k.key == key else k,
+    )
     status, told = cli_json("verify", path)
     assert (status, told["ok"], len(told["problems"])) == (1, False, 1)
     assert told["problems"][0]["reason"].startswith(reason)
 
 
 @pytest.mark.parametrize(
-    "said", [{"name": {"a": 1}}, {"name": [2**70]}, {"target": {"backend": [], "arch": {}}}, {"target": 3}]
+    "said",
+    [{"name": {"a": 1}}, {"name": [2**70]}, {"target": {"backend": [], "arch": {}}}, {"target": 3}],
 )
 def test_verify_takes_metadata_that_says_anything(cli_json, tmp_path, said):
     """Whatever stands in a kernel's metadata, verify lists it as a problem."""
@@ -148,7 +161,9 @@ def test_verify_takes_metadata_that_says_anything(cli_json, tmp_path, said):
 def test_verify_compares_the_release(cli_json, packed, tmp_path):
     """Verify finds kernels whose manifest names another Triton than their metadata."""
     other = bundler.Toolchain(release="1.0")
-    path = rebuilt(packed, tmp_path / "b.tbundle", lambda kernel: dataclasses.replace(kernel, toolchain=other))
+    path = rebuilt(
+        packed, tmp_path / "b.tbundle", lambda kernel: dataclasses.replace(kernel, toolchain=other)
+    )
     status, told = cli_json("verify", path)
     assert (status, len(told["problems"])) == (1, 4)
 
@@ -162,14 +177,20 @@ def test_diff_says_what_was_added_and_removed(cli, packed, halves):
         ["-", "gelu_kernel", "hip:gfx942"],
         ["-", "row_sum_kernel", "hip:gfx942"],
     ]
-    assert cli("diff", halves[0], packed).stdout.splitlines()[-1] == "2 added, 0 removed, 0 changed, 2 the same"
+    assert (
+        cli("diff", halves[0], packed).stdout.splitlines()[-1]
+        == "2 added, 0 removed, 0 changed, 2 the same"
+    )
     assert cli("diff", "--exit-code", halves[0], packed).exit_code == 1
 
 
 def test_diff_of_a_bundle_with_itself(cli, cli_json, packed):
     """A bundle does not differ from itself, with --exit-code too."""
     assert cli("diff", "--exit-code", packed, packed).exit_code == 0
-    assert cli_json("diff", packed, packed) == (0, {"same": 4, "added": [], "removed": [], "changed": []})
+    assert cli_json("diff", packed, packed) == (
+        0,
+        {"same": 4, "added": [], "removed": [], "changed": []},
+    )
 
 
 def test_diff_says_what_changed(cli_json, packed, tmp_path):
@@ -178,7 +199,10 @@ def test_diff_says_what_changed(cli_json, packed, tmp_path):
         bundle.select(keep="launch").save(tmp_path / "launch.tbundle")
     _, told = cli_json("diff", packed, tmp_path / "launch.tbundle")
     assert len(told["changed"]) == 4
-    assert "gelu_kernel.ttir" in next(k for k in told["changed"] if k["name"] == "gelu_kernel")["changes"]
+    assert (
+        "gelu_kernel.ttir"
+        in next(k for k in told["changed"] if k["name"] == "gelu_kernel")["changes"]
+    )
 
 
 def test_merge_is_the_union(cli, cli_json, packed, halves, tmp_path):
@@ -204,7 +228,9 @@ def test_merge_counts_variants(cli, packed, program, tmp_path):
     moved.parent.mkdir()
     moved.write_bytes(KERNELS.read_bytes())
     text = program.read_text().replace(str(KERNELS), str(moved))
-    subprocess.run([sys.executable, "-P", "-c", text, "gelu", "cuda:90"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-P", "-c", text, "gelu", "cuda:90"], check=True, stdout=subprocess.DEVNULL
+    )
     assert cli("pack", tmp_path / "triton-cache", "-o", tmp_path / "moved.tbundle").exit_code == 0
     result = cli("merge", packed, tmp_path / "moved.tbundle", "-o", tmp_path / "m.tbundle")
     assert "dropped 1 variant:" in result.stdout
@@ -230,7 +256,9 @@ def test_inspect_resources_lists_what_each_kernel_takes(cli, cli_json, packed):
             assert (facts["key"], facts["problem"]) == (kernel.key, None)
             assert facts["resources"]["registers"] == read.registers > 0
             assert facts["resources"]["scalar_registers"] == read.scalar_registers
-            assert facts["resources"]["constant_bytes"] == {str(bank): size for bank, size in read.constant_bytes}
+            assert facts["resources"]["constant_bytes"] == {
+                str(bank): size for bank, size in read.constant_bytes
+            }
             assert (facts["dynamic_shared_bytes"], facts["binary_bytes"]) == (
                 kernel.spec.shared_bytes,
                 kernel.binary.size,
@@ -270,6 +298,21 @@ def _with_another_entry(kernel):
 
 def test_inspect_answers_one_question_at_a_time(cli, packed):
     """--leaks, --show and --resources exclude each other."""
-    for words in (("--leaks", "--show", "ptx"), ("--leaks", "--resources"), ("--show", "ptx", "--resources")):
+    for words in (
+        ("--leaks", "--show", "ptx"),
+        ("--leaks", "--resources"),
+        ("--show", "ptx", "--resources"),
+    ):
         result = cli("inspect", packed, *words)
         assert (result.exit_code, "are two questions; ask one" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["merge", "diff"])
+def test_of_several_files_the_one_that_is_no_bundle_is_named(command, cli, packed, tmp_path):
+    """Whichever of them it is."""
+    (tmp_path / "none.tbundle").write_text("not a bundle at all")
+    more = ("-o", tmp_path / "out.tbundle") if command == "merge" else ()
+    for files in ((packed, tmp_path / "none.tbundle"), (tmp_path / "none.tbundle", packed)):
+        result = cli(command, *files, *more)
+        assert result.exit_code == 1
+        assert f"{tmp_path}/none.tbundle: not a bundle" in result.stderr

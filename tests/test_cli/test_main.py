@@ -18,7 +18,9 @@ COMMANDS = [
 
 
 def python(code):
-    return subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60
+    )
 
 
 def test_version(cli):
@@ -48,7 +50,9 @@ def test_every_command_has_help_with_an_example(cli, name):
 @pytest.mark.parametrize("library", ["click", "rich"])
 def test_a_missing_extra_is_one_sentence(library):
     """Without click or rich the command says in one sentence what to install, and exits with 1."""
-    done = python(f"import sys; sys.modules[{library!r}] = None\nfrom bundler.cli import main; main()")
+    done = python(
+        f"import sys; sys.modules[{library!r}] = None\nfrom bundler.cli import main; main()"
+    )
     assert (done.returncode, done.stdout) == (1, "")
     assert "pip install 'triton-bundler[cli]'" in done.stderr
     assert len(done.stderr.splitlines()) == 1

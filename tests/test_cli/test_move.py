@@ -52,7 +52,13 @@ def test_pack_json(cli_json, cache, tmp_path):
     status, told = cli_json("pack", cache, "-o", tmp_path / "b.tbundle")
     assert status == 0
     assert set(told) == {"digest", "counts", "targets", "path", "size_bytes", "left_out"}
-    assert told["counts"] == {"kernels": 4, "tuning_files": 0, "helpers": 0, "opaque": 0, "tuning_records": 0}
+    assert told["counts"] == {
+        "kernels": 4,
+        "tuning_files": 0,
+        "helpers": 0,
+        "opaque": 0,
+        "tuning_records": 0,
+    }
     assert told["size_bytes"] == os.path.getsize(tmp_path / "b.tbundle")
     assert {target["target"] for target in told["targets"]} == {"cuda:90", "hip:gfx942"}
 
@@ -65,7 +71,9 @@ def test_pack_keeps_the_launch_set_alone(cli_json, cache, tmp_path):
 
 def test_pack_compresses_as_hard_as_it_is_told(cli, cli_json, cache, tmp_path):
     """A low level is a larger file with the same bundle; a level that there is not is a wrong use."""
-    (_, fast), (_, small) = (cli_json("pack", cache, "-o", tmp_path / f"{n}", "--level", n) for n in (1, 19))
+    (_, fast), (_, small) = (
+        cli_json("pack", cache, "-o", tmp_path / f"{n}", "--level", n) for n in (1, 19)
+    )
     assert fast["digest"] == small["digest"]
     assert fast["size_bytes"] > small["size_bytes"]
     assert cli("pack", cache, "-o", tmp_path / "none", "--level", 23).exit_code == 2
@@ -119,7 +127,12 @@ def test_restore_json_tells_restored_then_present_then_repaired(cli_json, packed
 
 def test_restore_keeps_the_launch_set_alone(cli, packed, tmp_path):
     """Restore --keep launch writes binary, metadata and group file of each kernel."""
-    assert cli("restore", packed, "--cache-dir", tmp_path / "out", "--only", "all", "--keep", "launch").exit_code == 0
+    assert (
+        cli(
+            "restore", packed, "--cache-dir", tmp_path / "out", "--only", "all", "--keep", "launch"
+        ).exit_code
+        == 0
+    )
     kinds = {path.suffix for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert kinds == {".cubin", ".hsaco", ".json"}
 
@@ -128,7 +141,9 @@ def test_restore_of_another_toolchain_is_no_silent_success(cli, foreign, tmp_pat
     """A bundle of another Triton gives a warning that says so, exit status 1, and nothing in the directory."""
     result = cli("restore", foreign, "--cache-dir", tmp_path / "out")
     assert result.exit_code == 1
-    assert result.stderr.startswith("warning: nothing in this bundle can be used here: compiled by Triton 3.0.0;")
+    assert result.stderr.startswith(
+        "warning: nothing in this bundle can be used here: compiled by Triton 3.0.0;"
+    )
     assert len(result.stderr.splitlines()) == 1
     assert "  4 x compiled by Triton 3.0.0" in result.stdout
     assert not list(tmp_path.glob("out/*"))

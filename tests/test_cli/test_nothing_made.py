@@ -115,7 +115,9 @@ def test_tuning_records_that_are_not_there_write_nothing(cli, empty, good, packe
 
 def test_records_alone_are_something(cli, tmp_path):
     """A bundle of tuning records and no kernel is not empty: it is made, pushed and restored."""
-    table = {"tuning": [{"kernel": "k", "parts": [["arguments", "n"]], "config": {"kwargs": {"B": 1}}}]}
+    table = {
+        "tuning": [{"kernel": "k", "parts": [["arguments", "n"]], "config": {"kwargs": {"B": 1}}}]
+    }
     (tmp_path / "t.json").write_text(json.dumps(table))
     out, store = tmp_path / "t.tbundle", f"file://{tmp_path}/store"
     for words in (

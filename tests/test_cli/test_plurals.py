@@ -36,5 +36,9 @@ def test_one_of_anything_is_singular(cli, single, tmp_path):
     ]  # fmt: skip
     for line in lines:
         done = cli(*line)
-        assert not ONE_OF_MANY.search(done.stdout + done.stderr), (line[0], done.stdout, done.stderr)
+        assert not ONE_OF_MANY.search(done.stdout + done.stderr), (
+            line[0],
+            done.stdout,
+            done.stderr,
+        )
         assert "Error" not in done.stderr

@@ -89,9 +89,16 @@ def test_run_ends_as_the_shell_does_after_a_signal(command, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "mode", "status"),
-    [(None, 0, 127), ("", 0o644, 126), ("\0garbage", 0o755, 126), ("#!/nowhere/interpreter\n", 0o755, 127)],
+    [
+        (None, 0, 127),
+        ("", 0o644, 126),
+        ("\0garbage", 0o755, 126),
+        ("#!/nowhere/interpreter\n", 0o755, 127),
+    ],
 )
-def test_run_ends_as_the_shell_does_when_it_cannot_start_a_program(command, tmp_path, content, mode, status):
+def test_run_ends_as_the_shell_does_when_it_cannot_start_a_program(
+    command, tmp_path, content, mode, status
+):
     """A program that is not there gives 127, one that cannot be executed 126; nothing is written."""
     program = tmp_path / "program"
     if content is not None:
@@ -114,9 +121,21 @@ def test_run_keeps_what_was_recorded_before_ctrl_c(program, tmp_path):
     """Ctrl-C ends a program that does not expect it, and run with 130; what the program compiled before is written."""
     ready, script = tmp_path / "ready", tmp_path / "stopped.py"
     script.write_text(COMPILE_AND_WAIT)
-    words = ["run", "-o", str(tmp_path / "b"), "--", sys.executable, str(script), str(program), str(ready)]
+    words = [
+        "run",
+        "-o",
+        str(tmp_path / "b"),
+        "--",
+        sys.executable,
+        str(script),
+        str(program),
+        str(ready),
+    ]
     with subprocess.Popen(
-        [sys.executable, "-P", "-m", "bundler", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-P", "-m", "bundler", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as child:
         deadline = time.monotonic() + 100
         while not ready.exists() and time.monotonic() < deadline:
@@ -126,7 +145,9 @@ def test_run_keeps_what_was_recorded_before_ctrl_c(program, tmp_path):
     assert child.returncode == 130, err
     assert kernels(tmp_path / "b") == {("gelu_kernel", "cuda:90")}
     (summary,) = [line for line in err.splitlines() if line.startswith("recorded ")]
-    assert summary.startswith(f"recorded 1 kernel in 1 process: 1 compile, 0 hits; wrote {tmp_path}/b: ")
+    assert summary.startswith(
+        f"recorded 1 kernel in 1 process: 1 compile, 0 hits; wrote {tmp_path}/b: "
+    )
 
 
 def test_run_without_kernels_writes_nothing(command, tmp_path):
@@ -141,7 +162,15 @@ def test_run_without_kernels_writes_nothing(command, tmp_path):
 def test_run_passes_words_on(command, tmp_path):
     """Words of the command that look like options of run are the command's."""
     done = command(
-        "run", "-o", tmp_path / "b", sys.executable, "-c", "import sys; print(sys.argv)", "--json", "-o", "x"
+        "run",
+        "-o",
+        tmp_path / "b",
+        sys.executable,
+        "-c",
+        "import sys; print(sys.argv)",
+        "--json",
+        "-o",
+        "x",
     )
     assert done.stdout == "['-c', '--json', '-o', 'x']\n"
 
@@ -177,7 +206,10 @@ def test_run_passes_signals_on(tmp_path, number):
     script.write_text(WAIT)
     words = ["run", "-o", str(tmp_path / "b"), "--", sys.executable, str(script), str(ready)]
     with subprocess.Popen(
-        [sys.executable, "-P", "-m", "bundler", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-P", "-m", "bundler", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as child:
         deadline = time.monotonic() + 60
         while not ready.exists() and time.monotonic() < deadline:

@@ -32,13 +32,19 @@ COLUMNS = (Column("name", shrinks=True), Column("wide", needs=60), Column("size"
 
 def screen(width=80, **options):
     console = Console(file=io.StringIO(), width=width, highlight=False, markup=False, **options)
-    return Screen(out=console, err=Console(file=io.StringIO(), width=width, highlight=False, markup=False))
+    return Screen(
+        out=console, err=Console(file=io.StringIO(), width=width, highlight=False, markup=False)
+    )
 
 
 def in_terminal(*line, **environment):
     """Run a command whose standard output and error are a terminal, and return what it wrote."""
     ours, theirs = pty.openpty()
-    env = {name: value for name, value in os.environ.items() if name not in {"NO_COLOR", "FORCE_COLOR", "COLUMNS"}}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in {"NO_COLOR", "FORCE_COLOR", "COLUMNS"}
+    }
     env |= {"TERM": "xterm-256color"} | environment
     with subprocess.Popen(line, stdout=theirs, stderr=theirs, stdin=theirs, env=env) as child:
         os.close(theirs)
@@ -62,7 +68,9 @@ def test_sizes(number, text):
     assert wording.size(number) == text
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.0123, "12 ms"), (4.21, "4.2 s"), (185, "3 min 5 s")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0123, "12 ms"), (4.21, "4.2 s"), (185, "3 min 5 s")]
+)
 def test_durations(seconds, text):
     """Durations have the unit that fits."""
     assert wording.duration(seconds) == text
@@ -71,7 +79,10 @@ def test_durations(seconds, text):
 def test_reasons_are_grouped():
     """Each reason stands once, the most frequent first, with examples by name."""
     reasons = [("A", "old"), ("B", "old"), ("C", "old"), ("D", "new")]
-    assert wording.grouped(reasons, {"A": "gelu", "B": "matmul"}) == [(3, "old", "gelu, matmul, …"), (1, "new", "D")]
+    assert wording.grouped(reasons, {"A": "gelu", "B": "matmul"}) == [
+        (3, "old", "gelu, matmul, …"),
+        (1, "new", "D"),
+    ]
 
 
 def test_json_has_the_fields_of_values():
@@ -79,7 +90,11 @@ def test_json_has_the_fields_of_values():
     span = {"offset": 1, "place": 0, "style": 2}
     artifact = {"filename": "k.json", "digest": "sha256:00", "size": 3, "spans": [span]}
     value = Artifact("k.json", "sha256:00", 3, (Span(1, 0, 2),))
-    told = {"span": Span(1, 0, 2), "of": Target("cuda", "90"), "files": MappingProxyType({"a": value})}
+    told = {
+        "span": Span(1, 0, 2),
+        "of": Target("cuda", "90"),
+        "files": MappingProxyType({"a": value}),
+    }
     assert json.loads(wording.to_json(told)) == {
         "span": span,
         "of": {"backend": "cuda", "arch": "90", "warp_size": 32},
@@ -157,7 +172,11 @@ def test_only_our_warnings_become_lines():
         with warnings_on(out):
             warnings.warn("ours", BundlerWarning, stacklevel=1)
             warnings.warn("theirs", UserWarning, stacklevel=1)
-    assert (out.err.file.getvalue(), out.warned, others) == ("warning: ours\n", ["ours"], ["theirs"])
+    assert (out.err.file.getvalue(), out.warned, others) == (
+        "warning: ours\n",
+        ["ours"],
+        ["theirs"],
+    )
 
 
 @pytest.mark.toolchain
@@ -180,7 +199,11 @@ def test_a_terminal_gets_a_progress_bar(packed, tmp_path):
     assert re.search(r"[\d.]+/[\d.]+ [kM]B", written), "no bytes of so many, with a unit"
     assert "4 of 4 kernels in place" in written
     status, written = in_terminal(*line, "--no-progress")
-    assert (status, "restoring" in written, "4 of 4 kernels in place" in written) == (0, False, True)
+    assert (status, "restoring" in written, "4 of 4 kernels in place" in written) == (
+        0,
+        False,
+        True,
+    )
 
 
 def test_a_transfer_shows_rate_and_time_left():
@@ -225,7 +248,9 @@ def test_verbose_shows_the_log(cli, tmp_path):
     (manifest,) = [path for path in (tmp_path / "store" / "data").rglob("*") if path.is_file()]
     for line in (("--verbose", "push"), ("push", "-v"), ("push",)):
         manifest.write_bytes(b"damaged")
-        result = cli(*line, made, "--store", url, "--tag", "t", "--mode", "replace", "--allow-empty")
+        result = cli(
+            *line, made, "--store", url, "--tag", "t", "--mode", "replace", "--allow-empty"
+        )
         assert result.exit_code == 0
         assert ("bundler.store: WARNING: " in result.stderr) == (len(line) == 2)
 
@@ -272,7 +297,9 @@ def test_names_that_a_terminal_cannot_write(command, tmp_path):
 
 # Messages of what no command calls, and those whose case a command rules out before.
 _FOR_PYTHON = ("expected one of: a kernel's key, name=..., last=True",)
-_ARGUMENT = re.compile(r"\b[a-z_]+=(?:'|True|False|None|\.\.\.)|\bcache_dir\b|(?<!--)\bmode replace\b|\bLimits with\b")
+_ARGUMENT = re.compile(
+    r"\b[a-z_]+=(?:'|True|False|None|\.\.\.)|\bcache_dir\b|(?<!--)\bmode replace\b|\bLimits with\b"
+)
 _ROOMS = ("format", "store", "lifecycle", "compile", "integrations")
 
 
@@ -280,10 +307,20 @@ def messages(folder):
     """Yield each text in the sources of a folder that is no docstring and has more than one word."""
     for path in sorted(folder.glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        bodies = [node.body for node in ast.walk(tree) if hasattr(node, "body") and isinstance(node.body, list)]
-        docstrings = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
+        bodies = [
+            node.body
+            for node in ast.walk(tree)
+            if hasattr(node, "body") and isinstance(node.body, list)
+        ]
+        docstrings = {
+            id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)
+        }
         for node in ast.walk(tree):
-            text = node.value if isinstance(node, ast.Constant) and id(node) not in docstrings else None
+            text = (
+                node.value
+                if isinstance(node, ast.Constant) and id(node) not in docstrings
+                else None
+            )
             if isinstance(text, str) and " " in text.strip():
                 yield text
 

@@ -19,7 +19,16 @@ def serving(tmp_path):
     started = []
 
     def start(*sources, options=()):
-        words = [sys.executable, "-m", "bundler", "serve", "--listen", "127.0.0.1:0", *options, *map(str, sources)]
+        words = [
+            sys.executable,
+            "-m",
+            "bundler",
+            "serve",
+            "--listen",
+            "127.0.0.1:0",
+            *options,
+            *map(str, sources),
+        ]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         started.append(process)
         said = []
@@ -41,7 +50,9 @@ def test_a_bundle_and_a_cache_directory_are_served(packed, serving, cli, cli_jso
     process, url, said = serving(packed, tmp_path / "cache")
     assert said[0] == f"{packed} as {packed.stem}"
     with bundler.Bundle.load(packed) as bundle:
-        status, found = cli_json("pull", packed.stem, "-o", tmp_path / "again.tbundle", "--store", f"tb+{url}")
+        status, found = cli_json(
+            "pull", packed.stem, "-o", tmp_path / "again.tbundle", "--store", f"tb+{url}"
+        )
         assert (status, found["digest"]) == (0, bundle.digest)
         # The cache directory holds the same kernels, so that nothing is held twice.
         status, found = cli_json("stats", "--store", f"tb+{url}")
@@ -61,7 +72,17 @@ def test_a_restore_asks_peers_of_the_environment(packed, cli, cli_json, tmp_path
     for unit in (tmp_path / "far" / "data" / "v1" / "u").rglob("*"):
         if unit.is_file():
             unit.unlink()
-    words = ("restore", "--tag", "demo", "--store", far, "--only", "all", "--cache-dir", tmp_path / "c")
+    words = (
+        "restore",
+        "--tag",
+        "demo",
+        "--store",
+        far,
+        "--only",
+        "all",
+        "--cache-dir",
+        tmp_path / "c",
+    )
     with bundler.Bundle.load(packed) as bundle, bundler.open_store("memory:") as store:
         store.push(bundle)
         with store.serve("127.0.0.1:0") as server:
@@ -74,7 +95,11 @@ def test_a_restore_asks_peers_of_the_environment(packed, cli, cli_json, tmp_path
     ("words", "status", "said"),
     [
         (["--listen", "nowhere", "."], 1, "expected HOST:PORT"),
-        (["--listen", "127.0.0.1:0", "no-such-file"], 1, "there is no bundle, cache directory or store"),
+        (
+            ["--listen", "127.0.0.1:0", "no-such-file"],
+            1,
+            "there is no bundle, cache directory or store",
+        ),
         (["--listen", "127.0.0.1:0", "."], 1, "no kernels in"),
         (["--listen", "127.0.0.1:0", "ftp://host/x"], 1, "not a store"),
         (["--listen", "127.0.0.1:0"], 2, "SOURCE"),
@@ -110,23 +135,33 @@ def test_sync_moves_what_is_missing(packed, cli, cli_json, tmp_path):
         assert cli("push", packed, "--store", source, "--tag", tag).exit_code == 0
     dry = cli("sync", source, target, "--tags", "other/*", "--dry-run")
     assert dry.exit_code == 0
-    assert dry.stdout.startswith("moved  other/x: ")
+    assert dry.stdout.startswith("would move  other/x: ")
     assert "would be as in" in dry.stdout
+    assert "moved" not in dry.stdout
     first = cli("sync", source, target)
     assert first.stdout.startswith("moved    demo, other/x: ")
     assert f"2 tags of file://{target} are as in file://{source}" in first.stdout
     second = cli("sync", source, target)
     assert second.stdout.startswith("moved  nothing, all of it was there\nkept   demo, other/x\n")
+    again = cli("sync", source, target, "--dry-run").stdout
+    assert again.startswith("would move  nothing, all of it is there\nwould keep  demo, other/x\n")
     assert cli("tags", "--store", source, "--delete", "demo").exit_code == 0
     status, found = cli_json("sync", source, target, "--delete-tags")
-    assert (status, found["deleted"], found["kept"], found["ok"]) == (0, ["demo"], ["other/x"], True)
+    assert (status, found["deleted"], found["kept"], found["ok"]) == (
+        0,
+        ["demo"],
+        ["other/x"],
+        True,
+    )
 
 
 def test_sync_says_what_failed(packed, cli, tmp_path):
     """A tag whose unit is gone is named with its reason, and the status is 1; so is a source that is not there."""
     source, target = tmp_path / "source", tmp_path / "target"
     assert cli("push", packed, "--store", source, "--tag", "demo").exit_code == 0
-    next(path for path in sorted((source / "data" / "v1" / "u").rglob("*")) if path.is_file()).unlink()
+    next(
+        path for path in sorted((source / "data" / "v1" / "u").rglob("*")) if path.is_file()
+    ).unlink()
     result = cli("sync", source, target)
     assert result.exit_code == 1
     assert "error: tag demo: " in result.stderr

@@ -9,7 +9,12 @@ import pytest
 import bundler
 
 PLACE = "torch_compile_cache/0123456789"
-FACTORS = {"env": {"VLLM_USE_X": False}, "config_hash": "c0", "code_hash": "c1", "compiler_hash": "c2"}
+FACTORS = {
+    "env": {"VLLM_USE_X": False},
+    "config_hash": "c0",
+    "code_hash": "c1",
+    "compiler_hash": "c2",
+}
 
 
 @pytest.fixture
@@ -38,7 +43,9 @@ def packed(root, cli, tmp_path):
 
 def test_pack_vllm_says_what_it_took(root, cli, tmp_path):
     """Kernels in the table, a line for each tree with ranks and what it was made for."""
-    result = cli("pack", "vllm", "--root", root, "-o", tmp_path / "b.tbundle", "--fact", "gpu=NVIDIA H200")
+    result = cli(
+        "pack", "vllm", "--root", root, "-o", tmp_path / "b.tbundle", "--fact", "gpu=NVIDIA H200"
+    )
     assert result.exit_code == 0
     assert f"tree vllm:{PLACE}: 4 files" in result.output
     assert "2 ranks; made for gpu NVIDIA H200" in result.output
@@ -66,15 +73,35 @@ def test_a_restore_of_nothing_is_a_problem(root, cli, tmp_path):
     for rank in ("rank_0_0", "rank_1_0"):
         shutil.rmtree(root / PLACE / rank / "triton_cache")
     cli("pack", "vllm", "-o", tmp_path / "b.tbundle")
-    assert cli("restore", tmp_path / "b.tbundle", "--root", f"vllm={tmp_path / 'copy'}").exit_code == 1
     assert (
-        cli("restore", tmp_path / "b.tbundle", "--trust", "code", "--root", f"vllm={tmp_path / 'copy'}").exit_code == 0
+        cli("restore", tmp_path / "b.tbundle", "--root", f"vllm={tmp_path / 'copy'}").exit_code == 1
+    )
+    assert (
+        cli(
+            "restore",
+            tmp_path / "b.tbundle",
+            "--trust",
+            "code",
+            "--root",
+            f"vllm={tmp_path / 'copy'}",
+        ).exit_code
+        == 0
     )
 
 
 def test_check_needs_no_write(packed, cli, tmp_path):
     """--check with a root says what is missing there."""
-    words = ("restore", packed, "--check", "--trust", "code", "--only", "all", "--root", f"vllm={tmp_path / 'copy'}")
+    words = (
+        "restore",
+        packed,
+        "--check",
+        "--trust",
+        "code",
+        "--only",
+        "all",
+        "--root",
+        f"vllm={tmp_path / 'copy'}",
+    )
     told = json.loads(cli(*words, "--json").output)
     assert f"vllm:{PLACE}/rank_0_0/model" in dict(told["missing"])
     assert not (tmp_path / "copy").exists()
@@ -97,11 +124,20 @@ def test_explain_tree_beside_this_machine_and_beside_another(packed, root, cli, 
 def test_a_users_family_of_a_file(cli, tmp_path):
     """--family declares one beside those that we know, for pack and for restore."""
     declared = tmp_path / "families.toml"
-    declared.write_text(f'[families.mine]\nroot = "{tmp_path}/mine"\nfingerprint = []\ntrust = "kernels"\n')
+    declared.write_text(
+        f'[families.mine]\nroot = "{tmp_path}/mine"\nfingerprint = []\ntrust = "kernels"\n'
+    )
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "table.json").write_text("{}")
     assert cli("pack", "mine", "-o", tmp_path / "b.tbundle", "--family", declared).exit_code == 0
-    restored = cli("restore", tmp_path / "b.tbundle", "--family", declared, "--root", f"mine={tmp_path / 'copy'}")
+    restored = cli(
+        "restore",
+        tmp_path / "b.tbundle",
+        "--family",
+        declared,
+        "--root",
+        f"mine={tmp_path / 'copy'}",
+    )
     assert restored.exit_code == 0, restored.output
     assert (tmp_path / "copy" / "table.json").read_text() == "{}"
 
@@ -110,7 +146,11 @@ def test_a_users_family_of_a_file(cli, tmp_path):
     ("words", "status", "said"),
     [
         (("pack", "vllm", "--root", "nowhere", "-o", "b.tbundle"), 1, "nowhere"),
-        (("pack", "directory", "--root", "x", "-o", "b.tbundle"), 2, "--root and --fact are for families"),
+        (
+            ("pack", "directory", "--root", "x", "-o", "b.tbundle"),
+            2,
+            "--root and --fact are for families",
+        ),
         (("pack", "vllm", "--fact", "gpu", "-o", "b.tbundle"), 2, "expected NAME=VALUE"),
         (("pack", "vllm", "--family", "nowhere.toml", "-o", "b.tbundle"), 1, "nowhere.toml"),
         (("explain", "--tree", "nowhere.tbundle"), 1, "nowhere.tbundle"),
@@ -128,7 +168,9 @@ def test_what_is_asked_wrongly_is_one_line(cli, tmp_path, monkeypatch, words, st
     assert said in result.output
 
 
-def test_a_directory_of_a_familys_name_is_written_with_its_path(compiled, cli, tmp_path, monkeypatch):
+def test_a_directory_of_a_familys_name_is_written_with_its_path(
+    compiled, cli, tmp_path, monkeypatch
+):
     """`./vllm` is a directory, `vllm` the family."""
     shutil.copytree(compiled.cache, tmp_path / "vllm")
     monkeypatch.chdir(tmp_path)
@@ -149,7 +191,17 @@ def test_a_servers_cache_travels_through_a_store(packed, cli, tmp_path):
     """Pushed under a tag, it is restored from there by another machine, trees and kernels."""
     store = tmp_path / "store"
     assert cli("push", packed, "--store", store, "--tag", "llama3/h200").exit_code == 0
-    words = ("restore", "--tag", "llama3/h200", "--store", store, "--trust", "code", "--only", "all")
+    words = (
+        "restore",
+        "--tag",
+        "llama3/h200",
+        "--store",
+        store,
+        "--trust",
+        "code",
+        "--only",
+        "all",
+    )
     assert cli(*words, "--root", f"vllm={tmp_path / 'copy'}", "--fact", "ranks=2").exit_code == 0
     assert (tmp_path / "copy" / PLACE / "rank_1_0" / "model").read_bytes() == b"pickled"
     assert len(list((tmp_path / "copy").rglob("*.cubin"))) == 2

@@ -61,7 +61,9 @@ def test_a_wrong_file_ends_config_show_and_is_a_problem_for_doctor(cli, tmp_path
     shown = cli("config", "show")
     assert (shown.exit_code, shown.stderr) == (1, f"error: {words}\n")
     found = [finding for finding in doctor_checks.all_checks() if finding.what == "settings"]
-    assert [(finding.status, finding.value) for finding in found] == [(doctor_checks.PROBLEM, words)]
+    assert [(finding.status, finding.value) for finding in found] == [
+        (doctor_checks.PROBLEM, words)
+    ]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -109,7 +111,9 @@ def test_bash_completes_commands_options_and_files(command, cli, tmp_path):
     assert ask("triton-bundler", "restore", "x") == ["file,x"]
     assert ask("triton-bundler", "pack", "d", "-o", "x") == ["file,x"]
     script = cli("completion", "bash", "--print").stdout
-    checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, timeout=30, check=False)
+    checked = subprocess.run(
+        ["bash", "-n"], input=script, text=True, capture_output=True, timeout=30, check=False
+    )
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
@@ -125,3 +129,15 @@ def test_manual_pages_are_of_the_text_of_help(cli, home):
     for line in cli("prune", "--help").stdout.splitlines():
         option = line.strip().split(" ")[0]
         assert not option.startswith("--") or option == "--help" or option in page
+
+
+@pytest.mark.parametrize("words", [("completion", "bash"), ("man",)])
+def test_a_home_that_cannot_be_written_is_an_error_of_ours(words, cli, tmp_path, monkeypatch):
+    """The folder is named, and no traceback is shown."""
+    (tmp_path / "file").touch()
+    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "ZDOTDIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    result = cli(*words)
+    assert result.exit_code == 1
+    assert f"error: cannot make {tmp_path}/file/.local/share/" in result.stderr

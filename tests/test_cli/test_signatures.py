@@ -27,7 +27,10 @@ def test_a_key_is_made_trusted_used_and_revoked(cli, cli_json, place, monkeypatc
     assert made.exit_code == 0, made.output
     assert stat.S_IMODE((place / "release.pem").stat().st_mode) == 0o600
     assert cli("verify", "--signed", "b.tbundle").exit_code == 1
-    assert "signed b.tbundle" in cli("sign", "b.tbundle", "--key", "release.pem", "--expires", "30d").stdout
+    assert (
+        "signed b.tbundle"
+        in cli("sign", "b.tbundle", "--key", "release.pem", "--expires", "30d").stdout
+    )
     stranger = cli("verify", "--signed", "b.tbundle")
     assert (stranger.exit_code, "whom no trusted key stands for" in stranger.stderr) == (1, True)
     assert cli("key", "trust", "release.pub", "--name", "release").exit_code == 0
@@ -41,14 +44,21 @@ def test_a_key_is_made_trusted_used_and_revoked(cli, cli_json, place, monkeypatc
     assert (refused.exit_code, "key 'release' is revoked" in refused.stderr) == (1, True)
     status, told = cli_json("verify", "--signed", "b.tbundle")
     assert (status, told["ok"], told["signed"]["ok"]) == (1, False, False)
-    assert [one["name"] for one in json.loads(cli("key", "list", "--json").stdout)["trusted"]] == ["release"]
+    assert [one["name"] for one in json.loads(cli("key", "list", "--json").stdout)["trusted"]] == [
+        "release"
+    ]
 
 
 def test_a_signature_of_minisign_is_written_and_read(cli, place):
     """It lies beside the bundle, and counts for a trusted key where the bundle has none of its own, for these bytes alone."""
     cli("key", "new", "release.pem")
     cli("key", "trust", "release.pub", "--name", "release")
-    assert cli("sign", "b.tbundle", "--key", "release.pem", "-o", "signed.tbundle", "--minisign").exit_code == 0
+    assert (
+        cli(
+            "sign", "b.tbundle", "--key", "release.pem", "-o", "signed.tbundle", "--minisign"
+        ).exit_code
+        == 0
+    )
     text = (place / "signed.tbundle.minisig").read_text()
     assert "digest:sha256:" in text
     assert cli("verify", "--signed", "b.tbundle").exit_code == 1
@@ -76,13 +86,19 @@ def test_minisign_and_we_take_each_others_files(cli, place, debian_program):
     import subprocess
 
     program = debian_program("minisign", "minisign")
-    subprocess.run([program, "-G", "-W", "-p", "m.pub", "-s", "m.key"], check=True, capture_output=True)
-    subprocess.run([program, "-S", "-s", "m.key", "-m", "b.tbundle"], check=True, capture_output=True)
+    subprocess.run(
+        [program, "-G", "-W", "-p", "m.pub", "-s", "m.key"], check=True, capture_output=True
+    )
+    subprocess.run(
+        [program, "-S", "-s", "m.key", "-m", "b.tbundle"], check=True, capture_output=True
+    )
     cli("key", "trust", "m.pub", "--name", "by-minisign")
     assert "is signed by by-minisign" in cli("verify", "--signed", "b.tbundle").stdout
     cli("key", "new", "ours.pem")
     cli("sign", "b.tbundle", "--key", "ours.pem", "-o", "s.tbundle", "--minisign")
-    checked = subprocess.run([program, "-V", "-m", "s.tbundle", "-p", "ours.pub"], capture_output=True, text=True)
+    checked = subprocess.run(
+        [program, "-V", "-m", "s.tbundle", "-p", "ours.pub"], capture_output=True, text=True
+    )
     assert (checked.returncode, "digest:sha256:" in checked.stdout) == (0, True)
 
 

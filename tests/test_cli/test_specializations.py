@@ -81,7 +81,10 @@ def test_of_kernels_that_share_a_name_what_differs_is_told(one, two, differ):
 def test_kernels_alike_in_everything_differ_by_the_parts_of_their_keys():
     """Another source text, another line: what the key was made of says it."""
     same = facts(X, {"A": 1})
-    parts = [(("source.text", f"{n}" * 64), ("source.line", f"{n}1"), ("backend.name", "cuda")) for n in (1, 2)]
+    parts = [
+        (("source.text", f"{n}" * 64), ("source.line", f"{n}1"), ("backend.name", "cuda"))
+        for n in (1, 2)
+    ]
     rows = cells(bundle_of(same, same, parts=parts))
     assert [row.other for row in rows] == ["source=11111111…, line=11", "source=22222222…, line=21"]
 
@@ -91,17 +94,25 @@ def test_other_targets_and_names_are_compared_apart():
     files = build.Files()
     one = files.kernel(1, facts_bytes=facts(X, {"A": 1}).to_bytes())
     two = files.kernel(2, target=build.HIP, facts_bytes=facts(X, {"A": 1}, kpack=1).to_bytes())
-    assert [(row.constants, row.other) for row in cells(files.bundle(one, two))] == [("A=1", "")] * 2
+    assert [(row.constants, row.other) for row in cells(files.bundle(one, two))] == [
+        ("A=1", "")
+    ] * 2
 
 
 def test_of_a_packed_kernel_the_metadata_tells_the_stages():
     """Constants and signature are not known; stages and other options stand in Triton's metadata."""
     files = build.Files()
     kernels = [
-        files.kernel(n, metadata={"num_stages": n, "maxnreg": 32, "shared": 0}, extra={f"{n}.ptx": b""}) for n in (2, 5)
+        files.kernel(
+            n, metadata={"num_stages": n, "maxnreg": 32, "shared": 0}, extra={f"{n}.ptx": b""}
+        )
+        for n in (2, 5)
     ]
     bundle = files.bundle(*kernels)
-    assert [(row.stages, row.constants, row.signature) for row in cells(bundle)] == [("2", "-", "-"), ("5", "-", "-")]
+    assert [(row.stages, row.constants, row.signature) for row in cells(bundle)] == [
+        ("2", "-", "-"),
+        ("5", "-", "-"),
+    ]
     known, _ = specialization_of(bundle, bundle.kernels[0])
     assert known.options == {"num_stages": 2, "num_warps": 4, "maxnreg": 32}
 
@@ -128,13 +139,17 @@ def test_a_damaged_metadata_file_hides_nothing_else(cli, tmp_path):
     files.bundle(dataclasses.replace(kernel, artifacts=artifacts)).save(tmp_path / "b.tbundle")
     done = cli("inspect", tmp_path / "b.tbundle")
     assert (done.exit_code, "1 kernel" in done.stdout) == (0, True)
-    assert done.stderr.startswith("warning: the metadata of 1 kernel cannot be read: metadata is not valid JSON")
+    assert done.stderr.startswith(
+        "warning: the metadata of 1 kernel cannot be read: metadata is not valid JSON"
+    )
 
 
 def test_hostile_constants_are_harmless(cli, tmp_path):
     """Names and values that would command a terminal are printed as escapes, in the table and for one kernel alone."""
     bad = "\x1b]0;title\x07"
-    bundle_of(facts({bad: bad}, {f"{bad}C": bad}), facts({bad: bad}, {f"{bad}C": "b"})).save(tmp_path / "b.tbundle")
+    bundle_of(facts({bad: bad}, {f"{bad}C": bad}), facts({bad: bad}, {f"{bad}C": "b"})).save(
+        tmp_path / "b.tbundle"
+    )
     for words in ((), ("--kernel", "0" * 63 + "1")):
         done = cli("inspect", tmp_path / "b.tbundle", *words)
         assert done.exit_code == 0
@@ -146,12 +161,15 @@ def test_hostile_constants_are_harmless(cli, tmp_path):
 def test_every_row_of_real_kernels_is_another(cli, cli_json, compiled):
     """Four specializations of swiglu, of which two have as many warps and bytes, are told apart in a terminal of 80 columns."""
     done = cli("inspect", compiled.bundle, "--kernel", "swiglu_kernel")
-    rows = [line.split()[:6] for line in done.stdout.splitlines() if line.startswith("swiglu_kernel")]
+    rows = [
+        line.split()[:6] for line in done.stdout.splitlines() if line.startswith("swiglu_kernel")
+    ]
     assert len({tuple(row) for row in rows}) == len(rows) == 8
     assert {row[4] for row in rows} == {"BLOCK=256", "BLOCK=512", "BLOCK=1024", "BLOCK=2048"}
     _, seen = cli_json("inspect", compiled.bundle, "--kernel", "swiglu_kernel")
     told_apart = [
-        json.dumps([k["target"], k["warps"], k["stages"], k["constants"], k["signature"]]) for k in seen["kernels"]
+        json.dumps([k["target"], k["warps"], k["stages"], k["constants"], k["signature"]])
+        for k in seen["kernels"]
     ]
     assert len(set(told_apart)) == 8
 
@@ -164,6 +182,8 @@ def test_a_kernel_alone_is_shown_whole(cli, compiled):
     shown = {line.split()[0]: line.split(None, 1)[1] for line in lines if line.split()[1:]}
     assert shown["key"] == key
     assert shown["constants"] == "BLOCK_M=64, BLOCK_N=64, BLOCK_K=32"
-    assert shown["signature"].startswith("a_ptr: *fp16:16, b_ptr: *fp16:16, out_ptr: *fp16:16, m: i32:16")
+    assert shown["signature"].startswith(
+        "a_ptr: *fp16:16, b_ptr: *fp16:16, out_ptr: *fp16:16, m: i32:16"
+    )
     assert "num_stages=3" in shown["options"]
     assert "matmul_kernel.cubin" in shown["files"]

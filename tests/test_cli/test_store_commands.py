@@ -72,9 +72,11 @@ def digest_of(path):
         return bundle.digest
 
 
-def objects(tmp_path, kind="[mu]"):
-    """Return the files of units and manifests in the store."""
-    return sorted(path for path in (tmp_path / "store").glob(f"data/v1/{kind}/**/*") if path.is_file())
+def objects(tmp_path, kind="[bmu]"):
+    """Return the files of units, manifests and entries of the index in the store."""
+    return sorted(
+        path for path in (tmp_path / "store").glob(f"data/v1/{kind}/**/*") if path.is_file()
+    )
 
 
 def flip(path, place=-10):
@@ -112,7 +114,9 @@ def state(directory):
 def one_error(result):
     """Assert that a result is a problem told in one line, and return the line."""
     assert result.exit_code == 1
-    assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["error"], result.stderr
+    assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["error"], (
+        result.stderr
+    )
     return result.stderr.rstrip("\n")
 
 
@@ -122,7 +126,10 @@ def listen(cache, folder):
     env = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
     env |= {"TRITON_CACHE_DIR": str(cache), **watch.variables}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LISTEN, KERNELS], env=env, capture_output=True, text=True
+        [sys.executable, "-W", "ignore", "-c", LISTEN, KERNELS],
+        env=env,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     watch.require_asked()
@@ -145,13 +152,19 @@ def test_pushed_here_restored_there_recompiles_nothing(command, packed, url, tmp
     assert listen(cache, tmp_path) == (4, 0)
 
 
-def test_a_flipped_bit_is_found_and_never_restored_and_sent_again(cli_json, packed, pushed, tmp_path):
+def test_a_flipped_bit_is_found_and_never_restored_and_sent_again(
+    cli_json, packed, pushed, tmp_path
+):
     """Whichever unit is damaged: verify finds it, restore leaves its kernel out, the next push sends it, and all is well."""
     restore = ("restore", "--tag", "demo", "--store", pushed, "--only", "all", "--cache-dir")
     for number, unit in enumerate(objects(tmp_path, "u")):
         flip(unit, (0, 10, -1, 60)[number % 4])
         status, verified = cli_json("verify", "--store", pushed)
-        assert (status, verified["ok"], [name.rpartition("/")[2] for name, _ in verified["damaged"]]) == (
+        assert (
+            status,
+            verified["ok"],
+            [name.rpartition("/")[2] for name, _ in verified["damaged"]],
+        ) == (
             1,
             False,
             [unit.name],
@@ -178,7 +191,11 @@ def test_a_damaged_manifest_is_found_and_sent_again(cli_json, cli, packed, pushe
     """A flipped bit in a manifest: verify and tags tell, restore is one error that writes nothing, a push mends it."""
     flip(objects(tmp_path, "m")[0])
     status, verified = cli_json("verify", "--store", pushed)
-    assert (status, len(verified["damaged"]), [tag for tag, _ in verified["dangling"]]) == (1, 1, ["demo"])
+    assert (status, len(verified["damaged"]), [tag for tag, _ in verified["dangling"]]) == (
+        1,
+        1,
+        ["demo"],
+    )
     one_error(cli("tags", "--store", pushed))
     one_error(cli("restore", "--tag", "demo", "--store", pushed, "--cache-dir", tmp_path / "there"))
     assert not (tmp_path / "there").exists()
@@ -197,7 +214,10 @@ def test_push_says_what_it_sent(cli, packed, url):
     assert lines[0].startswith("sent    8 units, ")
     assert lines[1] == "before  the tag was not set"
     assert lines[2].startswith(f"llama3/h200 in {url} is {digest_of(packed)} (")
-    assert second.stdout.splitlines()[:2] == ["sent    nothing, all of it was there", "before  the same"]
+    assert second.stdout.splitlines()[:2] == [
+        "sent    nothing, all of it was there",
+        "before  the same",
+    ]
 
 
 def test_push_json(cli_json, packed, url):
@@ -205,7 +225,12 @@ def test_push_json(cli_json, packed, url):
     status, told = cli_json("push", packed, "--store", url, "--tag", "demo")
     fields = set(bundler.PushReport.__dataclass_fields__)
     assert (status, set(told)) == (0, fields | {"bundle", "store", "tag"})
-    assert (told["store"], told["tag"], told["tag_before"], told["tag_after"]) == (url, "demo", None, digest_of(packed))
+    assert (told["store"], told["tag"], told["tag_before"], told["tag_after"]) == (
+        url,
+        "demo",
+        None,
+        digest_of(packed),
+    )
 
 
 def test_push_modes(cli, cli_json, halves, url):
@@ -213,7 +238,9 @@ def test_push_modes(cli, cli_json, halves, url):
     first, second = halves
     options = ("--store", url, "--tag", "demo")
     assert cli("push", first, *options).exit_code == 0
-    assert "use --mode merge or --mode replace" in one_error(cli("push", second, *options, "--mode", "create"))
+    assert "use --mode merge or --mode replace" in one_error(
+        cli("push", second, *options, "--mode", "create")
+    )
     assert cli("push", first, *options, "--mode", "create").exit_code == 0
     assert cli("push", second, *options).exit_code == 0
     assert cli_json("tags", "--store", url)[1]["tags"][0]["kernels"] == 4
@@ -236,14 +263,22 @@ def test_pull_gives_the_bundle_back(cli, packed, pushed, tmp_path, by):
 def test_pull_json(cli_json, pushed, packed, tmp_path):
     """Pull --json is pack's, with the store and the tag."""
     status, told = cli_json("pull", "demo", "-o", tmp_path / "p.tbundle", "--store", pushed)
-    assert (status, set(told)) == (0, {"store", "tag", "digest", "counts", "targets", "path", "size_bytes"})
-    assert (told["counts"]["kernels"], told["size_bytes"]) == (4, os.path.getsize(tmp_path / "p.tbundle"))
+    assert (status, set(told)) == (
+        0,
+        {"store", "tag", "digest", "counts", "targets", "path", "size_bytes"},
+    )
+    assert (told["counts"]["kernels"], told["size_bytes"]) == (
+        4,
+        os.path.getsize(tmp_path / "p.tbundle"),
+    )
 
 
 def test_pull_of_a_bundle_that_lacks_something_writes_nothing(cli, pushed, tmp_path):
     """A bundle whose unit is gone is one error, and no file is left."""
     objects(tmp_path, "u")[0].unlink()
-    assert "push the bundle again" in one_error(cli("pull", "demo", "-o", tmp_path / "p.tbundle", "--store", pushed))
+    assert "push the bundle again" in one_error(
+        cli("pull", "demo", "-o", tmp_path / "p.tbundle", "--store", pushed)
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
@@ -254,14 +289,18 @@ def newer(packed, tmp_path):
     head = data[:16] + struct.pack("<I", 1 << 20) + data[20:40]
     offset, size = struct.unpack_from("<QQ", data, 24)
     path = tmp_path / "newer.tbundle"
-    path.write_bytes(head + hashlib.sha256(head + data[offset : offset + size]).digest() + data[72:])
+    path.write_bytes(
+        head + hashlib.sha256(head + data[offset : offset + size]).digest() + data[72:]
+    )
     return path
 
 
 def test_a_bundle_of_a_newer_version_is_not_pushed(cli, newer, pushed):
     """What we can read but would not write whole is refused, and no tag names it."""
     assert cli("inspect", newer).exit_code == 0
-    assert "upgrade triton-bundler" in one_error(cli("push", newer, "--store", pushed, "--tag", "newer"))
+    assert "upgrade triton-bundler" in one_error(
+        cli("push", newer, "--store", pushed, "--tag", "newer")
+    )
     assert "newer" not in cli("tags", "--store", pushed).stdout
 
 
@@ -301,7 +340,10 @@ def test_tags_are_a_table(cli, cli_json, halves, packed, pushed):
     rows = [line.split() for line in result.stdout.splitlines()]
     assert rows[0] == ["tag", "kernels", "targets", "size", "digest"]
     assert (rows[2][:3], rows[2][-1]) == (["a/b", "2", "cuda:90"], digest_of(halves[0]))
-    assert (rows[3][:4], rows[3][-1]) == (["demo", "4", "cuda:90,", "hip:gfx942"], digest_of(packed))
+    assert (rows[3][:4], rows[3][-1]) == (
+        ["demo", "4", "cuda:90,", "hip:gfx942"],
+        digest_of(packed),
+    )
     assert rows[-1] == ["2", "tags"]
     _, told = cli_json("tags", "--store", pushed)
     assert told["store"] == pushed
@@ -310,10 +352,16 @@ def test_tags_are_a_table(cli, cli_json, halves, packed, pushed):
 
 def test_a_tag_can_be_deleted(cli, cli_json, packed, pushed):
     """Tags --delete removes the tag alone: by its digest the bundle can still be pulled; a second time there is none."""
-    assert cli_json("tags", "--store", pushed, "--delete", "demo") == (0, {"store": pushed, "deleted": "demo"})
+    assert cli_json("tags", "--store", pushed, "--delete", "demo") == (
+        0,
+        {"store": pushed, "deleted": "demo"},
+    )
     assert cli("tags", "--store", pushed).stdout == "0 tags\n"
     assert "no tag 'demo'" in one_error(cli("tags", "--store", pushed, "--delete", "demo"))
-    assert cli("restore", "--tag", digest_of(packed), "--store", pushed, "--only", "all").exit_code == 0
+    assert (
+        cli("restore", "--tag", digest_of(packed), "--store", pushed, "--only", "all").exit_code
+        == 0
+    )
 
 
 def test_stats_add_up(cli, cli_json, pushed, tmp_path):
@@ -325,6 +373,7 @@ def test_stats_add_up(cli, cli_json, pushed, tmp_path):
         "manifest_bytes": objects(tmp_path, "m")[0].stat().st_size,
         "unit_bytes": sum(path.stat().st_size for path in objects(tmp_path, "u")),
         "records": 0, "record_bytes": 0, "failures": 0, "dictionaries": 0, "dictionary_bytes": 0,
+        "kernels": 4, "index_bytes": sum(path.stat().st_size for path in objects(tmp_path, "b")),
     }  # fmt: skip
     cli("tags", "--store", pushed, "--delete", "demo")
     assert cli_json("stats", "--store", pushed)[1]["tagged_bytes"] == 0
@@ -337,10 +386,12 @@ def test_verify_of_a_sound_store(cli, cli_json, pushed, tmp_path):
     result = cli("verify", "--store", pushed)
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.splitlines() == [
-        "checked 9 objects, and that bundles and tags lack nothing",
+        "checked 13 objects, and that bundles and tags lack nothing",
         f"{pushed} is sound",
     ]
-    told = {"store": pushed, "ok": True, "checked": 9, "damaged": [], "dangling": [], "removed": []}
+    told = {
+        "store": pushed, "ok": True, "checked": 13, "damaged": [], "dangling": [], "removed": [], "indexed": 0,
+    }  # fmt: skip
     assert cli_json("verify", "--store", pushed) == (0, told)
     assert state(tmp_path) == before
 
@@ -351,13 +402,20 @@ def test_verify_names_what_is_damaged_and_repairs_it(cli, cli_json, packed, push
     flip(unit)
     before = state(tmp_path)
     result = cli("verify", "--store", pushed)
-    assert "1 damaged object, 1 incomplete bundle, tag or record; verify --repair" in one_error(result)
+    assert "1 damaged object, 1 incomplete bundle, tag or record; verify --repair" in one_error(
+        result
+    )
     assert f"  v1/u/{unit.name}: expected sha256:" in result.stdout
-    assert f"  {digest_of(packed)} (demo): 1 of 8 units missing or damaged, such as v1/u/{unit.name}" in result.stdout
+    assert (
+        f"  {digest_of(packed)} (demo): 1 of 8 units missing or damaged, such as v1/u/{unit.name}"
+        in result.stdout
+    )
     assert state(tmp_path) == before
     status, told = cli_json("verify", "--store", pushed, "--repair")
     assert (status, told["removed"], unit.exists()) == (1, [f"v1/u/{unit.name}"], False)
-    assert "1 incomplete bundle, tag or record; push these bundles again" in one_error(cli("verify", "--store", pushed))
+    assert "1 incomplete bundle, tag or record; push these bundles again" in one_error(
+        cli("verify", "--store", pushed)
+    )
     cli("push", packed, "--store", pushed, "--tag", "demo")
     assert cli("verify", "--store", pushed).exit_code == 0
 
@@ -380,15 +438,18 @@ def test_prune_spares_what_was_used_lately(cli, cli_json, halves, pushed):
     assert result.exit_code == 0
     told = cli_json("prune", "--store", pushed)[1]
     held = {one["by"]: (one["objects"], one["size_bytes"]) for one in told["held"]}
-    assert held == {"tags": (5, told["tagged_bytes"]), "grace": (5, told["kept_bytes"] - told["tagged_bytes"])}
+    assert held == {
+        "tags": (7, told["tagged_bytes"]),
+        "grace": (7, told["kept_bytes"] - told["tagged_bytes"]),
+    }
     size = bundler.cli.wording.size
     assert result.stdout.splitlines() == [
         f"kept {size(told['kept_bytes'])}",
-        f"  tags reach {size(held['tags'][1])} in 5 objects",
-        f"  --grace of 24 h spares {size(held['grace'][1])} in 5 objects",
+        f"  tags reach {size(held['tags'][1])} in 7 objects",
+        f"  --grace of 24 h spares {size(held['grace'][1])} in 7 objects",
         "removed nothing",
     ]
-    assert (told["spared"], told["grace_s"]) == (5, 86400)
+    assert (told["spared"], told["grace_s"]) == (7, 86400)
 
 
 @pytest.mark.parametrize("grace", ["0", "0s"])
@@ -396,11 +457,14 @@ def test_prune_frees_space_at_once(cli, cli_json, halves, pushed, grace):
     """With --grace 0 what no tag reaches goes now, and what tags reach stays whole."""
     cli("push", halves[0], "--store", pushed, "--tag", "demo", "--mode", "replace")
     status, told = cli_json("prune", "--store", pushed, "--grace", grace)
-    assert (status, len(told["removed"]), told["kept_bytes"]) == (0, 5, told["tagged_bytes"])
+    assert (status, len(told["removed"]), told["kept_bytes"]) == (0, 7, told["tagged_bytes"])
     assert [one["by"] for one in told["held"]] == ["tags"]
     assert cli("verify", "--store", pushed).exit_code == 0
     cli("tags", "--store", pushed, "--delete", "demo")
-    assert cli_json("prune", "--store", pushed, "--grace", grace, "--max-bytes", "0")[1]["kept_bytes"] == 0
+    assert (
+        cli_json("prune", "--store", pushed, "--grace", grace, "--max-bytes", "0")[1]["kept_bytes"]
+        == 0
+    )
 
 
 @pytest.mark.parametrize("grace", ["-1", "soon", "", "1x", "inf"])
@@ -415,23 +479,42 @@ def test_prune_names_the_grace_and_not_only_tags(cli, halves, pushed):
     cli("push", halves[0], "--store", pushed, "--tag", "demo", "--mode", "replace")
     error = one_error(cli("prune", "--store", pushed, "--max-bytes", "1KB"))
     assert re.search(
-        r"because tags reach \S+ \S+ in 5 objects and --grace of 24 h spares \S+ \S+ in 5 objects; ", error
+        r"because tags reach \S+ \S+ in 7 objects and --grace of 24 h spares \S+ \S+ in 7 objects; ",
+        error,
     )
     assert "with a shorter --grace" in error
 
 
 def test_prune_removes_what_no_tag_reaches(cli, cli_json, loose, tmp_path):
-    """Prune removes the four units and the manifest that no tag reaches; --dry-run says the same and removes nothing."""
+    """Prune removes the four units, the manifest and the entries that no tag reaches; --dry-run says the same and removes nothing."""
     before = state(tmp_path)
     status, would = cli_json("prune", "--store", loose, "--dry-run")
-    assert (status, len(would["removed"]), would["dry_run"], would["kept_bytes"]) == (0, 5, True, would["tagged_bytes"])
+    assert (status, len(would["removed"]), would["dry_run"], would["kept_bytes"]) == (
+        0,
+        7,
+        True,
+        would["tagged_bytes"],
+    )
     assert {
-        name: facts for name, facts in state(tmp_path).items() if "/tmp" not in name.removeprefix(str(tmp_path))
-    } == {name: facts for name, facts in before.items() if "/tmp" not in name.removeprefix(str(tmp_path))}
-    assert cli("prune", "--store", loose, "--dry-run").stdout.splitlines()[-1].startswith("would remove 5 objects, ")
+        name: facts
+        for name, facts in state(tmp_path).items()
+        if "/tmp" not in name.removeprefix(str(tmp_path))
+    } == {
+        name: facts
+        for name, facts in before.items()
+        if "/tmp" not in name.removeprefix(str(tmp_path))
+    }
+    assert (
+        cli("prune", "--store", loose, "--dry-run")
+        .stdout.splitlines()[-1]
+        .startswith("would remove 7 objects, ")
+    )
     result = cli("prune", "--store", loose)
-    assert result.stdout.splitlines()[-1] == f"removed 5 objects, {bundler.cli.wording.size(would['removed_bytes'])}"
-    assert len(objects(tmp_path)) == 5
+    assert (
+        result.stdout.splitlines()[-1]
+        == f"removed 7 objects, {bundler.cli.wording.size(would['removed_bytes'])}"
+    )
+    assert len(objects(tmp_path)) == 7
     assert cli("verify", "--store", loose).exit_code == 0
     assert cli("restore", "--tag", "demo", "--store", loose, "--only", "all").exit_code == 0
 
@@ -439,7 +522,7 @@ def test_prune_removes_what_no_tag_reaches(cli, cli_json, loose, tmp_path):
 def test_prune_keeps_what_is_young_enough(cli_json, loose):
     """--older-than removes only what was unused for longer."""
     assert cli_json("prune", "--store", loose, "--older-than", "1w")[1]["removed"] == []
-    assert len(cli_json("prune", "--store", loose, "--older-than", "36h")[1]["removed"]) == 5
+    assert len(cli_json("prune", "--store", loose, "--older-than", "36h")[1]["removed"]) == 7
 
 
 def test_prune_stops_when_small_enough(cli, cli_json, halves, url, tmp_path):
@@ -464,7 +547,7 @@ def test_prune_says_when_tags_alone_are_too_much(cli, cli_json, loose):
     """When what tags reach exceeds --max-bytes, all else is removed, one error says so, and the status is 1."""
     result = cli("prune", "--store", loose, "--max-bytes", "1KB")
     assert "because tags reach" in one_error(result)
-    assert result.stdout.splitlines()[-1].startswith("removed 5 objects, ")
+    assert result.stdout.splitlines()[-1].startswith("removed 7 objects, ")
     status, told = cli_json("prune", "--store", loose, "--max-bytes", "1KB")
     assert (status, told["over_limit_bytes"]) == (1, told["tagged_bytes"] - 1000)
 
@@ -490,7 +573,15 @@ def test_sizes_are_understood(text, expected):
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("90s", 90), ("30min", 1800), ("36h", 129_600), ("7d", 604_800), ("2w", 1_209_600), ("1.5h", 5400), ("0s", 0)],
+    [
+        ("90s", 90),
+        ("30min", 1800),
+        ("36h", 129_600),
+        ("7d", 604_800),
+        ("2w", 1_209_600),
+        ("1.5h", 5400),
+        ("0s", 0),
+    ],
 )
 def test_durations_are_understood(text, expected):
     """Durations are seconds to weeks."""
@@ -504,15 +595,33 @@ def test_restore_by_tag_is_restore_of_the_file(cli, cli_json, packed, pushed, tm
     """Restored from the store, the files are those that the bundle file gives; --json names store and tag."""
     cli("restore", packed, "--only", "all", "--cache-dir", tmp_path / "a")
     status, told = cli_json(
-        "restore", "--tag", "demo", "--store", pushed, "--only", "all", "--cache-dir", tmp_path / "b"
+        "restore",
+        "--tag",
+        "demo",
+        "--store",
+        pushed,
+        "--only",
+        "all",
+        "--cache-dir",
+        tmp_path / "b",
     )
     fields = set(bundler.RestoreReport.__dataclass_fields__)
     assert (status, set(told)) == (0, fields | {"store", "tag", "digest", "counts", "usable"})
-    assert (told["store"], told["tag"], told["digest"], told["usable"]) == (pushed, "demo", digest_of(packed), 4)
+    assert (told["store"], told["tag"], told["digest"], told["usable"]) == (
+        pushed,
+        "demo",
+        digest_of(packed),
+        4,
+    )
     names = sorted(str(path.relative_to(tmp_path / "a")) for path in (tmp_path / "a").rglob("*"))
-    assert names == sorted(str(path.relative_to(tmp_path / "b")) for path in (tmp_path / "b").rglob("*"))
+    assert names == sorted(
+        str(path.relative_to(tmp_path / "b")) for path in (tmp_path / "b").rglob("*")
+    )
     binaries = [name for name in names if name.endswith((".cubin", ".hsaco", ".ttir", ".ptx"))]
-    assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in binaries)
+    assert all(
+        (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+        for name in binaries
+    )
 
 
 def test_restore_of_the_launch_set_fetches_only_that(cli_json, pushed, tmp_path):
@@ -529,9 +638,16 @@ def test_restore_of_the_launch_set_fetches_only_that(cli_json, pushed, tmp_path)
 
 
 @pytest.mark.parametrize("source", ["file", "tag"])
-def test_check_writes_nothing_and_tells_by_its_status(cli, cli_json, packed, pushed, tmp_path, source):
+def test_check_writes_nothing_and_tells_by_its_status(
+    cli, cli_json, packed, pushed, tmp_path, source
+):
     """Restore --check exits with 1 while something is missing and with 0 when nothing is; not a byte or time changes."""
-    words = ("restore", *((packed,) if source == "file" else ("--tag", "demo", "--store", pushed)), "--only", "all")
+    words = (
+        "restore",
+        *((packed,) if source == "file" else ("--tag", "demo", "--store", pushed)),
+        "--only",
+        "all",
+    )
     before = state(tmp_path)
     result = cli(*words, "--check")
     assert (result.exit_code, result.stderr) == (1, "")
@@ -541,7 +657,10 @@ def test_check_writes_nothing_and_tells_by_its_status(cli, cli_json, packed, pus
     assert cli(*words).exit_code == 0
     before = state(tmp_path)
     result = cli(*words, "--check")
-    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "4 of 4 kernels in place; nothing to restore")
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (
+        0,
+        "4 of 4 kernels in place; nothing to restore",
+    )
     status, told = cli_json(*words, "--check")
     named = {"bundle"} if source == "file" else {"store", "tag"}
     fields = set(bundler.CheckReport.__dataclass_fields__)
@@ -579,7 +698,9 @@ def test_check_when_nothing_can_be_used(cli, packed, tmp_path, monkeypatch):
     monkeypatch.setattr(identity, "installed_triton", lambda: bundler.Toolchain(release="3.0.0"))
     result = cli("restore", packed, "--check")
     assert result.exit_code == 1
-    assert result.stderr.startswith("warning: nothing in this bundle can be used here: compiled by Triton ")
+    assert result.stderr.startswith(
+        "warning: nothing in this bundle can be used here: compiled by Triton "
+    )
     assert result.stdout.splitlines()[-1] == "0 of 4 kernels in place; nothing to restore"
 
 
@@ -633,7 +754,10 @@ def test_a_wrong_name_is_one_error(cli, packed, pushed, tmp_path, words, expecte
         ("file://{tmp}/store?mode=public", "expected ?mode=private or ?mode=group"),
         ("file://{good}", "is not a directory"),
         ("file://{good}/below", "Not a directory"),
-        ("file://{tmp}/open", "everyone may write to it, and kernels in it run on your GPU; chmod o-w"),
+        (
+            "file://{tmp}/open",
+            "everyone may write to it, and kernels in it run on your GPU; chmod o-w",
+        ),
         ("file://{tmp}/shared", "its group may write to it"),
     ],
 )
@@ -651,7 +775,9 @@ def test_a_bad_store_is_one_error(cli, packed, tmp_path, words, place, expected)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["open", "shared"]
 
 
-@pytest.mark.parametrize("value", [b"", b"\xff" * 40, b"\x92\x02\xa1x", b"\x92\x01\xa9v1/m/../x", b"[1]"])
+@pytest.mark.parametrize(
+    "value", [b"", b"\xff" * 40, b"\x92\x02\xa1x", b"\x92\x01\xa9v1/m/../x", b"[1]"]
+)
 def test_a_tag_that_cannot_be_read(cli, cli_json, packed, pushed, tmp_path, value):
     """A tag whose value is damaged or of a newer version: the others work, whoever needs it says so, nothing is pruned, and
     a push that replaces it, or deleting it, mends it.
@@ -716,7 +842,9 @@ def test_a_store_that_may_only_be_read(cli, packed, pushed, tmp_path, forbidden)
         assert (result.exit_code, result.stderr) == (0, ""), words
     for words in (("push", packed, "--tag", "new"), ("push", tmp_path / "cuda.tbundle", "--tag", "demo", "--mode", "replace"),
                   ("tags", "--delete", "demo")):  # fmt: skip
-        assert "Read-only file system; check owner and permissions" in one_error(cli(*words, *options)), words
+        assert "Read-only file system; check owner and permissions" in one_error(
+            cli(*words, *options)
+        ), words
     assert digest_of(packed) in cli("tags", *options).stdout
 
 
@@ -745,7 +873,9 @@ def test_a_full_disk(cli, packed, url, tmp_path, monkeypatch, room):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", write)
-        assert "free some space, or prune the store" in one_error(cli("push", packed, "--store", url, "--tag", "demo"))
+        assert "free some space, or prune the store" in one_error(
+            cli("push", packed, "--store", url, "--tag", "demo")
+        )
     assert cli("tags", "--store", url).stdout == "0 tags\n"
     assert list((tmp_path / "store" / "tmp").iterdir()) == []
     assert cli("verify", "--store", url).exit_code == 0
@@ -761,7 +891,9 @@ def test_a_full_disk_where_the_bundle_goes(cli, packed, pushed, tmp_path, monkey
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    assert "free some space" in one_error(cli("pull", "demo", "-o", tmp_path / "p", "--store", pushed))
+    assert "free some space" in one_error(
+        cli("pull", "demo", "-o", tmp_path / "p", "--store", pushed)
+    )
     assert (tmp_path / "p").read_bytes() == packed.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p", "store"]
 

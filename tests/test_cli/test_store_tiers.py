@@ -16,7 +16,9 @@ HERE = Path(__file__).parent
 
 def _redis_server():
     if "redis_server" not in sys.modules:
-        spec = importlib.util.spec_from_file_location("redis_server", HERE.parent / "redis_server.py")
+        spec = importlib.util.spec_from_file_location(
+            "redis_server", HERE.parent / "redis_server.py"
+        )
         sys.modules["redis_server"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules["redis_server"])
     return sys.modules["redis_server"]
@@ -40,7 +42,9 @@ def pushed(cli, packed, far):
 
 
 def files(root):
-    return {str(path): path.lstat().st_mtime_ns for path in root.rglob("*")} if root.exists() else None
+    return (
+        {str(path): path.lstat().st_mtime_ns for path in root.rglob("*")} if root.exists() else None
+    )
 
 
 def test_a_push_to_tiers_is_in_each(cli_json, packed, near, far, tmp_path):
@@ -48,7 +52,9 @@ def test_a_push_to_tiers_is_in_each(cli_json, packed, near, far, tmp_path):
     status, report = cli_json("push", packed, "--store", near, "--store", far, "--tag", "demo")
     assert (status, report["store"]) == (0, f"{near} + {far}")
     for number, url in enumerate((near, far)):
-        status, pulled = cli_json("pull", "demo", "-o", tmp_path / f"{number}.tbundle", "--store", url)
+        status, pulled = cli_json(
+            "pull", "demo", "-o", tmp_path / f"{number}.tbundle", "--store", url
+        )
         assert (status, pulled["digest"]) == (0, report["digest"])
 
 
@@ -65,7 +71,18 @@ def test_a_restore_through_tiers_fills_the_near_one(cli_json, pushed, near, tmp_
 def test_check_writes_to_no_tier(cli, pushed, near, tmp_path):
     """`--check` only looks: no near tier is made, and the far one is as it was."""
     before = files(tmp_path / "far")
-    words = ("restore", "--check", "--only", "all", "--tag", "demo", "--store", near, "--store", pushed)
+    words = (
+        "restore",
+        "--check",
+        "--only",
+        "all",
+        "--tag",
+        "demo",
+        "--store",
+        near,
+        "--store",
+        pushed,
+    )
     assert cli(*words, "--cache-dir", tmp_path / "cache").exit_code == 1
     assert files(tmp_path / "near") is None
     assert files(tmp_path / "far") == before
@@ -82,7 +99,12 @@ def test_tags_of_tiers_are_those_of_the_shared_one(cli_json, pushed, near):
 def test_a_base_is_left_as_it_is(cli, pushed, near, packed, tmp_path):
     """A store with ?readonly=1 can be read and not pushed to."""
     before = files(tmp_path / "far")
-    assert cli("push", packed, "--store", near, "--store", f"{pushed}?readonly=1", "--tag", "new").exit_code == 0
+    assert (
+        cli(
+            "push", packed, "--store", near, "--store", f"{pushed}?readonly=1", "--tag", "new"
+        ).exit_code
+        == 0
+    )
     result = cli("push", packed, "--store", f"{pushed}?readonly=1", "--tag", "new")
     assert (result.exit_code, "reading only" in result.stderr) == (1, True)
     assert files(tmp_path / "far") == before
@@ -120,7 +142,17 @@ def test_a_directory_before_a_server(cli, command, packed, near, tmp_path):
         pushed = command("push", packed, *stores, "--tag", "demo")
         assert (pushed.returncode, pushed.stderr) == (0, "")
         there = ("--store", f"file://{tmp_path}/there", *stores[2:])
-        words = ("restore", "--tag", "demo", *there, "--only", "all", "--json", "--cache-dir", tmp_path / "cache")
+        words = (
+            "restore",
+            "--tag",
+            "demo",
+            *there,
+            "--only",
+            "all",
+            "--json",
+            "--cache-dir",
+            tmp_path / "cache",
+        )
         restored = command(*words)
         listed = cli("tags", *stores)
         # A dead server leaves what is near, with a warning.
@@ -132,5 +164,9 @@ def test_a_directory_before_a_server(cli, command, packed, near, tmp_path):
     assert without.returncode == 0
     assert json.loads(without.stdout)["usable"] == json.loads(restored.stdout)["usable"]
     assert "goes on without it" in without.stderr
-    said = "".join(r.stdout + r.stderr for r in (pushed, restored, without)) + listed.stdout + listed.stderr
+    said = (
+        "".join(r.stdout + r.stderr for r in (pushed, restored, without))
+        + listed.stdout
+        + listed.stderr
+    )
     assert not any(password in said for password in server.PASSWORDS.values())

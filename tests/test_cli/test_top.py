@@ -45,7 +45,9 @@ def endpoint():
             self.send_response(200)
             self.end_headers()
             with contextlib.suppress(BrokenPipeError):
-                self.wfile.write(body if self.path != "/large/metrics" else bytes(metrics_reading.MOST_BYTES + 1))
+                self.wfile.write(
+                    body if self.path != "/large/metrics" else bytes(metrics_reading.MOST_BYTES + 1)
+                )
 
         def log_message(self, *_):
             pass
@@ -83,11 +85,17 @@ def test_once_says_a_line_for_each_source_and_lease(cli, endpoint, leased):
 
 def test_json_has_all_and_an_error_is_status_1(cli_json, leased, tmp_path):
     """What does not answer is told with its reason beside what does, without a password."""
-    status, found = cli_json("top", leased, tmp_path / "none", "http://me:secret@127.0.0.1:1/metrics")
+    status, found = cli_json(
+        "top", leased, tmp_path / "none", "http://me:secret@127.0.0.1:1/metrics"
+    )
     assert (status, found["ok"]) == (1, False)
     store, none, refused = found["sources"]
     ((key, holder, left_s),) = [lease.values() for lease in store["leases"]]
-    assert (key, holder.rpartition(":")[2], 0 < left_s <= 60) == (f"v1/c/{KEY}", str(os.getpid()), True)
+    assert (key, holder.rpartition(":")[2], 0 < left_s <= 60) == (
+        f"v1/c/{KEY}",
+        str(os.getpid()),
+        True,
+    )
     assert none["error"] == f"no directory {tmp_path / 'none'} yet; push makes it"
     assert "refused" in refused["error"]
     assert "secret" not in str(found)
@@ -95,7 +103,9 @@ def test_json_has_all_and_an_error_is_status_1(cli_json, leased, tmp_path):
 
 def test_an_address_that_sends_too_much_is_none_of_ours(endpoint):
     """No more than some MB are read."""
-    with pytest.raises(bundler.StoreUnavailable, match=f"more than {metrics_reading.MOST_BYTES} bytes"):
+    with pytest.raises(
+        bundler.StoreUnavailable, match=f"more than {metrics_reading.MOST_BYTES} bytes"
+    ):
         metrics_reading.read_metrics(f"{endpoint}/large/metrics")
 
 
@@ -103,7 +113,10 @@ def test_samples_are_read_as_they_are_written():
     """Labels may hold quotes; what is no sample, and no number, is left out."""
     found = metrics_reading.parsed(TEXT)
     assert found["triton_bundler_breaker_state", (("tier", 'redis://far:6379/"0"'),)] == 2
-    assert (len(found), metrics_reading.total(found, "triton_bundler_lookups_total", result="hit")) == (6, 40)
+    assert (
+        len(found),
+        metrics_reading.total(found, "triton_bundler_lookups_total", result="hit"),
+    ) == (6, 40)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +146,9 @@ def test_what_takes_long_is_asked_seldom(monkeypatch):
 
 def test_a_terminal_gets_a_view_until_it_is_asked_to_end(monkeypatch):
     """It shows rates between two looks, hit ratio, leases and errors, and ends when it is told to."""
-    numbers = dict.fromkeys(("hits", "misses", "compiles", "compile_seconds", "seconds_saved", "bytes_fetched"), 0.0)
+    numbers = dict.fromkeys(
+        ("hits", "misses", "compiles", "compile_seconds", "seconds_saved", "bytes_fetched"), 0.0
+    )
     sizes = {"bytes": 2e6, "units": 3.0, "records": 1.0, "tags": 1.0, "failures": 0.0}
     lease = live_sources.HeldLease(f"v1/c/{KEY}", "host:7", 12.0)
     left = [
@@ -144,13 +159,26 @@ def test_a_terminal_gets_a_view_until_it_is_asked_to_end(monkeypatch):
     clock = iter([100.0, 102.0])
     monkeypatch.setattr(top_command.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(
-        top_command, "asked_to_end", lambda: contextlib.nullcontext(type("E", (), {"wait": lambda *_: not left}))
+        top_command,
+        "asked_to_end",
+        lambda: contextlib.nullcontext(type("E", (), {"wait": lambda *_: not left})),
     )
     console = Console(force_terminal=True, width=160, record=True, file=io.StringIO())
     top_command._watch(Screen(out=console), lambda: left.pop(0), 0.5)
     shown = console.export_text()
     last = shown[shown.rindex("processes") :]
-    for text in ("http://h:1", "30", "10.0", "75.0", "far", KEY, "host:7", "12.0 s", "2.0 MB", "http://h:2: refused"):
+    for text in (
+        "http://h:1",
+        "30",
+        "10.0",
+        "75.0",
+        "far",
+        KEY,
+        "host:7",
+        "12.0 s",
+        "2.0 MB",
+        "http://h:2: refused",
+    ):
         assert text in last
 
 
@@ -167,7 +195,9 @@ def test_ctrl_c_ends_the_view_well(endpoint, leased):
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 300, 0, 0))
     words = [sys.executable, "-m", "bundler", "top", "--interval", "0.5", endpoint, str(leased)]
     # The width is that of the terminal, whatever the variables of who runs the tests say.
-    env = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}} | {"TERM": "xterm"}
+    env = {
+        name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}
+    } | {"TERM": "xterm"}
     with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
         os.close(theirs)
         shown = b""
@@ -175,7 +205,9 @@ def test_ctrl_c_ends_the_view_well(endpoint, leased):
             while shown.count(KEY.encode()) < 3:  # in three views
                 shown += os.read(ours, 65536)
             process.send_signal(signal.SIGINT)
-            drained = threading.Thread(target=_drain, args=(ours,))  # else it would wait for who reads
+            drained = threading.Thread(
+                target=_drain, args=(ours,)
+            )  # else it would wait for who reads
             drained.start()
             assert process.wait(20) == 0
             drained.join()

@@ -30,9 +30,15 @@ INDUCTOR = {
 
 def made(kernel, block, *, tried=(64, 128), **parts):
     """Return a record of a kernel, and timings of which the winner's is the least."""
-    record = TuningRecord(kernel, tuple({**PARTS, **parts}.items()), named_of(Config({"BLOCK": block})), "autotune")
-    timings = [Timing(named_of(Config({"BLOCK": b})), "", 1000 if b == block else 2500) for b in tried]
-    timings.append(Timing(named_of(Config({"BLOCK": 4096})), reason="OutOfResources: shared memory"))
+    record = TuningRecord(
+        kernel, tuple({**PARTS, **parts}.items()), named_of(Config({"BLOCK": block})), "autotune"
+    )
+    timings = [
+        Timing(named_of(Config({"BLOCK": b})), "", 1000 if b == block else 2500) for b in tried
+    ]
+    timings.append(
+        Timing(named_of(Config({"BLOCK": 4096})), reason="OutOfResources: shared memory")
+    )
     return record, Tuning(id_of(record), tuple(timings), 2_000_000, 500_000, 7)
 
 
@@ -60,7 +66,9 @@ def test_show_lists_winners_and_with_all_every_config(cli, bundle):
     everything = cli("tune", "show", path, "--all", "--kernel", "add").stdout
     assert "mul" not in everything
     assert "OutOfResources: shared memory" in everything
-    assert [line.startswith("*") for line in everything.splitlines() if "2.50 us" in line or "*" in line] == [
+    assert [
+        line.startswith("*") for line in everything.splitlines() if "2.50 us" in line or "*" in line
+    ] == [
         True,
         False,
     ]
@@ -70,7 +78,11 @@ def test_show_tells_programs_everything(cli, bundle):
     """Parts, candidates and times spent, as one object."""
     told = json.loads(cli("tune", "show", bundle("a", made("add", 128)), "--json").stdout)
     (record,) = told["records"]
-    assert (record["kernel"], record["config"]["kwargs"], record["time_ns"]) == ("add", {"BLOCK": 128}, 1000)
+    assert (record["kernel"], record["config"]["kwargs"], record["time_ns"]) == (
+        "add",
+        {"BLOCK": 128},
+        1000,
+    )
     assert dict(record["parts"]) == PARTS
     assert [candidate["time_ns"] for candidate in record["candidates"]] == [2500, 1000, None]
     assert (record["compile_s"], record["measure_s"]) == (2.0, 0.5)
@@ -86,7 +98,11 @@ def test_show_reads_cache_directories_and_tells_when_there_is_nothing(cli, bundl
 
 def test_an_exported_table_overrides_a_list_and_comes_back(cli, bundle, tmp_path):
     """What export writes, a lookup table reads and import makes the same records of."""
-    path, table, again = bundle("a", made("add", 128)), tmp_path / "t.json", tmp_path / "again.tbundle"
+    path, table, again = (
+        bundle("a", made("add", 128)),
+        tmp_path / "t.json",
+        tmp_path / "again.tbundle",
+    )
     assert cli("tune", "export", path, "-o", table).exit_code == 0
     assert LookupTable.load(table).find("add", "ab", "1024") == Config({"BLOCK": 128})
     assert LookupTable.load(table).find("add", "ab", "2048") is None
@@ -100,19 +116,26 @@ def test_tritons_files_are_read_and_written(cli, bundle, tmp_path):
     """A result file becomes a record that names what it knows; what export writes can be read again, infinite times too."""
     source, out = tmp_path / "add.autotune.json", tmp_path / "out.tbundle"
     source.write_text(json.dumps(TRITON))
-    assert cli("tune", "import", source, "--into", bundle("a", made("mul", 64)), "-o", out).exit_code == 0
+    assert (
+        cli("tune", "import", source, "--into", bundle("a", made("mul", 64)), "-o", out).exit_code
+        == 0
+    )
     shown = json.loads(cli("tune", "show", out, "--json").stdout)["records"]
     assert [(r["kernel"], r["found_by"], r["time_ns"]) for r in shown] == [
         ("add", "triton", 500_000),
         ("mul", "autotune", 1000),
     ]
-    told = json.loads(cli("tune", "export", out, "--as", "triton", "-o", tmp_path / "files", "--json").stdout)
+    told = json.loads(
+        cli("tune", "export", out, "--as", "triton", "-o", tmp_path / "files", "--json").stdout
+    )
     written = {Path(path).name: json.loads(Path(path).read_text()) for path in told["files"]}
     assert written["add.autotune.json"]["key"] == ["64", "fp32"]
     times = [times for _, times in written["add.autotune.json"]["configs_timings"]]
     assert times == [[0.5] * 3, [float("inf")] * 3]
     path = next(path for path in told["files"] if path.endswith("add.autotune.json"))
-    assert json.loads(cli("tune", "show", path, "--json").stdout)["records"][0]["config"]["kwargs"] == {"BLOCK": 64}
+    assert json.loads(cli("tune", "show", path, "--json").stdout)["records"][0]["config"][
+        "kwargs"
+    ] == {"BLOCK": 64}
 
 
 @pytest.fixture
@@ -135,16 +158,27 @@ def test_results_of_inductors_tuner_are_listed(cli, inductor):
     """Kernel by name where it is beside them, config and how it was found; what is no result file is left out with the reason."""
     done = cli("tune", "show", inductor)
     assert done.exit_code == 0
-    assert [line.split()[0] for line in done.stdout.splitlines()[2:4]] == ["2", "triton_poi_fused_0"]
+    assert [line.split()[0] for line in done.stdout.splitlines()[2:4]] == [
+        "2",
+        "triton_poi_fused_0",
+    ]
     assert "XBLOCK=512, num_warps=8, num_stages=1" in done.stdout
     assert "inductor, coordinate descent" in done.stdout
     assert done.stdout.splitlines()[-1] == "2 records, tuned in 66 ms"
-    assert done.stderr.startswith("warning: left out cc/3.best_config: not a result file of Inductor's tuner: ")
-    told = json.loads(cli("tune", "show", inductor, "--kernel", KEY[:6], "--json").stdout)["records"]
-    assert [(r["kernel"], r["config"]["kwargs"], r["time_ns"], dict(r["parts"])["file"]) for r in told] == [
+    assert done.stderr.startswith(
+        "warning: left out cc/3.best_config: not a result file of Inductor's tuner: "
+    )
+    told = json.loads(cli("tune", "show", inductor, "--kernel", KEY[:6], "--json").stdout)[
+        "records"
+    ]
+    assert [
+        (r["kernel"], r["config"]["kwargs"], r["time_ns"], dict(r["parts"])["file"]) for r in told
+    ] == [
         ("triton_poi_fused_0", {"XBLOCK": 512}, None, "aa/1.best_config"),
     ]
-    assert "aa/1.best_config" in cli("tune", "show", inductor / "aa" / "1.best_config", "--all").stdout
+    assert (
+        "aa/1.best_config" in cli("tune", "show", inductor / "aa" / "1.best_config", "--all").stdout
+    )
     assert cli("tune", "diff", "--exit-code", inductor, inductor).exit_code == 0
 
 
@@ -153,10 +187,15 @@ def test_results_of_inductors_tuner_are_no_records(cli, inductor, tmp_path):
     path = inductor / "aa" / "1.best_config"
     done = cli("tune", "import", path, "-o", tmp_path / "o.tbundle")
     assert (done.exit_code, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"error: {path} is of Inductor's tuner, which says neither for which kernel")
+    assert done.stderr.startswith(
+        f"error: {path} is of Inductor's tuner, which says neither for which kernel"
+    )
     assert "pack the cache directory" in done.stderr
     done = cli("tune", "export", inductor, "-o", tmp_path / "t.json")
-    assert (done.exit_code, "its 2 files of Inductor's tuner are for torch" in done.stderr) == (1, True)
+    assert (done.exit_code, "its 2 files of Inductor's tuner are for torch" in done.stderr) == (
+        1,
+        True,
+    )
     done = cli("tune", "show", inductor / "cc" / "3.best_config")
     assert (done.exit_code, "not a result file of Inductor's tuner" in done.stderr) == (1, True)
 
@@ -172,7 +211,9 @@ def test_what_is_no_result_of_inductors_tuner_is_told(cli, tmp_path, text):
     path.write_text(text)
     done = cli("tune", "show", path)
     assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
-    assert done.stderr.startswith(f"error: {tmp_path.name}/x.best_config: not a result file of Inductor's tuner: ")
+    assert done.stderr.startswith(
+        f"error: {tmp_path.name}/x.best_config: not a result file of Inductor's tuner: "
+    )
 
 
 def test_a_bundle_of_a_real_inductor_cache_lists_its_winners(cli, unpacked, tmp_path):
@@ -183,14 +224,19 @@ def test_a_bundle_of_a_real_inductor_cache_lists_its_winners(cli, unpacked, tmp_
     told = json.loads(cli("tune", "show", tmp_path / "b.tbundle", "--json").stdout)["records"]
     assert len(told) == 15
     assert all(record["kernel"].startswith("triton_poi_fused_") for record in told)
-    assert {(r["config"]["kwargs"]["XBLOCK"], r["config"]["num_warps"]) for r in told} == {(512, 8), (1024, 4)}
+    assert {(r["config"]["kwargs"]["XBLOCK"], r["config"]["num_warps"]) for r in told} == {
+        (512, 8),
+        (1024, 4),
+    }
     assert told == json.loads(cli("tune", "show", root, "--json").stdout)["records"]
 
 
 def test_kernels_are_chosen_by_prefix(cli, bundle):
     """--kernel takes the beginning of a name, or of the key of the kernel that won; what matches nothing is an error."""
     record, tuning = made("matmul_kernel", 128)
-    won = dataclasses.replace(tuning, timings=tuple(dataclasses.replace(t, key=KEY) for t in tuning.timings))
+    won = dataclasses.replace(
+        tuning, timings=tuple(dataclasses.replace(t, key=KEY) for t in tuning.timings)
+    )
     path = bundle("a", (record, won), made("add", 128))
     for wanted in ("mat", "matmul_kernel", "*mul*", KEY[:8]):
         told = json.loads(cli("tune", "show", path, "--kernel", wanted, "--json").stdout)["records"]
@@ -214,10 +260,16 @@ def test_winners_alone_make_a_smaller_bundle(cli, bundle, tmp_path):
 def test_diff_says_what_was_added_removed_and_chosen_otherwise(cli, bundle):
     """The same kernel for the same size and device is compared, also when its toolchain is another."""
     before = bundle("a", made("add", 128), made("mul", 64), made("same", 64))
-    after = bundle("b", made("add", 64, toolchain="triton 3.9.0"), made("div", 64), made("same", 64))
+    after = bundle(
+        "b", made("add", 64, toolchain="triton 3.9.0"), made("div", 64), made("same", 64)
+    )
     done = cli("tune", "diff", before, after)
     assert done.exit_code == 0
-    rows = {line.split()[0]: line for line in done.stdout.splitlines() if line[:1] in "+-~" and line[1:2] == " "}
+    rows = {
+        line.split()[0]: line
+        for line in done.stdout.splitlines()
+        if line[:1] in "+-~" and line[1:2] == " "
+    }
     assert ["div" in rows["+"], "mul" in rows["-"], "add" in rows["~"]] == [True] * 3
     assert "another toolchain" in rows["~"]
     assert "1 added; 1 removed; 1 changed; 1 same" in done.stdout

@@ -24,7 +24,13 @@ SMALL = {
     "num_stages": 4,
 }
 LARGE = {**SMALL, "BLOCK_SIZE_M": 64, "num_warps": 8, "waves_per_eu": 0, "num_ctas": 1}
-TMA = {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 32, "USE_TMA": True}
+TMA = {
+    "BLOCK_SIZE_M": 128,
+    "BLOCK_SIZE_N": 64,
+    "BLOCK_SIZE_K": 64,
+    "GROUP_SIZE_M": 32,
+    "USE_TMA": True,
+}
 MOE = {
     "vllm-moe": {
         "E=8,N=14336,device_name=NVIDIA_H200.json": {"triton_version": "3.7.1", "1": SMALL, "64": LARGE, "1024": LARGE},
@@ -61,7 +67,9 @@ def folder(tmp_path):
     def write(files, name="in"):
         for path, document in files.items():
             (tmp_path / name / path).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name / path).write_text(document if isinstance(document, str) else json.dumps(document))
+            (tmp_path / name / path).write_text(
+                document if isinstance(document, str) else json.dumps(document)
+            )
         return tmp_path / name
 
     return write
@@ -69,7 +77,10 @@ def folder(tmp_path):
 
 def read(folder):
     """Return every file below a directory as JSON."""
-    return {path.relative_to(folder).as_posix(): json.loads(path.read_text()) for path in folder.rglob("*.json")}
+    return {
+        path.relative_to(folder).as_posix(): json.loads(path.read_text())
+        for path in folder.rglob("*.json")
+    }
 
 
 def recorded(path):
@@ -83,7 +94,12 @@ def test_moe_files_come_back_as_they_were(cli, folder, tmp_path, form):
     """Every field, selector, folder and count of tokens of imported files is in the exported ones; the order is that of the tokens."""
     done = cli("tune", "import", folder(MOE[form]), "--format", form, "-o", tmp_path / "b.tbundle")
     assert (done.exit_code, done.stderr) == (0, "")
-    assert cli("tune", "export", tmp_path / "b.tbundle", "--format", form, "-o", tmp_path / "out").exit_code == 0
+    assert (
+        cli(
+            "tune", "export", tmp_path / "b.tbundle", "--format", form, "-o", tmp_path / "out"
+        ).exit_code
+        == 0
+    )
     assert read(tmp_path / "out") == MOE[form]
     for path, document in MOE[form].items():
         assert list(json.loads((tmp_path / "out" / path).read_text())) == list(document)
@@ -92,10 +108,21 @@ def test_moe_files_come_back_as_they_were(cli, folder, tmp_path, form):
 def test_gpu_and_release_of_triton_are_in_the_record(cli, folder, tmp_path):
     """vLLM's file names the release inside, SGLang's by its folder; the GPU has the driver's name."""
     for form in MOE:
-        cli("tune", "import", folder(MOE[form], form), "--format", form, "-o", tmp_path / f"{form}.tbundle")
+        cli(
+            "tune",
+            "import",
+            folder(MOE[form], form),
+            "--format",
+            form,
+            "-o",
+            tmp_path / f"{form}.tbundle",
+        )
     vllm, sglang = (recorded(tmp_path / f"{form}.tbundle") for form in MOE)
     assert {dict(r.parts)["device"] for r in vllm} == {"NVIDIA H200", "AMD Instinct MI300X"}
-    assert {dict(r.parts)["toolchain"] for r in vllm} == {"triton 3.7.1", "triton of an unknown release"}
+    assert {dict(r.parts)["toolchain"] for r in vllm} == {
+        "triton 3.7.1",
+        "triton of an unknown release",
+    }
     assert {dict(r.parts)["toolchain"] for r in sglang} == {"triton 3.7.1", "triton 3.8.0"}
     assert dict(vllm[0].parts)["arguments"].startswith("E=8, N=")
 
@@ -105,7 +132,10 @@ def test_what_vllm_tuned_serves_sglang(cli, folder, tmp_path):
     bundle = tmp_path / "b.tbundle"
     cli("tune", "import", folder(MOE["vllm-moe"]), "--format", "vllm-moe", "-o", bundle)
     shown = cli("tune", "export", bundle, "--format", "sglang-moe", "-o", tmp_path / "out")
-    assert (shown.exit_code, "holds no release of Triton; tell it with --triton" in shown.stderr) == (0, True)
+    assert (
+        shown.exit_code,
+        "holds no release of Triton; tell it with --triton" in shown.stderr,
+    ) == (0, True)
     name = "configs/triton_3_7_1/E=8,N=14336,device_name=NVIDIA_H200.json"
     assert list(read(tmp_path / "out")) == [name]
     cli("tune", "import", folder({k: v for k, v in MOE["vllm-moe"].items() if "fp8" in k}, "amd"), "--format", "vllm-moe",
@@ -123,10 +153,17 @@ def own(tmp_path):
     def save(*records):
         pairs = []
         for kernel, arguments, device, toolchain, config in records:
-            parts = {"source": "ab", "arguments": arguments, "device": device, "toolchain": toolchain}
+            parts = {
+                "source": "ab",
+                "arguments": arguments,
+                "device": device,
+                "toolchain": toolchain,
+            }
             record = TuningRecord(kernel, tuple(parts.items()), named_of(config), "autotune")
             pairs.append((record, Tuning(id_of(record), ())))
-        with_tunings(Bundle(Content(), Observed(), MemoryBlobs({})), pairs).save(tmp_path / "own.tbundle")
+        with_tunings(Bundle(Content(), Observed(), MemoryBlobs({})), pairs).save(
+            tmp_path / "own.tbundle"
+        )
         return tmp_path / "own.tbundle"
 
     return save
@@ -143,21 +180,45 @@ def test_records_of_our_tuner_become_moe_files(cli, own, tmp_path):
         ("my_moe", "8, skip, 14336, 64, torch.float16", f"NVIDIA H200, {ARCH}", TRITON, CONFIG),
         ("my_moe", "8, skip, 14336, 128, torch.float16", f"NVIDIA H200, {ARCH}", TRITON, CONFIG),
     )
-    done = cli("tune", "export", bundle, "--format", "vllm-moe", "--key", "E,_,N,M", "-o", tmp_path / "out")
+    done = cli(
+        "tune", "export", bundle, "--format", "vllm-moe", "--key", "E,_,N,M", "-o", tmp_path / "out"
+    )
     assert done.exit_code == 0
     fields = {"BLOCK_SIZE_M": 32, "GROUP_SIZE_M": 8, "num_warps": 8, "num_stages": 2, "num_ctas": 1}
     assert read(tmp_path / "out") == {
-        "E=8,N=14336,device_name=NVIDIA_H200.json": {"triton_version": "3.7.1", "64": fields, "128": fields}
+        "E=8,N=14336,device_name=NVIDIA_H200.json": {
+            "triton_version": "3.7.1",
+            "64": fields,
+            "128": fields,
+        }
     }
 
 
 def test_records_of_our_tuner_become_fla_files_and_back(cli, own, tmp_path):
     """A tuning key as text gives the hash of the values that FLA computes; the GPU is told where the record lacks it."""
-    bundle = own(("chunk_fwd", "64, True, None, 0.5, torch.float32", ARCH, TRITON, Config({"BD": 32}, num_warps=2)))
+    bundle = own(
+        (
+            "chunk_fwd",
+            "64, True, None, 0.5, torch.float32",
+            ARCH,
+            TRITON,
+            Config({"BD": 32}, num_warps=2),
+        )
+    )
     refused = cli("tune", "export", bundle, "--format", "fla", "-o", tmp_path / "out")
     assert (refused.exit_code != 0, "tell it with --device" in refused.stderr) == (True, True)
     assert not (tmp_path / "out").exists()
-    done = cli("tune", "export", bundle, "--format", "fla", "--device", "NVIDIA H200", "-o", tmp_path / "out")
+    done = cli(
+        "tune",
+        "export",
+        bundle,
+        "--format",
+        "fla",
+        "--device",
+        "NVIDIA H200",
+        "-o",
+        tmp_path / "out",
+    )
     assert done.exit_code == 0
     (document,) = read(tmp_path / "out").values()
     assert document["autotune_entries"] == FLA["autotune_entries"]
@@ -191,17 +252,40 @@ def test_the_hash_of_a_key_is_the_one_that_fla_computes():
         ("E=8,N=2,device_name=A.json", '{"1": {"A": [1]}}', "A is [1], which no config has"),
         ("E=8,N=2,device_name=A.json", '{"1": {"num_warps": true}}', "num_warps is True"),
         ("E=8,N=2,device_name=A.json", '{"1": {"A": NaN}}', "NaN is no value of a config"),
-        ("E=8,N=2,device_name=A.json", '{"1": {"A": 1}, "1": {"A": 2}}', "a name stands in it twice"),
-        ("E=8,N=2,device_name=A.json", '{"triton_version": 3, "1": {"A": 1}}', "triton_version is 3"),
-        ("E=8,N=2,device_name=A.json", '{"1": ' + "[" * 100_000 + "]" * 100_000 + "}", "is no config file"),
-        ("E=8,N=2,device_name=A,backend=flydsl.json", '{"1": {"A": 1}}', "'backend=flydsl' selects nothing"),
+        (
+            "E=8,N=2,device_name=A.json",
+            '{"1": {"A": 1}, "1": {"A": 2}}',
+            "a name stands in it twice",
+        ),
+        (
+            "E=8,N=2,device_name=A.json",
+            '{"triton_version": 3, "1": {"A": 1}}',
+            "triton_version is 3",
+        ),
+        (
+            "E=8,N=2,device_name=A.json",
+            '{"1": ' + "[" * 100_000 + "]" * 100_000 + "}",
+            "is no config file",
+        ),
+        (
+            "E=8,N=2,device_name=A,backend=flydsl.json",
+            '{"1": {"A": 1}}',
+            "'backend=flydsl' selects nothing",
+        ),
         ("winners.json", '{"1": {"A": 1}}', "expected a name like E=8,N=14336"),
     ],
 )
 def test_a_file_that_is_none_is_named_with_what_is_wrong(cli, folder, tmp_path, name, text, said):
     """A damaged or foreign file alone is a format error, and no bundle is written."""
     done = cli(
-        "tune", "import", folder({name: text}) / name, "--format", "vllm-moe", "-o", tmp_path / "b.tbundle", "--json"
+        "tune",
+        "import",
+        folder({name: text}) / name,
+        "--format",
+        "vllm-moe",
+        "-o",
+        tmp_path / "b.tbundle",
+        "--json",
     )
     error = json.loads(done.stdout)["error"]
     assert (done.exit_code != 0, error["code"], said in error["message"]) == (True, "format", True)
@@ -223,7 +307,9 @@ def test_a_file_that_is_none_is_named_with_what_is_wrong(cli, folder, tmp_path, 
         ({"default_config": {**FLA_CONFIG, "num_warps": "4"}}, "num_warps is '4'"),
     ],
 )
-def test_an_fla_file_that_is_none_is_named_with_what_is_wrong(cli, folder, tmp_path, document, said):
+def test_an_fla_file_that_is_none_is_named_with_what_is_wrong(
+    cli, folder, tmp_path, document, said
+):
     """A damaged file alone is a format error."""
     path = folder({"configs/NVIDIA_H200/k.json": document}) / "configs" / "NVIDIA_H200" / "k.json"
     done = cli("tune", "import", path, "--format", "fla", "-o", tmp_path / "b.tbundle", "--json")
@@ -234,8 +320,14 @@ def test_an_fla_file_that_is_none_is_named_with_what_is_wrong(cli, folder, tmp_p
 def test_a_file_of_a_directory_that_is_none_is_left_out_with_a_warning(cli, folder, tmp_path):
     """As SGLang's own directory has two whose GPU has no name: the others are imported."""
     files = {**MOE["vllm-moe"], "E=384,N=128,device_name=,dtype=int4_w4a16.json": {"1": SMALL}}
-    done = cli("tune", "import", folder(files), "--format", "vllm-moe", "-o", tmp_path / "b.tbundle")
-    assert (done.exit_code, "left out" in done.stderr, "device_name=," in done.stderr) == (0, True, True)
+    done = cli(
+        "tune", "import", folder(files), "--format", "vllm-moe", "-o", tmp_path / "b.tbundle"
+    )
+    assert (done.exit_code, "left out" in done.stderr, "device_name=," in done.stderr) == (
+        0,
+        True,
+        True,
+    )
     assert len(recorded(tmp_path / "b.tbundle")) == 4
 
 
@@ -254,9 +346,21 @@ def test_two_configs_for_one_place_are_refused(cli, folder, tmp_path):
             tmp_path / f"{number}.tbundle",
         )
     cli("merge", tmp_path / "0.tbundle", tmp_path / "1.tbundle", "-o", tmp_path / "both.tbundle")
-    done = cli("tune", "export", tmp_path / "both.tbundle", "--format", "vllm-moe", "-o", tmp_path / "out", "--json")
+    done = cli(
+        "tune",
+        "export",
+        tmp_path / "both.tbundle",
+        "--format",
+        "vllm-moe",
+        "-o",
+        tmp_path / "out",
+        "--json",
+    )
     error = json.loads(done.stdout)["error"]
-    assert (error["code"], "choose with --kernel, --device or --triton" in error["message"]) == ("config", True)
+    assert (error["code"], "choose with --kernel, --device or --triton" in error["message"]) == (
+        "config",
+        True,
+    )
     assert not (tmp_path / "out").exists()
     assert cli("tune", "export", tmp_path / "both.tbundle", "--format", "vllm-moe", "--triton", "3.8.0", "-o",
                tmp_path / "out").exit_code == 0  # fmt: skip

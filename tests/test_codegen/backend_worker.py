@@ -8,14 +8,14 @@ import sys
 
 os.environ["XDG_CACHE_HOME"] = sys.argv[1]
 
-import libdevice_shim
 import torch
 
 from bundler.codegen.torch_backend import triton_bundler
 
-libdevice_shim.install()
 programs = []
-model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.LayerNorm(32), torch.nn.Linear(32, 4))
+model = torch.nn.Sequential(
+    torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.LayerNorm(32), torch.nn.Linear(32, 4)
+)
 eager = copy.deepcopy(model)
 compiled = torch.compile(model, backend=triton_bundler, options={"programs": programs})
 differences = []
@@ -25,7 +25,10 @@ for batch in (8, 11):
     for out in (ours, theirs):
         (out**2).mean().backward()
     differences.append((ours - theirs).abs().max())
-    differences += [(a.grad - b.grad).abs().max() for a, b in zip(model.parameters(), eager.parameters(), strict=True)]
+    differences += [
+        (a.grad - b.grad).abs().max()
+        for a, b in zip(model.parameters(), eager.parameters(), strict=True)
+    ]
 print(json.dumps({
     "largest_difference": float(max(differences)),
     "graphs": len(programs),

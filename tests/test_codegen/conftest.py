@@ -14,12 +14,14 @@ HERE = Path(__file__).parent
 
 @pytest.fixture
 def interpreted():
-    """Run a program of this folder in the interpreter, with `libdevice_shim` and the other modules here importable."""
+    """Run a program of this folder in the interpreter, with the other modules here importable."""
 
     def run(program, *arguments, timeout=100):
         environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(HERE)}
         command = [sys.executable, str(HERE / program), *map(str, arguments)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=timeout
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
 

@@ -7,13 +7,11 @@ import sys
 
 os.environ["XDG_CACHE_HOME"] = sys.argv[1]
 
-import libdevice_shim
 import torch
 import torch.nn.functional as F
 
 from bundler.codegen.torch_backend import triton_bundler
 
-libdevice_shim.install()
 programs = []
 
 

@@ -4,7 +4,6 @@
 import json
 import sys
 
-import libdevice_shim
 import torch
 
 from bundler.codegen.program import GenerateOptions, generate
@@ -27,8 +26,9 @@ def inputs(shape):
     return torch.randn(*shape), torch.randn(*shape[::-1])
 
 
-libdevice_shim.install()
-program = generate(function, inputs(SHAPES[0]), dynamic=True, options=GenerateOptions(sources=sys.argv[1]))
+program = generate(
+    function, inputs(SHAPES[0]), dynamic=True, options=GenerateOptions(sources=sys.argv[1])
+)
 largest = 0.0
 for shape in SHAPES:
     given = inputs(shape)

@@ -127,7 +127,13 @@ def added_to_places(a, v, i):
     )  # fmt: skip
 
 
-@case(lambda: (seeded(6, 8, dtype=torch.int32), seeded(3, 8, dtype=torch.int32), torch.tensor([4, 0, 4])))
+@case(
+    lambda: (
+        seeded(6, 8, dtype=torch.int32),
+        seeded(3, 8, dtype=torch.int32),
+        torch.tensor([4, 0, 4]),
+    )
+)
 def extremes_of_places(a, v, i):
     spread = i[:, None].expand(3, 8)
     wide, values = a.long(), v.long()
@@ -307,7 +313,10 @@ def gradients_of_rms_norm(a, w):
     return with_gradient(lambda x, weight: F.rms_norm(x, (40,), weight), a, w)
 
 
-@case(lambda: (seeded(8, 11), torch.tensor([1, 0, 10, 3, -100, 4, 2, 7]), positive(11)), tolerance=1e-4)
+@case(
+    lambda: (seeded(8, 11), torch.tensor([1, 0, 10, 3, -100, 4, 2, 7]), positive(11)),
+    tolerance=1e-4,
+)
 def losses(a, t, w):
     return (
         *with_gradient(lambda x: F.nll_loss(x.log_softmax(-1), t, w), a), *with_gradient(lambda x: F.cross_entropy(x, t, label_smoothing=0.1), a),
@@ -328,7 +337,9 @@ def interleaved_rotary(x, cos, sin):
 
 @case(lambda: (seeded(2, 4, 6), seeded(4, 3)), fallbacks=4)
 def complex_rotary(x, angles):
-    turned = torch.view_as_complex(x.reshape(2, 4, 3, 2)) * torch.polar(torch.ones_like(angles), angles)
+    turned = torch.view_as_complex(x.reshape(2, 4, 3, 2)) * torch.polar(
+        torch.ones_like(angles), angles
+    )
     return torch.view_as_real(turned).flatten(2)
 
 
@@ -345,11 +356,21 @@ def lists(a, b, c, d):
 
 def adam_state():
     parameters, gradients, means = ([seeded(20), seeded(7, 3)] for _ in range(3))
-    return *parameters, *gradients, *means, positive(20), positive(7, 3), torch.tensor(3.0), torch.tensor(5.0)
+    return (
+        *parameters,
+        *gradients,
+        *means,
+        positive(20),
+        positive(7, 3),
+        torch.tensor(3.0),
+        torch.tensor(5.0),
+    )
 
 
 def stepped(step, given, **options):
-    parameters, gradients, means, squares, steps = ([given[n], given[n + 1]] for n in range(0, 10, 2))
+    parameters, gradients, means, squares, steps = (
+        [given[n], given[n + 1]] for n in range(0, 10, 2)
+    )
     largest = [square * 2 for square in squares]
     step(
         parameters,

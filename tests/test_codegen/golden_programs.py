@@ -22,7 +22,10 @@ PROGRAMS = {
     "add_relu": (lambda a, b: (a + b).relu(), (full(1000), full(1000))),
     "broadcast": (lambda a, b: a * b, (full(64, 32), full(32))),
     "transpose": (lambda a, b: a + b.t(), (full(48, 40), full(40, 48))),
-    "half_gate": (lambda a, b: F.silu(a) * b, (full(96, dtype=torch.float16), full(96, dtype=torch.bfloat16))),
+    "half_gate": (
+        lambda a, b: F.silu(a) * b,
+        (full(96, dtype=torch.float16), full(96, dtype=torch.bfloat16)),
+    ),
     "embedding": (F.embedding, (full(8, dtype=torch.int64), full(100, 16))),
     "padding": (lambda a: F.pad(a, (1, 2)), (full(4, 30),)),
     "row_sum": (lambda a: a.sum(1), (full(10, 40),)),

@@ -83,7 +83,9 @@ def online_softmax(values, out, count, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 
 
 @triton.jit
-def sort_rows(values, out, indices, count, DESCENDING: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def sort_rows(
+    values, out, indices, count, DESCENDING: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
     rows = tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, COLUMNS)[None, :]
     mask = columns < count
@@ -154,7 +156,11 @@ def draw(seed, offsets, low, high, uniform, normal, integers, theirs, COUNT: tl.
 @triton.jit
 def philox(out, key, counter):
     a, b, c, d = tl.philox(
-        tl.load(key), tl.load(counter), tl.load(counter + 1), tl.load(counter + 2), tl.load(counter + 3)
+        tl.load(key),
+        tl.load(counter),
+        tl.load(counter + 1),
+        tl.load(counter + 2),
+        tl.load(counter + 3),
     )
     tl.store(out, a)
     tl.store(out + 1, b)

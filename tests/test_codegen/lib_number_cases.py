@@ -6,9 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lib_kernels import divide, draw, of_indices, philox
-from libdevice_shim import install
 
-install()
 WIDTHS = {torch.int8: 8, torch.int32: 32, torch.int64: 64}
 
 
@@ -23,7 +21,9 @@ def test_integers_are_divided_as_pythons(dtype, data):
     """Quotients and remainders are Python's, or C's; what is left and the quotient make the dividend, and division by zero is 0."""
     bits = WIDTHS[dtype]
     limit = 2 ** (bits - 1)
-    number = st.integers(-limit, limit - 1) | st.integers(-9, 9) | st.sampled_from([-limit, limit - 1])
+    number = (
+        st.integers(-limit, limit - 1) | st.integers(-9, 9) | st.sampled_from([-limit, limit - 1])
+    )
     a, b = (data.draw(st.lists(number, min_size=8, max_size=8)) for _ in range(2))
     out = torch.zeros(5, 8, dtype=dtype)
     divide[(1,)](torch.tensor(a, dtype=dtype), torch.tensor(b, dtype=dtype), out, COUNT=8)
@@ -32,7 +32,9 @@ def test_integers_are_divided_as_pythons(dtype, data):
         assert floor[k] == (wrapped(one // other, bits) if other else 0)
         assert rest[k] == (one % other if other else one)
         assert cut[k] == (
-            wrapped((abs(one) // abs(other)) * (1 if (one < 0) == (other < 0) else -1), bits) if other else 0
+            wrapped((abs(one) // abs(other)) * (1 if (one < 0) == (other < 0) else -1), bits)
+            if other
+            else 0
         )
         assert wrapped(cut[k] * other + cut_rest[k], bits) == one
         if other >= 0:
@@ -50,7 +52,9 @@ def test_index_expressions_mix_numbers_and_tensors():
     assert out[3].tolist() == [k**3 for k in index]
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (-5, 5), (0, 2**40), (-(2**63), 2**63 - 1), (7, 7)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(0, 1), (-5, 5), (0, 2**40), (-(2**63), 2**63 - 1), (7, 7)]
+)
 def test_random_numbers_depend_on_seed_and_offset_alone(low, high):
     """Uniform and normal numbers are Triton's own for the offset as uint32; integers lie in their range, and all int64 where it is empty."""
     offsets = torch.tensor([0, 1, 2, 3, 5, 2**31, 2**32 - 1, 2**33 + 1])
@@ -89,5 +93,7 @@ def test_random_numbers_depend_on_seed_and_offset_alone(low, high):
 def test_philox_gives_the_published_words(counter, key, words):
     """Philox-4x32-10, which all random numbers come from, gives the words that its authors published (Random123, kat_vectors)."""
     out = torch.zeros(4, dtype=torch.uint32)
-    philox[(1,)](out, torch.tensor([key], dtype=torch.uint64), torch.tensor(counter, dtype=torch.uint32))
+    philox[(1,)](
+        out, torch.tensor([key], dtype=torch.uint64), torch.tensor(counter, dtype=torch.uint32)
+    )
     assert tuple(out.tolist()) == words

@@ -9,9 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lib_kernels import arguments_of_extremes, extremes, moments, of_bits, online_softmax
-from libdevice_shim import install
 
-install()
 ROWS, COLUMNS = 4, 16
 SPECIAL = (0.0, -0.0, 1.0, -1.0, 2.5, math.inf, -math.inf, math.nan)
 
@@ -39,14 +37,18 @@ def test_extremes_propagate_nan(values):
     extremes[(1,)](values, out, ROWS=ROWS, COLUMNS=COLUMNS)
     assert same(out[0], values.amax(1))
     assert same(out[1], values.amin(1))
-    torch.testing.assert_close(out[2], values.double().prod(1).float(), equal_nan=True, rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        out[2], values.double().prod(1).float(), equal_nan=True, rtol=1e-5, atol=0
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64, torch.uint8])
 def test_extremes_of_integers_are_exact(dtype):
     """The maximum and minimum of integers are exact, at both ends of the range, and the product wraps."""
     limits = torch.iinfo(dtype)
-    values = torch.tensor([limits.min, limits.max, 0, 3] * (ROWS * COLUMNS // 4), dtype=dtype).reshape(ROWS, COLUMNS)
+    values = torch.tensor(
+        [limits.min, limits.max, 0, 3] * (ROWS * COLUMNS // 4), dtype=dtype
+    ).reshape(ROWS, COLUMNS)
     values[1] = 3
     out = torch.zeros(3, ROWS, dtype=dtype)
     extremes[(1,)](values, out, ROWS=ROWS, COLUMNS=COLUMNS)
@@ -56,7 +58,10 @@ def test_extremes_of_integers_are_exact(dtype):
 
 
 @settings(max_examples=25, deadline=None)
-@given(blocks(st.sampled_from(SPECIAL), torch.float32), st.sampled_from([torch.float32, torch.float64, torch.int32]))
+@given(
+    blocks(st.sampled_from(SPECIAL), torch.float32),
+    st.sampled_from([torch.float32, torch.float64, torch.int32]),
+)
 def test_arguments_of_extremes_are_the_lowest_and_nan_wins(values, dtype):
     """Of equal values the first counts, and the first NaN before any number."""
     values = (
@@ -92,7 +97,17 @@ def test_bits_are_combined_exactly(values, flags):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    ("count", "loop"), [(1, True), (15, True), (16, True), (17, True), (70, True), (1, False), (15, False), (16, False)]
+    ("count", "loop"),
+    [
+        (1, True),
+        (15, True),
+        (16, True),
+        (17, True),
+        (70, True),
+        (1, False),
+        (15, False),
+        (16, False),
+    ],
 )
 def test_moments_are_torchs(count, loop, dtype):
     """Mean, squared deviations and weight are those of the values, in groups that are full, empty or cut off, far from zero too."""
@@ -106,7 +121,9 @@ def test_moments_are_torchs(count, loop, dtype):
     wide = values.double()
     close = 1e-5 if dtype == torch.float32 else 1e-12
     torch.testing.assert_close(out[0].double(), wide.mean(1), rtol=close, atol=close)
-    torch.testing.assert_close(out[1].double(), wide.var(1, correction=0) * count, rtol=close * 10, atol=close * 10)
+    torch.testing.assert_close(
+        out[1].double(), wide.var(1, correction=0) * count, rtol=close * 10, atol=close * 10
+    )
     assert out[2].tolist() == [count] * ROWS
 
 
@@ -116,7 +133,10 @@ def test_online_softmax_is_that_of_two_passes(count, random):
     """Maximum and sum of exponentials are those of the whole row, rows and groups of minus infinity included."""
     values = torch.tensor(
         [
-            [random.choice([-math.inf, random.uniform(-90, 90), random.uniform(-1, 1)]) for _ in range(count)]
+            [
+                random.choice([-math.inf, random.uniform(-90, 90), random.uniform(-1, 1)])
+                for _ in range(count)
+            ]
             for _ in range(ROWS)
         ]
     )

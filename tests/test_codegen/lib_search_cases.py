@@ -9,26 +9,38 @@ import triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lib_kernels import search, sort_rows
-from libdevice_shim import install
 
-install()
-NUMBERS = st.sampled_from((0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan)) | st.floats(-3, 3, width=16)
+NUMBERS = st.sampled_from((0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan)) | st.floats(
+    -3, 3, width=16
+)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 17), st.booleans(), st.data())
 def test_sort_is_torchs_stable_sort(count, descending, data):
     """Values come in torch's order, NaN largest, equal ones (zeros of both signs too) in the order they had, and padding after all."""
-    rows = data.draw(st.lists(st.lists(NUMBERS, min_size=count, max_size=count), min_size=2, max_size=2))
+    rows = data.draw(
+        st.lists(st.lists(NUMBERS, min_size=count, max_size=count), min_size=2, max_size=2)
+    )
     values = torch.tensor(rows)
     out, indices = torch.zeros_like(values), torch.zeros(values.shape, dtype=torch.int64)
-    sort_rows[(1,)](values, out, indices, count, DESCENDING=descending, ROWS=2, COLUMNS=triton.next_power_of_2(count))
+    sort_rows[(1,)](
+        values,
+        out,
+        indices,
+        count,
+        DESCENDING=descending,
+        ROWS=2,
+        COLUMNS=triton.next_power_of_2(count),
+    )
     right = torch.sort(values, dim=1, descending=descending, stable=True)
     assert indices.tolist() == right.indices.tolist()
     assert torch.equal(out.view(torch.int32), values.gather(1, indices).view(torch.int32))
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.float64, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, torch.uint8, torch.int64, torch.float64, torch.float16]
+)
 @pytest.mark.parametrize("descending", [False, True])
 def test_other_dtypes_are_sorted_too(dtype, descending):
     """Integers of both ends of the range, and floats of other widths, are sorted."""

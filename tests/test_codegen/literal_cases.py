@@ -5,14 +5,12 @@ import math
 
 import pytest
 import torch
-from libdevice_shim import install
 from operator_kernels import HEADER
 from operator_worker import loaded
 
 from bundler.codegen.data_types import DATA_TYPES, stored_text
 from bundler.codegen.literals import constant_text, literal_text
 
-install()
 FLOATS = (
     0.0, -0.0, 1.0, -1.5, 0.1, 1 / 3, 1e-30, 1e-38, 1e-45, 5e-324, 1e30, 3.4e38, 1e39, -1e300, 2.0**24 + 1, 123456789.123, math.inf, -math.inf, math.nan,
     3, -7, True,
@@ -35,7 +33,19 @@ INTEGERS = (
     True,
     7.0,
 )
-DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "uint32", "bool")
+DTYPES = (
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint32",
+    "bool",
+)
 TEXT = """
 @triton.jit
 def numbers(zero, out):
@@ -60,12 +70,16 @@ def right(name, number):
         return (wide if name == "float64" else wide.to(torch.float32)).to(dtype)
     bits = DATA_TYPES[name].bits
     whole = int(number) % 2**bits
-    return torch.tensor(whole - 2**bits if "u" not in name and whole >= 2 ** (bits - 1) else whole, dtype=dtype)
+    return torch.tensor(
+        whole - 2**bits if "u" not in name and whole >= 2 ** (bits - 1) else whole, dtype=dtype
+    )
 
 
 def same(got, wanted):
     if got.dtype.is_floating_point:
-        return bool((got == wanted) & (got.signbit() == wanted.signbit()) | got.isnan() & wanted.isnan())
+        return bool(
+            (got == wanted) & (got.signbit() == wanted.signbit()) | got.isnan() & wanted.isnan()
+        )
     return got.item() == wanted.item()
 
 
@@ -75,9 +89,13 @@ def test_a_number_has_every_bit_that_torch_gives_it(name):
     chosen = tried(name)
     row = DATA_TYPES[name]
     sign = "|" if name == "bool" else "+"
-    lines = [f"x = {'tl.load(zero) != 0' if name == 'bool' else f'tl.load(zero).to({row.computed})'}"]
+    lines = [
+        f"x = {'tl.load(zero) != 0' if name == 'bool' else f'tl.load(zero).to({row.computed})'}"
+    ]
     for place, number in enumerate(chosen):
-        lines.append(f"tl.store(out + {2 * place}, {stored_text(constant_text(number, name), name)})")
+        lines.append(
+            f"tl.store(out + {2 * place}, {stored_text(constant_text(number, name), name)})"
+        )
         lines.append(
             f"tl.store(out + {2 * place + 1}, {stored_text(f'(x {sign} {literal_text(number, name)})', name)})"
         )
@@ -89,7 +107,11 @@ def test_a_number_has_every_bit_that_torch_gives_it(name):
         wanted = right(name, number)
         if name == "bfloat16":
             # The interpreter cuts bits off where a GPU rounds.
-            wanted = (torch.tensor(float(number)).view(torch.int32) & -0x10000).view(torch.float32).to(dtype)
+            wanted = (
+                (torch.tensor(float(number)).view(torch.int32) & -0x10000)
+                .view(torch.float32)
+                .to(dtype)
+            )
         assert same(out[2 * place], wanted), (number, out[2 * place], wanted)
         total = zero[0] + wanted if dtype.is_floating_point else wanted
         assert same(out[2 * place + 1], total), (number, out[2 * place + 1])

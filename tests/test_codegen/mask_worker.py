@@ -10,7 +10,6 @@ import random
 import sys
 import warnings
 
-import libdevice_shim
 import torch
 from random_graphs import checked, drawn, function, inputs
 
@@ -25,7 +24,11 @@ WIDE_ROWS = (2, 8, 64)
 
 def bordered(sizes, strides, dtype):
     """Return a tensor in the middle of memory that holds NaN, or a number that no result has, and that memory."""
-    reach = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) + 1 if all(sizes) else 0
+    reach = (
+        sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) + 1
+        if all(sizes)
+        else 0
+    )
     fill = float("nan") if dtype.is_floating_point else dtype != torch.bool and 77
     memory = torch.full((reach + 2 * BORDER,), fill, dtype=dtype)
     return memory.as_strided(sizes, strides, BORDER), memory
@@ -66,7 +69,9 @@ def launcher(modules, chance):
         fn = modules[name].fn
         names = fn.arg_names[: len(arguments)]
         sizes = {
-            n.removesuffix("numel"): value for n, value in zip(names, arguments, strict=True) if n.endswith("numel")
+            n.removesuffix("numel"): value
+            for n, value in zip(names, arguments, strict=True)
+            if n.endswith("numel")
         }
         # No candidate has a block that is larger than a power of two can be for the size (`test_program_texts` has the test of that).
         blocks = {
@@ -77,7 +82,9 @@ def launcher(modules, chance):
             for n in fn.arg_names[len(arguments) :]
             if n.endswith("BLOCK")
         }
-        grid = tuple(-(-sizes.get(axis, 1) // blocks.get(f"{axis.upper()}BLOCK", 1)) for axis in "xyz")
+        grid = tuple(
+            -(-sizes.get(axis, 1) // blocks.get(f"{axis.upper()}BLOCK", 1)) for axis in "xyz"
+        )
         fn[grid](*arguments, **blocks)
 
     return launch
@@ -87,7 +94,9 @@ def problem(seed, sources):
     """Return what is wrong with the kernels of one function."""
     chance = random.Random(seed)
     description = drawn(seed)
-    program = generate(function(description), inputs(description), options=GenerateOptions(sources=sources))
+    program = generate(
+        function(description), inputs(description), options=GenerateOptions(sources=sources)
+    )
     memory = BorderedMemory()
     given = []
     for tensor in inputs(description):
@@ -97,11 +106,14 @@ def problem(seed, sources):
         given.append(inside)
     results = program.runner(memory, launcher(program.modules, chance))(*given)
     written = memory.written()
-    return f"{written} elements beside tensors were written" if written else checked(description, results)
+    return (
+        f"{written} elements beside tensors were written"
+        if written
+        else checked(description, results)
+    )
 
 
 def main(sources, first, count):
-    libdevice_shim.install()
     warnings.simplefilter("ignore")
     found = {}
     for seed in range(int(first), int(first) + int(count)):

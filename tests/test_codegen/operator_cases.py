@@ -45,7 +45,9 @@ def torch_dtype(name):
 def compute_dtype(name):
     """Return the dtype of torch that the generator computes a dtype in."""
     return (
-        torch.float32 if DATA_TYPES[name].is_half or DATA_TYPES[name].kind is NumberKind.FLOAT8 else torch_dtype(name)
+        torch.float32
+        if DATA_TYPES[name].is_half or DATA_TYPES[name].kind is NumberKind.FLOAT8
+        else torch_dtype(name)
     )
 
 
@@ -59,7 +61,9 @@ def numbers(name):
         near = [0, 1, 2, 3, 5, 7, 8, 10, 31, 32, 63, 64, 100, high, high - 1, low, low + 1]
         near += [-1, -2, -3, -7, -8, -10, -100] if row.kind is NumberKind.SIGNED else []
         return torch.tensor(sorted(set(near)), dtype=torch_dtype(name))
-    chosen = torch.tensor(SMALL_FLOATS if row.kind is NumberKind.FLOAT8 else FLOAT_NUMBERS, dtype=torch.float64)
+    chosen = torch.tensor(
+        SMALL_FLOATS if row.kind is NumberKind.FLOAT8 else FLOAT_NUMBERS, dtype=torch.float64
+    )
     if name == "bfloat16":
         # The interpreter takes subnormal numbers of bfloat16 for zero; a GPU does not.
         chosen = chosen[(chosen.abs() > 1.2e-38) | (chosen == 0) | chosen.isnan()]
@@ -73,7 +77,9 @@ def arguments(name, arity, condition):
         tensors = [tried]
     else:
         pairs = torch.tensor(list(itertools.product(range(len(tried)), repeat=2)))
-        tensors = [tried[pairs[:, 0]], tried[pairs[:, 1]], tried[pairs.sum(1) % len(tried)]][: arity - condition]
+        tensors = [tried[pairs[:, 0]], tried[pairs[:, 1]], tried[pairs.sum(1) % len(tried)]][
+            : arity - condition
+        ]
     if condition:
         tensors.insert(0, torch.arange(len(tensors[0])) % 3 == 0)
     return tensors
@@ -82,9 +88,16 @@ def arguments(name, arity, condition):
 def arguments_of(operator, name):
     """Return tensors to call an operator of the table with, for a dtype."""
     if operator.name == "ldexp":
-        pairs = list(itertools.product(numbers(name).tolist(), (0, 1, -1, 30, -40, 150, -160, 2000, -2000, 2**31 - 1)))
+        pairs = list(
+            itertools.product(
+                numbers(name).tolist(), (0, 1, -1, 30, -40, 150, -160, 2000, -2000, 2**31 - 1)
+            )
+        )
         first, second = zip(*pairs, strict=True)
-        return [torch.tensor(first, dtype=torch.float64).to(torch_dtype(name)), torch.tensor(second, dtype=torch.int64)]
+        return [
+            torch.tensor(first, dtype=torch.float64).to(torch_dtype(name)),
+            torch.tensor(second, dtype=torch.int64),
+        ]
     if operator.name == "device_assert_then":
         return [torch.ones(len(numbers(name)), dtype=torch.bool), numbers(name)]
     if operator.name.startswith("logical_"):
@@ -93,7 +106,10 @@ def arguments_of(operator, name):
         # The interpreter rounds the product too, so only what needs no rounding can be compared.
         tensors = arguments(name, 3, 0)
         exact = torch.stack(
-            [(t.double() * 2 == (t.double() * 2).round()) & (t.double().abs() < 1000) for t in tensors]
+            [
+                (t.double() * 2 == (t.double() * 2).round()) & (t.double().abs() < 1000)
+                for t in tensors
+            ]
         ).all(0)
         return [t[exact] for t in tensors] if DATA_TYPES[name].kind is NumberKind.FLOAT else tensors
     return arguments(name, operator.arity, operator.conditions)
@@ -137,9 +153,14 @@ def _by_integers(function):
 
     def compute(a, b):
         bits = torch.iinfo(a.dtype).bits
-        out = [function(one, other, bits) % 2**bits for one, other in zip(a.tolist(), b.tolist(), strict=True)]
+        out = [
+            function(one, other, bits) % 2**bits
+            for one, other in zip(a.tolist(), b.tolist(), strict=True)
+        ]
         least = 2 ** (bits - 1) if a.dtype.is_signed else 2**bits
-        return torch.tensor([number - 2**bits if number >= least else number for number in out], dtype=a.dtype)
+        return torch.tensor(
+            [number - 2**bits if number >= least else number for number in out], dtype=a.dtype
+        )
 
     compute.takes_unsigned = True
     return compute
@@ -199,7 +220,10 @@ def _cannot_be_held(a, dtype):
         return (a.double().abs() < 1.2e-38) & (a != 0)
     if not a.dtype.is_floating_point or not row.is_integer:
         return torch.zeros(a.shape, dtype=torch.bool)
-    own, limits = torch.iinfo(torch_dtype(dtype)), torch.iinfo(torch.int32 if row.bits < 64 else torch.int64)
+    own, limits = (
+        torch.iinfo(torch_dtype(dtype)),
+        torch.iinfo(torch.int32 if row.bits < 64 else torch.int64),
+    )
     low = own.min if row.kind is NumberKind.SIGNED else limits.min
     return ~((a.double() > low - 1.0) & (a.double() < float(own.max)))
 
@@ -340,7 +364,11 @@ def expected(operator, dtype, tensors, options):
     undefined = reference.avoid(*computed, **given) if reference.avoid else None
     if reference.wide and computed[-1].dtype.is_floating_point:
         computed = [t if t.dtype == torch.bool else t.double() for t in computed]
-    if dtype in NOT_IN_TORCH and not computed[-1].dtype.is_floating_point and computed[-1].dtype != torch.bool:
+    if (
+        dtype in NOT_IN_TORCH
+        and not computed[-1].dtype.is_floating_point
+        and computed[-1].dtype != torch.bool
+    ):
         return _as_signed(reference, operator, computed, given), undefined
     return reference.compute(*computed, **given), undefined
 
@@ -359,7 +387,9 @@ def _as_signed(reference, operator, tensors, given):
         result = reference.compute(*(t.long() if t.dtype == own else t for t in tensors), **given)
         return result.to(own) if result.dtype == torch.int64 else result
     turn = -(2**63) if operator.name in _ORDERED else 0
-    result = reference.compute(*(t.view(torch.int64) ^ turn if t.dtype == own else t for t in tensors), **given)
+    result = reference.compute(
+        *(t.view(torch.int64) ^ turn if t.dtype == own else t for t in tensors), **given
+    )
     return (result ^ turn).view(own) if result.dtype == torch.int64 else result
 
 

@@ -75,10 +75,20 @@ def cells(dtype, backend, eights):
     for operator in OPERATORS.values():
         options = OPTIONS.get(operator.name, {})
         if operator.name == "to_dtype":
-            yield from ((operator, {"dtype": name}) for name in DATA_TYPES if name not in EIGHTS or name in eights)
+            yield from (
+                (operator, {"dtype": name})
+                for name in DATA_TYPES
+                if name not in EIGHTS or name in eights
+            )
         elif operator.name == "to_dtype_bitcast":
-            same = [n for n, row in DATA_TYPES.items() if row.bits == DATA_TYPES[dtype].bits and n != "bool"]
-            yield from ((operator, {"dtype": name}) for name in same if name not in EIGHTS or name in eights)
+            same = [
+                n
+                for n, row in DATA_TYPES.items()
+                if row.bits == DATA_TYPES[dtype].bits and n != "bool"
+            ]
+            yield from (
+                (operator, {"dtype": name}) for name in same if name not in EIGHTS or name in eights
+            )
         elif operator.name in {"rand", "randn", "randint64"}:
             if dtype == "int64":
                 yield operator, {}
@@ -92,13 +102,17 @@ def whole_kernel(name, dtype, backend, eights=()):
     for number, (operator, options) in enumerate(cells(dtype, backend, eights)):
         conditions = operator.conditions
         given = ["bool"] * conditions + [
-            "int64" if operator.name == "ldexp" and k else dtype for k in range(operator.arity - conditions)
+            "int64" if operator.name == "ldexp" and k else dtype
+            for k in range(operator.arity - conditions)
         ]
         names = [
-            f"mask{k}" if k < conditions else "number" if given[k] != dtype else f"tmp{k}" for k in range(len(given))
+            f"mask{k}" if k < conditions else "number" if given[k] != dtype else f"tmp{k}"
+            for k in range(len(given))
         ]
         try:
-            value = render(operator.name, [Value(n, g) for n, g in zip(names, given, strict=True)], **options)
+            value = render(
+                operator.name, [Value(n, g) for n, g in zip(names, given, strict=True)], **options
+            )
         except UnsupportedOperator:
             continue
         out = f"out_{value.dtype}"
@@ -110,7 +124,10 @@ def whole_kernel(name, dtype, backend, eights=()):
     loads = [f"tmp{k} = {loaded_text(f'tl.load(in{k} + index)', dtype)}" for k in range(4)]
     loads += ["mask0 = index > 3", "mask1 = index > 5", "number = index.to(tl.int64)"]
     body = "\n    ".join(["index = tl.arange(0, BLOCK)", *loads, *lines])
-    return f"\n@triton.jit\ndef {name}({', '.join(pointers)}, BLOCK: tl.constexpr):\n    {body}\n", pointers
+    return (
+        f"\n@triton.jit\ndef {name}({', '.join(pointers)}, BLOCK: tl.constexpr):\n    {body}\n",
+        pointers,
+    )
 
 
 def pointer_type(dtype):
@@ -123,4 +140,6 @@ def pointer_type(dtype):
         "bool": "i1",
         "bfloat16": "bf16",
     }
-    return "*" + short.get(dtype, re.sub("^float", "fp", re.sub("u?int", lambda found: found[0][0], dtype)))
+    return "*" + short.get(
+        dtype, re.sub("^float", "fp", re.sub("u?int", lambda found: found[0][0], dtype))
+    )

@@ -8,12 +8,10 @@ import sys
 
 os.environ["XDG_CACHE_HOME"] = sys.argv[1]
 
-import libdevice_shim
 import torch
 
 from bundler.codegen.torch_backend import triton_bundler
 
-libdevice_shim.install()
 report = {}
 for kind, lists in itertools.product((torch.optim.AdamW, torch.optim.SGD), (True, False)):
     torch._dynamo.reset()
@@ -31,7 +29,9 @@ for kind, lists in itertools.product((torch.optim.AdamW, torch.optim.SGD), (True
         step()
         other.step()
     report[f"{kind.__name__} {'lists' if lists else 'tensors'}"] = {
-        "difference": max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(ours, theirs, strict=True)),
+        "difference": max(
+            float((a - b).abs().max() / b.abs().max()) for a, b in zip(ours, theirs, strict=True)
+        ),
         "fallbacks": [fallback.operator for program in programs for fallback in program.fallbacks],
         "kernels": [len(program.kernels) for program in programs],
     }

@@ -54,7 +54,11 @@ def gelu_gate(a, b):
     return F.gelu(a) * b + F.silu(b)
 
 
-@case(lambda: (seeded(40, dtype=torch.float16), seeded(40, dtype=torch.bfloat16)), kernels=1, tolerance=2e-2)
+@case(
+    lambda: (seeded(40, dtype=torch.float16), seeded(40, dtype=torch.bfloat16)),
+    kernels=1,
+    tolerance=2e-2,
+)
 def halves(a, b):
     return a.float() * b, (a + 1).to(torch.bfloat16) - b
 
@@ -89,7 +93,12 @@ def scalar(a):
 
 @case(lambda: (seeded(4, 6, 8),))
 def views(a):
-    return a.permute(2, 0, 1).reshape(8, 24) + 1, a[:, 1:5:2, 3], a.flip(1) * 2, a.view(2, 2, 48).sum(-1)
+    return (
+        a.permute(2, 0, 1).reshape(8, 24) + 1,
+        a[:, 1:5:2, 3],
+        a.flip(1) * 2,
+        a.view(2, 2, 48).sum(-1),
+    )
 
 
 @case(lambda: (seeded(4, 5), seeded(3, 5)))
@@ -126,7 +135,11 @@ def scattered_often(a, i, v):
 @case(lambda: (seeded(6, 9), torch.tensor([[1], [8], [0], [4], [4], [2]])), kernels=1)
 def one_hot_rows(a, i):
     """One element of each row is replaced, as in the gradient of a loss of classes: no memory is filled first."""
-    return torch.zeros_like(a).scatter(1, i, -1.0) * a, a.scatter(1, i, 3.0), a.to(torch.int32).scatter(1, i, i.int())
+    return (
+        torch.zeros_like(a).scatter(1, i, -1.0) * a,
+        a.scatter(1, i, 3.0),
+        a.to(torch.int32).scatter(1, i, i.int()),
+    )
 
 
 @case(lambda: (seeded(32, 6),), kernels=1)
@@ -232,7 +245,10 @@ def long_softmax(a):
 
 
 @case(
-    lambda: (seeded(4, 1100).masked_fill(seeded(4, 1100) > 1, float("-inf")), torch.full((1, 1100), float("-inf"))),
+    lambda: (
+        seeded(4, 1100).masked_fill(seeded(4, 1100) > 1, float("-inf")),
+        torch.full((1, 1100), float("-inf")),
+    ),
     kernels=1,
 )
 def long_softmax_of_infinities(a, b):
@@ -324,7 +340,11 @@ def kept_and_one_for_all(a, b):
     return (b >= a).any(1), b.ne(b)
 
 
-@case(lambda: (seeded(6, 40, dtype=torch.bfloat16), seeded(40, dtype=torch.bfloat16)), kernels=1, tolerance=2e-2)
+@case(
+    lambda: (seeded(6, 40, dtype=torch.bfloat16), seeded(40, dtype=torch.bfloat16)),
+    kernels=1,
+    tolerance=2e-2,
+)
 def half_rms_norm(a, w):
     """A decomposition of torch's that changes what it made."""
     return F.rms_norm(a, (40,), w)

@@ -10,12 +10,11 @@ import sys
 import traceback
 
 import function_cases
-import libdevice_shim
 import torch
 from program_cases import CASES
 
 from bundler.codegen.program import GenerateOptions, generate
-from bundler.runtime.launch.plan_reading import read_plan
+from bundler.runtime.program.plan_reading import read_plan
 
 assert function_cases, "importing adds its functions"
 
@@ -32,13 +31,21 @@ def difference(found, expected, tolerance):
     close = (
         torch.equal(found, expected)
         if exact
-        else torch.allclose(found.double(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
+        else torch.allclose(
+            found.double(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True
+        )
     )
-    return None if close else f"largest difference {(found.double() - expected.double()).abs().max()}"
+    return (
+        None if close else f"largest difference {(found.double() - expected.double()).abs().max()}"
+    )
 
 
 def flat(value):
-    return [value] if not isinstance(value, (tuple, list)) else [part for item in value for part in flat(item)]
+    return (
+        [value]
+        if not isinstance(value, (tuple, list))
+        else [part for item in value for part in flat(item)]
+    )
 
 
 def run(name, sources):
@@ -52,12 +59,13 @@ def run(name, sources):
     if len(program.fallbacks) != fallbacks:
         problems.append(f"fallbacks: {program.fallbacks}")
     if kernels is not None and len(program.kernels) != kernels:
-        problems.append(f"{len(program.kernels)} kernels instead of {kernels}: {list(program.kernels)}")
+        problems.append(
+            f"{len(program.kernels)} kernels instead of {kernels}: {list(program.kernels)}"
+        )
     return {"problems": [p for p in problems if p], "kernels": list(program.kernels)}
 
 
 def main(sources, *names):
-    libdevice_shim.install()
     report = {}
     for name in names or CASES:
         try:

@@ -11,7 +11,6 @@ import traceback
 import warnings
 from collections import Counter
 
-import libdevice_shim
 from random_graphs import checked, drawn, function, inputs, smaller
 
 from bundler.codegen.program import GenerateOptions, generate
@@ -20,7 +19,9 @@ from bundler.codegen.program import GenerateOptions, generate
 def problem(description, sources, counts=None):
     """Return what is wrong with the program of a description; its kind is the first word."""
     try:
-        program = generate(function(description), inputs(description), options=GenerateOptions(sources=sources))
+        program = generate(
+            function(description), inputs(description), options=GenerateOptions(sources=sources)
+        )
         results = program.run(*inputs(description))
     except Exception as error:  # noqa: BLE001  (whatever is raised is the finding)
         last = traceback.extract_tb(error.__traceback__)[-1]
@@ -34,7 +35,6 @@ def problem(description, sources, counts=None):
 
 def main(sources, first, count, keep=None):
     """Print what was found."""
-    libdevice_shim.install()
     warnings.simplefilter("ignore")
     counts, found = Counter(), {}
     for seed in range(int(first), int(first) + int(count)):
@@ -43,7 +43,9 @@ def main(sources, first, count, keep=None):
         counts["graphs"] += 1
         if wrong and keep is None:
             kind = wrong.split(":")[0].split(" ")[0]
-            least = smaller(description, lambda d, kind=kind: problem(d, sources).startswith(kind), tries=120)
+            least = smaller(
+                description, lambda d, kind=kind: problem(d, sources).startswith(kind), tries=120
+            )
             found[seed] = [problem(least, sources), repr(least)]
         elif wrong:
             found[seed] = [wrong, repr(description)]

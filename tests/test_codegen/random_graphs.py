@@ -65,7 +65,11 @@ def _cast(x, dtype, wide):
     return (
         x
         if kept
-        else x.to(torch.float64 if wide and getattr(torch, dtype).is_floating_point else getattr(torch, dtype))
+        else x.to(
+            torch.float64
+            if wide and getattr(torch, dtype).is_floating_point
+            else getattr(torch, dtype)
+        )
     )
 
 
@@ -164,7 +168,19 @@ TESTS = ("isnan", "isinf", "signbit")
 ADDED_ATOMICALLY = ("float32", "float64", "int32", "int64")
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 PAIRS = ("add", "sub", "mul", "maximum", "minimum")
-VIEWS = ("permute", "reshape", "slice", "flip", "unsqueeze", "expand", "pad", "roll", "repeat", "tril", "triu")
+VIEWS = (
+    "permute",
+    "reshape",
+    "slice",
+    "flip",
+    "unsqueeze",
+    "expand",
+    "pad",
+    "roll",
+    "repeat",
+    "tril",
+    "triu",
+)
 REDUCTIONS = (
     "sum",
     "mean",
@@ -214,7 +230,10 @@ EXACT = {
 
 def inputs(description):
     """Return the tensors that a description is given; the same ones each time, which nobody changes."""
-    return [_tensor(given, description.seed * 100 + number) for number, given in enumerate(description.inputs)]
+    return [
+        _tensor(given, description.seed * 100 + number)
+        for number, given in enumerate(description.inputs)
+    ]
 
 
 @functools.lru_cache(maxsize=8)
@@ -244,7 +263,9 @@ def _numbers(shape, given, generator):
         numbers = torch.randint(low, high, shape, generator=generator).to(dtype)
         limits = torch.tensor([torch.iinfo(dtype).min, torch.iinfo(dtype).max], dtype=dtype)
         extreme = torch.rand(shape, generator=generator) < (0.1 if given.special else 0)
-        return torch.where(extreme, limits[torch.randint(0, 2, shape, generator=generator)], numbers)
+        return torch.where(
+            extreme, limits[torch.randint(0, 2, shape, generator=generator)], numbers
+        )
     numbers = torch.randn(shape, generator=generator)
     ties = torch.rand(shape, generator=generator) < 0.2
     numbers = torch.where(ties, (numbers * 2).round() / 2, numbers)
@@ -291,12 +312,19 @@ def checked(description, results):
 
 
 # Of the largest number, for what the order of a sum does; the interpreter cuts bfloat16 off where a GPU rounds.
-_SLACK = {torch.float64: 1e-13, torch.float32: 3e-6, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
+_SLACK = {
+    torch.float64: 1e-13,
+    torch.float32: 3e-6,
+    torch.float16: 2.0**-9,
+    torch.bfloat16: 2.0**-6,
+}
 
 
 def _alike(one, other):
     """Return where two tensors are both finite, both NaN, or the same infinity."""
-    return torch.where(torch.isfinite(one), torch.isfinite(other), (one == other) | one.isnan() & other.isnan())
+    return torch.where(
+        torch.isfinite(one), torch.isfinite(other), (one == other) | one.isnan() & other.isnan()
+    )
 
 
 def _slack(description, found):
@@ -376,7 +404,11 @@ def drawn(seed):
     used = {number for step in description.steps for number in step.values}
     ends = [number for number in last if number not in used] or [count + len(description.steps) - 1]
     more = [number for number in last if number in used and chance.random() < 0.2]
-    return replace(description, outputs=tuple(sorted({*ends, *more}))) if description.steps else drawn(seed + 1_000_003)
+    return (
+        replace(description, outputs=tuple(sorted({*ends, *more})))
+        if description.steps
+        else drawn(seed + 1_000_003)
+    )
 
 
 def _inputs(chance):
@@ -437,7 +469,9 @@ def _step(chance, description):
     known = _known(description)
     recent = [n for n in range(len(known)) for _ in range(1 + 2 * (n >= len(description.inputs)))]
     one, other = chance.choice(recent), chance.choice(recent)
-    draw = chance.choice((_pointwise, _pointwise, _pairwise, _pairwise, _viewed, _reduced, _converted, _chosen))
+    draw = chance.choice(
+        (_pointwise, _pointwise, _pairwise, _pairwise, _viewed, _reduced, _converted, _chosen)
+    )
     return draw(chance, known, one, other)
 
 
@@ -446,7 +480,17 @@ def _pointwise(chance, known, one, other):
     if value.kind == "bool":
         return Step("logical_not", (one,))
     if value.kind == "int":
-        names = ("neg", "abs", "relu", "square", "sign", "bitwise_not", "add_number", "mul_number", "clamp")
+        names = (
+            "neg",
+            "abs",
+            "relu",
+            "square",
+            "sign",
+            "bitwise_not",
+            "add_number",
+            "mul_number",
+            "clamp",
+        )
     else:
         names = (
             *SMOOTH,
@@ -458,8 +502,12 @@ def _pointwise(chance, known, one, other):
         )
     name = chance.choice([n for n in names if not (value.dtype == "uint8" and n == "neg")])
     more = {
-        "add_number": lambda: (chance.choice((1, 2, 3)) if value.kind == "int" else chance.choice((1, 0.5, -2.25)),),
-        "mul_number": lambda: (chance.choice((2, 3)) if value.kind == "int" else chance.choice((2, 0.5, -0.75)),),
+        "add_number": lambda: (
+            chance.choice((1, 2, 3)) if value.kind == "int" else chance.choice((1, 0.5, -2.25)),
+        ),
+        "mul_number": lambda: (
+            chance.choice((2, 3)) if value.kind == "int" else chance.choice((2, 0.5, -0.75)),
+        ),
         "pow_number": lambda: (chance.choice((2, 3)),),
         "round_decimals": lambda: (chance.choice((-1, 1, 2)),),
         "clamp": lambda: (0, 3) if value.kind == "int" else (-0.5, 0.75),
@@ -477,7 +525,15 @@ def _pairwise(chance, known, one, other):
         names += ["div", "atan2", "hypot", "logaddexp"]
         names += ["copysign"] if right.exact else []
     if kinds == {"int"}:
-        names += ["remainder", "fmod", "floor_divide", "trunc_divide", "bitwise_and", "bitwise_or", "bitwise_xor"]
+        names += [
+            "remainder",
+            "fmod",
+            "floor_divide",
+            "trunc_divide",
+            "bitwise_and",
+            "bitwise_or",
+            "bitwise_xor",
+        ]
         names += ["left_shift", "right_shift", "power"]
     if kinds == {"bool"}:
         names = ["logical_and", "logical_or", "logical_xor", "bitwise_xor", "eq"]
@@ -510,7 +566,9 @@ def _reduced(chance, known, one, other):
     value = known[one]
     names = [n for n in REDUCTIONS if n not in {"argmax", "argmin", "any", "all"} or value.exact]
     if value.kind != "float":
-        names = ["sum", "amax", "amin", "any", "all"] + (["prod", "argmax", "argmin"] if value.kind == "int" else [])
+        names = ["sum", "amax", "amin", "any", "all"] + (
+            ["prod", "argmax", "argmin"] if value.kind == "int" else []
+        )
     name = chance.choice(names)
     axis = chance.randrange(max(1, len(value.shape)))
     if name == "prod" and len(value.shape) > axis and value.shape[axis] > LONGEST_PRODUCT:
@@ -519,7 +577,10 @@ def _reduced(chance, known, one, other):
         return Step(name, (one,), (axis,))
     if name == "layer_norm":
         return Step(name, (one,))
-    if name in {"sum", "mean", "amax", "amin", "var", "std", "norm", "logsumexp"} and chance.random() < 0.25:
+    if (
+        name in {"sum", "mean", "amax", "amin", "var", "std", "norm", "logsumexp"}
+        and chance.random() < 0.25
+    ):
         axis = tuple(range(len(value.shape)))
     return Step(name, (one,), (axis, chance.random() < 0.5))
 
@@ -537,7 +598,9 @@ def _chosen(chance, known, one, other):
     indices = [
         n
         for n, value in enumerate(known)
-        if value.kind == "int" and value.dtype in {"int32", "int64"} and _elements(value.shape) <= 64
+        if value.kind == "int"
+        and value.dtype in {"int32", "int64"}
+        and _elements(value.shape) <= 64
     ]
     name = chance.choice(("where", "masked_fill", "cat", "stack", "index", "index_add", "put"))
     axis = chance.randrange(max(1, len(known[one].shape)))
@@ -597,14 +660,21 @@ def _candidates(description):
         ):
             if changed != given:
                 yield _with_input(description, place, changed)
-    for size in sorted({size for given in description.inputs for size in given.shape if size > 1}, reverse=True):
+    for size in sorted(
+        {size for given in description.inputs for size in given.shape if size > 1}, reverse=True
+    ):
         for less in {1, size // 2, size - 1}:
-            cut = tuple(replace(g, shape=tuple(less if s == size else s for s in g.shape)) for g in description.inputs)
+            cut = tuple(
+                replace(g, shape=tuple(less if s == size else s for s in g.shape))
+                for g in description.inputs
+            )
             yield replace(description, inputs=cut)
 
 
 def _with_input(description, place, given):
-    return replace(description, inputs=(*description.inputs[:place], given, *description.inputs[place + 1 :]))
+    return replace(
+        description, inputs=(*description.inputs[:place], given, *description.inputs[place + 1 :])
+    )
 
 
 def _without(description, place):
@@ -617,8 +687,13 @@ def _without(description, place):
 
 def _instead(description, number, other):
     """Return a description in which one value stands for another, whose step is gone."""
-    steps = tuple(replace(s, values=tuple(other if v == number else v for v in s.values)) for s in description.steps)
-    return _renumbered(replace(description, steps=steps), number - len(description.inputs), {number: other})
+    steps = tuple(
+        replace(s, values=tuple(other if v == number else v for v in s.values))
+        for s in description.steps
+    )
+    return _renumbered(
+        replace(description, steps=steps), number - len(description.inputs), {number: other}
+    )
 
 
 def _renumbered(description, place, taken):
@@ -632,4 +707,6 @@ def _renumbered(description, place, taken):
     steps = tuple(replace(s, values=tuple(moved(v) for v in s.values)) for s in steps)
     count = len(description.inputs)
     outputs = {moved(number) for number in description.outputs} - {None}
-    return replace(description, steps=steps, outputs=tuple(sorted(n for n in outputs if n >= count)))
+    return replace(
+        description, steps=steps, outputs=tuple(sorted(n for n in outputs if n >= count))
+    )

@@ -8,9 +8,9 @@ import sys
 BANNED = ("torch", "triton", "sympy")
 sys.modules |= dict.fromkeys(BANNED)
 
-from bundler.runtime.launch.device_tensors import DeviceTensor  # noqa: E402
 from bundler.runtime.launch.dry_driver import DryDriver  # noqa: E402
-from bundler.runtime.launch.program_replay import load_program  # noqa: E402
+from bundler.runtime.program.device_tensors import DeviceTensor  # noqa: E402
+from bundler.runtime.program.run import load_program  # noqa: E402
 
 
 class Array:
@@ -21,7 +21,13 @@ class Array:
 
     @property
     def __cuda_array_interface__(self):
-        return {"shape": self.shape, "typestr": "<f4", "data": (self.address, False), "strides": None, "version": 3}
+        return {
+            "shape": self.shape,
+            "typestr": "<f4",
+            "data": (self.address, False),
+            "strides": None,
+            "version": 3,
+        }
 
 
 class Memory:

@@ -7,7 +7,7 @@ import weakref
 import pytest
 
 from bundler.errors import CannotLaunchStatically
-from bundler.runtime.launch.device_tensors import device_tensor
+from bundler.runtime.program.device_tensors import device_tensor
 
 torch = pytest.importorskip("torch")
 
@@ -24,7 +24,18 @@ class Array:
 
 @pytest.mark.parametrize(
     "name",
-    ["float32", "float64", "float16", "bfloat16", "bool", "int8", "uint8", "int64", "float8_e4m3fn", "float8_e5m2"],
+    [
+        "float32",
+        "float64",
+        "float16",
+        "bfloat16",
+        "bool",
+        "int8",
+        "uint8",
+        "int64",
+        "float8_e4m3fn",
+        "float8_e5m2",
+    ],
 )
 def test_a_tensor_is_taken_as_it_lies(name):
     """A view with an offset and strides that are not dense has the address of its first element."""

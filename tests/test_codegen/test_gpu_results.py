@@ -30,8 +30,14 @@ def changed(result, change):
     ("change", "row"),
     [
         (lambda graph: graph["times"].update(ratio=1.3), "run time, the slowest graph"),
-        (lambda graph: graph["kernels"].update(ours=9), "graphs with more kernels and calls than Inductor's"),
-        (lambda graph: graph["off"].update(ours=99.0), "graphs with numbers as far from float64 as Inductor's"),
+        (
+            lambda graph: graph["kernels"].update(ours=9),
+            "graphs with more kernels and calls than Inductor's",
+        ),
+        (
+            lambda graph: graph["off"].update(ours=99.0),
+            "graphs with numbers as far from float64 as Inductor's",
+        ),
         (lambda graph: graph.update(error="it failed"), "graphs generated and run on both sides"),
     ],
     ids=["slow", "kernels", "numbers", "failed"],
@@ -50,7 +56,10 @@ def test_a_mission_with_other_numbers_is_seen():
     result = json.loads((RESULTS / "codegen-mission.json").read_text())
     assert all(row["ok"] for row in mission.rows(result))
     name = next(iter(result["launched"]["graphs"]))
-    for place, value in ((("compared", name), {"off": 50.0, "off_torch": 1.0}), (("launched", name), {"error": "x"})):
+    for place, value in (
+        (("compared", name), {"off": 50.0, "off_torch": 1.0}),
+        (("launched", name), {"error": "x"}),
+    ):
         wrong = json.loads(json.dumps(result))
         wrong[place[0]]["graphs"][place[1]] = value
         assert not all(row["ok"] for row in mission.rows(wrong))

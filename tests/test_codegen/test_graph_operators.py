@@ -20,12 +20,25 @@ OPEN = {"shift_2/bool", "shift_back/bool", "power_half/float16"}
 def test_every_function_of_torch_has_a_case_for_every_dtype(interpreted, tmp_path):
     """A program of one function agrees with torch, signs of zeros, infinities and NaN included, or torch refuses the dtype; none falls back."""
     cells = json.loads(interpreted("graph_operator_worker.py", tmp_path, timeout=280))
-    dtypes = {"float64", "float32", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool"}
+    dtypes = {
+        "float64",
+        "float32",
+        "float16",
+        "bfloat16",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "bool",
+    }
     functions = {cell.split("/")[0] for cell in cells}
     assert cells.keys() == {f"{function}/{dtype}" for function in functions for dtype in dtypes}
     assert len(functions) > 120
     assert [cell for cell, verdict in cells.items() if verdict.startswith("fallback")] == []
-    assert {cell: v for cell, v in cells.items() if v not in {"", "torch"} and cell not in OPEN} == {}
+    assert {
+        cell: v for cell, v in cells.items() if v not in {"", "torch"} and cell not in OPEN
+    } == {}
     assert sum(verdict == "" for verdict in cells.values()) > 1150
 
 
@@ -65,7 +78,8 @@ def test_assembly_of_a_graph_is_fused_and_refused_for_amd():
         in source
     )
     with pytest.raises(
-        UnsupportedOperator, match=r"for hip:gfx942: inline_asm_elementwise holds PTX, which only cuda targets have"
+        UnsupportedOperator,
+        match=r"for hip:gfx942: inline_asm_elementwise holds PTX, which only cuda targets have",
     ):
         program.build(["cuda:90", "hip:gfx942"])
 
@@ -75,7 +89,11 @@ def test_assembly_sees_values_as_memory_has_them():
     from bundler.codegen.operation_text import Value, render
 
     value = render(
-        "inline_asm_elementwise", [Value("x", "float16")], asm="mov.b16 $0, $1;", constraints="=h,h", dtype="float16"
+        "inline_asm_elementwise",
+        [Value("x", "float16")],
+        asm="mov.b16 $0, $1;",
+        constraints="=h,h",
+        dtype="float16",
     )
     assert value.text == (
         "(tl.inline_asm_elementwise('mov.b16 $0, $1;', '=h,h', [x.to(tl.float16)], dtype=tl.float16, is_pure=True, pack=1)).to(tl.float32)"
@@ -84,7 +102,13 @@ def test_assembly_sees_values_as_memory_has_them():
 
 @pytest.mark.parametrize(
     ("target", "least"),
-    [("float8_e4m3fn", 2), ("float8_e4m3fnuz", 2), ("float8_e5m2", 4), ("float8_e5m2fnuz", 4), ("float16", None)],
+    [
+        ("float8_e4m3fn", 2),
+        ("float8_e4m3fnuz", 2),
+        ("float8_e5m2", 4),
+        ("float8_e5m2fnuz", 4),
+        ("float16", None),
+    ],
 )
 def test_conversions_of_8_bit_floats_tell_the_heuristic(target, least):
     """A thread holds as many neighbours as the conversion packs, in either direction; no other kernel says anything."""
@@ -99,7 +123,9 @@ def test_conversions_of_8_bit_floats_tell_the_heuristic(target, least):
         assert kernel.facts.min_elem_per_thread == (least or 0)
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"])
+@pytest.mark.parametrize(
+    "dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
+)
 def test_what_8_bit_floats_cannot_is_refused_by_name(dtype):
     """Arithmetic is called as it is, with operator and dtype in the reason; a target that lacks the type refuses the build by its name."""
     program = generated(torch.neg, torch.ones(64).to(getattr(torch, dtype)))
@@ -136,7 +162,12 @@ def test_programs_compile_for_every_target(beside, target):
         program = generated(function, *make())
         assert len(program.build([target]).kernels) == len(program.kernels)
     drawn = generated(
-        lambda a: (torch.rand_like(a), torch.randn_like(a), torch.bernoulli(a), torch.randint(0, 9, (64,))),
+        lambda a: (
+            torch.rand_like(a),
+            torch.randn_like(a),
+            torch.bernoulli(a),
+            torch.randint(0, 9, (64,)),
+        ),
         torch.rand(64),
     )
     assert len(drawn.build([target]).kernels) == len(drawn.kernels)
@@ -159,3 +190,11 @@ def test_sizes_that_are_quotients_of_others_have_kernels():
     program = generate(pooled, [torch.randn(2, 3, 8, 9)], dynamic=True)
     assert program.fallbacks == ()
     assert len(program.kernels) == 3
+
+
+def test_a_tensor_that_an_operator_changes_behind_its_first_argument_is_a_result_of_it():
+    """A leaky slope that is drawn is kept in a second tensor, which the operator would change; it is generated in its functional form."""
+    program = generated(
+        lambda a: torch.nn.functional.rrelu(a, 0.1, 0.3, training=True), torch.randn(64)
+    )
+    assert program.fallbacks == ()

@@ -63,9 +63,15 @@ NAMESPACE = {
         int32=lambda number: Lane(int(number)),
         int64=lambda number: Lane(int(number)),
     ),
-    "tl_math": types.SimpleNamespace(abs=lambda number: Lane(abs(number)), floor=math.floor, ceil=math.ceil),
+    "tl_math": types.SimpleNamespace(
+        abs=lambda number: Lane(abs(number)), floor=math.floor, ceil=math.ceil
+    ),
     "libdevice": types.SimpleNamespace(
-        nearbyint=round, sqrt=math.sqrt, pow=math.pow, trunc=lambda number: float(math.trunc(number)), log=math.log
+        nearbyint=round,
+        sqrt=math.sqrt,
+        pow=math.pow,
+        trunc=lambda number: float(math.trunc(number)),
+        log=math.log,
     ),
 }
 
@@ -228,7 +234,9 @@ def test_values_that_leave_the_integers_are_exact_to_float64():
         ("TruncToInt(FloatPow(x0, 0.5))", 2**20),
         ("TruncToInt(TruncToFloat(IntTrueDiv(x0, 3)))", 2**40 // 3),
     ]:
-        written = index_text(sympy.sympify(text, locals=names), nonnegative=known_nonnegative, index_type="tl.int64")
+        written = index_text(
+            sympy.sympify(text, locals=names), nonnegative=known_nonnegative, index_type="tl.int64"
+        )
         assert computed(written, {"x0": 2**40, "ks0": 3}) == expected
 
 
@@ -248,7 +256,9 @@ def test_simplifications_that_kernels_live_from():
     assert ModularIndexing(x + 128 * y, sympy.Integer(1), sympy.Integer(128)) == ModularIndexing(
         x, sympy.Integer(1), sympy.Integer(128)
     )
-    assert FloorDiv(FloorDiv(x, sympy.Integer(4)), sympy.Integer(8)) == FloorDiv(x, sympy.Integer(32))
+    assert FloorDiv(FloorDiv(x, sympy.Integer(4)), sympy.Integer(8)) == FloorDiv(
+        x, sympy.Integer(32)
+    )
     assert FloorDiv(4 * x, sympy.Integer(8)) == FloorDiv(x, sympy.Integer(2))
     assert PythonMod(8 * x + y, sympy.Integer(4)) == PythonMod(y, sympy.Integer(4))
     assert FloorDiv(x, size).is_nonnegative is None
@@ -268,12 +278,17 @@ def test_expressions_of_torch_are_taken_over():
     )
     taken = owned(expr)
     assert {
-        type(part).__module__ for part in sympy.preorder_traversal(taken) if "torch" in type(part).__module__
+        type(part).__module__
+        for part in sympy.preorder_traversal(taken)
+        if "torch" in type(part).__module__
     } == set()
     for value in range(-12, 13):
         expected = (value // 3 % 5 + value % 5) // 2 + -(-value // 4) + max(value, 5)
         assert taken.subs({x: value, size: 5}) == expected
-        assert computed(index_text(taken, nonnegative=known_nonnegative), {"x0": value, "ks0": 5}) == expected
+        assert (
+            computed(index_text(taken, nonnegative=known_nonnegative), {"x0": value, "ks0": 5})
+            == expected
+        )
 
 
 def test_a_product_of_sums_is_divided_by_one_of_them():

@@ -15,12 +15,17 @@ THEIR_WARP, OUR_WARP = 32, 64
 
 def known_reason(kernel, other):
     """Whether masks differ by the two rules that differ, and nothing else does."""
-    missing, extra = set(other["full"]) - set(kernel["full"]), set(kernel["full"]) - set(other["full"])
+    missing, extra = (
+        set(other["full"]) - set(kernel["full"]),
+        set(kernel["full"]) - set(other["full"]),
+    )
     hints, held = kernel["size_hints"], kernel["kind"] == "persistent_reduction"
     short = all(name == "r0_" and held and THEIR_WARP <= hints[name] < OUR_WARP for name in missing)
     # A size hint is the power of two at or above the size, and no block is larger: of a power of two every block is full.
     return (
-        short and not (held and "r0_" in extra) and all(kernel[name] == other[name] for name in ("unaligned", "ones"))
+        short
+        and not (held and "r0_" in extra)
+        and all(kernel[name] == other[name] for name in ("unaligned", "ones"))
     )
 
 
@@ -37,7 +42,9 @@ def problems(rows):
                 if "parameters" not in row:
                     found[row["graph"]] = line
                 continue
-            pair = [next(k for k in side["kernels"] if sizes == label(k)) for side in (ours, theirs)]
+            pair = [
+                next(k for k in side["kernels"] if sizes == label(k)) for side in (ours, theirs)
+            ]
             if not known_reason(*pair):
                 found[row["graph"]] = line
     return found
@@ -57,7 +64,13 @@ def test_the_committed_result_has_no_more_kernels_than_inductors():
 
 def test_a_graph_with_more_kernels_is_named():
     """The comparison fails where we launch one kernel more, where a mask stays, where an attribute is missing, and where parameters differ without a reason."""
-    kernel = {"kind": "pointwise", "size_hints": {"x": 1 << 20}, "full": ["x"], "unaligned": 0, "ones": 0}
+    kernel = {
+        "kind": "pointwise",
+        "size_hints": {"x": 1 << 20},
+        "full": ["x"],
+        "unaligned": 0,
+        "ones": 0,
+    }
     side = {"launches": 1, "kernels": [kernel]}
     row = {"graph": "sum", "ours": side, "inductor": side, "differs": []}
     assert problems([row]) == {}

@@ -36,7 +36,12 @@ def test_functions_of_kernels_hold_their_promises(tmp_path):
     ]
     files = [HERE / name for name in CASES]
     done = subprocess.run(
-        [*command, *files], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=110
+        [*command, *files],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=110,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
     assert " passed" in done.stdout

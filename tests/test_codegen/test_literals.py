@@ -26,7 +26,12 @@ from bundler.errors import UnsupportedOperator
         (0.1, "float64", "tl.full([], 0.1, tl.float64)", "tl.full([], 0.1, tl.float64)"),
         (0.5, "float64", "tl.full([], 0.5, tl.float64)", "0.5"),
         (2, "float16", "tl.full([], 2.0, tl.float32)", "2.0"),
-        (float("inf"), "bfloat16", "tl.full([], float('inf'), tl.float32)", "tl.full([], float('inf'), tl.float32)"),
+        (
+            float("inf"),
+            "bfloat16",
+            "tl.full([], float('inf'), tl.float32)",
+            "tl.full([], float('inf'), tl.float32)",
+        ),
         (7, "int32", "tl.full([], 7, tl.int32)", "7"),
         (-7, "int64", "tl.full([], -7, tl.int64)", "tl.full([], -7, tl.int64)"),
         (300, "uint8", "tl.full([], 44, tl.uint8)", "44"),
@@ -49,7 +54,9 @@ def test_every_dtype_is_torchs(name):
     torch = pytest.importorskip("torch")
     assert data_type(name).bits == getattr(torch, name).itemsize * 8
     computed = loaded_text("x", name)
-    assert stored_text("x", name) == ("x" if store_type(name) == compute_type(name) else f"x.to({store_type(name)})")
+    assert stored_text("x", name) == (
+        "x" if store_type(name) == compute_type(name) else f"x.to({store_type(name)})"
+    )
     assert computed == (
         "(x != 0)"
         if name == "bool"

@@ -11,7 +11,9 @@ torch = pytest.importorskip("torch")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 80])
-def test_kernels_touch_nothing_beside_their_tensors_whatever_the_blocks(interpreted, tmp_path, first):
+def test_kernels_touch_nothing_beside_their_tensors_whatever_the_blocks(
+    interpreted, tmp_path, first
+):
     """Random functions, launched with random blocks in memory with borders of NaN, give torch's numbers and leave the borders alone."""
     assert json.loads(interpreted("mask_worker.py", tmp_path, first, 80, timeout=110)) == {}
 

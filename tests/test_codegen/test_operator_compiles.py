@@ -10,7 +10,18 @@ EIGHTS = {
     "cuda:100": ("float8_e4m3fn", "float8_e5m2"),
     "hip:gfx942": ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
 }
-DTYPES = ("float64", "float32", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool")
+DTYPES = (
+    "float64",
+    "float32",
+    "float16",
+    "bfloat16",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "bool",
+)
 BLOCK = 512
 
 
@@ -20,7 +31,9 @@ def check(compile_for, beside, tmp_path):
     kernels = beside("operator_kernels")
 
     def compile_all(dtype, target):
-        text, pointers = kernels.whole_kernel("whole_kernel", dtype, target.split(":")[0], EIGHTS[target])
+        text, pointers = kernels.whole_kernel(
+            "whole_kernel", dtype, target.split(":")[0], EIGHTS[target]
+        )
         (tmp_path / "whole.py").write_text(kernels.HEADER + text)
         types = {name: kernels.pointer_type(pointed) for name, pointed in pointers.items()}
         assert compile_for(tmp_path / "whole.py", "whole_kernel", types, {"BLOCK": BLOCK}, target)
@@ -51,7 +64,10 @@ def test_inline_assembly_compiles(beside, compile_for, tmp_path):
     from bundler.codegen.operation_text import Value, render
 
     value = render(
-        "inline_asm_elementwise", [Value("x", "int32"), Value("y", "int32")], asm="and.b32 $0, $1, $2;", dtype="int32"
+        "inline_asm_elementwise",
+        [Value("x", "int32"), Value("y", "int32")],
+        asm="and.b32 $0, $1, $2;",
+        dtype="int32",
     )
     assert value == Value(
         "tl.inline_asm_elementwise('and.b32 $0, $1, $2;', '=r, r, r', [x, y], dtype=tl.int32, is_pure=True, pack=1)",
@@ -61,4 +77,6 @@ def test_inline_assembly_compiles(beside, compile_for, tmp_path):
     (tmp_path / "assembly.py").write_text(
         f"{kernels.HEADER}\n@triton.jit\ndef assembly(out, BLOCK: tl.constexpr):\n    {body}\n"
     )
-    assert compile_for(tmp_path / "assembly.py", "assembly", {"out": "*i32"}, {"BLOCK": 128}, "cuda:90")
+    assert compile_for(
+        tmp_path / "assembly.py", "assembly", {"out": "*i32"}, {"BLOCK": 128}, "cuda:90"
+    )

@@ -19,7 +19,15 @@ INTEGERS = {name for name in DATA_TYPES if "int" in name}
 NOT_INTERPRETED = {"float8_e4m3fnuz", "float8_e5m2fnuz"}
 # What torch refuses too, and the next floats of 16 bits, which are not those of the float32 they are computed in. 8-bit floats have no arithmetic.
 INTEGERS_ONLY = {"bitwise_left_shift", "lshift", "bitwise_right_shift", "rshift", "truncdiv"}
-INTEGERS_AND_BOOLS = {"bitwise_and", "and_", "bitwise_or", "or_", "bitwise_xor", "xor", "bitwise_not"}
+INTEGERS_AND_BOOLS = {
+    "bitwise_and",
+    "and_",
+    "bitwise_or",
+    "or_",
+    "bitwise_xor",
+    "xor",
+    "bitwise_not",
+}
 NO_BOOLS = {
     "sub", "neg", "floordiv", "remainder", "mod", "fmod", "fma", "square", "relu", "floor", "ceil", "trunc", "round", "pow",
 }  # fmt: skip
@@ -39,7 +47,11 @@ def refused(name):
         return FLOATS | EIGHTS
     if name.startswith("frexp_"):
         return INTEGERS | EIGHTS | {"bool"}
-    return EIGHTS | ({"bool"} if name in NO_BOOLS else set()) | (HALVES if name == "nextafter" else set())
+    return (
+        EIGHTS
+        | ({"bool"} if name in NO_BOOLS else set())
+        | (HALVES if name == "nextafter" else set())
+    )
 
 
 def test_every_operator_computes_what_torch_computes_for_every_dtype(interpreted, tmp_path):
@@ -47,10 +59,18 @@ def test_every_operator_computes_what_torch_computes_for_every_dtype(interpreted
     interpreted("operator_worker.py", tmp_path / "verdicts.json")
     verdicts = json.loads((tmp_path / "verdicts.json").read_text())
     elsewhere = {"constant", "inline_asm_elementwise", "rand", "randn", "randint64"}
-    cells = {f"{name}/{dtype}" for name in OPERATORS if name not in elsewhere for dtype in DATA_TYPES}
-    assert cells - set(verdicts) == {f"{n}/{d}" for n in OPERATORS if n not in elsewhere for d in NOT_INTERPRETED}
-    assert {cell: verdict for cell, verdict in verdicts.items() if verdict not in {"", "refused"}} == {}
-    wanted = {f"{name}/{dtype}" for name in OPERATORS if name not in elsewhere for dtype in refused(name)}
+    cells = {
+        f"{name}/{dtype}" for name in OPERATORS if name not in elsewhere for dtype in DATA_TYPES
+    }
+    assert cells - set(verdicts) == {
+        f"{n}/{d}" for n in OPERATORS if n not in elsewhere for d in NOT_INTERPRETED
+    }
+    assert {
+        cell: verdict for cell, verdict in verdicts.items() if verdict not in {"", "refused"}
+    } == {}
+    wanted = {
+        f"{name}/{dtype}" for name in OPERATORS if name not in elsewhere for dtype in refused(name)
+    }
     assert {cell for cell, verdict in verdicts.items() if verdict == "refused"} == wanted
 
 
@@ -59,7 +79,9 @@ def test_what_has_no_text_is_named():
     with pytest.raises(UnsupportedOperator, match="operator digamma") as caught:
         render("digamma", [Value("tmp0", "float32")])
     assert (caught.value.operator, caught.value.dtypes) == ("digamma", ("float32",))
-    with pytest.raises(UnsupportedOperator, match=r"operator sub: expected one of .*, got bool") as caught:
+    with pytest.raises(
+        UnsupportedOperator, match=r"operator sub: expected one of .*, got bool"
+    ) as caught:
         render("sub", [Value("tmp0", "bool"), Value("tmp1", "bool")])
     assert caught.value.dtypes == ("bool",)
     with pytest.raises(UnsupportedOperator, match="dtype complex64"):
@@ -91,7 +113,9 @@ def test_arguments_are_promoted_as_torch_promotes_tensors(one, other, together):
 
     from bundler.codegen.promotion import promoted
 
-    assert torch.promote_types(getattr(torch, one), getattr(torch, other)) == getattr(torch, together)
+    assert torch.promote_types(getattr(torch, one), getattr(torch, other)) == getattr(
+        torch, together
+    )
     pair = [Value("a", one), Value("b", other)]
     assert (promoted("add", pair), promoted("add", pair[::-1])) == (together, together)
 
@@ -115,12 +139,15 @@ def test_a_number_changes_the_dtype_only_by_its_kind(dtype, number, together):
 
     from bundler.codegen.promotion import promoted
 
-    assert torch.result_type(torch.ones(1, dtype=getattr(torch, dtype)), number) == getattr(torch, together)
+    assert torch.result_type(torch.ones(1, dtype=getattr(torch, dtype)), number) == getattr(
+        torch, together
+    )
     assert promoted("add", [Value("a", dtype), number]) == together
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [("int64", "uint64"), ("float8_e4m3fn", "float8_e5m2"), ("float8_e5m2", "bool")]
+    ("one", "other"),
+    [("int64", "uint64"), ("float8_e4m3fn", "float8_e5m2"), ("float8_e5m2", "bool")],
 )
 def test_dtypes_that_torch_does_not_promote_are_refused(one, other):
     """torch has no common dtype for some pairs, and the generator has none either."""
@@ -137,13 +164,22 @@ def test_texts_are_put_together_with_the_parentheses_they_need():
     f32 = [Value("tmp0 + tmp1", "float32"), Value("tmp2", "float32")]
     assert render("mul", f32).text == "(tmp0 + tmp1) * tmp2"
     assert render("exp", f32[:1]).text == "libdevice.exp((tmp0 + tmp1))"
-    assert render("mul", [Value("tl.load(in0 + (x0), None)", "float32"), 2]).text == "tl.load(in0 + (x0), None) * 2.0"
+    assert (
+        render("mul", [Value("tl.load(in0 + (x0), None)", "float32"), 2]).text
+        == "tl.load(in0 + (x0), None) * 2.0"
+    )
     assert render("sub", [Value("tmp0", "int32"), -3]).text == "tmp0 - tl.full([], -3, tl.int32)"
-    assert render("to_dtype", [Value("-tmp0", "float32")], dtype="int64").text == "(-tmp0).to(tl.int64)"
+    assert (
+        render("to_dtype", [Value("-tmp0", "float32")], dtype="int64").text
+        == "(-tmp0).to(tl.int64)"
+    )
 
 
 def test_halves_are_rounded_where_torch_is_asked_to():
     """A value converted to a half keeps the precision of float32, unless it is to be rounded."""
     value = Value("tmp0", "float32")
     assert render("to_dtype", [value], dtype="float16") == Value("tmp0", "float16")
-    assert render("to_dtype", [value], dtype="float16", rounded=True).text == "tmp0.to(tl.float16).to(tl.float32)"
+    assert (
+        render("to_dtype", [value], dtype="float16", rounded=True).text
+        == "tmp0.to(tl.float16).to(tl.float32)"
+    )

@@ -16,9 +16,9 @@ from bundler.format.launch_spec import TuningRecord
 from bundler.format.manifest import Content, Observed
 from bundler.format.program_paths import is_cache_path, is_program_path, program_name, program_path
 from bundler.runtime.configs import Config
-from bundler.runtime.launch import program_replay
-from bundler.runtime.launch.plan_reading import read_plan
-from bundler.runtime.launch.program_plan import (
+from bundler.runtime.program import run as program_run
+from bundler.runtime.program.plan_reading import read_plan
+from bundler.runtime.program.program_plan import (
     Allocate,
     Input,
     KernelChoice,
@@ -44,17 +44,29 @@ PLAN = ProgramPlan(
         OperatorStep(
             "aten.mm.default",
             (
-                {"buffer": "buf0", "spec": dataclasses.asdict(TensorSpec("float32", (8, 4), (1, 8)))},
+                {
+                    "buffer": "buf0",
+                    "spec": dataclasses.asdict(TensorSpec("float32", (8, 4), (1, 8))),
+                },
                 [1, {"size": "ks0"}],
             ),
             {"dtype": {"dtype": "float32"}},
             ("buf1",),
             True,
+            (TensorSpec("float32", (8, 4), (4, 1)),),
         ),
         Release("buf0"),
     ),
-    (Output("buf1"), Output("arg0", TensorSpec("float32", (3, 8), (8, 1))), Output(None, size="ks1 + 1")),
-    {"kernel": KernelEntry("Grid1D", ("in_ptr0", "out_ptr0", "xnumel"), {"cuda:90": CHOICES}, "source")},
+    (
+        Output("buf1"),
+        Output("arg0", TensorSpec("float32", (3, 8), (8, 1))),
+        Output(None, size="ks1 + 1"),
+    ),
+    {
+        "kernel": KernelEntry(
+            "Grid1D", ("in_ptr0", "out_ptr0", "xnumel"), {"cuda:90": CHOICES}, "source"
+        )
+    },
     (),
     {"ks0 * 8": 2**31 - 1},
 )
@@ -92,11 +104,14 @@ HOSTILE = {
     "a dtype that is none": ((STEPS, 0, 1, "spec", "dtype"), "object", "dtype"),
     "a view beyond its buffer": ((STEPS, 2, 1, "arguments", 0, "spec", "offset"), 1, "at most the 32 elements"),
     "a place of a size beyond the inputs": (("sizes", "ks0", 0), 9, "one of the inputs"),
-    "a place of a size beyond the rank": (("sizes", "ks0", 1), 2, "dimension of the input"),
+    "a place of a size beyond the strides": (("sizes", "ks0", 1), 4, "dimension of the input"),
     "a kernel that is not there": ((STEPS, 1, 1, "kernel"), "other", "one of the plan's kernels"),
     "an argument too few": ((STEPS, 1, 1, "arguments"), ["@arg0"], "3 arguments"),
-    "an operator of another library": ((STEPS, 2, 1, "operator"), "mine.run.default", "operator of aten"),
-    "an operator that opens files": ((STEPS, 2, 1, "operator"), "aten.from_file.default", "nothing but tensors"),
+    "an operator without an overload": ((STEPS, 2, 1, "operator"), "aten.mm", "an operator and its overload"),
+    "an operator that is code": ((STEPS, 2, 1, "operator"), "aten.mm.__import__('os')", "an operator and its overload"),
+    "a sparse layout": ((STEPS, 2, 1, "arguments", 1), {"layout": "sparse_coo"}, "name of torch's"),
+    "a dtype that is a function": ((STEPS, 2, 1, "keywords", "dtype"), {"dtype": "load"}, "name of torch's"),
+    "a view that does not say how": ((STEPS, 2, 1, "arguments", 0), {"buffer": "buf0"}, "how it is seen"),
     "an argument that nests": ((STEPS, 2, 1, "arguments", 1), json.loads("[" * 40 + "]" * 40), "at most 16"),
     "an argument of another kind": ((STEPS, 2, 1, "arguments", 1), {"module": "os"}, "name of torch's"),
     "a device that is code": ((STEPS, 2, 1, "keywords", "dtype"), {"dtype": "__class__.x"}, "name of torch's"),
@@ -127,7 +142,21 @@ def test_a_hostile_plan_is_refused_by_a_typed_error(what):
 def test_any_plan_that_was_changed_is_read_or_refused():
     """Values swapped, dropped and replaced anywhere lead to a plan or a typed error, and to nothing else."""
     chance, outcomes = random.Random(18), {True: 0, False: 0}
-    values = [None, True, -1, BIG, 1.5, "", "@buf0", "ks0", [], {}, [[]], {"buffer": "arg0"}, "aten.mm.default"]
+    values = [
+        None,
+        True,
+        -1,
+        BIG,
+        1.5,
+        "",
+        "@buf0",
+        "ks0",
+        [],
+        {},
+        [[]],
+        {"buffer": "arg0"},
+        "aten.mm.default",
+    ]
     for _ in range(1500):
         data = document()
         place = data
@@ -204,15 +233,15 @@ def record(config, source="source", device="NVIDIA H200, cuda:90, 132 multiproce
 )  # fmt: skip
 def test_a_record_chooses_among_the_candidates_of_a_kernel(records, expected):
     """The record has to be of the same source on such a device, and of a candidate that was built; else the first is launched."""
-    choice = program_replay._choice("kernel", PLAN.kernels["kernel"], "cuda:90", records)
+    choice = program_run._choice("kernel", PLAN.kernels["kernel"], "cuda:90", records)
     assert choice.blocks == {"XBLOCK": expected}
 
 
 def test_a_number_of_candidates_is_one():
     """What is no number from 1 on is refused before anything is compiled."""
     pytest.importorskip("torch")
-    from bundler.codegen.program_build import Buildable, build_bundle
+    from bundler.codegen.emit import Buildable, emit_bundle
 
     for wrong in (0, -1, True, "every"):
         with pytest.raises(ConfigError, match="candidates"):
-            build_bundle(Buildable("program", {}, {}, PLAN), ["cuda:90"], 1, wrong)
+            emit_bundle(Buildable("program", {}, {}, PLAN), ["cuda:90"], 1, wrong)

@@ -15,9 +15,9 @@ import pytest
 from bundler import Bundle
 from bundler.format.program_paths import program_name
 from bundler.runtime.heuristics.facts import Device
-from bundler.runtime.launch.device_tensors import DeviceTensor
-from bundler.runtime.launch.plan_reading import read_plan
-from bundler.runtime.launch.program_plan import Allocate, Launch
+from bundler.runtime.program.device_tensors import DeviceTensor
+from bundler.runtime.program.plan_reading import read_plan
+from bundler.runtime.program.program_plan import Allocate, Launch
 from bundler.runtime.tuning.benchmark import Sample
 
 HERE = Path(__file__).resolve().parent
@@ -47,7 +47,11 @@ def built(tmp_path_factory):
 
 
 def replay(path, backend):
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TRITON_", "TORCH"))}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TRITON_", "TORCH"))
+    }
     done = subprocess.run(
         [sys.executable, "-P", str(HERE / "replay_worker.py"), str(path), backend],
         env=clean, capture_output=True, text=True, timeout=100,
@@ -71,12 +75,17 @@ def test_a_bundle_is_launched_without_torch_and_triton(built, backend):
     assert report["imported"] == []
     taken = [step.name for step in program.plan.steps if isinstance(step, Allocate)]
     addresses = dict(zip(taken, report["allocated"], strict=True))
-    addresses |= {given.name: address for given, address in zip(program.plan.inputs, report["inputs"], strict=True)}
+    addresses |= {
+        given.name: address
+        for given, address in zip(program.plan.inputs, report["inputs"], strict=True)
+    }
     steps = [step for step in program.plan.steps if isinstance(step, Launch)]
     assert [launch["kernel"] for launch in report["launches"]] == [step.kernel for step in steps]
     for launch, step in zip(report["launches"], steps, strict=True):
         types = [parameter.type for parameter in program.kernels[step.kernel].text.parameters]
-        expected = [addresses[item[1:]] if isinstance(item, str) else item for item in step.arguments]
+        expected = [
+            addresses[item[1:]] if isinstance(item, str) else item for item in step.arguments
+        ]
         assert decoded(bytes.fromhex(launch["parameters"]), types) == expected
         assert covered(launch["grid"], bundled_choice(path, step.kernel, backend), step.sizes)
     # Two results, each in memory of its own.
@@ -100,7 +109,9 @@ def bundled_choice(path, kernel, backend):
     bundle = Bundle.load(path)
     (entry,) = [one for one in bundle.opaque if program_name(one.path) is not None]
     choices = read_plan(bundle.read(entry.artifact)).kernels[kernel].choices
-    return next(listed[0].blocks for target, listed in choices.items() if target.startswith(backend))
+    return next(
+        listed[0].blocks for target, listed in choices.items() if target.startswith(backend)
+    )
 
 
 def covered(grid, blocks, sizes):
@@ -143,7 +154,11 @@ def test_a_module_ends_with_a_benchmark_where_that_was_asked_for(tmp_path, monke
 
     given = [torch.randn(48, 64)]
     plain, asked = (
-        generate(function, given, options=GenerateOptions(sources=str(tmp_path), benchmark_harness=harness))
+        generate(
+            function,
+            given,
+            options=GenerateOptions(sources=str(tmp_path), benchmark_harness=harness),
+        )
         for harness in (False, True)
     )
     assert not any("get_args" in source for source in plain.sources.values())
@@ -151,12 +166,20 @@ def test_a_module_ends_with_a_benchmark_where_that_was_asked_for(tmp_path, monke
     head, _, harness = source.partition("from bundler.codegen.module_benchmarks")
     assert head.rstrip() == plain.sources[name].rstrip()
     assert "torch" not in harness
-    assert f"if __name__ == '__main__':\n    report(call, get_args(), {2 * 48 * 64 * 4 / 1e9!r})" in harness
+    assert (
+        f"if __name__ == '__main__':\n    report(call, get_args(), {2 * 48 * 64 * 4 / 1e9!r})"
+        in harness
+    )
     module = sys.modules[asked.modules[name].fn.__module__]
     args = module_benchmarks.random_arguments(
         [("float32", (3, 4), (4, 1)), ("int64", (2,), (1,)), ("float8_e5m2", (8,), (1,)), 7], "cpu"
     )
-    assert [getattr(item, "dtype", item) for item in args] == [torch.float32, torch.int64, torch.float8_e5m2, 7]
+    assert [getattr(item, "dtype", item) for item in args] == [
+        torch.float32,
+        torch.int64,
+        torch.float8_e5m2,
+        7,
+    ]
     assert bool(args[0].std() > 0)
     assert not bool(args[1].any())
 
@@ -165,7 +188,9 @@ def test_a_module_ends_with_a_benchmark_where_that_was_asked_for(tmp_path, monke
             return Sample(2.0, 2.0, 2.0)
 
     monkeypatch.setattr(module_benchmarks, "current_device", lambda: Device("cuda", 132, major=9))
-    times = module_benchmarks.candidate_times(asked.modules[name], [*given, *given, 48, 64], Clock())
+    times = module_benchmarks.candidate_times(
+        asked.modules[name], [*given, *given, 48, 64], Clock()
+    )
     assert len(times) == len(asked.modules[name].on(Device("cuda", 132, major=9)).configs)
     assert set(times.values()) == {2.0}
     module_benchmarks.report(module.call, args, 0.5, Clock())
@@ -186,7 +211,9 @@ def test_a_nan_is_told_by_the_kernel_that_made_it(monkeypatch):
 
     assert program(nan_checks=True).run(torch.ones(8))[0].tolist() == [0.0] * 8
     for number, word in ((-1.0, "a NaN"), (0.0, "an infinity")):
-        with pytest.raises(FloatingPointError, match=f"log_0: after its launch tensor 1 has {word}"):
+        with pytest.raises(
+            FloatingPointError, match=f"log_0: after its launch tensor 1 has {word}"
+        ):
             program(nan_checks=True).run(torch.full((8,), number))
         program().run(torch.full((8,), number))
 
@@ -198,21 +225,27 @@ def test_parameters_of_a_module_are_constants_that_a_replay_is_given(tmp_path):
     from bundler.codegen.program import generate
     from bundler.errors import ConfigError
     from bundler.runtime.launch.dry_driver import DryDriver
-    from bundler.runtime.launch.program_replay import load_program
+    from bundler.runtime.program.run import load_program
 
     norm, scale = torch.nn.LayerNorm(64).requires_grad_(False), torch.randn(64)
     program = generate(lambda x: norm(x) * scale, [torch.randn(32, 64)])
-    assert [id(tensor) for tensor in program.constants.values()] == [id(norm.weight), id(norm.bias), id(scale)]
+    assert [id(tensor) for tensor in program.constants.values()] == [
+        id(norm.weight),
+        id(norm.bias),
+        id(scale),
+    ]
     program.build(["cuda:90"]).save(tmp_path / "norm.tbundle")
     addresses = iter(range(0x1000_0000, 0x2000_0000, 0x10000))
     memory = SimpleNamespace(
-        host=False, allocate=lambda dtype, sizes, strides: DeviceTensor(next(addresses), dtype, sizes, strides)
+        host=False,
+        allocate=lambda dtype, sizes, strides: DeviceTensor(next(addresses), dtype, sizes, strides),
     )
     driver = DryDriver("cuda")
     with pytest.raises(ConfigError, match="constant0"):
         load_program(tmp_path / "norm.tbundle", memory=memory, driver=driver)
     given = {
-        name: DeviceTensor(0x7000_0000 + 0x10000 * n, "fp32", (64,), (1,)) for n, name in enumerate(program.constants)
+        name: DeviceTensor(0x7000_0000 + 0x10000 * n, "fp32", (64,), (1,))
+        for n, name in enumerate(program.constants)
     }
     x = DeviceTensor(0x7800_0000, "fp32", (32, 64), (64, 1))
     load_program(tmp_path / "norm.tbundle", memory=memory, driver=driver, constants=given)(x)
@@ -228,5 +261,7 @@ def test_what_cannot_be_traced_with_symbols_is_refused_by_name():
     from bundler.codegen.program import generate
     from bundler.errors import UnsupportedOperator
 
-    with pytest.raises(UnsupportedOperator, match=r"generate for the sizes of the example, or use torch\.compile"):
+    with pytest.raises(
+        UnsupportedOperator, match=r"generate for the sizes of the example, or use torch\.compile"
+    ):
         generate(lambda x: torch.nn.functional.dropout(x, 0.5), [torch.randn(32, 32)], dynamic=True)

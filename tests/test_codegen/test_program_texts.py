@@ -60,11 +60,20 @@ def test_a_mask_that_is_always_true_is_left_out():
 
 
 @pytest.mark.parametrize(
-    "device", [Device("cuda", 132, major=9), Device("cuda", 16, major=12), Device("hip", 304, 64), Device("xpu", 64)]
+    "device",
+    [
+        Device("cuda", 132, major=9),
+        Device("cuda", 16, major=12),
+        Device("hip", 304, 64),
+        Device("xpu", 64),
+    ],
 )
 def test_no_candidate_has_a_larger_block_than_masks_count_on(device):
     """Whatever is known of a kernel: blocks are at most the size hint, which is the size itself for a power of two, and 4096 along x."""
-    facts = [Facts(num_load=n, num_reduction=n, atomic_add=n > 4, max_xblock=LARGEST_BLOCK["x"]) for n in (1, 12)]
+    facts = [
+        Facts(num_load=n, num_reduction=n, atomic_add=n > 4, max_xblock=LARGEST_BLOCK["x"])
+        for n in (1, 12)
+    ]
     seen = set()
     for fact, policy in itertools.product(
         facts, (Policy(), Policy(max_autotune=True), Policy(autotune_pointwise=False))
@@ -76,10 +85,15 @@ def test_no_candidate_has_a_larger_block_than_masks_count_on(device):
                 for hints in ({"x": x}, {"x": x, "y": y}, {"x": x, "y": y, "z": 4})
             ]
             for hint in ReductionHint:
-                found.append(({"x": x, "r0_": y}, reduction_configs({"x": x, "r0_": y}, setting, hint=hint)))
+                found.append(
+                    ({"x": x, "r0_": y}, reduction_configs({"x": x, "r0_": y}, setting, hint=hint))
+                )
                 if y <= 1024:
                     found.append(
-                        ({"x": x, "r0_": y}, persistent_reduction_configs({"x": x, "r0_": y}, setting, hint=hint))
+                        (
+                            {"x": x, "r0_": y},
+                            persistent_reduction_configs({"x": x, "r0_": y}, setting, hint=hint),
+                        )
                     )
             for hints, configs in found:
                 for config, (axis, hint) in itertools.product(configs, hints.items()):
@@ -102,10 +116,16 @@ def only(function, *inputs, **options):
 
 def test_each_direction_of_memory_has_a_block():
     """A transposition has two blocks, three orders have three; what is smaller or read in one order has one."""
-    a, b, c = (torch.zeros(sizes, device="meta") for sizes in ((32, 48, 64), (48, 64, 32), (64, 32, 48)))
+    a, b, c = (
+        torch.zeros(sizes, device="meta") for sizes in ((32, 48, 64), (48, 64, 32), (64, 32, 48))
+    )
     three = only(lambda a, b, c: a + b.permute(2, 0, 1) + c.permute(1, 2, 0), a, b, c)
     two = only(lambda a, b: a + b.permute(2, 0, 1), a, b)
-    assert [(name, int(size)) for name, size in three.text.dimensions] == [("z", 32), ("y", 48), ("x", 64)]
+    assert [(name, int(size)) for name, size in three.text.dimensions] == [
+        ("z", 32),
+        ("y", 48),
+        ("x", 64),
+    ]
     assert [(name, int(size)) for name, size in two.text.dimensions] == [("y", 32), ("x", 3072)]
     assert "'grid_type': 'Grid3D'" in three.source
     assert [name for name, _ in only(lambda a: a + 1, a.permute(2, 0, 1)).text.dimensions] == ["x"]
@@ -113,8 +133,16 @@ def test_each_direction_of_memory_has_a_block():
 
 def test_more_programs_than_a_grid_has_along_y_go_on_along_z():
     """Beyond 65,535 the kernel counts along z too, and keeps its mask there."""
-    long = only(lambda a, b: a + b.t(), torch.zeros(1 << 17, 4, device="meta"), torch.zeros(4, 1 << 17, device="meta"))
-    short = only(lambda a, b: a + b.t(), torch.zeros(1 << 12, 4, device="meta"), torch.zeros(4, 1 << 12, device="meta"))
+    long = only(
+        lambda a, b: a + b.t(),
+        torch.zeros(1 << 17, 4, device="meta"),
+        torch.zeros(4, 1 << 17, device="meta"),
+    )
+    short = only(
+        lambda a, b: a + b.t(),
+        torch.zeros(1 << 12, 4, device="meta"),
+        torch.zeros(4, 1 << 12, device="meta"),
+    )
     assert "(tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)) * YBLOCK" in long.source
     assert "ymask = yindex < ynumel" in long.source
     assert "yoffset = tl.program_id(1) * YBLOCK" in short.source
@@ -136,12 +164,18 @@ def test_an_element_that_other_warps_hold_changes_behind_a_barrier():
 
 def test_a_row_that_is_read_again_stays_in_the_cache():
     """The last load of each buffer goes first, in looped rows and in rows that are held."""
-    lines = only(lambda a, b: torch.softmax(a + b, -1), torch.zeros(300, 2000), torch.zeros(300, 2000)).text.body
+    lines = only(
+        lambda a, b: torch.softmax(a + b, -1), torch.zeros(300, 2000), torch.zeros(300, 2000)
+    ).text.body
     loads = [line for line in lines if "tl.load(" in line]
-    assert [("evict_last" in line, "evict_first" in line) for line in loads] == [(True, False)] * 2 + [
-        (False, True)
-    ] * 2
-    (held,) = [line for line in only(lambda a: a.sum(1), torch.zeros(300, 200)).text.body if "tl.load(" in line]
+    assert [("evict_last" in line, "evict_first" in line) for line in loads] == [
+        (True, False)
+    ] * 2 + [(False, True)] * 2
+    (held,) = [
+        line
+        for line in only(lambda a: a.sum(1), torch.zeros(300, 200)).text.body
+        if "tl.load(" in line
+    ]
     assert "evict_first" in held
 
 
@@ -150,7 +184,9 @@ def test_an_index_that_is_read_is_asserted_unless_it_is_known():
     table, rows = torch.zeros(100, 16), torch.zeros(32, dtype=torch.int64)
     kernel = only(lambda a, i: a[i], table, rows)
     (line,) = [line for line in kernel.text.body if "device_assert" in line]
-    assert re.search(r'\(0 <= (tmp\d+)\) & \(\1 < 100\).*"index out of bounds: 0 <= \1 < 100"', line)
+    assert re.search(
+        r'\(0 <= (tmp\d+)\) & \(\1 < 100\).*"index out of bounds: 0 <= \1 < 100"', line
+    )
     assert "'assert_indirect_indexing': True" in kernel.source
     unasked = only(lambda a, i: a[i], table, rows, options=GenerateOptions(assert_indices=False))
     counted = only(lambda a: a[torch.arange(32) * 2] + 1, table)
@@ -161,7 +197,10 @@ def test_an_index_that_is_read_is_asserted_unless_it_is_known():
 
 def test_facts_that_heuristics_look_at_are_in_the_text():
     """A long row, whose second reading a block as long as the row would save, says so."""
-    assert "add_persistent_rblock=True" in only(lambda a: torch.softmax(a, -1), torch.zeros(300, 4096)).source
+    assert (
+        "add_persistent_rblock=True"
+        in only(lambda a: torch.softmax(a, -1), torch.zeros(300, 4096)).source
+    )
     assert "add_persistent_rblock" not in only(lambda a: a.sum(1), torch.zeros(300, 4096)).source
 
 
@@ -173,9 +212,13 @@ def test_memory_across_the_rows_decides_how_they_are_reduced():
 
     a, m = torch.zeros(4096, 1024, device="meta"), torch.zeros(4096, device="meta")
     columns, step, rows = sorted(
-        generate(function, [a, a, m]).kernels.values(), key=lambda k: k.text.dimensions[0][1] % 32768
+        generate(function, [a, a, m]).kernels.values(),
+        key=lambda k: k.text.dimensions[0][1] % 32768,
     )
-    assert [(name, int(size)) for name, size in columns.text.dimensions] == [("x", 32768), ("r0_", 128)]
+    assert [(name, int(size)) for name, size in columns.text.dimensions] == [
+        ("x", 32768),
+        ("r0_", 128),
+    ]
     assert (columns.text.kind, columns.text.reduction_hint) == ("reduction", "OUTER")
     # The other result reads the same tensors along their rows, so it is of the kernel that reduces these.
     assert (rows.text.kind, rows.text.reduction_hint, rows.text.counts["num_store"]) == (
@@ -188,7 +231,9 @@ def test_memory_across_the_rows_decides_how_they_are_reduced():
 
 def test_equal_kernels_are_one():
     """Two kernels that differ in nothing but their names are launched under one."""
-    program = generate(lambda a, b: (a.t() @ a + 1, b.t() @ b + 1), [torch.zeros(8, 8), torch.zeros(8, 8)])
+    program = generate(
+        lambda a, b: (a.t() @ a + 1, b.t() @ b + 1), [torch.zeros(8, 8), torch.zeros(8, 8)]
+    )
     assert len(program.kernels) == 1
     assert sum(1 for step in program.plan.steps if type(step).__name__ == "Launch") == 2
 
@@ -216,16 +261,19 @@ def test_what_is_not_generated_is_called_and_listed():
         return torch.sort(a @ b).values + 1
 
     program = generate(function, [torch.zeros(4, 8), torch.zeros(8, 5)])
-    assert [fallback.operator for fallback in program.fallbacks] == ["aten.mm.default", "aten.sort.default"]
+    assert [fallback.operator for fallback in program.fallbacks] == [
+        "aten.mm.default",
+        "aten.sort.default",
+    ]
     assert all(fallback.reason for fallback in program.fallbacks)
     assert len(program.kernels) == 1
 
 
 def test_the_text_needs_no_torch():
     """No generated module names torch."""
-    assert "torch" not in text(lambda a: torch.softmax(a, -1).to(torch.bfloat16), torch.zeros(4, 30)).replace(
-        "torch_", ""
-    )
+    assert "torch" not in text(
+        lambda a: torch.softmax(a, -1).to(torch.bfloat16), torch.zeros(4, 30)
+    ).replace("torch_", "")
 
 
 def test_memory_that_nobody_reads_again_is_written_over():
@@ -261,7 +309,11 @@ def text_digest(python, seed):
         "PATH": os.environ["PATH"],
     }
     asked = subprocess.run(
-        [python, "-c", "import sympy, msgspec"], env=environment, capture_output=True, check=False, timeout=60
+        [python, "-c", "import sympy, msgspec"],
+        env=environment,
+        capture_output=True,
+        check=False,
+        timeout=60,
     )
     if asked.returncode:
         return None

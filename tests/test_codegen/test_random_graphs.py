@@ -18,7 +18,9 @@ def graphs(beside):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("first", "count"), [(0, 125), (125, 125), (250, 125), (375, 125)])
-def test_kernels_of_random_functions_compute_what_torch_computes(interpreted, tmp_path, first, count):
+def test_kernels_of_random_functions_compute_what_torch_computes(
+    interpreted, tmp_path, first, count
+):
     """Floats are off by no more than twice what torch's are, and all else is exact, in Triton's interpreter; what fails is shown as small as it gets."""
     report = json.loads(interpreted("random_graph_worker.py", tmp_path, first, count, timeout=110))
     assert report["found"] == {}
@@ -47,7 +49,12 @@ def test_what_is_drawn_covers_operators_sizes_layouts_and_dtypes(graphs):
     """A few hundred seeds draw every operator, dtype and layout, sizes around powers of two, and empty tensors."""
     drawn = [graphs.drawn(seed) for seed in range(400)]
     operators = Counter(step.operator for description in drawn for step in description.steps)
-    assert {*graphs.COMPUTE, "cast"} - set(operators) <= {"bitwise_not", "fmod", "trunc_divide", "logical_not"}
+    assert {*graphs.COMPUTE, "cast"} - set(operators) <= {
+        "bitwise_not",
+        "fmod",
+        "trunc_divide",
+        "logical_not",
+    }
     given = [tensor for description in drawn for tensor in description.inputs]
     assert {tensor.dtype for tensor in given} >= {*graphs.FLOATS, *graphs.INTEGERS, "bool"}
     assert {tensor.layout for tensor in given} == set(graphs.LAYOUTS)
@@ -80,7 +87,10 @@ def test_a_wrong_result_is_seen(graphs):
 def test_a_failing_function_is_made_as_small_as_it_gets(graphs):
     """Steps, outputs, layouts and sizes that have nothing to do with a failure are taken away."""
     description = graphs.Description(
-        (graphs.Input((31, 8), "float16", "transposed", special=True), graphs.Input((8,), "float32", "sliced")),
+        (
+            graphs.Input((31, 8), "float16", "transposed", special=True),
+            graphs.Input((8,), "float32", "sliced"),
+        ),
         (
             graphs.Step("sin", (0,)),
             graphs.Step("add", (2, 1)),
@@ -90,7 +100,9 @@ def test_a_failing_function_is_made_as_small_as_it_gets(graphs):
         ),
         (5, 6),
     )
-    least = graphs.smaller(description, lambda found: any(step.operator == "tanh" for step in found.steps))
+    least = graphs.smaller(
+        description, lambda found: any(step.operator == "tanh" for step in found.steps)
+    )
     assert [step.operator for step in least.steps] == ["tanh"]
     assert len(least.outputs) == 1
     assert {size for given in least.inputs for size in given.shape} == {1}
@@ -104,7 +116,9 @@ def test_the_program_for_a_gpu_draws_the_same_functions_at_other_sizes():
     large, small = random_sides._graphs("large"), random_sides._graphs("small")
     assert (large.SIZES, large.LARGEST) == (random_sides.SIZES, random_sides.LARGEST)
     assert max(small.SIZES) < 100
-    sizes = {size for seed in range(30) for given in large.drawn(seed).inputs for size in given.shape}
+    sizes = {
+        size for seed in range(30) for given in large.drawn(seed).inputs for size in given.shape
+    }
     assert max(sizes) >= 1024
     assert sizes <= {*random_sides.SIZES, 0}
 

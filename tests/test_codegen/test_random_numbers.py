@@ -8,12 +8,14 @@ import sys
 import pytest
 
 from bundler.errors import ConfigError, FormatError
-from bundler.runtime.launch.plan_reading import read_plan
-from bundler.runtime.launch.program_plan import ProgramPlan, Seeds
-from bundler.runtime.launch.program_replay import ProgramRunner
-from bundler.runtime.launch.seed_stream import SeedStream, seed_numbers
+from bundler.runtime.program.plan_reading import read_plan
+from bundler.runtime.program.program_plan import ProgramPlan, Seeds
+from bundler.runtime.program.run import ProgramRunner
+from bundler.runtime.program.seed_stream import SeedStream, seed_numbers
 
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="torch is not installed"
+)
 # Mean, variance, least and most of each distribution; the most is not reached where the last says so.
 EXPECTED = {
     "uniform": (0.5, 1 / 12, 0, 1, True),
@@ -47,7 +49,13 @@ def reports(tmp_path_factory):
     found = []
     for number in range(2):
         folder = tmp_path_factory.mktemp(f"process{number}")
-        command = [sys.executable, "-W", "ignore", str(here / "random_number_worker.py"), str(folder)]
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            str(here / "random_number_worker.py"),
+            str(folder),
+        ]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, done.stderr[-3000:]
         found.append(json.loads(done.stdout))
@@ -171,9 +179,9 @@ def test_a_bundle_draws_without_torch():
     import torch
 
     from bundler.codegen.program import generate
-    from bundler.runtime.launch.device_tensors import DeviceTensor
     from bundler.runtime.launch.dry_driver import DryDriver
-    from bundler.runtime.launch.program_replay import load_program
+    from bundler.runtime.program.device_tensors import DeviceTensor
+    from bundler.runtime.program.run import load_program
 
     count = 18
 
@@ -193,11 +201,20 @@ def test_a_bundle_draws_without_torch():
         load_program(bundle, memory=memory, driver=driver, seed=3)()
     assert memory.given[0] == memory.given[1] == seed_numbers(3, 0, count)
     (kernel,) = program.kernels.values()
-    places = [parameter.name for parameter in kernel.text.parameters if parameter.name.startswith("load_seed_offset")]
+    places = [
+        parameter.name
+        for parameter in kernel.text.parameters
+        if parameter.name.startswith("load_seed_offset")
+    ]
     assert len(places) == count
     launched = driver.launches[0].parameters
-    assert 0x2000_0000 in [int.from_bytes(launched[place : place + 8], "little") for place in range(0, 16, 8)]
-    offsets = [int.from_bytes(launched[place : place + 4], "little") for place in range(16, 16 + 4 * count, 4)]
+    assert 0x2000_0000 in [
+        int.from_bytes(launched[place : place + 8], "little") for place in range(0, 16, 8)
+    ]
+    offsets = [
+        int.from_bytes(launched[place : place + 4], "little")
+        for place in range(16, 16 + 4 * count, 4)
+    ]
     assert offsets == list(range(count))
 
 
@@ -211,3 +228,10 @@ def test_torch_compile_trains_with_dropout(interpreted, tmp_path):
     assert report["equal after an equal seed"] == [True, False]
     assert report["gradient is of the mask"]
     assert 0.2 < report["dropped"] < 0.4
+
+
+@needs_torch
+def test_a_checkpointed_part_draws_the_same_numbers_twice(interpreted, tmp_path):
+    """Gradients are those of the numbers that forward drew, generators go on as torch's do, and no graph runs as torch has it."""
+    found = json.loads(interpreted("checkpoint_worker.py", tmp_path))
+    assert found == {"one part": [[], []], "two parts": [[], []]}

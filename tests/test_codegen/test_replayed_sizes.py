@@ -7,9 +7,9 @@ pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
 from bundler.codegen.program import GenerateOptions, generate  # noqa: E402
-from bundler.runtime.launch.device_tensors import DeviceTensor  # noqa: E402
 from bundler.runtime.launch.dry_driver import DryDriver  # noqa: E402
-from bundler.runtime.launch.program_replay import load_program  # noqa: E402
+from bundler.runtime.program.device_tensors import DeviceTensor  # noqa: E402
+from bundler.runtime.program.run import load_program  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,9 @@ class Memory:
 
     def allocate(self, dtype, sizes, strides):
         self.taken += 1
-        return DeviceTensor(0x1000_0000 + 0x100_0000 * self.taken, dtype, tuple(sizes), tuple(strides))
+        return DeviceTensor(
+            0x1000_0000 + 0x100_0000 * self.taken, dtype, tuple(sizes), tuple(strides)
+        )
 
     def view(self, tensor, sizes, strides, offset):
         return DeviceTensor(tensor.address + 4 * offset, tensor.dtype, tuple(sizes), tuple(strides))
@@ -45,8 +47,13 @@ def test_sizes_that_change_are_launched_whatever_divides_them(tmp_path):
         return torch.softmax(a, -1), (a + 1).sum(0)
 
     options = GenerateOptions(sources=str(tmp_path))
-    bundle = generate(function, [torch.ones(40, 72)], dynamic=True, options=options).build(["cuda:90"])
-    counts = {shape: launches(bundle, shape) for shape in ((40, 72), (64, 128), (16, 16), (17, 33), (2, 1024))}
+    bundle = generate(function, [torch.ones(40, 72)], dynamic=True, options=options).build(
+        ["cuda:90"]
+    )
+    counts = {
+        shape: launches(bundle, shape)
+        for shape in ((40, 72), (64, 128), (16, 16), (17, 33), (2, 1024))
+    }
     assert len(set(counts.values())) == 1
     assert min(counts.values()) >= 1
 
@@ -65,7 +72,9 @@ def test_seeds_are_launched_from_any_place(tmp_path):
 def test_a_program_without_kernels_is_replayed(tmp_path):
     """What only returns views has no kernel for any device, and needs none."""
     options = GenerateOptions(sources=str(tmp_path))
-    bundle = generate(lambda a: a[2:].unsqueeze(1), [torch.ones(8, 4)], options=options).build(["cuda:90"])
+    bundle = generate(lambda a: a[2:].unsqueeze(1), [torch.ones(8, 4)], options=options).build(
+        ["cuda:90"]
+    )
     memory = Memory()
     given = memory.allocate("float32", (8, 4), (4, 1))
     (result,) = load_program(bundle, memory=memory, driver=DryDriver("cuda"))(given)

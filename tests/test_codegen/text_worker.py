@@ -11,12 +11,14 @@ sys.modules["torch"] = None  # whoever imports it fails
 
 from bundler.codegen.lazy_tensors import GraphBuilder  # noqa: E402
 from bundler.codegen.loop_nodes import Reference, TensorLayout, contiguous_strides  # noqa: E402
-from bundler.codegen.program_builder import build_program  # noqa: E402
+from bundler.codegen.schedule import schedule_program  # noqa: E402
 
 
 def dense(builder, name, *sizes):
     layout = TensorLayout(
-        "float32", tuple(map(sympy.sympify, sizes)), contiguous_strides(tuple(map(sympy.sympify, sizes)))
+        "float32",
+        tuple(map(sympy.sympify, sizes)),
+        contiguous_strides(tuple(map(sympy.sympify, sizes))),
     )
     return builder.stored(name, layout, "input")
 
@@ -50,14 +52,20 @@ def transposed(builder):
 
 
 def columns(builder):
-    return builder.reduce("welford_m2", dense(builder, "arg0", 4096, 96), [0], "float32", frozenset({"var"}))
+    return builder.reduce(
+        "welford_m2", dense(builder, "arg0", 4096, 96), [0], "float32", frozenset({"var"})
+    )
 
 
 def changing(builder):
     size = sympy.Symbol("ks0", integer=True, positive=True)
     a = dense(builder, "arg0", 32, size)
     return mapped(
-        builder, "mul", a, builder.reduce("sum", a, [1], "float32", frozenset({"sum"})), at=[lambda i: i, rows]
+        builder,
+        "mul",
+        a,
+        builder.reduce("sum", a, [1], "float32", frozenset({"sum"})),
+        at=[lambda i: i, rows],
     )
 
 
@@ -69,7 +77,9 @@ for make in (softmax, transposed, columns, changing):
     graph = SimpleNamespace(
         builder=builder, inputs=inputs, outputs=[Reference(name, builder.buffers[name].layout)], hints={sympy.Symbol("ks0", integer=True, positive=True): 60},
     )  # fmt: skip
-    built = build_program(graph, lambda _: True)
-    digest.update(repr(([kernel.source for kernel in built.kernels.values()], built.plan.to_json())).encode())
+    built = schedule_program(graph, lambda _: True)
+    digest.update(
+        repr(([kernel.source for kernel in built.kernels.values()], built.plan.to_json())).encode()
+    )
     print(make.__name__, len(built.kernels), file=sys.stderr)
 print(digest.hexdigest())

@@ -21,7 +21,15 @@ def plain(x):
 
 
 @bundler.prebuild(
-    {"x": "*fp16:16", "y": "*fp32", "n": "i32:16", "one": "i32:1", "nothing": "none", "eps": "fp32", "flag": "i1"},
+    {
+        "x": "*fp16:16",
+        "y": "*fp32",
+        "n": "i32:16",
+        "one": "i32:1",
+        "nothing": "none",
+        "eps": "fp32",
+        "flag": "i1",
+    },
     constants={"BLOCK": [32, 64]},
 )
 @bundler.prebuild(
@@ -37,7 +45,9 @@ def classes(x, y, n, one, nothing, eps, flag, BLOCK: tl.constexpr):
     tl.store(y + i, value, mask=flag)
 
 
-@bundler.prebuild({"x": "*fp32:16"}, constants={"ACT": plain, "TYPE": tl.float16, "SIZES": (16, None)})
+@bundler.prebuild(
+    {"x": "*fp32:16"}, constants={"ACT": plain, "TYPE": tl.float16, "SIZES": (16, None)}
+)
 @triton.jit
 def constants(x, ACT: tl.constexpr, TYPE: tl.constexpr, SIZES: tl.constexpr):
     i = tl.arange(0, SIZES[0])
@@ -52,7 +62,10 @@ def tuples(pair):
 
 @bundler.prebuild({"x": "*fp32:16", "n": "i32"})
 @triton.autotune(
-    configs=[triton.Config({"BLOCK": 16 if ON_AMD else 32}, num_warps=1), triton.Config({"BLOCK": 64}, num_stages=1)],
+    configs=[
+        triton.Config({"BLOCK": 16 if ON_AMD else 32}, num_warps=1),
+        triton.Config({"BLOCK": 64}, num_stages=1),
+    ],
     key=["n"],
 )
 @triton.heuristics({"EVEN": lambda arguments: arguments["n"] % arguments["BLOCK"] == 0})

@@ -12,7 +12,10 @@ def add_one(x, n, BLOCK: tl.constexpr):
 
 
 @triton.autotune(
-    configs=[triton.Config({"BLOCK": block}, num_warps=warps) for block in (64, 128) for warps in (1, 2)], key=["n"]
+    configs=[
+        triton.Config({"BLOCK": block}, num_warps=warps) for block in (64, 128) for warps in (1, 2)
+    ],
+    key=["n"],
 )
 @triton.heuristics({"EVEN": lambda call: call["n"] % call["BLOCK"] == 0})
 @triton.jit
@@ -22,7 +25,9 @@ def scale(x, y, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
 
 
 @triton.autotune(configs=[triton.Config({"BLOCK": block}) for block in (16, 32)], key=["n"])
-@triton.heuristics({"ADDS": lambda call: call["bias"] is not None, "TAKES": lambda call: call["less"] is not None})
+@triton.heuristics(
+    {"ADDS": lambda call: call["bias"] is not None, "TAKES": lambda call: call["less"] is not None}
+)
 @triton.jit
 def one_of_two(x, bias, less, n, BLOCK: tl.constexpr, ADDS: tl.constexpr, TAKES: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -38,7 +38,12 @@ def service(cache, monkeypatch):
     made = []
 
     def make(workers=2, **more):
-        settings = {"cache_dir": cache, "perform": "service_work:perform", "preload": "", "isolate": True} | more
+        settings = {
+            "cache_dir": cache,
+            "perform": "service_work:perform",
+            "preload": "",
+            "isolate": True,
+        } | more
         made.append(CompileService(workers, **settings))
         return made[-1]
 
@@ -50,4 +55,6 @@ def service(cache, monkeypatch):
 @pytest.fixture
 def starts(cache):
     """Return the commands that workers began with, in order."""
-    return lambda: (cache / "starts").read_text().splitlines() if os.path.exists(cache / "starts") else []
+    return lambda: (
+        (cache / "starts").read_text().splitlines() if os.path.exists(cache / "starts") else []
+    )

@@ -26,7 +26,9 @@ torch.Tensor = type("Tensor", (), {})
 class Gpu:
     def __init__(self, target):
         backend, _, arch = target.partition(":")
-        self.target = GPUTarget(backend, int(arch) if arch.isdigit() else arch, 64 if backend == "hip" else 32)
+        self.target = GPUTarget(
+            backend, int(arch) if arch.isdigit() else arch, 64 if backend == "hip" else 32
+        )
 
     def get_current_target(self):
         return self.target

@@ -49,7 +49,11 @@ def perform(payload, cache_dir):
     said = COMMANDS[what](cache_dir, *rest)
     key = asked.key or str(said)
     return Compiled(
-        key, os.path.join(cache_dir, asked.key) if asked.key else cache_dir, 0.0, (("stage", 0.5),), what == "hit"
+        key,
+        os.path.join(cache_dir, asked.key) if asked.key else cache_dir,
+        0.0,
+        (("stage", 0.5),),
+        what == "hit",
     ).to_bytes()
 
 
@@ -71,6 +75,16 @@ def once_fatal(cache_dir, mark):
     except FileExistsError:
         return "survived"
     os._exit(9)
+
+
+def once_fatal_at(_cache_dir, mark):
+    """End the first worker only, where each try has a cache directory of its own."""
+    return once_fatal("/", mark)
+
+
+def with_child_at(_cache_dir, place, seconds):
+    """As `with_child`, where each try has a cache directory of its own."""
+    return with_child(place, seconds)
 
 
 def eat(_cache_dir, mebibytes):
@@ -121,12 +135,18 @@ COMMANDS = {
     "echo": lambda _, *words: " ".join(words), "hit": lambda *_: "hit", "sleep": lambda _, seconds: slowly(seconds),
     "pid": lambda *_: os.getpid(), "server": lambda *_: os.getppid(), "env": lambda _, name: os.environ.get(name, "unset"),
     "path": lambda *_: os.pathsep.join(sys.path), "crash": crash, "exit": lambda _, status: os._exit(int(status)),
-    "kill": lambda *_: os.kill(os.getpid(), signal.SIGKILL), "once_fatal": once_fatal, "eat": eat, "fail": fail,
+    "kill": lambda *_: os.kill(os.getpid(), signal.SIGKILL), "once_fatal": once_fatal, "once_fatal_at": once_fatal_at,
+    "with_child_at": with_child_at, "eat": eat, "fail": fail,
     "leave": lambda *_: sys.exit(3), "with_child": with_child, "rendezvous": rendezvous, "copy": copy,
     "close_everything": close_everything, "refuse": refuse, "large": lambda _, bytes_: "x" * int(bytes_),
     "say": lambda _, number, bytes_: print(number * int(bytes_)),
     "interrupt": lambda *_: os.kill(os.getpid(), signal.SIGINT),
 }  # fmt: skip
+
+
+def prepend(place):
+    """Have this process look for modules there first."""
+    sys.path.insert(0, place)
 
 
 def poison_workers():

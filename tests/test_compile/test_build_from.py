@@ -82,12 +82,21 @@ def test_a_kernel_from_its_ir_is_for_static_launch_only_and_says_so(recorded):
     plan = retargeted(recorded.select(names="library"), CUDA100)
     built = build(plan, 1)
     (kernel,) = built.bundle.kernels
-    facts, before = kernel.launch.require_facts(), recorded.select(names="library").kernels[0].launch.require_facts()
+    facts, before = (
+        kernel.launch.require_facts(),
+        recorded.select(names="library").kernels[0].launch.require_facts(),
+    )
     assert (facts.source_kind, before.source_kind) == ("ir", "ast")
-    assert (facts.signature, facts.constants, facts.arguments) == (before.signature, before.constants, before.arguments)
+    assert (facts.signature, facts.constants, facts.arguments) == (
+        before.signature,
+        before.constants,
+        before.arguments,
+    )
     assert kernel.target == CUDA100
     assert built.static_only == (kernel.key,)
-    assert [note for _, _, note in built.notes] == ["built from its IR: for static launch only, no JIT will ask for it"]
+    assert [note for _, _, note in built.notes] == [
+        "built from its IR: for static launch only, no JIT will ask for it"
+    ]
 
 
 def test_ir_that_crashes_the_compiler_costs_its_own_kernel(recorded, monkeypatch):
@@ -115,7 +124,9 @@ def test_a_call_that_was_recorded_for_two_targets_is_built_from_ir_once(recorded
 
 def test_cuda_to_amd_says_what_was_assumed(recorded):
     """An NVIDIA kernel does not tell whether a tensor is below 2 GB: for AMD that is assumed, and said."""
-    plan = retargeted(recorded.select(names="library"), GFX, modules=[str(HERE / "special_kernels.py")])
+    plan = retargeted(
+        recorded.select(names="library"), GFX, modules=[str(HERE / "special_kernels.py")]
+    )
     assert {job.source.kind for job in plan.jobs.values()} == {"module"}
     assert any("2 GB" in note for _, _, note in plan.notes)
 
@@ -130,12 +141,18 @@ def test_a_bundle_without_ir_needs_the_source(recorded):
 def test_an_edited_source_is_not_taken_for_the_recorded_one(recorded, tmp_path):
     """A kernel whose text is another now is not built from that text, but from the IR that was recorded."""
     edited = tmp_path / "edited_kernels.py"
-    edited.write_text((HERE / "special_kernels.py").read_text().replace("libdevice.rsqrt(", "1 + libdevice.rsqrt("))
+    edited.write_text(
+        (HERE / "special_kernels.py")
+        .read_text()
+        .replace("libdevice.rsqrt(", "1 + libdevice.rsqrt(")
+    )
     plan = retargeted(recorded.select(names="library"), CUDA100, modules=[str(edited)])
     assert {job.source.kind for job in plan.jobs.values()} == {"ir"}
 
 
-def test_a_function_that_is_a_constant_must_be_the_one_that_was_recorded(tmp_path, recorded_constant):
+def test_a_function_that_is_a_constant_must_be_the_one_that_was_recorded(
+    tmp_path, recorded_constant
+):
     """A function that was handed over as a constant is looked for by its name and hash; an edited one is not taken for it."""
     bundle, text = recorded_constant
     (tmp_path / "same_kernels.py").write_text(text)

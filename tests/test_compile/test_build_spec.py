@@ -80,9 +80,16 @@ def test_a_build_file_gives_every_combination(plan, tmp_path):
     (tmp_path / "build.toml").write_text(SPEC)
     jobs, failures = plan(tmp_path / "build.toml")
     assert failures == []
-    found = sorted((str(job.target), job.name, dict(job.options)["num_warps"].plain(), last(job)) for job in jobs)
-    assert found == sorted(("cuda:90", "kernel", warps, block) for warps in (1, 2) for block in (32, 64) for _ in "ab")
-    assert {tuple(value.plain() for _, value in job.constants)[:2] for job in jobs} == {("k:relu", "fp16")}
+    found = sorted(
+        (str(job.target), job.name, dict(job.options)["num_warps"].plain(), last(job))
+        for job in jobs
+    )
+    assert found == sorted(
+        ("cuda:90", "kernel", warps, block) for warps in (1, 2) for block in (32, 64) for _ in "ab"
+    )
+    assert {tuple(value.plain() for _, value in job.constants)[:2] for job in jobs} == {
+        ("k:relu", "fp16")
+    }
     jobs, failures = plan(tmp_path / "build.toml", "cuda:80")
     assert [job.name for job in jobs].count("inner") == 1
 
@@ -107,14 +114,21 @@ def test_each_module_is_imported_as_for_its_target_and_told_when_it_cannot_be(pl
         "CAPABILITY = driver.active.get_device_capability()\n"
     )
     (tmp_path / "k.py").write_text(
-        MODULE + "from helper_of_k import BACKEND, CAPABILITY\nBLOCK = 64 if BACKEND == 'hip' else CAPABILITY[0]\n"
+        MODULE
+        + "from helper_of_k import BACKEND, CAPABILITY\nBLOCK = 64 if BACKEND == 'hip' else CAPABILITY[0]\n"
         "if CAPABILITY == (8, 0):\n    from triton.runtime.driver import driver\n    driver.active.utils\n"
         "if CAPABILITY == (7, 5):\n    raise SystemExit(3)\n"
         "PREBUILD = [{'kernel': kernel, 'signature': {'x': '*fp16', 'n': 'i32'},\n"
         "             'constants': {'ACT': relu, 'TYPE': tl.float16, 'BLOCK': BLOCK}}]\n"
     )
-    jobs, failures = plan(tmp_path / "k.py", "cuda:90", "cuda:80", "hip:gfx942", "cuda:75", "cuda:100")
-    assert {str(job.target): last(job) for job in jobs} == {"cuda:90": 9, "hip:gfx942": 64, "cuda:100": 10}
+    jobs, failures = plan(
+        tmp_path / "k.py", "cuda:90", "cuda:80", "hip:gfx942", "cuda:75", "cuda:100"
+    )
+    assert {str(job.target): last(job) for job in jobs} == {
+        "cuda:90": 9,
+        "hip:gfx942": 64,
+        "cuda:100": 10,
+    }
     told = {failure.target: failure for failure in failures}
     assert told.keys() == {"cuda:80", "cuda:75"}
     assert "asks Triton's driver for utils" in told["cuda:80"].reason
@@ -127,7 +141,11 @@ def test_a_fault_of_syntax_in_another_file_is_told_at_the_line_that_imports_it(p
     (tmp_path / "helper_of_k.py").write_text("a = 1\nb = 2\nc = 3\nd = (\n")
     (tmp_path / "k.py").write_text("import triton\nimport helper_of_k\n")
     _, (failure,) = plan(tmp_path / "k.py", "cuda:90")
-    assert ("SyntaxError" in failure.reason, failure.file, failure.line) == (True, str(tmp_path / "k.py"), 2)
+    assert ("SyntaxError" in failure.reason, failure.file, failure.line) == (
+        True,
+        str(tmp_path / "k.py"),
+        2,
+    )
 
 
 def test_a_package_is_imported_as_for_its_target_too(plan, tmp_path, monkeypatch):
@@ -166,15 +184,18 @@ def test_a_module_that_goes_on_without_an_answer_is_noted(plan, tmp_path):
     )
     jobs, failures = plan(tmp_path / "build.toml")
     assert (len(jobs), failures) == (8, [])
-    assert [(name, target) for name, target, text in plan.notes if "asks Triton's driver for utils" in text] == [
-        ("k", "cuda:90")
-    ]
+    assert [
+        (name, target)
+        for name, target, text in plan.notes
+        if "asks Triton's driver for utils" in text
+    ] == [("k", "cuda:90")]
 
 
 def test_a_call_that_cannot_be_specialized_is_one_failure_and_the_rest_is_planned(plan, tmp_path):
     """A wrong type, a missing argument, an unknown option and a constant without an encoding each fail alone."""
     (tmp_path / "k.py").write_text(
-        MODULE + "good = {'x': '*fp16', 'n': 'i32'}\nrest = {'ACT': None, 'TYPE': tl.float16, 'BLOCK': 32}\n"
+        MODULE
+        + "good = {'x': '*fp16', 'n': 'i32'}\nrest = {'ACT': None, 'TYPE': tl.float16, 'BLOCK': 32}\n"
         "PREBUILD = [{'kernel': kernel, 'signature': s, 'constants': c, 'options': o} for s, c, o in [\n"
         "  (good, rest, {}), ({**good, 'n': 'i8'}, rest, {}), ({'x': '*fp16'}, rest, {}), (good, rest, {'warps': 3}),\n"
         "  (good, {**rest, 'ACT': object()}, {}), ({**good, 'n': 'int'}, rest, {})]]\n"
@@ -182,7 +203,9 @@ def test_a_call_that_cannot_be_specialized_is_one_failure_and_the_rest_is_planne
     jobs, failures = plan(tmp_path / "k.py", "cuda:90")
     assert len(jobs) == 1
     expected = ["given as 'i8'", "missing", "warps", "a constant of type", "is not a type"]
-    assert [word for word, failure in zip(expected, failures, strict=True) if word not in failure.reason] == []
+    assert [
+        word for word, failure in zip(expected, failures, strict=True) if word not in failure.reason
+    ] == []
 
 
 def test_prebuild_returns_the_kernel_and_keeps_what_was_said():
@@ -192,7 +215,10 @@ def test_prebuild_returns_the_kernel_and_keeps_what_was_said():
         pass
 
     kernel = Kernel()
-    assert bundler.prebuild({"x": "i32"}, targets=["cuda:90"])(bundler.prebuild({"x": "i64"})(kernel)) is kernel
+    assert (
+        bundler.prebuild({"x": "i32"}, targets=["cuda:90"])(bundler.prebuild({"x": "i64"})(kernel))
+        is kernel
+    )
     assert [dict(d.signature) for d in declarations_of(kernel)] == [{"x": "i32"}, {"x": "i64"}]
     del kernel
     assert declarations_of(Kernel()) == ()
@@ -201,7 +227,10 @@ def test_prebuild_returns_the_kernel_and_keeps_what_was_said():
 def test_calls_are_all_combinations_of_what_is_listed():
     """Signature, constants, options and configs combine; a tuple is a value, a list are several."""
     declaration = Declaration.of(
-        "k", {"x": ["*fp16", "*fp32"], "t": ("i32", "none")}, {"B": [1, 2]}, configs=[{"w": 4}, {"w": 8}]
+        "k",
+        {"x": ["*fp16", "*fp32"], "t": ("i32", "none")},
+        {"B": [1, 2]},
+        configs=[{"w": 4}, {"w": 8}],
     )
     calls = list(declaration.calls())
     assert len(calls) == 8
@@ -232,7 +261,10 @@ def test_a_declaration_of_another_shape_is_refused_when_it_is_made(more, words):
         ("kernels = 1\n", "unknown kernels"),
         ("[[kernel]]\nmodule = 'k.py'\n", "expected module and function"),
         ("[[kernel]]\nmodule = 'k.py'\nfunction = 'k'\nsigs = {}\n", "unknown sigs"),
-        ("[[kernel]]\nmodule = 'k.py'\nfunction = 'k'\nconstants = { A = { type = 'fp16' } }\n", "dtype"),
+        (
+            "[[kernel]]\nmodule = 'k.py'\nfunction = 'k'\nconstants = { A = { type = 'fp16' } }\n",
+            "dtype",
+        ),
         ("kernel = [1]\n", "expected a table"),
     ],
 )
@@ -247,7 +279,12 @@ def test_a_mistake_in_a_build_file_is_told_with_its_place(tmp_path, text, words)
 
 def test_stand_ins_are_what_the_table_says():
     """Addresses, numbers and absent arguments have the value classes that their specs name."""
-    assert [stand_in(text, "n") for text in ("i32:1", "i32:16", "none", "i1")] == [1, 16, None, True]
+    assert [stand_in(text, "n") for text in ("i32:1", "i32:16", "none", "i1")] == [
+        1,
+        16,
+        None,
+        True,
+    ]
     general = stand_in("i32", "n"), stand_in("i64", "n"), stand_in("u64", "n")
     assert all(number % 16 and number != 1 for number in general)
     assert general[1].bit_length() > 32 < stand_in("i64:16", "n").bit_length()
@@ -265,7 +302,9 @@ def test_types_are_compared_without_their_value_class():
     assert same_type("*kfp16", "*fp16:16")
     assert same_type("constexpr", "i32:1")
     assert same_type(("*fp32", "constexpr"), ("*fp32:16", "none"))
-    assert same_type("*u1", "*i1:16")  # Triton's name for a tensor of booleans, and the one that users know
+    assert same_type(
+        "*u1", "*i1:16"
+    )  # Triton's name for a tensor of booleans, and the one that users know
     assert not same_type("*u8", "*i1:16")
     assert not same_type("i64", "i32")
     assert not same_type(("i32",), ("i32", "i32"))

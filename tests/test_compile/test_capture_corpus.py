@@ -22,7 +22,9 @@ WIDTH, VOCABULARIES = 512, (1000, 5003, 8001, 32000, 50257)
 def real():
     """Return the TTIR of each kernel that the H200 compiled, by name."""
     if not ARCHIVE.is_file():
-        pytest.skip(f"the archive of real caches is not here: corpus/{ARCHIVE.name} beside the checkout's parent")
+        pytest.skip(
+            f"the archive of real caches is not here: corpus/{ARCHIVE.name} beside the checkout's parent"
+        )
     try:
         release = version("triton")
     except PackageNotFoundError:
@@ -80,4 +82,6 @@ def test_captured_kernels_are_those_of_the_gpu(real, tmp_path, monkeypatch):
         [text] = [bundle.read(artifact) for artifact in kernel.artifacts if artifact.kind == "ttir"]
         captured.setdefault(kernel.name, []).append(without_places(text.decode()))
     assert len(real) == 9
-    assert [name for name, text in real.items() if without_places(text) not in captured.get(name, [])] == []
+    assert [
+        name for name, text in real.items() if without_places(text) not in captured.get(name, [])
+    ] == []

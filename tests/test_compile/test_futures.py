@@ -58,13 +58,21 @@ def test_what_is_made_of_parts_is_made_once_by_who_asks(service):
     assert list(as_completed([joined], RESULT_S)) == [joined]
     assert made == []
     assert joined.result() is joined.result()
-    assert (joined.result(), joined.exception(), made) == (["slept", "x"], None, [threading.current_thread()])
+    assert (joined.result(), joined.exception(), made) == (
+        ["slept", "x"],
+        None,
+        [threading.current_thread()],
+    )
     assert JoinedFuture("none", [], list).result(0) == []
 
 
 def test_errors_of_parts_are_given_to_who_makes_the_result(service):
     """It decides whether a failed part is a failure; what it raises is raised each time."""
-    parts = [service().submit(job("fail no such thing")), ready(ValueError("odd"), "other"), ready(7)]
+    parts = [
+        service().submit(job("fail no such thing")),
+        ready(ValueError("odd"), "other"),
+        ready(7),
+    ]
     joined = JoinedFuture("three", parts, lambda outcomes: outcomes)
     failed, odd, seven = joined.result(RESULT_S)
     assert (type(failed), type(odd), seven) == (CompileFailed, CompileFailed, 7)
@@ -100,7 +108,9 @@ def test_in_a_forked_child_joined_futures_fail_too(service):
     part = one.submit(job("sleep 60"))
     until(part.running)
     joined = JoinedFuture(
-        "outer", [JoinedFuture("inner", [part], lambda outcomes: outcomes[0])], lambda outcomes: outcomes[0]
+        "outer",
+        [JoinedFuture("inner", [part], lambda outcomes: outcomes[0])],
+        lambda outcomes: outcomes[0],
     )
     read, write = os.pipe()
     child = os.fork()
@@ -124,9 +134,20 @@ def test_a_namespace_gets_results_in_the_place_of_futures(service):
     """Everything else stays; each future is told about when it is done; one that stands there twice is resolved twice."""
     one, heard = service(), []
     slow = one.submit(job("sleep 0.3"))
-    scope = {"slow": slow, "quick": one.submit(job("echo x")), "text": "text", "again": slow, "other": ready(5)}
+    scope = {
+        "slow": slow,
+        "quick": one.submit(job("echo x")),
+        "text": "text",
+        "again": slow,
+        "other": ready(5),
+    }
     one.wait(scope, on_progress=heard.append)
-    assert (scope["slow"].key, scope["quick"].key, scope["text"], scope["other"]) == ("slept", "x", "text", 5)
+    assert (scope["slow"].key, scope["quick"].key, scope["text"], scope["other"]) == (
+        "slept",
+        "x",
+        "text",
+        5,
+    )
     assert scope["again"] is scope["slow"]
     assert [(progress.done, progress.total) for progress in heard] == [(1, 3), (2, 3), (3, 3)]
     assert {progress.name for progress in heard} == {"slow", "quick", "other"}
@@ -138,7 +159,11 @@ def test_a_namespace_gets_results_in_the_place_of_futures(service):
     [
         (lambda one: one.submit(job("fail badly")), CompileFailed, "fail badly: .*badly"),
         (lambda _: ready(KeyError("x"), "somebody's"), CompileFailed, "somebody's: KeyError"),
-        (lambda _: ready(StoreFull("the disk is full"), "of_kernel"), StoreFull, "of_kernel: the disk is full"),
+        (
+            lambda _: ready(StoreFull("the disk is full"), "of_kernel"),
+            StoreFull,
+            "of_kernel: the disk is full",
+        ),
     ],
 )
 def test_the_first_failure_is_raised_with_the_kernels_name(service, bad, kind, words):
@@ -183,7 +208,9 @@ def test_source_goes_in_and_a_kernel_comes_out(cache):
         scope = {
             "compiled": service.source("scale", _TEXT, META),
             "handle": service.source("scale", _TEXT, META, finish=handles_on(driver)),
-            "other": service.source("twice", _TEXT, {**META, "function": "scale", "options": {"num_warps": 8}}),
+            "other": service.source(
+                "twice", _TEXT, {**META, "function": "scale", "options": {"num_warps": 8}}
+            ),
         }
         broken = service.source("wrong", _TEXT, META)
         service.wait(scope)
@@ -211,7 +238,9 @@ def test_a_kernel_of_another_target_has_no_handle_here(cache):
     from bundler.runtime import DryDriver, handles_on
 
     with CompileService(1, cache_dir=cache) as service:
-        future = service.source("scale", _TEXT, {**META, "target": "hip:gfx942"}, finish=handles_on(DryDriver("cuda")))
+        future = service.source(
+            "scale", _TEXT, {**META, "target": "hip:gfx942"}, finish=handles_on(DryDriver("cuda"))
+        )
         with pytest.raises(ToolchainMismatch):
             future.result(RESULT_S)
 
@@ -224,7 +253,10 @@ def test_a_kernel_of_another_target_has_no_handle_here(cache):
         ({"constants": {"WIDTH": 1}}, "'WIDTH' is not in the signature"),
         ({"constants": {"BLOCK": object()}}, "the value of 'BLOCK' cannot be sent"),
         ({"signature": {**_SIGNATURE, "n": 32}}, "a type is a text such as"),
-        ({"warps": 4}, r"meta has \['attributes', .*'warps'\]; expected signature, target, and perhaps attributes"),
+        (
+            {"warps": 4},
+            r"meta has \['attributes', .*'warps'\]; expected signature, target, and perhaps attributes",
+        ),
         ({"options": ["num_warps"]}, "options is not of its type"),
     ],
 )

@@ -83,10 +83,15 @@ def refusing(folder):
     script = folder / "ptxas"
     real = Path(sys.modules["triton"].__file__).parent / "backends" / "nvidia" / "bin"
     variables = {}
-    for name, variable in (("ptxas", "TRITON_PTXAS_PATH"), ("ptxas-blackwell", "TRITON_PTXAS_BLACKWELL_PATH")):
+    for name, variable in (
+        ("ptxas", "TRITON_PTXAS_PATH"),
+        ("ptxas-blackwell", "TRITON_PTXAS_BLACKWELL_PATH"),
+    ):
         if (real / name).exists():
             script = folder / name
-            script.write_text(f'#!/bin/sh\nif [ "$1" = --version ]; then exec {real / name} --version; fi\nexit 1\n')
+            script.write_text(
+                f'#!/bin/sh\nif [ "$1" = --version ]; then exec {real / name} --version; fi\nexit 1\n'
+            )
             script.chmod(0o755)
             variables[variable] = script
     return variables
@@ -94,7 +99,15 @@ def refusing(folder):
 
 def ask(cache, folder, *targets):
     """Call every kernel through the JIT; returns what Triton's listener heard: [target, name, hash, hit]."""
-    return json.loads(run(str(HERE / "jit_calls.py"), KERNELS, *targets, TRITON_CACHE_DIR=cache, **refusing(folder)))
+    return json.loads(
+        run(
+            str(HERE / "jit_calls.py"),
+            KERNELS,
+            *targets,
+            TRITON_CACHE_DIR=cache,
+            **refusing(folder),
+        )
+    )
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +141,9 @@ def test_a_kernel_is_published_under_each_key_that_the_order_of_hashing_gives(bu
 
     order_matters = not triton.__version__.startswith("3.9")
     with bundler.Bundle.load(built) as bundle:
-        names = Counter(kernel.name for kernel in bundle.kernels if kernel.target == Target.parse("cuda:90"))
+        names = Counter(
+            kernel.name for kernel in bundle.kernels if kernel.target == Target.parse("cuda:90")
+        )
     assert names["with_helper"] == names["same_helper"] == (2 if order_matters else 1)
     assert names["tuples"] == 1
     told = [("same_helper", "cuda:90"), ("with_helper", "cuda:90")] if order_matters else []
@@ -142,7 +157,14 @@ def test_a_recording_for_one_target_gives_the_keys_of_another(tmp_path):
     import triton  # noqa: F401
 
     first, second = tmp_path / "80.tbundle", tmp_path / "90.tbundle"
-    run(_RECORD, first, HERE / "jit_calls.py", KERNELS, "cuda:80", TRITON_CACHE_DIR=tmp_path / "recorded")
+    run(
+        _RECORD,
+        first,
+        HERE / "jit_calls.py",
+        KERNELS,
+        "cuda:80",
+        TRITON_CACHE_DIR=tmp_path / "recorded",
+    )
     run(_RETARGET, first, second, KERNELS, "cuda:90")
     bundler.restore(second, tmp_path / "cache", only="all")
     heard = ask(tmp_path / "cache", tmp_path, "cuda:90")
@@ -161,7 +183,10 @@ def test_every_built_kernel_has_facts_and_proven_parts(built):
 
 def job(**more):
     source = SourceRef("module", "f", "m", "/m.py", "/", b"")
-    fields = {"signature": (("x", Value("tuple", (Value("str", "*fp32"),))),), "constants": (((0, 1), Value("none")),)}
+    fields = {
+        "signature": (("x", Value("tuple", (Value("str", "*fp32"),))),),
+        "constants": (((0, 1), Value("none")),),
+    }
     return Job(
         "f",
         source,
@@ -177,7 +202,9 @@ def test_a_job_and_its_result_survive_the_way_to_a_worker():
     """Jobs and results come back from their bytes as they were; equal jobs have equal digests, others not."""
     made = job(key="K", helpers_first=True, facts=b"f")
     assert Job.from_bytes(made.to_bytes()) == made
-    result = Compiled("K", "/d", 0.5, (("ttir", 0.25),), False, Toolchain("3.7", "ab", None), b"f", None)
+    result = Compiled(
+        "K", "/d", 0.5, (("ttir", 0.25),), False, Toolchain("3.7", "ab", None), b"f", None
+    )
     assert Compiled.from_bytes(result.to_bytes()) == result
     assert job().digest == job().digest != made.digest
 
@@ -216,7 +243,9 @@ def second(p):
 
 
 @pytest.mark.parametrize("planned_first", [True, False])
-def test_a_worker_that_hashed_a_helper_before_compiles_the_kernel_that_was_planned(tmp_path, planned_first):
+def test_a_worker_that_hashed_a_helper_before_compiles_the_kernel_that_was_planned(
+    tmp_path, planned_first
+):
     """Before Triton 3.9 the hash of a function depends on which helpers were hashed before it; a job's key does not."""
     path = tmp_path / "chain_of_helpers.py"
     path.write_text(_CHAIN)
@@ -229,7 +258,9 @@ def test_a_worker_that_hashed_a_helper_before_compiles_the_kernel_that_was_plann
 
     def forget():
         for name in ("first", "second"):
-            for one in jit_specialization.functions_of(getattr(module_import.load(place, target), name)):
+            for one in jit_specialization.functions_of(
+                getattr(module_import.load(place, target), name)
+            ):
                 one.hash, one.used_global_vals = None, {}
 
     jobs = plan("second")

@@ -12,7 +12,9 @@ from bundler.errors import BundlerWarning
 from bundler.toolchain import private_directory
 
 NOBODY = 65534
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+as_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can give a directory to another user"
+)
 
 
 @pytest.fixture

@@ -19,7 +19,14 @@ from pathlib import Path
 import pytest
 
 from bundler.compile.source_modules import SourceModule, source_module
-from bundler.errors import CompileFailed, ConfigError, DigestMismatch, LimitExceeded, NotFound, StoreUnavailable
+from bundler.errors import (
+    CompileFailed,
+    ConfigError,
+    DigestMismatch,
+    LimitExceeded,
+    NotFound,
+    StoreUnavailable,
+)
 
 TEXT = "imports = globals().get('imports', 0) + 1\n\n\ndef double(x):\n    return 2 * x\n"
 
@@ -48,7 +55,11 @@ def test_a_module_is_imported_once(folder):
     with ThreadPoolExecutor(8) as threads:
         loaded = list(threads.map(lambda _: source_module(TEXT, folder).load(), range(16)))
     assert {id(module) for module in loaded} == {id(loaded[0])}
-    assert (loaded[0].double(4), loaded[0].imports, sys.modules[loaded[0].__name__]) == (8, 1, loaded[0])
+    assert (loaded[0].double(4), loaded[0].imports, sys.modules[loaded[0].__name__]) == (
+        8,
+        1,
+        loaded[0],
+    )
 
 
 def test_a_module_can_be_imported_again(folder):
@@ -166,7 +177,9 @@ def test_line_ends_and_declared_encodings_make_no_difference(folder):
     assert umlaut.load().name == "Größe"
 
 
-@pytest.mark.parametrize(("text", "error"), [("x = '\ud800'", ConfigError), ("#" * ((64 << 20) + 1), LimitExceeded)])
+@pytest.mark.parametrize(
+    ("text", "error"), [("x = '\ud800'", ConfigError), ("#" * ((64 << 20) + 1), LimitExceeded)]
+)
 def test_bad_texts_are_refused(folder, text, error):
     """What is no Unicode, or larger than a file may be, is refused before anything is written."""
     with pytest.raises(error):

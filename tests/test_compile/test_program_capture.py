@@ -60,7 +60,9 @@ def test_keys_are_those_of_the_jit(torch, kernels):
         kernels.add_one[(8,)](x, 1, BLOCK=64)
     pointer, number = "*fp32:16", "i32"
     expected = declared_keys(kernels.add_one, {"x": pointer, "n": number}, BLOCK=128)
-    expected |= declared_keys(kernels.add_one, {"x": "*bf16:16", "n": "i32:16"}, BLOCK=64, num_warps=8, num_stages=2)
+    expected |= declared_keys(
+        kernels.add_one, {"x": "*bf16:16", "n": "i32:16"}, BLOCK=64, num_warps=8, num_stages=2
+    )
     expected |= declared_keys(kernels.add_one, {"x": pointer, "n": "i32:1"}, BLOCK=64)
     report = capture.report
     assert (report.launches, report.functions, report.kernels) == (4, 1, 3)
@@ -125,7 +127,9 @@ def test_tuples_and_descriptors_are_captured(torch, kernels):
         x = torch.randn(64, 64, device="cuda", dtype=torch.float16)
         kernels.with_tuple[(1,)]((x, torch.empty_like(x)), 64, BLOCK=64)
         described = TensorDescriptor.from_tensor(x, [16, 64])
-        kernels.with_descriptor[(1,)](described, torch.empty(16, device="cuda", dtype=torch.float16), BLOCK=16)
+        kernels.with_descriptor[(1,)](
+            described, torch.empty(16, device="cuda", dtype=torch.float16), BLOCK=16
+        )
     assert names(capture.build(1)) == ["with_descriptor", "with_tuple"]
     assert capture.report.failures == ()
 
@@ -156,7 +160,9 @@ def test_a_captured_kernel_is_a_hit(torch, kernels, tmp_path):
         kernels.add_one[(8,)](torch.randn(64, device="cuda"), 64, BLOCK=64)
     bundle = capture.build(1)
     bundler.restore(bundle, tmp_path / "cache", only="all")
-    [found] = jit_specialization.specialize(kernels.add_one, {"x": "*fp32:16", "n": "i32:16"}, {"BLOCK": 64}, H100)
+    [found] = jit_specialization.specialize(
+        kernels.add_one, {"x": "*fp32:16", "n": "i32:16"}, {"BLOCK": 64}, H100
+    )
     event = compile_call.compile_function(
         kernels.add_one,
         found.signature,
@@ -178,7 +184,10 @@ def test_what_depends_on_data_is_reported(torch, kernels):
         assert x.nonzero().shape == (64, 1)
         if (x > 0).any():
             kernels.add_one[(1,)](x, int(x.argmax()), BLOCK=64)
-    found = [(Path(guess.file).name, guess.line - line, guess.what, guess.taken) for guess in capture.report.guesses]
+    found = [
+        (Path(guess.file).name, guess.line - line, guess.what, guess.taken)
+        for guess in capture.report.guesses
+    ]
     here = Path(__file__).name
     assert found == [
         (here, 1, "item", "1.0"),
@@ -243,7 +252,10 @@ def test_what_a_store_holds_is_not_compiled_again(torch, kernels, tmp_path):
 
 def test_a_build_inside_the_block_is_refused(torch, kernels):
     """`build` says that the block is not over."""
-    with bundler.capturing("cuda:90") as capture, pytest.raises(ConfigError, match="after the block"):
+    with (
+        bundler.capturing("cuda:90") as capture,
+        pytest.raises(ConfigError, match="after the block"),
+    ):
         capture.build()
 
 
@@ -264,7 +276,10 @@ def test_what_is_asked_of_a_kernel_is_guessed_and_told(torch, kernels):
         kernel._init_handles()
         programs = max(1, 65536 // (kernel.n_regs * 128) - kernel.metadata.shared)
         kernel[(programs, 1, 1)](x, 64)
-    assert [guess.what for guess in capture.report.guesses] == ["n_regs of add_one", "metadata of add_one"]
+    assert [guess.what for guess in capture.report.guesses] == [
+        "n_regs of add_one",
+        "metadata of add_one",
+    ]
     assert {Path(guess.file).name for guess in capture.report.guesses} == {Path(__file__).name}
 
 
@@ -287,7 +302,13 @@ def test_libraries_are_captured(torch, library, group, monkeypatch):
     with bundler.capturing("cuda:90") as capture:
         import library_calls
 
-        happened = {name: library_calls._called(call) for name, call in library_calls.GROUPS[group]()}
+        happened = {
+            name: library_calls._called(call) for name, call in library_calls.GROUPS[group]()
+        }
     # FLA itself refuses what Triton before 3.7.1 computes wrongly on this GPU.
-    assert {name: said for name, said in happened.items() if said != "fine" and "incorrect results" not in said} == {}
+    assert {
+        name: said
+        for name, said in happened.items()
+        if said != "fine" and "incorrect results" not in said
+    } == {}
     assert capture.report.kernels > 100

@@ -25,7 +25,10 @@ def said(future):
 
 def test_a_job_gives_its_result(service):
     """Each future has the result of its own job, whatever the order in which workers end."""
-    futures = [service().submit(job("sleep 0.1")), *(service().submit(job(f"echo {number}")) for number in range(5))]
+    futures = [
+        service().submit(job("sleep 0.1")),
+        *(service().submit(job(f"echo {number}")) for number in range(5)),
+    ]
     assert [said(future) for future in futures] == ["slept", *map(str, range(5))]
 
 
@@ -43,7 +46,12 @@ def test_equal_jobs_at_once_run_once(service, starts):
     assert first is not second
     assert (said(first), said(second)) == ("slept", "slept")
     assert starts() == ["sleep 0.2"]
-    assert (one.counters.submitted, one.counters.compiled, one.counters.joined, one.counters.done) == (2, 1, 1, 2)
+    assert (
+        one.counters.submitted,
+        one.counters.compiled,
+        one.counters.joined,
+        one.counters.done,
+    ) == (2, 1, 1, 2)
 
 
 def test_results_are_remembered(service, starts):
@@ -118,7 +126,12 @@ def test_the_queue_is_bounded(service):
     assert thread.is_alive()
     (Path(one.cache_dir) / "b").touch()
     thread.join(RESULT_S)
-    assert [said(future) for future in (running, early, queued, done[0])] == ["a", "early", "queued", "last"]
+    assert [said(future) for future in (running, early, queued, done[0])] == [
+        "a",
+        "early",
+        "queued",
+        "last",
+    ]
 
 
 def test_a_thousand_jobs_half_of_them_cancelled(service, starts):
@@ -133,7 +146,9 @@ def test_a_thousand_jobs_half_of_them_cancelled(service, starts):
     finished, unfinished = wait(futures, RESULT_S)
     assert (len(finished), len(unfinished)) == (1000, 0)
     assert len(list(as_completed(futures, RESULT_S))) == 1000
-    assert [said(future) for future in futures[1::2]] == [str(number) for number in range(1, 1000, 2)]
+    assert [said(future) for future in futures[1::2]] == [
+        str(number) for number in range(1, 1000, 2)
+    ]
     assert [future.cancelled() for future in futures[::2]] == [True] * 500
     started, wanted = starts()[2:], {f"echo {number}" for number in range(1, 1000, 2)}
     # The pool hears of a cancellation a moment later, and each of the two workers has one job ahead.

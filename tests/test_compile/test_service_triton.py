@@ -66,9 +66,14 @@ def counted_ptxas(folder):
     """Make wrappers for ptxas that note each kernel; returns the variables that bring Triton to them, and the notes."""
     tools = Path(find_spec("triton").origin).parent / "backends" / "nvidia" / "bin"
     notes, variables = folder / "assembled", {}
-    for name, variable in (("ptxas", "TRITON_PTXAS_PATH"), ("ptxas-blackwell", "TRITON_PTXAS_BLACKWELL_PATH")):
+    for name, variable in (
+        ("ptxas", "TRITON_PTXAS_PATH"),
+        ("ptxas-blackwell", "TRITON_PTXAS_BLACKWELL_PATH"),
+    ):
         wrapper = folder / name
-        wrapper.write_text(f'#!/bin/sh\n[ "$1" = --version ] || echo kernel >> {notes}\nexec {tools / name} "$@"\n')
+        wrapper.write_text(
+            f'#!/bin/sh\n[ "$1" = --version ] || echo kernel >> {notes}\nexec {tools / name} "$@"\n'
+        )
         wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
         variables[variable] = str(wrapper)
     return variables, lambda: len(notes.read_text().splitlines()) if notes.exists() else 0
@@ -145,7 +150,10 @@ def test_a_kernel_that_does_not_compile_names_its_line(built):
     """The compiler's message comes from the worker with the kernel's name and the line of the source."""
     (one, _), _, alone, _ = built
     kind, message, line = one["error"]
-    assert (kind, line) == ("CompileFailed", _KERNELS.splitlines().index("    tl.store(a, no_such_name)") + 1)
+    assert (kind, line) == (
+        "CompileFailed",
+        _KERNELS.splitlines().index("    tl.store(a, no_such_name)") + 1,
+    )
     assert "wrong does not compile" in message
     assert "no_such_name is not defined" in message
     assert one["error"] == alone["error"]

@@ -41,9 +41,15 @@ def server_of(worker):
 def test_a_job_that_kills_its_worker_fails_alone(service, starts, command, how):
     """Such a job is tried twice, then fails with the kernel's name and how its worker ended; the others are done."""
     one = service()
-    fatal, others = one.submit(job(command)), [one.submit(job(f"echo {number}")) for number in range(10)]
+    fatal, others = (
+        one.submit(job(command)),
+        [one.submit(job(f"echo {number}")) for number in range(10)],
+    )
     with pytest.raises(
-        WorkerDied, match=re.escape(f"{command}: compiling it ended 2 workers, so it is not tried again: {how}")
+        WorkerDied,
+        match=re.escape(
+            f"{command}: compiling it ended 2 workers, so it is not tried again: {how}"
+        ),
     ):
         said(fatal)
     assert [said(future) for future in others] == [str(number) for number in range(10)]
@@ -126,7 +132,9 @@ def test_a_job_that_takes_too_long_fails_alone(service, cache):
 def test_time_in_the_queue_does_not_count(service):
     """The time-out is for the compile alone: a job that waited longer than that in the queue is done."""
     one = service(1, timeout_s=0.6)
-    assert [said(one.submit(job(command))) for command in ("sleep 0.4", "sleep 0.41", "sleep 0.42")] == ["slept"] * 3
+    assert [
+        said(one.submit(job(command))) for command in ("sleep 0.4", "sleep 0.41", "sleep 0.42")
+    ] == ["slept"] * 3
 
 
 def test_a_job_that_takes_too_much_memory_fails_alone(service, starts):

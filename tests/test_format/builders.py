@@ -11,7 +11,15 @@ import zstandard
 
 from bundler.format.bundle import Bundle, MemoryBlobs
 from bundler.format.digest import digest_text, sha256
-from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, Target, Toolchain, TuningFile
+from bundler.format.entries import (
+    Artifact,
+    HelperLibrary,
+    Kernel,
+    Opaque,
+    Target,
+    Toolchain,
+    TuningFile,
+)
 from bundler.format.launch_spec import LaunchFacts, LaunchSpec
 from bundler.format.manifest import Content, Observed
 
@@ -22,7 +30,9 @@ WITHOUT_FACTS = {"facts_bytes": None, "parts_bytes": None}
 
 def noise(seed, size):
     """Return bytes that do not compress, the same each time."""
-    return b"".join(hashlib.sha256(f"{seed}/{i}".encode()).digest() for i in range(size // 32 + 1))[:size]
+    return b"".join(hashlib.sha256(f"{seed}/{i}".encode()).digest() for i in range(size // 32 + 1))[
+        :size
+    ]
 
 
 def key(seed):
@@ -41,17 +51,22 @@ class Files:
         self.blobs[sha256(data)] = data
         return Artifact(filename, digest_text(sha256(data)), len(data), tuple(spans))
 
-    def kernel(self, seed="A", name="k", target=CUDA, *, source="a.py", extra=None, metadata=None, **fields):
+    def kernel(
+        self, seed="A", name="k", target=CUDA, *, source="a.py", extra=None, metadata=None, **fields
+    ):
         """Return a kernel; `source` is a text in its debug information, `extra` are further files."""
         document = {"name": name, "num_warps": 4, "shared": 0, **(metadata or {})}
         files = {
             f"{name}.ttir": f"tt.func @{name} loc({source})\n".encode() * 9,
-            f"{name}.{'cubin' if target.backend == 'cuda' else 'hsaco'}": b"\x7fELF" + noise((name, source), 40),
+            f"{name}.{'cubin' if target.backend == 'cuda' else 'hsaco'}": b"\x7fELF"
+            + noise((name, source), 40),
             f"{name}.json": json.dumps(document).encode(),
             **(extra or {}),
         }
         artifacts = tuple(self.add(filename, data) for filename, data in files.items())
-        made = Kernel(key(seed), name, target, artifacts, Toolchain(), LaunchSpec.from_metadata(document))
+        made = Kernel(
+            key(seed), name, target, artifacts, Toolchain(), LaunchSpec.from_metadata(document)
+        )
         return replace(made, **fields)
 
     def tuning(self, path, data=b"{}"):
@@ -68,7 +83,11 @@ class Files:
 
     def bundle(self, *entries, records=(), observed=None, schema=2):
         """Return a bundle of entries."""
-        return Bundle(Content.of(entries, records, schema=schema), observed or Observed(), MemoryBlobs(self.blobs))
+        return Bundle(
+            Content.of(entries, records, schema=schema),
+            observed or Observed(),
+            MemoryBlobs(self.blobs),
+        )
 
 
 def one(seed="A", name="k", schema=2, **fields):
@@ -140,7 +159,9 @@ class Parts:
     def document(self, kind=CONTENT):
         """Return the decoded content, or the observations."""
         section = self.find(kind)
-        return msgpack.unpackb(zstandard.decompress(section.data) if section.codec else section.data)
+        return msgpack.unpackb(
+            zstandard.decompress(section.data) if section.codec else section.data
+        )
 
     def put(self, document, kind=CONTENT):
         """Replace the content, or the observations; bytes are taken as they are."""
@@ -154,12 +175,20 @@ class Parts:
         for s in self.sections:
             offset = 72 + len(body) if s.offset is None else s.offset
             digest = sha256(s.data) if s.digest is None else s.digest
-            entries.append([s.kind, s.codec, offset, len(s.data), s.raw, digest, s.blobs, s.prefix, *s.more])
+            entries.append(
+                [s.kind, s.codec, offset, len(s.data), s.raw, digest, s.blobs, s.prefix, *s.more]
+            )
             body += s.data
         table = msgpack.packb(entries) if table is None else table
         size = len(table) if table_size is None else table_size
         head = struct.pack(
-            "<8sHHIIIQQ", b"\x89TBNDL\r\n", self.major, self.minor, *self.flags, 72 + len(body + gap), size
+            "<8sHHIIIQQ",
+            b"\x89TBNDL\r\n",
+            self.major,
+            self.minor,
+            *self.flags,
+            72 + len(body + gap),
+            size,
         )
         return head + (checksum or sha256(head + table)) + body + gap + table + tail
 
@@ -231,7 +260,9 @@ class Tables(Rows):
 
     def __init__(self, document):
         self.document = document
-        self.kernels, self.tuning, self.opaque, self.records = (document[n] for n in (9, 10, 12, 13))
+        self.kernels, self.tuning, self.opaque, self.records = (
+            document[n] for n in (9, 10, 12, 13)
+        )
 
     def set_file_name(self, name, position=0):
         """Give a file of the first kernel another name."""

@@ -18,7 +18,9 @@ def sha256(data):
 def parse_table(data):
     magic, major, _, incompatible, _, _, offset, size = struct.unpack_from("<8sHHIIIQQ", data)
     assert magic == b"\x89TBNDL\r\n", "not a bundle"
-    assert (major in {1, 2}, incompatible) == (True, 0), "a version or flag that this reader does not know"
+    assert (major in {1, 2}, incompatible) == (True, 0), (
+        "a version or flag that this reader does not know"
+    )
     assert 72 <= offset == len(data) - size, "truncated, or bytes after the end"
     table = data[offset:]
     assert sha256(data[:40] + table) == data[40:72], "damaged header or table"
@@ -39,8 +41,14 @@ def decode(sections, position):
     frame = zstandard.get_frame_parameters(stored)
     assert (codec, frame.content_size, frame.has_checksum, raw <= 64 << 20) == (1, raw, True, True)
     shared = b"".join(decode(sections, earlier) for earlier in prefix)
-    dictionary = zstandard.ZstdCompressionDict(shared, dict_type=zstandard.DICT_TYPE_RAWCONTENT) if prefix else None
-    return zstandard.ZstdDecompressor(dict_data=dictionary).decompress(stored, allow_extra_data=False)
+    dictionary = (
+        zstandard.ZstdCompressionDict(shared, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+        if prefix
+        else None
+    )
+    return zstandard.ZstdDecompressor(dict_data=dictionary).decompress(
+        stored, allow_extra_data=False
+    )
 
 
 def restore(data, spans, paths):
@@ -68,14 +76,22 @@ def tables(document):
     if document[0] == 1:
         _, table, kernels, *placed, _ = document
         files = [(f"{kernel[0]}/{file[0]}", *file[1:3]) for kernel in kernels for file in kernel[3]]
-        return table, files + [(entry[0], *entry[1][1:3]) for entries in placed for entry in entries]
+        return table, files + [
+            (entry[0], *entry[1][1:3]) for entries in placed for entry in entries
+        ]
     _, digests, sizes, names, _, _, _, file_lists, _, kernels, *placed, _ = document
     files = []
     for key, name, _, _, _, file_list, (blobs, spans, *_), *_ in kernels:
         marked = list(zip(*(spans[n::4] for n in range(4)), strict=True))
         for position, (item, blob) in enumerate(zip(file_lists[file_list], blobs, strict=True)):
             filename = names[name] + item[1:] if item[:1] == "*" else item
-            files.append((f"{key}/{filename}", blob, [n for at, *span in marked if at == position for n in span]))
+            files.append(
+                (
+                    f"{key}/{filename}",
+                    blob,
+                    [n for at, *span in marked if at == position for n in span],
+                )
+            )
     table = [(digests[32 * n : 32 * n + 32], size) for n, size in enumerate(sizes)]
     return table, files + [tuple(entry[:3]) for entries in placed for entry in entries]
 
@@ -88,7 +104,11 @@ def documents(data):
 
     def join(runs):
         spots = zip(runs[::2], runs[1::2], strict=True) if runs is not None else ()
-        return None if runs is None else b"".join(document[8][n] for at, many in spots for n in range(at, at + many))
+        return (
+            None
+            if runs is None
+            else b"".join(document[8][n] for at, many in spots for n in range(at, at + many))
+        )
 
     return {kernel[0]: tuple(map(join, kernel[6][2:4])) for kernel in document[9]}
 

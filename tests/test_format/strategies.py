@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 
 from bundler.format.constant_values import Value
 from bundler.format.digest import digest_text, sha256
-from bundler.format.entries import Artifact, HelperLibrary, Kernel, Opaque, Target, Toolchain, TuningFile
+from bundler.format.entries import (
+    Artifact,
+    HelperLibrary,
+    Kernel,
+    Opaque,
+    Target,
+    Toolchain,
+    TuningFile,
+)
 from bundler.format.keyparts import KeyParts
 from bundler.format.launch_spec import Argument, LaunchFacts, LaunchSpec, TuningRecord
 from bundler.format.manifest import Observation, Observed
@@ -17,7 +25,9 @@ from bundler.format.sentinel import Span
 NAME_CHARACTERS = string.ascii_letters + string.digits + "._@-"
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 COUNT = st.integers(0, 2**64 - 1)
-FILE_NAMES = st.text(NAME_CHARACTERS, min_size=1, max_size=20).filter(lambda name: name not in {".", ".."})
+FILE_NAMES = st.text(NAME_CHARACTERS, min_size=1, max_size=20).filter(
+    lambda name: name not in {".", ".."}
+)
 # A stem that begins as group files do is no kernel's: bundles refuse such a file.
 STEMS = st.text(string.ascii_letters + string.digits + "_@-", min_size=1, max_size=12).filter(
     lambda stem: not stem.startswith(GROUP_PREFIX)
@@ -26,7 +36,9 @@ KEYS = st.one_of(
     st.text("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", min_size=52, max_size=52),
     st.text("0123456789abcdef", min_size=64, max_size=64),
 )
-TARGETS = st.sampled_from([Target("cuda", "90", 32), Target("cuda", "100", 32), Target("hip", "gfx942", 64)])
+TARGETS = st.sampled_from(
+    [Target("cuda", "90", 32), Target("cuda", "100", 32), Target("hip", "gfx942", 64)]
+)
 
 SCALARS = st.one_of(
     st.just(Value("none")),
@@ -41,7 +53,9 @@ SCALARS = st.one_of(
 
 def _containers(inner):
     return st.one_of(
-        st.tuples(st.sampled_from(["tuple", "list"]), st.lists(inner, max_size=3).map(tuple)).map(lambda x: Value(*x)),
+        st.tuples(st.sampled_from(["tuple", "list"]), st.lists(inner, max_size=3).map(tuple)).map(
+            lambda x: Value(*x)
+        ),
         st.lists(st.tuples(TEXT, inner), max_size=3).map(lambda x: Value("dict", tuple(x))),
         inner.map(lambda x: Value("constexpr", x)),
     )
@@ -62,7 +76,9 @@ FACTS = st.builds(
     LaunchFacts, st.sampled_from(["ast", "ir"]), st.lists(ARGUMENTS, max_size=3).map(tuple), NAMED, BY_PATH, BY_PATH, NAMED
 )  # fmt: skip
 PARTS = st.builds(KeyParts, st.lists(st.tuples(TEXT, TEXT), max_size=4).map(tuple), st.booleans())
-RECORDS = st.builds(TuningRecord, TEXT, st.lists(st.tuples(TEXT, TEXT), max_size=2).map(tuple), NAMED, TEXT)
+RECORDS = st.builds(
+    TuningRecord, TEXT, st.lists(st.tuples(TEXT, TEXT), max_size=2).map(tuple), NAMED, TEXT
+)
 MAYBE = st.none() | COUNT
 SPECS = st.builds(
     LaunchSpec, TEXT, COUNT, COUNT, COUNT, COUNT, MAYBE, MAYBE, MAYBE, MAYBE, MAYBE, st.booleans(), st.booleans(),
@@ -97,8 +113,14 @@ def kernels(draw, blobs):
     stem, target = draw(STEMS), draw(TARGETS)
     kinds = draw(st.sets(st.sampled_from(["source", "ttir", "ttgir", "llir", "ptx", "dat"])))
     binary = "cubin" if target.backend == "cuda" else "hsaco"
-    names = draw(st.permutations([*(f"{stem}.{kind}" for kind in sorted(kinds)), f"{stem}.{binary}", f"{stem}.json"]))
-    artifacts = tuple(blobs.artifact(draw, name, min_size=int(name.endswith(binary))) for name in names)
+    names = draw(
+        st.permutations(
+            [*(f"{stem}.{kind}" for kind in sorted(kinds)), f"{stem}.{binary}", f"{stem}.json"]
+        )
+    )
+    artifacts = tuple(
+        blobs.artifact(draw, name, min_size=int(name.endswith(binary))) for name in names
+    )
     return Kernel(
         draw(KEYS), draw(TEXT), target, artifacts, draw(TOOLCHAINS), draw(SPECS),
         draw(st.none() | FACTS.map(LaunchFacts.to_bytes)), draw(st.none() | PARTS.map(KeyParts.to_bytes)),

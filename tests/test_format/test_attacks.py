@@ -29,7 +29,10 @@ MAX_BYTES = 20_000
 CASE_S = 5
 
 # One that fills lists takes seconds to be refused; that it is, is looked at for each.
-RESTORED = [pytest.param(entry, marks=pytest.mark.slow if "bomb/lists" in entry["attack"] else ()) for entry in INDEX]
+RESTORED = [
+    pytest.param(entry, marks=pytest.mark.slow if "bomb/lists" in entry["attack"] else ())
+    for entry in INDEX
+]
 attack = pytest.mark.parametrize("entry", INDEX, ids=lambda entry: entry["attack"])
 restored = pytest.mark.parametrize("entry", RESTORED, ids=lambda entry: entry["attack"])
 
@@ -37,7 +40,9 @@ restored = pytest.mark.parametrize("entry", RESTORED, ids=lambda entry: entry["a
 @pytest.fixture(scope="module")
 def make_attacks():
     """The program that made the files."""
-    spec = importlib.util.spec_from_file_location("make_attacks", ATTACKS.parent / "make_attacks.py")
+    spec = importlib.util.spec_from_file_location(
+        "make_attacks", ATTACKS.parent / "make_attacks.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -78,7 +83,10 @@ def tree(directory):
     for folder, folders, names in os.walk(directory):
         for name in (*folders, *names):
             status = os.lstat(os.path.join(folder, name))
-            found[os.path.relpath(os.path.join(folder, name), directory)] = (status.st_size, status.st_mtime_ns)
+            found[os.path.relpath(os.path.join(folder, name), directory)] = (
+                status.st_size,
+                status.st_mtime_ns,
+            )
     return found
 
 
@@ -106,16 +114,26 @@ def target(tmp_path):
 
 def test_the_index_names_each_file_once_and_the_files_are_small():
     """The folder holds the files of the index and no other, each of less than 20 KB and with a sentence."""
-    assert sorted(path.name for path in ATTACKS.glob("*.tbundle")) == sorted(entry["file"] for entry in INDEX)
+    assert sorted(path.name for path in ATTACKS.glob("*.tbundle")) == sorted(
+        entry["file"] for entry in INDEX
+    )
     assert len({entry["attack"] for entry in INDEX}) == len(INDEX)
-    assert [e["file"] for e in INDEX if (ATTACKS / e["file"]).stat().st_size >= MAX_BYTES or len(e["what"]) < 10] == []
+    assert [
+        e["file"]
+        for e in INDEX
+        if (ATTACKS / e["file"]).stat().st_size >= MAX_BYTES or len(e["what"]) < 10
+    ] == []
 
 
 def test_the_attacks_are_made_again_byte_for_byte(make_attacks):
     """The script beside the folder makes the same files and the same index."""
-    pinned = re.search(r"^zstandard==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)[1]
+    pinned = re.search(
+        r"^zstandard==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE
+    )[1]
     if zstandard.__version__ != pinned:
-        pytest.skip(f"zstandard {zstandard.__version__} may compress otherwise than the pinned {pinned}")
+        pytest.skip(
+            f"zstandard {zstandard.__version__} may compress otherwise than the pinned {pinned}"
+        )
     # In a process of its own, since the tools find each other by a changed path.
     code = (
         "import importlib.util, sys, pathlib\n"
@@ -125,7 +143,9 @@ def test_the_attacks_are_made_again_byte_for_byte(make_attacks):
         "made = module.load_attacks()\n"
         "print(*(e['file'] for e in module.index() if (module.HERE / e['file']).read_bytes() != made[e['attack']].make()))"
     )
-    done = subprocess.run([sys.executable, "-c", code, make_attacks.__file__], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, make_attacks.__file__], capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
     assert make_attacks.index() == INDEX
 
@@ -158,7 +178,9 @@ def test_an_attack_restores_nothing_that_it_should_not(folder, entry, target):
     assert entry["skipped"] is not None or reasons == []
     assert all(reason.isprintable() and len(reason) < 1000 for reason in reasons)
     assert [
-        name for name in tree(target) if os.path.basename(name).startswith("tmp.bundler.") and "/" not in name
+        name
+        for name in tree(target)
+        if os.path.basename(name).startswith("tmp.bundler.") and "/" not in name
     ] == []
     placed = {*report.restored, *(path.partition("/")[0] for path in report.companions)}
     assert {Path(name).parts[0] for name in tree(target)} <= {*placed, "triton"}
@@ -167,7 +189,9 @@ def test_an_attack_restores_nothing_that_it_should_not(folder, entry, target):
 def test_a_long_metadata_file_is_compared_in_linear_time():
     """Looking for Triton's directory in a text of 600,000 slashes takes no longer than reading it."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
-    assert triton_dirs(json.dumps(" /" * 600_000 + "triton/backends/x").encode()) == {"/" + " /" * 599_999 + "triton"}
+    assert triton_dirs(json.dumps(" /" * 600_000 + "triton/backends/x").encode()) == {
+        "/" + " /" * 599_999 + "triton"
+    }
     assert resource.getrusage(resource.RUSAGE_SELF).ru_utime - before < CASE_S
 
 

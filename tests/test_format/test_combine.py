@@ -24,7 +24,9 @@ def keys(bundle):
 def test_the_union_has_the_entries_of_all(build):
     """Merging bundles with different entries gives all of them, and their bytes."""
     files = build.Files()
-    other = files.bundle(files.tuning(f"{build.key('F')}/x.autotune.json"), files.opaque("ab/more", b"more"))
+    other = files.bundle(
+        files.tuning(f"{build.key('F')}/x.autotune.json"), files.opaque("ab/more", b"more")
+    )
     merged = merge([build.one("A"), build.one("B"), other])
     assert keys(merged) == [build.key("A"), build.key("B")]
     assert [entry.path for entry in (*merged.tuning_files, *merged.opaque)] == [
@@ -90,8 +92,14 @@ def test_the_build_with_more_files_wins(build):
 def test_a_part_of_one_variant_does_not_decide_between_two(build):
     """The result does not depend on the order when one of three builds is a part of another."""
     a, b = (build.one("A", source=f"/home/{who}/k.py") for who in ("ada", "bob"))
-    results = {(m.digest, m.variants_dropped) for m in map(merge, permutations([a, b, a.select(keep="launch")]))}
-    results |= {(m.digest, m.variants_dropped) for m in map(merge, permutations([a, b, b.select(keep="launch")]))}
+    results = {
+        (m.digest, m.variants_dropped)
+        for m in map(merge, permutations([a, b, a.select(keep="launch")]))
+    }
+    results |= {
+        (m.digest, m.variants_dropped)
+        for m in map(merge, permutations([a, b, b.select(keep="launch")]))
+    }
     assert results == {(merge([a, b]).digest, 1)}
 
 
@@ -126,7 +134,10 @@ def test_the_order_of_bundles_never_matters(build):
     a = build.one("A", source="/home/ada/k.py", facts_bytes=build.facts(source_kind="ast"))
     b = build.one("A", source="/home/bob/k.py", toolchain=Toolchain("3.7.1", "ab"))
     c = build.one("A", source="/home/bob/k.py", facts_bytes=build.facts(source_kind="ir"))
-    results = {(m.digest, m.variants_dropped) for m in map(merge, permutations([a, b, c, a.select(keep="launch")]))}
+    results = {
+        (m.digest, m.variants_dropped)
+        for m in map(merge, permutations([a, b, c, a.select(keep="launch")]))
+    }
     assert len(results) == 1
     assert next(iter(results))[1] == 1
 
@@ -168,7 +179,9 @@ def test_metadata_that_is_no_object_cannot_be_compared(data):
 def test_two_kinds_under_one_path_conflict(build):
     """A path that is a tuning file here and an opaque file there is a MergeConflict."""
     files = build.Files()
-    with pytest.raises(MergeConflict, match="ab/x is a tuning file in one bundle and a opaque file in another"):
+    with pytest.raises(
+        MergeConflict, match="ab/x is a tuning file in one bundle and a opaque file in another"
+    ):
         merge([files.bundle(files.tuning("ab/x")), files.bundle(files.opaque("ab/x"))])
 
 
@@ -181,6 +194,30 @@ def test_of_two_tuning_files_the_least_digest_wins(build):
     for order in permutations(bundles):
         merged = merge(order)
         assert (merged.tuning_files[0].artifact.digest, merged.variants_dropped) == (least, 1)
+
+
+@pytest.mark.parametrize(
+    "path", ["programs/softmax.program.json", "notes/readme", "fxgraph/ab/entry"]
+)
+def test_two_things_under_a_chosen_name_are_refused(build, path):
+    """A program, or a file, that differs under one name is never dropped: the error names it and both bundles, and equal ones are one."""
+    files = build.Files()
+    one, two = (files.bundle(files.opaque(path, data)) for data in (b"1", b"2"))
+    with pytest.raises(MergeConflict) as caught:
+        merge([one, two])
+    assert caught.value.bundles == (one.digest, two.digest)
+    assert all(bundle.digest[:19] in str(caught.value) for bundle in (one, two))
+    assert path.split("/")[-1].partition(".")[0] in str(caught.value)
+    assert merge([one, one, files.bundle(files.opaque("programs/other.program.json"))]).opaque
+
+
+@pytest.mark.parametrize("key", ["f" + "a2" * 25 + "b", "A7" * 26, "0f" * 32])
+def test_two_files_for_one_hash_are_variants(build, key):
+    """What two processes made for one key of Inductor's is kept once, and counted."""
+    files = build.Files()
+    path = f"aotautograd/{key}/entry"
+    merged = merge([files.bundle(files.opaque(path, data)) for data in (b"1", b"2")])
+    assert (len(merged.opaque), merged.variants_dropped) == (1, 1)
 
 
 def test_tuning_records_and_observations_are_joined(build):
@@ -221,10 +258,18 @@ def test_a_merged_bundle_says_what_it_does_not_have(build):
 def test_diff_names_what_was_added_removed_and_changed(build):
     """A comparison names entries by key or path, and is false when there is no difference."""
     one, two = build.Files(), build.Files()
-    first = one.bundle(one.kernel("A"), one.kernel("B"), one.opaque("o/x", b"1"), one.helper("h/a.so"))
-    second = two.bundle(two.kernel("A"), two.kernel("C"), two.opaque("o/x", b"2"), two.helper("h/a.so"))
+    first = one.bundle(
+        one.kernel("A"), one.kernel("B"), one.opaque("o/x", b"1"), one.helper("h/a.so")
+    )
+    second = two.bundle(
+        two.kernel("A"), two.kernel("C"), two.opaque("o/x", b"2"), two.helper("h/a.so")
+    )
     found = diff(first, second)
-    assert (found.added, found.removed, found.changed) == ((build.key("C"),), (build.key("B"),), ("o/x",))
+    assert (found.added, found.removed, found.changed) == (
+        (build.key("C"),),
+        (build.key("B"),),
+        ("o/x",),
+    )
     assert found
     assert not diff(first, first)
     assert diff(second, first).added == found.removed
@@ -235,7 +280,9 @@ def test_diff_sees_facts_and_not_observations(build):
     files = build.Files()
     seen = files.bundle(files.kernel("A"), observed=Observed({build.key("A"): Observation((0,))}))
     assert not diff(build.one("A"), seen)
-    assert diff(build.one("A"), build.one("A", facts_bytes=build.facts())).changed == (build.key("A"),)
+    assert diff(build.one("A"), build.one("A", facts_bytes=build.facts())).changed == (
+        build.key("A"),
+    )
 
 
 def test_select_by_target(build):
@@ -256,7 +303,11 @@ def test_select_by_name(build):
 def test_select_the_launch_set(build):
     """Selecting the launch set keeps device binary, metadata and tuning files, and saves without reading anything else."""
     chosen = build.several().select(keep="launch")
-    assert {artifact.kind for kernel in chosen.kernels for artifact in kernel.artifacts} == {"cubin", "hsaco", "json"}
+    assert {artifact.kind for kernel in chosen.kernels for artifact in kernel.artifacts} == {
+        "cubin",
+        "hsaco",
+        "json",
+    }
     assert (len(chosen.tuning_files), chosen.helpers, chosen.opaque) == (1, (), ())
     with Bundle.from_bytes(chosen.to_bytes()) as back:
         assert back.digest == chosen.digest
@@ -272,9 +323,16 @@ def test_select_keeps_the_observations_of_what_it_keeps(build):
     """Observations of kernels that are left out are left out, and hosts stay."""
     files = build.Files()
     seen = {build.key(seed): Observation((0,)) for seed in "AB"}
-    bundle = files.bundle(files.kernel("A"), files.kernel("B", "other"), observed=Observed(seen, ((("python", "3"),),)))
+    bundle = files.bundle(
+        files.kernel("A"),
+        files.kernel("B", "other"),
+        observed=Observed(seen, ((("python", "3"),),)),
+    )
     chosen = bundle.select(names="other")
-    assert (list(chosen.observed.kernels), chosen.observed.environments) == ([build.key("B")], ((("python", "3"),),))
+    assert (list(chosen.observed.kernels), chosen.observed.environments) == (
+        [build.key("B")],
+        ((("python", "3"),),),
+    )
 
 
 @pytest.mark.parametrize("arguments", [{"keep": "ir"}, {"target": "cuda"}])

@@ -120,7 +120,11 @@ def extend(document):
         _, blobs, kernels, tuning, helpers, opaque, records = document
         placed = [*tuning, *helpers, *opaque]
         inner = [record for kernel in kernels for record in (kernel[2], kernel[4], kernel[7])]
-        inner += [*blobs, *(file for kernel in kernels for file in kernel[3]), *(entry[1] for entry in placed)]
+        inner += [
+            *blobs,
+            *(file for kernel in kernels for file in kernel[3]),
+            *(entry[1] for entry in placed),
+        ]
     else:
         *_, targets, toolchains, specs, _, _, kernels, tuning, helpers, opaque, records = document
         placed = [*tuning, *helpers, *opaque]
@@ -172,7 +176,9 @@ def test_missing_fields_are_refused_at_any_minor(build, parts):
     content.kernels[0].pop()
     parts.put(document)
     fields = len(content.kernels[0])
-    refused(parts.join(), FormatError, "content", f"at least length {fields + 1}, got {fields}", "[0]")
+    refused(
+        parts.join(), FormatError, "content", f"at least length {fields + 1}, got {fields}", "[0]"
+    )
 
 
 def test_unknown_sections_and_signatures_are_ignored(build, parts, schema):
@@ -191,7 +197,9 @@ def test_unknown_sections_and_signatures_are_ignored(build, parts, schema):
 
 def test_a_damaged_header_or_table_is_noticed(parts):
     """A checksum that differs is refused, naming both digests."""
-    error = refused(parts.join(checksum=b"\x01" * 32), DigestMismatch, "header and table of contents")
+    error = refused(
+        parts.join(checksum=b"\x01" * 32), DigestMismatch, "header and table of contents"
+    )
     assert error.expected == f"sha256:{'01' * 32}"
     assert error.got != error.expected
 
@@ -200,7 +208,12 @@ def test_a_damaged_header_or_table_is_noticed(parts):
 def test_a_hole_is_refused(parts, where):
     """Bytes between two sections that belong to none are refused, naming both offsets."""
     parts.sections[where].offset = 72 + sum(len(s.data) for s in parts.sections[:where]) + 1
-    refused(parts.join(), FormatError, f"section {where} begins at {parts.sections[where].offset}", "a hole or overlap")
+    refused(
+        parts.join(),
+        FormatError,
+        f"section {where} begins at {parts.sections[where].offset}",
+        "a hole or overlap",
+    )
 
 
 def test_a_hole_before_the_table_is_refused(parts):
@@ -223,12 +236,18 @@ def test_sections_over_the_header_are_refused(parts):
 @pytest.mark.parametrize("tail", [b"\0", b"\n", b"PK\x05\x06" + b"\0" * 18])
 def test_trailing_bytes_are_refused(parts, tail):
     """Bytes after the table are refused, saying how many."""
-    refused(parts.join(tail=tail), FormatError, f"{len(tail)} byte{'s' if len(tail) > 1 else ''} after the end")
+    refused(
+        parts.join(tail=tail),
+        FormatError,
+        f"{len(tail)} byte{'s' if len(tail) > 1 else ''} after the end",
+    )
 
 
 def test_a_table_over_the_limit_is_refused_before_it_is_read(parts):
     """A table that declares to be huge is refused by its size alone."""
-    refused(parts.join(table_size=2**63), LimitExceeded, "table of contents", 2**63, "document_bytes")
+    refused(
+        parts.join(table_size=2**63), LimitExceeded, "table of contents", 2**63, "document_bytes"
+    )
 
 
 def test_a_table_beyond_the_end_means_truncated(parts):
@@ -258,7 +277,11 @@ def test_a_blob_stored_twice_is_refused(parts, build):
     with Bundle.from_bytes(parts.join()) as bundle:
         data = bundle.blobs.read_blob(bundle.content.blobs[blob][0])
     parts.sections.append(build.Part.stored(1, data, [blob]))
-    refused(parts.join(), FormatError, f"section {len(parts.sections) - 1}: blob {blob} is unknown or stored twice")
+    refused(
+        parts.join(),
+        FormatError,
+        f"section {len(parts.sections) - 1}: blob {blob} is unknown or stored twice",
+    )
 
 
 def test_a_missing_blob_is_refused(parts):
@@ -278,7 +301,9 @@ def test_blobs_must_fill_their_section(parts):
     """A section whose blobs have other sizes in sum than its raw bytes is refused, naming both."""
     section = parts.find(3)
     section.data, section.raw = section.data + b"!", section.raw + 1
-    refused(parts.join(), FormatError, f"blobs of {section.raw - 1} bytes in a frame of {section.raw}")
+    refused(
+        parts.join(), FormatError, f"blobs of {section.raw - 1} bytes in a frame of {section.raw}"
+    )
 
 
 @pytest.mark.parametrize("codec", [2, 7])
@@ -304,13 +329,19 @@ def test_a_prefix_must_be_an_earlier_kernel_section(parts, prefix, position):
     """A prefix that points to the section itself, forward, or to a section without kernels, is refused."""
     assert [section.kind for section in parts.sections[:3]] == [1, 3, 2]
     parts.sections[position].prefix = prefix
-    refused(parts.join(), FormatError, f"section {position}: its prefix is not a list of earlier kernel sections")
+    refused(
+        parts.join(),
+        FormatError,
+        f"section {position}: its prefix is not a list of earlier kernel sections",
+    )
 
 
 def test_a_prefix_of_a_prefix_is_refused(parts):
     """A section that has a prefix cannot be one: decoding stays one step deep."""
     parts.sections[2].prefix = [0]
-    refused(parts.join(), FormatError, "section 4: its prefix is not a list of earlier kernel sections")
+    refused(
+        parts.join(), FormatError, "section 4: its prefix is not a list of earlier kernel sections"
+    )
 
 
 def test_a_prefix_over_the_window_is_refused(parts):
@@ -324,7 +355,10 @@ def test_a_prefix_over_the_window_is_refused(parts):
 
 def reading_fails(data, kind, *words, limits=None):
     """Assert that reading some blob fails with exactly this class; opening may fail too."""
-    with pytest.raises(kind) as caught, Bundle.from_bytes(data, *([limits] if limits else [])) as bundle:
+    with (
+        pytest.raises(kind) as caught,
+        Bundle.from_bytes(data, *([limits] if limits else [])) as bundle,
+    ):
         bundle.verify()
     assert type(caught.value) is kind
     for word in words:
@@ -360,7 +394,9 @@ def test_two_frames_in_a_section_are_refused(build, parts):
     reading_fails(parts.join(), FormatError, "section at offset")
 
 
-@pytest.mark.parametrize("data", [b"", b"\0", b"not zstd at all", b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18\x01\0\0\0x"])
+@pytest.mark.parametrize(
+    "data", [b"", b"\0", b"not zstd at all", b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18\x01\0\0\0x"]
+)
 def test_a_section_that_is_no_frame_is_refused(parts, data):
     """Bytes that are no zstd frame, or a skippable one, are refused."""
     parts.find(2).data = data
@@ -406,7 +442,11 @@ def test_a_bomb_by_ratio_is_refused(build, parts):
     section = parts.find(2)
     section.raw, section.data = 32 << 20, build.compressed(b"\0" * (32 << 20))
     refused(
-        parts.join(), LimitExceeded, "section 2", f"{len(section.data)} bytes would expand to {32 << 20}", "256 times"
+        parts.join(),
+        LimitExceeded,
+        "section 2",
+        f"{len(section.data)} bytes would expand to {32 << 20}",
+        "256 times",
     )
 
 
@@ -433,7 +473,10 @@ def test_a_window_over_the_limit_is_refused(parts):
     descriptor = 0x44  # a checksum, and a content size of two bytes, to which a reader adds 256
     window = (26 - 10) << 3
     section.data = (
-        b"\x28\xb5\x2f\xfd" + bytes([descriptor, window]) + (section.raw - 256).to_bytes(2, "little") + b"\0" * 20
+        b"\x28\xb5\x2f\xfd"
+        + bytes([descriptor, window])
+        + (section.raw - 256).to_bytes(2, "little")
+        + b"\0" * 20
     )
     assert zstandard.get_frame_parameters(section.data).window_size == 64 << 20
     reading_fails(parts.join(), LimitExceeded, "zstd window", 64 << 20, 32 << 20)
@@ -519,6 +562,9 @@ def test_reading_what_is_not_there_is_not_found(build):
 
 def test_what_the_kinds_are_called():
     """A file's kind is its extension, `other` for one that nobody knows."""
-    found = {name: names.artifact_kind(name) for name in ("k.cubin", "k.hsaco", "k.so", "k.dat", "@k.ttir", "k")}
+    found = {
+        name: names.artifact_kind(name)
+        for name in ("k.cubin", "k.hsaco", "k.so", "k.dat", "@k.ttir", "k")
+    }
     assert found == {"k.cubin": "cubin", "k.hsaco": "hsaco", "k.so": "so", "k.dat": "other", "@k.ttir": "ttir",
                      "k": "other"}  # fmt: skip

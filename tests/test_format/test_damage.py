@@ -104,6 +104,13 @@ def test_mutations_give_only_typed_errors_within_bounds(run_tool, tmp_path):
     assert sum(outcomes.values()) == MUTATIONS
     # Some change nothing that is read, or something that may be anything; most are refused, in many ways.
     assert 0 < outcomes["accepted"] < MUTATIONS // 3
-    expected = {"FormatError", "DigestMismatch", "LimitExceeded", "TruncatedBundle", "UnsafeName", "MergeConflict"}
+    expected = {
+        "FormatError",
+        "DigestMismatch",
+        "LimitExceeded",
+        "TruncatedBundle",
+        "UnsafeName",
+        "MergeConflict",
+    }
     assert expected <= outcomes.keys()
     assert list(tmp_path.iterdir()) == []

@@ -95,7 +95,11 @@ def test_errors_that_are_raised_survive_pickling(build):
         with pytest.raises(BundlerError) as caught:
             Bundle.from_bytes(data)
         back = pickle.loads(pickle.dumps(caught.value))
-        assert (type(back), str(back), back.facts) == (type(caught.value), str(caught.value), caught.value.facts)
+        assert (type(back), str(back), back.facts) == (
+            type(caught.value),
+            str(caught.value),
+            caught.value.facts,
+        )
 
 
 def test_not_found_is_a_key_error_without_quotes():

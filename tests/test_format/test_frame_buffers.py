@@ -42,7 +42,9 @@ def test_a_buffer_nobody_looks_at_is_used_again(buffers):
     assert bytes(buffers.take(3 << 20)[:5]) == b"first"
 
 
-@pytest.mark.parametrize("held", [lambda view: view, lambda view: view[5:6], lambda view: view.toreadonly()[7:7]])
+@pytest.mark.parametrize(
+    "held", [lambda view: view, lambda view: view[5:6], lambda view: view.toreadonly()[7:7]]
+)
 def test_a_buffer_that_is_looked_at_is_left_alone(buffers, held):
     """As long as any view of it is left, however small, nobody else gets the memory."""
     view = buffers.take(4096)
@@ -131,7 +133,9 @@ def test_blobs_stay_what_they_are_while_other_frames_are_decoded(wide, order, mo
     data, blobs = wide
     with Bundle.from_bytes(data) as bundle:
         frames = [
-            section for section in bundle.blobs.sections if section.codec == container_layout.ZSTD and section.blobs
+            section
+            for section in bundle.blobs.sections
+            if section.codec == container_layout.ZSTD and section.blobs
         ]
         assert len(frames) > bundle.blobs._buffers._most > container.CACHED_FRAMES
         held = {digest: bundle.blobs.stored_blobs([digest])[0] for digest in [*blobs][::order]}
@@ -157,7 +161,9 @@ def decoded(monkeypatch):
     seen = []
     real = FrameDecoding.decode
     monkeypatch.setattr(container, "frames_at_once", lambda: 4)
-    monkeypatch.setattr(FrameDecoding, "decode", lambda self: seen.append(self._section.offset) or real(self))
+    monkeypatch.setattr(
+        FrameDecoding, "decode", lambda self: seen.append(self._section.offset) or real(self)
+    )
     return seen
 
 
@@ -186,7 +192,9 @@ def test_who_goes_through_a_bundle_has_the_next_frames_decoded(wide, decoded):
             assert len(source._frames) <= container.CACHED_FRAMES
             assert len(source._ahead.begun()) <= 6
     assert found == blobs
-    assert sorted(decoded) == sorted(section.offset for section in frames if section.codec == container_layout.ZSTD)
+    assert sorted(decoded) == sorted(
+        section.offset for section in frames if section.codec == container_layout.ZSTD
+    )
 
 
 def test_who_asks_for_a_few_blobs_has_no_other_frame_decoded(wide, decoded):
@@ -250,12 +258,17 @@ EMPTY = zstandard.ZstdCompressor(write_checksum=True, write_content_size=True).c
 SKIPPABLE = b"\x50\x2a\x4d\x18\1\0\0\0x"
 
 
-@pytest.mark.parametrize("tail", [b"\0", b"\x28", EMPTY, SKIPPABLE, EMPTY[:5], SKIPPABLE[:8], b"x" * 100])
+@pytest.mark.parametrize(
+    "tail", [b"\0", b"\x28", EMPTY, SKIPPABLE, EMPTY[:5], SKIPPABLE[:8], b"x" * 100]
+)
 def test_nothing_follows_a_frame(build, tail):
     """Whatever stands behind the frame in its section, also what a decoder of streams passes over, is refused."""
     parts = build.Parts.of(build.several().to_bytes())
     parts.find(2).data += tail
-    with Bundle.from_bytes(parts.join()) as bundle, pytest.raises(FormatError, match="section at offset"):
+    with (
+        Bundle.from_bytes(parts.join()) as bundle,
+        pytest.raises(FormatError, match="section at offset"),
+    ):
         bundle.verify()
 
 
@@ -265,13 +278,18 @@ def test_a_cut_frame_is_noticed_wherever_it_is_cut(build, raw, block):
     """`frame_bytes` finds the end of frames of every kind of block; of a shorter one nothing is taken."""
     compressor = zstandard.ZstdCompressor(write_checksum=True, write_content_size=True)
     steps = compressor.compressobj(size=len(raw))
-    pieces = [raw[start : start + block] for start in range(0, min(len(raw), 20 * block), block)] + [raw[20 * block :]]
+    pieces = [
+        raw[start : start + block] for start in range(0, min(len(raw), 20 * block), block)
+    ] + [raw[20 * block :]]
     flush = zstandard.COMPRESSOBJ_FLUSH_BLOCK
-    frame = b"".join([*(steps.compress(piece) + steps.flush(flush) for piece in pieces), steps.flush()])
+    frame = b"".join(
+        [*(steps.compress(piece) + steps.flush(flush) for piece in pieces), steps.flush()]
+    )
     assert zstandard.decompress(frame) == raw
     assert container_layout.frame_bytes(frame) == len(frame)
     assert all(
-        container_layout.frame_bytes(frame[:size]) != size for size in range(max(len(frame) - 300, 18), len(frame))
+        container_layout.frame_bytes(frame[:size]) != size
+        for size in range(max(len(frame) - 300, 18), len(frame))
     )
 
 

@@ -20,7 +20,11 @@ class Frame:
     """A frame whose decoding waits until it may go on."""
 
     def __init__(self, *, goes_on=True, fails=False):
-        self.may_go_on, self.begun, self.ended = threading.Event(), threading.Event(), threading.Event()
+        self.may_go_on, self.begun, self.ended = (
+            threading.Event(),
+            threading.Event(),
+            threading.Event(),
+        )
         self.fails, self.times = fails, 0
         if goes_on:
             self.may_go_on.set()
@@ -131,7 +135,12 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent(ahead):
 
 def test_frames_at_once_leaves_processors_to_the_writers(monkeypatch):
     for available, expected in ((1, 1), (2, 1), (4, 2), (16, 2)):
-        monkeypatch.setattr(frames_ahead.os, "sched_getaffinity", lambda _, n=available: set(range(n)), raising=False)
+        monkeypatch.setattr(
+            frames_ahead.os,
+            "sched_getaffinity",
+            lambda _, n=available: set(range(n)),
+            raising=False,
+        )
         assert frames_ahead.frames_at_once() == expected
 
 
@@ -150,7 +159,9 @@ def test_the_first_frames_are_begun_before_anything_is_read(wide, spacious):
         begun = source._ahead.begun()
         first = {source._sections_of_blobs[content.blob_number(digest)] for digest in digests[:3]}
         assert 0 < len(begun) <= THREADS
-        assert {number for number in first if source.sections[number].codec == container.ZSTD} <= {*begun}
+        assert {number for number in first if source.sections[number].codec == container.ZSTD} <= {
+            *begun
+        }
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -163,7 +174,9 @@ def test_any_order_gives_the_same_bytes(wide, spacious, seed):
         wrong = []
 
         def read():
-            wrong.extend(digest for digest in order if bundle.blobs.read_blob(digest) != blobs[digest])
+            wrong.extend(
+                digest for digest in order if bundle.blobs.read_blob(digest) != blobs[digest]
+            )
 
         threads = [threading.Thread(target=read) for _ in range(3)]
         for thread in threads:
@@ -183,7 +196,11 @@ def test_a_child_that_is_forked_amid_decoding_reads_everything(wide, spacious):
             bundle.blobs.read_blob(next(iter(blobs)))
             child = os.fork()
             if not child:
-                os._exit(0 if all(bundle.blobs.read_blob(digest) == raw for digest, raw in blobs.items()) else 1)
+                os._exit(
+                    0
+                    if all(bundle.blobs.read_blob(digest) == raw for digest, raw in blobs.items())
+                    else 1
+                )
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -199,7 +216,12 @@ def test_a_frame_that_is_not_whole_is_told_to_who_asks_for_it(wide, spacious, mo
     with Bundle.from_bytes(data) as bundle:
         source = bundle.blobs
         monkeypatch.setattr(FrameDecoding, "decode", short)
-        numbers = [blob for section in source.sections if section.kind == container.IR for blob in section.blobs]
+        numbers = [
+            blob
+            for section in source.sections
+            if section.kind == container.IR
+            for blob in section.blobs
+        ]
         digests = bundle.content.blobs.digests_of(numbers)
         source.prefetch(digests * container._MANY)
         with pytest.raises(container.FormatError, match="not one whole frame"):

@@ -20,7 +20,11 @@ from bundler.format.manifest import Content, Observed, content_digest
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "data"
 VERSIONS = ("v1.0", "v2.0")
-NAMES = sorted(f"{version}/{path.stem}" for version in VERSIONS for path in (GOLDEN / version).glob("*.tbundle"))
+NAMES = sorted(
+    f"{version}/{path.stem}"
+    for version in VERSIONS
+    for path in (GOLDEN / version).glob("*.tbundle")
+)
 DOCS = ROOT / "docs" / "format.md"
 
 golden = pytest.mark.parametrize("name", NAMES)
@@ -29,9 +33,13 @@ golden = pytest.mark.parametrize("name", NAMES)
 @pytest.fixture
 def pinned_zstandard():
     """Skip unless the library is the one that the golden files were compressed with."""
-    pinned = re.search(r"^zstandard==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)[1]
+    pinned = re.search(
+        r"^zstandard==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE
+    )[1]
     if zstandard.__version__ != pinned:
-        pytest.skip(f"zstandard {zstandard.__version__} may compress otherwise than the pinned {pinned}")
+        pytest.skip(
+            f"zstandard {zstandard.__version__} may compress otherwise than the pinned {pinned}"
+        )
 
 
 def expected(name):
@@ -41,7 +49,11 @@ def expected(name):
 
 def test_there_are_golden_files_and_they_are_small():
     """The golden files are there, the one of real compiles among them, and take at most 200 KB a version."""
-    assert [f"{version}/{name}" for version in VERSIONS for name in ("empty", "synthetic", "triton-3.7.1")] == NAMES
+    assert [
+        f"{version}/{name}"
+        for version in VERSIONS
+        for name in ("empty", "synthetic", "triton-3.7.1")
+    ] == NAMES
     for version in VERSIONS:
         assert sum(path.stat().st_size for path in (GOLDEN / version).iterdir()) <= 200_000
 
@@ -77,7 +89,9 @@ def test_content_encodes_to_the_same_bytes(build, name):
     data = build.Parts.of((GOLDEN / f"{name}.tbundle").read_bytes()).document()
     packed = msgpack.packb(data)
     content = Content.decode(packed)
-    again = Content.of(reversed(list(content.entries)), content.tuning_records, schema=content.schema)
+    again = Content.of(
+        reversed(list(content.entries)), content.tuning_records, schema=content.schema
+    )
     assert again.encode() == packed
     assert content_digest(again.encode()) == expected(name)["digest"]
 
@@ -106,7 +120,10 @@ def test_writing_again_gives_the_same_file(pinned_zstandard, tmp_path, name):
 @pytest.mark.parametrize(("schema", "version"), [*enumerate(VERSIONS, 1)])
 def test_the_script_makes_the_same_synthetic_file(pinned_zstandard, make_golden, schema, version):
     """The script beside the golden files makes the synthetic one again, byte for byte, in each version."""
-    assert make_golden.synthetic(schema).to_bytes() == (GOLDEN / version / "synthetic.tbundle").read_bytes()
+    assert (
+        make_golden.synthetic(schema).to_bytes()
+        == (GOLDEN / version / "synthetic.tbundle").read_bytes()
+    )
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -114,7 +131,9 @@ def test_the_script_writes_the_same_description(make_golden, tmp_path, version):
     """The script describes a golden file as the JSON beside it does."""
     shutil.copy(GOLDEN / version / "synthetic.tbundle", tmp_path)
     make_golden.write(tmp_path / "synthetic.tbundle")
-    assert (tmp_path / "synthetic.json").read_bytes() == (GOLDEN / version / "synthetic.json").read_bytes()
+    assert (tmp_path / "synthetic.json").read_bytes() == (
+        GOLDEN / version / "synthetic.json"
+    ).read_bytes()
 
 
 def test_both_versions_hold_the_same():
@@ -151,13 +170,19 @@ def test_the_table_of_the_specification_is_that_of_the_golden_file(build):
     """The table of contents in docs/format.md is that of the synthetic golden bundle."""
     text = DOCS.read_text(encoding="utf-8")
     rows = re.findall(
-        r"^\| \d \| (\d+) [a-z ]+\| (\d) \| (\d+) \| (\d+) \| (\d+) \| ([\d ]*)\| ?([\d ]*)\|$", text, re.MULTILINE
+        r"^\| \d \| (\d+) [a-z ]+\| (\d) \| (\d+) \| (\d+) \| (\d+) \| ([\d ]*)\| ?([\d ]*)\|$",
+        text,
+        re.MULTILINE,
     )
     offset, wanted = 72, []
     for part in build.Parts.of((GOLDEN / "v2.0" / "synthetic.tbundle").read_bytes()).sections:
-        wanted.append((part.kind, part.codec, offset, len(part.data), part.raw, part.blobs, part.prefix))
+        wanted.append(
+            (part.kind, part.codec, offset, len(part.data), part.raw, part.blobs, part.prefix)
+        )
         offset += len(part.data)
-    assert [(*map(int, row[:5]), *([int(n) for n in cell.split()] for cell in row[5:])) for row in rows] == wanted
+    assert [
+        (*map(int, row[:5]), *([int(n) for n in cell.split()] for cell in row[5:])) for row in rows
+    ] == wanted
 
 
 def test_the_limits_of_the_specification_are_ours():

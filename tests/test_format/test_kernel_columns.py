@@ -20,7 +20,9 @@ from bundler.format.manifest import Content
 
 KERNELS = 9
 SMALL = st.integers(0, 4)
-ODD = st.sampled_from([-1, 0, 1, 5, 2**31, 2**32, 2**64 - 1, None, "x", b"x", [], [0], [0, 1], [2, 0, 0, 0]])
+ODD = st.sampled_from(
+    [-1, 0, 1, 5, 2**31, 2**32, 2**64 - 1, None, "x", b"x", [], [0], [0, 1], [2, 0, 0, 0]]
+)
 
 
 def result(data, limits):
@@ -29,7 +31,10 @@ def result(data, limits):
         content = Content.decode(data, limits)
     except FormatError as error:
         return type(error), str(error)
-    return [(kernel, kernel.facts_bytes, kernel.parts_bytes, *kernel.files()) for kernel in content.kernels]
+    return [
+        (kernel, kernel.facts_bytes, kernel.parts_bytes, *kernel.files())
+        for kernel in content.kernels
+    ]
 
 
 def both_ways(data, limits=DEFAULT_LIMITS):
@@ -46,8 +51,12 @@ def document(build):
     """The decoded content of a bundle whose kernels differ in everything, some with spans, facts and key parts."""
     files = build.Files()
     kernels = [
-        files.kernel("A", facts_bytes=build.facts(), parts_bytes=msgpack.packb([True, [["a", "1"]]])),
-        files.kernel("B", "other", facts_bytes=build.facts(source_kind="ir"), extra={"other.source": b"s"}),
+        files.kernel(
+            "A", facts_bytes=build.facts(), parts_bytes=msgpack.packb([True, [["a", "1"]]])
+        ),
+        files.kernel(
+            "B", "other", facts_bytes=build.facts(source_kind="ir"), extra={"other.source": b"s"}
+        ),
         files.kernel("C", "k", build.HIP),
         files.kernel("D", metadata={"num_warps": 8}),
     ]
@@ -86,7 +95,9 @@ def test_both_ways_find_the_same_wrong(document, data):
         references = row[6]
         which = data.draw(st.integers(0, 3))
         if isinstance(references[which], list) and references[which] and data.draw(st.booleans()):
-            references[which][data.draw(st.integers(0, len(references[which]) - 1))] = data.draw(SMALL | ODD)
+            references[which][data.draw(st.integers(0, len(references[which]) - 1))] = data.draw(
+                SMALL | ODD
+            )
         else:
             references[which] = data.draw(st.lists(SMALL, max_size=8) | st.none() | ODD)
     both_ways(msgpack.packb(changed))
@@ -105,10 +116,14 @@ def test_limits_hold_in_both_ways(document, limits, words):
 
 @pytest.mark.parametrize("together", [1, 2, 3, 512])
 @pytest.mark.parametrize("reference_bytes", [1, 40, 1 << 16])
-def test_runs_of_kernels_of_any_length_are_checked_alike(build, monkeypatch, together, reference_bytes):
+def test_runs_of_kernels_of_any_length_are_checked_alike(
+    build, monkeypatch, together, reference_bytes
+):
     """Also where their references are too long for one column."""
     files = build.Files()
-    content = files.bundle(*[files.kernel(number, f"k{number % 3}") for number in range(20)]).content
+    content = files.bundle(
+        *[files.kernel(number, f"k{number % 3}") for number in range(20)]
+    ).content
     monkeypatch.setattr(kernel_columns, "_CHECKED_TOGETHER", together)
     monkeypatch.setattr(kernel_columns, "_DECODED_TOGETHER", 2)
     check = KernelCheck._check_some
@@ -165,7 +180,18 @@ def test_documents_that_were_taken_are_known():
 
 KEY = st.sampled_from(["A" * 52, "2" * 52, "0" * 64, "f" * 64])
 NO_KEY = st.sampled_from(
-    ["", "A" * 51, "a" * 52, "A" * 64, "1" * 52, "g" * 64, "F" * 64, "A" * 51 + "\n", "é" * 52, "\ud800" * 52]
+    [
+        "",
+        "A" * 51,
+        "a" * 52,
+        "A" * 64,
+        "1" * 52,
+        "g" * 64,
+        "F" * 64,
+        "A" * 51 + "\n",
+        "é" * 52,
+        "\ud800" * 52,
+    ]
 )
 
 
@@ -175,7 +201,10 @@ def test_keys_are_judged_together_as_each_alone(keys):
 
 
 @given(
-    st.lists(st.integers(0, 3).map(lambda n: bytes([n]) * 8) | st.binary(min_size=8, max_size=8), max_size=6),
+    st.lists(
+        st.integers(0, 3).map(lambda n: bytes([n]) * 8) | st.binary(min_size=8, max_size=8),
+        max_size=6,
+    ),
     st.booleans(),
 )
 def test_a_blob_table_is_sorted_or_not(heads, ascending):
@@ -222,10 +251,17 @@ def test_the_columns_of_a_kernel_are_those_of_its_files(loaded, keep, refiled):
     for row in loaded.kernels:
         kernel = row.with_artifacts(row.artifacts) if refiled else row
         stored, files = kernel.stored_files(keep), [*kernel.files(keep)]
-        assert (stored.names, stored.digests) == (tuple(f[0] for f in files), tuple(f[1] for f in files))
+        assert (stored.names, stored.digests) == (
+            tuple(f[0] for f in files),
+            tuple(f[1] for f in files),
+        )
         assert stored.size_bytes == sum(size for _, _, size, _ in files)
         assert stored.layout == file_layout(stored.names)
-        flat = [(place, span.offset, span.place, span.style) for place, file in enumerate(files) for span in file[3]]
+        flat = [
+            (place, span.offset, span.place, span.style)
+            for place, file in enumerate(files)
+            for span in file[3]
+        ]
         assert [stored.spans[start : start + 4] for start in range(0, len(stored.spans), 4)] == flat
         any_spans |= bool(flat)
     assert any_spans

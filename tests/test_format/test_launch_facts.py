@@ -17,11 +17,18 @@ def facts(number):
     """Return facts that differ from others in one constant."""
     return LaunchFacts(
         "ast",
-        (Argument("x", "", None, False, False, False), Argument("N", "", encode(1), True, False, False)),
+        (
+            Argument("x", "", None, False, False, False),
+            Argument("N", "", encode(1), True, False, False),
+        ),
         (("x", encode("*fp32")), ("N", encode("constexpr"))),
         (((1,), encode(number)),),
         (((0,), encode([["tt.divisibility", 16]])),),
-        (("num_warps", encode(4)), ("extern_libs", encode((("libdevice", "a.bc"),))), ("limit", encode(-1.5))),
+        (
+            ("num_warps", encode(4)),
+            ("extern_libs", encode((("libdevice", "a.bc"),))),
+            ("limit", encode(-1.5)),
+        ),
     )
 
 
@@ -65,7 +72,11 @@ def test_kernels_share_the_sections_that_are_equal():
     """A thousand kernels that differ in a constant hold one tuple of arguments and one of options between them."""
     found = [LaunchFacts.from_bytes(facts(number).to_bytes()) for number in range(3)]
     assert [decoded.constants[0][1].payload for decoded in found] == [0, 1, 2]
-    assert len({id(decoded.arguments) for decoded in found}) == len({id(decoded.options) for decoded in found}) == 1
+    assert (
+        len({id(decoded.arguments) for decoded in found})
+        == len({id(decoded.options) for decoded in found})
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,7 +104,8 @@ def test_large_facts_are_decoded_whole():
 
 
 @pytest.mark.parametrize(
-    "value", [7, -7, 1 << 70, True, None, "text", 1.5, (1, (2, "x")), [None], {"a": 1}, ("y" * 4000,) * 2]
+    "value",
+    [7, -7, 1 << 70, True, None, "text", 1.5, (1, (2, "x")), [None], {"a": 1}, ("y" * 4000,) * 2],
 )
 def test_constants_of_each_kind_come_back(value, monkeypatch):
     """Simple ones are decoded at once, others one by one, with the same result."""
@@ -142,7 +154,14 @@ def test_what_stands_between_known_parts_is_checked():
     assert LaunchFacts.from_bytes(WHOLE) is not None
     ((before, after, _),) = launch_spec._last_facts
     constants = WHOLE[len(before) : len(WHOLE) - len(after)]
-    for between in (b"", constants * 2, constants[:-1], b"\xc0", b"\x91\x92\x91\x01\x92\xa3int\xa1x", b"\xa1x"):
+    for between in (
+        b"",
+        constants * 2,
+        constants[:-1],
+        b"\xc0",
+        b"\x91\x92\x91\x01\x92\xa3int\xa1x",
+        b"\xa1x",
+    ):
         assert LaunchFacts.from_bytes(WHOLE) is not None
         with pytest.raises(FormatError):
             LaunchFacts.from_bytes(before + between + after)
@@ -172,4 +191,6 @@ def test_damaged_facts_are_refused_when_they_are_read_alike(at, inserted, droppe
     except FormatError:
         assert isinstance(expected, str)
     else:
-        assert expected == (found if constants is None else launch_spec.with_constants(found, constants))
+        assert expected == (
+            found if constants is None else launch_spec.with_constants(found, constants)
+        )

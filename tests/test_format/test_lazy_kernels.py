@@ -27,7 +27,12 @@ def bundle(build, request):
     parts = KeyParts((("a", "1"), ("b", "2")), True).to_bytes()
     path = b'{"name": "k", "num_warps": 4, "shared": 0, "x": "[[cache_dir]]"}'
     kernels = [
-        files.kernel("A", facts_bytes=build.facts(), parts_bytes=parts, extra={"k.source": b"s", "k.dat": b"d"}),
+        files.kernel(
+            "A",
+            facts_bytes=build.facts(),
+            parts_bytes=parts,
+            extra={"k.source": b"s", "k.dat": b"d"},
+        ),
         files.kernel("B", "other", facts_bytes=build.facts(), metadata={"name": "entry"}),
         files.kernel("C"),
     ]
@@ -82,7 +87,9 @@ def test_its_files_are_those_of_its_artifacts(bundle, loaded):
             wanted = [(a.filename, digest_raw(a.digest), a.size, a.spans) for a in artifacts]
             assert list(mine.files(keep)) == list(theirs.files(keep)) == wanted
         assert not MADE_LATER & vars(theirs).keys()
-        assert theirs.layout.binary == [a.filename for a in mine.artifacts].index(mine.binary.filename)
+        assert theirs.layout.binary == [a.filename for a in mine.artifacts].index(
+            mine.binary.filename
+        )
     assert any(spans for kernel in loaded.kernels for *_, spans in kernel.files())
 
 
@@ -91,7 +98,9 @@ def test_replacing_a_field_gives_a_plain_kernel(loaded):
     kernel = loaded.kernels[0]
     other = replace(kernel, artifacts=kernel.launch_set)
     assert type(other) is Kernel
-    assert [name for name, *_ in other.files()] == [artifact.filename for artifact in kernel.launch_set]
+    assert [name for name, *_ in other.files()] == [
+        artifact.filename for artifact in kernel.launch_set
+    ]
     assert check_kernel(other) is other
 
 
@@ -144,5 +153,7 @@ def test_blobs_are_those_of_the_files(loaded):
         assert "artifacts" not in vars(kernel)
         assert found == [(digest_raw(one.digest), one.size) for one in kernel.artifacts]
         fewer = kernel.with_artifacts(kernel.launch_set)
-        assert list(blobs_of_files(fewer)) == [(digest_raw(one.digest), one.size) for one in kernel.launch_set]
+        assert list(blobs_of_files(fewer)) == [
+            (digest_raw(one.digest), one.size) for one in kernel.launch_set
+        ]
         assert list(blobs_of_files(replace(kernel))) == found

@@ -9,7 +9,14 @@ import msgpack
 import pytest
 from msgspec.structs import replace
 
-from bundler.errors import ConfigError, DigestMismatch, FormatError, LimitExceeded, NotFound, UnsafeName
+from bundler.errors import (
+    ConfigError,
+    DigestMismatch,
+    FormatError,
+    LimitExceeded,
+    NotFound,
+    UnsafeName,
+)
 from bundler.format import observations, wire
 from bundler.format.bundle import Bundle, MemoryBlobs
 from bundler.format.constant_values import Value
@@ -19,7 +26,13 @@ from bundler.format.keyparts import KeyParts
 from bundler.format.launch_spec import LaunchFacts, LaunchSpec
 from bundler.format.limits import Limits
 from bundler.format.manifest import Content, Observation, Observed
-from bundler.format.names import check_file_name, check_kernel_key, check_relative_path, is_kernel_key, is_key_of
+from bundler.format.names import (
+    check_file_name,
+    check_kernel_key,
+    check_relative_path,
+    is_kernel_key,
+    is_key_of,
+)
 
 KERNELS, OPAQUE, RECORDS = 2, 5, 6
 KEY, NAME, TARGET, FILES, SPEC = range(5)
@@ -54,7 +67,22 @@ def refused(document, kind, *words, limits=None):
     return caught.value
 
 
-BAD_NAMES = ["..", ".", "", "a/b", "/", "a\0b", "a" * 201, "é", "a b", "a\n", "\u202e", "a\\b", "~$", "k.cubin\0"]
+BAD_NAMES = [
+    "..",
+    ".",
+    "",
+    "a/b",
+    "/",
+    "a\0b",
+    "a" * 201,
+    "é",
+    "a b",
+    "a\n",
+    "\u202e",
+    "a\\b",
+    "~$",
+    "k.cubin\0",
+]
 GOOD_NAMES = ["@k.cubin", "k", "-", "...", "a" * 200, "__grp", "A.B-c_d@e"]
 
 
@@ -62,7 +90,9 @@ GOOD_NAMES = ["@k.cubin", "k", "-", "...", "a" * 200, "__grp", "A.B-c_d@e"]
 def test_an_unsafe_file_name_is_refused(content, name):
     """A file name that could leave its directory, or that Triton would not make, is refused, and the message quotes it."""
     content.set_file_name(name)
-    assert refused(content, UnsafeName, "unsafe file name", repr(name)[:100], "1 to 200").name == name
+    assert (
+        refused(content, UnsafeName, "unsafe file name", repr(name)[:100], "1 to 200").name == name
+    )
 
 
 @pytest.mark.parametrize("name", GOOD_NAMES)
@@ -70,13 +100,18 @@ def test_a_name_that_triton_makes_is_accepted(content, name):
     """Names of the allowed characters are accepted, `@k.cubin` among them."""
     assert check_file_name(name) == name
     content.set_path(f"o/{name}", name)
-    assert name in {entry.artifact.filename for entry in Content.decode(msgpack.packb(content.document)).opaque}
+    assert name in {
+        entry.artifact.filename for entry in Content.decode(msgpack.packb(content.document)).opaque
+    }
 
 
 def test_a_kernel_may_be_called_at_k(build):
     """A bundle whose kernel's files are called `@k.…` is written and read."""
     with Bundle.from_bytes(build.one(name="@k").to_bytes()) as bundle:
-        assert [artifact.filename for artifact in bundle.kernels[0].launch_set] == ["@k.cubin", "@k.json"]
+        assert [artifact.filename for artifact in bundle.kernels[0].launch_set] == [
+            "@k.cubin",
+            "@k.json",
+        ]
 
 
 @pytest.mark.parametrize("path", ["../x", "/x", "a/../x", "a//x", "a/", "./x", "a/b\0/x", ""])
@@ -100,7 +135,9 @@ def test_a_path_ends_in_its_file_name(build):
     refused(document, FormatError, document[OPAQUE][0][0], "other", "differ")
     files = build.Files()
     with pytest.raises(FormatError, match="path 'o/x' and file name 'y' differ"):
-        files.bundle(replace(files.opaque("o/x"), artifact=files.opaque("o/y").artifact)).content.encode()
+        files.bundle(
+            replace(files.opaque("o/x"), artifact=files.opaque("o/y").artifact)
+        ).content.encode()
 
 
 BAD_KEYS = [
@@ -175,7 +212,9 @@ def test_a_group_file_is_never_stored(content):
 def test_a_kernel_has_one_binary_and_one_metadata_file(content, name, counts):
     """A kernel with two device binaries or two metadata files is refused, saying how many it has."""
     content.set_file_name(name)
-    refused(content, FormatError, "expected one device binary and one metadata file", f"got {counts}")
+    refused(
+        content, FormatError, "expected one device binary and one metadata file", f"got {counts}"
+    )
 
 
 @pytest.mark.parametrize(("position", "counts"), [(1, "0 and 1"), (2, "1 and 0")])
@@ -255,14 +294,21 @@ def test_observations_of_a_kernel_occur_once(build):
 def test_observations_are_made_when_one_is_read(build, monkeypatch):
     """Decoding checks them; the mapping is filled once, by who reads it first, and equals the one that was written."""
     made, make = [], observations._observations
-    monkeypatch.setattr(observations, "_observations", lambda rows: (made.append(len(rows)), make(rows))[1])
+    monkeypatch.setattr(
+        observations, "_observations", lambda rows: (made.append(len(rows)), make(rows))[1]
+    )
     one, other = (Observation((0, 1), ("triton",), (("ttir", 5),)), Observation())
     written = Observed({build.key("A"): one, build.key("B"): other}, ((("torch", "2.13"),),))
     read = Observed.decode(written.encode())
     assert made == []
     assert read.kernels.get(build.key("A")) == one
     assert read.kernels.get(build.key("C")) is None
-    assert (read, len(read.kernels), read.devices, read.encode()) == (written, 2, (0, 1), written.encode())
+    assert (read, len(read.kernels), read.devices, read.encode()) == (
+        written,
+        2,
+        (0, 1),
+        written.encode(),
+    )
     assert made == [2]
 
 
@@ -277,7 +323,9 @@ def test_content_with_another_digest_is_noticed(build, parts):
 
 def test_blob_bytes_with_another_digest_are_never_returned(parts, content):
     """When the manifest names another digest than the stored bytes have, reading them raises and names both."""
-    content.set_digest(1, lambda digest: digest[:-1] + bytes([digest[-1] ^ 1]))  # stays in its place in the order
+    content.set_digest(
+        1, lambda digest: digest[:-1] + bytes([digest[-1] ^ 1])
+    )  # stays in its place in the order
     parts.put(content.document)
     with Bundle.from_bytes(parts.join()) as bundle:
         binary = bundle.kernels[0].binary
@@ -309,9 +357,13 @@ def test_each_limit_of_a_manifest_holds(content, limits, words):
 
 def test_a_manifest_over_the_limit_is_refused_unread():
     """Content over the limit is refused by its length, before anything decodes it; schema 1 has a limit of its own."""
-    with pytest.raises(LimitExceeded, match=r"manifest: 67108865 is over the limit of 67108864 \(manifest_bytes\)"):
+    with pytest.raises(
+        LimitExceeded, match=r"manifest: 67108865 is over the limit of 67108864 \(manifest_bytes\)"
+    ):
         Content.decode(b"\xc1" * ((64 << 20) + 1))
-    with pytest.raises(LimitExceeded, match=r"schema 1: 200 is over the limit of 100 \(document_bytes\)"):
+    with pytest.raises(
+        LimitExceeded, match=r"schema 1: 200 is over the limit of 100 \(document_bytes\)"
+    ):
         Content.decode(b"\x92\x01\xc4\xc4" + bytes(196), Limits(document_bytes=100))
 
 
@@ -334,7 +386,8 @@ def test_an_unsafe_path_is_not_written(build, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\x80", b"\xc1", b"\x97", b"\x90", b"\x91\x01", b"\x81\xa1a\x01", b"\x01", b"\x90\x00"]
+    "data",
+    [b"", b"\x80", b"\xc1", b"\x97", b"\x90", b"\x91\x01", b"\x81\xa1a\x01", b"\x01", b"\x90\x00"],
 )
 def test_what_is_no_positional_record_is_refused(data):
     """Bytes that are no msgpack array of the right length are refused by every decoder."""
@@ -427,10 +480,19 @@ def test_a_wrong_type_in_any_field_of_a_content_is_refused(build):
     """Each field of each record of a content has a type, and every other type is a FormatError."""
     files = build.Files()
     descriptor = {"swizzle": 3, "on": True, "no": None, "w": 1.5, "name": "x", "block": [1]}
-    metadata = {"tensordesc_meta": [descriptor], "tmem_size": 1, "global_scratch_size": 1, "global_scratch_align": 1}
+    metadata = {
+        "tensordesc_meta": [descriptor],
+        "tmem_size": 1,
+        "global_scratch_size": 1,
+        "global_scratch_align": 1,
+    }
     kernel = files.kernel("A", metadata=metadata)
     bundle = files.bundle(
-        kernel, files.tuning("t/k.autotune.json"), files.helper("h/u.so", b"1"), files.opaque("o/x", b"2"), schema=1
+        kernel,
+        files.tuning("t/k.autotune.json"),
+        files.helper("h/u.so", b"1"),
+        files.opaque("o/x", b"2"),
+        schema=1,
     )
     document = build.Parts.of(bundle.to_bytes()).document()
     document[KERNELS][0][FILES][0][2] = [5, 0, 0]
@@ -550,7 +612,9 @@ def test_a_bundle_in_memory_verifies_what_it_reads_and_writes(build):
     bundle = build.one()
     binary = bundle.kernels[0].binary
     bad = Bundle(
-        bundle.content, bundle.observed, MemoryBlobs({digest_raw(a.digest): b"x" for a in bundle.kernels[0].artifacts})
+        bundle.content,
+        bundle.observed,
+        MemoryBlobs({digest_raw(a.digest): b"x" for a in bundle.kernels[0].artifacts}),
     )
     for use in (lambda: bad.read(binary), bad.verify, bad.to_bytes):
         with pytest.raises(DigestMismatch):

@@ -67,7 +67,11 @@ def test_a_head_is_of_a_document_that_triton_can_read(case):
         assert (head.hash, head.name, head.shared, head.num_warps) == tuple(
             expected[name] for name in ("hash", "name", "shared", "num_warps")
         )
-        assert {"backend": target.backend, "arch": target.arch, "warp_size": target.warp_size} == expected["target"]
+        assert {
+            "backend": target.backend,
+            "arch": target.arch,
+            "warp_size": target.warp_size,
+        } == expected["target"]
     if case == "too deep":
         with pytest.raises(LimitExceeded):
             parse_metadata(data)
@@ -86,7 +90,8 @@ def test_what_triton_writes_has_a_head():
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"[]", b"3", b"null", b"\xef\xbb\xbf{}", '{"hash": "ab"}'.encode("utf-16"), b"{} {}"]
+    "data",
+    [b"", b"[]", b"3", b"null", b"\xef\xbb\xbf{}", '{"hash": "ab"}'.encode("utf-16"), b"{} {}"],
 )
 def test_what_is_no_object_has_no_head_and_is_refused(data):
     assert read_head(data) is None

@@ -21,7 +21,11 @@ def wide(build):
     """The bytes of a bundle with several frames of each kind: more than are kept decoded."""
     files = build.Files()
     kernels = [
-        files.kernel(number, f"k{number}", extra={f"k{number}.llir": build.noise(number, 3 << 20) + b" " * (3 << 20)})
+        files.kernel(
+            number,
+            f"k{number}",
+            extra={f"k{number}.llir": build.noise(number, 3 << 20) + b" " * (3 << 20)},
+        )
         for number in range(9)
     ]
     return files.bundle(*kernels, files.opaque("o/x", build.noise(0, 1 << 20))).to_bytes()
@@ -121,7 +125,9 @@ def test_eight_threads_read_the_same(build, wide):
 def in_child(check):
     """Run a check in a forked child, and return whether it said yes."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # later Pythons warn of forks with threads, which we test
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # later Pythons warn of forks with threads, which we test
         pid = os.fork()
     if pid == 0:
         try:
@@ -231,7 +237,8 @@ def test_an_unreadable_file_is_access_denied(saved, monkeypatch):
 
     monkeypatch.setattr("bundler.format.bundle_file.os.open", refuse)
     with pytest.raises(
-        AccessDenied, match=r"cannot open .*b\.tbundle: Permission denied; check its owner and permissions"
+        AccessDenied,
+        match=r"cannot open .*b\.tbundle: Permission denied; check its owner and permissions",
     ):
         Bundle.load(saved)
 
@@ -252,7 +259,10 @@ def test_a_disk_that_fails_is_a_typed_error(saved, monkeypatch):
 def test_short_reads_are_read_on(build, saved, monkeypatch):
     """A file system that gives fewer bytes than asked for is asked again."""
     pread = os.pread
-    monkeypatch.setattr("bundler.format.bundle_file.os.pread", lambda fd, size, offset: pread(fd, min(size, 7), offset))
+    monkeypatch.setattr(
+        "bundler.format.bundle_file.os.pread",
+        lambda fd, size, offset: pread(fd, min(size, 7), offset),
+    )
     with Bundle.load(saved) as bundle:
         assert build.read_all(bundle) == build.read_all(build.several())
 

@@ -20,14 +20,24 @@ DIGEST = "sha256:" + "0123456789abcdef" * 4
 def shown(build):
     """Return large objects of each kind that a user meets."""
     files = build.Files()
-    plain = [files.kernel(number, name="k" * 190, extra={"a.ptx": b"x" * 2000}) for number in range(50)]
+    plain = [
+        files.kernel(number, name="k" * 190, extra={"a.ptx": b"x" * 2000}) for number in range(50)
+    ]
     name = "\x1b[2J\U0001f600\x85" * 60
-    kernels = [dataclasses.replace(k, name=name, spec=dataclasses.replace(k.spec, entry=name)) for k in plain]
+    kernels = [
+        dataclasses.replace(k, name=name, spec=dataclasses.replace(k.spec, entry=name))
+        for k in plain
+    ]
     records = [
-        bundler.TuningRecord("k" * 300, (("arguments", str(n)),), (("BLOCK", encode(n)),), "autotune") for n in range(9)
+        bundler.TuningRecord(
+            "k" * 300, (("arguments", str(n)),), (("BLOCK", encode(n)),), "autotune"
+        )
+        for n in range(9)
     ]
     bundle = files.bundle(*kernels, files.opaque("a/b.py"), records=records)
-    facts = bundler.LaunchFacts("ast", (), (("x", encode("*fp32")),) * 40, (((0,), encode(1)),) * 40, (), ())
+    facts = bundler.LaunchFacts(
+        "ast", (), (("x", encode("*fp32")),) * 40, (((0,), encode(1)),) * 40, (), ()
+    )
     return [
         bundle, bundle.content, kernels[0], kernels[0].binary, kernels[0].spec,
         dataclasses.replace(kernels[0].spec, facts=facts), facts,
@@ -63,16 +73,29 @@ def test_a_notebook_shows_short_tables(build):
     for thing in [one for one in shown(build) if hasattr(one, "_repr_html_")]:
         html = thing._repr_html_()
         page = Reader(html)
-        assert {tag for tag, _ in page.tags} <= {"table", "caption", "thead", "tbody", "tr", "th", "td", "p"}
+        assert {tag for tag, _ in page.tags} <= {
+            "table",
+            "caption",
+            "thead",
+            "tbody",
+            "tr",
+            "th",
+            "td",
+            "p",
+        }
         assert {name for _, attributes in page.tags for name in attributes} <= {"style", "scope"}
-        assert (type(thing).__name__ in page.text, "\x1b" in html, len(page.text) < 12_000) == (True, False, True), (
-            thing
-        )
+        assert (type(thing).__name__ in page.text, "\x1b" in html, len(page.text) < 12_000) == (
+            True,
+            False,
+            True,
+        ), thing
     report = bundler.RestoreReport(restored=MANY, skipped=WHY, seconds=1.25)._repr_html_()
     assert "500" in Reader(report).text
     assert "compiled by Triton 3.0.0" in Reader(report).text
     assert "1.25 s" in Reader(report).text
-    assert Reader(bundler.VerifyReport(4, WHY, (), ())._repr_html_()).text.startswith("VerifyReportsoundno")
+    assert Reader(bundler.VerifyReport(4, WHY, (), ())._repr_html_()).text.startswith(
+        "VerifyReportsoundno"
+    )
 
 
 def test_a_notebook_runs_nothing_of_a_bundle(build):
@@ -80,8 +103,13 @@ def test_a_notebook_runs_nothing_of_a_bundle(build):
     hostile = "<script>alert('1')</script>\"&amp;"
     files = build.Files()
     plain = files.kernel(1)
-    kernel = dataclasses.replace(plain, name=hostile, spec=dataclasses.replace(plain.spec, entry=hostile))
-    for thing in (files.bundle(kernel), bundler.RestoreReport(skipped=((hostile, hostile),), directories=(hostile,))):
+    kernel = dataclasses.replace(
+        plain, name=hostile, spec=dataclasses.replace(plain.spec, entry=hostile)
+    )
+    for thing in (
+        files.bundle(kernel),
+        bundler.RestoreReport(skipped=((hostile, hostile),), directories=(hostile,)),
+    ):
         page = Reader(thing._repr_html_())
         assert "script" not in {tag for tag, _ in page.tags}
         assert hostile in page.text
@@ -106,7 +134,9 @@ def test_reprs_count_instead_of_listing(build):
     assert repr(kernel.spec) == "<LaunchSpec gelu 4 warps, 0 bytes shared, packed>"
     assert repr(files.bundle(kernel)).endswith("… 1 kernel>")
     assert repr(files.bundle(kernel, files.opaque("a/b.py"))).endswith("… 1 kernel, 1 other file>")
-    report = bundler.RestoreReport(restored=("A",), skipped=(("B", "why"),) * 2, files=3, seconds=0.25)
+    report = bundler.RestoreReport(
+        restored=("A",), skipped=(("B", "why"),) * 2, files=3, seconds=0.25
+    )
     assert repr(report) == "<RestoreReport restored=1 skipped=2 files=3 seconds=0.25>"
     assert repr(bundler.RestoreReport()) == "<RestoreReport>"
     pushed = bundler.PushReport(DIGEST, 1, 0, 30, 0, 0, None, DIGEST, 0.0)
@@ -129,7 +159,11 @@ def test_a_bundle_is_a_collection_of_its_kernels(build):
     assert len(bundle) == 2
     assert list(bundle) == list(bundle.kernels) == [first, second]
     assert (first in bundle, second.key in bundle) == (True, True)
-    assert (files.kernel("C", "c") in bundle, "C" * 52 in bundle, None in bundle) == (False, False, False)
+    assert (files.kernel("C", "c") in bundle, "C" * 52 in bundle, None in bundle) == (
+        False,
+        False,
+        False,
+    )
     assert dataclasses.replace(first, name="other") not in bundle
 
 
@@ -147,3 +181,35 @@ def test_a_bundle_is_true(build):
 def test_numbers_go_with_their_nouns(number, noun, text):
     """One kernel, two kernels."""
     assert count(number, noun) == text
+
+
+def test_a_printed_report_is_a_table_with_reasons():
+    """What was placed, what was not and why, the most frequent reason first; the repr stays one line, and a notebook shows the same."""
+    key = "A" * 52
+    skipped = [(f"{letter * 52}", "for another GPU") for letter in "BCDEF"]
+    skipped = (("x.so", "code \x1b[31m, which nobody trusts"), *skipped)
+    report = bundler.lifecycle.lifecycle_reports.RestoreReport((key,), skipped=skipped, seconds=0.5)
+    assert str(report).splitlines() == [
+        "RestoreReport",
+        "  usable    1",
+        "  restored  AAAAAAAAAAAA…",
+        "  skipped   5: for another GPU (BBBBBBBBBBBB…, CCCCCCCCCCCC…, DDDDDDDDDDDD…, …)",
+        "            x.so: code \\x1b[31m, which nobody trusts",
+        "  tuned     0",
+        "  files     0",
+        "  bytes     0",
+        "  seconds   0.5 s",
+    ]
+    assert repr(report).count("\n") == 0
+    html = report._repr_html_()
+    assert "5: for another GPU" in html
+    assert "<br>x.so: code \\x1b[31m" in html
+
+
+def test_many_reasons_are_counted():
+    """A table stays short: of thirty reasons six are shown, and how many more there are."""
+    skipped = tuple((f"file{number}", f"reason {number}") for number in range(30))
+    printed = str(bundler.lifecycle.lifecycle_reports.CheckReport(skipped=skipped))
+    assert "24 for other reasons" in printed
+    assert len(printed.splitlines()) < 12
+    assert str(bundler.lifecycle.lifecycle_reports.RecordReport()).splitlines()[0] == "RecordReport"

@@ -51,14 +51,18 @@ def test_floats_keep_every_bit(number):
     assert repr(encode(number).plain()) == repr(number)
 
 
-@pytest.mark.parametrize("number", [2**63 - 1, -(2**63), 2**64 - 1, 2**64, -(2**63) - 1, 2**1300 - 1])
+@pytest.mark.parametrize(
+    "number", [2**63 - 1, -(2**63), 2**64 - 1, 2**64, -(2**63) - 1, 2**1300 - 1]
+)
 def test_integers_of_any_size_come_back(number):
     """Integers come back whether they fit 64 bits or not."""
     assert Value.from_wire(unpack(pack(encode(number).to_wire()), "value")).plain() == number
 
 
 @pytest.mark.parametrize(
-    "obj", [object(), {1: 2}, 10**5000, [lambda: 0], {"k": {3}}], ids=["object", "dict", "huge int", "function", "set"]
+    "obj",
+    [object(), {1: 2}, 10**5000, [lambda: 0], {"k": {3}}],
+    ids=["object", "dict", "huge int", "function", "set"],
 )
 def test_what_has_no_encoding_is_marked_as_not_portable(obj):
     """An object without an encoding is encoded as the name of its type, and the value says that it is not portable."""
@@ -103,7 +107,9 @@ def test_content_comes_back(drawn, data, schema):
     other = Content.of(back.entries, back.tuning_records, schema=3 - schema)
     again = Content.decode(other.encode())
     assert again == content
-    assert Content.of(again.entries, again.tuning_records, schema=schema).encode() == content.encode()
+    assert (
+        Content.of(again.entries, again.tuning_records, schema=schema).encode() == content.encode()
+    )
 
 
 @given(data=st.data())
@@ -111,7 +117,11 @@ def test_observations_come_back(drawn, data):
     """Observations come back from their encoding; which layouts there are is known before any is made."""
     observed = data.draw(drawn.OBSERVED)
     decoded = Observed.decode(observed.encode())
-    assert decoded.layouts == observed.layouts == {name for seen in observed.kernels.values() for name in seen.layouts}
+    assert (
+        decoded.layouts
+        == observed.layouts
+        == {name for seen in observed.kernels.values() for name in seen.layouts}
+    )
     assert decoded == sorted_observed(observed)
 
 
@@ -120,7 +130,9 @@ def test_observations_come_back(drawn, data):
 def test_bundles_come_back(drawn, data, schema):
     """A saved bundle has the same entries, names, sizes, spans, bytes and observations as the one in memory."""
     entries, records, blobs = data.draw(drawn.contents())
-    bundle = Bundle(Content.of(entries, records, schema=schema), data.draw(drawn.OBSERVED), MemoryBlobs(blobs))
+    bundle = Bundle(
+        Content.of(entries, records, schema=schema), data.draw(drawn.OBSERVED), MemoryBlobs(blobs)
+    )
     with Bundle.from_bytes(bundle.to_bytes()) as back:
         assert (back.digest, back.content) == (bundle.digest, bundle.content)
         assert back.observed == sorted_observed(bundle.observed)
@@ -153,14 +165,26 @@ def test_the_order_of_a_kernels_files_does_not_matter(build):
     turned = replace(kernel, artifacts=kernel.artifacts[::-1])
     bundle = files.bundle(turned)
     assert bundle.digest == files.bundle(kernel).digest
-    assert [a.kind for a in bundle.kernels[0].artifacts] == ["source", "ttir", "ptx", "cubin", "json"]
+    assert [a.kind for a in bundle.kernels[0].artifacts] == [
+        "source",
+        "ttir",
+        "ptx",
+        "cubin",
+        "json",
+    ]
 
 
 def test_large_frames_come_back(build):
     """Files that need several frames, that do not compress, that compress like a bomb, or that repeat others come back."""
     files = build.Files()
-    big = {"k.llir": build.noise("big", 5 << 20), "k.ptx": b"a" * (6 << 20), "k.source": b"b" * (2 << 20)}
-    bundle = files.bundle(files.kernel("A", extra=big), files.opaque("o/big", build.noise("big", 5 << 20) + b"c"))
+    big = {
+        "k.llir": build.noise("big", 5 << 20),
+        "k.ptx": b"a" * (6 << 20),
+        "k.source": b"b" * (2 << 20),
+    }
+    bundle = files.bundle(
+        files.kernel("A", extra=big), files.opaque("o/big", build.noise("big", 5 << 20) + b"c")
+    )
     data = bundle.to_bytes()
     with Bundle.from_bytes(data) as back:
         assert build.read_all(back) == build.read_all(bundle)

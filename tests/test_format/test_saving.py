@@ -67,7 +67,8 @@ def failing(monkeypatch):
 
 @pytest.mark.parametrize("after", [0, 71, 72, 500, 900])
 @pytest.mark.parametrize(
-    ("number", "kind"), [(errno.ENOSPC, StoreFull), (errno.EDQUOT, StoreFull), (errno.EIO, BundlerError)]
+    ("number", "kind"),
+    [(errno.ENOSPC, StoreFull), (errno.EDQUOT, StoreFull), (errno.EIO, BundlerError)],
 )
 def test_a_full_disk_leaves_the_old_file(build, old, failing, after, number, kind):
     """When the disk is full, or fails, at any point of writing, a typed error says so and the old file stays."""
@@ -176,7 +177,9 @@ def test_saving_over_a_directory_is_refused(build, tmp_path):
 def test_saving_over_what_is_no_file_is_refused(build, tmp_path):
     """A device or pipe is not replaced by a bundle: saving to /dev/null must not remove it."""
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(BundlerError, match="it is a device, pipe or socket, expected a bundle file"):
+    with pytest.raises(
+        BundlerError, match="it is a device, pipe or socket, expected a bundle file"
+    ):
         build.one().save(tmp_path / "pipe")
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
@@ -198,7 +201,10 @@ def test_saving_into_a_read_only_directory_is_access_denied(build, old, monkeypa
     def refuse(*args, **more):
         raise OSError(number, os.strerror(number))
 
-    with monkeypatch.context() as patch, pytest.raises(AccessDenied, match="check its owner and permissions") as caught:
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(AccessDenied, match="check its owner and permissions") as caught,
+    ):
         patch.setattr(file_module.os, "open", refuse)
         build.several().save(old)
     assert isinstance(caught.value, PermissionError)
@@ -211,7 +217,9 @@ def mounted(folder, *options):
     if shutil.which("mount") and os.geteuid() == 0:
         done = subprocess.run(["mount", *options, str(folder)], capture_output=True, text=True)
     if done is None or done.returncode != 0:
-        pytest.skip(f"mounting is not permitted here: {done.stderr.strip() if done else 'not root, or no mount'}")
+        pytest.skip(
+            f"mounting is not permitted here: {done.stderr.strip() if done else 'not root, or no mount'}"
+        )
     try:
         yield
     finally:
@@ -224,7 +232,9 @@ def test_a_really_read_only_directory_is_access_denied(build, tmp_path):
     folder.mkdir()
     with mounted(folder, "-t", "tmpfs", "-o", "size=1m", "tmpfs"):
         build.one("A").save(folder / "b.tbundle")
-        done = subprocess.run(["mount", "-o", "remount,ro", str(folder)], capture_output=True, text=True)
+        done = subprocess.run(
+            ["mount", "-o", "remount,ro", str(folder)], capture_output=True, text=True
+        )
         if done.returncode:
             pytest.skip(f"remounting is not permitted here: {done.stderr.strip()}")
         with pytest.raises(AccessDenied, match="Read-only file system"):

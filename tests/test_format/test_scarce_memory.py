@@ -30,7 +30,11 @@ else:
 """
 
 
-@pytest.mark.parametrize(("free_mb", "outcome"), [(10, "no memory"), (59, "no memory"), (100, "canonical")])
+@pytest.mark.parametrize(
+    ("free_mb", "outcome"), [(10, "no memory"), (59, "no memory"), (100, "canonical")]
+)
 def test_a_manifest_for_which_there_is_no_memory_ends_no_process(free_mb, outcome):
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(free_mb)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(free_mb)], capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (0, f"{outcome}\n"), done.stderr

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bundler.errors import FormatError
-from bundler.format.sentinel import CACHE_DIR, TRITON_DIR, Span, from_sentinels, to_sentinels, triton_dirs
+from bundler.format.sentinel import (
+    CACHE_DIR,
+    TRITON_DIR,
+    Span,
+    from_sentinels,
+    to_sentinels,
+    triton_dirs,
+)
 
 HERE = "/tmp/c"
 PLACES = [(CACHE_DIR, HERE)]
@@ -17,7 +24,9 @@ COMPONENT = st.text(
     st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=6
 ).filter(lambda name: name not in {".", ".."})  # fmt: skip
 PATHS = st.lists(COMPONENT, min_size=1, max_size=3).map(lambda parts: "/" + "/".join(parts))
-LITERALS = st.sampled_from(["[[cache_dir]]", "[[triton_dir]]", "\ud800", "\\", '"', "\\u002f", "é", "/", "\x7f", "😀"])
+LITERALS = st.sampled_from(
+    ["[[cache_dir]]", "[[triton_dir]]", "\ud800", "\\", '"', "\\u002f", "é", "/", "\x7f", "😀"]
+)
 
 
 def texts(path):
@@ -30,7 +39,9 @@ def documents(path):
     """JSON data whose strings and keys hold the path."""
     leaf = texts(path) | st.integers() | st.floats() | st.booleans() | st.none()
     return st.recursive(
-        leaf, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts(path), inner, max_size=3), max_leaves=6
+        leaf,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts(path), inner, max_size=3),
+        max_leaves=6,
     )
 
 
@@ -46,7 +57,9 @@ def encodings(document):
 def strings(data):
     """Return every string and key of a document, in order."""
     found = []
-    queue = [json.loads(data, object_pairs_hook=lambda pairs: [item for pair in pairs for item in pair])]
+    queue = [
+        json.loads(data, object_pairs_hook=lambda pairs: [item for pair in pairs for item in pair])
+    ]
     while queue:
         item = queue.pop()
         if isinstance(item, str):
@@ -61,8 +74,14 @@ def moved(text, old, new):
     out, at = [], 0
     while at < len(text):
         before, after = text[at - 1 : at] if at else "", text[at + len(old) : at + len(old) + 1]
-        in_name = before.isalnum() or "\ud800" <= before <= "\udfff" or (before and before in "_.@~+/-")
-        if text.startswith(old, at) and not in_name and (not after or after.isspace() or after in "/\"',;:)]"):
+        in_name = (
+            before.isalnum() or "\ud800" <= before <= "\udfff" or (before and before in "_.@~+/-")
+        )
+        if (
+            text.startswith(old, at)
+            and not in_name
+            and (not after or after.isspace() or after in "/\"',;:)]")
+        ):
             out.append(new)
             at += len(old)
         else:
@@ -123,7 +142,9 @@ def test_a_path_is_found_at_the_borders_of_components(text, stored, ascii_only):
 
 def test_keys_and_nested_values_count():
     """A path is found in keys and at any depth."""
-    original = json.dumps({"/tmp/c": [{"x": {"/tmp/c/y": ["/tmp/c/z", 1]}}], "inf": math.inf}).encode()
+    original = json.dumps(
+        {"/tmp/c": [{"x": {"/tmp/c/y": ["/tmp/c/z", 1]}}], "inf": math.inf}
+    ).encode()
     stored, spans = to_sentinels(original, PLACES)
     assert len(spans) == 3
     assert b"/tmp/c" not in stored
@@ -135,14 +156,29 @@ def test_a_literal_placeholder_in_the_data_survives():
     original = b'["[[cache_dir]]/a", "/tmp/c/b", "[[triton_dir]]"]'
     stored, spans = to_sentinels(original, PLACES)
     assert [span.offset for span in spans] == [stored.index(b"[[cache_dir]]/b")]
-    assert from_sentinels(stored, spans, {CACHE_DIR: "/new"}) == b'["[[cache_dir]]/a", "/new/b", "[[triton_dir]]"]'
+    assert (
+        from_sentinels(stored, spans, {CACHE_DIR: "/new"})
+        == b'["[[cache_dir]]/a", "/new/b", "[[triton_dir]]"]'
+    )
 
 
 def test_every_spelling_of_a_symlinked_directory_is_found():
     """Several spellings of one place are found, the longest first, each once."""
-    places = [(CACHE_DIR, "/link"), (CACHE_DIR, "/link/to/real"), (CACHE_DIR, "/real/"), (TRITON_DIR, "/real/triton")]
-    stored, spans = to_sentinels(b'["/link/a", "/link/to/real/b", "/real/c", "/real/triton/d"]', places)
-    assert json.loads(stored) == ["[[cache_dir]]/a", "[[cache_dir]]/b", "[[cache_dir]]/c", "[[triton_dir]]/d"]
+    places = [
+        (CACHE_DIR, "/link"),
+        (CACHE_DIR, "/link/to/real"),
+        (CACHE_DIR, "/real/"),
+        (TRITON_DIR, "/real/triton"),
+    ]
+    stored, spans = to_sentinels(
+        b'["/link/a", "/link/to/real/b", "/real/c", "/real/triton/d"]', places
+    )
+    assert json.loads(stored) == [
+        "[[cache_dir]]/a",
+        "[[cache_dir]]/b",
+        "[[cache_dir]]/c",
+        "[[triton_dir]]/d",
+    ]
     assert [span.place for span in spans] == [CACHE_DIR, CACHE_DIR, CACHE_DIR, TRITON_DIR]
 
 
@@ -204,7 +240,9 @@ def test_what_is_not_json_in_utf8_is_left_alone(data):
     assert to_sentinels(data, PLACES) == (data, ())
 
 
-@pytest.mark.parametrize("path", ["/tmp/c", "/tmp/é", "/tmp/😀", '/tmp/"q"', "/tmp/a\\b", "/tmp/a b"])
+@pytest.mark.parametrize(
+    "path", ["/tmp/c", "/tmp/é", "/tmp/😀", '/tmp/"q"', "/tmp/a\\b", "/tmp/a b"]
+)
 @pytest.mark.parametrize("style", range(4))
 def test_each_style_is_kept(path, style):
     """A path in UTF-8 or ASCII, with or without escaped slashes, is restored as it was written."""
@@ -235,7 +273,15 @@ def test_an_unusual_spelling_comes_back_with_the_same_value(written):
 
 @pytest.mark.parametrize(
     "span",
-    [Span(1, 0, 0), Span(-2, 0, 0), Span(99, 0, 0), Span(2, 1, 0), Span(2, 9, 0), Span(2, 0, 4), Span(2**63, 0, 0)],
+    [
+        Span(1, 0, 0),
+        Span(-2, 0, 0),
+        Span(99, 0, 0),
+        Span(2, 1, 0),
+        Span(2, 9, 0),
+        Span(2, 0, 4),
+        Span(2**63, 0, 0),
+    ],
 )
 def test_a_span_must_point_at_its_placeholder(span):
     """A span that points elsewhere, or has an unknown place or style, is refused."""

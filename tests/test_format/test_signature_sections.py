@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from bundler.errors import ConfigError, DigestMismatch, FormatError, LimitExceeded, UnsupportedVersion
+from bundler.errors import (
+    ConfigError,
+    DigestMismatch,
+    FormatError,
+    LimitExceeded,
+    UnsupportedVersion,
+)
 from bundler.format.bundle import Bundle
 from bundler.format.signature_sections import MAX_ENVELOPE_BYTES, MAX_ENVELOPES, stored_digest
 
@@ -36,7 +42,11 @@ def test_a_signed_copy_is_the_same_bundle(path, tmp_path, independent):
     copy = signed(path, ENVELOPES, tmp_path / "copy.tbundle")
     with Bundle.load(path) as old, Bundle.load(copy) as new:
         assert (old.signatures, new.signatures) == ((), ENVELOPES)
-        assert (new.digest, new.stored_digest, new.observed) == (old.digest, old.stored_digest, old.observed)
+        assert (new.digest, new.stored_digest, new.observed) == (
+            old.digest,
+            old.stored_digest,
+            old.observed,
+        )
         new.verify()
     assert independent.read(copy.read_bytes()) == independent.read(path.read_bytes())
     assert signed(copy, (), tmp_path / "bare.tbundle").read_bytes() == path.read_bytes()
@@ -73,7 +83,15 @@ def test_the_stored_digest_covers_what_the_content_does_not(tmp_path):
         rows = bundle.blobs.sections
         assert again.digest == bundle.digest
         assert (
-            len({again.stored_digest, bundle.stored_digest, stored_digest(rows[:-1]), stored_digest(rows[::-1])}) == 4
+            len(
+                {
+                    again.stored_digest,
+                    bundle.stored_digest,
+                    stored_digest(rows[:-1]),
+                    stored_digest(rows[::-1]),
+                }
+            )
+            == 4
         )
         assert bundle.select(target="cuda:1").stored_digest == ""
         assert bundle.select(target="cuda:1").signatures == ()

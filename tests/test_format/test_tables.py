@@ -14,9 +14,21 @@ from bundler.format.document_pieces import MAX_CUT_BYTES, Pieces, PieceWriter, c
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content
 
-DIGESTS, SIZES, NAMES, TARGETS, TOOLCHAINS, SPECS, LISTS, PIECES, KERNELS, TUNING, HELPERS, OPAQUE, RECORDS = range(
-    1, 14
-)
+(
+    DIGESTS,
+    SIZES,
+    NAMES,
+    TARGETS,
+    TOOLCHAINS,
+    SPECS,
+    LISTS,
+    PIECES,
+    KERNELS,
+    TUNING,
+    HELPERS,
+    OPAQUE,
+    RECORDS,
+) = range(1, 14)
 REFERENCES = 6
 BLOBS, SPANS, FACTS, PARTS = range(4)
 
@@ -31,7 +43,10 @@ def document(build):
         files.kernel("C", "k", build.HIP, toolchain=build.Toolchain("3.7.1", "ab", "12.9")),
     ]
     bundle = files.bundle(
-        *kernels, files.tuning("t/k.autotune.json"), files.helper("h/u.so", b"1"), files.opaque("o/x")
+        *kernels,
+        files.tuning("t/k.autotune.json"),
+        files.helper("h/u.so", b"1"),
+        files.opaque("o/x"),
     )
     return build.Parts.of(bundle.to_bytes()).document()
 
@@ -109,7 +124,9 @@ def test_documents_are_bounded_one_and_all(document):
     refused(document, LimitExceeded, "1049000 is over the limit of 1048576 (facts_bytes)")
     first_references(document)[FACTS] = first_references(document)[PARTS] = [0, 1] * 10
     limits = Limits(all_facts_bytes=19_999)
-    refused(document, LimitExceeded, "20000 is over the limit of 19999 (all_facts_bytes)", limits=limits)
+    refused(
+        document, LimitExceeded, "20000 is over the limit of 19999 (all_facts_bytes)", limits=limits
+    )
 
 
 def test_the_digests_are_one_for_each_size(document):
@@ -117,7 +134,11 @@ def test_the_digests_are_one_for_each_size(document):
     sizes, digests = document[SIZES], document[DIGESTS]
     for wrong in (digests[:-1], digests[:-32], digests + b"\xff" * 32, b""):
         document[DIGESTS] = wrong
-        refused(document, FormatError, f"digests of {len(wrong)} bytes for {len(sizes)} sizes, expected 32 for each")
+        refused(
+            document,
+            FormatError,
+            f"digests of {len(wrong)} bytes for {len(sizes)} sizes, expected 32 for each",
+        )
 
 
 def test_a_kernel_has_a_blob_for_each_file(document):
@@ -127,7 +148,8 @@ def test_a_kernel_has_a_blob_for_each_file(document):
 
 
 @pytest.mark.parametrize(
-    "spans", [[1], [2, 0, 0], [3, 0, 0, 0], [-1, 0, 0, 0], [2, 0, 0, 0, 1, 0, 0, 0], [2**64 - 1, 0, 0, 0]]
+    "spans",
+    [[1], [2, 0, 0], [3, 0, 0, 0], [-1, 0, 0, 0], [2, 0, 0, 0, 1, 0, 0, 0], [2**64 - 1, 0, 0, 0]],
 )
 def test_spans_of_a_kernel_come_in_fours(document, spans):
     """Each has the position of its file and three numbers, in the order of the files."""
@@ -193,19 +215,26 @@ def test_numbers_have_their_shortest_form(build, position):
 def test_the_references_of_each_kernel_are_canonical(document, which):
     """One more field is refused in whichever kernel of a run it stands, though all of them are compared at once."""
     document[KERNELS][which][REFERENCES].append(0)
-    refused(document, FormatError, "references of a kernel", "the fields of this version and no other")
+    refused(
+        document, FormatError, "references of a kernel", "the fields of this version and no other"
+    )
 
 
 @given(data=st.data())
 def test_another_encoder_writes_the_same(drawn, other_encoder, data):
     """The fuzzer's encoder, written from the page as well, makes the same of schema 1, and schema 1 of that."""
     entries, records, _ = data.draw(drawn.contents())
-    rows, tables = (msgpack.unpackb(Content.of(entries, records, schema=schema).encode()) for schema in (1, 2))
+    rows, tables = (
+        msgpack.unpackb(Content.of(entries, records, schema=schema).encode()) for schema in (1, 2)
+    )
     assert msgpack.packb(other_encoder.to_tables(rows)) == msgpack.packb(tables)
     assert msgpack.packb(other_encoder.to_rows(tables)) == msgpack.packb(rows)
 
 
-@given(st.binary(max_size=200) | st.lists(st.lists(st.integers() | st.text(max_size=5))).map(repr).map(str.encode))
+@given(
+    st.binary(max_size=200)
+    | st.lists(st.lists(st.integers() | st.text(max_size=5))).map(repr).map(str.encode)
+)
 def test_pieces_of_anything_are_that_again(document):
     """Whatever bytes are cut, their pieces joined are the bytes."""
     assert b"".join(cut(document)) == document
@@ -221,7 +250,10 @@ def test_documents_come_back_from_their_runs(documents):
     for numbers, document in zip(runs, packed, strict=True):
         pieces.check(None if numbers is None else tuple(numbers), "key")
         assert pieces.join(numbers) == document
-        ends = [at + number for at, number in zip((numbers or [])[::2], (numbers or [])[1::2], strict=True)]
+        ends = [
+            at + number
+            for at, number in zip((numbers or [])[::2], (numbers or [])[1::2], strict=True)
+        ]
         assert not {*zip(ends, (numbers or [])[2::2], strict=False)} & {(end, end) for end in ends}
     pieces.check_used()
 
@@ -229,7 +261,14 @@ def test_documents_come_back_from_their_runs(documents):
 def test_a_document_is_cut_at_its_members_and_theirs():
     """As the specification says; what is large, or no array, is one piece."""
     document = msgpack.packb(["a", ["b", ["c", "d"]], "e", [], [["f"]]])
-    assert cut(document) == [b"\x95\xa1a", b"\x92\xa1b", b"\x92\xa1c\xa1d", b"\xa1e", b"\x90", b"\x91\x91\xa1f"]
+    assert cut(document) == [
+        b"\x95\xa1a",
+        b"\x92\xa1b",
+        b"\x92\xa1c\xa1d",
+        b"\xa1e",
+        b"\x90",
+        b"\x91\x91\xa1f",
+    ]
     large = msgpack.packb(["x" * MAX_CUT_BYTES, 1])
     for whole in (
         large,
@@ -246,9 +285,14 @@ def test_a_document_is_cut_at_its_members_and_theirs():
 
 def test_what_kernels_share_takes_room_once(build):
     """A hundred kernels with the same facts and key parts take little more than one."""
-    files, parts = build.Files(), msgpack.packb([True, [[f"part.{n}", "text" * 9] for n in range(40)]])
+    files, parts = (
+        build.Files(),
+        msgpack.packb([True, [[f"part.{n}", "text" * 9] for n in range(40)]]),
+    )
     kernels = [files.kernel(n, facts_bytes=build.facts(), parts_bytes=parts) for n in range(100)]
-    one, all_of_them = (len(files.bundle(*kernels[:number]).content.encode()) for number in (1, 100))
+    one, all_of_them = (
+        len(files.bundle(*kernels[:number]).content.encode()) for number in (1, 100)
+    )
     assert (all_of_them - one) / 99 < 130
     assert len(files.bundle(*kernels, schema=1).content.encode()) > 10 * all_of_them
 
@@ -259,7 +303,12 @@ def test_a_loaded_bundle_stays_in_its_version(build, tmp_path):
     old.save(tmp_path / "old.tbundle")
     with Bundle.load(tmp_path / "old.tbundle") as loaded:
         assert loaded.to_bytes() == (tmp_path / "old.tbundle").read_bytes()
-        assert loaded.select().digest == merge([loaded]).digest == merge([loaded, loaded]).digest == old.digest
+        assert (
+            loaded.select().digest
+            == merge([loaded]).digest
+            == merge([loaded, loaded]).digest
+            == old.digest
+        )
         new = build.one("Z")
         for order in ([loaded, new], [new, loaded]):
             assert merge(order).content.schema == 2
@@ -272,7 +321,11 @@ def test_the_blob_table_is_a_sequence(build):
     table = Content.decode(content.encode()).blobs
     assert isinstance(table, BlobTable)
     assert table == content.blobs
-    assert (list(table), table[-1], table[1:3]) == (list(content.blobs), content.blobs[-1], content.blobs[1:3])
+    assert (list(table), table[-1], table[1:3]) == (
+        list(content.blobs),
+        content.blobs[-1],
+        content.blobs[1:3],
+    )
     assert list(Content.decode(content.encode()).blob_sizes) == list(content.blob_sizes)
     with pytest.raises(IndexError):
         _ = table[len(table)]

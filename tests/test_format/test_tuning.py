@@ -46,7 +46,9 @@ FAILED = Timing(named(256), reason="OutOfResources: shared memory")
 
 
 def bundle(records=(), tunings=(), schema=2):
-    return Bundle(Content.of([], records, schema=schema), Observed(tunings=tuple(tunings)), MemoryBlobs({}))
+    return Bundle(
+        Content.of([], records, schema=schema), Observed(tunings=tuple(tunings)), MemoryBlobs({})
+    )
 
 
 def test_timings_travel_beside_the_content_and_do_not_count_in_the_digest(independent):
@@ -65,11 +67,16 @@ def test_timings_travel_beside_the_content_and_do_not_count_in_the_digest(indepe
 def test_only_a_bundle_with_timings_is_of_the_newer_minor_version():
     """Without them the bytes are those of 1.0; readers of 1.0 ignore the further field of 1.1.  In 2.0 it is there from the start."""
     for schema, versions in ((1, [(1, 0), (1, 1)]), (2, [(2, 0), (2, 0)])):
-        found = [bundle([record()], tunings, schema).to_bytes() for tunings in ([], [tuning(record(), TIMED)])]
+        found = [
+            bundle([record()], tunings, schema).to_bytes()
+            for tunings in ([], [tuning(record(), TIMED)])
+        ]
         assert [struct.unpack_from("<HH", data, 8) for data in found] == versions
     assert bundle([record()]).observed.encode() == b"\x93\x01\x90\x90"
     newer = Observed(tunings=(tuning(record(), TIMED),)).encode()
-    assert Observed.decode(newer.replace(b"\x94\x01", b"\x95\x01", 1) + b"\xc0", newer_minor=True).tunings
+    assert Observed.decode(
+        newer.replace(b"\x94\x01", b"\x95\x01", 1) + b"\xc0", newer_minor=True
+    ).tunings
 
 
 def test_a_field_that_became_something_else_is_ignored_in_a_newer_minor():
@@ -126,10 +133,16 @@ def test_selecting_kernels_by_name_selects_their_tunings():
 def test_what_version_1_1_wrote_is_read_as_it_was_meant():
     """The golden file of this minor version."""
     with Bundle.load(GOLDEN) as golden:
-        assert golden.digest == "sha256:3bb4deab1a229057bce3ec4daa50770048882a4ffb8884a3ed44e7a5fa7b67b5"
+        assert (
+            golden.digest
+            == "sha256:3bb4deab1a229057bce3ec4daa50770048882a4ffb8884a3ed44e7a5fa7b67b5"
+        )
         assert golden.tuning_records == (record(),)
         assert golden.observed.tunings == (tuning(record(), TIMED, FAILED),)
-        assert golden.observed.encode() == bundle([record()], [tuning(record(), TIMED, FAILED)]).observed.encode()
+        assert (
+            golden.observed.encode()
+            == bundle([record()], [tuning(record(), TIMED, FAILED)]).observed.encode()
+        )
 
 
 def test_losers_are_the_kernels_that_won_nothing():

@@ -18,7 +18,12 @@ from bundler.format.manifest import Content
 from bundler.format.observations import Observation, Observed
 from bundler.format.sentinel import Span
 from bundler.format.tree_index import TreeFile, TreeIndex
-from bundler.lifecycle.lifecycle_reports import CheckReport, RecordReport, RestoreReport, RewrittenFiles
+from bundler.lifecycle.lifecycle_reports import (
+    CheckReport,
+    RecordReport,
+    RestoreReport,
+    RewrittenFiles,
+)
 from bundler.lifecycle.restore_options import RestoreOptions, TreeOptions
 
 ARTIFACT = {"filename": "k.cubin", "digest": "sha256:00", "size": 3, "spans": (Span(1, 0, 0),)}
@@ -45,7 +50,9 @@ VALUES = [
     (CheckReport, {"missing": (("K", "why"),), "present": ("L",)}, ()),
 ]  # fmt: skip
 HOLD_DICTIONARIES = {Observed, TreeIndex, TreeOptions, RestoreOptions, RecordReport}
-EACH = pytest.mark.parametrize(("made", "fields", "other"), VALUES, ids=[made.__name__ for made, _, _ in VALUES])
+EACH = pytest.mark.parametrize(
+    ("made", "fields", "other"), VALUES, ids=[made.__name__ for made, _, _ in VALUES]
+)
 
 
 @EACH
@@ -75,7 +82,11 @@ def test_it_is_equal_by_value_within_its_class(made, fields, other):
 def test_it_refuses_changes(made, fields, other):
     """Fields cannot be set or deleted, and nothing can be added; the error is an `AttributeError`."""
     one, name = made(**fields), next(iter(fields))
-    for change in (lambda: setattr(one, name, other), lambda: setattr(one, "new", 1), lambda: delattr(one, name)):
+    for change in (
+        lambda: setattr(one, name, other),
+        lambda: setattr(one, "new", 1),
+        lambda: delattr(one, name),
+    ):
         with pytest.raises(AttributeError):
             change()
     assert one == made(**fields)
@@ -129,7 +140,14 @@ def test_options_are_checked_however_they_are_made():
 
 
 @pytest.mark.parametrize(
-    "kind", [bundler.RestoreReport, bundler.RecordReport, bundler.CheckReport, bundler.Target, bundler.Kernel]
+    "kind",
+    [
+        bundler.RestoreReport,
+        bundler.RecordReport,
+        bundler.CheckReport,
+        bundler.Target,
+        bundler.Kernel,
+    ],
 )
 def test_reports_kernels_and_targets_are_dataclasses(kind):
     """Programs log reports by `dataclasses.asdict`, and make kernels of kernels by `dataclasses.replace`."""
@@ -138,13 +156,21 @@ def test_reports_kernels_and_targets_are_dataclasses(kind):
 
 def test_a_restores_report_lists_its_rewritten_files_when_it_is_read():
     """It is a tuple for everybody, also in another process, and as good as one that was made of texts."""
-    lazy = lambda: RestoreReport(rewritten=RewrittenFiles({("a.json",): ["L", "K", "L"], (): ["M"]}, {"other"}))  # noqa: E731
+    lazy = lambda: RestoreReport(  # noqa: E731
+        rewritten=RewrittenFiles({("a.json",): ["L", "K", "L"], (): ["M"]}, {"other"})
+    )
     texts = ("K/a.json", "L/a.json", "other")
     assert RestoreReport().rewritten == ()
     assert lazy() == RestoreReport(rewritten=texts)
     assert hash(lazy()) == hash(RestoreReport(rewritten=texts))
-    assert pickle.loads(pickle.dumps(lazy())) == copy.deepcopy(lazy()) == copy.copy(lazy()) == lazy()
-    assert dataclasses.asdict(lazy())["rewritten"] == dataclasses.replace(lazy(), files=3).rewritten == texts
+    assert (
+        pickle.loads(pickle.dumps(lazy())) == copy.deepcopy(lazy()) == copy.copy(lazy()) == lazy()
+    )
+    assert (
+        dataclasses.asdict(lazy())["rewritten"]
+        == dataclasses.replace(lazy(), files=3).rewritten
+        == texts
+    )
     assert repr(lazy()) == "<RestoreReport rewritten=3>"
     assert lazy() != RestoreReport(rewritten=texts[1:])
     with pytest.raises(AttributeError):

@@ -44,14 +44,23 @@ class Setting(NamedTuple):
 @pytest.fixture(autouse=True)
 def setting(tmp_path, monkeypatch):
     """Nothing of the user's is read: no credentials, no keys, no proxies, no caches."""
-    for name in ("REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+    for name in (
+        "REGISTRY_AUTH_FILE",
+        "XDG_RUNTIME_DIR",
+        "http_proxy",
+        "https_proxy",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
     monkeypatch.setenv("TRITON_BUNDLER_KEYS", str(tmp_path / "keys"))
     monkeypatch.setenv("TRITON_BUNDLER_LOCAL", str(tmp_path / "local"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton-cache"))
     made = Setting(SigningKey(b"a" * 32), SigningKey(b"m" * 32), monkeypatch)
-    write_key(tmp_path / "keys", "alice", TrustedKey(key=base64.b64encode(made.alice.public).decode()))
+    write_key(
+        tmp_path / "keys", "alice", TrustedKey(key=base64.b64encode(made.alice.public).decode())
+    )
     return made
 
 

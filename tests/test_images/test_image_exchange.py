@@ -18,7 +18,10 @@ ALICE = "alice:$2a$04$LfZnB0JJ6bVUTgTKTnt6ZuuPERTKzANu.eBxbzi9SiezA.spVfvre\n"
 @pytest.fixture(
     params=[
         "referrers",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("no-referrers", "directory", "debian")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("no-referrers", "directory", "debian")
+        ),
     ]
 )
 def url(request, tmp_path):
@@ -45,19 +48,27 @@ def test_a_bundle_comes_back_byte_for_byte(url, bundle_path, tmp_path):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_signed_image_is_pulled_where_signatures_are_required(layout, url, bundle_path, setting, tmp_path):
+def test_a_signed_image_is_pulled_where_signatures_are_required(
+    layout, url, bundle_path, setting, tmp_path
+):
     """Tag and bundle are signed; the bundle's signatures lie in the file then."""
     push_image(bundle_path, url, layout=layout, key=setting.alice)
     setting.require()
     report = pull_image(url, tmp_path / "out.tbundle")
     assert report.signatures == "kernels signed by key 'alice'"
-    assert bundler.restore(tmp_path / "out.tbundle", tmp_path / "cache", only="all").signatures == report.signatures
+    assert (
+        bundler.restore(tmp_path / "out.tbundle", tmp_path / "cache", only="all").signatures
+        == report.signatures
+    )
 
 
 @pytest.mark.parametrize(
-    "layout", ["bundle", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mcv", "mcv-docker"))]
+    "layout",
+    ["bundle", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mcv", "mcv-docker"))],
 )
-def test_an_unsigned_image_is_refused_where_signatures_are_required(layout, url, bundle_path, setting, tmp_path):
+def test_an_unsigned_image_is_refused_where_signatures_are_required(
+    layout, url, bundle_path, setting, tmp_path
+):
     """Nothing is written; neither is what a key signs that nobody trusts."""
     setting.require()
     for key in (None, setting.mallory):
@@ -74,7 +85,10 @@ def test_a_signature_is_of_one_tag(url, bundle_path, setting, tmp_path):
     setting.require()
     with pytest.raises(Untrusted, match="tag 'demo', not for 'other'"):
         pull_image(url.replace("demo", "other"), tmp_path / "out.tbundle")
-    assert pull_image(url.replace(":demo", f"@{signed.manifest}"), tmp_path / "out.tbundle").kernels == 4
+    assert (
+        pull_image(url.replace(":demo", f"@{signed.manifest}"), tmp_path / "out.tbundle").kernels
+        == 4
+    )
 
 
 def test_a_tag_that_is_set_back_is_refused(url, bundle_path, setting, tmp_path):
@@ -163,7 +177,13 @@ def test_skopeo_carries_an_exported_image(tmp_path, bundle_path):
         pytest.skip("skopeo is not installed")
     push_image(bundle_path, f"oci-dir:{tmp_path}/images:demo")
     with registry_server.debian_registry(tmp_path) as host:
-        command = ["skopeo", "--insecure-policy", "copy", "--dest-tls-verify=false", f"oci:{tmp_path}/images:demo"]
+        command = [
+            "skopeo",
+            "--insecure-policy",
+            "copy",
+            "--dest-tls-verify=false",
+            f"oci:{tmp_path}/images:demo",
+        ]
         subprocess.run([*command, f"docker://{host}/carried:demo"], check=True, capture_output=True)
         pull_image(f"oci://{host}/carried:demo?plain_http=1", tmp_path / "out.tbundle")
     assert (tmp_path / "out.tbundle").read_bytes() == bundle_path.read_bytes()
@@ -198,7 +218,12 @@ def test_a_pull_takes_four_requests(registry, bundle_path, setting, tmp_path):
     push_image(bundle_path, registry.url())
     registry.requests.clear()
     pull_image(registry.url(), tmp_path / "out.tbundle")
-    assert [path.split("/")[4] for _, path, _ in registry.requests] == ["manifests", "blobs", "referrers", "manifests"]
+    assert [path.split("/")[4] for _, path, _ in registry.requests] == [
+        "manifests",
+        "blobs",
+        "referrers",
+        "manifests",
+    ]
     push_image(bundle_path, registry.url(), key=setting.alice)
     registry.requests.clear()
     pull_image(registry.url(), tmp_path / "out.tbundle")
@@ -215,8 +240,12 @@ def test_a_pull_takes_four_requests(registry, bundle_path, setting, tmp_path):
 def test_a_damaged_signature_keeps_nobody_from_the_others(registry, bundle_path, setting, tmp_path):
     """Anybody who may push attaches what he likes: junk, and blobs that are gone."""
     report = push_image(bundle_path, registry.url(), key=setting.alice)
-    signature = next(data for data, _ in registry.manifests.values() if json.loads(data).get("subject"))
-    for number, change in enumerate((b"", b'"note"', b"{", signature.replace(b"sha256:", b"sha256:0", 1))):
+    signature = next(
+        data for data, _ in registry.manifests.values() if json.loads(data).get("subject")
+    )
+    for number, change in enumerate(
+        (b"", b'"note"', b"{", signature.replace(b"sha256:", b"sha256:0", 1))
+    ):
         registry.manifests[f"sha256:{number}"] = (change, "application/json")
     listed = json.loads(signature)
     listed["layers"] = [listed["layers"][0] | {"digest": "sha256:" + "7" * 64}]
@@ -232,12 +261,17 @@ def test_a_damaged_signature_keeps_nobody_from_the_others(registry, bundle_path,
             {"mediaType": "x", "digest": name, "size": 1, "artifactType": "application/vnd.triton-bundler.signature.v1"}
             for name, (data, _) in registry.manifests.items() if name != report.manifest
         ]  # fmt: skip
-        handler.reply(200, json.dumps({"manifests": found}).encode(), {"Content-Type": registry_server.INDEX})
+        handler.reply(
+            200, json.dumps({"manifests": found}).encode(), {"Content-Type": registry_server.INDEX}
+        )
         return True
 
     registry.spoil = referrers
     setting.require()
-    assert pull_image(registry.url(), tmp_path / "out.tbundle").signatures == "kernels signed by key 'alice'"
+    assert (
+        pull_image(registry.url(), tmp_path / "out.tbundle").signatures
+        == "kernels signed by key 'alice'"
+    )
 
 
 def test_an_image_is_copied_from_one_place_to_another(registry, bundle_path, setting, tmp_path):
@@ -247,7 +281,9 @@ def test_an_image_is_copied_from_one_place_to_another(registry, bundle_path, set
     from bundler.cli.app import app
 
     push_image(bundle_path, registry.url(), key=setting.alice)
-    done = CliRunner().invoke(app, ["oci", "push", registry.url(), f"oci-dir:{tmp_path}/images:demo"])
+    done = CliRunner().invoke(
+        app, ["oci", "push", registry.url(), f"oci-dir:{tmp_path}/images:demo"]
+    )
     assert done.exit_code == 0, done.output
     digest = json.loads((tmp_path / "images" / "index.json").read_text())["manifests"][0]["digest"]
     setting.require()
@@ -271,7 +307,9 @@ def test_a_full_disk_is_told(registry, bundle_path, monkeypatch, tmp_path):
     assert (tmp_path / "out.tbundle").read_bytes() == b"before"
 
 
-def test_where_signatures_are_preferred_the_report_says_what_is_missing(registry, bundle_path, setting, tmp_path):
+def test_where_signatures_are_preferred_the_report_says_what_is_missing(
+    registry, bundle_path, setting, tmp_path
+):
     """An unsigned tag is followed, and the report tells."""
     push_image(bundle_path, registry.url())
     setting.monkeypatch.setenv("TRITON_BUNDLER_SIGNATURES", "prefer")

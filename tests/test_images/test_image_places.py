@@ -48,7 +48,13 @@ def manifest(place, note="", subject=None):
     """Return a manifest whose blobs are in the place."""
     put(place, b"{}")
     blob = {"mediaType": "application/vnd.oci.empty.v1+json", "digest": digest_of(b"{}"), "size": 2}
-    content = {"schemaVersion": 2, "mediaType": MANIFEST, "artifactType": KIND, "config": blob, "layers": [blob]}
+    content = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "artifactType": KIND,
+        "config": blob,
+        "layers": [blob],
+    }
     content |= {"annotations": {"note": note}} if note else {}
     content |= {"subject": subject} if subject else {}
     return json.dumps(content).encode()
@@ -139,7 +145,12 @@ def test_what_is_no_url_of_an_image_is_refused(url, word):
         ("oci://registry.example/kernels", "registry.example", "kernels", "latest"),
         ("oci://registry.example:5000/a/b-c/d:v1.0", "registry.example:5000", "a/b-c/d", "v1.0"),
         ("oci://[::1]:5000/a:v1", "[::1]:5000", "a", "v1"),
-        (f"oci://registry.example/a:v1@sha256:{'0' * 64}", "registry.example", "a", f"sha256:{'0' * 64}"),
+        (
+            f"oci://registry.example/a:v1@sha256:{'0' * 64}",
+            "registry.example",
+            "a",
+            f"sha256:{'0' * 64}",
+        ),
         ("oci://docker.io/busybox", "registry-1.docker.io", "library/busybox", "latest"),
         ("oci-dir:///tmp/images:v1", "", "", "v1"),
         ("oci-dir:/tmp/im.ages", "", "", "latest"),
@@ -161,7 +172,11 @@ def test_a_link_or_pipe_in_a_directory_is_not_followed(name, tmp_path):
     url = parse_image_url(f"oci-dir:{tmp_path}/images")
     place = open_image_place(url, make=True)
     put(place, b"kernel")
-    path = tmp_path / "images" / (name if name != "blob" else f"blobs/sha256/{digest_of(b'kernel')[7:]}")
+    path = (
+        tmp_path
+        / "images"
+        / (name if name != "blob" else f"blobs/sha256/{digest_of(b'kernel')[7:]}")
+    )
     path.unlink()
     if name == "blob":
         (tmp_path / "outside").write_bytes(b"kernel")
@@ -189,4 +204,6 @@ def test_writers_of_a_directory_at_once_lose_nothing(tmp_path):
     for thread in threads:
         thread.join()
     assert open_image_place(url).tags() == [f"t{number}" for number in range(8)]
-    assert [path.name for path in (tmp_path / "images").iterdir() if path.name.endswith(".tmp")] == []
+    assert [
+        path.name for path in (tmp_path / "images").iterdir() if path.name.endswith(".tmp")
+    ] == []

@@ -13,7 +13,16 @@ import pytest
 from registry_server import digest_of
 
 import bundler
-from bundler import Bundle, DigestMismatch, FormatError, LimitExceeded, Limits, UnsafeName, pull_image, push_image
+from bundler import (
+    Bundle,
+    DigestMismatch,
+    FormatError,
+    LimitExceeded,
+    Limits,
+    UnsafeName,
+    pull_image,
+    push_image,
+)
 from bundler.backends.oci import open_image_place, parse_image_url
 from bundler.images.kernel_cache_images import cache_files, layer_files
 from bundler.images.kernel_cache_layers import unpack_layer, write_layer
@@ -55,9 +64,17 @@ class Images:
     def put(self, layers, kinds=OCI, labels=None, diff_ids=None, summary=f"{LABEL}/summary"):
         """Store an image of these layers."""
         size = sum(_cache_bytes(layer) for layer in layers)
-        labels = {summary: "{}", f"{LABEL}/cache-size-bytes": str(size)} if labels is None else labels
-        plain = [digest_of(gzip.decompress(layer)) for layer in layers] if diff_ids is None else diff_ids
-        config = json.dumps({"config": {"Labels": labels}, "rootfs": {"type": "layers", "diff_ids": plain}}).encode()
+        labels = (
+            {summary: "{}", f"{LABEL}/cache-size-bytes": str(size)} if labels is None else labels
+        )
+        plain = (
+            [digest_of(gzip.decompress(layer)) for layer in layers]
+            if diff_ids is None
+            else diff_ids
+        )
+        config = json.dumps(
+            {"config": {"Labels": labels}, "rootfs": {"type": "layers", "diff_ids": plain}}
+        ).encode()
         described = [self._blob(kinds[2], layer) for layer in layers]
         manifest = {
             "schemaVersion": 2,
@@ -76,7 +93,9 @@ def _cache_bytes(layer):
     try:
         with tarfile.open(fileobj=io.BytesIO(layer)) as archive:
             return sum(
-                m.size for m in archive if m.isreg() and m.name.removeprefix("./").startswith("io.triton.cache/")
+                m.size
+                for m in archive
+                if m.isreg() and m.name.removeprefix("./").startswith("io.triton.cache/")
             )
     except (tarfile.TarError, EOFError, OSError):
         return 0
@@ -91,8 +110,13 @@ def images(tmp_path):
 @pytest.fixture(scope="module")
 def files():
     """What lies in the layer of an image of the bundle: name and bytes, in order."""
-    with Bundle.load(Path(__file__).parents[1] / "data" / "v2.0" / "triton-3.7.1.tbundle") as bundle:
-        return [(name, bytes(data)) for name, data in layer_files(cache_files(bundle, "/cache", "/opt/triton"))]
+    with Bundle.load(
+        Path(__file__).parents[1] / "data" / "v2.0" / "triton-3.7.1.tbundle"
+    ) as bundle:
+        return [
+            (name, bytes(data))
+            for name, data in layer_files(cache_files(bundle, "/cache", "/opt/triton"))
+        ]
 
 
 def test_an_image_is_what_mcv_reads(bundle_path, tmp_path):
@@ -161,7 +185,9 @@ def test_kernels_come_back_as_they_were(bundle_path, tmp_path):
     restored = []
     for path in (bundle_path, tmp_path / "out.tbundle"):
         bundler.restore(path, tmp_path / "cache", only="all")
-        restored.append({p: p.read_bytes() for p in sorted((tmp_path / "cache").rglob("*")) if p.is_file()})
+        restored.append(
+            {p: p.read_bytes() for p in sorted((tmp_path / "cache").rglob("*")) if p.is_file()}
+        )
         shutil.rmtree(tmp_path / "cache")
     assert restored[0] == restored[1]
     assert len(restored[0]) >= 20
@@ -169,19 +195,31 @@ def test_kernels_come_back_as_they_were(bundle_path, tmp_path):
 
 @pytest.mark.parametrize(
     "kinds",
-    [DOCKER, pytest.param(OCI, marks=pytest.mark.slow), (*OCI[:2], "application/cache.triton.content.layer.v1+triton")],
+    [
+        DOCKER,
+        pytest.param(OCI, marks=pytest.mark.slow),
+        (*OCI[:2], "application/cache.triton.content.layer.v1+triton"),
+    ],
 )
 @pytest.mark.parametrize(
     "archive_format",
     [
         tarfile.PAX_FORMAT,
-        *(pytest.param(f, marks=pytest.mark.slow) for f in (tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT)),
+        *(
+            pytest.param(f, marks=pytest.mark.slow)
+            for f in (tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT)
+        ),
     ],
 )
 def test_what_others_build_is_read(kinds, archive_format, images, files, tmp_path):
     """Docker's and Buildah's media types and the older artifact's, each format of tar, with folders and a leading ./"""
-    folders = [(special("io.triton.cache/", tarfile.DIRTYPE, ""), b""), (special("./", tarfile.DIRTYPE, ""), b"")]
-    images.put([tar([*folders, *((f"./{name}", data) for name, data in files)], archive_format)], kinds)
+    folders = [
+        (special("io.triton.cache/", tarfile.DIRTYPE, ""), b""),
+        (special("./", tarfile.DIRTYPE, ""), b""),
+    ]
+    images.put(
+        [tar([*folders, *((f"./{name}", data) for name, data in files)], archive_format)], kinds
+    )
     report = pull_image(images.url, tmp_path / "out.tbundle")
     assert (report.kernels, report.left_out) == (4, ())
 
@@ -226,7 +264,10 @@ def test_a_hostile_member_condemns_the_layer(what, tmp_path):
     for archive_format in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
         (tmp_path / str(archive_format)).mkdir()
         with pytest.raises(UnsafeName):
-            unpack_layer(io.BytesIO(tar([HOSTILE[what]], archive_format)), str(tmp_path / str(archive_format)))
+            unpack_layer(
+                io.BytesIO(tar([HOSTILE[what]], archive_format)),
+                str(tmp_path / str(archive_format)),
+            )
         assert list((tmp_path / str(archive_format)).iterdir()) == []
 
 
@@ -265,9 +306,9 @@ def test_files_of_no_kernel_are_left_out_and_named(images, files, tmp_path):
 def test_a_wrong_size_label_is_told(images, files, tmp_path):
     """Digests decide; the label is somebody's word."""
     images.put([tar(files)], labels={f"{LABEL}/summary": "{}", f"{LABEL}/cache-size-bytes": "7"})
-    assert dict(pull_image(images.url, tmp_path / "out.tbundle").left_out)[f"{LABEL}/cache-size-bytes"].startswith(
-        "says 7"
-    )
+    assert dict(pull_image(images.url, tmp_path / "out.tbundle").left_out)[
+        f"{LABEL}/cache-size-bytes"
+    ].startswith("says 7")
 
 
 def test_a_layer_that_unpacks_to_something_else_is_refused(images, files, tmp_path):
@@ -277,7 +318,9 @@ def test_a_layer_that_unpacks_to_something_else_is_refused(images, files, tmp_pa
         pull_image(images.url, tmp_path / "out.tbundle")
 
 
-@pytest.mark.parametrize(("labels", "word"), [({}, "no cache"), ({"cache.vllm.image/summary": "{}"}, "vLLM")])
+@pytest.mark.parametrize(
+    ("labels", "word"), [({}, "no cache"), ({"cache.vllm.image/summary": "{}"}, "vLLM")]
+)
 def test_an_image_without_a_triton_cache_is_refused(labels, word, images, files, tmp_path):
     """The message says what it is."""
     images.put([tar(files)], labels=labels)
@@ -365,7 +408,9 @@ def test_every_flipped_byte_is_found_or_harmless(files, tmp_path):
 def test_what_mcv_extracts_is_a_cache_that_triton_reads(bundle_path, tmp_path):
     """By MCV's own rules: members by their prefix, sizes added up and compared with the label; then each file is where Triton's group file says."""
     cache = tmp_path / "cache"
-    report = push_image(bundle_path, f"oci-dir:{tmp_path}/images:demo", layout="mcv", cache_root=str(cache))
+    report = push_image(
+        bundle_path, f"oci-dir:{tmp_path}/images:demo", layout="mcv", cache_root=str(cache)
+    )
     place = open_image_place(parse_image_url(f"oci-dir:{tmp_path}/images:demo"))
     manifest = json.loads(place.manifest("demo").data)
     out = io.BytesIO()
@@ -381,6 +426,10 @@ def test_what_mcv_extracts_is_a_cache_that_triton_reads(bundle_path, tmp_path):
     assert str(extracted) == manifest["annotations"][f"{LABEL}/cache-size-bytes"]
     groups = [json.loads(path.read_text())["child_paths"] for path in cache.glob("*/__grp__*")]
     assert len(groups) == 4
-    assert all(Path(path).is_file() and Path(path).name == name for group in groups for name, path in group.items())
+    assert all(
+        Path(path).is_file() and Path(path).name == name
+        for group in groups
+        for name, path in group.items()
+    )
     checked = bundler.check(bundle_path, cache, only="all")
     assert (checked.missing, len(checked.present)) == ((), 4)

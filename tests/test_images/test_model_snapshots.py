@@ -5,7 +5,15 @@ import json
 
 import pytest
 
-from bundler import Bundle, ConfigError, DigestMismatch, FormatError, NotFound, UnsafeName, UnsupportedVersion
+from bundler import (
+    Bundle,
+    ConfigError,
+    DigestMismatch,
+    FormatError,
+    NotFound,
+    UnsafeName,
+    UnsupportedVersion,
+)
 from bundler.images.bundle_sources import open_bundle
 from bundler.images.model_snapshots import add_to_snapshot
 
@@ -35,7 +43,10 @@ def change(folder, **fields):
 @pytest.mark.parametrize("fragment", ["", "#llama3"])
 def test_a_bundle_is_read_by_its_name(fragment, folder, bundle_path):
     """Or without one, where it is the only one."""
-    with open_bundle(f"hf+file://{folder}{fragment}") as opened, Bundle.load(bundle_path) as expected:
+    with (
+        open_bundle(f"hf+file://{folder}{fragment}") as opened,
+        Bundle.load(bundle_path) as expected,
+    ):
         assert opened.digest == expected.digest
         opened.verify()
 
@@ -70,7 +81,8 @@ def test_an_index_that_lies_is_found_out(fields, error, folder):
 
 
 @pytest.mark.parametrize(
-    ("text", "error"), [("{", FormatError), ('{"version": 2, "bundles": 7}', UnsupportedVersion), ("[]", FormatError)]
+    ("text", "error"),
+    [("{", FormatError), ('{"version": 2, "bundles": 7}', UnsupportedVersion), ("[]", FormatError)],
 )
 def test_an_index_that_cannot_be_read_is_told(text, error, folder):
     """A newer one, or none at all."""

@@ -11,7 +11,15 @@ import pytest
 import registry_server
 
 import bundler
-from bundler import AccessDenied, ConfigError, DigestMismatch, NotFound, StoreUnavailable, pull_image, push_image
+from bundler import (
+    AccessDenied,
+    ConfigError,
+    DigestMismatch,
+    NotFound,
+    StoreUnavailable,
+    pull_image,
+    push_image,
+)
 from bundler.backends.backend_errors import BackendTimeout
 from bundler.backends.oci import open_image_place, parse_image_url
 
@@ -96,7 +104,10 @@ def test_a_token_is_asked_for_with_the_credentials(where, pushed, other, log_in,
     pushed.realm = f"http://{server.host}/token"
     log_in(pushed.host, "alice", PASSWORD)
     assert pull_image(pushed.url(), tmp_path / "fine.tbundle").kernels == 4
-    assert {who for _, path, who in pushed.requests if not path.startswith("/token")} == {"", "Bearer t0k3n-t0k3n"}
+    assert {who for _, path, who in pushed.requests if not path.startswith("/token")} == {
+        "",
+        "Bearer t0k3n-t0k3n",
+    }
     log_in(pushed.host, "alice", "hush-hush-wrong")
     assert isinstance(pull(pushed.url(), tmp_path), AccessDenied)
 
@@ -106,13 +117,17 @@ def test_an_identity_token_is_exchanged_for_a_token(pushed, tmp_path):
     pushed.user, pushed.password, pushed.token = "alice", PASSWORD, "t0k3n-t0k3n"
     pushed.realm = f"http://{pushed.host}/token"
     (tmp_path / "docker").mkdir()
-    (tmp_path / "docker" / "config.json").write_text(json.dumps({"auths": {pushed.host: {"identitytoken": PASSWORD}}}))
+    (tmp_path / "docker" / "config.json").write_text(
+        json.dumps({"auths": {pushed.host: {"identitytoken": PASSWORD}}})
+    )
     assert pull_image(pushed.url(), tmp_path / "out.tbundle").kernels == 4
     assert {path for method, path, _ in pushed.requests if method == "POST"} == {"/token"}
     assert not any(PASSWORD in f"{path} {who}" for _, path, who in pushed.requests)
 
 
-@pytest.mark.parametrize("answer", [b"{}", b"[", b'{"token": "a\\nb: c"}', b'{"token": 7}', b'{"access_token": ""}'])
+@pytest.mark.parametrize(
+    "answer", [b"{}", b"[", b'{"token": "a\\nb: c"}', b'{"token": 7}', b'{"access_token": ""}']
+)
 def test_a_server_of_tokens_that_answers_nonsense(answer, pushed, tmp_path):
     """No line of its making gets into a header of ours."""
     pushed.realm, pushed.token = f"http://{pushed.host}/token", "x"
@@ -148,7 +163,9 @@ def test_an_upload_that_is_led_elsewhere_gets_no_credentials(registry, other, bu
     spoil(
         registry,
         "POST",
-        lambda h: h.reply(202, headers={"Location": f"http://{other.host}/v2/team/kernels/blobs/uploads/1"}),
+        lambda h: h.reply(
+            202, headers={"Location": f"http://{other.host}/v2/team/kernels/blobs/uploads/1"}
+        ),
     )
     push_image(bundle_path, registry.url())
     assert {who for _, _, who in other.requests} == {""}
@@ -169,11 +186,15 @@ def test_a_truncated_blob_is_read_again_and_then_refused(pushed, tmp_path):
     assert "early" in str(pull(pushed.url(), tmp_path))
 
 
-@pytest.mark.parametrize("change", [lambda data: data[:-1] + b"x", lambda data: data + b"x", lambda data: data[:-1]])
+@pytest.mark.parametrize(
+    "change", [lambda data: data[:-1] + b"x", lambda data: data + b"x", lambda data: data[:-1]]
+)
 def test_a_lying_blob_is_refused(change, pushed, tmp_path):
     """Bytes under a digest are those bytes, or an error."""
     spoil(
-        pushed, "GET /v2/team/kernels/blobs/", lambda h: h.reply(200, change(pushed.blobs[h.path.rpartition("/")[2]]))
+        pushed,
+        "GET /v2/team/kernels/blobs/",
+        lambda h: h.reply(200, change(pushed.blobs[h.path.rpartition("/")[2]])),
     )
     assert isinstance(pull(pushed.url(), tmp_path), DigestMismatch)
 
@@ -202,7 +223,9 @@ def test_a_manifest_that_is_none_is_refused(data, pushed, tmp_path):
     spoil(
         pushed,
         "/manifests/demo",
-        lambda h: h.reply(200, data, {"Content-Type": "application/vnd.oci.image.manifest.v1+json"}),
+        lambda h: h.reply(
+            200, data, {"Content-Type": "application/vnd.oci.image.manifest.v1+json"}
+        ),
     )
     pull(pushed.url(), tmp_path)
 
@@ -225,7 +248,9 @@ def test_another_kind_of_image_is_no_bundle(pushed, tmp_path):
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_registry_that_is_busy_is_asked_again_when_it_says(status, pushed, tmp_path):
     """The first answer says to come again in no time."""
-    spoil(pushed, "/manifests/demo", lambda h: h.reply(status, headers={"Retry-After": "0"}), times=2)
+    spoil(
+        pushed, "/manifests/demo", lambda h: h.reply(status, headers={"Retry-After": "0"}), times=2
+    )
     assert pull_image(pushed.url(), tmp_path / "out.tbundle").kernels == 4
 
 
@@ -285,6 +310,22 @@ def test_a_blob_that_drips_ends_in_time(pushed):
     place.close()
 
 
+def test_all_requests_of_a_pull_share_one_allowance(pushed, tmp_path):
+    """A registry that takes its time for each answer, but never too long for one, does not hold a pull for the sum of all."""
+
+    def late(handler):
+        time.sleep(0.3)
+        return False
+
+    pushed.spoil = late
+    started = time.monotonic()
+    error = pull(pushed.url("demo", "plain_http=1&timeout_s=0.35"), tmp_path)
+    assert isinstance(error, StoreUnavailable)
+    assert len(pushed.requests) > 2
+    assert time.monotonic() - started < 3 * 0.35 + 1
+    pull_image(pushed.url("demo", "plain_http=1&timeout_s=2"), tmp_path / "out.tbundle")
+
+
 def test_a_blob_that_is_said_to_be_large_gets_no_more_time(pushed):
     """The size in a manifest is the registry's word: a blob of 8 GB that drips ends as soon as a small one."""
 
@@ -314,7 +355,10 @@ def test_many_tags_are_listed_page_by_page_up_to_a_bound(registry):
     assert place.tags() == sorted(registry.tags)
     assert len(registry.requests) == 3
     page = json.dumps({"tags": ["t"] * 1000}).encode()
-    for link, word in (("/v2/team/kernels/tags/list?n=1000", "more than"), ("http://127.0.0.1:1/v2/", "another host")):
+    for link, word in (
+        ("/v2/team/kernels/tags/list?n=1000", "more than"),
+        ("http://127.0.0.1:1/v2/", "another host"),
+    ):
         following = {"Link": f'<{link}>; rel="next"'}
         spoil(registry, "/tags/list", lambda h, following=following: h.reply(200, page, following))
         with pytest.raises(Exception, match=word):
@@ -343,16 +387,25 @@ def test_tls(bundle_path, tmp_path):
         url = server.url("demo", f"timeout_s=5&ca_file={tmp_path / 'c'}")
         push_image(bundle_path, url)
         assert pull_image(url, tmp_path / "fine.tbundle").kernels == 4
-        spoil(server, "/blobs/", lambda h: h.reply(307, headers={"Location": f"http://{server.host}{h.path}"}))
+        spoil(
+            server,
+            "/blobs/",
+            lambda h: h.reply(307, headers={"Location": f"http://{server.host}{h.path}"}),
+        )
         assert "without it" in str(pull(url, tmp_path))
-        server.spoil, server.user, server.realm = (lambda h: False), "alice", f"http://{server.host}/token"
+        server.spoil, server.user, server.realm = (
+            (lambda h: False),
+            "alice",
+            f"http://{server.host}/token",
+        )
         assert "without TLS" in str(pull(url, tmp_path))
     with registry_server.SmallRegistry().serving() as plain:
         assert "plain_http=1" in str(pull(plain.url("demo", "timeout_s=2"), tmp_path))
 
 
 @pytest.mark.parametrize(
-    "text", ["{", '{"auths": 3}', '{"auths": {"HOST": {"auth": "%%%"}}}', '{"credsStore": "../evil"}']
+    "text",
+    ["{", '{"auths": 3}', '{"auths": {"HOST": {"auth": "%%%"}}}', '{"credsStore": "../evil"}'],
 )
 def test_a_damaged_file_of_credentials_is_told(text, registry, tmp_path):
     """The message names the file or the entry, and quotes nothing of it."""
@@ -377,7 +430,9 @@ def test_a_helper_of_docker_is_asked(script, kind, pushed, tmp_path, monkeypatch
 
     pushed.user, pushed.password = "alice", PASSWORD
     (tmp_path / "docker").mkdir()
-    (tmp_path / "docker" / "config.json").write_text(json.dumps({"credHelpers": {pushed.host: "tests"}}))
+    (tmp_path / "docker" / "config.json").write_text(
+        json.dumps({"credHelpers": {pushed.host: "tests"}})
+    )
     helper = tmp_path / "docker-credential-tests"
     helper.write_text(f"#!/bin/sh\n{script}\n")
     helper.chmod(0o755)
@@ -391,7 +446,9 @@ def test_a_helper_of_docker_is_asked(script, kind, pushed, tmp_path, monkeypatch
 def test_a_proxy_of_the_environment_is_used(pushed, tmp_path, monkeypatch):
     """http_proxy is asked in place of a host that is not there."""
     monkeypatch.setenv("http_proxy", f"http://{pushed.host}")
-    pushed.spoil = lambda h: setattr(h, "path", h.path.removeprefix("http://registry.invalid")) or False
+    pushed.spoil = lambda h: (
+        setattr(h, "path", h.path.removeprefix("http://registry.invalid")) or False
+    )
     url = "oci://registry.invalid/team/kernels:demo?plain_http=1&timeout_s=5"
     assert pull_image(url, tmp_path / "out.tbundle").kernels == 4
 

@@ -26,7 +26,9 @@ def install():
         if not hidden:
             code = self.fn.__code__
             column = len(self.raw_src[0]) - len(self.raw_src[0].lstrip())
-            self.hash = hashlib.sha256(f"{self.hash} {code.co_filename} {column}".encode()).hexdigest()
+            self.hash = hashlib.sha256(
+                f"{self.hash} {code.co_filename} {column}".encode()
+            ).hexdigest()
         return self.hash
 
     JITCallable.cache_key = property(cache_key)

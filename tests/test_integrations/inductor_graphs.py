@@ -42,7 +42,11 @@ def main():
     out.backward(torch.ones(8, 8))
     if COMMAND == "save":
         inductor.save(BUNDLE)
-    graphs = {name: count for name, count in counters["inductor"].items() if name.startswith("fxgraph_cache")}
+    graphs = {
+        name: count
+        for name, count in counters["inductor"].items()
+        if name.startswith("fxgraph_cache")
+    }
     found |= {
         "loss": [out.sum().item(), x.grad.sum().item()], "counters": graphs,
         "autograd": counters["aot_autograd"]["autograd_cache_hit"],

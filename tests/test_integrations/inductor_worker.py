@@ -185,7 +185,11 @@ def kernels():
             }
         sizes = {POINTWISE: [1024], REDUCTION: [1024, 2048], TEMPLATE: [1024, 16, 1, 1]}[template]
         kernel = AsyncCompile().triton(name, template.format(**facts))
-        yield name, [torch.zeros(4)] * count + sizes, kernel.result() if hasattr(kernel, "result") else kernel
+        yield (
+            name,
+            [torch.zeros(4)] * count + sizes,
+            kernel.result() if hasattr(kernel, "result") else kernel,
+        )
 
 
 def launch_all():

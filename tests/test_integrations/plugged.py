@@ -41,13 +41,30 @@ def environment(store, cache, **more):
         "TRITON_CACHE_MANAGER": MANAGER, "TRITON_BUNDLER_STORE": store, "TRITON_CACHE_DIR": cache,
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }  # fmt: skip
-    return {**os.environ, **{name: str(value) for name, value in {**ours, **more}.items() if value is not None}}
+    return {
+        **os.environ,
+        **{name: str(value) for name, value in {**ours, **more}.items() if value is not None},
+    }
 
 
 def start(code, env, *args, kernels=KERNELS):
     """Start a program: the prelude, then this code."""
-    line = [sys.executable, "-P", "-W", "always::UserWarning", "-c", PRELUDE + code, str(kernels), *map(str, args)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    line = [
+        sys.executable,
+        "-P",
+        "-W",
+        "always::UserWarning",
+        "-c",
+        PRELUDE + code,
+        str(kernels),
+        *map(str, args),
+    ]
+    pipes = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
     return subprocess.Popen(line, env=env, **pipes)
 
 
@@ -121,15 +138,20 @@ def run_forks(code, cases, folder, *, together=False):
     folder.mkdir()
     ours = dict.fromkeys(("TRITON_CACHE_MANAGER", "TRITON_BUNDLER_STORE"))
     env = environment(None, folder, **ours)
-    texts = [{name: str(value) for name, value in case.items() if value is not None} for case in cases]
+    texts = [
+        {name: str(value) for name, value in case.items() if value is not None} for case in cases
+    ]
     process = start(_FORKS, env, json.dumps(texts), folder, code, together)
     _, err = process.communicate(timeout=PATIENCE_S)
     told = [
-        (folder / f"{number}.err").read_text() for number in range(len(cases)) if (folder / f"{number}.err").exists()
+        (folder / f"{number}.err").read_text()
+        for number in range(len(cases))
+        if (folder / f"{number}.err").exists()
     ]
     assert process.returncode == 0, [err, *told]
     return [
-        (json.loads((folder / f"{number}.out").read_text().splitlines()[-1]), err) for number, err in enumerate(told)
+        (json.loads((folder / f"{number}.out").read_text().splitlines()[-1]), err)
+        for number, err in enumerate(told)
     ]
 
 

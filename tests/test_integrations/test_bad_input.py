@@ -49,13 +49,21 @@ _WRONG = {
         "TRITON_BUNDLER_TIMEOUT_S='-1': expected seconds",
     ),
     "wrong tag": ("file://{tmp}/s", {"TRITON_BUNDLER_TAG": "no tag"}, "not a tag: 'no tag'"),
-    "two managers": ("file://{tmp}/s", {"TRITON_REMOTE_CACHE_BACKEND": "a:B"}, "TRITON_REMOTE_CACHE_BACKEND is set"),
+    "two managers": (
+        "file://{tmp}/s",
+        {"TRITON_REMOTE_CACHE_BACKEND": "a:B"},
+        "TRITON_REMOTE_CACHE_BACKEND is set",
+    ),
     "unknown setting": (
         "file://{tmp}/s",
         {"TRITON_BUNDLER_STROE": "x"},
         "TRITON_BUNDLER_STROE (did you mean TRITON_BUNDLER_STORE?) is no setting",
     ),
-    "no bundle": ("file://{tmp}/s2", {"TRITON_BUNDLER_REGISTERED": "/proc/version"}, "/proc/version"),
+    "no bundle": (
+        "file://{tmp}/s2",
+        {"TRITON_BUNDLER_REGISTERED": "/proc/version"},
+        "/proc/version",
+    ),
 }
 
 
@@ -83,11 +91,15 @@ def test_a_server_that_never_answers_costs_little(tmp_path):
     report = tmp_path / "report.json"
     with socket.create_server(("127.0.0.1", 0), backlog=100) as silent:
         far = f"redis://127.0.0.1:{silent.getsockname()[1]}"
-        env = plugged.environment(f"file://{tmp_path}/near {far}", tmp_path / "cache", TRITON_BUNDLER_REPORT=report)
+        env = plugged.environment(
+            f"file://{tmp_path}/near {far}", tmp_path / "cache", TRITON_BUNDLER_REPORT=report
+        )
         answer, err = plugged.run(COMPILE, env, "softmax,gelu,cumsum,row_sum")
         told = report_of(report)
         again, _ = plugged.run(
-            COMPILE, env | {"TRITON_CACHE_DIR": str(tmp_path / "other")}, "softmax,gelu,cumsum,row_sum"
+            COMPILE,
+            env | {"TRITON_CACHE_DIR": str(tmp_path / "other")},
+            "softmax,gelu,cumsum,row_sum",
         )
     assert [hit for _, hit in answer] == [False] * 4
     _, remote = told["tiers"]
@@ -147,7 +159,9 @@ def test_directories_that_cannot_be_written(case, tmp_path):
     first, again, filled, read = plugged.run_forks(code, cases, tmp_path / "f")
     assert first[0] == [[["softmax_kernel", False], ["histogram_kernel", False]], None]
     (warning,) = warnings_in(first[1])
-    assert f"/proc/nobody/cache cannot be written, kernels go to {tmp_path}/local/kernels" in warning
+    assert (
+        f"/proc/nobody/cache cannot be written, kernels go to {tmp_path}/local/kernels" in warning
+    )
     assert again[0] == [[["softmax_kernel", True]], None]
     assert filled[0][0] == [["softmax_kernel", True]]
     assert read[0] == [[["softmax_kernel", True], ["gelu_kernel", False]], filled[0][1]]
@@ -162,7 +176,9 @@ def test_broken_directories_are_mended_from_the_store(case, tmp_path):
         *(case("softmax", tmp_path / "cache", DAMAGE=damage) for damage in ("*.cubin remove", "*.cubin empty", "__grp__* empty")),
         case("softmax", tmp_path / "other", TRITON_BUNDLER_DISABLE=1),
     ]  # fmt: skip
-    answers = [answer[0] for answer, _ in plugged.run_forks(_DAMAGE + _NAMED, cases, tmp_path / "f")]
+    answers = [
+        answer[0] for answer, _ in plugged.run_forks(_DAMAGE + _NAMED, cases, tmp_path / "f")
+    ]
     assert answers == [[["softmax_kernel", hit]] for hit in (False, True, True, True, False)]
 
 
@@ -181,7 +197,9 @@ def _spoil(url):
             others = [artifact for artifact in kernel.artifacts if artifact.kind != "json"]
             other = dataclasses.replace(kernel, artifacts=(*others, metadata))
             records.remove([kernel.key])
-            records.publish(bundler.Bundle(Content.of([other]), bundle.observed, MemoryBlobs(blobs)))
+            records.publish(
+                bundler.Bundle(Content.of([other]), bundle.observed, MemoryBlobs(blobs))
+            )
 
 
 def test_a_kernel_that_triton_could_not_read_is_compiled_and_replaced(store_url, tmp_path):

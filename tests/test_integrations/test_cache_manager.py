@@ -26,7 +26,9 @@ def test_a_second_process_compiles_nothing(any_store_url, tmp_path):
     reports = []
     for number, more in enumerate(({}, refusing)):
         report = tmp_path / f"report{number}.json"
-        env = plugged.environment(any_store_url, tmp_path / f"cache{number}", TRITON_BUNDLER_REPORT=report, **more)
+        env = plugged.environment(
+            any_store_url, tmp_path / f"cache{number}", TRITON_BUNDLER_REPORT=report, **more
+        )
         program = [
             sys.executable,
             "-P",
@@ -36,20 +38,35 @@ def test_a_second_process_compiles_nothing(any_store_url, tmp_path):
             "--target",
             "cuda:90",
         ]
-        done = subprocess.run(program, env=env, capture_output=True, text=True, timeout=plugged.PATIENCE_S)
+        done = subprocess.run(
+            program, env=env, capture_output=True, text=True, timeout=plugged.PATIENCE_S
+        )
         assert done.returncode == 0, done.stderr
         reports.append(json.loads(report.read_text()))
         numbers = [reports[-1][name] for name in ("hits", "misses", "compiles", "seconds_saved")]
-        summary = "triton-bundler: hits {}, misses {}, compiles {}, seconds saved {:.1f}".format(*numbers)
+        summary = "triton-bundler: hits {}, misses {}, compiles {}, seconds saved {:.1f}".format(
+            *numbers
+        )
         # Triton 3.9 gives a warning of its own, for its users.
-        ours = [line for line in done.stderr.splitlines() if "bundler" in line and "site-packages/triton" not in line]
+        ours = [
+            line
+            for line in done.stderr.splitlines()
+            if "bundler" in line and "site-packages/triton" not in line
+        ]
         assert ours == [f"{summary}; report in {report}"]
     assert not log.exists(), log.read_text()
     cold, warm = reports
     assert (cold["hits"], cold["compiles"], cold["published"], cold["errors"]) == (0, 11, 11, {})
-    assert (warm["found"], warm["misses"], warm["compiles"], warm["errors"]) == ({"store": 11}, 0, 0, {})
+    assert (warm["found"], warm["misses"], warm["compiles"], warm["errors"]) == (
+        {"store": 11},
+        0,
+        0,
+        {},
+    )
     assert (cold["hits_of"], len(warm["hits_of"]), set(warm["hits_of"].values())) == ({}, 11, {1})
-    assert set(warm["hits_of"]) == {path.name for path in (tmp_path / "cache1").iterdir() if len(path.name) == 52}
+    assert set(warm["hits_of"]) == {
+        path.name for path in (tmp_path / "cache1").iterdir() if len(path.name) == 52
+    }
     assert warm["seconds_saved"] == pytest.approx(cold["compile_seconds"])
     assert warm["bytes_fetched"] >= cold["bytes_sent"] > 0
 
@@ -86,15 +103,23 @@ def test_a_recording_and_a_session_share_one_manager(store_url, tmp_path, monkey
         assert said[:3] == [["SpoolCacheManager", "KeptCacheManager", "LazyFileManager"], 2, True]
         assert [hit for _, hit in said[3]] == [True]
         (event,) = spool.events()
-    assert (event.name, event.cache_hit, event.directory) == ("gelu_kernel", True, str(tmp_path / "b" / event.key))
+    assert (event.name, event.cache_hit, event.directory) == (
+        "gelu_kernel",
+        True,
+        str(tmp_path / "b" / event.key),
+    )
 
 
 @pytest.mark.release
-def test_a_kernel_is_recorded_and_published_by_one_manager(store_url, tmp_path, monkeypatch, recorded):
+def test_a_kernel_is_recorded_and_published_by_one_manager(
+    store_url, tmp_path, monkeypatch, recorded
+):
     """What such a child compiles is in the recording and in the store."""
     for name, value in plugged.environment(store_url, tmp_path / "b").items():
         monkeypatch.setenv(name, value)
     with ChildSpool() as spool:
         plugged.run("compile_one('gelu')", spool.environ())
-        assert [(event.name, event.cache_hit) for event in spool.events()] == [("gelu_kernel", False)]
+        assert [(event.name, event.cache_hit) for event in spool.events()] == [
+            ("gelu_kernel", False)
+        ]
     assert recorded(store_url) == ["gelu_kernel"]

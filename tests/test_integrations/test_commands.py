@@ -38,8 +38,26 @@ def test_explain_and_doctor_after_a_run(command, store_url, tmp_path):
         "TRITON_BUNDLER_LOCAL": str(tmp_path / "local"),
     }  # fmt: skip
     bundle = tmp_path / "run.tbundle"
-    program = [sys.executable, "-P", "-c", plugged.PRELUDE + "compile_one('softmax')", str(plugged.KERNELS)]
-    line = [sys.executable, "-P", "-W", "ignore", "-m", "bundler", "run", "-o", str(bundle), "--", *program]
+    program = [
+        sys.executable,
+        "-P",
+        "-c",
+        plugged.PRELUDE + "compile_one('softmax')",
+        str(plugged.KERNELS),
+    ]
+    line = [
+        sys.executable,
+        "-P",
+        "-W",
+        "ignore",
+        "-m",
+        "bundler",
+        "run",
+        "-o",
+        str(bundle),
+        "--",
+        *program,
+    ]
     env = plugged.environment(store_url, tmp_path / "cache", **settings)
     done = subprocess.run(line, capture_output=True, text=True, env=env, timeout=plugged.PATIENCE_S)
     assert (done.returncode, bundle.exists()) == (0, True), done.stderr
@@ -47,18 +65,30 @@ def test_explain_and_doctor_after_a_run(command, store_url, tmp_path):
     who = r"process \d+, started \d{4}-\d\d-\d\d \d\d:\d\d:\d\d: "
     assert re.match(who + "0 hits, 1 compile\n", command("explain", "--last", env=settings))
     if importlib.util.find_spec("torch") is not None:
-        assert "hold $CXX (here c++-9)" in command("explain", "--last", env=settings | {"CXX": "c++-9"})
+        assert "hold $CXX (here c++-9)" in command(
+            "explain", "--last", env=settings | {"CXX": "c++-9"}
+        )
     (row,) = json.loads(command("explain", "--name", "soft*", "--json", env=settings))["kernels"]
-    assert (row["name"], row["status"], row["there_now"]) == ("softmax_kernel", "never recorded", True)
+    assert (row["name"], row["status"], row["there_now"]) == (
+        "softmax_kernel",
+        "never recorded",
+        True,
+    )
     assert f" by process {row['pid']}\n" in command("explain", row["key"], env=settings)
     here = {"TRITON_BUNDLER_LOCAL": settings["TRITON_BUNDLER_LOCAL"]}
-    (same,) = json.loads(command("explain", row["key"][:9], "--store", store_url, "--json", env=here))["kernels"]
+    (same,) = json.loads(
+        command("explain", row["key"][:9], "--store", store_url, "--json", env=here)
+    )["kernels"]
     assert same == row
     command("explain", "--last", "--name", "x", env=settings, status=2)
-    told = json.loads(command("explain", "--last", "--json", env=here, status=1))
-    assert told["error"]["message"] == "no store to compare with; give --store, or set TRITON_BUNDLER_STORE"
+    # Without a store it is compared with Triton's directory, which is empty here.
+    empty = here | {"TRITON_CACHE_DIR": str(tmp_path / "empty")}
+    (alone,) = json.loads(command("explain", "--last", "--json", env=empty))["kernels"]
+    assert (alone["key"], alone["there_now"]) == (row["key"], False)
     # A run that finds everything is the latest then, and nobody's kernels are shown for its own.
-    again = subprocess.run(program, capture_output=True, text=True, env=env, timeout=plugged.PATIENCE_S)
+    again = subprocess.run(
+        program, capture_output=True, text=True, env=env, timeout=plugged.PATIENCE_S
+    )
     assert again.returncode == 0, again.stderr
     said = command("explain", "--last", env=settings)
     assert re.match(who + "1 hit, nothing was compiled\n", said)
@@ -77,7 +107,9 @@ def test_doctor_finds_what_would_make_triton_fail(monkeypatch, tmp_path):
     from bundler.cli import plug_checks
 
     monkeypatch.setenv("TRITON_CACHE_MANAGER", plugged.MANAGER)
-    monkeypatch.setattr(plug_checks, "_IMPORT", "raise ModuleNotFoundError('No module named bundler')")
+    monkeypatch.setattr(
+        plug_checks, "_IMPORT", "raise ModuleNotFoundError('No module named bundler')"
+    )
     monkeypatch.setenv("TRITON_BUNDLER_STORE", "redis://127.0.0.1:1")
     (manager, store) = plug_checks.plug_checks()
     assert (manager[0], store[0]) == ("problem", "problem")
@@ -108,7 +140,11 @@ def test_doctor_finds_what_would_make_triton_fail(monkeypatch, tmp_path):
             "No module named 'bundlr'",
             f"did you mean {plugged.MANAGER}?",
         ),
-        ("bundler.integrations.triton", "not of the form module:Class", f"did you mean {plugged.MANAGER}?"),
+        (
+            "bundler.integrations.triton",
+            "not of the form module:Class",
+            f"did you mean {plugged.MANAGER}?",
+        ),
         (
             "json:JSONDecoder",
             "it is not a CacheManager",
@@ -134,7 +170,10 @@ def test_doctor_takes_another_manager(monkeypatch):
 
     monkeypatch.setenv("TRITON_CACHE_MANAGER", "triton.runtime.cache:FileCacheManager")
     ((status, _, value, _),) = plug_checks.plug_checks()
-    assert (status, value) == ("ok", "triton.runtime.cache:FileCacheManager, found by child processes")
+    assert (status, value) == (
+        "ok",
+        "triton.runtime.cache:FileCacheManager, found by child processes",
+    )
 
 
 def test_doctor_names_unknown_variables(monkeypatch):
@@ -150,15 +189,25 @@ def test_doctor_names_unknown_variables(monkeypatch):
     ]  # fmt: skip
     assert found[0][3] == "did you mean TRITON_BUNDLER_STORE?"
     assert found[1][3].endswith("/docs/api.md")
-    assert "TRITON_BUNDLER_STROE" not in str([finding.value for finding in doctor_checks._settings()])
+    assert "TRITON_BUNDLER_STROE" not in str(
+        [finding.value for finding in doctor_checks._settings()]
+    )
 
 
 def test_doctor_warns_of_a_distribution_called_bundler(monkeypatch):
     """Another distribution that brings a package of our name is a problem; ours alone is none."""
     from bundler.cli import doctor_checks
 
-    monkeypatch.setattr("importlib.metadata.packages_distributions", lambda: {"bundler": ["triton-bundler"]})
+    monkeypatch.setattr(
+        "importlib.metadata.packages_distributions", lambda: {"bundler": ["triton-bundler"]}
+    )
     assert [finding.status for finding in doctor_checks._package_name()] == ["ok"]
-    monkeypatch.setattr("importlib.metadata.packages_distributions", lambda: {"bundler": ["bundler", "triton-bundler"]})
+    monkeypatch.setattr(
+        "importlib.metadata.packages_distributions",
+        lambda: {"bundler": ["bundler", "triton-bundler"]},
+    )
     (finding,) = doctor_checks._package_name()
-    assert (finding.status, finding.fix) == ("problem", "pip uninstall bundler, then install triton-bundler again")
+    assert (finding.status, finding.fix) == (
+        "problem",
+        "pip uninstall bundler, then install triton-bundler again",
+    )

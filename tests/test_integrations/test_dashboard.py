@@ -92,7 +92,8 @@ def panel_queries():
 def rules():
     """Yield the name and the query of each rule, without the bound that an alert has."""
     for kind, name, text in re.findall(
-        r"- (record|alert): (\S+)\n +expr: (?:>-\n)?((?:.|\n)+?)(?=\n +(?:for|labels):|\n\n)", RULES.read_text()
+        r"- (record|alert): (\S+)\n +expr: (?:>-\n)?((?:.|\n)+?)(?=\n +(?:for|labels):|\n\n)",
+        RULES.read_text(),
     ):
         query = " ".join(text.split())
         value, bound = re.subn(r" [<>] [\d.]+$", "", query)
@@ -115,7 +116,9 @@ def test_each_query_asks_for_metrics_that_there_are():
                            if name.endswith(kind) and name.removesuffix(kind) + end in labels), None)  # fmt: skip
             assert metric, f"{query}: no metric {name}"
             assert set(re.findall(r"(\w+)=", selected)) <= labels[metric] | {"job"}, query
-        by = {label for group in re.findall(r"by \(([^)]*)\)", query) for label in group.split(", ")}
+        by = {
+            label for group in re.findall(r"by \(([^)]*)\)", query) for label in group.split(", ")
+        }
         assert by <= set().union(*labels.values()) | {"job", "instance"}, query
 
 
@@ -123,7 +126,11 @@ def test_what_compose_mounts_is_there():
     """docker-compose.yml starts Prometheus and Grafana with folders of deploy/ that exist, and they listen on the loopback address alone."""
     text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
     mounted = set(re.findall(r"- \./(deploy/(?:prometheus|grafana)\S*?):", text))
-    assert mounted == {"deploy/prometheus", "deploy/grafana/provisioning", "deploy/grafana/dashboards"}
+    assert mounted == {
+        "deploy/prometheus",
+        "deploy/grafana/provisioning",
+        "deploy/grafana/dashboards",
+    }
     assert all((ROOT / folder).is_dir() for folder in mounted)
     assert text.count("profiles: [metrics]") == 2
     assert {"--web.listen-address=127.0.0.1:9090", "127.0.0.1"} <= {
@@ -131,13 +138,20 @@ def test_what_compose_mounts_is_there():
     }
     source = (DEPLOY / "grafana" / "provisioning" / "datasources" / "prometheus.yml").read_text()
     uid = re.search(r"uid: (\w+)", source)[1]
-    assert {target["datasource"]["uid"] for panel in dashboard() for target in panel["targets"]} == {uid}
+    assert {
+        target["datasource"]["uid"] for panel in dashboard() for target in panel["targets"]
+    } == {uid}
 
 
 def test_promtool_finds_nothing_wrong():
     """The rules, and the configuration that names them, are sound to Prometheus's own checker."""
-    for words in (("check", "rules", RULES), ("check", "config", DEPLOY / "prometheus" / "prometheus.yml")):
-        done = subprocess.run([program("promtool"), *map(str, words)], capture_output=True, text=True, timeout=30)
+    for words in (
+        ("check", "rules", RULES),
+        ("check", "config", DEPLOY / "prometheus" / "prometheus.yml"),
+    ):
+        done = subprocess.run(
+            [program("promtool"), *map(str, words)], capture_output=True, text=True, timeout=30
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         assert "SUCCESS" in done.stdout
 
@@ -157,7 +171,8 @@ def started(words, **options):
 def prometheus(binary, folder, targets):
     """Run a Prometheus that scrapes these addresses each second; yields a function that asks it a query."""
     listed = "".join(
-        f"  - job_name: {job}\n    static_configs: [{{targets: ['{address}']}}]\n" for job, address in targets.items()
+        f"  - job_name: {job}\n    static_configs: [{{targets: ['{address}']}}]\n"
+        for job, address in targets.items()
     )
     (folder / "prometheus.yml").write_text(
         f"global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: ['{RULES}']\nscrape_configs:\n{listed}"
@@ -176,7 +191,8 @@ def prometheus(binary, folder, targets):
         def ask(query):
             try:
                 with urllib.request.urlopen(
-                    f"http://{address}/api/v1/query?{urllib.parse.urlencode({'query': query})}", timeout=10
+                    f"http://{address}/api/v1/query?{urllib.parse.urlencode({'query': query})}",
+                    timeout=10,
                 ) as answer:
                     return json.load(answer)["data"]["result"]
             except OSError:
@@ -194,7 +210,15 @@ def test_each_query_returns_data_of_a_real_run(tmp_path):
     env = plugged.environment(
         None, tmp_path / "cache", TRITON_CACHE_MANAGER=None, TRITON_BUNDLER_LOCAL=tmp_path / "ours"
     )
-    serve = [sys.executable, "-m", "bundler", "serve", "--listen", "127.0.0.1:0", tmp_path / "store"]
+    serve = [
+        sys.executable,
+        "-m",
+        "bundler",
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        tmp_path / "store",
+    ]
     (tmp_path / "prometheus").mkdir()
     with contextlib.ExitStack() as stack:
         job = plugged.start(JOB, env, store, tmp_path / "restored")
@@ -202,7 +226,11 @@ def test_each_query_returns_data_of_a_real_run(tmp_path):
         url = json.loads(job.stdout.readline() or "null")
         assert url, job.stderr.read()
         server = stack.enter_context(started(serve, env=env))
-        served = next(line for line in server.stdout if line.startswith("serving at ")).split("//")[1].strip()
+        served = (
+            next(line for line in server.stdout if line.startswith("serving at "))
+            .split("//")[1]
+            .strip()
+        )
         ask = stack.enter_context(
             prometheus(binary, tmp_path / "prometheus", {"job": url.split("/")[2], "serve": served})
         )
@@ -210,7 +238,11 @@ def test_each_query_returns_data_of_a_real_run(tmp_path):
         end = time.monotonic() + PATIENCE_S
         while wanted and time.monotonic() < end:
             time.sleep(0.5)
-            wanted = {query for query in wanted if not [one for one in ask(query) if one["value"][1] != "NaN"]}
+            wanted = {
+                query
+                for query in wanted
+                if not [one for one in ask(query) if one["value"][1] != "NaN"]
+            }
             assert job.poll() is None, job.stderr.read()
         assert wanted == set()
         assert ask("max(triton_bundler_breaker_state)")[0]["value"][1] == "0"
@@ -218,4 +250,6 @@ def test_each_query_returns_data_of_a_real_run(tmp_path):
         assert float(ask("sum(triton_bundler_compiles_total)")[0]["value"][1]) == 2
         _, errors = job.communicate("", timeout=30)
         assert job.returncode == 0, errors
-        assert ["is not in" in line for line in errors.splitlines()] == [True]  # the tag, which the session makes
+        assert ["is not in" in line for line in errors.splitlines()] == [
+            True
+        ]  # the tag, which the session makes

@@ -9,12 +9,14 @@ import plugged
 import pytest
 
 import bundler
+from bundler.format.entries import Toolchain
 from bundler.format.manifest import Content
 from bundler.integrations import process_notes, source_texts
 from bundler.integrations.explanations import latest_run
 from bundler.integrations.key_comparison import Difference, split_items
 from bundler.integrations.process_notes import ProcessNote, of_one_run, read_processes
 from bundler.integrations.user_directories import LocalDirectory
+from bundler.toolchain import identity
 
 pytestmark = pytest.mark.toolchain
 
@@ -79,7 +81,10 @@ def variants(tmp_path):
             files[text].write_text(text)
         return str(files[text])
 
-    return {name: [name, file_of(changes), call] for name, (changes, call) in {"plain": ({}, {}), **_VARIANTS}.items()}
+    return {
+        name: [name, file_of(changes), call]
+        for name, (changes, call) in {"plain": ({}, {}), **_VARIANTS}.items()
+    }
 
 
 def compile_variants(wanted, env, **more):
@@ -112,7 +117,10 @@ def test_each_planted_difference_is_named(env, variants, tmp_path, monkeypatch):
     (local,) = bundler.explain(keys["constants"][:20])
     assert str(local.differences[0]) == "constants: BLOCK=128 here, BLOCK=64 there"
     assert local.sentence.endswith(f"(nearest recorded kernel: {recorded['plain']})")
-    assert str(found[keys["alignment"]].differences[0]) == "alignment: nothing here, x=[['tt.divisibility', 16]] there"
+    assert (
+        str(found[keys["alignment"]].differences[0])
+        == "alignment: nothing here, x=[['tt.divisibility', 16]] there"
+    )
     changed = found[keys["source"]].source_diff.splitlines()
     assert changed[:2] == ["--- add, recorded", "+++ add, here"]
     assert [line for line in changed[2:] if line[0] in "+-"] == [
@@ -134,7 +142,10 @@ def test_each_planted_difference_is_named(env, variants, tmp_path, monkeypatch):
 def _as_if_by(store, kernel, part):
     """Give a store a kernel that is another's but for this part of its key, and nothing else."""
     records = store.kernel_records()
-    theirs = [(name, "other" if name in {part, "triton.code"} else text) for name, text in kernel.parts.parts]
+    theirs = [
+        (name, "other" if name in {part, "triton.code"} else text)
+        for name, text in kernel.parts.parts
+    ]
     parts = bundler.KeyParts(tuple(theirs), True).to_bytes()
     with records.look_up([other.key for other in records.recorded(10)]).bundle as bundle:
         other = dataclasses.replace(kernel, parts_bytes=parts, key="A" * 52)
@@ -180,8 +191,12 @@ def test_the_latest_process_compiled_nothing(env, variants):
     for wanted, hits, compiles in (([plain], 0, 1), ([plain], 1, 0), ([plain, other], 1, 1)):
         said, _ = plugged.run(_COMPILE + "\nsay(os.getpid())\n", env, json.dumps(wanted))
         run = latest_run()
-        assert [(process.pid, process.hits, process.compiled) for process in run.processes] == [(said, hits, compiles)]
-        assert [(found.pid, found.name) for found in bundler.explain(last=True)] == [(said, "add")] * compiles
+        assert [(process.pid, process.hits, process.compiled) for process in run.processes] == [
+            (said, hits, compiles)
+        ]
+        assert [(found.pid, found.name) for found in bundler.explain(last=True)] == [
+            (said, "add")
+        ] * compiles
         assert run.hits == hits
 
 
@@ -248,3 +263,16 @@ def test_notes_are_bounded_and_damage_is_left_out(tmp_path, monkeypatch):
     (tmp_path / "kernel-sources" / digests[4]).write_text("def other(): pass")
     assert source_texts.read_source(local, digests[4]) is None
     assert source_texts.read_source(local, "../processes/9-9.json") is None
+
+
+@pytest.mark.parametrize(
+    ("release", "told"),
+    [("3.6.0", True), ("3.7.1+gitabc", True), ("3.9.0", False), ("3.10.1", False), (None, True)],
+)
+def test_what_is_said_of_dependencies_is_true_of_the_triton_that_runs(monkeypatch, release, told):
+    """Since Triton 3.9 a key does not depend on what was hashed before, and nothing is said of that; no other release is spoken of."""
+    monkeypatch.setattr(identity, "installed_triton", lambda: Toolchain(release=release))
+    sentence = str(Difference("dependencies", "a", "b"))
+    assert sentence.startswith("a function that it calls, or a global that it uses, changed")
+    assert ("hashed after another kernel" in sentence) == told
+    assert "3.9" not in sentence

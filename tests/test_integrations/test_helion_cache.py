@@ -15,7 +15,9 @@ from bundler.errors import ConfigError
 from bundler.integrations import helion_cache
 from bundler.store import file_records
 
-RECORD = json.dumps({"config": '{"block_sizes": [64]}', "key": {"hardware": "NVIDIA H200"}}, indent=2)
+RECORD = json.dumps(
+    {"config": '{"block_sizes": [64]}', "key": {"hardware": "NVIDIA H200"}}, indent=2
+)
 
 
 @pytest.fixture
@@ -50,14 +52,26 @@ def test_texts_are_listed_newest_first_and_without_files_of_others(store, tmp_pa
     for number in range(3):
         cache.put(f"k{number}", json.dumps({"n": number}))
         known = file_records._key(f"helion/k{number}").rpartition("/")[2]
-        (path,) = [path for path in objects.rglob("*") if path.is_file() and known in str(path).replace("/", "")]
+        (path,) = [
+            path
+            for path in objects.rglob("*")
+            if path.is_file() and known in str(path).replace("/", "")
+        ]
         os.utime(path, (1_000_000 + number, 1_000_000 + number))
     assert [json.loads(text)["n"] for text in cache.list()] == [2, 1, 0]
     assert [json.loads(text)["n"] for text in cache.list(max_results=2)] == [2, 1]
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{", "7", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", json.dumps({"a": "x" * (1 << 20)})]
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        "7",
+        '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}",
+        json.dumps({"a": "x" * (1 << 20)}),
+    ],
 )
 def test_what_is_no_json_object_is_refused(store, text):
     """A text that Helion could not read again is an error of the call, and not stored."""

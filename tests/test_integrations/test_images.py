@@ -57,7 +57,10 @@ def image(tmp_path_factory):
     (root / MODEL).write_bytes(b"pickled")
     kernels = (root / MODEL).with_name("triton_cache")
     env = plugged.environment(
-        f"file://{folder}/store", kernels, TRITON_BUNDLER_TAG="prod", TRITON_BUNDLER_LOCAL=folder / "local"
+        f"file://{folder}/store",
+        kernels,
+        TRITON_BUNDLER_TAG="prod",
+        TRITON_BUNDLER_LOCAL=folder / "local",
     )
     plugged.run("compile_one('gelu')\n", env)
     with bundler.pack_family("vllm", root) as bundle:
@@ -130,11 +133,16 @@ def test_a_read_only_image_costs_no_compile(image, scratch, tmp_path):
     _needs("unshare", "mount")
     cache = tmp_path / "cache"
     cache.mkdir()
-    mounted = [f"mount --bind {place} {place} && mount -o remount,bind,ro {place}" for place in (image, cache)]
+    mounted = [
+        f"mount --bind {place} {place} && mount -o remount,bind,ro {place}"
+        for place in (image, cache)
+    ]
     prefix = ["unshare", "-m", "sh", "-c", f'{" && ".join(mounted)} && exec "$@"', "sh"]
     if subprocess.run([*prefix, "true"], capture_output=True).returncode:
         pytest.skip("no file system can be mounted here")
-    told, err = _run(prefix, _SERVER, _environment(image, scratch, cache, TRITON_BUNDLER_LOCAL=scratch / "local"))
+    told, err = _run(
+        prefix, _SERVER, _environment(image, scratch, cache, TRITON_BUNDLER_LOCAL=scratch / "local")
+    )
     assert told["heard"] == [["gelu_kernel", True]]
     assert "cannot be written, kernels go to" in err
     assert os.listdir(cache) == []
@@ -143,7 +151,9 @@ def test_a_read_only_image_costs_no_compile(image, scratch, tmp_path):
 def test_a_random_user_restores_a_servers_cache(image, scratch):
     """An init container fills a volume from the image; the files are the random user's."""
     _needs("setpriv")
-    env = _environment(image, scratch, HOME="/nonexistent", TRITON_BUNDLER_STORE=None, TRITON_BUNDLER_TAG=None)
+    env = _environment(
+        image, scratch, HOME="/nonexistent", TRITON_BUNDLER_STORE=None, TRITON_BUNDLER_TAG=None
+    )
     told, _ = _run(_RANDOM_UID, _RESTORE, env, image / "server.tbundle", scratch / "vllm")
     assert told == {"uid": int(UID), "usable": 1, "companions": [f"vllm:{MODEL}"], "skipped": []}
     assert (scratch / "vllm" / MODEL).stat().st_uid == int(UID)
@@ -160,9 +170,14 @@ try:
 except bundler.AccessDenied as error:
     say(error.code)
 """
-    env = _environment(image, scratch, HOME="/nonexistent", TRITON_BUNDLER_STORE=None, TRITON_BUNDLER_TAG=None)
+    env = _environment(
+        image, scratch, HOME="/nonexistent", TRITON_BUNDLER_STORE=None, TRITON_BUNDLER_TAG=None
+    )
     (tmp_path / "readonly").mkdir(mode=0o755)
-    assert _run(_RANDOM_UID, code, env, image / "server.tbundle", tmp_path / "readonly")[0] == "access-denied"
+    assert (
+        _run(_RANDOM_UID, code, env, image / "server.tbundle", tmp_path / "readonly")[0]
+        == "access-denied"
+    )
     assert os.listdir(tmp_path / "readonly") == []
     # The image was built with the cache in place: there is nothing to write.
     assert _run(_RANDOM_UID, code, env, image / "server.tbundle", image / "vllm")[0] == "restored"

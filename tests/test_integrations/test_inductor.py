@@ -34,7 +34,9 @@ pytestmark = [
 def worker(*arguments, program="inductor_worker.py"):
     """Run a worker to its end and return what it printed."""
     environment = {
-        name: text for name, text in os.environ.items() if not name.startswith(("TRITON_", "TORCHINDUCTOR_"))
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith(("TRITON_", "TORCHINDUCTOR_"))
     }
     done = subprocess.run(
         [sys.executable, "-P", str(HERE / program), *map(str, arguments)], capture_output=True, text=True, timeout=LIMIT_S,
@@ -92,7 +94,9 @@ def test_a_graph_entry_travels_without_kernels_candidates_and_paths(made):
     with bundler.Bundle.load(made["bundle"]) as bundle:
         (entry,) = bundle.opaque
         content = bundle.read(entry.artifact)
-        assert {"json", "cubin"} == {artifact.kind for kernel in bundle.kernels for artifact in kernel.artifacts}
+        assert {"json", "cubin"} == {
+            artifact.kind for kernel in bundle.kernels for artifact in kernel.artifacts
+        }
     assert os.fsencode(made["folder"]) not in content
     assert hashes(made["launched"]) <= {kernel_hash(key) for key in made["kernels"]}
 
@@ -132,7 +136,9 @@ def test_a_torch_that_we_do_not_know_is_named_and_its_directory_packed_whole(mad
     """What this torch lacks is in the warning; every kernel of the directory travels, and so does the entry, as it is."""
     assert ["torch._inductor.codecache:sha256_hash" in text for text in warm["warnings"]] == [True]
     assert set(warm["whole"]) >= {*made["kernels"], *warm["kernels"]}
-    assert made["entry_bytes"] in [size for path, size in warm["whole_opaque"].items() if path.startswith("fxgraph/")]
+    assert made["entry_bytes"] in [
+        size for path, size in warm["whole_opaque"].items() if path.startswith("fxgraph/")
+    ]
 
 
 def test_winners_only_leaves_out_what_tuning_did_not_choose(made, tmp_path):
@@ -166,7 +172,8 @@ def test_save_before_anything_is_compiled_says_so(compiled):
     *_, second, bundle = compiled
     assert second["error"] == "NotFound"
     assert (
-        second["text"] == "torch.compile has compiled nothing in this process; call save() after the first iterations"
+        second["text"]
+        == "torch.compile has compiled nothing in this process; call save() after the first iterations"
     )
     assert not bundle.with_name(bundle.name + ".nothing").exists()
 

@@ -9,7 +9,9 @@ import pytest
 
 import bundler
 
-ARCHIVE = Path(__file__).resolve().parents[3] / "shared" / "corpus" / "inductor-transformer-h200.tar.xz"
+ARCHIVE = (
+    Path(__file__).resolve().parents[3] / "shared" / "corpus" / "inductor-transformer-h200.tar.xz"
+)
 KERNELS = 57
 DEVICES = (0, 1)
 
@@ -18,7 +20,9 @@ DEVICES = (0, 1)
 def restored(tmp_path_factory):
     """The cache, packed and restored under two devices; (original, bundle file, new directory, report)."""
     if not ARCHIVE.is_file():
-        pytest.skip(f"the archive of a real cache is not here: {ARCHIVE.name}, beside the checkout's parent")
+        pytest.skip(
+            f"the archive of a real cache is not here: {ARCHIVE.name}, beside the checkout's parent"
+        )
     folder = tmp_path_factory.mktemp("corpus")
     with tarfile.open(ARCHIVE) as tar:
         tar.extractall(folder, filter="data")
@@ -26,7 +30,9 @@ def restored(tmp_path_factory):
     with bundler.pack(root) as packed:
         packed.save(folder / "one.tbundle")
     root.rename(folder / "renamed")
-    report = bundler.restore(folder / "one.tbundle", folder / "there", devices=DEVICES, only="all", trust="code")
+    report = bundler.restore(
+        folder / "one.tbundle", folder / "there", devices=DEVICES, only="all", trust="code"
+    )
     return folder / "renamed", folder / "one.tbundle", folder / "there", report
 
 
@@ -39,7 +45,9 @@ def test_every_group_of_both_devices_is_inside_the_new_path(restored):
         assert len(groups) == KERNELS
         for group in groups:
             children = json.loads(group.read_text())["child_paths"]
-            before = json.loads((original / "triton" / "0" / group.parent.name / group.name).read_text())["child_paths"]
+            before = json.loads(
+                (original / "triton" / "0" / group.parent.name / group.name).read_text()
+            )["child_paths"]
             assert children == {name: str(group.parent / name) for name in before}
             assert all((group.parent / name).is_file() for name in children)
 

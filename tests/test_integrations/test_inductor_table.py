@@ -7,7 +7,14 @@ import pytest
 
 from tools.gpu import torch_table
 
-SECONDS = {"cold": 250.0, "warm": 14.0, "mega-cache": 50.0, "moved": 20.0, "ours": 8.0, "ours-winners": 8.0}
+SECONDS = {
+    "cold": 250.0,
+    "warm": 14.0,
+    "mega-cache": 50.0,
+    "moved": 20.0,
+    "ours": 8.0,
+    "ours-winners": 8.0,
+}
 BYTES = {"ours": 4_000_000, "ours-winners": 1_000_000, "mega-cache": 120_000_000}
 
 
@@ -37,7 +44,9 @@ def test_medians_and_ratios_stand_beside_their_targets(tmp_path):
     assert status == 0
     assert rows["max-autotune, ours: load and first iteration"]["figure"] == SECONDS["ours"] + 1
     assert rows["max-autotune: ours, load and first iteration"]["most"] == 10
-    assert rows["max-autotune: ours, times faster than the mega-cache"]["figure"] == pytest.approx(51 / 9)
+    assert rows["max-autotune: ours, times faster than the mega-cache"]["figure"] == pytest.approx(
+        51 / 9
+    )
     assert rows["max-autotune, ours: bundle, of the mega-cache"]["figure"] == pytest.approx(4 / 120)
 
 
@@ -46,7 +55,10 @@ def test_medians_and_ratios_stand_beside_their_targets(tmp_path):
     [
         ({"compiles": 1}, "max-autotune, ours: Triton compiles, at most"),
         ({"ptxas": 1}, "max-autotune, ours: ptxas calls, at most"),
-        ({"losses": ["0x1p+4"]}, "max-autotune: samples of ours whose losses differ from the warm run's"),
+        (
+            {"losses": ["0x1p+4"]},
+            "max-autotune: samples of ours whose losses differ from the warm run's",
+        ),
         ({"total_s": 30.0}, "max-autotune: ours, times faster than the mega-cache"),
         ({"error": "no"}, "max-autotune: samples that failed"),
     ],

@@ -51,7 +51,8 @@ def tagged(store_url, tmp_path):
     """The environment of a process whose kernels are in a tag."""
     settings = {"TRITON_BUNDLER_TAG": "t", "TRITON_BUNDLER_LOCAL": tmp_path / "ours"}
     plugged.run(
-        "compile_one('gelu'); compile_one('softmax')", plugged.environment(store_url, tmp_path / "a", **settings)
+        "compile_one('gelu'); compile_one('softmax')",
+        plugged.environment(store_url, tmp_path / "a", **settings),
     )
     return plugged.environment(store_url, tmp_path / "b", **settings)
 
@@ -60,7 +61,10 @@ def _listed():
     """Return the modules that docs/architecture.md lists for the journey of a key."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     table = text.partition("### The journey of one key")[2].partition("\n## ")[0]
-    return {f"bundler.{path.replace('/', '.')}" for path in re.findall(r"^\| `([a-z_/]+)\.py` \|", table, re.MULTILINE)}
+    return {
+        f"bundler.{path.replace('/', '.')}"
+        for path in re.findall(r"^\| `([a-z_/]+)\.py` \|", table, re.MULTILINE)
+    }
 
 
 @pytest.mark.toolchain
@@ -88,7 +92,11 @@ _HEAVY = {
     "shutil", "sysconfig", "zipfile",
 }  # fmt: skip
 _WRITERS = {"bundler.lifecycle.bundle_builder", "bundler.lifecycle.collection"}
-_KEYS = {"bundler.toolchain.compile_call", "bundler.toolchain.jit_specialization", "bundler.toolchain.rekeyed_key"}
+_KEYS = {
+    "bundler.toolchain.compile_call",
+    "bundler.toolchain.jit_specialization",
+    "bundler.toolchain.rekeyed_key",
+}
 _STORES = {
     "bundler.store.kernel_records",
     "bundler.store.store_urls",
@@ -102,12 +110,14 @@ _NOTHING_MORE = _HEAVY | _WRITERS | _KEYS
 
 def _new_modules(code, *, before=""):
     """Return what a fresh interpreter imports in a piece of code, and not in what comes before."""
-    program = (
-        f"import sys, json\n{before}\nhad = set(sys.modules)\n{code}\nprint(json.dumps(sorted(set(sys.modules) - had)))"
-    )
+    program = f"import sys, json\n{before}\nhad = set(sys.modules)\n{code}\nprint(json.dumps(sorted(set(sys.modules) - had)))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
-        [sys.executable, "-P", "-c", program], env=environment, capture_output=True, check=True, text=True
+        [sys.executable, "-P", "-c", program],
+        env=environment,
+        capture_output=True,
+        check=True,
+        text=True,
     )
     assert done.stderr == ""  # nor says anything at its end
     return set(json.loads(done.stdout.splitlines()[-1]))
@@ -152,6 +162,12 @@ def test_a_hit_in_the_tag_imports_neither_locks_nor_writers(store_url, tagged):
     found, _ = plugged.run(code, {**tagged, "TRITON_BUNDLER_MODE": "read"})
     assert (
         set(found)
-        & {*_WRITERS, *_KEYS, "filelock", "bundler.lifecycle.compiled_once", "bundler.backends.redis.redis_backend"}
+        & {
+            *_WRITERS,
+            *_KEYS,
+            "filelock",
+            "bundler.lifecycle.compiled_once",
+            "bundler.backends.redis.redis_backend",
+        }
         == set()
     )

@@ -41,7 +41,10 @@ def fake_cuda(tmp_path_factory):
     if compiler is None or jit_modules.compiled_driver() is None:
         pytest.skip("needs a C compiler and the extension _jit_driver")
     folder = tmp_path_factory.mktemp("cuda")
-    subprocess.run([compiler, "-shared", "-fPIC", "-w", str(FAKE), "-o", str(folder / "libcuda.so.1")], check=True)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-w", str(FAKE), "-o", str(folder / "libcuda.so.1")],
+        check=True,
+    )
     return folder
 
 
@@ -49,7 +52,12 @@ def environment(tmp_path, fake_cuda, **more):
     """Return an environment without a C compiler, and the file that notes each try."""
     no_compiler, tried = plugged.failing_compiler(tmp_path / "cc")
     return plugged.environment(
-        f"file://{tmp_path}/store", tmp_path / "cache", LD_LIBRARY_PATH=fake_cuda, HOME=tmp_path, **no_compiler, **more
+        f"file://{tmp_path}/store",
+        tmp_path / "cache",
+        LD_LIBRARY_PATH=fake_cuda,
+        HOME=tmp_path,
+        **no_compiler,
+        **more,
     ), tried
 
 
@@ -73,7 +81,11 @@ def test_a_session_by_environment_needs_no_compiler(tmp_path, fake_cuda):
 def test_a_session_in_code_needs_no_compiler(tmp_path, fake_cuda):
     """From its beginning to its end."""
     env, tried = environment(
-        tmp_path, fake_cuda, STORE=f"file://{tmp_path}/store", TRITON_CACHE_MANAGER=None, TRITON_BUNDLER_STORE=None
+        tmp_path,
+        fake_cuda,
+        STORE=f"file://{tmp_path}/store",
+        TRITON_CACHE_MANAGER=None,
+        TRITON_BUNDLER_STORE=None,
     )
     assert plugged.run(LAUNCH + SESSION, env)[0] == [expected(), {}]
     assert not tried.exists()
@@ -93,8 +105,15 @@ def test_what_is_not_covered_is_said(tmp_path, fake_cuda):
         "    launch()\n", "    try:\n        launch()\n    except Exception:\n        pass\n"
     )
     env, tried = environment(
-        tmp_path, fake_cuda, STORE=f"file://{tmp_path}/store", TRITON_CACHE_MANAGER=None, TRITON_BUNDLER_STORE=None
+        tmp_path,
+        fake_cuda,
+        STORE=f"file://{tmp_path}/store",
+        TRITON_CACHE_MANAGER=None,
+        TRITON_BUNDLER_STORE=None,
     )
     hidden = "from bundler.runtime.launch import jit_modules\njit_modules.compiled_driver = lambda: None\n"
-    assert plugged.run(hidden + code, env)[0] == [0, {"the compiled extension was not built here": 1}]
+    assert plugged.run(hidden + code, env)[0] == [
+        0,
+        {"the compiled extension was not built here": 1},
+    ]
     assert "cuda_utils" in tried.read_text()

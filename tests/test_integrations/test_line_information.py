@@ -68,7 +68,10 @@ def test_a_coming_triton_misses_it_and_explain_says_what_to_set(asked):
     assert asked(_PATCH) == [False]
     (explained,) = bundler.explain(last=True)
     assert [difference.what for difference in explained.differences] == ["source path"]
-    assert "set TRITON_DISABLE_LINE_INFO=1 where kernels are recorded and where they are used" in explained.sentence
+    assert (
+        "set TRITON_DISABLE_LINE_INFO=1 where kernels are recorded and where they are used"
+        in explained.sentence
+    )
     assert "/kernels.py" not in explained.sentence
 
 
@@ -78,7 +81,9 @@ def test_without_line_information_it_finds_it(asked):
 
 
 @pytest.mark.slow
-def test_a_shifted_line_is_no_reason_where_it_does_not_count(checkout, store_url, tmp_path, monkeypatch):
+def test_a_shifted_line_is_no_reason_where_it_does_not_count(
+    checkout, store_url, tmp_path, monkeypatch
+):
     """Without line information a kernel three lines below is found, and of another specialization only that is told."""
     monkeypatch.setenv("TRITON_BUNDLER_STORE", store_url)
     monkeypatch.setenv("TRITON_BUNDLER_LOCAL", str(tmp_path / "local"))
@@ -89,7 +94,9 @@ def test_a_shifted_line_is_no_reason_where_it_does_not_count(checkout, store_url
             store_url, tmp_path / name, TRITON_DEFAULT_FP_FUSION="1", TRITON_DISABLE_LINE_INFO="1"
         )
         assert plugged.run(_PATCH + _COMPILE, env, kernels=file)[0] == expected
-    env = plugged.environment(store_url, tmp_path / "c", TRITON_DEFAULT_FP_FUSION="0", TRITON_DISABLE_LINE_INFO="1")
+    env = plugged.environment(
+        store_url, tmp_path / "c", TRITON_DEFAULT_FP_FUSION="0", TRITON_DISABLE_LINE_INFO="1"
+    )
     assert plugged.run(_PATCH + _COMPILE, env, kernels=second)[0] == [False]
     (explained,) = bundler.explain(last=True)
     assert {d.what.partition(" ")[0] for d in explained.differences} <= {"option", "environment"}
@@ -111,9 +118,14 @@ def test_doctor_recommends_it_where_keys_hold_paths(monkeypatch):
     monkeypatch.setattr(toolchain_checks.tried_releases, "untried", lambda name, release: False)
     monkeypatch.delenv("TRITON_DISABLE_LINE_INFO", raising=False)
     assert list(toolchain_checks.toolchain_checks()) == []
-    monkeypatch.setattr(toolchain_checks, "_PATH_COUNTS", f"import sys{_PATCH}{toolchain_checks._PATH_COUNTS}")
+    monkeypatch.setattr(
+        toolchain_checks, "_PATH_COUNTS", f"import sys{_PATCH}{toolchain_checks._PATH_COUNTS}"
+    )
     (found,) = toolchain_checks.toolchain_checks()
-    assert (found[:2], "TRITON_DISABLE_LINE_INFO=1" in found[3]) == (("warning", "line information"), True)
+    assert (found[:2], "TRITON_DISABLE_LINE_INFO=1" in found[3]) == (
+        ("warning", "line information"),
+        True,
+    )
     monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
     assert list(toolchain_checks.toolchain_checks()) == []
 

@@ -13,7 +13,9 @@ from bundler.toolchain import private_directory
 from bundler.toolchain.private_directory import is_ours
 
 NOBODY = 65534
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+as_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can give a directory to another user"
+)
 UNWRITABLE = "/proc/nobody/cache"
 
 
@@ -130,7 +132,9 @@ def test_a_session_warns_and_counts(homeless, tmp_path):
     """The warning reaches the user, and the counters have a number."""
     make_hostile(homeless, "mode", tmp_path)
     with bundler.install("memory:") as session:
-        with pytest.warns(bundler.BundlerWarning, match=f"{homeless} is open to others: mode 0777") as warnings:
+        with pytest.warns(
+            bundler.BundlerWarning, match=f"{homeless} is open to others: mode 0777"
+        ) as warnings:
             places = {session._engine._notes._local.notes("misses", make=True) for _ in range(3)}
         assert len(places) == 1
         assert len(warnings) == 1

@@ -80,20 +80,37 @@ def spans():
 
 
 def environment(tmp_path, **more):
-    ours = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TRITON_BUNDLER_LOCAL": str(tmp_path / "ours")}
+    ours = {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "TRITON_BUNDLER_LOCAL": str(tmp_path / "ours"),
+    }
     return {**os.environ, **ours, **{name: str(value) for name, value in more.items()}}
 
 
 def restoring(tmp_path, *, forks=False, **more):
     """Run the program above."""
-    line = [sys.executable, "-P", "-W", "ignore", "-c", RESTORING, str(BUNDLE), str(tmp_path / "cache"), "x" * forks]
-    done = subprocess.run(line, env=environment(tmp_path, **more), capture_output=True, text=True, timeout=60)
+    line = [
+        sys.executable,
+        "-P",
+        "-W",
+        "ignore",
+        "-c",
+        RESTORING,
+        str(BUNDLE),
+        str(tmp_path / "cache"),
+        "x" * forks,
+    ]
+    done = subprocess.run(
+        line, env=environment(tmp_path, **more), capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def samples(text):
     """Return the samples of a text of metrics: name and labels -> number."""
-    lines = [line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#")]
+    lines = [
+        line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#")
+    ]
     return {name: float(value) for name, _, value in lines}
 
 
@@ -107,8 +124,18 @@ def test_a_restore_push_and_pull_are_told_with_their_digest(heard, tmp_path):
         with pytest.raises(bundler.NotFound):
             store.pull("u")
         digest, kernels = bundle.digest, len(bundle.kernels)
-    told = {"digest": digest, "kernels": kernels, "skipped": len(report.skipped), "bytes": report.bytes}
-    sent = {"digest": digest, "bytes_sent": pushed.bytes_sent, "blobs_sent": pushed.blobs_sent, "store": "memory:"}
+    told = {
+        "digest": digest,
+        "kernels": kernels,
+        "skipped": len(report.skipped),
+        "bytes": report.bytes,
+    }
+    sent = {
+        "digest": digest,
+        "bytes_sent": pushed.bytes_sent,
+        "blobs_sent": pushed.blobs_sent,
+        "store": "memory:",
+    }
     pulled = {"digest": digest, "store": "memory:"}
     assert heard.steps == [
         ("restore", told), ("push", sent), ("pull", pulled), ("restore", told), ("pull", pulled), ("pull", {"error": "not-found"})
@@ -202,7 +229,10 @@ def test_a_turn_tells_of_its_lease(heard):
 def test_steps_are_spans_of_a_program_that_traces(spans, tmp_path):
     """A span has the digest as an attribute, one inside another is its child, and an error is recorded."""
     spans.clear()
-    with trace.get_tracer("test").start_as_current_span("job"), bundler.open_store("memory:") as store:
+    with (
+        trace.get_tracer("test").start_as_current_span("job"),
+        bundler.open_store("memory:") as store,
+    ):
         with bundler.Bundle.load(BUNDLE) as bundle:
             store.push(bundle, "t")
             store.restore("t", cache_dir=tmp_path, only="all")
@@ -214,11 +244,16 @@ def test_steps_are_spans_of_a_program_that_traces(spans, tmp_path):
     assert [span.name for span in ours] == [
         f"triton_bundler.{name}" for name in ("push", "pull", "restore", "pull", "compile")
     ]
-    assert [span.attributes.get("triton_bundler.digest") for span in ours] == [digest] * 3 + [None] * 2
+    assert [span.attributes.get("triton_bundler.digest") for span in ours] == [digest] * 3 + [
+        None
+    ] * 2
     assert {span.parent.span_id for span in ours} == {job.context.span_id}
     failed, compiled = ours[-2:]
     assert (failed.status.is_ok, failed.attributes["triton_bundler.error"]) == (False, "not-found")
-    assert (compiled.end_time - compiled.start_time, compiled.attributes["triton_bundler.key"]) == (2_000_000_000, "K")
+    assert (compiled.end_time - compiled.start_time, compiled.attributes["triton_bundler.key"]) == (
+        2_000_000_000,
+        "K",
+    )
 
 
 def test_events_are_logged_with_fields(caplog, tmp_path):
@@ -228,7 +263,9 @@ def test_events_are_logged_with_fields(caplog, tmp_path):
     (record,) = [record for record in caplog.records if record.name == "bundler.events"]
     fields = {name: value for name, value in vars(record).items() if name.startswith("bundler_")}
     assert (fields["bundler_event"], fields["bundler_digest"][:7]) == ("restore", "sha256:")
-    assert set(fields) == {f"bundler_{name}" for name in ("event", "seconds", "digest", "kernels", "skipped", "bytes")}
+    assert set(fields) == {
+        f"bundler_{name}" for name in ("event", "seconds", "digest", "kernels", "skipped", "bytes")
+    }
     page = PAGE.read_text(encoding="utf-8")
     assert [name for name in fields if f"`{name}`" not in page] == []
 
@@ -251,7 +288,10 @@ def test_a_session_shows_metrics_while_it_lasts(tmp_path):
         bundler.restore(BUNDLE, tmp_path, only="all")
         found = samples(_get(session.metrics_url))
         port = session.metrics_url.split(":")[2].split("/")[0]
-        with pytest.raises(bundler.ConfigError, match=f"metrics_port={port}: 127.0.0.1:{port} cannot be listened on"):
+        with pytest.raises(
+            bundler.ConfigError,
+            match=f"metrics_port={port}: 127.0.0.1:{port} cannot be listened on",
+        ):
             bundler.session("memory:", push=None, metrics_port=int(port))
     assert found["triton_bundler_restore_seconds_count"] == before + 1
     assert found['triton_bundler_bytes_total{direction="fetched",tier="bundle"}'] > 0
@@ -268,12 +308,14 @@ def test_without_the_library_it_is_said_how_to_install_it(monkeypatch, tmp_path)
     """A port, or a file, that was asked for is an error which names the extra; a directory of other programs is none."""
     monkeypatch.setattr(metrics_export.importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(
-        bundler.ConfigError, match=r"metrics_port=0: metrics need prometheus_client; pip install '\.\[metrics\]'"
+        bundler.ConfigError,
+        match=r"metrics_port=0: metrics need prometheus_client; pip install '\.\[metrics\]'",
     ):
         bundler.session("memory:", metrics_port=0)
     monkeypatch.setenv("TRITON_BUNDLER_METRICS_FILE", str(tmp_path / "x.prom"))
     with pytest.raises(
-        bundler.ConfigError, match=r"x\.prom: metrics need prometheus_client; pip install '\.\[metrics\]'"
+        bundler.ConfigError,
+        match=r"x\.prom: metrics need prometheus_client; pip install '\.\[metrics\]'",
     ):
         metrics_export.begin_metrics()
     monkeypatch.delenv("TRITON_BUNDLER_METRICS_FILE")
@@ -305,13 +347,19 @@ def test_many_processes_add_up(tmp_path):
         restoring(tmp_path / str(number), PROMETHEUS_MULTIPROC_DIR=shared)
     code = "from bundler.integrations import metrics_export; print(metrics_export.metrics_text())"
     env = environment(tmp_path, PROMETHEUS_MULTIPROC_DIR=shared)
-    done = subprocess.run([sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True, timeout=60
+    )
     assert samples(done.stdout)["triton_bundler_restore_seconds_count"] == 4, done.stderr
 
 
 def test_serve_shows_them_beside_its_own(tmp_path):
     """GET /metrics of a server has its own numbers, then those of its process."""
-    with StoreServer(MemoryBackend(), "127.0.0.1:0", more_metrics=metrics_export.metrics_text) as server:
+    with StoreServer(
+        MemoryBackend(), "127.0.0.1:0", more_metrics=metrics_export.metrics_text
+    ) as server:
         text = _get(f"{server.url}/metrics")
-    assert {"triton_bundler_serve_connections", "triton_bundler_restore_seconds_count"} <= samples(text).keys()
+    assert {"triton_bundler_serve_connections", "triton_bundler_restore_seconds_count"} <= samples(
+        text
+    ).keys()
     assert json.dumps(text).count("# TYPE triton_bundler_restore_seconds histogram") == 1

@@ -43,8 +43,15 @@ spawned.join()
 
 def test_children_of_every_kind_publish_what_they_compile(store_url, tmp_path, recorded):
     """Children that are forked, before and after their parent compiled, and spawned, end without a word: all is in the store."""
-    plugged.run(_CHILDREN, plugged.environment(store_url, tmp_path / "cache"), tmp_path / "script.py")
-    assert recorded(store_url) == ["gelu_kernel", "layer_norm_kernel", "row_sum_kernel", "softmax_kernel"]
+    plugged.run(
+        _CHILDREN, plugged.environment(store_url, tmp_path / "cache"), tmp_path / "script.py"
+    )
+    assert recorded(store_url) == [
+        "gelu_kernel",
+        "layer_norm_kernel",
+        "row_sum_kernel",
+        "softmax_kernel",
+    ]
 
 
 @pytest.mark.serial
@@ -98,7 +105,9 @@ def test_a_kernel_that_does_not_compile_fails_in_each_process_and_delays_none(st
     started = time.monotonic()
     processes = [
         plugged.start(
-            _TRY, plugged.environment(store_url, tmp_path / f"cache{number}"), kernels=tmp_path / "refused.py"
+            _TRY,
+            plugged.environment(store_url, tmp_path / f"cache{number}"),
+            kernels=tmp_path / "refused.py",
         )
         for number in range(4)
     ]

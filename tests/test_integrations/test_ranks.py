@@ -23,12 +23,22 @@ with bundler.open_store(*os.environ["URLS"].split()) as store:
 
 def _ranks(run, tmp_path, url):
     """Run all ranks of a host at the same time, and return what each said."""
-    common = {"URLS": f"file://{tmp_path}/near{run} {url}", "TRITON_BUNDLER_LOCAL": tmp_path / "local"}
+    common = {
+        "URLS": f"file://{tmp_path}/near{run} {url}",
+        "TRITON_BUNDLER_LOCAL": tmp_path / "local",
+    }
     cases = [
-        {**common, "OWN": name, "LOCAL_RANK": rank, "TRITON_CACHE_DIR": tmp_path / f"cache{run}-{rank}"}
+        {
+            **common,
+            "OWN": name,
+            "LOCAL_RANK": rank,
+            "TRITON_CACHE_DIR": tmp_path / f"cache{run}-{rank}",
+        }
         for rank, name in enumerate(OWN)
     ]
-    return [answer for answer, _ in plugged.run_forks(_RANK, cases, tmp_path / f"f{run}", together=True)]
+    return [
+        answer for answer, _ in plugged.run_forks(_RANK, cases, tmp_path / f"f{run}", together=True)
+    ]
 
 
 def test_ranks_compile_once_and_share_one_tag(tmp_path):

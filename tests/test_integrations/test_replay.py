@@ -92,7 +92,9 @@ def recorded(tmp_path_factory):
         TRITON_BUNDLER_LOCAL=folder / "local",
         TRITON_CACHE_AUTOTUNING=1,
     )
-    (benchmarks, launches), _ = plugged.run(_SERVER + _RECORD, env, f"file://{folder}/store", folder / "b.tbundle")
+    (benchmarks, launches), _ = plugged.run(
+        _SERVER + _RECORD, env, f"file://{folder}/store", folder / "b.tbundle"
+    )
     assert (benchmarks, launches) == (4, 10)
     return folder
 
@@ -100,7 +102,9 @@ def recorded(tmp_path_factory):
 def _serve(code, recorded, tmp_path, *, kernels=plugged.KERNELS, **more):
     ours = {"TRITON_CACHE_MANAGER": None, "TRITON_BUNDLER_LOCAL": tmp_path / "local", **more}
     env = plugged.environment(None, tmp_path / "cache", **ours)
-    return plugged.run(_SERVER + code, env, f"file://{recorded}/store", recorded / "b.tbundle", kernels=kernels)
+    return plugged.run(
+        _SERVER + code, env, f"file://{recorded}/store", recorded / "b.tbundle", kernels=kernels
+    )
 
 
 _SESSION = """
@@ -118,7 +122,9 @@ say([len(report.replayed), len(report.tuned), report.later, report.not_found, re
 @pytest.mark.release
 def test_a_session_replays_its_tag_and_serves_100_calls_silently(recorded, tmp_path):
     """With replay=True, strict mode armed and a hook that raises: no compile, no hit, no benchmark, in more than 100 calls."""
-    (replayed, tuned, *empty, took, heard, benchmarks, launches, misses), err = _serve(_SESSION, recorded, tmp_path)
+    (replayed, tuned, *empty, took, heard, benchmarks, launches, misses), err = _serve(
+        _SESSION, recorded, tmp_path
+    )
     assert (replayed, tuned, empty) == (9, 1, [[], [], [], []])
     assert (took, heard, benchmarks, launches, misses) == (True, [], 0, 102, 0)
     assert "BundlerWarning" not in err
@@ -128,7 +134,10 @@ def test_a_session_replays_its_tag_and_serves_100_calls_silently(recorded, tmp_p
 def test_without_a_replay_the_hook_fires(recorded, tmp_path):
     """The same server with replay=False: Triton calls the hook for a kernel that it finds on disk."""
     code = _SESSION.replace("replay=True", "replay=False").replace("    serve(served, 17)", _TRIED)
-    assert _serve(code, recorded, tmp_path, TRITON_BUNDLER_REPLAY=1)[0] == "the hook fired for gelu_kernel"
+    assert (
+        _serve(code, recorded, tmp_path, TRITON_BUNDLER_REPLAY=1)[0]
+        == "the hook fired for gelu_kernel"
+    )
 
 
 _TRIED = """
@@ -138,6 +147,34 @@ _TRIED = """
         say(str(error))
     sys.exit()
 """
+
+_MOVED = """
+served = load()
+CALLS.pop()  # a tuner's results are by its function's hash, and of one that moved there are none
+how = sys.argv[4]
+with bundler.session(sys.argv[2], "prod", push=None, replay=how == "session", moved=True) as session:
+    report = session.replayed if how == "session" else bundler.replay(sys.argv[3], moved=True)
+    session.arm_strict("error")
+    arm()
+    serve(served, 17)
+say([len(report.replayed), len(report.moved), heard, len(Gpu.launches), session.counters.misses])
+"""
+
+
+@pytest.mark.parametrize("how", ["session", "call"])
+def test_kernels_of_functions_that_moved_are_replayed(recorded, tmp_path, how):
+    """By a session and by a call that ask for it: comments above all functions, and no compile, no hit, no hook."""
+    moved = tmp_path / "moved.py"
+    moved.write_text(f"# a comment\n{plugged.KERNELS.read_text()}")
+    env = plugged.environment(
+        None, tmp_path / "cache", TRITON_CACHE_MANAGER=None, TRITON_BUNDLER_LOCAL=tmp_path / "local"
+    )
+    said, _ = plugged.run(
+        _SERVER + _MOVED, env, f"file://{recorded}/store", recorded / "b.tbundle", how,
+        kernels=moved,
+    )  # fmt: skip
+    assert said == [9, 9, [], 85, 0]
+
 
 _LATER = """
 report = bundler.replay(sys.argv[3], modules=["served"])
@@ -173,7 +210,11 @@ def test_by_environment_the_first_kernel_brings_all_others(recorded, tmp_path):
         "TRITON_BUNDLER_STRICT": "error",
     }  # fmt: skip
     # Triton's own listener hears that first kernel, as a hit.
-    assert _serve(_BY_ENVIRONMENT, recorded, tmp_path, **more)[0] == [[["gelu_kernel", True]], 0, 102]
+    assert _serve(_BY_ENVIRONMENT, recorded, tmp_path, **more)[0] == [
+        [["gelu_kernel", True]],
+        0,
+        102,
+    ]
 
 
 _IN_THREADS = """
@@ -268,7 +309,9 @@ def test_a_changed_kernel_is_named_with_what_differs_and_compiled(recorded, tmp_
     )
     said = "swiglu_kernel: source.text: the code of served.swiglu_kernel was edited"
     assert (changed, replayed, compiled, benchmarks) == ([said] * 4, 5, ["swiglu_kernel"] * 4, 4)
-    assert not_tuned == ["it is of another source, other configurations, another target or another toolchain"]
+    assert not_tuned == [
+        "it is of another source, other configurations, another target or another toolchain"
+    ]
     assert err.count("BundlerWarning") == 1
     assert f"4 of 9 kernels were not replayed, the report says why; {said}" in err
 

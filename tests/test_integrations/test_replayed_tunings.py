@@ -31,7 +31,9 @@ def add(x, y, out, n, BLOCK: tl.constexpr):
 class _Gpu:
     """The device of `DryDriver`, as Triton's driver tells it."""
 
-    utils = SimpleNamespace(get_device_properties=lambda _: {"max_shared_mem": 227 * 1024, "multiprocessor_count": 132})
+    utils = SimpleNamespace(
+        get_device_properties=lambda _: {"max_shared_mem": 227 * 1024, "multiprocessor_count": 132}
+    )
 
     def get_current_device(self):
         return 0
@@ -100,7 +102,9 @@ def record(triton, add):
     options = TunerOptions(driver=driver, workers=1)
     kernel = bundler.autotune(configs(triton), ["n"], do_bench=bench, options=options)(add())
     with bundler.recording() as recording:
-        kernel[lambda meta: (-(-meta["n"] // meta["BLOCK"]),)](_Tensor(4096), _Tensor(8192), _Tensor(12288), 1024)
+        kernel[lambda meta: (-(-meta["n"] // meta["BLOCK"]),)](
+            _Tensor(4096), _Tensor(8192), _Tensor(12288), 1024
+        )
     (found,) = recording.collect().tuning_records
     return found
 
@@ -134,7 +138,9 @@ def test_a_record_of_something_else_is_not_used(triton, add, record, part):
 
 def test_an_edited_kernel_and_another_module_are_not_tuned(triton, add, record):
     """The source is the kernel's own; `modules` limits a record as it limits kernels."""
-    edited = triton.autotune(configs(triton), ["n"])(add(_KERNEL.replace("tl.load(x", "2 * tl.load(x"), "edited"))
+    edited = triton.autotune(configs(triton), ["n"])(
+        add(_KERNEL.replace("tl.load(x", "2 * tl.load(x"), "edited")
+    )
     (reason,) = TunerCaches().offer([RecordedWinner(record)]).values()
     assert reason.startswith("source: recorded ")
     assert edited.cache == {}
@@ -146,7 +152,8 @@ def test_an_edited_kernel_and_another_module_are_not_tuned(triton, add, record):
 def test_a_winner_that_the_tuner_does_not_have_is_not_used(triton, add, record):
     """A record that was changed by hand names a configuration outside of the list."""
     config = tuple(
-        (name, dataclasses.replace(value, payload=3) if name == "BLOCK" else value) for name, value in record.config
+        (name, dataclasses.replace(value, payload=3) if name == "BLOCK" else value)
+        for name, value in record.config
     )
     caches, tuner = TunerCaches(), triton.autotune(configs(triton), ["n"])(add(name="tuned_there"))
     (reason,) = caches.offer([RecordedWinner(dataclasses.replace(record, config=config))]).values()

@@ -117,7 +117,9 @@ def _run(code, env, **more):
 
 
 @pytest.mark.slow
-def test_a_monitor_in_error_mode_is_silent_after_the_plug_in_replayed_and_raises_without(server, tmp_path):
+def test_a_monitor_in_error_mode_is_silent_after_the_plug_in_replayed_and_raises_without(
+    server, tmp_path
+):
     """What one worker's warm-up made is in the tag when its monitor is armed; a worker that did not warm it up serves it silently."""
     names, err = _run(_WARM_UP, server)
     assert names == ["gelu_kernel", "softmax_kernel"]
@@ -138,7 +140,9 @@ before = "triton" in sys.modules
 vllm_plugin()
 print(before, "triton" in sys.modules, os.environ.get("TRITON_CACHE_MANAGER"))
 """
-    done = subprocess.run([sys.executable, "-c", code], env=server, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=server, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["False", "False", plugged.MANAGER]
     assert done.stderr == ""
 
@@ -147,10 +151,19 @@ _PLUG = "from bundler.integrations import server_plugins\n"
 
 
 def _plug_in(code, env=None, **more):
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(("TRITON_", "VLLM_"))}
+    ours = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TRITON_", "VLLM_"))
+    }
     path = os.pathsep.join(filter(None, sys.path))
     line = [sys.executable, "-W", "always", "-c", _PLUG + code]
-    return subprocess.run(line, env={**ours, "PYTHONPATH": path, **(env or {}), **more}, capture_output=True, text=True)
+    return subprocess.run(
+        line,
+        env={**ours, "PYTHONPATH": path, **(env or {}), **more},
+        capture_output=True,
+        text=True,
+    )
 
 
 @pytest.mark.parametrize("plugin", ["vllm_plugin", "sglang_plugin"])
@@ -169,14 +182,20 @@ assert "bundler.integrations._process" not in sys.modules
 
 def test_switched_off_it_does_nothing(tmp_path):
     """TRITON_BUNDLER_DISABLE=1 holds for plug-ins too."""
-    code = "import os\nserver_plugins.vllm_plugin()\nassert 'TRITON_CACHE_MANAGER' not in os.environ\n"
-    done = _plug_in(code, TRITON_BUNDLER_STORE=f"file://{tmp_path}/store", TRITON_BUNDLER_DISABLE="1")
+    code = (
+        "import os\nserver_plugins.vllm_plugin()\nassert 'TRITON_CACHE_MANAGER' not in os.environ\n"
+    )
+    done = _plug_in(
+        code, TRITON_BUNDLER_STORE=f"file://{tmp_path}/store", TRITON_BUNDLER_DISABLE="1"
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_tag_without_a_store_is_one_warning():
     """What was forgotten is named once, however often plug-ins are loaded."""
-    done = _plug_in("server_plugins.vllm_plugin()\nserver_plugins.vllm_plugin()\n", TRITON_BUNDLER_TAG="prod")
+    done = _plug_in(
+        "server_plugins.vllm_plugin()\nserver_plugins.vllm_plugin()\n", TRITON_BUNDLER_TAG="prod"
+    )
     assert done.returncode == 0
     assert done.stderr.count("TRITON_BUNDLER_STORE is not") == 1
 
@@ -247,7 +266,9 @@ def test_ray_actors_of_vllm_get_our_variables(imported, tmp_path):
     package.mkdir(parents=True)
     (package.parent / "__init__.py").touch()
     (package / "__init__.py").touch()
-    (package / "ray_env.py").write_text("def get_env_vars_to_copy(destination=None):\n    return {'VLLM_PORT'}\n")
+    (package / "ray_env.py").write_text(
+        "def get_env_vars_to_copy(destination=None):\n    return {'VLLM_PORT'}\n"
+    )
     early = "import vllm.ray.ray_env" if imported == "before" else ""
     code = f"""
 import os, sys
@@ -258,8 +279,12 @@ server_plugins.vllm_plugin()
 from vllm.ray.ray_env import get_env_vars_to_copy
 print(sorted(get_env_vars_to_copy(destination="actor")), [name for name in os.environ if name.startswith("VLLM_")])
 """
-    done = _plug_in(code, TRITON_BUNDLER_STORE=f"file://{tmp_path}/store", TRITON_BUNDLER_TAG="prod")
-    assert done.stdout == "['TRITON_BUNDLER_STORE', 'TRITON_BUNDLER_TAG', 'VLLM_PORT'] []\n", done.stderr
+    done = _plug_in(
+        code, TRITON_BUNDLER_STORE=f"file://{tmp_path}/store", TRITON_BUNDLER_TAG="prod"
+    )
+    assert done.stdout == "['TRITON_BUNDLER_STORE', 'TRITON_BUNDLER_TAG', 'VLLM_PORT'] []\n", (
+        done.stderr
+    )
 
 
 def test_a_server_whose_modules_look_otherwise_is_one_warning(tmp_path):
@@ -309,7 +334,11 @@ print(scheduler.heard)
 def test_servers_find_the_plug_ins():
     """Each entry point leads to a function that takes no argument, in the groups that vLLM 0.33 and SGLang 0.5.23 read."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
-    assert sorted(declared) == ["sglang.srt.plugins", "torch_dynamo_backends", "vllm.general_plugins"]
+    assert sorted(declared) == [
+        "sglang.srt.plugins",
+        "torch_dynamo_backends",
+        "vllm.general_plugins",
+    ]
     for group in ("sglang.srt.plugins", "vllm.general_plugins"):
         for name, value in declared[group].items():
             importlib.metadata.EntryPoint(name, value, group).load()()
@@ -338,20 +367,26 @@ from sglang.srt.plugins import load_plugins as load
 }
 
 
-@pytest.mark.skipif(VARIABLE not in os.environ, reason=f"{VARIABLE} names no folder with the servers' wheels")
+@pytest.mark.skipif(
+    VARIABLE not in os.environ, reason=f"{VARIABLE} names no folder with the servers' wheels"
+)
 @pytest.mark.parametrize("server", sorted(_LOADERS))
 def test_released_servers_load_the_plug_ins_by_their_own_code(server, tmp_path):
     """vLLM's and SGLang's own loaders, from their wheels, find the entry point of an installed package and call it."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     installed = tmp_path / "site" / "triton_bundler_of_this_checkout-1.dist-info"
     installed.mkdir(parents=True)
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: triton-bundler-of-this-checkout\nVersion: 1\n")
+    (installed / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: triton-bundler-of-this-checkout\nVersion: 1\n"
+    )
     lines = [
         f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items())
         for group, points in declared.items()
     ]
     (installed / "entry_points.txt").write_text("\n".join(lines))
-    code = f"import os, sys\n{_LOADERS[server]}load()\nprint(os.environ.get('TRITON_CACHE_MANAGER'))\n"
+    code = (
+        f"import os, sys\n{_LOADERS[server]}load()\nprint(os.environ.get('TRITON_CACHE_MANAGER'))\n"
+    )
     path = os.pathsep.join([str(installed.parent), *filter(None, sys.path)])
     env = {**os.environ, "PYTHONPATH": path, "TRITON_BUNDLER_STORE": f"file://{tmp_path}/store"}
     env.pop("TRITON_CACHE_MANAGER", None)
@@ -360,7 +395,9 @@ def test_released_servers_load_the_plug_ins_by_their_own_code(server, tmp_path):
     assert done.stdout == f"{plugged.MANAGER}\n", done.stderr
 
 
-@pytest.mark.skipif(VARIABLE not in os.environ, reason=f"{VARIABLE} names no folder with the servers' wheels")
+@pytest.mark.skipif(
+    VARIABLE not in os.environ, reason=f"{VARIABLE} names no folder with the servers' wheels"
+)
 def test_released_servers_have_what_the_plug_ins_stand_by():
     """vLLM 0.33.0 and SGLang 0.5.23, as released, define each function that we wrap, and read the groups that we declare."""
     sources = Path(os.environ[VARIABLE])
@@ -368,7 +405,9 @@ def test_released_servers_have_what_the_plug_ins_stand_by():
 
     for server, moments in (("vllm", server_plugins._VLLM), ("sglang", server_plugins._SGLANG)):
         for moment in moments:
-            text = (sources / server / Path(*moment.module.split("."))).with_suffix(".py").read_text()
+            text = (
+                (sources / server / Path(*moment.module.split("."))).with_suffix(".py").read_text()
+            )
             name = moment.name.rpartition(".")[2]
             assert f"def {name}(" in text or f"import {name}" in text, moment
     assert '"vllm.general_plugins"' in (sources / "vllm/vllm/plugins/__init__.py").read_text()

@@ -37,7 +37,11 @@ with bundler.open_store(sys.argv[2]) as store:
 def plain(tmp_path, number, **more):
     """Return an environment without a cache manager and a store."""
     return plugged.environment(
-        None, tmp_path / f"cache{number}", TRITON_CACHE_MANAGER=None, TRITON_BUNDLER_LOCAL=tmp_path / "local", **more
+        None,
+        tmp_path / f"cache{number}",
+        TRITON_CACHE_MANAGER=None,
+        TRITON_BUNDLER_LOCAL=tmp_path / "local",
+        **more,
     )
 
 
@@ -46,7 +50,12 @@ def test_a_session_fetches_its_tag_and_adds_to_it(store_url, tmp_path):
     """A first run makes the tag; a second one finds its kernels without asking the store, and adds what it compiled besides."""
     first, told = plugged.run(_SESSION, plain(tmp_path, 1), store_url, "", "softmax", "gelu")
     assert f"tag 'demo/all' is not in {store_url} yet: this session makes it at its end\n" in told
-    assert (first["found"], first["compiles"], first["published"], first["errors"]) == ({}, 2, 2, {})
+    assert (first["found"], first["compiles"], first["published"], first["errors"]) == (
+        {},
+        2,
+        2,
+        {},
+    )
     assert first["tags"] == [["demo/all", 2]]
     second, told = plugged.run(_SESSION, plain(tmp_path, 2), store_url, "softmax,gelu", "row_sum")
     assert "demo/all" not in told
@@ -54,8 +63,14 @@ def test_a_session_fetches_its_tag_and_adds_to_it(store_url, tmp_path):
     assert second["seconds_saved"] == pytest.approx(first["compile_seconds"])
     assert second["tags"] == [["demo/all", 3]]
     with bundler.open_store(store_url) as store, store.pull("demo/all") as bundle:
-        assert sorted(kernel.name for kernel in bundle.kernels) == ["gelu_kernel", "row_sum_kernel", "softmax_kernel"]
-        assert all(kernel.require_parts().proven and kernel.launch.facts for kernel in bundle.kernels)
+        assert sorted(kernel.name for kernel in bundle.kernels) == [
+            "gelu_kernel",
+            "row_sum_kernel",
+            "softmax_kernel",
+        ]
+        assert all(
+            kernel.require_parts().proven and kernel.launch.facts for kernel in bundle.kernels
+        )
 
 
 @pytest.mark.parametrize(("options", "then"), [
@@ -66,8 +81,12 @@ def test_a_tag_that_is_not_there_is_said(tmp_path, monkeypatch, options, then):
     """A session that finds no such tag says so once, with those that are called almost so, and it is never an error."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     with bundler.open_store("memory:") as store:
-        store.push(bundler.Bundle(Content(), Observed(), MemoryBlobs({})), "llama3/h200", allow_empty=True)
-        engine = Engine(store, Options(tag="lama3/h200", local=str(tmp_path), **options), Registered())
+        store.push(
+            bundler.Bundle(Content(), Observed(), MemoryBlobs({})), "llama3/h200", allow_empty=True
+        )
+        engine = Engine(
+            store, Options(tag="lama3/h200", local=str(tmp_path), **options), Registered()
+        )
         with pytest.warns(bundler.BundlerWarning) as warned:
             engine.start()
         assert [str(warning.message) for warning in warned] == [
@@ -77,7 +96,9 @@ def test_a_tag_that_is_not_there_is_said(tmp_path, monkeypatch, options, then):
             warnings.simplefilter("error")
             engine.start()
             with warnings.catch_warnings(record=True) as none:
-                Engine(store, Options(tag="llama3/h200", local=str(tmp_path), **options), Registered()).start()
+                Engine(
+                    store, Options(tag="llama3/h200", local=str(tmp_path), **options), Registered()
+                ).start()
     assert (none, engine.tally.snapshot().errors) == ([], {})
 
 
@@ -243,7 +264,9 @@ def test_a_library_registers_its_kernels(compiled, tmp_path):
     refusing, log = plugged.refusing(tmp_path / "bin")
     before = compiled.bundle.read_bytes()
     for number, who in enumerate(("itself", "child")):
-        answer, err = plugged.run(_REGISTER, plain(tmp_path, number, **refusing), compiled.bundle, who)
+        answer, err = plugged.run(
+            _REGISTER, plain(tmp_path, number, **refusing), compiled.bundle, who
+        )
         assert answer == [["softmax_kernel", True], ["gelu_kernel", True]]
         assert "BundlerWarning" not in err
     assert not log.exists()
@@ -261,5 +284,28 @@ def test_counters_do_not_change(tmp_path):
     for wrong in ({"mode": "both"}, {"strict": "loud"}, {"tag": "no such/ta g"}):
         with pytest.raises(bundler.BundlerError):
             bundler.install(f"file://{tmp_path}/store", **wrong).close()
-    with pytest.raises(bundler.errors.NotFound, match="no bundle"):
+    with pytest.warns(bundler.BundlerWarning, match="no bundle .*absent"):
         bundler.register(tmp_path / "absent.tbundle")
+    bundler.register(
+        tmp_path / "absent.tbundle"
+    )  # once is enough: a second warning would be an error
+
+
+def test_a_store_that_was_opened_for_reading_is_as_in_mode_read(tmp_path, monkeypatch):
+    """It is asked for no lease, and no tag is pushed to it: neither is worth a warning, at a miss or at the end."""
+    monkeypatch.setenv("TRITON_BUNDLER_LOCAL", str(tmp_path / "local"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    bundle = bundler.Bundle(Content.of([]), Observed(), MemoryBlobs({}))
+    with bundler.open_store(f"file://{tmp_path}/store") as writable:
+        writable.push(bundle, "t", allow_empty=True)
+        assert writable.writable
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with bundler.open_store(f"file://{tmp_path}/store?readonly=1") as store:
+            assert not store.writable
+            with bundler.session(store, "t") as session:
+                engine = session._engine
+                turn = engine._may_take_turn("A" * 52)
+                assert engine._shelves.find("A" * 52, turn=turn) is None
+                assert (turn, engine.used) == (False, None)
+    assert session.counters.errors == {}

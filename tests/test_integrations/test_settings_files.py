@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from bundler import config, settings_files, user_settings
-from bundler.errors import ConfigError
+from bundler import Family, config, settings_files, user_settings
+from bundler.errors import BundlerError, ConfigError, LimitExceeded
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,11 @@ def users(tmp_path):
 
 def origins():
     """Return what sets each setting that something sets."""
-    return {one.setting.name: (one.value, one.origin) for one in config.origins() if one.origin != "default"}
+    return {
+        one.setting.name: (one.value, one.origin)
+        for one in config.origins()
+        if one.origin != "default"
+    }
 
 
 def test_nothing_set_is_nothing_read():
@@ -42,11 +46,17 @@ def test_nothing_set_is_nothing_read():
 def test_the_nearer_file_wins_setting_by_setting(project, users, monkeypatch):
     """Environment, then the project's file, then the user's; what one leaves open the next says."""
     here, theirs = project / settings_files.NAME, users
-    here.write_text('store = ["file:///near", "redis://far"]\ntimeout-s = 2.5\nmode = "read"\nreplay = true\n')
+    here.write_text(
+        'store = ["file:///near", "redis://far"]\ntimeout-s = 2.5\nmode = "read"\nreplay = true\n'
+    )
     theirs.write_text('mode = "write"\ntag = "mine"\ntrust = "code"\n')
     monkeypatch.setenv("TRITON_BUNDLER_TIMEOUT_S", "3")
     chosen = config.settings()
-    assert (chosen.store, chosen.timeout_s, chosen.mode) == (("file:///near", "redis://far"), 3.0, "read")
+    assert (chosen.store, chosen.timeout_s, chosen.mode) == (
+        ("file:///near", "redis://far"),
+        3.0,
+        "read",
+    )
     assert (chosen.replay, chosen.tag, chosen.trust) == (True, "mine", "code")
     assert origins() == {
         "STORE": ("file:///near redis://far", str(here)), "TIMEOUT_S": ("3", "TRITON_BUNDLER_TIMEOUT_S"),
@@ -106,8 +116,9 @@ def test_a_project_does_not_decide_whom_to_trust(name, project, users):
     (project / settings_files.NAME).write_text(f'{key} = "x"\n')
     with pytest.raises(ConfigError) as caught:
         config.origins()
-    assert f"{key} cannot be set by a project's file: put it into {users}, or set TRITON_BUNDLER_{name}" in str(
-        caught.value
+    assert (
+        f"{key} cannot be set by a project's file: put it into {users}, or set TRITON_BUNDLER_{name}"
+        in str(caught.value)
     )
 
 
@@ -117,12 +128,17 @@ def test_a_project_does_not_decide_whom_to_trust(name, project, users):
         ("mode = ", "it is no TOML: "),
         ('stroe = "x"', "stroe is no setting (did you mean store?)"),
         ('xq = "x"', "xq is no setting; known are code-signatures, disable, keep, "),
-        ("store = [1]", "store: expected a text, a number, true, false or a list of texts without blanks, got [1]"),
+        (
+            "store = [1]",
+            "store: expected a text, a number, true, false or a list of texts without blanks, got [1]",
+        ),
         ('store = ["file:///a b"]', "or a list of texts without blanks, got ['file:///a b']"),
         ("[mode]\na = 1", "mode: expected a text, a number"),
         ("Mode = 'read'", "Mode is no setting (did you mean mode?)"),
         ("mode = 'both'", "mode = 'both': expected one of readwrite, read, write"),
         ("timeout-s = 0", "timeout-s = '0': expected seconds, more than 0"),
+        ("store = " + "[" * 100_000, "it is no TOML: arrays or tables lie too deep"),
+        ("store = " + "{a=" * 100_000, "it is no TOML: arrays or tables lie too deep"),
         ("# " + "x" * settings_files.MOST_BYTES, "it has more than 1,000,000 bytes"),
     ],
 )
@@ -134,3 +150,92 @@ def test_a_wrong_file_is_named(text, words, project):
         config.settings()
     assert str(caught.value).startswith(f"{path}: ")
     assert words in str(caught.value)
+
+
+@pytest.fixture
+def another(monkeypatch):
+    """Make files whose name begins with another user's appear as such a user's; only root could give them away."""
+    judged = settings_files._not_ours
+    monkeypatch.setattr(
+        settings_files,
+        "_not_ours",
+        lambda status: "it belongs to user 4242" if status.st_mode & 0o001 else judged(status),
+    )
+
+    def plant(path, content, mode=0o701):
+        path.write_text(content)
+        path.chmod(mode)
+
+    return plant
+
+
+@pytest.mark.parametrize("name", [settings_files.NAME, settings_files.PYPROJECT])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "# " + "x" * settings_files.MOST_BYTES,
+        "[tool.triton-bundler]\n# " + "x" * settings_files.MOST_BYTES,
+        "[tool.triton-bundler]\nmode = " + "[" * 100_000,
+        "[tool.triton-bundler]\n\0",
+    ],
+    ids=["large", "large with our table", "deep", "no TOML"],
+)
+def test_whatever_another_user_puts_above_us_is_passed_over(name, content, project, another):
+    """In a directory such as /tmp anybody may leave a file: it fails no restore and no compile."""
+    another(project / name, content)
+    assert config.settings().mode == "readwrite"
+    assert [file.passed_over for file in settings_files.candidates()] in (
+        [],
+        ["it belongs to user 4242"],
+    )
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_of_another_user_that_cannot_be_read_is_passed_over(project, another):
+    """Nor does one that nobody else may look into."""
+    another(project / settings_files.NAME, "", 0o001)
+    assert config.settings().mode == "readwrite"
+
+
+def test_a_large_pyproject_without_our_table_is_nobodys_concern(project):
+    """A file of the user's that is none of settings is not complained of."""
+    (project / "pyproject.toml").write_text("[tool.other]\n# " + "x" * settings_files.MOST_BYTES)
+    assert origins() == {}
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_a_named_file_that_is_none_is_an_error_at_once(kind, project, tmp_path, monkeypatch):
+    """Nobody waits for somebody to write into a named pipe."""
+    path = tmp_path / "named.toml"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path = "/dev/zero"
+    monkeypatch.setenv("TRITON_BUNDLER_CONFIG", str(path))
+    with pytest.raises(ConfigError, match="it cannot be read: "):
+        config.settings()
+
+
+def test_a_file_that_becomes_a_pipe_when_it_was_seen_is_not_waited_for(project, monkeypatch):
+    """What is opened is looked at, not what was there before."""
+    os.mkfifo(project / settings_files.NAME)
+    monkeypatch.setattr(os.path, "isfile", os.path.exists)
+    with pytest.raises(ConfigError, match="named pipe"):
+        config.settings()
+
+
+def test_a_file_of_families_that_is_deep_large_or_a_pipe(tmp_path):
+    """The same holds for every file of TOML that somebody names."""
+    path = tmp_path / "families.toml"
+    path.write_text("families = " + "[" * 100_000)
+    with pytest.raises(ConfigError, match="too deep"):
+        Family.load(path)
+    path.write_text("#" + "x" * 1_000_000)
+    with pytest.raises(LimitExceeded):
+        Family.load(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(BundlerError, match="named pipe"):
+        Family.load(path)

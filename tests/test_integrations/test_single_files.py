@@ -40,14 +40,18 @@ except Exception as error:
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc to build a library with")
 def test_a_library_is_built_once_and_loaded_only_with_trust(store_url, tmp_path):
     """Without a compiler, with another include directory, it is found by what it is built of; without trust it is not."""
-    built, _ = plugged.run(_LIBRARY, plugged.environment(store_url, tmp_path / "a"), tmp_path / "include a")
+    built, _ = plugged.run(
+        _LIBRARY, plugged.environment(store_url, tmp_path / "a"), tmp_path / "include a"
+    )
     assert built == 42
     without, tried = plugged.failing_compiler(tmp_path / "bin")
     env = plugged.environment(store_url, tmp_path / "b", **without)
     assert plugged.run(_LIBRARY, env, tmp_path / "include b")[0] == "CalledProcessError"
     assert tried.exists()
     tried.unlink()
-    trusting = plugged.environment(store_url, tmp_path / "c", TRITON_BUNDLER_TRUST="code", **without)
+    trusting = plugged.environment(
+        store_url, tmp_path / "c", TRITON_BUNDLER_TRUST="code", **without
+    )
     assert plugged.run(_LIBRARY, trusting, tmp_path / "include b")[0] == 42
     assert not tried.exists()
 
@@ -86,7 +90,9 @@ def test_results_of_the_tuner_travel(store_url, tmp_path):
     answers = []
     for number in range(2):
         report = tmp_path / f"report{number}.json"
-        env = plugged.environment(store_url, tmp_path / f"cache{number}", TRITON_BUNDLER_REPORT=report)
+        env = plugged.environment(
+            store_url, tmp_path / f"cache{number}", TRITON_BUNDLER_REPORT=report
+        )
         answers.append(plugged.run(_TUNE, env)[0])
         assert '"tuning_not_saved": [\n    "softmax_kernel"\n  ]' in report.read_text()
     (first, _, best), (second, only_hooked, same) = answers
@@ -104,7 +110,9 @@ def test_a_name_that_is_no_file_is_refused(store_url):
         assert files.publish("file x", "x.autotune.json", b"{}")
         assert not files.publish("file x", "x.autotune.json", b"other")
         assert files.look_up("file x") == b"{}"
-    (stored,) = [path for path in (store_path(store_url)).rglob("*") if path.is_file() and "/s/" in str(path)]
+    (stored,) = [
+        path for path in (store_path(store_url)).rglob("*") if path.is_file() and "/s/" in str(path)
+    ]
     stored.write_bytes(stored.read_bytes()[:-1])
     with bundler.open_store(store_url) as store:
         assert store.file_records().look_up("file x") is None
@@ -124,7 +132,11 @@ def key_by_triton(monkeypatch):
     asked = []
     source = Path(driver.dirname, "driver.c").read_text()
     monkeypatch.setattr(driver, "library_dirs", lambda: ["/opt/lib"])
-    places = {"library_dirs": ["/opt/lib"], "include_dirs": driver.include_dirs, "libraries": driver.libraries}
+    places = {
+        "library_dirs": ["/opt/lib"],
+        "include_dirs": driver.include_dirs,
+        "libraries": driver.libraries,
+    }
 
     class Asked(Exception):
         pass
@@ -146,9 +158,14 @@ def key_by_triton(monkeypatch):
 
 
 @pytest.mark.skipif(shutil.which("file") is None, reason="there is no program `file` to do without")
-def test_a_restored_library_is_found_where_the_program_file_is_missing(key_by_triton, monkeypatch, tmp_path):
+def test_a_restored_library_is_found_where_the_program_file_is_missing(
+    key_by_triton, monkeypatch, tmp_path
+):
     """cuda_utils of a bundle is put under each key that Triton's own build may ask for here, and only if the source is the same."""
-    filename, release = f"cuda_utils{identity.extension_suffix()}", identity.installed_triton().release
+    filename, release = (
+        f"cuda_utils{identity.extension_suffix()}",
+        identity.installed_triton().release,
+    )
     with_file = key_by_triton()
     monkeypatch.setenv("PATH", str(tmp_path))
     without = key_by_triton()
@@ -159,7 +176,9 @@ def test_a_restored_library_is_found_where_the_program_file_is_missing(key_by_tr
     assert helper_libraries.other_keys(with_file, "other.so", release) == frozenset()
     library = Artifact(filename, digest_text(sha256(b"library")), len(b"library"))
     entry = HelperLibrary(f"{with_file}/{filename}", library, identity.machine())
-    with bundler.Bundle(Content.of([entry]), Observed({}), MemoryBlobs({sha256(b"library"): b"library"})) as bundle:
+    with bundler.Bundle(
+        Content.of([entry]), Observed({}), MemoryBlobs({sha256(b"library"): b"library"})
+    ) as bundle:
         report = bundler.restore(bundle, tmp_path / "cache", trust="code")
     keys = {with_file, *helper_libraries.other_keys(with_file, filename, None)}
     assert set(report.companions) == {f"{key}/{filename}" for key in keys}

@@ -49,7 +49,9 @@ def test_a_compile_after_the_warm_up_is_an_error_that_names_the_nearest_kernel(s
         None, tmp_path / "cache", TRITON_CACHE_MANAGER=None, TRITON_BUNDLER_LOCAL=tmp_path / "local",
         TRITON_BUNDLER_REPORT=report,
     )  # fmt: skip
-    (warned, violation, before, after, misses, directories), err = plugged.run(_STRICT, env, store_url)
+    (warned, violation, before, after, misses, directories), err = plugged.run(
+        _STRICT, env, store_url
+    )
     first_run, *said = re.findall(r"BundlerWarning: (.*)", err)
     assert first_run.startswith("tag 'warm' is not in ")
     assert len(said) == 2
@@ -63,7 +65,12 @@ def test_a_compile_after_the_warm_up_is_an_error_that_names_the_nearest_kernel(s
     assert name == "gelu_kernel"
     assert len(differences) == 1
     assert differences[0].startswith("constants: BLOCK=512 here")
-    for part in (f"gelu_kernel ({key}) for cuda:90 would be compiled", "x_ptr: *fp32", nearest, differences[0]):
+    for part in (
+        f"gelu_kernel ({key}) for cuda:90 would be compiled",
+        "x_ptr: *fp32",
+        nearest,
+        differences[0],
+    ):
         assert part in message
 
 
@@ -72,7 +79,9 @@ def test_what_strict_mode_cannot_tell_breaks_no_program(tmp_path):
     with bundler.install("memory:") as session:
         session.arm_strict("warn")
         call = SimpleNamespace(key="A" * 52, name="gelu", record=lambda **_: 1 / 0)
-        with pytest.warns(bundler.BundlerWarning, match="cannot tell what gelu is: division by zero"):
+        with pytest.warns(
+            bundler.BundlerWarning, match="cannot tell what gelu is: division by zero"
+        ):
             assert session._engine.fetch(call) is None
         assert session.counters.errors == {"ZeroDivisionError": 1}
 

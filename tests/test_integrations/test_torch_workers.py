@@ -40,6 +40,8 @@ def test_torchs_compile_workers_publish_what_they_compile(store_url, tmp_path, r
     (tmp_path / "pools.py").write_text(_POOLS)
     env = plugged.environment(store_url, tmp_path / "cache")
     line = [sys.executable, "-W", "ignore", str(tmp_path / "pools.py"), str(plugged.KERNELS)]
-    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=plugged.PATIENCE_S, cwd=tmp_path)
+    done = subprocess.run(
+        line, env=env, capture_output=True, text=True, timeout=plugged.PATIENCE_S, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     assert recorded(store_url) == ["softmax_kernel"]

@@ -11,7 +11,9 @@ import pytest
 
 def _load_workshop():
     # Tests are imported by path, so a module beside them has to be put where `import` finds it.
-    spec = importlib.util.spec_from_file_location("workshop", Path(__file__).with_name("workshop.py"))
+    spec = importlib.util.spec_from_file_location(
+        "workshop", Path(__file__).with_name("workshop.py")
+    )
     module = sys.modules["workshop"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -49,7 +51,9 @@ def only_this_tests_kernels(monkeypatch, tmp_path):
 
     everything = loaded_kernels.loaded_kernels
     monkeypatch.setattr(
-        loaded_kernels, "loaded_kernels", lambda: (e for e in everything() if e.directory.startswith(str(tmp_path)))
+        loaded_kernels,
+        "loaded_kernels",
+        lambda: (e for e in everything() if e.directory.startswith(str(tmp_path))),
     )
 
 

@@ -37,7 +37,8 @@ def main():
     # The JIT parses source in whatever thread compiles; here that is this one alone.
     assert threading.active_count() == 1
     sources = [
-        ASTSource(constant, {"out": "*fp32", "VALUE": "constexpr"}, {"VALUE": number}) for number in range(KERNELS)
+        ASTSource(constant, {"out": "*fp32", "VALUE": "constexpr"}, {"VALUE": number})
+        for number in range(KERNELS)
     ]
     keys = {key_of(source): source for source in sources}
     assert len(keys) == KERNELS

@@ -23,9 +23,15 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "kernels.py"
 # What cuobjdump --dump-resource-usage of CUDA 13.1 says of the kernel k in resources.ptx, assembled by the ptxas that each name tells the
 # ABI version of; threads are those of its .maxntid, barriers what ptxas -v says.
 CUBINS = {
-    "sm80-abi7.cubin": BinaryResources(10, 3008, 384, 0, constant_bytes=((0, 360),), max_threads=256, barriers=6),
-    "sm90a-abi7.cubin": BinaryResources(10, 4032, 384, 0, constant_bytes=((0, 536),), max_threads=256, barriers=6),
-    "sm100a-abi8.cubin": BinaryResources(10, 4032, 384, 0, constant_bytes=((0, 904),), max_threads=256, barriers=6),
+    "sm80-abi7.cubin": BinaryResources(
+        10, 3008, 384, 0, constant_bytes=((0, 360),), max_threads=256, barriers=6
+    ),
+    "sm90a-abi7.cubin": BinaryResources(
+        10, 4032, 384, 0, constant_bytes=((0, 536),), max_threads=256, barriers=6
+    ),
+    "sm100a-abi8.cubin": BinaryResources(
+        10, 4032, 384, 0, constant_bytes=((0, 904),), max_threads=256, barriers=6
+    ),
 }
 # What llvm-readelf --notes says, and of allocated registers the descriptor: gelu_kernel with waves_per_eu=1, and matmul_kernel
 # with blocks of 64 x 128 x 32 and one warp.
@@ -63,16 +69,30 @@ def tool(name):
 def told_by_cuobjdump(path):
     """What `cuobjdump --dump-resource-usage` says: figures by their names, by function."""
     done = subprocess.run(
-        [tool("cuobjdump"), "--dump-resource-usage", path], capture_output=True, text=True, check=True, timeout=60
+        [tool("cuobjdump"), "--dump-resource-usage", path],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
-    found = {name: dict(word.rsplit(":", 1) for word in line.split()) for name, line in _FUNCTION.findall(done.stdout)}
+    found = {
+        name: dict(word.rsplit(":", 1) for word in line.split())
+        for name, line in _FUNCTION.findall(done.stdout)
+    }
     assert found, done.stdout
-    return {name: {key: int(value) for key, value in figures.items()} for name, figures in found.items()}
+    return {
+        name: {key: int(value) for key, value in figures.items()} for name, figures in found.items()
+    }
 
 
 def in_its_words(read):
     """Figures as cuobjdump names them."""
-    figures = {"REG": read.registers, "STACK": read.stack_bytes, "SHARED": read.shared_bytes, "LOCAL": read.local_bytes}
+    figures = {
+        "REG": read.registers,
+        "STACK": read.stack_bytes,
+        "SHARED": read.shared_bytes,
+        "LOCAL": read.local_bytes,
+    }
     banks = {f"CONSTANT[{bank}]": size for bank, size in read.constant_bytes}
     return figures | banks | {"TEXTURE": 0, "SURFACE": 0, "SAMPLER": 0}
 
@@ -96,7 +116,14 @@ def assemble(ptx, path, *, limit):
     source = path.with_suffix(".ptx")
     source.write_text(text)
     for program in ("ptxas", "ptxas-blackwell"):
-        line = [tool(program), f"--maxrregcount={limit}", f"--gpu-name={architecture}", source, "-o", path]
+        line = [
+            tool(program),
+            f"--maxrregcount={limit}",
+            f"--gpu-name={architecture}",
+            source,
+            "-o",
+            path,
+        ]
         if subprocess.run(line, capture_output=True, timeout=60).returncode == 0:
             return path
     return None
@@ -138,7 +165,8 @@ def test_a_hundred_real_kernels_have_the_figures_of_cuobjdump(unpacked, compiled
     assert len(compare(real)) >= 75
     texts = sorted(path for root in roots[:2] for path in root.rglob("*.ptx"))
     squeezed = [
-        assemble(text.read_text(), tmp_path / f"{number}.cubin", limit=24) for number, text in enumerate(texts[::2])
+        assemble(text.read_text(), tmp_path / f"{number}.cubin", limit=24)
+        for number, text in enumerate(texts[::2])
     ]
     if None in squeezed:
         pytest.skip("no ptxas here assembles the corpus's PTX, so nothing is compared that spills")
@@ -164,7 +192,9 @@ def test_kernels_for_older_and_newer_gpus_have_the_figures_of_cuobjdump(tmp_path
 @pytest.mark.toolchain
 @pytest.mark.parametrize("program", ["ptxas", "ptxas-blackwell"])
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
-def test_barriers_stack_and_registers_are_those_that_the_assembler_tells(program, architecture, tmp_path):
+def test_barriers_stack_and_registers_are_those_that_the_assembler_tells(
+    program, architecture, tmp_path
+):
     """What ptxas -v prints, which is the only one to print barriers."""
     text = (BINARIES / "resources.ptx").read_text().replace("sm_80", architecture)
     (tmp_path / "k.ptx").write_text(text)
@@ -173,10 +203,14 @@ def test_barriers_stack_and_registers_are_those_that_the_assembler_tells(program
         cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
     said = re.search(
-        r"function 'k' .*?(\d+) bytes stack frame.*?Used (\d+) registers, used (\d+) barriers", done.stderr, re.DOTALL
+        r"function 'k' .*?(\d+) bytes stack frame.*?Used (\d+) registers, used (\d+) barriers",
+        done.stderr,
+        re.DOTALL,
     )
     read = read_resources((tmp_path / "k.cubin").read_bytes(), "k")
-    assert [read.stack_bytes, read.registers, read.barriers] == [int(figure) for figure in said.groups()]
+    assert [read.stack_bytes, read.registers, read.barriers] == [
+        int(figure) for figure in said.groups()
+    ]
 
 
 def test_every_amd_kernel_of_the_examples_is_read_as_llvm_reads_it(compiled):
@@ -187,8 +221,13 @@ def test_every_amd_kernel_of_the_examples_is_read_as_llvm_reads_it(compiled):
         read = read_resources(path.read_bytes(), path.stem)
         assert read.registers <= read.allocated_registers < read.registers + 8
         if readelf:
-            notes = subprocess.run([readelf, "--notes", path], capture_output=True, text=True, check=True).stdout
-            said = {key: int(value) for key, value in re.findall(r"\.(\w+):\s+(\d+)$", notes, re.MULTILINE)}
+            notes = subprocess.run(
+                [readelf, "--notes", path], capture_output=True, text=True, check=True
+            ).stdout
+            said = {
+                key: int(value)
+                for key, value in re.findall(r"\.(\w+):\s+(\d+)$", notes, re.MULTILINE)
+            }
             assert (read.registers, read.scalar_registers, read.accumulation_registers, read.spilled_registers) == (
                 said["vgpr_count"], said["sgpr_count"], said["agpr_count"], said["vgpr_spill_count"])  # fmt: skip
             assert (read.stack_bytes, read.shared_bytes, read.max_threads, read.argument_bytes) == (
@@ -196,7 +235,9 @@ def test_every_amd_kernel_of_the_examples_is_read_as_llvm_reads_it(compiled):
                 said["kernarg_segment_size"])  # fmt: skip
     assert len(paths) >= 8
     if not readelf:
-        pytest.skip("llvm-readelf is not here: the figures of AMD's kernels were compared with their descriptors alone")
+        pytest.skip(
+            "llvm-readelf is not here: the figures of AMD's kernels were compared with their descriptors alone"
+        )
 
 
 # Damage ---------------------------------------------------------------------------------------------------------------
@@ -233,7 +274,9 @@ def row_of(image, wanted):
     """Where the row of a section stands in a binary."""
     rows, names_row = device_elf.sections(image)
     names = device_elf.content_of(image, rows[names_row])
-    (number,) = [number for number, row in enumerate(rows) if names.startswith(wanted + b"\0", row.name_at)]
+    (number,) = [
+        number for number, row in enumerate(rows) if names.startswith(wanted + b"\0", row.name_at)
+    ]
     return struct.unpack_from("<Q", image, 40)[0] + 64 * number
 
 
@@ -247,7 +290,11 @@ def test_shared_memory_that_no_gpu_has_is_a_limit():
 
 @pytest.mark.parametrize(
     ("name", "section"),
-    [("sm90a-abi7.cubin", b".nv.info"), ("sm90a-abi7.cubin", b".nv.info.k"), ("gfx942-waves.hsaco", b".note")],
+    [
+        ("sm90a-abi7.cubin", b".nv.info"),
+        ("sm90a-abi7.cubin", b".nv.info.k"),
+        ("gfx942-waves.hsaco", b".note"),
+    ],
 )
 def test_more_attributes_or_notes_than_any_kernel_has_are_a_limit(name, section):
     """They are not walked: rows may name millions of them, and the same bytes again and again."""
@@ -268,7 +315,13 @@ def test_a_section_that_is_there_twice_is_refused():
 
 @pytest.mark.parametrize(
     ("at", "word", "what"),
-    [(0, 64, "group_segment"), (4, 1024, "private_segment"), (8, 48, "kernarg"), (44, 0, "agpr"), (48, 0, "vgpr")],
+    [
+        (0, 64, "group_segment"),
+        (4, 1024, "private_segment"),
+        (8, 48, "kernarg"),
+        (44, 0, "agpr"),
+        (48, 0, "vgpr"),
+    ],
 )
 def test_metadata_that_the_descriptor_contradicts_are_refused(at, word, what):
     """A launch goes by the descriptor, people by the metadata."""
@@ -297,7 +350,9 @@ def test_a_damaged_binary_raises_nothing_but_a_format_error(name, data):
     ]
     for _ in range(data.draw(st.integers(1, 6))):
         at = min(len(image) - 1, data.draw(st.sampled_from(spots)) + data.draw(st.integers(0, 512)))
-        piece = data.draw(st.one_of(st.binary(min_size=1, max_size=8), st.just(b"\xff" * 8), st.just(bytes(8))))
+        piece = data.draw(
+            st.one_of(st.binary(min_size=1, max_size=8), st.just(b"\xff" * 8), st.just(bytes(8)))
+        )
         image[at : at + len(piece)] = piece
     if data.draw(st.booleans()):
         del image[data.draw(st.integers(0, len(image))) :]
@@ -305,7 +360,12 @@ def test_a_damaged_binary_raises_nothing_but_a_format_error(name, data):
         read = read_resources(bytes(image), GOLDEN[name])
     except FormatError:
         return
-    figures = [read.registers, read.shared_bytes, read.stack_bytes, *(size for _, size in read.constant_bytes)]
+    figures = [
+        read.registers,
+        read.shared_bytes,
+        read.stack_bytes,
+        *(size for _, size in read.constant_bytes),
+    ]
     assert all(figure is None or 0 <= figure < 1 << 32 for figure in figures)
 
 

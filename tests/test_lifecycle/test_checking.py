@@ -139,7 +139,10 @@ def test_a_cache_directory_that_is_none_holds_nothing(small, tmp_path, key, kind
 
 def test_what_cannot_be_used_is_skipped_and_said(small, tmp_path, key):
     """Kernels of another Triton are skipped, not missing, and the one warning leads to the caller."""
-    kernels = [replace(k, toolchain=msgspec.structs.replace(k.toolchain, release="3.5.9")) for k in small.kernels]
+    kernels = [
+        replace(k, toolchain=msgspec.structs.replace(k.toolchain, release="3.5.9"))
+        for k in small.kernels
+    ]
     other = Bundle(Content.of(kernels), small.observed, small.blobs)
     with pytest.warns(BundlerWarning, match="here: compiled by Triton 3.5.9") as caught:
         report = bundler.check(other, tmp_path / "there")
@@ -180,7 +183,10 @@ def test_files_beside_the_kernels(accompanied, tmp_path, key):
     bundler.restore(accompanied, there, only="all")
     assert bundler.check(accompanied, there, only="all").present == tuple(sorted([key, tuned]))
     (there / tuned).write_text("another")
-    report, restored = bundler.check(accompanied, there, only="all"), bundler.restore(accompanied, there, only="all")
+    report, restored = (
+        bundler.check(accompanied, there, only="all"),
+        bundler.restore(accompanied, there, only="all"),
+    )
     assert (report.present, report.missing) == ((key,), ())
     assert report.skipped == restored.skipped
     trusted = bundler.check(accompanied, there, only="all", trust="code")
@@ -208,7 +214,13 @@ def test_a_kernel_that_cannot_be_compared_is_missing(small, planted, key):
 
 def test_wrong_arguments_are_errors(small, tmp_path):
     """The choices are those of restore, and so are the errors; a path that is no bundle is one."""
-    for wrong in ({"keep": "some"}, {"only": "none"}, {"trust": "me"}, {"devices": []}, {"cache_dir": ""}):
+    for wrong in (
+        {"keep": "some"},
+        {"only": "none"},
+        {"trust": "me"},
+        {"devices": []},
+        {"cache_dir": ""},
+    ):
         with pytest.raises(ConfigError):
             bundler.check(small, **({"cache_dir": tmp_path} | wrong))
     with pytest.raises(NotFound):

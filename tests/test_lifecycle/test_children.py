@@ -54,7 +54,13 @@ assert "TRITON_CACHE_MANAGER" not in os.environ
 report(recording)
 """
     found = program(code, cache)
-    assert found["names"] == ["gelu_kernel", "layer_norm_kernel", "row_sum_kernel", "softmax_kernel", "swiglu_kernel"]
+    assert found["names"] == [
+        "gelu_kernel",
+        "layer_norm_kernel",
+        "row_sum_kernel",
+        "softmax_kernel",
+        "swiglu_kernel",
+    ]
     assert found["sources"] == {"children": 7, "listener": 1}
     assert (found["left_out"], found["without_facts"], found["proven"]) == ([], [], True)
 
@@ -86,8 +92,12 @@ else:
         kernels.compile_one("swiglu", "cuda:90")
 print(json.dumps([recording.collect().digest, dict(recording.report.sources)]))
 """
-    one = workshop.answer(_START + code, workshop.KERNELS, "child", env={"TRITON_CACHE_DIR": tmp_path / "one"})
-    two = workshop.answer(_START + code, workshop.KERNELS, "self", env={"TRITON_CACHE_DIR": tmp_path / "two"})
+    one = workshop.answer(
+        _START + code, workshop.KERNELS, "child", env={"TRITON_CACHE_DIR": tmp_path / "one"}
+    )
+    two = workshop.answer(
+        _START + code, workshop.KERNELS, "self", env={"TRITON_CACHE_DIR": tmp_path / "two"}
+    )
     assert (one[1], two[1]) == ({"children": 4}, {"listener": 4})
     assert one[0] == two[0]
 
@@ -155,7 +165,10 @@ with bundler.recording(children=True) as recording:
 report(recording)
 """
     found = program(code, cache)
-    assert (found["names"], found["sources"]) == (["gelu_kernel", "softmax_kernel"], {"children": 1, "listener": 1})
+    assert (found["names"], found["sources"]) == (
+        ["gelu_kernel", "softmax_kernel"],
+        {"children": 1, "listener": 1},
+    )
     assert found["proven"]
 
 
@@ -211,7 +224,9 @@ def test_the_environment_is_given_back(cache, monkeypatch):
     assert dict(os.environ) == before
 
 
-def test_a_spool_that_cannot_be_made_leaves_no_listener(cache, nobody_listens, monkeypatch, tmp_path):
+def test_a_spool_that_cannot_be_made_leaves_no_listener(
+    cache, nobody_listens, monkeypatch, tmp_path
+):
     """When children cannot be recorded since there is no room for a spool, start fails and nothing stays attached."""
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "nowhere"))
     recording = bundler.recording(children=True)

@@ -71,7 +71,12 @@ def test_a_kernel_is_compiled_once_and_then_found(store):
     """The first call compiles and publishes, the second is a hit with the same bytes."""
     first = bundler.compile_once(store, KEY, one)
     second = bundler.compile_once(store, KEY, refuse)
-    assert (first.how, first.published, second.how, second.published) == ("compiled", True, "found", True)
+    assert (first.how, first.published, second.how, second.published) == (
+        "compiled",
+        True,
+        "found",
+        True,
+    )
     assert files(first.bundle) == files(second.bundle) == files(one())
     assert [kernel.key for kernel in second.bundle.kernels] == [KEY]
 
@@ -178,7 +183,9 @@ def test_a_blind_lease_is_short(store, monkeypatch, expected_s, lease_s):
     holder = once.begin(KEY, expected_s)
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(time, "sleep", lambda seconds: (slept.append(seconds), now.__setitem__(0, now[0] + seconds)))
+    monkeypatch.setattr(
+        time, "sleep", lambda seconds: (slept.append(seconds), now.__setitem__(0, now[0] + seconds))
+    )
     # The memory's leases are on that clock too, so that the holder's would end in the same moment.
     monkeypatch.setattr(MemoryBackend, "lease", lambda backend, key, ttl_s: asked.append(ttl_s))
     waiter = once.begin(KEY, expected_s)
@@ -210,13 +217,17 @@ def test_a_recorded_time_is_found_in_what_is_left_of_a_kernel(store, monkeypatch
     from bundler.format.manifest import Observation, Observed
 
     timed = build.Files()
-    bundle = timed.bundle(timed.kernel("A"), observed=Observed({KEY: Observation(times_us=(("cubin", 4_000_000),))}))
+    bundle = timed.bundle(
+        timed.kernel("A"), observed=Observed({KEY: Observation(times_us=(("cubin", 4_000_000),))})
+    )
     store.kernel_records().publish(bundle)
     units = [stat.key for stat in store._backend.list("v1/u")]
     store._backend.delete(units)
     asked = []
     grant = MemoryBackend.lease
-    monkeypatch.setattr(MemoryBackend, "lease", lambda b, key, ttl_s: (asked.append(ttl_s), grant(b, key, ttl_s))[1])
+    monkeypatch.setattr(
+        MemoryBackend, "lease", lambda b, key, ttl_s: (asked.append(ttl_s), grant(b, key, ttl_s))[1]
+    )
     turn = Turns(store.kernel_records()).begin(KEY)
     turn.close()
     assert asked == [12.0]
@@ -518,12 +529,20 @@ def test_records_are_read_in_batches(store):
 
     keys = [kernel.key for kernel in bundle.kernels]
     found = KernelRecords(Counting(), "counting").look_up([*keys, build.key(99)])
-    assert calls == ["get", "get", "touch"]
+    assert calls == [
+        "get",
+        "get",
+        "get",
+        "touch",
+    ]  # the last get asks which bundle has the missing one
     assert files(found.bundle) == files(bundle)
     assert (found.missing, found.damaged) == ((build.key(99),), {})
     calls.clear()
     launch = KernelRecords(Counting(), "counting").look_up(keys, keep="launch")
-    assert {a.kind for kernel in launch.bundle.kernels for a in kernel.artifacts} == {"cubin", "json"}
+    assert {a.kind for kernel in launch.bundle.kernels for a in kernel.artifacts} == {
+        "cubin",
+        "json",
+    }
     assert len(files(launch.bundle)) == 60
 
 
@@ -535,7 +554,11 @@ def test_a_damaged_kernel_is_a_miss_and_can_be_published_anew(store, kind, harm)
     records.publish(build.one("B"))
     records.publish(one())
     backend = store._backend
-    own = backend.list(f"v1/{kind}") if kind == "u" else [s for s in backend.list("v1/k") if KEY in s.key]
+    own = (
+        backend.list(f"v1/{kind}")
+        if kind == "u"
+        else [s for s in backend.list("v1/k") if KEY in s.key]
+    )
     theirs = {s.key for s in backend.list(f"v1/{kind}")} - {f"v1/k/{KEY}"}
     for key in [stat.key for stat in own]:
         value, when = backend._objects[key]
@@ -605,4 +628,7 @@ def test_units_come_before_the_record_that_names_them():
             records.publish(one())
         except bundler.BundlerError:
             assert at < 2
-        assert (records.look_up([KEY]).missing, records.look_up([KEY]).damaged) == (() if at == 2 else (KEY,), {})
+        assert (records.look_up([KEY]).missing, records.look_up([KEY]).damaged) == (
+            () if at == 2 else (KEY,),
+            {},
+        )

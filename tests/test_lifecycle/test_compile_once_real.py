@@ -26,7 +26,9 @@ exec {real} "$@"
 
 def _redis_server():
     if "redis_server" not in sys.modules:
-        spec = importlib.util.spec_from_file_location("redis_server", HERE.parent / "redis_server.py")
+        spec = importlib.util.spec_from_file_location(
+            "redis_server", HERE.parent / "redis_server.py"
+        )
         sys.modules["redis_server"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules["redis_server"])
     return sys.modules["redis_server"]
@@ -43,7 +45,9 @@ def watched(tmp_path):
         real = Path(triton_dir()) / "backends" / "nvidia" / "bin" / program
         if real.exists():
             wrapper = tmp_path / program
-            wrapper.write_text(WRAPPER.format(log=shlex.quote(str(log)), real=shlex.quote(str(real))))
+            wrapper.write_text(
+                WRAPPER.format(log=shlex.quote(str(log)), real=shlex.quote(str(real)))
+            )
             wrapper.chmod(0o755)
             variables[variable] = str(wrapper)
     return variables, log
@@ -66,7 +70,9 @@ def test_twenty_kernels_are_compiled_twenty_times_by_four_processes(urls, watche
     variables, log = watched
     started = []
     for number in range(PROCESSES):
-        env = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")} | variables
+        env = {
+            name: value for name, value in os.environ.items() if not name.startswith("TRITON_")
+        } | variables
         env["TRITON_CACHE_DIR"] = str(tmp_path / f"cache{number}")
         # Two begin with the same kernel, and each pair meets the other half-way.
         line = [sys.executable, "-P", "-W", "ignore", str(HERE / "once_compiler.py"), str(HERE.parent / "test_toolchain"),

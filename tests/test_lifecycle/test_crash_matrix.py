@@ -16,10 +16,17 @@ SHIM = workshop.ROOT / "tools" / "crash" / "shim.c"
 COMPILERS = ("cc", "gcc", "clang")
 
 pytestmark = [
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the shim knows Linux's system calls"),
-    pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="there is no C compiler for the shim, e.g. gcc"),
+    pytest.mark.skipif(
+        not sys.platform.startswith("linux"), reason="the shim knows Linux's system calls"
+    ),
+    pytest.mark.skipif(
+        not any(map(shutil.which, COMPILERS)),
+        reason="there is no C compiler for the shim, e.g. gcc",
+    ),
 ]
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
 
 # Makes a directory with a file of ten bytes in it, in seven calls, and says which error stopped it.
 _WRITER = """
@@ -66,13 +73,24 @@ def write_under(shim, tmp_path):
     root.mkdir()
 
     def run(fault="", at=0):
-        environment = {"LD_PRELOAD": shim, "CRASH_ROOT": root, "CRASH_LOG": log, "CRASH_FAULT": fault, "CRASH_AT": at}
+        environment = {
+            "LD_PRELOAD": shim,
+            "CRASH_ROOT": root,
+            "CRASH_LOG": log,
+            "CRASH_FAULT": fault,
+            "CRASH_AT": at,
+        }
         done = subprocess.run(
             [sys.executable, "-P", "-c", _WRITER, root],
             env={**os.environ, **{name: str(value) for name, value in environment.items()}},
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip
-        return done.returncode, done.stdout.strip(), log.read_text().splitlines(), workshop.tree(root)
+        return (
+            done.returncode,
+            done.stdout.strip(),
+            log.read_text().splitlines(),
+            workshop.tree(root),
+        )
 
     return run
 
@@ -84,7 +102,11 @@ def matrix(run_tool, tmp_path):
     def run(*arguments, first=""):
         done = run_tool("crash matrix", "--results", tmp_path, *arguments, first=first)
         result = tmp_path / "crash-matrix.json"
-        return done.returncode, done.stderr, json.loads(result.read_text()) if result.exists() else {}
+        return (
+            done.returncode,
+            done.stderr,
+            json.loads(result.read_text()) if result.exists() else {},
+        )
 
     return run
 
@@ -92,7 +114,14 @@ def matrix(run_tool, tmp_path):
 def test_the_shim_counts_the_calls_that_change_files(write_under):
     """A dry run lists each call on what lies below the directory, by name, and disturbs none."""
     status, said, calls, left = write_under()
-    assert [call.split()[0] for call in calls] == ["mkdirat", "openat", "write", "fsync", "close", "renameat"]
+    assert [call.split()[0] for call in calls] == [
+        "mkdirat",
+        "openat",
+        "write",
+        "fsync",
+        "close",
+        "renameat",
+    ]
     assert (status, said, left) == (0, "10", {"d/file": b"0123456789"})
 
 
@@ -139,7 +168,14 @@ def test_a_sample_of_the_crash_matrix_finds_nothing(matrix):
     status, errors, result = matrix("--sample", 60, "--seed", 4)
     assert (status, errors) == (0, "")
     assert (result["runs"], result["problems"]) == (60, 0)
-    assert {row["entry"] for row in result["rows"]} == {"restore", "save", "put", "push", "tag", "prune"}
+    assert {row["entry"] for row in result["rows"]} == {
+        "restore",
+        "save",
+        "put",
+        "push",
+        "tag",
+        "prune",
+    }
     assert sum(result["lookups_by_triton"].values()) > 0
 
 

@@ -84,7 +84,11 @@ def three(bundle, tmp_path):
 
 def check_visible(place, expected):
     """Each visible kernel is whole, with the right bytes, and its group file leads to them; returns how many there are."""
-    visible = [path for path in place.iterdir() if not path.name.startswith("tmp.")] if place.exists() else []
+    visible = (
+        [path for path in place.iterdir() if not path.name.startswith("tmp.")]
+        if place.exists()
+        else []
+    )
     for directory in visible:
         assert workshop.is_whole(directory), f"{directory.name} is visible and not whole"
         for name, data in workshop.tree(directory).items():
@@ -101,7 +105,9 @@ def test_a_killed_restore_leaves_no_kernel_half_visible(three, compiled, tmp_pat
     """
     expected = workshop.tree(compiled.cache)
     killed = workshop.answer(_KILLED, three, tmp_path / "killed", *range(0, 60, 2))
-    assert sum(status == 9 for status in killed.values()) >= 25, "the restore did fewer calls than the test thinks"
+    assert sum(status == 9 for status in killed.values()) >= 25, (
+        "the restore did fewer calls than the test thinks"
+    )
     counts = set()
     for number in killed:
         place = tmp_path / "killed" / number
@@ -131,10 +137,24 @@ def test_after_a_kill_triton_hits_or_compiles(three, tmp_path):
 
 def race(path, place, roles, times):
     """Restore in as many processes as there are roles, all starting at once; returns what each repaired."""
-    command = [sys.executable, "-P", "-W", "ignore", "-c", _RACER, str(path), str(place), str(times)]
+    command = [
+        sys.executable,
+        "-P",
+        "-W",
+        "ignore",
+        "-c",
+        _RACER,
+        str(path),
+        str(place),
+        str(times),
+    ]
     processes = [
         subprocess.Popen(
-            [*command, role], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*command, role],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for role in roles
     ]
@@ -151,7 +171,9 @@ def race(path, place, roles, times):
             process.wait()
             for stream in (process.stdin, process.stdout, process.stderr):
                 stream.close()
-    assert [process.returncode for process in processes] == [0] * len(roles), [error for _, error in answers]
+    assert [process.returncode for process in processes] == [0] * len(roles), [
+        error for _, error in answers
+    ]
     return [json.loads(out) for out, _ in answers]
 
 

@@ -28,14 +28,18 @@ def way(request, monkeypatch):
     if request.param == "python":
         workshop.write_in_python(monkeypatch)
         return
-    extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
+    extension = pytest.importorskip(
+        "bundler.lifecycle._kernel_writer", reason="the extension was not built here"
+    )
     if request.param == "plain":
         monkeypatch.setattr(extension, "COMPARES_DIGESTS", 0)
 
 
 def blobs_of(bundle):
     """Digest -> bytes of everything in a bundle."""
-    return {digest_raw(a.digest): bundle.read(a) for kernel in bundle.kernels for a in kernel.artifacts}
+    return {
+        digest_raw(a.digest): bundle.read(a) for kernel in bundle.kernels for a in kernel.artifacts
+    }
 
 
 def changed(bundle, *artifacts):
@@ -55,7 +59,10 @@ def test_a_damaged_file_costs_its_kernel_and_no_other(bundle, key, tmp_path, way
     report = bundler.restore(changed(bundle, artifact), tmp_path / "there", only="all")
     assert report.damaged == (key,)
     ((name, reason),) = report.skipped
-    assert (name, reason.startswith(f"{artifact.filename}: expected {artifact.digest}, got sha256:")) == (key, True)
+    assert (
+        name,
+        reason.startswith(f"{artifact.filename}: expected {artifact.digest}, got sha256:"),
+    ) == (key, True)
     assert len(report.restored) == 21
     assert sorted(os.listdir(tmp_path / "there")) == sorted(report.restored)
     assert all(workshop.is_whole(path) for path in (tmp_path / "there").iterdir())
@@ -64,7 +71,9 @@ def test_a_damaged_file_costs_its_kernel_and_no_other(bundle, key, tmp_path, way
 def test_only_what_is_wanted_is_compared(bundle, key, tmp_path, way):
     """Of the launch set nobody reads the intermediate code, damaged or not."""
     (victim,) = [kernel for kernel in bundle.kernels if kernel.key == key]
-    damaged = changed(bundle, *[artifact for artifact in victim.artifacts if artifact.kind == "ptx"])
+    damaged = changed(
+        bundle, *[artifact for artifact in victim.artifacts if artifact.kind == "ptx"]
+    )
     report = bundler.restore(damaged, tmp_path / "there", keep="launch", only="all")
     assert (report.damaged, len(report.restored)) == ((), 22)
 
@@ -80,9 +89,13 @@ def test_a_kernel_that_is_there_already_does_not_hide_the_damage(bundle, key, tm
 
 
 def test_every_kernel_may_be_damaged(bundle, tmp_path, way):
-    with pytest.warns(bundler.errors.BundlerWarning, match="nothing in this bundle can be used here"):
+    with pytest.warns(
+        bundler.errors.BundlerWarning, match="nothing in this bundle can be used here"
+    ):
         report = bundler.restore(
-            changed(bundle, *[kernel.binary for kernel in bundle.kernels]), tmp_path / "there", only="all"
+            changed(bundle, *[kernel.binary for kernel in bundle.kernels]),
+            tmp_path / "there",
+            only="all",
         )
     assert (len(report.damaged), report.usable, os.listdir(tmp_path / "there")) == (22, 0, [])
 
@@ -94,7 +107,9 @@ def test_a_binary_that_lost_its_end_is_refused(bundle, key, tmp_path, way):
         if kernel.key == key:
             data = blobs[digest_raw(kernel.binary.digest)][:-8]
             blobs[sha256(data)] = data
-            short = msgspec.structs.replace(kernel.binary, digest=digest_text(sha256(data)), size=len(data))
+            short = msgspec.structs.replace(
+                kernel.binary, digest=digest_text(sha256(data)), size=len(data)
+            )
             kernels.append(dataclasses.replace(
                 kernel, artifacts=tuple(short if a.filename == short.filename else a for a in kernel.artifacts)
             ))  # fmt: skip
@@ -110,14 +125,18 @@ def test_a_binary_that_lost_its_end_is_refused(bundle, key, tmp_path, way):
 def test_damage_shows_as_well_when_the_digest_fits_the_first_look(tmp_path, monkeypatch, way):
     """Memory that changes under the writer is not written, and the error tells so."""
     contents = tuple(FILES.values())
-    sound = ReadyKernel("K", tuple(FILES), contents, b"{}", sum(map(len, contents)), tuple(map(sha256, contents)))
+    sound = ReadyKernel(
+        "K", tuple(FILES), contents, b"{}", sum(map(len, contents)), tuple(map(sha256, contents))
+    )
     told = []
     monkeypatch.setattr(
         kernel_writer,
         "compiled_writer",
         lambda: lambda _root, kernels, _threads: lambda: [kernel_writer.DAMAGED] * len(kernels),
     )
-    queue = PlacementQueue(lambda kernels, outcome: told.extend((kernel.key, outcome) for kernel in kernels))
+    queue = PlacementQueue(
+        lambda kernels, outcome: told.extend((kernel.key, outcome) for kernel in kernels)
+    )
     queue.add(CacheDirectory(str(tmp_path / "there")), sound)
     queue.finish()
     ((key, error),) = told
@@ -139,7 +158,9 @@ def test_each_file_is_compared_once(small, tmp_path, kept_in):
             "verified memory": lambda: MemoryBlobs(blobs, verified=True),
             "store": lambda: store.pull("t").blobs,
         }
-        (kernel,) = StoredKernel.read_unverified(sources[kept_in](), [WantedKernel.of(small.kernels[0], "all")])
+        (kernel,) = StoredKernel.read_unverified(
+            sources[kept_in](), [WantedKernel.of(small.kernels[0], "all")]
+        )
         left = kernel.ready_for(str(tmp_path / "there"), None).digests
     assert bool(left) == (kept_in != "verified memory")
     assert set(left) <= set(blobs)

@@ -34,9 +34,13 @@ print(json.dumps([bundle.digest, recording.report.compiles, recording.report.hit
 """
 
 
-def record(cache, path, device="none", targets=workshop.TARGETS, kernels=workshop.KERNELS, env=None):
+def record(
+    cache, path, device="none", targets=workshop.TARGETS, kernels=workshop.KERNELS, env=None
+):
     """Record in a new process; returns digest, compiles, hits and devices seen."""
-    return workshop.answer(_RECORD, kernels, path, device, *targets, env={"TRITON_CACHE_DIR": cache, **(env or {})})
+    return workshop.answer(
+        _RECORD, kernels, path, device, *targets, env={"TRITON_CACHE_DIR": cache, **(env or {})}
+    )
 
 
 @pytest.mark.release
@@ -51,7 +55,10 @@ def test_a_compile_and_a_hit_give_one_digest(tmp_path):
 @pytest.mark.slow
 def test_another_cache_directory_gives_the_same_digest(tmp_path):
     """Where the cache lies is no part of what a bundle is."""
-    assert record(tmp_path / "one", tmp_path / "1")[0] == record(tmp_path / "two" / "ü", tmp_path / "2")[0]
+    assert (
+        record(tmp_path / "one", tmp_path / "1")[0]
+        == record(tmp_path / "two" / "ü", tmp_path / "2")[0]
+    )
 
 
 @pytest.mark.slow
@@ -123,7 +130,9 @@ class Place:
         package = Path(triton.__file__).parent
         for found in [package, *package.parent.glob("triton-*.dist-info")]:
             (site / found.name).symlink_to(found)
-        self.env = {"PYTHONPATH": os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))}
+        self.env = {
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
+        }
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +146,13 @@ def two_bundles(places, tmp_path_factory):
     """The same kernels compiled from two checkouts with Triton at two prefixes."""
     folder = tmp_path_factory.mktemp("bundles")
     for number, place in enumerate(places):
-        record(place.root / "cache", folder / f"{number}.tbundle", kernels=place.kernels, env=place.env)
-    with bundler.Bundle.load(folder / "0.tbundle") as one, bundler.Bundle.load(folder / "1.tbundle") as two:
+        record(
+            place.root / "cache", folder / f"{number}.tbundle", kernels=place.kernels, env=place.env
+        )
+    with (
+        bundler.Bundle.load(folder / "0.tbundle") as one,
+        bundler.Bundle.load(folder / "1.tbundle") as two,
+    ):
         yield one, two
 
 
@@ -166,7 +180,9 @@ def test_the_merged_bundle_hits_in_both_places(two_bundles, places, tmp_path):
         cache = place.root / "restored"
         skipped = workshop.answer(restore, tmp_path / "merged.tbundle", cache, env=place.env)
         # Those of the other place could never hit here.
-        assert {why.partition(";")[0] for _, why in skipped} <= {"its key holds the path where Triton was installed"}
+        assert {why.partition(";")[0] for _, why in skipped} <= {
+            "its key holds the path where Triton was installed"
+        }
         found = workshop.hits_without_compiler(
             cache, place.root / "ptxas", "gelu,swiglu", kernels=place.kernels, env=place.env
         )
@@ -197,8 +213,16 @@ def test_restored_metadata_names_this_triton(two_bundles, places, tmp_path):
     two_bundles[0].select(target="cuda:90").save(tmp_path / "b.tbundle")
     code = "import bundler, sys; bundler.restore(sys.argv[1], sys.argv[2])"
     workshop.run(code, tmp_path / "b.tbundle", tmp_path / "there", env=places[1].env)
-    texts = [data.decode() for name, data in workshop.tree(tmp_path / "there").items() if name.endswith(".json")]
+    texts = [
+        data.decode()
+        for name, data in workshop.tree(tmp_path / "there").items()
+        if name.endswith(".json")
+    ]
     assert not any(str(places[0].root / "site") in text for text in texts)
-    stored = [two_bundles[0].read(k.metadata) for k in two_bundles[0].kernels if k.target.backend == "cuda"]
+    stored = [
+        two_bundles[0].read(k.metadata)
+        for k in two_bundles[0].kernels
+        if k.target.backend == "cuda"
+    ]
     named = any(b"[[triton_dir]]" in data for data in stored)
     assert any(str(places[1].root / "site" / "triton") in text for text in texts) == named

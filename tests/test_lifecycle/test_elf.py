@@ -14,8 +14,12 @@ HEADER = struct.Struct("<4sBBB9xHHIQQQIHHHHHH")
 def binary(sections, *, after=b"", at=None, row=64, more=0):
     """An ELF file: header, 100 bytes, a table of sections given as (kind, offset, size), and what follows it."""
     start = 164 if at is None else at
-    table = b"".join(struct.pack("<4xI16xQQ24x", *section).ljust(row, b"\0") for section in sections)
-    head = HEADER.pack(b"\x7fELF", 2, 1, 1, 2, 190, 1, 0, 0, start, 0, 64, 56, 0, row, len(sections) + more, 0)
+    table = b"".join(
+        struct.pack("<4xI16xQQ24x", *section).ljust(row, b"\0") for section in sections
+    )
+    head = HEADER.pack(
+        b"\x7fELF", 2, 1, 1, 2, 190, 1, 0, 0, start, 0, 64, 56, 0, row, len(sections) + more, 0
+    )
     return head + bytes(100) + table + after
 
 

@@ -4,19 +4,24 @@
 import json
 import os
 import pickle
+import resource
 import shutil
+from pathlib import Path
 
 import pytest
 import workshop
 
 import bundler
 from bundler import Family, TreeOptions
-from bundler.errors import AccessDenied, ConfigError, NotFound
+from bundler.errors import AccessDenied, ConfigError, LimitExceeded, NotFound
+from bundler.format.digest import digest_raw
 from bundler.format.tree_index import CHUNK_BYTES, TreeIndex
 from bundler.lifecycle.family import place_of, takes
 from bundler.lifecycle.known_families import FAMILIES
 from bundler.lifecycle.tree_plan import read_trees
 
+MIB = 1 << 20
+GOLDEN = Path(__file__).parents[1] / "data" / "v2.0" / "triton-3.7.1.tbundle"
 AOT = "torch_compile_cache/torch_aot_compile/" + "ab" * 32
 OTHERWISE = "torch_compile_cache/0123456789"
 FACTORS = {
@@ -47,10 +52,16 @@ def root(compiled, tmp_path):
     root, keys = tmp_path / "vllm", compiled.keys_of("gelu_kernel")
     for rank in ("rank_0_0", "rank_1_0"):
         _write(root / AOT / rank / "model", pickle.dumps(Ran(str(tmp_path / "executed"))))
-        _write(root / OTHERWISE / rank / "backbone/cache_key_factors.json", json.dumps(FACTORS).encode())
+        _write(
+            root / OTHERWISE / rank / "backbone/cache_key_factors.json",
+            json.dumps(FACTORS).encode(),
+        )
         _write(root / OTHERWISE / rank / "inductor_cache/fxgraph/ab/cdef/entry", rank.encode())
         workshop.plant(compiled.cache, root / OTHERWISE / rank / "triton_cache", keys)
-    _write(root / AOT / "inductor_cache/xy/cxyz.py", f"open({str(tmp_path / 'executed')!r}, 'w')".encode())
+    _write(
+        root / AOT / "inductor_cache/xy/cxyz.py",
+        f"open({str(tmp_path / 'executed')!r}, 'w')".encode(),
+    )
     _write(root / AOT / "rank_0_0/model.77.tmp", b"half")
     _write(root / "assets/picture", b"x")
     return root
@@ -63,14 +74,18 @@ def _write(path, data):
 
 def _files(root):
     return {
-        str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file() and "__grp__" not in p.name
+        str(p.relative_to(root)): p.read_bytes()
+        for p in root.rglob("*")
+        if p.is_file() and "__grp__" not in p.name
     }
 
 
 def _restore(bundle, root, **more):
     facts = {**FINGERPRINT, "ranks": "2", **more.pop("facts", {})}
     return bundler.restore(
-        bundle, **{"trust": "code", "only": "usable", **more}, trees=TreeOptions(roots={"vllm": root}, facts=facts)
+        bundle,
+        **{"trust": "code", "only": "usable", **more},
+        trees=TreeOptions(roots={"vllm": root}, facts=facts),
     )
 
 
@@ -82,16 +97,20 @@ def packed(root, tmp_path):
     return tmp_path / "vllm.tbundle"
 
 
-def test_a_root_comes_back_under_another_one_and_nothing_was_executed(root, packed, tmp_path, compiled):
+def test_a_root_comes_back_under_another_one_and_nothing_was_executed(
+    root, packed, tmp_path, compiled
+):
     """Every file of the family is equal, each rank has its kernels, and neither a model was unpickled nor code run."""
     report = _restore(packed, tmp_path / "copy", only="all")
-    wanted = {name: data for name, data in _files(root).items() if not name.endswith((".tmp", "picture"))}
+    wanted = {
+        name: data for name, data in _files(root).items() if not name.endswith((".tmp", "picture"))
+    }
     assert _files(tmp_path / "copy") == wanted
     assert report.skipped == ()
     for rank in ("rank_0_0", "rank_1_0"):
-        assert sorted(os.listdir(tmp_path / "copy" / OTHERWISE / rank / "triton_cache")) == compiled.keys_of(
-            "gelu_kernel"
-        )
+        assert sorted(
+            os.listdir(tmp_path / "copy" / OTHERWISE / rank / "triton_cache")
+        ) == compiled.keys_of("gelu_kernel")
     assert not (tmp_path / "executed").exists()
     assert _restore(packed, tmp_path / "copy", only="all").files == 0
 
@@ -136,14 +155,22 @@ def test_without_trust_only_kernels_are_restored(packed, tmp_path, compiled):
             {"ranks": "4"},
             "ranks: made for 2 ranks (rank_0_0 rank_1_0), here 4 ranks (rank_0_0 rank_1_0 rank_2_0 rank_3_0)",
         ),
-        ({"ranks": "1x2"}, "ranks: made for 2 ranks (rank_0_0 rank_1_0), here 2 ranks (rank_0_0 rank_0_1)"),
+        (
+            {"ranks": "1x2"},
+            "ranks: made for 2 ranks (rank_0_0 rank_1_0), here 2 ranks (rank_0_0 rank_0_1)",
+        ),
         ({"vllm": "0.34.0"}, "vllm: made for 0.33.0, here 0.34.0"),
         ({"gpu": "NVIDIA H100"}, "gpu: made for NVIDIA H200, here NVIDIA H100"),
         ({"driver": "nvidia 565.10"}, "driver: made for nvidia 570.86.15, here nvidia 565.10"),
-        ({"cuda": "12.8", "torch": "2.15.0"}, "cuda: made for 13.0, here 12.8; torch: made for 2.14.0, here 2.15.0"),
+        (
+            {"cuda": "12.8", "torch": "2.15.0"},
+            "cuda: made for 13.0, here 12.8; torch: made for 2.14.0, here 2.15.0",
+        ),
     ],
 )
-def test_a_tree_for_something_else_is_refused_with_the_parts_that_differ(packed, tmp_path, fact, words):
+def test_a_tree_for_something_else_is_refused_with_the_parts_that_differ(
+    packed, tmp_path, fact, words
+):
     """Versions, GPU, driver, CUDA and rank layout each decide, and the reason names both sides."""
     report = _restore(packed, tmp_path / "copy", facts=fact)
     assert set(report.skipped) >= {(f"vllm:{OTHERWISE}", words), (f"vllm:{AOT}", words)}
@@ -162,14 +189,18 @@ def test_what_is_not_known_excludes_nothing_and_is_said(packed, tmp_path):
     options = TreeOptions(roots={"vllm": tmp_path / "copy"}, facts=known)
     report = bundler.restore(packed, trust="code", trees=options)
     assert len(report.companions) == 7
-    assert "ranks of vllm: not known here; say it with --fact ranks=N, or facts=" in report.unchecked
+    assert (
+        "ranks of vllm: not known here; say it with --fact ranks=N, or facts=" in report.unchecked
+    )
     assert "vllm of vllm: not known here" in report.unchecked
 
 
 def test_a_bundle_that_does_not_say_excludes_nothing(root, tmp_path):
     """Packed where there was no GPU, a tree is restored anywhere, and the report says that the bundle does not say."""
     with bundler.pack_family("vllm", root) as bundle:
-        report = bundler.restore(bundle, trust="code", trees=TreeOptions(roots={"vllm": tmp_path / "copy"}))
+        report = bundler.restore(
+            bundle, trust="code", trees=TreeOptions(roots={"vllm": tmp_path / "copy"})
+        )
     assert len(report.companions) == 7
     assert "gpu of vllm: the bundle does not say" in report.unchecked
 
@@ -233,6 +264,64 @@ def test_a_large_file_travels_in_chunks(root, tmp_path):
     assert (tmp_path / "copy" / AOT / "rank_0_0/model").read_bytes() == data
 
 
+def _repeated(packed, size, count, files=1):
+    """Return the bundle with a tree whose files repeat one chunk."""
+    from bundler.format.bundle import MemoryBlobs
+    from bundler.format.digest import digest_text, sha256
+    from bundler.format.entries import Artifact, Opaque
+    from bundler.format.manifest import Content
+
+    chunk = os.urandom(size)
+    raw = sha256(chunk)
+    rows = [
+        [f"{OTHERWISE}/rank_0_0/inductor_cache/fxgraph/ab/cdef/{n:04}", size * count, [digest_text(raw)] * count]
+        for n in range(files)
+    ]  # fmt: skip
+    with _tampered(packed, files=rows) as bundle:
+        blobs = {raw: chunk} | {
+            digest_raw(e.artifact.digest): bundle.read(e.artifact) for e in bundle.opaque
+        }
+        path = f"@families/vllm/{raw.hex()}"
+        entry = Opaque(path, Artifact(raw.hex(), digest_text(raw), size))
+        return bundler.Bundle(
+            Content.of([*bundle.opaque, entry]), bundle.observed, MemoryBlobs(blobs)
+        )
+
+
+@pytest.mark.parametrize(("count", "files"), [(1100, 1), (1, 1100), (100, 11)])
+def test_a_chunk_that_is_named_often_does_not_fill_the_disk(packed, tmp_path, count, files):
+    """An index of kilobytes that names a chunk of a megabyte a thousand times is refused before anything is written."""
+    with _repeated(packed, MIB, count, files) as bundle:
+        with pytest.raises(LimitExceeded, match=r"max_bytes=1153433600"):
+            _restore(bundle, tmp_path / "copy", only="all")
+        with pytest.raises(LimitExceeded, match="bytes on disk, made of"):
+            bundler.check(bundle, tmp_path / "copy", only="all", trust="code")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_a_chunk_that_is_named_often_takes_the_memory_of_one(packed, tmp_path):
+    """What may be written is written chunk by chunk, and compared so when it is there already."""
+    with _repeated(packed, MIB, 150) as bundle:
+        options = TreeOptions(
+            roots={"vllm": tmp_path / "copy"}, facts=FINGERPRINT, max_bytes=150 * MIB
+        )
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for _ in range(2):
+            report = bundler.restore(bundle, only="all", trust="code", trees=options)
+            assert len(report.companions) == 1
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+        assert grown < 60 * MIB
+    (written,) = [path for path in (tmp_path / "copy").rglob("*") if path.is_file()]
+    assert written.stat().st_size == 150 * MIB
+    written.unlink()
+
+
+def test_as_many_ranks_as_there_are_may_have_equal_files(packed, tmp_path):
+    """Sixty ranks with one file of two megabytes are no attack."""
+    with _repeated(packed, 2 * MIB, 1, 60) as bundle:
+        assert len(_restore(bundle, tmp_path / "copy", only="all").companions) == 60
+
+
 def test_an_empty_file_comes_back_empty(root, tmp_path):
     """A file without bytes has no chunk."""
     (root / AOT / "rank_0_0/marker").touch()
@@ -282,7 +371,9 @@ def test_a_root_of_sglang_comes_back(compiled, tmp_path, monkeypatch):
     assert report.skipped == ()
     assert set(files) < set(_files(tmp_path / "copy"))
     assert {
-        path.parent.parent.name for path in (tmp_path / "copy").rglob("*.cubin") if path.parent.name == keys[0]
+        path.parent.parent.name
+        for path in (tmp_path / "copy").rglob("*.cubin")
+        if path.parent.name == keys[0]
     } == {"triton", "0"}
 
 
@@ -294,7 +385,9 @@ def test_a_root_that_is_not_there_or_holds_nothing_is_named(tmp_path):
     with pytest.raises(NotFound, match="nowhere"):
         bundler.pack_family("vllm", tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(NotFound, match=r"holds nothing of vllm: expected files such as torch_compile_cache/\*\*"):
+    with pytest.raises(
+        NotFound, match=r"holds nothing of vllm: expected files such as torch_compile_cache/\*\*"
+    ):
         bundler.pack_family("vllm", tmp_path / "empty")
     _write(tmp_path / "other/assets/x", b"x")
     with pytest.raises(NotFound, match="holds nothing of vllm"):
@@ -302,7 +395,9 @@ def test_a_root_that_is_not_there_or_holds_nothing_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises((NotFound, AccessDenied, ConfigError)):
         bundler.pack_family("vllm", tmp_path / "file")
-    with pytest.raises(NotFound, match="no family 'vlm' is declared; known are vllm, sglang"):
+    with pytest.raises(
+        NotFound, match=r"no family 'vlm' is declared, did you mean 'vllm'.; known are vllm, sglang"
+    ):
         bundler.pack_family("vlm", tmp_path)
     with pytest.raises(ConfigError, match="keep='none'"):
         bundler.pack_family("vllm", tmp_path, keep="none")
@@ -317,7 +412,9 @@ def test_a_root_that_cannot_be_read_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("field", ["patterns", "kernels", "exclude", "trees", "factors"])
-@pytest.mark.parametrize("pattern", ["../other/**", "/etc/**", "a/../../b", "a//b", "", "a\\b", "a\0b"])
+@pytest.mark.parametrize(
+    "pattern", ["../other/**", "/etc/**", "a/../../b", "a//b", "", "a\\b", "a\0b"]
+)
 def test_a_declaration_that_could_lead_out_of_its_root_is_refused(field, pattern):
     """Whichever list it stands in: absolute, with .., or no name at all."""
     with pytest.raises(ConfigError, match="family mine"):
@@ -386,7 +483,9 @@ def _tampered(packed, **changes):
         ({"family": "Not-A-Family"}, "not the name of a family"),
     ],
 )
-def test_an_index_that_was_tampered_with_is_skipped_and_nothing_written(packed, tmp_path, changes, words):
+def test_an_index_that_was_tampered_with_is_skipped_and_nothing_written(
+    packed, tmp_path, changes, words
+):
     """Whatever an index says, nothing is written outside the root; the reason says what is wrong, and it counts as damaged."""
     before = {str(path) for path in tmp_path.rglob("*")}
     bundle = _tampered(packed, **changes)
@@ -416,15 +515,25 @@ def test_files_that_an_index_gives_wrongly_are_skipped(packed, tmp_path, file, w
 
 def test_a_family_that_is_not_declared_here_needs_a_declaration(root, tmp_path):
     """Its root is not known; with a root it goes there, as code, whatever its own machine declared."""
-    mine = Family("mine", root=("$MY_CACHE",), patterns=("torch_compile_cache/**",), fingerprint=(), trust="kernels")
+    mine = Family(
+        "mine",
+        root=("$MY_CACHE",),
+        patterns=("torch_compile_cache/**",),
+        fingerprint=(),
+        trust="kernels",
+    )
     with bundler.pack_family(mine, root) as bundle:
         report = bundler.restore(bundle, trust="code")
         assert "no family 'mine' is declared" in report.skipped[0][1]
         elsewhere = TreeOptions(roots={"mine": tmp_path / "copy"})
-        assert {reason[:12] for _, reason in bundler.restore(bundle, trees=elsewhere).skipped} == {"it would be "}
+        assert {reason[:12] for _, reason in bundler.restore(bundle, trees=elsewhere).skipped} == {
+            "it would be "
+        }
         assert bundler.restore(bundle, trust="code", trees=elsewhere).companions
         declared = TreeOptions(roots={"mine": tmp_path / "data"}, families=(mine,))
-        assert bundler.restore(bundle, trees=declared).companions  # trust="kernels" is the declaration of this machine
+        assert bundler.restore(
+            bundle, trees=declared
+        ).companions  # trust="kernels" is the declaration of this machine
 
 
 def test_one_directory_for_several_families_is_refused(root, tmp_path):
@@ -445,6 +554,73 @@ def test_one_directory_for_several_families_is_refused(root, tmp_path):
             TreeOptions(facts={"gpu": ""})
 
 
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ({"roots": {"vlm": "x"}}, "root 'vlm': no family is called so, did you mean 'vllm'"),
+        ({"roots": {"": "x"}}, "root ''"),
+        ({"facts": {"rank": "2"}}, "fact 'rank': .*did you mean 'ranks'"),
+        (
+            {"facts": {"nothing like it": "2"}},
+            "fact 'nothing like it': .*expected of cuda, deep_gemm",
+        ),
+    ],
+)
+def test_a_name_that_nothing_has_is_refused(root, tmp_path, choice, said):
+    """A root or a fact under another name would be ignored: an error with the nearest one, before anything is written."""
+    options = TreeOptions(**choice)
+    with bundler.pack_family("vllm", root) as bundle:
+        for call in (bundler.restore, bundler.check):
+            with pytest.raises(ConfigError, match=said):
+                call(bundle, tmp_path / "copy", trust="code", trees=options)
+        if "facts" in choice:
+            with pytest.raises(ConfigError, match=said):
+                bundler.explain_trees(bundle, trees=options)
+            with pytest.raises(ConfigError, match=r"fact .*no part of a fingerprint"):
+                bundler.pack_family("vllm", root, facts=choice["facts"])
+    with (
+        bundler.Bundle.load(GOLDEN) as kernels,
+        pytest.raises(ConfigError, match=said),
+    ):
+        bundler.restore(kernels, tmp_path / "copy", only="all", trees=options)
+    assert not (tmp_path / "copy").exists()
+
+
+def test_a_family_that_is_almost_one_is_named(tmp_path):
+    """The nearest name is offered, those of a user's own file among them; a misspelled part of a fingerprint is refused."""
+    with pytest.raises(NotFound, match="did you mean 'vllm'"):
+        bundler.pack_family("vlllm", tmp_path)
+    (tmp_path / "families.toml").write_text(_TOML.replace('"gpu"', '"pyton"'))
+    with pytest.raises(
+        ConfigError, match="'pyton' is no fact and no package here, did you mean 'python'"
+    ):
+        Family.load(tmp_path / "families.toml")
+
+
+@pytest.mark.parametrize("installed", ["3.0.0", None])
+def test_kernels_of_another_triton_are_told_when_a_family_is_packed(root, monkeypatch, installed):
+    """Packed where another Triton is installed, or none: trees are marked as made for the one that compiled the kernels, with a warning."""
+    here = {"triton": installed} if installed else {}
+    monkeypatch.setattr("bundler.lifecycle.family_pack.machine_facts", lambda names: dict(here))
+    with pytest.warns(bundler.BundlerWarning, match="compiled by Triton 3.*marked as made for 3"):
+        bundle = bundler.pack_family("vllm", root)
+    with bundle:
+        release = {kernel.toolchain.release for kernel in bundle.kernels}
+        assert {tree.fingerprint["triton"] for tree in read_trees(bundle)} == release
+    with bundler.pack_family(
+        "vllm", root, facts={"triton": "3.0.0"}
+    ) as bundle:  # as was said: no warning
+        assert {tree.fingerprint["triton"] for tree in read_trees(bundle)} == {"3.0.0"}
+
+
+def test_files_that_are_in_place_beside_unusable_kernels_are_told(tmp_path):
+    """Where no kernel can be used and other files were written, the warning says both."""
+    golden = GOLDEN.with_name("synthetic.tbundle")
+    with pytest.warns(bundler.BundlerWarning, match="none of the 3 kernels .*: 2 other files"):
+        report = bundler.restore(golden, tmp_path / "copy")
+    assert (report.usable, len(report.companions)) == (0, 2)
+
+
 # Declarations --------------------------------------------------------------------------------------------------------
 
 _TOML = """
@@ -461,16 +637,27 @@ def test_a_users_family_from_a_file_is_packed_and_restored(tmp_path, monkeypatch
     (tmp_path / "families.toml").write_text(_TOML)
     (mine,) = Family.load(tmp_path / "families.toml")
     assert mine == Family(
-        "mine", ("$MY_CACHE", "~/.cache/mine"), ("objects/**/*.cubin", "index.json"), fingerprint=("gpu", "mylib")
+        "mine",
+        ("$MY_CACHE", "~/.cache/mine"),
+        ("objects/**/*.cubin", "index.json"),
+        fingerprint=("gpu", "mylib"),
     )
     monkeypatch.setenv("MY_CACHE", str(tmp_path / "one"))
     for name in ("objects/a/b/c.cubin", "objects/d.cubin", "index.json", "objects/log.txt"):
         _write(tmp_path / "one" / name, name.encode())
     with bundler.pack_family(mine, facts={"mylib": "7"}) as bundle:
         monkeypatch.setenv("MY_CACHE", str(tmp_path / "two"))
-        report = bundler.restore(bundle, trust="code", trees=TreeOptions(families=(mine,), facts={"mylib": "7"}))
-        assert report.companions == ("mine:index.json", "mine:objects/a/b/c.cubin", "mine:objects/d.cubin")
-        refused = bundler.restore(bundle, trust="code", trees=TreeOptions(families=(mine,), facts={"mylib": "8"}))
+        report = bundler.restore(
+            bundle, trust="code", trees=TreeOptions(families=(mine,), facts={"mylib": "7"})
+        )
+        assert report.companions == (
+            "mine:index.json",
+            "mine:objects/a/b/c.cubin",
+            "mine:objects/d.cubin",
+        )
+        refused = bundler.restore(
+            bundle, trust="code", trees=TreeOptions(families=(mine,), facts={"mylib": "8"})
+        )
         assert refused.skipped == (("mine:.", "mylib: made for 7, here 8"),)
 
 
@@ -548,8 +735,12 @@ def test_paths_of_known_families(family, path, taken, place):
 
 def test_an_index_reads_what_it_wrote():
     """Equal trees have equal bytes, in whichever order they were given."""
-    one = TreeIndex("vllm", "a", {"gpu": "x", "cuda": "1"}, ("rank_1_0", "rank_0_0"), (), {"k": ("A" * 52,)})
-    two = TreeIndex("vllm", "a", {"cuda": "1", "gpu": "x"}, ("rank_0_0", "rank_1_0"), (), {"k": ("A" * 52,)})
+    one = TreeIndex(
+        "vllm", "a", {"gpu": "x", "cuda": "1"}, ("rank_1_0", "rank_0_0"), (), {"k": ("A" * 52,)}
+    )
+    two = TreeIndex(
+        "vllm", "a", {"cuda": "1", "gpu": "x"}, ("rank_0_0", "rank_1_0"), (), {"k": ("A" * 52,)}
+    )
     assert one.encode() == two.encode()
     assert TreeIndex.decode(one.encode()) == two
 
@@ -559,12 +750,19 @@ def test_an_index_reads_what_it_wrote():
 
 def test_explain_names_what_differs_on_this_machine(packed):
     """One sentence a tree, with the part of the fingerprint that differs, and what is not known."""
-    found = bundler.explain_trees(packed, trees=TreeOptions(facts={**FINGERPRINT, "vllm": "0.34.0"}))
+    found = bundler.explain_trees(
+        packed, trees=TreeOptions(facts={**FINGERPRINT, "vllm": "0.34.0"})
+    )
     assert [one.fingerprint for one in found] == [(("vllm", "0.33.0", "0.34.0"),)] * 2
-    assert found[0].sentence == f"vllm:{OTHERWISE} differs from this machine: vllm is 0.34.0 here, 0.33.0 there"
+    assert (
+        found[0].sentence
+        == f"vllm:{OTHERWISE} differs from this machine: vllm is 0.34.0 here, 0.33.0 there"
+    )
     assert found[0].unknown == ("ranks",)
     agreed = bundler.explain_trees(packed, trees=TreeOptions(facts={**FINGERPRINT, "ranks": "2x1"}))
-    assert [(one.same, one.sentence.partition(" agrees")[1]) for one in agreed] == [(True, " agrees")] * 2
+    assert [(one.same, one.sentence.partition(" agrees")[1]) for one in agreed] == [
+        (True, " agrees")
+    ] * 2
 
 
 def test_explain_names_the_factor_of_vllms_hash_that_differs(root, packed, tmp_path):
@@ -578,7 +776,10 @@ def test_explain_names_the_factor_of_vllms_hash_that_differs(root, packed, tmp_p
         )
     (one,) = bundler.explain_trees(packed, f"vllm={other}")
     assert one.nearest == f"vllm:{OTHERWISE}"
-    assert one.factors == (("backbone config_hash", "c0", "c9"), ("backbone env.VLLM_USE_X", "false", "true"))
+    assert one.factors == (
+        ("backbone config_hash", "c0", "c9"),
+        ("backbone env.VLLM_USE_X", "false", "true"),
+    )
     assert "backbone env.VLLM_USE_X is true here, false there" in one.sentence
     same = bundler.explain_trees(packed, f"vllm={root}", trees=TreeOptions(facts=FINGERPRINT))
     assert [found.same for found in same] == [True, True]
@@ -587,7 +788,24 @@ def test_explain_names_the_factor_of_vllms_hash_that_differs(root, packed, tmp_p
 @pytest.mark.parametrize("factors", [b"\x80\x04", b"[" * 100_000, b'"text"', b""])
 def test_factors_that_are_no_json_are_named(root, packed, tmp_path, factors):
     """A file that cannot be read explains nothing, and says so; nothing is raised."""
-    _write(tmp_path / "other/torch_compile_cache/9999999999/rank_0_0/backbone/cache_key_factors.json", factors)
+    _write(
+        tmp_path / "other/torch_compile_cache/9999999999/rank_0_0/backbone/cache_key_factors.json",
+        factors,
+    )
     (one,) = bundler.explain_trees(packed, f"vllm={tmp_path / 'other'}")
     assert not one.same
     assert one.factors or one.unknown
+
+
+def test_a_kernel_that_a_tree_has_in_many_places_does_not_fill_the_disk(packed, tmp_path):
+    """Each place gets a copy of the kernel, so all of them count."""
+    with bundler.Bundle.load(packed) as bundle:
+        (kernel, *_) = bundle.kernels
+        folders = {f"{OTHERWISE}/rank_{n:02}_0/triton_cache": [kernel.key] for n in range(65)}
+        with _tampered(packed, kernels=folders) as trees:
+            joined = bundler.merge([bundle, trees])
+        size = sum(one.size for one in kernel.artifacts)
+        limit = TreeOptions(roots={"vllm": tmp_path / "copy"}, max_bytes=65 * size - 1)
+        with pytest.raises(LimitExceeded, match="bytes on disk"):
+            bundler.restore(joined, only="all", trees=limit)
+    assert not (tmp_path / "copy").exists()

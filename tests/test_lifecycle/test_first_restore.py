@@ -28,14 +28,18 @@ def modules_after(code, *arguments):
     """Return the names of the modules that a new Python has loaded after some code."""
     told = f"{code}\nimport sys\nnames = sorted(sys.modules)\nimport json\nprint(json.dumps(names))"
     command = [sys.executable, "-P", "-c", told, *map(str, arguments)]
-    return set(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    return set(
+        json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    )
 
 
 @pytest.mark.parametrize("only", ["all", "usable"])
 def test_a_first_restore_imports_few_modules(planted, tmp_path, only):
     """Beside msgspec at most 57 modules of ours and 20 others; none for what few restores need."""
     bundler.pack(planted).save(tmp_path / "x.tbundle")
-    loaded = modules_after(RESTORE, tmp_path / "x.tbundle", tmp_path / "there", only) - modules_after(BARE)
+    loaded = modules_after(
+        RESTORE, tmp_path / "x.tbundle", tmp_path / "there", only
+    ) - modules_after(BARE)
     ours = {name for name in loaded if name.partition(".")[0] == "bundler"}
     assert sorted(loaded & NOT_NEEDED) == []
     assert len(ours) <= 57, sorted(ours)
@@ -46,7 +50,9 @@ def test_a_program_that_does_not_configure_logging_sees_no_lines():
     """Python shows warnings that nobody handles: a logger of ours has a handler, whoever imported `logging` first."""
     code = "from bundler.package_loggers import logger; logger('bundler.toolchain').warning('seen')"
     for before in ("pass", "import logging", "import bundler.errors, logging"):
-        done = subprocess.run([sys.executable, "-c", f"{before}\n{code}"], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", f"{before}\n{code}"], capture_output=True, text=True, check=True
+        )
         assert done.stdout + done.stderr == ""
     shown = "import logging; logging.basicConfig()\n" + code
     done = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True)

@@ -97,7 +97,9 @@ def test_a_link_is_followed_only_where_that_is_meant(tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name in fuzz_directory.HOSTILE if name != "empty file"])
-def test_a_kernel_directory_with_something_else_in_it_is_no_kernel(planted, small, key, tmp_path, name):
+def test_a_kernel_directory_with_something_else_in_it_is_no_kernel(
+    planted, small, key, tmp_path, name
+):
     """In place of any file of a kernel, the kernel is left out with the reason, and a restore puts a whole one in its place."""
     for filename in sorted(os.listdir(planted / key)):
         fuzz_directory.replace(planted / key / filename, name)
@@ -184,7 +186,9 @@ def test_a_result_file_that_is_none_is_no_result(tmp_path, monkeypatch, name):
             return str(tmp_path / filename)
 
     monkeypatch.setattr(
-        tuner_toolchain, "_result_cache", lambda *_: contextlib.nullcontext((Manager(), "k.autotune.json"))
+        tuner_toolchain,
+        "_result_cache",
+        lambda *_: contextlib.nullcontext((Manager(), "k.autotune.json")),
     )
     fuzz_directory.HOSTILE[name](tmp_path / "k.autotune.json")
     assert tuner_toolchain.read_results(None, None, (), ()) is None

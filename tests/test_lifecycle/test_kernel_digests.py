@@ -52,11 +52,25 @@ def begin_writing(request):
 
 def kernel_of(number, contents, digests):
     names = tuple(f"f{place}" for place in range(len(contents)))
-    return (f"t{number}", f"K{number}", names, tuple(contents), tuple(digests), (), -1, -1, "__grp__k.json", b"{}")
+    return (
+        f"t{number}",
+        f"K{number}",
+        names,
+        tuple(contents),
+        tuple(digests),
+        (),
+        -1,
+        -1,
+        "__grp__k.json",
+        b"{}",
+    )
 
 
 def damaged_of(begin_writing, root, kernels):
-    return [code == kernel_writer.DAMAGED for code in begin_writing(str(root), tuple(kernels), 1).finish()]
+    return [
+        code == kernel_writer.DAMAGED
+        for code in begin_writing(str(root), tuple(kernels), 1).finish()
+    ]
 
 
 def test_files_of_any_two_lengths_are_hashed_beside_each_other(begin_writing, tmp_path):
@@ -64,7 +78,10 @@ def test_files_of_any_two_lengths_are_hashed_beside_each_other(begin_writing, tm
     rng = random.Random(7)
     pairs = [(rng.randbytes(one), rng.randbytes(two)) for one in EDGES for two in EDGES]
     right = [[hashlib.sha256(data).digest() for data in pair] for pair in pairs]
-    sound = [kernel_of(number, pair, digests) for number, (pair, digests) in enumerate(zip(pairs, right, strict=True))]
+    sound = [
+        kernel_of(number, pair, digests)
+        for number, (pair, digests) in enumerate(zip(pairs, right, strict=True))
+    ]
     (tmp_path / "sound").mkdir()
     assert not any(damaged_of(begin_writing, tmp_path / "sound", sound))
     for place in (0, 1):
@@ -73,22 +90,33 @@ def test_files_of_any_two_lengths_are_hashed_beside_each_other(begin_writing, tm
             changed = bytearray(digests[place])
             changed[rng.randrange(32)] ^= 1 << rng.randrange(8)
             digests[place] = bytes(changed)
-        kernels = [kernel_of(n, pair, digests) for n, (pair, digests) in enumerate(zip(pairs, wrong, strict=True))]
+        kernels = [
+            kernel_of(n, pair, digests)
+            for n, (pair, digests) in enumerate(zip(pairs, wrong, strict=True))
+        ]
         assert all(damaged_of(begin_writing, tmp_path, kernels))
 
 
 @given(
-    kernels=st.lists(st.lists(st.binary(max_size=400) | st.integers(0, 30_000).map(bytes), max_size=5), max_size=5),
+    kernels=st.lists(
+        st.lists(st.binary(max_size=400) | st.integers(0, 30_000).map(bytes), max_size=5),
+        max_size=5,
+    ),
     flips=st.sets(st.tuples(st.integers(0, 4), st.integers(0, 4))),
 )
 @settings(max_examples=60, deadline=None)
 def test_any_kernels_side_by_side(openssl_only, kernels, flips, tmp_path_factory):
     """Kernels of any number of files, of which some have another digest: those are refused, by both ways of hashing."""
-    extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
+    extension = pytest.importorskip(
+        "bundler.lifecycle._kernel_writer", reason="the extension was not built here"
+    )
     made, expected = [], []
     for number, contents in enumerate(kernels):
         wrong = {place for of, place in flips if of == number and place < len(contents)}
-        digests = [hashlib.sha256(data + b"x" * (place in wrong)).digest() for place, data in enumerate(contents)]
+        digests = [
+            hashlib.sha256(data + b"x" * (place in wrong)).digest()
+            for place, data in enumerate(contents)
+        ]
         made.append(kernel_of(number, contents, digests))
         expected.append(bool(wrong))
     for begin in (extension.begin_writing, openssl_only.begin_writing):

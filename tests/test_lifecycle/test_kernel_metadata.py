@@ -27,14 +27,27 @@ WHOLE = {
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory):
     """Says what the extension answers for a kernel of this metadata: True when it is written, False when Python has to look."""
-    extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
+    extension = pytest.importorskip(
+        "bundler.lifecycle._kernel_writer", reason="the extension was not built here"
+    )
     roots = iter(range(1 << 30))
     parent = tmp_path_factory.mktemp("there")
 
     def judged(data, key=KEY, binary="k.cubin"):
         root = parent / str(next(roots))
         root.mkdir()
-        kernel = ("t", key, (binary, "k.json"), (BINARY, data), (), (), 0, 1, "__grp__k.json", b"{}")
+        kernel = (
+            "t",
+            key,
+            (binary, "k.json"),
+            (BINARY, data),
+            (),
+            (),
+            0,
+            1,
+            "__grp__k.json",
+            b"{}",
+        )
         (code,) = extension.begin_writing(str(root), (kernel,), 0).finish()
         assert code in {0, kernel_writer.UNSURE}
         assert [path.name for path in root.iterdir()] == ([] if code else [key])
@@ -51,11 +64,15 @@ def without(name):
     return {member: value for member, value in WHOLE.items() if member != name}
 
 
-@pytest.mark.parametrize("layout", [{}, {"indent": 2}, {"separators": (",", ":")}, {"sort_keys": True}])
+@pytest.mark.parametrize(
+    "layout", [{}, {"indent": 2}, {"separators": (",", ":")}, {"sort_keys": True}]
+)
 def test_what_triton_could_write_is_written(judge, layout):
     assert judge(json.dumps(WHOLE, **layout).encode())
     assert judge(
-        json.dumps({**WHOLE, "target": {"backend": "hip", "arch": "gfx942", "warp_size": 64}}).encode(),
+        json.dumps(
+            {**WHOLE, "target": {"backend": "hip", "arch": "gfx942", "warp_size": 64}}
+        ).encode(),
         binary="k.hsaco",
     )
     assert judge(json.dumps(WHOLE).encode(), key=DIGEST.hex())
@@ -104,7 +121,16 @@ def test_what_is_out_of_the_ordinary_is_left_to_python(judge, data):
 
 
 @pytest.mark.parametrize(
-    "key", ["A" * 52, KEY[:-1] + "B", KEY[:-1] + "Q", KEY[:-1], KEY + "A", DIGEST.hex().upper(), DIGEST.hex()[:-1]]
+    "key",
+    [
+        "A" * 52,
+        KEY[:-1] + "B",
+        KEY[:-1] + "Q",
+        KEY[:-1],
+        KEY + "A",
+        DIGEST.hex().upper(),
+        DIGEST.hex()[:-1],
+    ],
 )
 def test_metadata_of_another_key_is_left_to_python(judge, key):
     assert not judge(json.dumps(WHOLE).encode(), key=key)
@@ -112,7 +138,9 @@ def test_metadata_of_another_key_is_left_to_python(judge, key):
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 members = st.sampled_from(["hash", "target", "num_warps", "shared", "name", "debug", "more"])
@@ -131,7 +159,9 @@ def test_a_yes_is_a_kernel_that_triton_can_read(judge, changes, target):
         assert is_sound(data)
     elif data.isascii() and b"\\" not in data and is_readable_head(KEY, "k.cubin", data):
         # Python's quick look agrees, but for whole numbers of more than 18 digits.
-        assert any(len(number) > 18 for number in json.dumps([target, changes]).replace("-", " ").split())
+        assert any(
+            len(number) > 18 for number in json.dumps([target, changes]).replace("-", " ").split()
+        )
 
 
 @given(
@@ -158,7 +188,9 @@ def test_what_only_python_can_read_is_restored_all_the_same(way, compiled, tmp_p
     kernel = next(iter(sorted(compiled.cache.iterdir())))
     cache = tmp_path / "cache"
     workshop.plant(compiled.cache, cache, [kernel.name])
-    (path,) = [path for path in (cache / kernel.name).glob("*.json") if not path.name.startswith("__grp__")]
+    (path,) = [
+        path for path in (cache / kernel.name).glob("*.json") if not path.name.startswith("__grp__")
+    ]
     path.write_text(json.dumps({**json.loads(path.read_text()), "note": "caf\u00e9 [[[["}))
     report = bundler.restore(bundler.pack(cache), tmp_path / "there", only="all")
     assert report.restored == (kernel.name,)

@@ -22,7 +22,9 @@ from bundler.toolchain import identity
 
 def _place(bundle, directory, *, keep="all", trust="kernels"):
     (kernel,) = bundle.kernels
-    return place_kernel(bundle.blobs, kernel, directory, keep=keep, trust=trust, triton_dir=identity.triton_dir())
+    return place_kernel(
+        bundle.blobs, kernel, directory, keep=keep, trust=trust, triton_dir=identity.triton_dir()
+    )
 
 
 @pytest.fixture
@@ -37,10 +39,14 @@ def test_a_kernel_is_placed_as_triton_would_have_left_it(small, key, compiled, t
     directory = Path(there.path, key)
     files = [path for path in directory.iterdir() if not path.name.startswith(workshop.GROUP)]
     assert placed == Placed(
-        "restored", sum(path.stat().st_size for path in files), {path.name: str(path) for path in files}
+        "restored",
+        sum(path.stat().st_size for path in files),
+        {path.name: str(path) for path in files},
     )
     assert workshop.is_whole(directory)
-    assert {(compiled.cache / key / path.name).read_bytes() == path.read_bytes() for path in files} == {True}
+    assert {
+        (compiled.cache / key / path.name).read_bytes() == path.read_bytes() for path in files
+    } == {True}
 
 
 def test_what_is_there_stays(small, key, planted):
@@ -87,12 +93,18 @@ def test_a_kernel_with_a_library_needs_trust(small, there):
     """Triton would load the library from the kernel's directory."""
     (kernel,) = small.kernels
     library = msgspec.structs.replace(kernel.binary, filename=f"{kernel.name}.so")
-    bundle = Bundle(Content.of([replace(kernel, artifacts=(*kernel.artifacts, library))]), Observed({}), small.blobs)
+    bundle = Bundle(
+        Content.of([replace(kernel, artifacts=(*kernel.artifacts, library))]),
+        Observed({}),
+        small.blobs,
+    )
     assert _place(bundle, there) == Rejected(NEEDS_TRUST)
     assert isinstance(_place(bundle, there, trust="code"), Placed)
 
 
-def test_neither_the_machine_nor_the_directory_is_looked_at_for_each_kernel(bundle, there, monkeypatch):
+def test_neither_the_machine_nor_the_directory_is_looked_at_for_each_kernel(
+    bundle, there, monkeypatch
+):
     """The key says that this machine can use the kernel, and a cache may hold thousands of others."""
 
     def never(*_args, **_kwargs):

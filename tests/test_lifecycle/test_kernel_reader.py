@@ -60,11 +60,16 @@ def test_every_kernel_of_a_cache_is_read(way, compiled):
     directories = [str(compiled.cache / key) for key in reversed(compiled.keys)] * 3
     found = list(read_kernels(directories))
     # One by one nothing is hashed yet.
-    assert [replace(kernel, digests={}) for kernel in found] == [read_kernel(directory) for directory in directories]
+    assert [replace(kernel, digests={}) for kernel in found] == [
+        read_kernel(directory) for directory in directories
+    ]
     assert {type(kernel) for kernel in found} == {KernelFiles}
     hashed = [{name: kernel.digests.get(name) for name in kernel.files} for kernel in found]
     if way == "compiled":
-        digests = [{name: hashlib.sha256(data).digest() for name, data in kernel.files.items()} for kernel in found]
+        digests = [
+            {name: hashlib.sha256(data).digest() for name, data in kernel.files.items()}
+            for kernel in found
+        ]
         assert hashed == digests
 
 
@@ -74,7 +79,9 @@ def test_what_is_broken_is_rejected_for_the_same_reason(way, planted, key, case)
     assert list(read_kernels([str(planted / key)])) == [read_kernel(str(planted / key))]
 
 
-@pytest.mark.parametrize("limits", [Limits(file_bytes=4000), Limits(kernel_bytes=1000), Limits(files_per_kernel=3)])
+@pytest.mark.parametrize(
+    "limits", [Limits(file_bytes=4000), Limits(kernel_bytes=1000), Limits(files_per_kernel=3)]
+)
 def test_what_is_too_large_is_rejected_for_the_same_reason(way, planted, key, limits):
     (found,) = read_kernels([str(planted / key)], limits)
     assert found == read_kernel(str(planted / key), limits)
@@ -117,12 +124,21 @@ def test_the_extension_leaves_to_python_what_is_out_of_the_ordinary(reader, tmp_
     (nested / "c").mkdir()
     assert reader(tuple(paths), 3, 1 << 20, 1) == [None, None, None, files]
     assert reader(tuple(paths), 1, 1 << 20, 1) == [None] * 4
-    assert reader((paths[3], paths[3], os.fsencode(tmp_path / "gone")), 2, 15, 1) == [files, None, None]
+    assert reader((paths[3], paths[3], os.fsencode(tmp_path / "gone")), 2, 15, 1) == [
+        files,
+        None,
+        None,
+    ]
 
 
 def test_the_extension_takes_nothing_but_what_it_declares(reader, tmp_path):
     """Wrong types are errors of Python, not of memory."""
-    for arguments in (([], 1, 1, 1), ((str(tmp_path),), 1, 1, 1), ((b"x",), "1", 1, 1), ((b"x",), 1, 1)):
+    for arguments in (
+        ([], 1, 1, 1),
+        ((str(tmp_path),), 1, 1, 1),
+        ((b"x",), "1", 1, 1),
+        ((b"x",), 1, 1),
+    ):
         with pytest.raises(TypeError):
             reader(*arguments)
     for arguments in (((b"a\0b",), 1, 1, 1), ((b"x",), -1, 1, 1), ((b"x",), 5000, 1, 1)):

@@ -26,14 +26,27 @@ WHOLE = (
 )
 WHOLE_NAMES = tuple(name for name, _ in WHOLE)
 GROUP = ("__grp__k.json", b'{"\0": "/\0/k.json"}')
-FIELDS = ("temporary", "key", "names", "contents", "digests", "edits", "binary", "metadata", "group_name", "group_text")
+FIELDS = (
+    "temporary",
+    "key",
+    "names",
+    "contents",
+    "digests",
+    "edits",
+    "binary",
+    "metadata",
+    "group_name",
+    "group_text",
+)
 
 
 def writer_of(kind):
     """Return a writer: `plain` is the extension where it found no SHA-256."""
     if kind == "python":
         return kernel_writer.write_in_python
-    extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
+    extension = pytest.importorskip(
+        "bundler.lifecycle._kernel_writer", reason="the extension was not built here"
+    )
     begin = kernel_writer.compiled_writer()
     if kind == "plain":
 
@@ -50,7 +63,16 @@ def write(request):
     return writer_of(request.param)
 
 
-def new(temporary, key, files=WHOLE, *, digests=(), edits=(), binary=ALREADY_CHECKED, metadata=ALREADY_CHECKED):
+def new(
+    temporary,
+    key,
+    files=WHOLE,
+    *,
+    digests=(),
+    edits=(),
+    binary=ALREADY_CHECKED,
+    metadata=ALREADY_CHECKED,
+):
     """A kernel for a writer, of names and bytes."""
     names, contents = tuple(name for name, _ in files), tuple(data for _, data in files)
     return (temporary, key, names, contents, digests, edits, binary, metadata, *GROUP)
@@ -67,7 +89,10 @@ def batch(count, files=WHOLE):
 
 def written(key, files=WHOLE):
     """What is in the directory of a kernel."""
-    return {**{name: bytes(data) for name, data in files}, GROUP[0]: f'{{"{key}": "/{key}/k.json"}}'.encode()}
+    return {
+        **{name: bytes(data) for name, data in files},
+        GROUP[0]: f'{{"{key}": "/{key}/k.json"}}'.encode(),
+    }
 
 
 def content(directory):
@@ -93,7 +118,9 @@ def test_an_empty_batch_is_nothing(write, tmp_path):
 def test_a_name_that_is_too_long_for_a_file_is_an_error(write, tmp_path, field, size):
     """Whichever name it is, as the system says it, and nothing stays; the longest that a file can have is fine."""
     name = "n" * size
-    kernel = changed(new("tmp.0", "KEY0"), **{field: (name, *WHOLE_NAMES[1:]) if field == "names" else name})
+    kernel = changed(
+        new("tmp.0", "KEY0"), **{field: (name, *WHOLE_NAMES[1:]) if field == "names" else name}
+    )
     (code,) = write(str(tmp_path), (kernel,), 1)
     assert code == (0 if size == 255 else errno.ENAMETOOLONG)
     assert os.listdir(tmp_path) == (["KEY0"] if size == 255 else [])
@@ -108,7 +135,9 @@ def test_the_umask_decides_about_permissions(write, tmp_path, mask):
     finally:
         os.umask(before)
     assert stat.S_IMODE(os.stat(tmp_path / "KEY0").st_mode) == 0o777 & ~mask
-    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "KEY0").iterdir()} == {0o666 & ~mask}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "KEY0").iterdir()} == {
+        0o666 & ~mask
+    }
 
 
 def test_a_group_is_inherited_where_the_directory_says_so(write, tmp_path):
@@ -139,7 +168,11 @@ def test_what_is_in_the_place_stays_and_the_new_one_waits_beside_it(write, tmp_p
     assert codes[1] in {-errno.ENOTEMPTY, -errno.EEXIST}
     assert codes[2:4] == [-errno.ENOTDIR] * 2
     assert content(tmp_path / "KEY1") == {"k.cubin": b"theirs"}
-    assert sorted(name for name in os.listdir(tmp_path) if name.startswith("tmp")) == ["tmp.1", "tmp.2", "tmp.3"]
+    assert sorted(name for name in os.listdir(tmp_path) if name.startswith("tmp")) == [
+        "tmp.1",
+        "tmp.2",
+        "tmp.3",
+    ]
     assert content(tmp_path / "tmp.1") == written("KEY1")
 
 
@@ -177,7 +210,9 @@ def test_a_really_full_disk(write, tmp_path):
         codes = write(str(tmp_path), batch(40), 2)
         assert errno.ENOSPC in codes
         assert set(codes) <= {0, errno.ENOSPC, errno.ECANCELED}
-        assert sorted(os.listdir(tmp_path)) == sorted(f"KEY{n}" for n, code in enumerate(codes) if code == 0)
+        assert sorted(os.listdir(tmp_path)) == sorted(
+            f"KEY{n}" for n, code in enumerate(codes) if code == 0
+        )
         assert all(content(path) == written(path.name) for path in tmp_path.iterdir())
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
@@ -187,8 +222,16 @@ def test_a_really_full_disk(write, tmp_path):
 @pytest.mark.parametrize("place", ["temporary", "key", "file", "group"])
 def test_a_name_is_one_component_of_a_path(write, tmp_path, name, place):
     """Whatever a caller took for a name cannot lead elsewhere, and nothing is written."""
-    names = {"temporary": "tmp.0", "key": "KEY", "file": "k.json", "group": "__grp__k.json", place: name}
-    kernel = changed(new(names["temporary"], names["key"], ((names["file"], b"x"),)), group_name=names["group"])
+    names = {
+        "temporary": "tmp.0",
+        "key": "KEY",
+        "file": "k.json",
+        "group": "__grp__k.json",
+        place: name,
+    }
+    kernel = changed(
+        new(names["temporary"], names["key"], ((names["file"], b"x"),)), group_name=names["group"]
+    )
     with pytest.raises(ValueError, match="not the name of a file"):
         write(str(tmp_path), (kernel,), 1)
     assert os.listdir(tmp_path) == []
@@ -202,7 +245,9 @@ def test_paths_in_any_encoding_are_written_to(write, tmp_path):
 
 def test_the_extension_takes_nothing_but_what_it_declares(tmp_path):
     """Wrong types are errors of Python, not of memory."""
-    write = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="it was not built here").begin_writing
+    write = pytest.importorskip(
+        "bundler.lifecycle._kernel_writer", reason="it was not built here"
+    ).begin_writing
     root = str(tmp_path)
     sound = new("t", "k", (("n", b""),))
     odd = [[], (), (1,), sound[:-1], (*sound, 1), [*sound]]
@@ -212,7 +257,13 @@ def test_the_extension_takes_nothing_but_what_it_declares(tmp_path):
         {"edits": ((0, ((0, "", b""),)),)}, {"edits": ((0, (("0", b"", b""),)),)}, {"edits": (("0", ()),)}, {"binary": "0"}, {"metadata": "0"}, {"group_name": 1}, {"group_text": "text"},
         {"group_text": bytearray(b"")},
     )]  # fmt: skip
-    wrong = [(root, [], 1), (None, (), 1), (root, (), "1"), (root, ()), *((root, (kernel,), 1) for kernel in odd)]
+    wrong = [
+        (root, [], 1),
+        (None, (), 1),
+        (root, (), "1"),
+        (root, ()),
+        *((root, (kernel,), 1) for kernel in odd),
+    ]
     for arguments in wrong:
         with pytest.raises(TypeError):
             write(*arguments)
@@ -223,7 +274,9 @@ def test_the_extension_takes_nothing_but_what_it_declares(tmp_path):
 
 def test_python_runs_while_the_extension_writes(tmp_path):
     """Who began a batch goes on at once, and the interpreter lock is free while somebody waits for it."""
-    extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
+    extension = pytest.importorskip(
+        "bundler.lifecycle._kernel_writer", reason="the extension was not built here"
+    )
     kernels = batch(64, (("big", bytes(1 << 20)), ("k.json", b"{}")))
     writing = extension.begin_writing(str(tmp_path), kernels, 2)
     assert len(os.listdir(tmp_path)) < 64
@@ -242,15 +295,21 @@ def test_python_runs_while_the_extension_writes(tmp_path):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_what_nobody_waits_for_is_written_to_the_end(tmp_path, threads):
     """A batch whose answer is dropped holds its bytes until it is written."""
-    extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
-    extension.begin_writing(str(tmp_path), batch(32, (("big", bytes(1 << 20)), ("k.json", b"{}"))), threads)
+    extension = pytest.importorskip(
+        "bundler.lifecycle._kernel_writer", reason="the extension was not built here"
+    )
+    extension.begin_writing(
+        str(tmp_path), batch(32, (("big", bytes(1 << 20)), ("k.json", b"{}"))), threads
+    )
     assert sorted(os.listdir(tmp_path)) == sorted(kernel[1] for kernel in batch(32))
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 100])
 def test_threads_write_one_batch_after_the_other(tmp_path, count):
     """Batches that are under way together share the threads, in whatever order they are waited for; then the threads end."""
-    extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
+    extension = pytest.importorskip(
+        "bundler.lifecycle._kernel_writer", reason="the extension was not built here"
+    )
     before = len(os.listdir("/proc/self/task"))
     threads = extension.start_threads(count)
     for part in range(5):
@@ -275,7 +334,9 @@ def test_threads_write_one_batch_after_the_other(tmp_path, count):
 
 def test_a_forked_child_writes_without_the_threads_of_its_parent(tmp_path):
     """They are not there; what the child begins with them is written while it waits."""
-    extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
+    extension = pytest.importorskip(
+        "bundler.lifecycle._kernel_writer", reason="the extension was not built here"
+    )
     threads = extension.start_threads(2)
     assert extension.begin_writing(str(tmp_path), (new("t", "parent"),), threads).finish() == [0]
     child = os.fork()
@@ -290,8 +351,12 @@ def test_a_forked_child_writes_without_the_threads_of_its_parent(tmp_path):
 
 def test_a_child_forked_meanwhile_waits_for_nothing(tmp_path):
     """It has no such threads; it says that nothing is known to be written, and ends."""
-    extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
-    writing = extension.begin_writing(str(tmp_path), batch(64, (("big", bytes(1 << 20)), ("k.json", b"{}"))), 2)
+    extension = pytest.importorskip(
+        "bundler.lifecycle._kernel_writer", reason="the extension was not built here"
+    )
+    writing = extension.begin_writing(
+        str(tmp_path), batch(64, (("big", bytes(1 << 20)), ("k.json", b"{}"))), 2
+    )
     child = os.fork()
     if child == 0:
         codes = writing.finish()
@@ -303,7 +368,9 @@ def test_a_child_forked_meanwhile_waits_for_nothing(tmp_path):
 
 def test_without_another_thread_the_caller_writes(tmp_path):
     """Where the system gives no thread, a restore is slower and nothing else."""
-    pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
+    pytest.importorskip(
+        "bundler.lifecycle._kernel_writer", reason="the extension was not built here"
+    )
     program = f"""
 import resource
 from bundler.lifecycle.kernel_writer import begin_writing
@@ -314,7 +381,9 @@ resource.setrlimit(resource.RLIMIT_AS, (room, room))  # for the kernels, and not
 finish = begin_writing({os.fspath(tmp_path)!r}, kernels, 4)
 print(finish().count(0))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "40\n"
     assert len(os.listdir(tmp_path)) == 40
 
@@ -338,7 +407,13 @@ def test_digests_are_compared_before_a_kernel_is_visible(write, tmp_path):
     for threads in (1, 2):
         root = tmp_path / str(threads)
         root.mkdir()
-        assert write(str(root), kernels, threads) == [0, kernel_writer.DAMAGED, 0, kernel_writer.DAMAGED, 0]
+        assert write(str(root), kernels, threads) == [
+            0,
+            kernel_writer.DAMAGED,
+            0,
+            kernel_writer.DAMAGED,
+            0,
+        ]
         assert {key: content(root / key) for key in os.listdir(root)} == {
             key: written(key) for key in ("KEY0", "KEY1", "KEY2")
         }
@@ -358,7 +433,9 @@ def test_a_digest_has_32_bytes(write, tmp_path, digest):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("change", [{"contents": (b"",)}, {"contents": (b"",) * 4}, {"digests": (bytes(32),)}])
+@pytest.mark.parametrize(
+    "change", [{"contents": (b"",)}, {"contents": (b"",) * 4}, {"digests": (bytes(32),)}]
+)
 def test_each_name_has_its_bytes_and_all_have_digests_or_none(write, tmp_path, change):
     kernel = new("t", "k")
     with pytest.raises(ValueError, match="for each name"):
@@ -369,7 +446,9 @@ def test_each_name_has_its_bytes_and_all_have_digests_or_none(write, tmp_path, c
 def test_what_is_to_be_changed_is_changed_after_it_was_compared(write, tmp_path):
     """The digest is that of the bytes that are given; what is there in the end has the others, shorter or longer, in their places."""
     data = b"head [a] middle [b][c]"
-    edits = ((0, ((5, b"[a]", b"/a/longer/path"), (16, b"[b]", b""), (19, b"[c]", b"c" * 100_000))),)
+    edits = (
+        (0, ((5, b"[a]", b"/a/longer/path"), (16, b"[b]", b""), (19, b"[c]", b"c" * 100_000))),
+    )
     files = (("k.json", memoryview(data)), ("other", b"x"))
     right = digests_of(files)
     kernels = tuple(
@@ -383,7 +462,11 @@ def test_what_is_to_be_changed_is_changed_after_it_was_compared(write, tmp_path)
     }
 
 
-@given(data=st.binary(max_size=60), cuts=st.lists(st.integers(0, 60), max_size=8), put=st.binary(max_size=9))
+@given(
+    data=st.binary(max_size=60),
+    cuts=st.lists(st.integers(0, 60), max_size=8),
+    put=st.binary(max_size=9),
+)
 @settings(max_examples=40, deadline=None)
 @pytest.mark.parametrize("kind", ["compiled", "plain", "python"])
 def test_anything_is_changed_as_python_changes_it(kind, data, cuts, put, tmp_path_factory):
@@ -395,7 +478,9 @@ def test_anything_is_changed_as_python_changes_it(kind, data, cuts, put, tmp_pat
     for offset, old, _ in edits:
         expected += data[copied:offset] + put
         copied = offset + len(old)
-    kernel = new("t", "K", (("a", data),), digests=(hashlib.sha256(data).digest(),), edits=((0, edits),))
+    kernel = new(
+        "t", "K", (("a", data),), digests=(hashlib.sha256(data).digest(),), edits=((0, edits),)
+    )
     assert writer_of(kind)(str(root), (kernel,), 1) == [0]
     assert (root / "K" / "a").read_bytes() == expected + data[copied:]
 
@@ -489,7 +574,9 @@ def binary_of(header, tables, size):
     return (head + b"".join(struct.pack("<IIQQQQQQQ", *row) for row in tables)).ljust(size, b"\0")
 
 
-numbers = st.integers(0, 700) | st.sampled_from([0, 64, 128, 1 << 31, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+numbers = st.integers(0, 700) | st.sampled_from(
+    [0, 64, 128, 1 << 31, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
+)
 rows = st.lists(
     st.tuples(st.integers(0, 9), st.sampled_from([0, 1, 8, 8]), *[numbers] * 7), max_size=6
 )  # a row is long enough for a segment and for a section, and so may be read as either
@@ -507,7 +594,8 @@ def test_the_extension_reads_binaries_as_python_does(header, tables, size, cut, 
     root = str(tmp_path_factory.mktemp("there"))
     images = [data, data[:cut], data[:4] + b"\1" + data[5:], b"x" + data[1:]]
     kernels = tuple(
-        new(f"t{n}", f"k{n}", (("a.json", b"{}"), ("a.cubin", image)), binary=1) for n, image in enumerate(images)
+        new(f"t{n}", f"k{n}", (("a.json", b"{}"), ("a.cubin", image)), binary=1)
+        for n, image in enumerate(images)
     )
     expected = [kernel_writer.NO_BINARY if elf.why_unusable(image) else 0 for image in images]
     assert (
@@ -523,7 +611,9 @@ def _renamed(kernels):
 
 def test_the_extension_finds_the_sha256_of_python(tmp_path):
     """Where hashlib uses OpenSSL from a library of its own, the extension uses the same."""
-    extension = pytest.importorskip("bundler.lifecycle._kernel_writer", reason="the extension was not built here")
+    extension = pytest.importorskip(
+        "bundler.lifecycle._kernel_writer", reason="the extension was not built here"
+    )
     hashing = pytest.importorskip("_hashlib")
     if not hasattr(hashing, "__file__"):
         pytest.skip("OpenSSL is built into this Python")

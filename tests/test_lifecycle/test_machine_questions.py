@@ -23,7 +23,11 @@ class SlowLibrary:
 
     def __init__(self, capability=(9, 0)):
         self.capability = capability
-        self.asked, self.may_answer, self.may_end = threading.Event(), threading.Event(), threading.Event()
+        self.asked, self.may_answer, self.may_end = (
+            threading.Event(),
+            threading.Event(),
+            threading.Event(),
+        )
         self.may_end.set()
         self.calls, self.ended = [], []
 
@@ -88,7 +92,9 @@ def reading(monkeypatch):
     return keys
 
 
-def test_kernels_are_read_while_a_slow_driver_is_asked(bundle, tmp_path, driver, reading, monkeypatch):
+def test_kernels_are_read_while_a_slow_driver_is_asked(
+    bundle, tmp_path, driver, reading, monkeypatch
+):
     """The driver answers only when a kernel was read, and nothing is written before it has."""
     there = tmp_path / "there"
     written_early = []
@@ -101,7 +107,9 @@ def test_kernels_are_read_while_a_slow_driver_is_asked(bundle, tmp_path, driver,
     monkeypatch.setattr(reading, "then", answer)
     report = bundler.restore(bundle, there)
     assert len(report.restored) == 11
-    assert {why for _, why in report.skipped} == {"compiled for hip:gfx942; the GPUs here are cuda:90"}
+    assert {why for _, why in report.skipped} == {
+        "compiled for hip:gfx942; the GPUs here are cuda:90"
+    }
     assert written_early == []
     assert driver.calls != [threading.get_ident()]
     assert len(driver.calls) == 1
@@ -115,7 +123,9 @@ def test_each_kernel_is_read_once(bundle, tmp_path, driver, reading):
     assert set(report.restored) <= set(reading)
 
 
-def test_a_kernel_that_is_of_no_use_is_left_out_though_it_was_read(bundle, tmp_path, driver, reading):
+def test_a_kernel_that_is_of_no_use_is_left_out_though_it_was_read(
+    bundle, tmp_path, driver, reading
+):
     """The GPUs decide, whenever they are known; the directory is not even made."""
     driver.capability = (8, 0)
     threading.Timer(0.2, driver.may_answer.set).start()
@@ -152,7 +162,9 @@ def test_what_waits_for_the_driver_is_bounded(bundle, tmp_path, driver, reading,
     assert len(report.restored) == 11
 
 
-def test_an_interrupted_restore_leaves_nobody_asking(bundle, tmp_path, driver, reading, monkeypatch):
+def test_an_interrupted_restore_leaves_nobody_asking(
+    bundle, tmp_path, driver, reading, monkeypatch
+):
     """The question is answered, or was never asked, when the error arrives."""
 
     def interrupt():
@@ -167,7 +179,9 @@ def test_an_interrupted_restore_leaves_nobody_asking(bundle, tmp_path, driver, r
 
 def test_the_driver_is_not_asked_where_everything_is_restored(bundle, tmp_path, driver):
     """only='all' does not depend on this machine."""
-    assert len(bundler.restore(bundle, tmp_path / "there", only="all").restored) == len(bundle.kernels)
+    assert len(bundler.restore(bundle, tmp_path / "there", only="all").restored) == len(
+        bundle.kernels
+    )
     assert driver.calls == []
 
 
@@ -207,7 +221,9 @@ def test_kernels_are_written_while_the_driver_is_left(bundle, tmp_path, driver):
     thread = threading.Thread(target=lambda: reports.append(bundler.restore(bundle, there)))
     thread.start()
     ends = time.monotonic() + PATIENCE_S
-    while not (there.is_dir() and sum(not name.startswith("tmp.") for name in os.listdir(there)) == 11):
+    while not (
+        there.is_dir() and sum(not name.startswith("tmp.") for name in os.listdir(there)) == 11
+    ):
         assert time.monotonic() < ends
         time.sleep(0.001)
     thread.join(0.05)

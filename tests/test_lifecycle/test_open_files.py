@@ -25,23 +25,38 @@ PACKAGE = Path(bundler.__file__).parent
 # (file, what it does): writes to what is there already, or to what is in no directory of others.
 NOT_REPLACED = {
     ("cli/demo_check.py", "write_text"): "the demo's own temporary directory",
-    ("cli/demo_kernels.py", "write_text"): "what an example program was asked to print, into a file",
+    (
+        "cli/demo_kernels.py",
+        "write_text",
+    ): "what an example program was asked to print, into a file",
     ("cli/demo_processes.py", "write_text"): "the demo's own temporary directory",
     ("cli/extraction.py", "write_bytes"): "a stage, whose files are renamed",
-    ("compile/captured_program.py", "open w"): "a report in the temporary directory of the command that started it",
+    (
+        "compile/captured_program.py",
+        "open w",
+    ): "a report in the temporary directory of the command that started it",
     ("compile/compile_worker.py", "open wb"): "/proc",
     ("compile/forked_compiles.py", "open wb"): "a pipe",
     ("runtime/tuning/launch_dump.py", "open a"): "a log that the user asked for grows at its end",
     ("runtime/tuning/tuner_reports.py", "open a"): "a log that the user asked for grows at its end",
     ("toolchain/compile_call.py", "write_bytes"): "a worker's own temporary directory",
-    ("trust/signing_keys.py", "open wb"): "the descriptor of a new file, which is linked to its name",
+    (
+        "trust/signing_keys.py",
+        "open wb",
+    ): "the descriptor of a new file, which is linked to its name",
     (
         "backends/oci/image_directory.py",
         "open wb",
     ): "a descriptor of a new temporary file; and the null device, to compare a blob that is there",
-    ("backends/oci/registry.py", "truncate"): "begins again with a file that the caller made for this download",
+    (
+        "backends/oci/registry.py",
+        "truncate",
+    ): "begins again with a file that the caller made for this download",
     ("images/image_pull.py", "open wb"): "into a temporary folder of this call",
-    ("images/kernel_cache_layers.py", "open wb"): "a descriptor of a file that is created here, in a temporary folder",
+    (
+        "images/kernel_cache_layers.py",
+        "open wb",
+    ): "a descriptor of a file that is created here, in a temporary folder",
 }
 _CREATES = {"O_EXCL"}
 _WRITES = {"O_WRONLY", "O_RDWR", "O_APPEND", "O_TRUNC"}
@@ -63,7 +78,9 @@ class Held:
         replaced = set()
         for path, (fd, inode, content) in self._files.items():
             with open(fd, "rb") as file:
-                assert (os.fstat(fd).st_ino, file.read()) == (inode, content), f"{path} was rewritten"
+                assert (os.fstat(fd).st_ino, file.read()) == (inode, content), (
+                    f"{path} was rewritten"
+                )
             if not path.exists() or path.stat().st_ino != inode:
                 replaced.add(path.name)
             else:
@@ -105,12 +122,16 @@ def test_saving_over_a_bundle_that_is_open(small, bundle_file):
     held = Held(bundle_file.parent)
     with bundler.Bundle.load(bundle_file) as before:
         small.save(bundle_file, level=1)
-        assert len(before.read(before.kernels[0].artifacts[0])) == before.kernels[0].artifacts[0].size
+        assert (
+            len(before.read(before.kernels[0].artifacts[0])) == before.kernels[0].artifacts[0].size
+        )
     assert held.changed() == {bundle_file.name}
 
 
 def _tuned(block):
-    record = TuningRecord("add", (("arguments", "1"),), named_of(Config({"BLOCK": block})), "autotune")
+    record = TuningRecord(
+        "add", (("arguments", "1"),), named_of(Config({"BLOCK": block})), "autotune"
+    )
     return record, Tuning(id_of(record), (Timing(record.config, "", block),))
 
 
@@ -157,14 +178,25 @@ def _openings(tree):
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        name = (
+            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        )
         modes = [value.value for value in [*node.args[1:2], *(k.value for k in node.keywords if k.arg == "mode")]
                  if isinstance(value, ast.Constant) and isinstance(value.value, str)]  # fmt: skip
         if name in {"open", "fdopen"} and isinstance(node.func, ast.Name):
             # An open descriptor was opened by os.open, which is looked at by its flags.
             ours = isinstance(node.args[0], ast.Name) and node.args[0].id in {"handle", "fd"}
             yield from (f"open {mode}" for mode in modes if set(mode) & set("wa+") and not ours)
-        elif name in {"write_text", "write_bytes", "truncate", "ftruncate", "pwrite", "copyfile", "copy", "copy2"}:
+        elif name in {
+            "write_text",
+            "write_bytes",
+            "truncate",
+            "ftruncate",
+            "pwrite",
+            "copyfile",
+            "copy",
+            "copy2",
+        }:
             yield name
 
 

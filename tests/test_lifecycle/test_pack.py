@@ -42,7 +42,10 @@ def test_who_watches_a_pack_is_told_how_many_were_read(full_cache, compiled):
     """Each kernel once, of all that there are."""
     told, total = [], len(compiled.keys)
     with bundler.pack(full_cache, watch=lambda *numbers: told.append(numbers)) as packed:
-        assert (told, len(packed.kernels)) == ([(done, total) for done in range(1, total + 1)], total)
+        assert (told, len(packed.kernels)) == (
+            [(done, total) for done in range(1, total + 1)],
+            total,
+        )
 
 
 def test_an_inductor_cache_is_packed_whole_or_reported(inductor):
@@ -77,7 +80,9 @@ def test_each_file_is_an_entry_or_in_the_report_under_launch_too(full_cache, key
 
 
 @pytest.mark.parametrize("kind", ["absolute", "relative", "trailing slash", "link", "path object"])
-def test_any_spelling_of_the_directory_gives_the_same_bundle(full_cache, tmp_path, monkeypatch, kind):
+def test_any_spelling_of_the_directory_gives_the_same_bundle(
+    full_cache, tmp_path, monkeypatch, kind
+):
     """However the directory is spelled, the packed bundle has the same digest."""
     with bundler.pack(full_cache) as packed:
         expected = packed.digest
@@ -110,7 +115,9 @@ def test_single_files_are_entries_of_their_kind(planted):
         (planted / name / file).write_text("{}")
     with bundler.pack(planted) as packed:
         assert [helper.path for helper in packed.helpers] == [f"{'B' * 52}/launcher.so"]
-        assert [file.path for file in packed.tuning_files] == [f"{'C' * 52}/gelu_kernel.autotune.json"]
+        assert [file.path for file in packed.tuning_files] == [
+            f"{'C' * 52}/gelu_kernel.autotune.json"
+        ]
         assert packed.left_out == ()
 
 

@@ -52,7 +52,9 @@ def ready(number, files=FILES):
 
 
 def ready_of(key, files, metadata):
-    return ReadyKernel(key, tuple(files), tuple(files.values()), metadata, sum(map(len, files.values())))
+    return ReadyKernel(
+        key, tuple(files), tuple(files.values()), metadata, sum(map(len, files.values()))
+    )
 
 
 def test_every_kernel_is_told_once_and_is_there(way, queue, heard, directory, tmp_path):
@@ -94,7 +96,10 @@ def test_the_caller_goes_on_while_a_batch_is_written(queue, heard, directory, mo
     for number in range(placement_queue.KERNELS_AT_FIRST + 1):
         queue.add(directory, ready(number))
     deadline = time.monotonic() + 20
-    while sum(not name.startswith("tmp.") for name in os.listdir(directory.path)) < placement_queue.KERNELS_AT_FIRST:
+    while (
+        sum(not name.startswith("tmp.") for name in os.listdir(directory.path))
+        < placement_queue.KERNELS_AT_FIRST
+    ):
         assert time.monotonic() < deadline
     assert not waited
     assert not heard
@@ -103,7 +108,9 @@ def test_the_caller_goes_on_while_a_batch_is_written(queue, heard, directory, mo
     assert len(waited) == 2
 
 
-def test_an_error_stops_the_queue_and_tells_what_was_placed(way, queue, heard, directory, monkeypatch):
+def test_an_error_stops_the_queue_and_tells_what_was_placed(
+    way, queue, heard, directory, monkeypatch
+):
     """The batch that fails raises what the system said; the kernels before it are told, and of later ones those that were being written
     already; nothing half-written stays.
     """
@@ -128,7 +135,9 @@ def test_an_error_stops_the_queue_and_tells_what_was_placed(way, queue, heard, d
 
 
 @pytest.mark.parametrize("moment", ["adding", "starting", "writing"])
-def test_an_interrupt_leaves_nothing_half_written(way, queue, heard, directory, monkeypatch, moment):
+def test_an_interrupt_leaves_nothing_half_written(
+    way, queue, heard, directory, monkeypatch, moment
+):
     """Control-C while kernels are read, while a batch is begun, or in the midst of a batch: what is there is whole."""
     if moment == "starting":
         real = cache_directory.begin_writing
@@ -140,10 +149,14 @@ def test_an_interrupt_leaves_nothing_half_written(way, queue, heard, directory, 
         monkeypatch.setattr(cache_directory, "begin_writing", begin)
     elif moment == "writing" and way == "python":
         writing = os.write
-        monkeypatch.setattr(os, "write", lambda *given: _interrupted() if given[1] == b"last" else writing(*given))
+        monkeypatch.setattr(
+            os, "write", lambda *given: _interrupted() if given[1] == b"last" else writing(*given)
+        )
     with pytest.raises(KeyboardInterrupt):
         for number in range(30):
-            queue.add(directory, ready(number, {**FILES, "k.cubin": b"last"} if number == 9 else FILES))
+            queue.add(
+                directory, ready(number, {**FILES, "k.cubin": b"last"} if number == 9 else FILES)
+            )
             if number == 20:
                 raise KeyboardInterrupt
     queue.close()
@@ -156,7 +169,9 @@ def _interrupted():
     raise KeyboardInterrupt
 
 
-def test_a_lost_race_is_settled_for_that_kernel_alone(way, queue, heard, directory, compiled, bundle):
+def test_a_lost_race_is_settled_for_that_kernel_alone(
+    way, queue, heard, directory, compiled, bundle
+):
     """A kernel that another process put there after the directory was listed is present; a broken one is replaced."""
     kernels = [kernel for kernel in bundle.kernels if kernel.target.backend == "cuda"][:3]
     workshop.plant(compiled.cache, directory.path, [kernel.key for kernel in kernels[:2]])

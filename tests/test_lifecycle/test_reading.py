@@ -35,7 +35,9 @@ def test_a_broken_kernel_directory_is_left_out_with_its_reason(planted, key, cas
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.99, "one byte less"])
 def test_a_truncated_binary_of_either_vendor_is_left_out(compiled, tmp_path, target, share):
     """However much of it is there, a device binary that lost its end is not taken for one."""
-    planted = workshop.plant(compiled.cache, tmp_path / "planted", compiled.keys_of("gelu_kernel", target))
+    planted = workshop.plant(
+        compiled.cache, tmp_path / "planted", compiled.keys_of("gelu_kernel", target)
+    )
     (directory,) = planted.iterdir()
     binary = workshop.one(directory, ".cubin" if target.startswith("cuda") else ".hsaco")
     data = binary.read_bytes()
@@ -132,7 +134,9 @@ def rewritten(planted, key, times, monkeypatch):
 def test_a_directory_that_changed_while_being_read_is_read_again(planted, key, monkeypatch):
     """A kernel that another process replaced while we read is read once more, and taken when it is quiet."""
     rewritten(planted, key, 1, monkeypatch)
-    assert isinstance(kernel_directory.read_kernel(str(planted / key)), kernel_directory.KernelFiles)
+    assert isinstance(
+        kernel_directory.read_kernel(str(planted / key)), kernel_directory.KernelFiles
+    )
 
 
 def test_a_directory_that_keeps_changing_is_left_out(planted, key, monkeypatch):

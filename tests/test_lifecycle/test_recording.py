@@ -48,7 +48,11 @@ def test_hits_are_recorded_like_compiles(kernels, cache, compiled):
         kernels.compile_one("gelu", "cuda:90")
     bundle = recording.collect()
     assert keys(bundle) == set(compiled.keys_of("gelu_kernel"))
-    assert (recording.report.hits, recording.report.compiles, recording.report.compile_seconds) == (2, 0, 0.0)
+    assert (recording.report.hits, recording.report.compiles, recording.report.compile_seconds) == (
+        2,
+        0,
+        0.0,
+    )
 
 
 def test_a_recording_says_what_it_heard(kernels):
@@ -123,7 +127,11 @@ def test_a_second_collect_gives_the_same_bundle(kernels):
     """A recording that is over can be collected as often as one likes, whole or as the launch set."""
     with bundler.recording() as recording:
         kernels.compile_one("gelu", "cuda:90")
-    first, second, launch = recording.collect(), recording.collect(), recording.collect(keep="launch")
+    first, second, launch = (
+        recording.collect(),
+        recording.collect(),
+        recording.collect(keep="launch"),
+    )
     assert first.digest == second.digest != launch.digest
     assert {a.kind for k in launch.kernels for a in k.artifacts} == {"cubin", "json"}
     assert launch.digest == first.select(keep="launch").digest
@@ -131,7 +139,9 @@ def test_a_second_collect_gives_the_same_bundle(kernels):
 
 def test_a_recording_that_was_never_started_cannot_be_collected():
     """collect before start is a RecordingError that says how to start."""
-    with pytest.raises(RecordingError, match="never started; use it in a with statement or call start"):
+    with pytest.raises(
+        RecordingError, match="never started; use it in a with statement or call start"
+    ):
         bundler.recording().collect()
 
 
@@ -173,7 +183,9 @@ def test_an_empty_recording_is_an_empty_bundle(cache):
     assert (bundle.kernels, bundle.left_out, dict(recording.report.sources)) == ((), (), {})
 
 
-def test_an_empty_cache_setting_inside_the_block_does_not_hide_the_users_error(kernels, monkeypatch):
+def test_an_empty_cache_setting_inside_the_block_does_not_hide_the_users_error(
+    kernels, monkeypatch
+):
     """With TRITON_CACHE_DIR set to nothing Triton fails; the recording keeps what it has and raises nothing itself."""
     with bundler.recording() as recording:
         kernels.compile_one("gelu", "cuda:90")
@@ -204,7 +216,10 @@ def test_a_kernel_heard_or_found_in_memory_gives_the_same_bundle(jit):
         pass
     assert (dict(heard.report.sources), dict(found.report.sources)) == ({}, {})
     assert heard.collect().digest == found.collect().digest
-    assert (dict(heard.report.sources), dict(found.report.sources)) == ({"listener": 1}, {"jit-cache": 1})
+    assert (dict(heard.report.sources), dict(found.report.sources)) == (
+        {"listener": 1},
+        {"jit-cache": 1},
+    )
 
 
 @pytest.fixture
@@ -225,7 +240,9 @@ def jit(kernels, monkeypatch):
     import triton.language as tl
 
     yield SimpleNamespace(
-        gelu=lambda: kernels.gelu_kernel.warmup(pointer(tl.float32), pointer(tl.float32), 1024, BLOCK=1024, grid=(1,))
+        gelu=lambda: kernels.gelu_kernel.warmup(
+            pointer(tl.float32), pointer(tl.float32), 1024, BLOCK=1024, grid=(1,)
+        )
     )
     driver._active = before
 
@@ -243,7 +260,9 @@ def test_directories_that_appear_without_a_word_are_found(cache, compiled, key):
 
 
 @pytest.mark.parametrize("there_before", [".", "0", "1"])
-def test_directories_of_inductor_that_appear_are_found(cache, compiled, key, tmp_path, monkeypatch, there_before):
+def test_directories_of_inductor_that_appear_are_found(
+    cache, compiled, key, tmp_path, monkeypatch, there_before
+):
     """A kernel that appears in Inductor's cache for device 1 is in the bundle, with that device."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     (tmp_path / "inductor" / "triton" / there_before).mkdir(parents=True)
@@ -255,7 +274,9 @@ def test_directories_of_inductor_that_appear_are_found(cache, compiled, key, tmp
     assert bundle.observed.kernels[key].layouts == ("inductor",)
 
 
-def test_a_cache_that_is_set_aside_during_the_recording_is_still_watched(cache, compiled, key, tmp_path, monkeypatch):
+def test_a_cache_that_is_set_aside_during_the_recording_is_still_watched(
+    cache, compiled, key, tmp_path, monkeypatch
+):
     """What appeared in the cache of the start is found, although the program moved on to another cache; what lay in that is not."""
     other = workshop.plant(compiled.cache, tmp_path / "other", compiled.keys_of("softmax_kernel"))
     with bundler.recording() as recording:
@@ -313,14 +334,18 @@ def test_tuning_results_of_recorded_kernels_are_taken(kernels, cache, compiled):
     with bundler.recording() as recording:
         kernels.compile_one("swiglu", "cuda:90")
     bundle = recording.collect()
-    assert [file.path for file in bundle.tuning_files] == ["A" * 51 + "B/swiglu_kernel.autotune.json"]
+    assert [file.path for file in bundle.tuning_files] == [
+        "A" * 51 + "B/swiglu_kernel.autotune.json"
+    ]
     assert len(bundle.kernels) == 4
 
 
 def test_constants_without_encoding_are_reported(cache):
     """A constant that no other process could build again is named in the report, and its kernel is taken."""
     pytest.importorskip("triton")
-    test_kernels = workshop.load(workshop.ROOT / "tests" / "test_toolchain" / "kernels_for_tests.py", "odd_kernels")
+    test_kernels = workshop.load(
+        workshop.ROOT / "tests" / "test_toolchain" / "kernels_for_tests.py", "odd_kernels"
+    )
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -336,7 +361,9 @@ def test_constants_without_encoding_are_reported(cache):
             return "Odd()"
 
     with bundler.recording() as recording:
-        source = ASTSource(test_kernels.constant, {"out": "*fp32", "VALUE": "constexpr"}, {"VALUE": Odd()})
+        source = ASTSource(
+            test_kernels.constant, {"out": "*fp32", "VALUE": "constexpr"}, {"VALUE": Odd()}
+        )
         triton.compile(source, target=GPUTarget("cuda", 90, 32))
     (kernel,) = recording.collect().kernels
     assert recording.report.not_portable == ((kernel.key, "VALUE"),)
@@ -349,7 +376,9 @@ def test_no_file_is_in_neither_bundle_nor_report(kernels, cache, compiled):
         kernels.compile_all(["cuda:90"])
         for number, case in enumerate(workshop.BROKEN):
             if case != "a pipe where a file should be":
-                workshop.BROKEN[case][0](sorted(path for path in cache.iterdir() if path.is_dir())[number % 11])
+                workshop.BROKEN[case][0](
+                    sorted(path for path in cache.iterdir() if path.is_dir())[number % 11]
+                )
     bundle = recording.collect()
     taken = {f"{k.key}/{a.filename}" for k in bundle.kernels for a in k.artifacts}
     named = {name for name, _ in recording.report.left_out}
@@ -381,4 +410,6 @@ def test_pack_and_recording_agree_on_the_files(kernels, cache):
     with bundler.recording() as recording:
         kernels.compile_all(["cuda:90"])
     recorded, packed = recording.collect(), directory_pack.pack(cache)
-    assert [(k.key, k.artifacts) for k in recorded.kernels] == [(k.key, k.artifacts) for k in packed.kernels]
+    assert [(k.key, k.artifacts) for k in recorded.kernels] == [
+        (k.key, k.artifacts) for k in packed.kernels
+    ]

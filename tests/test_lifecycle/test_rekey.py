@@ -90,7 +90,9 @@ def elsewhere(tmp_path_factory):
     package = Path(importlib.util.find_spec("triton").origin).parent
     for found in [package, *package.parent.glob("triton-*.dist-info")]:
         (folder / found.name).symlink_to(found)
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    }
 
 
 @pytest.mark.toolchain
@@ -105,14 +107,23 @@ def test_amd_kernels_move_to_another_install_path_with_rekey_and_are_skipped_wit
     run(_BUILD, tmp_path / "b.tbundle", "", "hip:gfx942")
     with bundler.Bundle.load(tmp_path / "b.tbundle") as bundle:
         total = len(bundle.kernels)
-        path_counts = any("triton.location" in dict(kernel.parts.parts) for kernel in bundle.kernels)
-    restored, rekeyed, skipped = run(_RESTORE, tmp_path / "b.tbundle", tmp_path / "plain", "", env=elsewhere)
+        path_counts = any(
+            "triton.location" in dict(kernel.parts.parts) for kernel in bundle.kernels
+        )
+    restored, rekeyed, skipped = run(
+        _RESTORE, tmp_path / "b.tbundle", tmp_path / "plain", "", env=elsewhere
+    )
     if path_counts:
         assert (restored, rekeyed, len(skipped)) == ([], [], total)
-        assert all("path where Triton was installed" in reason and "rekey=True" in reason for _, reason in skipped)
+        assert all(
+            "path where Triton was installed" in reason and "rekey=True" in reason
+            for _, reason in skipped
+        )
     else:
         assert (len(restored), rekeyed, skipped) == (total, [], [])
-    restored, rekeyed, skipped = run(_RESTORE, tmp_path / "b.tbundle", tmp_path / "moved", "rekey", env=elsewhere)
+    restored, rekeyed, skipped = run(
+        _RESTORE, tmp_path / "b.tbundle", tmp_path / "moved", "rekey", env=elsewhere
+    )
     assert (len(restored), len(rekeyed), skipped) == (total, total if path_counts else 0, [])
     assert compiles(tmp_path / "moved", "hip:gfx942", elsewhere) == ([], total)
 
@@ -141,7 +152,9 @@ def test_a_derived_kernel_is_the_original_but_for_its_hash(foreign, tmp_path):
         assert {path.name for path in ours.iterdir()} == names
         for name in names - {name for name in names if name.endswith(".json")}:
             assert (ours / name).read_bytes() == (theirs / name).read_bytes()
-        (metadata,) = [name for name in names if name.endswith(".json") and not name.startswith("__grp__")]
+        (metadata,) = [
+            name for name in names if name.endswith(".json") and not name.startswith("__grp__")
+        ]
         new, old = (json.loads((folder / metadata).read_text()) for folder in (ours, theirs))
         assert new.pop("hash") != old.pop("hash")
         assert new == old
@@ -181,7 +194,9 @@ def test_another_release_is_refused(foreign, tmp_path):
         ]
         with pytest.warns(BundlerWarning, match=r"compiled by Triton 3\.5\.9"):
             report = bundler.restore(
-                bundler.Bundle(Content.of(older), bundle.observed, bundle.blobs), tmp_path / "cache", rekey=True
+                bundler.Bundle(Content.of(older), bundle.observed, bundle.blobs),
+                tmp_path / "cache",
+                rekey=True,
             )
     assert (report.usable, report.rekeyed) == (0, ())
 
@@ -197,9 +212,14 @@ def test_kernels_of_this_build_are_left_as_they_are(foreign, tmp_path):
 
 def test_a_store_restores_with_rekey_too(foreign, tmp_path):
     """`store.restore` takes the same keyword."""
-    with bundler.open_store(f"file://{tmp_path}/store") as store, bundler.Bundle.load(foreign) as bundle:
+    with (
+        bundler.open_store(f"file://{tmp_path}/store") as store,
+        bundler.Bundle.load(foreign) as bundle,
+    ):
         store.push(bundle, "t")
-        assert len(store.restore("t", cache_dir=tmp_path / "cache", rekey=True).rekeyed) == len(bundle.kernels)
+        assert len(store.restore("t", cache_dir=tmp_path / "cache", rekey=True).rekeyed) == len(
+            bundle.kernels
+        )
 
 
 def test_a_damaged_kernel_is_not_derived_from(foreign, tmp_path):
@@ -226,10 +246,22 @@ def test_a_restore_with_rekey_that_skips_damage_exits_with_1(foreign, tmp_path):
     with bundler.open_store(url) as store, bundler.Bundle.load(foreign) as bundle:
         store.push(bundle, "t")
         victim, number = bundle.kernels[0], len(bundle.kernels)
-        launch_set = next(unit for unit in units_of(bundle.content) if unit.family == f"{victim.target}/launch")
+        launch_set = next(
+            unit for unit in units_of(bundle.content) if unit.family == f"{victim.target}/launch"
+        )
     (path,) = (tmp_path / "store" / "data").rglob(launch_set.key.rpartition("/")[2])
     path.write_bytes(path.read_bytes()[:-1])
-    words = ["restore", "--tag", "t", "--store", url, "--cache-dir", str(tmp_path / "cache"), "--rekey", "--json"]
+    words = [
+        "restore",
+        "--tag",
+        "t",
+        "--store",
+        url,
+        "--cache-dir",
+        str(tmp_path / "cache"),
+        "--rekey",
+        "--json",
+    ]
     done = CliRunner().invoke(app, words)
     told = json.loads(done.stdout)
     assert (done.exit_code, told["damaged"], told["usable"]) == (1, [victim.key], number - 1)
@@ -246,4 +278,6 @@ def test_what_triton_cannot_take_is_a_mismatch(foreign, backend, arch):
     with bundler.Bundle.load(foreign) as bundle:
         kernel = bundle.kernels[0]
         with pytest.raises(ToolchainMismatch):
-            rekeyed_key.key_here(kernel.key, kernel.launch.facts, kernel.parts, Target(backend, arch))
+            rekeyed_key.key_here(
+                kernel.key, kernel.launch.facts, kernel.parts, Target(backend, arch)
+            )

@@ -75,7 +75,10 @@ def test_a_helper_for_another_python_is_left_out(rich, tmp_path):
     report = bundler.restore(rich, tmp_path / "there", trust="code")
     ((name, why),) = report.skipped
     assert name == f"{'C' * 52}/launcher.cpython-27-vax.so"
-    assert why == f"built for another Python or platform; this one loads *{SUFFIX} on {identity.machine()}"
+    assert (
+        why
+        == f"built for another Python or platform; this one loads *{SUFFIX} on {identity.machine()}"
+    )
 
 
 def test_torchs_files_are_restored_only_when_trusted(inductor, tmp_path):
@@ -91,7 +94,10 @@ def test_the_launch_set_needs_no_code_of_torch(inductor, tmp_path):
     """keep='launch' leaves out torch's files even when trusted, and the IR of the kernels."""
     report = bundler.restore(inductor, tmp_path / "there", only="all", trust="code", keep="launch")
     assert report.skipped == (("ab/code.py", "not needed to launch (keep='launch')"),)
-    assert {Path(name).suffix for name in workshop.tree(tmp_path / "there" / "triton")} == {".cubin", ".json"}
+    assert {Path(name).suffix for name in workshop.tree(tmp_path / "there" / "triton")} == {
+        ".cubin",
+        ".json",
+    }
 
 
 def placed(there):
@@ -107,7 +113,10 @@ def placed(there):
     [
         (None, {"0": ["gelu_kernel", "softmax_kernel"], "2": ["softmax_kernel"]}),
         ([1], {"1": ["gelu_kernel", "softmax_kernel"]}),
-        ((3, 0, 3), {"0": ["gelu_kernel", "softmax_kernel"], "3": ["gelu_kernel", "softmax_kernel"]}),
+        (
+            (3, 0, 3),
+            {"0": ["gelu_kernel", "softmax_kernel"], "3": ["gelu_kernel", "softmax_kernel"]},
+        ),
     ],
 )
 def test_inductors_kernels_go_to_the_devices_asked_for(inductor, tmp_path, devices, expected):
@@ -128,7 +137,9 @@ def test_devices_that_are_none_are_an_error(inductor, tmp_path, devices):
     assert not (tmp_path / "there").exists()
 
 
-@pytest.mark.parametrize("argument", [{"keep": "ir"}, {"only": "some"}, {"trust": "everyone"}, {"cache_dir": ""}])
+@pytest.mark.parametrize(
+    "argument", [{"keep": "ir"}, {"only": "some"}, {"trust": "everyone"}, {"cache_dir": ""}]
+)
 def test_wrong_arguments_are_errors(small, tmp_path, monkeypatch, argument):
     """A value that is not listed is a ConfigError that names the argument, and nothing is written."""
     monkeypatch.chdir(tmp_path)
@@ -138,21 +149,31 @@ def test_wrong_arguments_are_errors(small, tmp_path, monkeypatch, argument):
     assert os.listdir(tmp_path) == before
 
 
-def test_without_a_directory_plain_kernels_go_where_triton_looks_now(small, where, monkeypatch, key):
+def test_without_a_directory_plain_kernels_go_where_triton_looks_now(
+    small, where, monkeypatch, key
+):
     """cache_dir=None is Triton's directory at the moment of the call."""
-    assert bundler.restore(small, only="all").directories == (str(where / "home" / ".triton" / "cache"),)
+    assert bundler.restore(small, only="all").directories == (
+        str(where / "home" / ".triton" / "cache"),
+    )
     monkeypatch.setenv("TRITON_CACHE_DIR", str(where / "later"))
     assert bundler.restore(small, only="all").directories == (str(where / "later"),)
     assert workshop.is_whole(where / "later" / key)
 
 
-def test_without_a_directory_inductors_kernels_go_where_inductor_looks_now(inductor, where, monkeypatch):
+def test_without_a_directory_inductors_kernels_go_where_inductor_looks_now(
+    inductor, where, monkeypatch
+):
     """cache_dir=None is Inductor's directory for each device; TRITON_CACHE_DIR overrides it as it does for torch."""
     report = bundler.restore(inductor, only="all")
-    assert placed(where / "torch") == {"0": ["gelu_kernel", "softmax_kernel"], "2": ["softmax_kernel"]}
+    assert placed(where / "torch") == {
+        "0": ["gelu_kernel", "softmax_kernel"],
+        "2": ["softmax_kernel"],
+    }
     assert (where / "torch" / "ab" / "cabc.best_config").exists()
     assert report.directories == tuple(
-        str(where / "torch" / name) if name else str(where / "torch") for name in ("", "triton/0", "triton/2")
+        str(where / "torch" / name) if name else str(where / "torch")
+        for name in ("", "triton/0", "triton/2")
     )
     monkeypatch.setenv("TRITON_CACHE_DIR", str(where / "pinned"))
     bundler.restore(inductor, only="all")
@@ -162,15 +183,22 @@ def test_without_a_directory_inductors_kernels_go_where_inductor_looks_now(induc
 def test_a_kernel_seen_in_both_caches_goes_to_both(bundle, where, key):
     """A kernel that was seen in Triton's and in Inductor's cache is put in both; it counts once."""
     seen = Observation((1,), ("inductor", "triton"))
-    both = bundler.Bundle(Content.of([k for k in bundle.kernels if k.key == key]), Observed({key: seen}), bundle.blobs)
+    both = bundler.Bundle(
+        Content.of([k for k in bundle.kernels if k.key == key]), Observed({key: seen}), bundle.blobs
+    )
     report = bundler.restore(both, only="all")
-    assert report.directories == (str(where / "home" / ".triton" / "cache"), str(where / "torch" / "triton" / "1"))
+    assert report.directories == (
+        str(where / "home" / ".triton" / "cache"),
+        str(where / "torch" / "triton" / "1"),
+    )
     assert report.restored == (key,)
 
 
 def remade(bundle, **facts):
     """The bundle, made by another toolchain."""
-    kernels = [replace(k, toolchain=msgspec.structs.replace(k.toolchain, **facts)) for k in bundle.kernels]
+    kernels = [
+        replace(k, toolchain=msgspec.structs.replace(k.toolchain, **facts)) for k in bundle.kernels
+    ]
     return bundler.Bundle(Content.of(kernels), bundle.observed, bundle.blobs)
 
 
@@ -215,16 +243,42 @@ def test_kernels_for_other_gpus_are_left_out(bundle, tmp_path, monkeypatch):
     monkeypatch.setattr(targets, "listed_targets", lambda: (Target("cuda", "90"),))
     report = bundler.restore(bundle, tmp_path / "there")
     assert len(report.restored) == 11
-    assert {why for _, why in report.skipped} == {"compiled for hip:gfx942; the GPUs here are cuda:90"}
+    assert {why for _, why in report.skipped} == {
+        "compiled for hip:gfx942; the GPUs here are cuda:90"
+    }
     assert report.unchecked == ()
-    monkeypatch.setattr(targets, "listed_targets", lambda: (Target("cuda", "80"), Target("cuda", "100")))
+    monkeypatch.setattr(
+        targets, "listed_targets", lambda: (Target("cuda", "80"), Target("cuda", "100"))
+    )
     restore_nothing(bundle, tmp_path / "nothing")
+
+
+def test_a_target_that_was_chosen_stands_for_the_gpus(bundle, tmp_path, monkeypatch):
+    """The fact `target` decides without a GPU, and in place of those that are here; what is no target is refused."""
+    for number, gpus in enumerate((None, (Target("hip", "gfx942"),))):
+        monkeypatch.setattr(targets, "listed_targets", lambda gpus=gpus: gpus)
+        trees = bundler.TreeOptions(facts={"target": "cuda:90"})
+        report = bundler.restore(bundle, tmp_path / str(number), trees=trees)
+        assert len(report.restored) == 11
+        assert {why for _, why in report.skipped} == {
+            "compiled for hip:gfx942; chosen by the fact target: cuda:90"
+        }
+        assert not any("target" in fact for fact in report.unchecked)
+    both = bundler.TreeOptions(facts={"target": "cuda:90, hip:gfx942"})
+    assert bundler.check(bundle, tmp_path / "0", trees=both).skipped == ()
+    with pytest.raises(bundler.ConfigError, match="not a target: 'H100'"):
+        bundler.restore(
+            bundle, tmp_path / "no", trees=bundler.TreeOptions(facts={"target": "H100"})
+        )
+    assert not (tmp_path / "no").exists()
 
 
 def test_everything_is_restored_when_asked_for(small, tmp_path, key, monkeypatch):
     """only='all' asks for no reason."""
     monkeypatch.setattr(targets, "listed_targets", lambda: (Target("cuda", "80"),))
-    report = bundler.restore(remade(small, release="3.5.9", binary="ab" * 32), tmp_path / "there", only="all")
+    report = bundler.restore(
+        remade(small, release="3.5.9", binary="ab" * 32), tmp_path / "there", only="all"
+    )
     assert (report.restored, report.skipped, report.unchecked) == ((key,), (), ())
 
 
@@ -246,7 +300,10 @@ def test_unknown_facts_exclude_nothing_and_are_named(small, tmp_path, key, monke
     monkeypatch.setattr(identity, "installed_triton", lambda: None)
     report = bundler.restore(small, tmp_path / "3")
     assert report.restored == (key,)
-    assert report.unchecked == ("target: no GPU is visible here", "toolchain: Triton is not installed here")
+    assert report.unchecked == (
+        "target: no GPU is visible here",
+        "toolchain: Triton is not installed here",
+    )
 
 
 def test_a_binary_that_is_unknown_here_is_said_to_be(small, tmp_path, key, monkeypatch):
@@ -288,7 +345,9 @@ def test_the_report_adds_up(bundle, compiled, tmp_path):
     files = workshop.tree(tmp_path / "there")
     assert report.restored == tuple(compiled.keys)
     assert report.files == len(files)
-    assert report.bytes == sum(len(data) for name, data in files.items() if workshop.GROUP not in name)
+    assert report.bytes == sum(
+        len(data) for name, data in files.items() if workshop.GROUP not in name
+    )
     assert report.directories == (str(tmp_path / "there"),)
     assert report.seconds > 0
     named = {f"{k.key}/{a.filename}" for k in bundle.kernels for a in k.artifacts if a.spans}

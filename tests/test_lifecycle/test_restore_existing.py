@@ -63,7 +63,9 @@ def test_another_complete_build_is_left_alone(compiled, bundle, tmp_path):
     assert report.present == tuple(sorted({name.partition("/")[0] for name in before}))
     assert (report.restored, report.repaired, report.files) == ((), (), 0)
     assert workshop.tree(there) == before
-    assert before != {name: data for name, data in workshop.tree(compiled.cache).items() if name in before}
+    assert before != {
+        name: data for name, data in workshop.tree(compiled.cache).items() if name in before
+    }
 
 
 @pytest.mark.parametrize("case", workshop.BROKEN)
@@ -77,7 +79,9 @@ def test_a_broken_directory_is_replaced_as_a_whole(small, planted, key, case, co
     report = restored(small, planted)
     assert (report.repaired, report.present, report.restored) == ((key,), (), ())
     assert workshop.is_whole(planted / key)
-    expected = workshop.tree(workshop.plant(compiled.cache, planted.parent / "expected", [key]) / key)
+    expected = workshop.tree(
+        workshop.plant(compiled.cache, planted.parent / "expected", [key]) / key
+    )
     found = workshop.tree(planted / key)
     assert {n: d for n, d in found.items() if workshop.GROUP not in n} == {
         n: d for n, d in expected.items() if workshop.GROUP not in n
@@ -191,7 +195,11 @@ def test_losing_the_race_is_success(small, planted, key, tmp_path, monkeypatch, 
         workshop.one(planted / key, ".cubin").write_bytes(b"")
 
     def late(source, target):
-        if os.path.basename(target) == key and not os.path.exists(target) and "won" not in late.__dict__:
+        if (
+            os.path.basename(target) == key
+            and not os.path.exists(target)
+            and "won" not in late.__dict__
+        ):
             late.won = True
             shutil.copytree(planted / key, target)
             workshop.name_group(there / key)
@@ -207,7 +215,9 @@ def test_losing_the_race_is_success(small, planted, key, tmp_path, monkeypatch, 
     assert len(workshop.put_aside(there)) == (0 if others == "whole" else 1)
 
 
-def test_a_directory_that_is_broken_again_and_again_is_an_error(small, planted, key, tmp_path, monkeypatch):
+def test_a_directory_that_is_broken_again_and_again_is_an_error(
+    small, planted, key, tmp_path, monkeypatch
+):
     """When another process breaks the directory each time we put it right, the restore says so and leaves no temporary."""
     there, real = tmp_path / "there", os.rename
 
@@ -219,7 +229,9 @@ def test_a_directory_that_is_broken_again_and_again_is_an_error(small, planted, 
 
     workshop.write_in_python(monkeypatch)
     monkeypatch.setattr(os, "rename", hostile)
-    with pytest.raises(bundler.BundlerError, match="another process keeps writing a broken kernel there") as caught:
+    with pytest.raises(
+        bundler.BundlerError, match="another process keeps writing a broken kernel there"
+    ) as caught:
         restored(small, there)
     assert caught.value.report.usable == 0
     assert workshop.temporaries(there) == []
@@ -232,14 +244,22 @@ def test_a_single_file_that_is_there_stays(compiled, key, tmp_path, planted):
     (planted / folder / "gelu_kernel.autotune.json").write_text('{"ours": 1}')
     with bundler.pack(planted) as packed:
         same = bundler.restore(packed, planted, only="all")
-        assert (same.companions, same.skipped, same.files) == ((f"{folder}/gelu_kernel.autotune.json",), (), 0)
+        assert (same.companions, same.skipped, same.files) == (
+            (f"{folder}/gelu_kernel.autotune.json",),
+            (),
+            0,
+        )
         (planted / folder / "gelu_kernel.autotune.json").write_text('{"theirs": 2}')
         other = bundler.restore(packed, planted, only="all")
-    assert other.skipped == ((f"{folder}/gelu_kernel.autotune.json", f"another file is there already, in {planted}"),)
+    assert other.skipped == (
+        (f"{folder}/gelu_kernel.autotune.json", f"another file is there already, in {planted}"),
+    )
     assert (planted / folder / "gelu_kernel.autotune.json").read_text() == '{"theirs": 2}'
 
 
-@pytest.mark.parametrize("obstacle", ["directory", "dangling link", "a file in place of its directory"])
+@pytest.mark.parametrize(
+    "obstacle", ["directory", "dangling link", "a file in place of its directory"]
+)
 def test_an_obstacle_to_a_single_file_skips_that_file(planted, key, tmp_path, obstacle):
     """Where something else is in the place of a single file, that file is skipped with a reason and the kernels are restored."""
     folder = "B" * 52

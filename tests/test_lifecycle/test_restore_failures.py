@@ -43,7 +43,11 @@ def check_half_done(report, there, compiled):
     assert sorted(os.listdir(there)) == sorted(report.restored)
     assert all(workshop.is_whole(path) for path in there.iterdir())
     expected = workshop.tree(compiled.cache)
-    assert all(data == expected[name] for name, data in workshop.tree(there).items() if workshop.GROUP not in name)
+    assert all(
+        data == expected[name]
+        for name, data in workshop.tree(there).items()
+        if workshop.GROUP not in name
+    )
 
 
 @pytest.mark.parametrize("number", [0, 1, 5, 30, 60, 100])
@@ -175,7 +179,11 @@ def test_one_damaged_frame_costs_only_its_kernels(compiled, tmp_path):
     data = compiled.bundle.read_bytes()
     expected = workshop.tree(compiled.cache)
     with bundler.Bundle.load(compiled.bundle) as opened:
-        ranges = [(section.offset, section.stored_bytes) for section in opened.blobs.sections if section.blobs]
+        ranges = [
+            (section.offset, section.stored_bytes)
+            for section in opened.blobs.sections
+            if section.blobs
+        ]
     skipped = set()
     for number, (offset, size) in enumerate(ranges):
         damaged = bytearray(data)
@@ -189,7 +197,9 @@ def test_one_damaged_frame_costs_only_its_kernels(compiled, tmp_path):
         assert all(why for _, why in report.skipped)
         assert workshop.temporaries(there) == []
         found = workshop.tree(there)
-        assert all(data == expected[name] for name, data in found.items() if workshop.GROUP not in name)
+        assert all(
+            data == expected[name] for name, data in found.items() if workshop.GROUP not in name
+        )
         assert {name.partition("/")[0] for name in found} == set(report.restored)
         skipped |= {key for key, _ in report.skipped}
     assert skipped == set(compiled.keys)
@@ -213,7 +223,8 @@ def forged(bundle, key, change):
             artifact, data = change(kernel.metadata, bundle.read(kernel.metadata))
             blobs[digest_raw(artifact.digest)] = data
             kernel = replace(  # noqa: PLW2901
-                kernel, artifacts=tuple(artifact if a.kind == "json" else a for a in kernel.artifacts)
+                kernel,
+                artifacts=tuple(artifact if a.kind == "json" else a for a in kernel.artifacts),
             )
         kernels.append(kernel)
     return bundler.Bundle(Content.of(kernels), bundle.observed, MemoryBlobs(blobs))
@@ -222,7 +233,9 @@ def forged(bundle, key, change):
 def test_a_span_that_leads_nowhere_skips_its_kernel(bundle, key, tmp_path):
     """A bundle whose path sentinels are wrong loses that kernel, with the reason; the others are restored."""
     wrong = forged(
-        bundle, key, lambda artifact, data: (msgspec.structs.replace(artifact, spans=(Span(3, 0, 0),)), data)
+        bundle,
+        key,
+        lambda artifact, data: (msgspec.structs.replace(artifact, spans=(Span(3, 0, 0),)), data),
     )
     report = bundler.restore(wrong, tmp_path / "there", only="all")
     ((skipped, why),) = report.skipped
@@ -240,7 +253,9 @@ def test_a_companion_with_a_wrong_span_is_skipped(planted, tmp_path, key):
         wrong = msgspec.structs.replace(
             tuning, artifact=msgspec.structs.replace(tuning.artifact, spans=(Span(1, 0, 0),))
         )
-        forgery = bundler.Bundle(Content.of([*packed.kernels, wrong]), packed.observed, packed.blobs)
+        forgery = bundler.Bundle(
+            Content.of([*packed.kernels, wrong]), packed.observed, packed.blobs
+        )
         report = bundler.restore(forgery, tmp_path / "there", only="all")
     assert report.restored == (key,)
     assert [name for name, _ in report.skipped] == [tuning.path]

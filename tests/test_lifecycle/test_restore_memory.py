@@ -74,5 +74,7 @@ def test_the_list_of_kernels_is_not_copied(bundle, tmp_path):
     foreign = replace(second, toolchain=Toolchain(release="3.5.9"))
     mixed = bundler.Bundle(Content.of([first, foreign, *others]), Observed(), MemoryBlobs({}))
     plan = begun(mixed, tmp_path)
-    assert [kernel.key for kernel in plan._wanted_kernels()] == [k.key for k in mixed.kernels if k.key != second.key]
+    assert [kernel.key for kernel in plan._wanted_kernels()] == [
+        k.key for k in mixed.kernels if k.key != second.key
+    ]
     assert [name for name, _ in plan.unusable] == [second.key]

@@ -29,9 +29,25 @@ bundle.save(sys.argv[2])
 """
 
 
-def record(cache, path, names="gelu", targets=workshop.TARGETS, cwd=None, kernels=workshop.KERNELS, env=None):
+def record(
+    cache,
+    path,
+    names="gelu",
+    targets=workshop.TARGETS,
+    cwd=None,
+    kernels=workshop.KERNELS,
+    env=None,
+):
     """Compile with recording on in a new process and save the bundle."""
-    workshop.run(_RECORD, kernels, path, names, *targets, env={"TRITON_CACHE_DIR": cache, **(env or {})}, cwd=cwd)
+    workshop.run(
+        _RECORD,
+        kernels,
+        path,
+        names,
+        *targets,
+        env={"TRITON_CACHE_DIR": cache, **(env or {})},
+        cwd=cwd,
+    )
     return path
 
 
@@ -49,7 +65,11 @@ def test_a_bundle_saved_as_the_launch_set_hits(compiled, bundle, tmp_path):
     bundle.select(keep="launch").save(tmp_path / "launch.tbundle")
     bundler.restore(tmp_path / "launch.tbundle", tmp_path / "there")
     assert workshop.hits_without_compiler(tmp_path / "there", tmp_path / "ptxas") == (22, 0)
-    assert {Path(name).suffix for name in workshop.tree(tmp_path / "there")} == {".json", ".cubin", ".hsaco"}
+    assert {Path(name).suffix for name in workshop.tree(tmp_path / "there")} == {
+        ".json",
+        ".cubin",
+        ".hsaco",
+    }
 
 
 def test_an_empty_cache_does_not_hit(tmp_path):
@@ -126,10 +146,19 @@ def test_a_cache_reached_through_a_link_is_restored_anywhere(tmp_path):
     (tmp_path / "link there").symlink_to("real there")
     report = bundler.restore(path, tmp_path / "link there")
     assert (len(report.restored), report.directories) == (1, (str(tmp_path / "link there"),))
-    assert workshop.hits_without_compiler(tmp_path / "link there", tmp_path / "p1", "gelu", ["cuda:90"]) == (1, 0)
-    assert workshop.hits_without_compiler(tmp_path / "real there", tmp_path / "p2", "gelu", ["cuda:90"]) == (1, 0)
+    assert workshop.hits_without_compiler(
+        tmp_path / "link there", tmp_path / "p1", "gelu", ["cuda:90"]
+    ) == (1, 0)
+    assert workshop.hits_without_compiler(
+        tmp_path / "real there", tmp_path / "p2", "gelu", ["cuda:90"]
+    ) == (1, 0)
     with bundler.Bundle.load(path) as loaded:
-        stored = [loaded.read(a) for kernel in loaded.kernels for a in kernel.artifacts if a.kind == "json"]
+        stored = [
+            loaded.read(a)
+            for kernel in loaded.kernels
+            for a in kernel.artifacts
+            if a.kind == "json"
+        ]
     assert all(str(tmp_path).encode() not in data for data in stored)
 
 
@@ -140,7 +169,9 @@ def test_a_relative_cache_directory_works(tmp_path):
     path = record("some/cache", tmp_path / "b.tbundle", targets=["cuda:90"], cwd=tmp_path / "here")
     (kernel,) = (tmp_path / "here" / "some" / "cache").iterdir()
     code = "import bundler, json, sys; print(json.dumps(bundler.restore(sys.argv[1]).directories))"
-    found = workshop.answer(code, path, env={"TRITON_CACHE_DIR": "some/cache"}, cwd=tmp_path / "there")
+    found = workshop.answer(
+        code, path, env={"TRITON_CACHE_DIR": "some/cache"}, cwd=tmp_path / "there"
+    )
     assert found == [str(tmp_path / "there" / "some" / "cache")]
     assert (tmp_path / "there" / "some" / "cache" / kernel.name).is_dir()
     assert workshop.hits_without_compiler(
@@ -165,7 +196,9 @@ def test_triton_reads_the_restored_files_and_no_others(compiled, tmp_path):
     for directory in (tmp_path / "there").iterdir():
         paths = json.loads(workshop.group_of(directory).read_text())["child_paths"]
         assert paths == {name: os.path.join(directory, name) for name in paths}
-        assert set(paths) == {path.name for path in directory.iterdir()} - {workshop.group_of(directory).name}
+        assert set(paths) == {path.name for path in directory.iterdir()} - {
+            workshop.group_of(directory).name
+        }
 
 
 def test_save_and_load_keep_the_digest(compiled, full_cache, tmp_path):
@@ -173,6 +206,8 @@ def test_save_and_load_keep_the_digest(compiled, full_cache, tmp_path):
     with bundler.Bundle.load(compiled.bundle) as bundle:
         bundler.restore(bundle, tmp_path / "there")
         with bundler.pack(tmp_path / "there") as packed:
-            assert [(k.key, k.artifacts) for k in packed.kernels] == [(k.key, k.artifacts) for k in bundle.kernels]
+            assert [(k.key, k.artifacts) for k in packed.kernels] == [
+                (k.key, k.artifacts) for k in bundle.kernels
+            ]
         bundle.save(tmp_path / "again.tbundle")
         assert (tmp_path / "again.tbundle").read_bytes() == compiled.bundle.read_bytes()

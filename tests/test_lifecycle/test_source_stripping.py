@@ -40,7 +40,9 @@ _TEXT = b"\0" + _PATH + b"\0index out of bounds\0"
 @pytest.fixture(scope="module")
 def golden():
     """Real kernels for two targets, with argument types, as Triton 3.7.1 left them."""
-    with bundler.Bundle.load(Path(__file__).parents[1] / "data" / "v2.0" / "triton-3.7.1.tbundle") as opened:
+    with bundler.Bundle.load(
+        Path(__file__).parents[1] / "data" / "v2.0" / "triton-3.7.1.tbundle"
+    ) as opened:
         yield opened
 
 
@@ -68,7 +70,9 @@ def elf(*named):
     body, rows = b"", [bytes(64)]
     for name, flags, data in (*named, (b".shstrtab", 0, names)):
         at = names.index(b"\0" + name + b"\0") + 1
-        rows.append(struct.pack("<IIQQQQIIQQ", at, 1, flags, 0, 64 + len(body), len(data), 0, 0, 1, 0))
+        rows.append(
+            struct.pack("<IIQQQQIIQQ", at, 1, flags, 0, 64 + len(body), len(data), 0, 0, 1, 0)
+        )
         body += data
     head = b"\x7fELF\2\1\1" + bytes(9) + struct.pack(
         "<HHIQQQIHHHHHH", 2, 190, 1, 0, 0, 64 + len(body), 0, 64, 0, 0, 64, len(rows), len(rows) - 1
@@ -83,9 +87,14 @@ def test_a_real_cache_tells_and_the_stripped_one_does_not(name, unpacked):
     """Paths, lines and debug information are found before, nothing is after, and no kernel is lost; twice is once."""
     with bundler.pack(unpacked(name)) as packed:
         before, stripped = leaks(packed), bundler.strip_source(packed)
-        assert {leak["what"] for leak in before["sources"]} >= {"debug information", "places in source files"}
+        assert {leak["what"] for leak in before["sources"]} >= {
+            "debug information",
+            "places in source files",
+        }
         assert before["paths"]
-        assert [kernel.key for kernel in stripped.kernels] == [kernel.key for kernel in packed.kernels]
+        assert [kernel.key for kernel in stripped.kernels] == [
+            kernel.key for kernel in packed.kernels
+        ]
         data = stripped.to_bytes()
         assert bundler.strip_source(stripped).digest == stripped.digest
     with bundler.Bundle.from_bytes(data) as read:
@@ -101,8 +110,13 @@ def test_what_a_driver_loads_stays(golden):
         one, two = golden.read(before.binary), stripped.read(after.binary)
         assert debug_sections(two) == ()
         assert loaded(one) == loaded(two)
-        old, new = json.loads(golden.read(before.metadata)), json.loads(stripped.read(after.metadata))
-        assert old == new  # the golden ones name no path but placeholders, and what identifies the source stays
+        old, new = (
+            json.loads(golden.read(before.metadata)),
+            json.loads(stripped.read(after.metadata)),
+        )
+        assert (
+            old == new
+        )  # the golden ones name no path but placeholders, and what identifies the source stays
         assert (after.facts_bytes, after.parts_bytes) == (before.facts_bytes, before.parts_bytes)
 
 
@@ -128,7 +142,10 @@ def test_triton_hits_on_what_was_stripped(bundle, tmp_path):
     assert leaks(stripped) == NOTHING
     stripped.save(tmp_path / "clean.tbundle")
     bundler.restore(tmp_path / "clean.tbundle", tmp_path / "there")
-    assert workshop.hits_without_compiler(tmp_path / "there", tmp_path / "ptxas") == (len(bundle.kernels), 0)
+    assert workshop.hits_without_compiler(tmp_path / "there", tmp_path / "ptxas") == (
+        len(bundle.kernels),
+        0,
+    )
     for path in (tmp_path / "there").rglob("*"):
         if path.suffix in {".cubin", ".hsaco"}:
             assert source_traces(path.read_bytes()) == set()
@@ -138,7 +155,9 @@ def test_texts_of_asserts_name_no_file():
     """A path between zeros becomes question marks of the same length; the message, and numbers that look like a path, stay."""
     from bundler.format.source_stripping import _without_paths
 
-    image = elf((b".text.k", 6, b"code"), (b".nv.global.init", 3, _TEXT + b"\1\2/home/numbers/are\0"))
+    image = elf(
+        (b".text.k", 6, b"code"), (b".nv.global.init", 3, _TEXT + b"\1\2/home/numbers/are\0")
+    )
     clean = _without_paths(image)
     assert len(clean) == len(image)
     assert b"torchinductor" not in clean
@@ -242,9 +261,18 @@ def test_traces_of_source(text, found):
 
 def test_names_of_users_and_machines():
     """Homes and Inductor's temporary directories tell a user; words are found whole, in whatever case."""
-    paths = ["/home/alice/a.py", "/Users/bob/b.py", "/tmp/torchinductor_carol/c.py", "/usr/lib/python3/x.py"]
+    paths = [
+        "/home/alice/a.py",
+        "/Users/bob/b.py",
+        "/tmp/torchinductor_carol/c.py",
+        "/usr/lib/python3/x.py",
+    ]
     assert user_names(paths) == {"alice", "bob", "carol"}
-    assert words_in(b"built on GPU-7 by alice_2", {"gpu-7", "alice", "gpu"}) == {"gpu-7", "alice", "gpu"}
+    assert words_in(b"built on GPU-7 by alice_2", {"gpu-7", "alice", "gpu"}) == {
+        "gpu-7",
+        "alice",
+        "gpu",
+    }
     assert words_in(b"malice and gpus", {"alice", "gpu"}) == set()
 
 
@@ -259,7 +287,10 @@ def test_a_host_name_is_found(golden, monkeypatch, tmp_path):
     text.write_text(text.read_text() + "// by carol on gpu-box\n")
     with bundler.pack(cache) as packed:
         found = leaks(packed)
-    assert ([leak["name"] for leak in found["hosts"]], "carol" in [leak["name"] for leak in found["users"]]) == (
+    assert (
+        [leak["name"] for leak in found["hosts"]],
+        "carol" in [leak["name"] for leak in found["users"]],
+    ) == (
         ["gpu-box"],
         True,
     )

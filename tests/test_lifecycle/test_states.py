@@ -7,7 +7,13 @@ import pytest
 import workshop
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 import bundler
 from bundler.errors import ConfigError, RecordingError
@@ -210,7 +216,9 @@ class Nesting(RuleBasedStateMachine):
     def listens_exactly_while_recording(self):
         from triton import knobs
 
-        assert (knobs.compilation.listener is not None) == any(pair is not None for pair in self.pairs)
+        assert (knobs.compilation.listener is not None) == any(
+            pair is not None for pair in self.pairs
+        )
 
     def teardown(self):
         while self.pairs:

@@ -59,7 +59,11 @@ def test_what_killed_writers_left_is_swept_after_a_day(tmp_path):
     """Unfinished files of ours go with a later write, young ones and those of others stay."""
     folder = TuningFolder(tmp_path)
     folder.put(*made(128, 1500))
-    for name, age_s in (("tmp.bundler.old", 90000), ("tmp.bundler.young", 60), ("tmp.theirs", 90000)):
+    for name, age_s in (
+        ("tmp.bundler.old", 90000),
+        ("tmp.bundler.young", 60),
+        ("tmp.theirs", 90000),
+    ):
         path = Path(folder.path, name)
         path.write_bytes(b"half")
         os.utime(path, (path.stat().st_mtime - age_s,) * 2)
@@ -78,7 +82,9 @@ def test_a_miss_names_what_differs_from_the_closest_record(tmp_path):
         "add: no record fits; the closest differs in device: recorded H100, here H200"
     )
     longer = folder.find("add", (*PARTS[:2], ("toolchain", "3.7")))
-    assert longer.reason.endswith("device: recorded H100, here nothing; toolchain: recorded nothing, here 3.7")
+    assert longer.reason.endswith(
+        "device: recorded H100, here nothing; toolchain: recorded nothing, here 3.7"
+    )
 
 
 def test_what_is_no_record_is_a_miss_with_the_reason(tmp_path):

@@ -75,7 +75,9 @@ def answer(code, *args, env=None, cwd=None):
 
 def ask(cache, names="all", targets=TARGETS, env=None, cwd=None, kernels=KERNELS):
     """Compile kernels in a new process; returns what Triton's own listener heard: [entry point, hash, hit]."""
-    return answer(_ASK, kernels, names, *targets, env={"TRITON_CACHE_DIR": cache, **(env or {})}, cwd=cwd)
+    return answer(
+        _ASK, kernels, names, *targets, env={"TRITON_CACHE_DIR": cache, **(env or {})}, cwd=cwd
+    )
 
 
 def refusing(folder):
@@ -84,7 +86,9 @@ def refusing(folder):
     return measurement.refusing_ptxas(folder)
 
 
-def hits_without_compiler(cache, folder, names="all", targets=TARGETS, cwd=None, kernels=KERNELS, env=None):
+def hits_without_compiler(
+    cache, folder, names="all", targets=TARGETS, cwd=None, kernels=KERNELS, env=None
+):
     """Return (hits, compiles) of a new process whose ptxas refuses to work; a compile for CUDA would fail in it."""
     environment, log = refusing(folder)
     heard = ask(cache, names, targets, {**environment, **(env or {})}, cwd, kernels)
@@ -107,7 +111,9 @@ def tree(directory):
 def temporaries(directory):
     """Names in a cache directory that are no kernel's, but for directories put aside."""
     return [
-        name for name in os.listdir(directory) if name.startswith("tmp.") and not name.startswith("tmp.bundler.old.")
+        name
+        for name in os.listdir(directory)
+        if name.startswith("tmp.") and not name.startswith("tmp.bundler.old.")
     ]
 
 
@@ -129,12 +135,20 @@ def name_group(directory, where=None):
     """Write the group file of a kernel directory anew, naming its files in `where`."""
     for group in directory.glob(GROUP + "*"):
         names = json.loads(group.read_text())["child_paths"]
-        group.write_text(json.dumps({"child_paths": {name: os.path.join(where or directory, name) for name in names}}))
+        group.write_text(
+            json.dumps(
+                {"child_paths": {name: os.path.join(where or directory, name) for name in names}}
+            )
+        )
 
 
 def one(directory, suffix):
     """Return the one file of a kernel directory with this suffix."""
-    (found,) = [path for path in directory.iterdir() if path.name.endswith(suffix) and not path.name.startswith(GROUP)]
+    (found,) = [
+        path
+        for path in directory.iterdir()
+        if path.name.endswith(suffix) and not path.name.startswith(GROUP)
+    ]
     return found
 
 
@@ -182,7 +196,9 @@ def _other_kernel(directory):
 def _absent_child(directory):
     group = group_of(directory)
     paths = json.loads(group.read_text())["child_paths"]
-    group.write_text(json.dumps({"child_paths": {**paths, "more.ttir": str(directory / "more.ttir")}}))
+    group.write_text(
+        json.dumps({"child_paths": {**paths, "more.ttir": str(directory / "more.ttir")}})
+    )
 
 
 def _symlink(directory):

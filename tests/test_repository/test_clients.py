@@ -50,7 +50,9 @@ def found(tmp_path, monkeypatch):
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     (package / "kernels.py").write_text(_PACKAGE)
-    (package / "broken.py").write_text("import triton\n@triton.jit\ndef k(x): ...\nraise OSError('no such thing')\n")
+    (package / "broken.py").write_text(
+        "import triton\n@triton.jit\ndef k(x): ...\nraise OSError('no such thing')\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path / "root"))
     return found_kernels.find(tmp_path / "root", [Path("client_of_tests")], Target("cuda", "90"))
 
@@ -121,7 +123,15 @@ def folder(tmp_path_factory):
 def _compiled(run_tool, folder, client, *options, result="result"):
     path = folder / result / f"{client}.json"
     done = run_tool(
-        "clients compile", client, "cuda:90", "--folder", folder, "--result", path, *options, timeout=_PATIENCE_S
+        "clients compile",
+        client,
+        "cuda:90",
+        "--folder",
+        folder,
+        "--result",
+        path,
+        *options,
+        timeout=_PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(path.read_text()), path
@@ -129,8 +139,12 @@ def _compiled(run_tool, folder, client, *options, result="result"):
 
 @pytest.mark.slow
 @pytest.mark.timeout(_PATIENCE_S)
-@pytest.mark.parametrize(("client", "parts", "wanted"), SAMPLE, ids=[client for client, _, _ in SAMPLE])
-def test_kernels_of_clients_are_found_elsewhere_without_a_compile(run_tool, folder, client, parts, wanted):
+@pytest.mark.parametrize(
+    ("client", "parts", "wanted"), SAMPLE, ids=[client for client, _, _ in SAMPLE]
+)
+def test_kernels_of_clients_are_found_elsewhere_without_a_compile(
+    run_tool, folder, client, parts, wanted
+):
     """150 in all: compiled, bundled, restored to another path; another process, whose ptxas refuses, finds each under its key."""
     limits = [word for part in parts for word in ("--part", part)]
     told, path = _compiled(run_tool, folder, client, *limits, "--wanted", wanted, "--guesses", 1)

@@ -25,7 +25,9 @@ def run_sim(run_tool):
 def quick(run_sim, compiled, tmp_path_factory):
     """What a quick run printed, what it wrote, and where."""
     folder = tmp_path_factory.mktemp("sim")
-    done = run_sim("--quick", "--check", "--processes", 2, "--bundle", compiled.bundle, "--results", folder)
+    done = run_sim(
+        "--quick", "--check", "--processes", 2, "--bundle", compiled.bundle, "--results", folder
+    )
     assert (done.returncode, done.stderr if done.returncode else "") == (0, ""), done.stdout
     return done.stdout, json.loads((folder / "cluster-sim.json").read_text()), folder
 

@@ -71,18 +71,26 @@ def test_packing_leaves_out_nothing_without_a_reason(corpus):
         assert {name, short} & (entries | taken | reasons.keys()) or GROUP in name, name
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="asks Triton's cache manager, and triton is not installed")
+@pytest.mark.skipif(
+    find_spec("triton") is None, reason="asks Triton's cache manager, and triton is not installed"
+)
 def test_triton_finds_every_group_with_every_child(restored):
     """Triton's own cache manager finds each kernel's group in the new place, with all its children, and nothing elsewhere."""
     root, kernels, there, *_ = restored
     done = subprocess.run(
-        [sys.executable, "-P", "-c", _ASK, there], capture_output=True, text=True, check=True, env=os.environ
+        [sys.executable, "-P", "-c", _ASK, there],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ,
     )
     groups = json.loads(done.stdout)
     assert len(groups) == kernels
     for group, children in groups.items():
         directory = Path(group).parent
-        original = json.loads((root / directory.relative_to(there) / Path(group).name).read_text())["child_paths"]
+        original = json.loads((root / directory.relative_to(there) / Path(group).name).read_text())[
+            "child_paths"
+        ]
         assert children == {name: str(directory / name) for name in original}
         assert all(Path(path).is_file() for path in children.values())
 
@@ -101,7 +109,10 @@ def test_every_other_file_is_identical_or_named(restored):
             assert not (there / name).exists()
         elif {name, short} & set(report.rewritten):
             named += 1
-            assert json.loads((there / name).read_bytes())["hash"] == json.loads(path.read_bytes())["hash"]
+            assert (
+                json.loads((there / name).read_bytes())["hash"]
+                == json.loads(path.read_bytes())["hash"]
+            )
         else:
             assert (there / name).read_bytes() == path.read_bytes(), name
     assert named <= len(skipped) + len(left_out) + len(report.rewritten)
@@ -135,7 +146,12 @@ def test_a_second_restore_finds_everything_present(restored, packed):
     _, kernels, there, _, first, trust = restored
     before = {name: path.read_bytes() for name, path in files(there).items()}
     second = bundler.restore(packed[1], there, only="all", trust=trust)
-    assert (len(second.present), second.restored, second.repaired, second.files) == (kernels, (), (), 0)
+    assert (len(second.present), second.restored, second.repaired, second.files) == (
+        kernels,
+        (),
+        (),
+        0,
+    )
     assert second.companions == first.companions
     assert {name: path.read_bytes() for name, path in files(there).items()} == before
 

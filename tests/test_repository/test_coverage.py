@@ -16,7 +16,9 @@ MOST = {"R": 21, "C": 7, "H": 10, "G": 3, "S": 13, "K": 12}
 
 def test_every_row_stands_there_once_and_in_order():
     """A row that is missing, or twice, would be a feature that nobody answers for."""
-    expected = [f"{letter}{number:02}" for letter, most in MOST.items() for number in range(1, most + 1)]
+    expected = [
+        f"{letter}{number:02}" for letter, most in MOST.items() for number in range(1, most + 1)
+    ]
     assert [row[0] for row in ROWS] == expected
 
 

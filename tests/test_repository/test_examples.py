@@ -15,12 +15,18 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TARGETS = ("cuda:90", "hip:gfx942")
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="the examples need triton, which is not installed")
+pytestmark = pytest.mark.skipif(
+    find_spec("triton") is None, reason="the examples need triton, which is not installed"
+)
 
 
 def run_python(cache_dir, *arguments, **environment):
     """Run Python with these arguments and an empty Triton cache, and return the finished process."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TRITON_", "PYTHON"))}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TRITON_", "PYTHON"))
+    }
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
         env=clean | {"TRITON_CACHE_DIR": str(cache_dir)} | environment,
@@ -50,7 +56,10 @@ def test_kernels_compile_for_both_targets_without_a_gpu(tmp_path):
     done = run_python(tmp_path / "cache", EXAMPLES / "kernels.py", "--json", listing, *targets)
     assert (done.returncode, done.stderr if done.returncode else "") == (0, "")
     checksums = json.loads(listing.read_text())
-    names = {target: {key.split("/")[0] for key in checksums if key.endswith(target)} for target in TARGETS}
+    names = {
+        target: {key.split("/")[0] for key in checksums if key.endswith(target)}
+        for target in TARGETS
+    }
     assert names[TARGETS[0]] == names[TARGETS[1]]
     assert len(names[TARGETS[0]]) >= 6
     assert kernels_in(tmp_path / "cache") == len(checksums)
@@ -70,7 +79,9 @@ def test_child_compiles_in_three_processes(tmp_path):
     """examples/child.py says from three processes what they compiled, and their kernels are different ones."""
     done = run_python(tmp_path, EXAMPLES / "child.py")
     assert done.returncode == 0, done.stderr
-    said = re.findall(r"^(.+) \(process (\d+)\): compiled (\d+) for cuda:90: ", done.stdout, re.MULTILINE)
+    said = re.findall(
+        r"^(.+) \(process (\d+)\): compiled (\d+) for cuda:90: ", done.stdout, re.MULTILINE
+    )
     assert [who for who, _, _ in said] == ["parent", "child program", "pool worker"]
     assert len({process for _, process, _ in said}) == 3
     assert kernels_in(tmp_path) == sum(int(count) for _, _, count in said)
@@ -85,7 +96,8 @@ def test_an_unknown_target_is_a_usage_error(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    find_spec("torch") is None or find_spec("numpy") is None, reason="Triton's interpreter needs torch and numpy"
+    find_spec("torch") is None or find_spec("numpy") is None,
+    reason="Triton's interpreter needs torch and numpy",
 )
 def test_kernels_compute_what_torch_computes_in_the_interpreter(tmp_path):
     """Each kernel's numbers agree with torch's; slow, and the only check of the numbers that needs no GPU."""

@@ -48,16 +48,22 @@ def imported():
 
 def test_whatever_the_wheel_imports_an_extra_brings():
     """A module that needs more than the dependencies is for those who ask for an extra, which is none of the project's own."""
-    promised = names(PROJECT["dependencies"]).union(*(names(EXTRAS[name]) for name in EXTRAS.keys() - OURS_ALONE))
+    promised = names(PROJECT["dependencies"]).union(
+        *(names(EXTRAS[name]) for name in EXTRAS.keys() - OURS_ALONE)
+    )
     known = {*sys.stdlib_module_names, "bundler"}
     needed = {(name, top) for name, top in imported() if top not in known}
-    assert {(name, top) for name, top in needed if DISTRIBUTIONS.get(top, top) not in promised} == set()
+    assert {
+        (name, top) for name, top in needed if DISTRIBUTIONS.get(top, top) not in promised
+    } == set()
 
 
 def test_the_contract_needs_what_its_extra_brings():
     """The shipped contract imports pytest and hypothesis, and the extra of its name brings these alone."""
     outside = {
-        top for place, top in imported() if place.startswith("backends/testing/") and top not in sys.stdlib_module_names
+        top
+        for place, top in imported()
+        if place.startswith("backends/testing/") and top not in sys.stdlib_module_names
     }
     assert outside - {"bundler"} == names(EXTRAS["contract"])
 
@@ -65,7 +71,11 @@ def test_the_contract_needs_what_its_extra_brings():
 @pytest.mark.parametrize("extra", ["triton", "torch"])
 def test_an_extra_shuts_no_release_out_and_begins_where_the_tried_ones_do(extra):
     """A server pins its own torch, and torch its Triton: the extra has a floor, the oldest release that was tried, and no bound above."""
-    specifiers = [re.match(rf"{extra}([^;]*)", line)[1] for line in EXTRAS[extra] if re.match(rf"{extra}\b(?!-)", line)]
+    specifiers = [
+        re.match(rf"{extra}([^;]*)", line)[1]
+        for line in EXTRAS[extra]
+        if re.match(rf"{extra}\b(?!-)", line)
+    ]
     assert specifiers == [f">={tried_releases.TRIED[extra][0]}"]
 
 
@@ -92,7 +102,9 @@ def test_the_install_line_of_the_readme_is_enough_for_its_sections(extra, sectio
 def script(text):
     """Return the script of the init container in a text of YAML."""
     return textwrap.dedent(
-        re.search(r"args:\n(?: *#.*\n)* *- \|\n((?:(?: {8,}.*)?\n)+?) *(?:volumeMounts|```)", text)[1]
+        re.search(r"args:\n(?: *#.*\n)* *- \|\n((?:(?: {8,}.*)?\n)+?) *(?:volumeMounts|```)", text)[
+            1
+        ]
     )
 
 
@@ -103,9 +115,14 @@ def init(tmp_path):
     def run(command):
         (tmp_path / "triton-bundler").write_text(f"#!/bin/sh\n{command}\n")
         (tmp_path / "triton-bundler").chmod(0o755)
-        environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TERMINATION_LOG": str(tmp_path / "message")}
+        environment = {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "TERMINATION_LOG": str(tmp_path / "message"),
+        }
         text = (ROOT / "deploy" / "kubernetes" / "serve.yaml").read_text(encoding="utf-8")
-        done = subprocess.run(["sh", "-c", script(text)], env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            ["sh", "-c", script(text)], env=environment, capture_output=True, text=True
+        )
         message = tmp_path / "message"
         return done, message.read_text() if message.exists() else None
 
@@ -123,13 +140,19 @@ def test_a_pod_starts_without_kernels_and_says_so(init):
 def test_a_pod_that_got_its_kernels_says_nothing_else(init):
     """After a restore that worked, there is no warning and no message."""
     done, message = init('echo "22 of 22 kernels in place"')
-    assert (done.returncode, done.stdout, done.stderr, message) == (0, "22 of 22 kernels in place\n", "", None)
+    assert (done.returncode, done.stdout, done.stderr, message) == (
+        0,
+        "22 of 22 kernels in place\n",
+        "",
+        None,
+    )
 
 
 def test_the_pod_is_documented_as_it_is():
     """docs/cluster.md has the script of deploy/kubernetes/serve.yaml, and both name the extras that its command needs."""
     pod, page = (
-        (ROOT / path).read_text(encoding="utf-8") for path in ("deploy/kubernetes/serve.yaml", "docs/cluster.md")
+        (ROOT / path).read_text(encoding="utf-8")
+        for path in ("deploy/kubernetes/serve.yaml", "docs/cluster.md")
     )
     assert script(page[page.index("```yaml\ninitContainers") :]) == script(pod)
     assert ["triton-bundler[cli,redis]" in text for text in (pod, page)] == [True, True]

@@ -29,17 +29,25 @@ def bundle():
 def result(cores, ours_ms, **target):
     """The result of a benchmark with one row, of which the peer took 96 ms."""
     name = (
-        "load and restore everything: how much faster" if "least" in target else "restore everything, digests verified"
+        "load and restore everything: how much faster"
+        if "least" in target
+        else "restore everything, digests verified"
     )
     figure = 96 / ours_ms if "least" in target else ours_ms / 96
-    line = row(f"tmpfs: {name}", figure, "x", ours_ms=ours_ms, peer_ms=96.0, peer="a peer, 96 ms", **target)
+    line = row(
+        f"tmpfs: {name}", figure, "x", ours_ms=ours_ms, peer_ms=96.0, peer="a peer, 96 ms", **target
+    )
     return {"rows": [line], "floor": {"all": STEPS, "launch": STEPS}, "machine": {"cores": cores}}
 
 
 @pytest.mark.parametrize(
     ("cores", "whole", "expected"),
     [
-        (2, False, 0.036 + 0.012 / 2),  # the writers use both, so the reader takes its time from theirs
+        (
+            2,
+            False,
+            0.036 + 0.012 / 2,
+        ),  # the writers use both, so the reader takes its time from theirs
         (2, True, 0.036 + 0.012 / 2 + 0.004),
         (16, False, 0.036),  # beside each other
         (16, True, 0.040),
@@ -58,18 +66,26 @@ def test_a_reader_that_takes_longer_than_the_writers_is_the_floor():
 def test_a_missed_row_says_whether_its_floor_meets_the_target():
     """42 ms of 96 are 0.437 x: a target of 0.4 is beyond that, one of 0.5 is not."""
     beyond, within = (
-        floors.told(found["rows"][0], found) for found in (result(2, 60, most=0.4), result(2, 60, most=0.5))
+        floors.told(found["rows"][0], found)
+        for found in (result(2, 60, most=0.4), result(2, 60, most=0.5))
     )
     assert "42 ms of our 60 ms, which would be 0.437 x: even that misses the target" in beyond
     assert "0.437 x: that meets the target" in within
     faster = result(2, 60, least=3.0)
-    assert "46 ms of our 60 ms, which would be 2.09 x: even that misses" in floors.told(faster["rows"][0], faster)
+    assert "46 ms of our 60 ms, which would be 2.09 x: even that misses" in floors.told(
+        faster["rows"][0], faster
+    )
 
 
 def test_a_row_without_a_floor_says_nothing_of_one():
     """Of other places, of other work, and in results of before."""
     found = result(2, 60, most=0.4)
-    assert floors.told({**found["rows"][0], "work": "disk: restore everything, digests verified"}, found) == ""
+    assert (
+        floors.told(
+            {**found["rows"][0], "work": "disk: restore everything, digests verified"}, found
+        )
+        == ""
+    )
     assert floors.told(found["rows"][0], {"rows": found["rows"], "machine": found["machine"]}) == ""
     assert floors.table({"rows": found["rows"], "machine": found["machine"]}, "A title") == ""
 
@@ -79,7 +95,8 @@ def test_the_table_has_each_step_in_the_order_of_a_restore():
     shown = floors.table(result(2, 60, most=0.4), "A title")
     assert shown.startswith("### A title")
     places = [
-        shown.index(f"| {name} | ") for name in ("manifest: zstd", "reader: read", "reader: zstd", "writer: rename")
+        shown.index(f"| {name} | ")
+        for name in ("manifest: zstd", "reader: read", "reader: zstd", "writer: rename")
     ]
     assert places == sorted(places)
     assert "**76 ms**" in shown
@@ -89,7 +106,9 @@ def test_the_table_has_each_step_in_the_order_of_a_restore():
 def test_not_reached_names_the_floor():
     """The line of the page, behind the reason."""
     (line,) = missed_targets.not_reached("bench-bundle", {**result(2, 60, most=0.4), "profile": {}})
-    assert line.startswith("**tmpfs: restore everything, digests verified**: 0.625 x, at most 0.4 x: 56 % off. Why: ")
+    assert line.startswith(
+        "**tmpfs: restore everything, digests verified**: 0.625 x, at most 0.4 x: 56 % off. Why: "
+    )
     assert line.endswith("even that misses the target.")
     assert "Its floor, which the page shows call by call" in line
 
@@ -100,7 +119,13 @@ def test_every_bare_step_has_a_place_in_the_table(bundle, tmp_path):
     bundle.save(file)
     found = bare_steps(str(file), str(tmp_path / "there"), "launch")
     assert {*found} - {IN_THREADS, THREADS} <= {*floors.ORDER}
-    assert {name.partition(":")[0] for name in found} == {"manifest", "reader", "writer", "together", THREADS}
+    assert {name.partition(":")[0] for name in found} == {
+        "manifest",
+        "reader",
+        "writer",
+        "together",
+        THREADS,
+    }
     assert all(spent >= 0 for spent in found.values())
     assert len([*(tmp_path / "there").iterdir()]) == 2 * len(bundle.kernels)
 
@@ -108,20 +133,32 @@ def test_every_bare_step_has_a_place_in_the_table(bundle, tmp_path):
 def test_the_parts_of_a_restores_memory(bundle, tmp_path):
     """Each kind of mapping is counted, and the columns stand in the order of their size."""
     before = Restoration._report
-    found = memory_parts.parts_of(lambda: bundler.restore(bundle, tmp_path / "there", only="all"), Restoration)
+    found = memory_parts.parts_of(
+        lambda: bundler.restore(bundle, tmp_path / "there", only="all"), Restoration
+    )
     assert Restoration._report is before
-    assert {*found} == {memory_parts.FRAMES, memory_parts.LIBRARIES, memory_parts.STACKS_AND_HEAP, memory_parts.OBJECTS}
+    assert {*found} == {
+        memory_parts.FRAMES,
+        memory_parts.LIBRARIES,
+        memory_parts.STACKS_AND_HEAP,
+        memory_parts.OBJECTS,
+    }
     assert found[memory_parts.OBJECTS] > 8 * len(bundle.kernels)
-    shown = memory_parts.table({"many": [found], "one": [found]}, {"one": "1 kernel", "many": "100 kernels"})
+    shown = memory_parts.table(
+        {"many": [found], "one": [found]}, {"one": "1 kernel", "many": "100 kernels"}
+    )
     assert "| part | 1 kernel | 100 kernels |" in shown
     assert memory_parts.table({}, {}) == ""
     line = row("restore 100 launch sets beside 1: peak memory", 2.0, "x", most=1.3)
     more = {**found, memory_parts.FRAMES: found[memory_parts.FRAMES] + 2e6}
-    assert f"{memory_parts.FRAMES} 2 MB, " in memory_parts.told(line, {"parts": {"one": [found], "many": [more]}})
+    assert f"{memory_parts.FRAMES} 2 MB, " in memory_parts.told(
+        line, {"parts": {"one": [found], "many": [more]}}
+    )
     assert memory_parts.told(line, {}) == ""
     assert (
         memory_parts.told(
-            {**line, "work": "load 100 kernels: peak memory"}, {"parts": {"one": [found], "many": [more]}}
+            {**line, "work": "load 100 kernels: peak memory"},
+            {"parts": {"one": [found], "many": [more]}},
         )
         == ""
     )

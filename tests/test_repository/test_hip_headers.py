@@ -31,7 +31,9 @@ def test_the_installed_headers_declare_what_we_use(found):
     """Every number, place and prototype but the one that the headers have no name for."""
     rows = headers.compared("installed", found)
     assert [row for row in rows if row["ok"] is False] == []
-    assert [row["what"] for row in rows if row["ok"] is None] == ["hipLaunchAttributeClusterDimension"]
+    assert [row["what"] for row in rows if row["ok"] is None] == [
+        "hipLaunchAttributeClusterDimension"
+    ]
     assert len(rows) == len(hip_api.NAMES) + 20 + len(hip_api.SIGNATURES) + 4
 
 
@@ -47,7 +49,9 @@ def test_the_installed_headers_declare_what_we_use(found):
 def test_what_differs_is_told(found, monkeypatch, name, value, what):
     """A number of CUDA's, a place of an older release, too little room, a forgotten argument."""
     monkeypatch.setattr(hip_api, name, value)
-    assert [row["what"] for row in headers.compared("installed", found) if row["ok"] is False] == [what]
+    assert [row["what"] for row in headers.compared("installed", found) if row["ok"] is False] == [
+        what
+    ]
 
 
 def test_what_is_gone_is_told(found):
@@ -60,7 +64,9 @@ def test_what_is_gone_is_told(found):
 def test_the_committed_result_is_of_what_we_use():
     """Five releases, each row as the driver has it today, and none that differs."""
     result = json.loads((ROOT / "docs" / "results" / f"{headers.RESULT}.json").read_text())
-    assert [source["sha256"] for source in result["sources"]] == [source.digest for source in headers.SOURCES]
+    assert [source["sha256"] for source in result["sources"]] == [
+        source.digest for source in headers.SOURCES
+    ]
     own = declarations.ours()
     for hip in ("7.1", "6.4", "7.2", "7.15"):
         rows = {(row["kind"], row["what"]): row for row in result["rows"] if row["hip"] == hip}

@@ -18,7 +18,12 @@ def modules_after(code):
     answer = "; import sys, json; print(json.dumps(sorted(sys.modules)))"
     loaded = []
     for before in ("pass", code):
-        done = subprocess.run([sys.executable, "-P", "-c", before + answer], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", before + answer],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         loaded.append(set(json.loads(done.stdout)))
     return loaded[1] - loaded[0]
 
@@ -52,7 +57,10 @@ def test_opening_and_restoring_a_bundle_needs_neither_triton_nor_torch(tmp_path)
 def test_each_public_name_resolves(name):
     """Each name of __all__ is there, is in dir(), and belongs to this package, unless it stands for types of others."""
     thing = getattr(bundler, name)
-    assert not isinstance(thing, type | FunctionType) or thing.__module__.partition(".")[0] == "bundler"
+    assert (
+        not isinstance(thing, type | FunctionType)
+        or thing.__module__.partition(".")[0] == "bundler"
+    )
     assert name in dir(bundler)
 
 
@@ -60,7 +68,10 @@ def test_public_names_need_neither_triton_nor_torch():
     """All that is public can be had without Triton, torch, redis and the terminal libraries."""
     loaded = modules_after("import bundler; [getattr(bundler, name) for name in bundler.__all__]")
     assert (
-        sorted({name.partition(".")[0] for name in loaded} & {"triton", "torch", "redis", "click", "rich", "numpy"})
+        sorted(
+            {name.partition(".")[0] for name in loaded}
+            & {"triton", "torch", "redis", "click", "rich", "numpy"}
+        )
         == []
     )
 

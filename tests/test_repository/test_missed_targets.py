@@ -19,7 +19,9 @@ STEPS = {
 
 
 def line_of(name, work, **more):
-    (line,) = not_reached(name, {"rows": [row(work, 2.0, "ms", most=1.0)], "profile": STEPS, **more})
+    (line,) = not_reached(
+        name, {"rows": [row(work, 2.0, "ms", most=1.0)], "profile": STEPS, **more}
+    )
     return line
 
 
@@ -61,7 +63,9 @@ def test_each_reason_is_of_a_row_and_of_steps_that_there_are(name):
     works = [line["work"] for line in result["rows"]]
     shown = {*page.STEPS, *page.BASICS, "start", "start all"}
     for reason in REASONS[name]:
-        assert any(missed_targets.matches(reason, work) for work in works), f"{name} has no row for {reason.work!r}"
+        assert any(missed_targets.matches(reason, work) for work in works), (
+            f"{name} has no row for {reason.work!r}"
+        )
         assert reason.profile in {*shown, ""}
     for work in works:
         assert sum(missed_targets.matches(reason, work) for reason in REASONS[name]) <= 1, work
@@ -86,7 +90,11 @@ def test_steps_of_a_hit_add_up(monkeypatch):
     plain = dict(vars(Owner))
     here = f"{__name__}:Owner"
     monkeypatch.setitem(globals(), "Owner", Owner)
-    monkeypatch.setattr(hit_steps, "STEPS", {"a: out": (f"{here}.outer",), "b: in": (f"{here}.inner", f"{here}.made")})
+    monkeypatch.setattr(
+        hit_steps,
+        "STEPS",
+        {"a: out": (f"{here}.outer",), "b: in": (f"{here}.inner", f"{here}.made")},
+    )
     clocks = hit_steps.HitSteps()
     with clocks.running():
         assert (Owner().outer(), Owner.made(7)) == (2, 7)

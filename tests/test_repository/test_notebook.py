@@ -41,7 +41,9 @@ def test_nothing_that_was_run_is_in_the_file():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("triton") is None, reason="the notebook needs triton, which is not installed")
+@pytest.mark.skipif(
+    find_spec("triton") is None, reason="the notebook needs triton, which is not installed"
+)
 def test_the_notebook_runs(tmp_path):
     """All cells run in a process of their own; recording, bundle and reports are tables."""
     (tmp_path / "cells.json").write_text(json.dumps(cells()))

@@ -46,7 +46,12 @@ def fault(words, *, whole):
         return None
     if rest:
         return f"too many arguments: {rest}"
-    return next(filter(None, (_value_fault(param, given.get(param.name), context) for param in command.params)), None)
+    return next(
+        filter(
+            None, (_value_fault(param, given.get(param.name), context) for param in command.params)
+        ),
+        None,
+    )
 
 
 def _value_fault(param, value, context):
@@ -68,22 +73,36 @@ def _value_fault(param, value, context):
 
 def test_every_command_that_a_block_shows_is_a_command():
     """Each `triton-bundler …` in a block of code names a command, and options, arguments and values that it takes."""
-    found = {(str(block), *words): fault(words, whole=True) for block in BLOCKS for words in command_lines(block)}
+    found = {
+        (str(block), *words): fault(words, whole=True)
+        for block in BLOCKS
+        for words in command_lines(block)
+    }
     assert len(found) > 100
     assert {line: why for line, why in found.items() if why} == {}
 
 
 def test_every_command_in_running_text_is_a_command():
     """Each `triton-bundler …` in running text names a command and options that there are."""
-    found = {(page.name, *words): fault(words, whole=False) for page in PAGES for words in inline_commands(page)}
+    found = {
+        (page.name, *words): fault(words, whole=False)
+        for page in PAGES
+        for words in inline_commands(page)
+    }
     assert len(found) > 15
     assert {line: why for line, why in found.items() if why} == {}
 
 
 def test_every_command_that_is_deployed_is_a_command():
     """Each `triton-bundler …` in deploy/ is one that the command takes."""
-    texts = [Block(path.name, 1, "yaml", None, "", path.read_text(encoding="utf-8")) for path in DEPLOYED]
-    found = {(str(block), *words): fault(words, whole=True) for block in texts for words in command_lines(block)}
+    texts = [
+        Block(path.name, 1, "yaml", None, "", path.read_text(encoding="utf-8")) for path in DEPLOYED
+    ]
+    found = {
+        (str(block), *words): fault(words, whole=True)
+        for block in texts
+        for words in command_lines(block)
+    }
     assert found
     assert {line: why for line, why in found.items() if why} == {}
 
@@ -111,8 +130,14 @@ def names_of_the_package(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "bundler":
             yield from ((node.module, alias.name) for alias in node.names)
         elif isinstance(node, ast.Import):
-            yield from ((alias.name, None) for alias in node.names if alias.name.split(".")[0] == "bundler")
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "bundler":
+            yield from (
+                (alias.name, None) for alias in node.names if alias.name.split(".")[0] == "bundler"
+            )
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "bundler"
+        ):
             yield "bundler", node.attr
 
 
@@ -130,7 +155,9 @@ def is_there(module, name):
 def source(block):
     """Return the Python of a block: of a session what was typed, and for a lone decorator something to decorate."""
     if block.text.startswith(">>> "):
-        return "".join(example.source for example in doctest.DocTestParser().get_examples(block.text))
+        return "".join(
+            example.source for example in doctest.DocTestParser().get_examples(block.text)
+        )
     last = block.text.rstrip().rpartition("\n")[2]
     return f"{block.text}def decorated(): ...\n" if last.startswith("@") else block.text
 
@@ -139,13 +166,17 @@ def test_python_in_pages_is_python_and_its_names_are_there():
     """Each block of Python can be parsed, and what it takes from the package is there."""
     wrong = []
     # docs/api.md lists signatures, which tests/test_repository/test_public_surface.py compares with the code.
-    for block in (block for block in BLOCKS if block.language == "python" and block.page != "docs/api.md"):
+    for block in (
+        block for block in BLOCKS if block.language == "python" and block.page != "docs/api.md"
+    ):
         try:
             tree = ast.parse(source(block))
         except SyntaxError as error:
             wrong.append((str(block), str(error)))
             continue
-        wrong += [(str(block), *taken) for taken in names_of_the_package(tree) if not is_there(*taken)]
+        wrong += [
+            (str(block), *taken) for taken in names_of_the_package(tree) if not is_there(*taken)
+        ]
     assert wrong == []
 
 
@@ -158,7 +189,9 @@ def test_toml_in_pages_can_be_parsed():
 def test_yaml_in_pages_and_in_deploy_can_be_parsed():
     """Each block of YAML, and each file of deploy/, can be parsed."""
     yaml = pytest.importorskip("yaml")
-    texts = [block.text for block in BLOCKS if block.language == "yaml"] + [path.read_text() for path in DEPLOYED]
+    texts = [block.text for block in BLOCKS if block.language == "yaml"] + [
+        path.read_text() for path in DEPLOYED
+    ]
     parsed = [document for text in texts for document in yaml.safe_load_all(text)]
     assert len(parsed) >= 8
     assert None not in parsed
@@ -168,20 +201,27 @@ def test_every_public_name_is_on_one_page_of_the_reference():
     """The reference that `make docs` makes has each name of `bundler.__all__` once, in the group of its module."""
     import bundler
     from bundler.public_homes import HOMES
-    from tools.docs_site.reference_hooks import GROUPS, page_text
+    from tools.docs_site.reference_pages import GROUPS, page_text
 
-    listed = [line for group in GROUPS for line in page_text(group, HOMES).splitlines() if line.startswith("::: ")]
-    ours = sorted(name for line in listed if (name := line.removeprefix("::: bundler.")).count(".") == 0)
+    listed = [
+        line
+        for group in GROUPS
+        for line in page_text(group, HOMES).splitlines()
+        if line.startswith("::: ")
+    ]
+    ours = sorted(
+        name for line in listed if (name := line.removeprefix("::: bundler.")).count(".") == 0
+    )
     assert ours == sorted(bundler.__all__)
 
 
 def test_each_page_of_the_site_has_its_place():
-    """mkdocs.yml lists each page of docs/ that lies in a folder, and no page that is not there; a guide that it does not list comes last."""
+    """mkdocs.yml lists each page of docs/, and no page that is not there."""
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     nav = set(re.findall(r"[\w./-]+\.md$", text[text.index("\nnav:") :], re.MULTILINE))
     listed = {name for name in nav if not name.startswith(("project/", "reference/"))}
     there = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
-    assert (listed - there, {name for name in there - listed if "/" in name}) == (set(), set())
+    assert (listed - there, there - listed) == (set(), set())
 
 
 def test_links_between_files_lead_to_files():
@@ -189,18 +229,25 @@ def test_links_between_files_lead_to_files():
     links = [
         (page, target)
         for page in PAGES
-        for target in LINK.findall(INLINE_CODE.sub("", FENCE.sub("", page.read_text(encoding="utf-8"))))
+        for target in LINK.findall(
+            INLINE_CODE.sub("", FENCE.sub("", page.read_text(encoding="utf-8")))
+        )
         if target != "..."
     ]
     assert len(links) > 150
-    assert [(page.name, target) for page, target in links if not (page.parent / target).exists()] == []
+    assert [
+        (page.name, target) for page, target in links if not (page.parent / target).exists()
+    ] == []
 
 
 def test_figures_of_the_comparison_are_measured():
     """Each time, size and ratio in docs/comparison.md stands on a page that is made from raw results, or tells how it was measured."""
     compared, *sources = (
-        (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("comparison", "benchmarks", "inductor")
+        (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+        for name in ("comparison", "benchmarks", "inductor")
     )
     figures = re.findall(r"(?<![\w.])\d[\d,.]* (?:ms|s|MB|x)\b", compared)
     assert len(figures) > 25
-    assert [figure for figure in figures if not any(f" {figure}" in source for source in sources)] == []
+    assert [
+        figure for figure in figures if not any(f" {figure}" in source for source in sources)
+    ] == []

@@ -19,7 +19,9 @@ API = ROOT / "docs" / "api.md"
 
 
 def _signature(owner: str, function: object) -> str:
-    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(function)))
+    text = re.sub(
+        r"""(: |-> )(?:'([^']*)'|"([^"]*)")""", r"\1\2\3", str(inspect.signature(function))
+    )
     return owner + text.replace("(self, ", "(").replace("(self)", "()")
 
 
@@ -27,7 +29,9 @@ def _members(cls: type) -> list[str]:
     """Return the documented form of each public method and property of a class, and of those of ours that it is made of."""
     found = []
     ours = [base for base in cls.__mro__ if base.__module__.startswith("bundler")]
-    for name, member in {name: member for base in reversed(ours) for name, member in vars(base).items()}.items():
+    for name, member in {
+        name: member for base in reversed(ours) for name, member in vars(base).items()
+    }.items():
         if name.startswith("_"):
             continue
         if isinstance(member, property) or type(member).__name__ == "cached_property":
@@ -53,7 +57,9 @@ def _expected() -> list[str]:
     for name in _described():
         thing = getattr(bundler, name)
         if inspect.isfunction(thing):
-            lines.append(_signature(thing.__name__, thing))  # an alias has the signature of its original
+            lines.append(
+                _signature(thing.__name__, thing)
+            )  # an alias has the signature of its original
         elif dataclasses.is_dataclass(thing):
             lines += [f"{field.name}: {field.type}" for field in dataclasses.fields(thing)]
         elif inspect.isclass(thing) and issubclass(thing, msgspec.Struct):
@@ -77,7 +83,7 @@ def test_each_public_name_is_documented() -> None:
     code = "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     code = re.sub(r"#.*|'[^'\n]*'|\"[^\"\n]*\"", "", code)
     named = {*re.findall(r"\b[A-Z]\w*", code), *re.findall(r"`([A-Z][A-Za-z]+)`", text)}
-    others = {"K", "PathLike", *vars(builtins), *vars(typing)}
+    others = {"K", "Executor", "PathLike", *vars(builtins), *vars(typing)}
     assert named - others - set(bundler.__all__) == set()
     assert {name: getattr(bundler, name) for name in runtime.__all__} == {
         name: getattr(runtime, name) for name in runtime.__all__
@@ -87,6 +93,10 @@ def test_each_public_name_is_documented() -> None:
 def test_each_error_is_documented_with_its_code() -> None:
     """docs/api.md lists each class of the error tree with its code."""
     text = API.read_text()
-    classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.BundlerError)]
+    classes = [
+        c
+        for c in vars(errors).values()
+        if isinstance(c, type) and issubclass(c, errors.BundlerError)
+    ]
     assert [c.__name__ for c in classes if f"| `{c.__name__}` | `{c.code}` |" not in text] == []
     assert [c.__name__ for c in classes if getattr(bundler, c.__name__, None) is not c] == []

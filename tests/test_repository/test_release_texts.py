@@ -11,7 +11,14 @@ import pytest
 from tools.wheels.texts import IMAGE, RECIPE, changelog_faults, faults
 
 ROOT = Path(__file__).resolve().parents[2]
-PLACES = ("pyproject.toml", "bundler/__init__.py", "bundler/project.py", "CITATION.cff", "CHANGELOG.md", RECIPE)
+PLACES = (
+    "pyproject.toml",
+    "bundler/__init__.py",
+    "bundler/project.py",
+    "CITATION.cff",
+    "CHANGELOG.md",
+    RECIPE,
+)
 
 
 @pytest.fixture
@@ -63,7 +70,9 @@ def test_a_tag_has_to_be_the_version_and_the_newest_heading(copy):
     for name in set(PLACES) - {"CHANGELOG.md"}:
         text = (copy / name).read_text(encoding="utf-8")
         (copy / name).write_text(
-            re.sub(r"(ersion__ = |VERSION = |ersion(?: =|:) )(\"?)0\.1\.0", r"\g<1>\g<2>0.1.1", text)
+            re.sub(
+                r"(ersion__ = |VERSION = |ersion(?: =|:) )(\"?)0\.1\.0", r"\g<1>\g<2>0.1.1", text
+            )
         )
     assert list(faults(copy, "v0.1.1")) == []
 
@@ -98,16 +107,25 @@ def test_the_recipe_asks_for_what_the_package_asks_for():
     """The conda recipe has each requirement of the package with its floor, under conda's name, and those of the command that it installs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     run = (ROOT / RECIPE).read_text(encoding="utf-8").partition("  run:\n")[2].partition("\n\n")[0]
-    asked = {line.strip().removeprefix("- ").replace(" ", "") for line in run.splitlines() if "- " in line}
+    asked = {
+        line.strip().removeprefix("- ").replace(" ", "")
+        for line in run.splitlines()
+        if "- " in line
+    }
     core = {line.replace("msgpack>", "msgpack-python>") for line in project["dependencies"]}
-    assert asked - {"python"} == core | {line for line in project["optional-dependencies"]["cli"] if "man" not in line}
+    assert asked - {"python"} == core | {
+        line for line in project["optional-dependencies"]["cli"] if "man" not in line
+    }
 
 
 def test_the_image_runs_as_nobody_on_the_python_that_it_was_built_for():
     """A user by number, no shell in the last stage, tags for both bases, and one Python version in both."""
     text = (ROOT / IMAGE).read_text(encoding="utf-8")
     bases = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
-    assert [base.partition(":")[0] for base in bases] == ["debian", "gcr.io/distroless/python3-debian12"]
+    assert [base.partition(":")[0] for base in bases] == [
+        "debian",
+        "gcr.io/distroless/python3-debian12",
+    ]
     assert re.search(r":12\.\d+-slim$", bases[0])
     last = text.rpartition("FROM ")[2]
     assert "\nUSER 65532:65532\n" in last
@@ -115,5 +133,9 @@ def test_the_image_runs_as_nobody_on_the_python_that_it_was_built_for():
     entry = json.loads(re.search(r"^ENTRYPOINT (.*)$", last, re.MULTILINE)[1])
     assert entry == ["/usr/bin/python3", "-m", "bundler"]
     ignored = (ROOT / f"{IMAGE}.dockerignore").read_text(encoding="utf-8").split()
-    copied = {word for line in re.findall(r"^COPY (?!--)(.+) \S+$", text, re.MULTILINE) for word in line.split()}
+    copied = {
+        word
+        for line in re.findall(r"^COPY (?!--)(.+) \S+$", text, re.MULTILINE)
+        for word in line.split()
+    }
     assert copied == {word[1:] for word in ignored if word.startswith("!")}

@@ -15,7 +15,11 @@ _MADE = re.compile(r"^def (test_\w+)\(", re.MULTILINE)
 @pytest.fixture(scope="module")
 def made():
     """File by name of every test."""
-    return {name: path for path in TESTS.rglob("test_*.py") for name in _MADE.findall(path.read_text(encoding="utf-8"))}
+    return {
+        name: path
+        for path in TESTS.rglob("test_*.py")
+        for name in _MADE.findall(path.read_text(encoding="utf-8"))
+    }
 
 
 def rows(heading):
@@ -38,7 +42,9 @@ def test_every_file_that_is_named_is_there():
         assert [*TESTS.rglob(name.rpartition("/")[2])], name
 
 
-@pytest.mark.parametrize("heading", ["| attack | stopped by | test |", "| mode | stops | does not stop | test |"])
+@pytest.mark.parametrize(
+    "heading", ["| attack | stopped by | test |", "| mode | stops | does not stop | test |"]
+)
 def test_each_row_names_a_test(heading):
     """An attack or a mode of which nothing is tested is only a hope."""
     found = rows(heading)
@@ -50,7 +56,9 @@ def test_each_row_names_a_test(heading):
 def test_each_attack_that_is_tried_has_its_row(made):
     """Whoever adds an attack says in the model what stops it."""
     tried = {
-        name for name, path in made.items() if path.parent.name == "attacks" and path.name != "test_key_attacks.py"
+        name
+        for name, path in made.items()
+        if path.parent.name == "attacks" and path.name != "test_key_attacks.py"
     }
     named = set(re.findall(r"`(test_\w+)`", TEXT))
     assert tried - named == set()

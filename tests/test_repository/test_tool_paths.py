@@ -25,8 +25,13 @@ def package_of_a_child(site, **environment):
     (site / "where_is_it.py").write_text("import bundler; print(bundler.__file__)")
     (site / "link").mkdir()
     (site / "link" / "tools").symlink_to(ROOT / "tools")
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{site / 'link'}{os.pathsep}{site}"} | environment
-    done = subprocess.run([sys.executable, "-c", ASK], cwd=ROOT, env=environment, capture_output=True, text=True)
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": f"{site / 'link'}{os.pathsep}{site}",
+    } | environment
+    done = subprocess.run(
+        [sys.executable, "-c", ASK], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return Path(done.stdout.strip()).parent
 
@@ -41,13 +46,43 @@ def test_without_that_the_checkout_goes_first(tmp_path):
     assert package_of_a_child(tmp_path) == ROOT / "bundler"
 
 
+@pytest.mark.parametrize("package", ["bench", "fuzz"])
+def test_nobody_measures_python_alone_unawares(package, tmp_path):
+    """Where the bundler that is measured has no extensions, the first line says so, and what builds them."""
+    folder = tmp_path / "bundler"
+    for name in ("lifecycle/_kernel_reader", "lifecycle/_kernel_writer", "runtime/launch/_dispatch",
+                 "runtime/launch/_jit_driver"):  # fmt: skip
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.abi3.so").touch()
+    (folder / "__init__.py").touch()
+    (tmp_path / "tools").symlink_to(ROOT / "tools")
+
+    def said():
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", f"tools.{package}", "bundle", "--help"],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
+        )  # fmt: skip
+        return done.stderr
+
+    assert said().startswith(
+        f"note: bundler has no _launch here, so that this is about Python alone; `make {package} PROGRAM=bundle` builds"
+    )
+    (folder / "runtime/launch/_launch.cpython-311.so").touch()
+    assert "note:" not in said()
+
+
 @pytest.mark.parametrize("target", ["bench", "fuzz", "crash"])
 def test_make_runs_the_tools_with_the_wheel(target):
     """The targets start their tool by the line that keeps the checkout's package away."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert re.search(rf"^{target}: \.venv-test/\.ready .*\n\t\$\(tool\) tools\.{target} ", makefile, re.MULTILINE)
+    assert re.search(
+        rf"^{target}: \.venv-test/\.ready .*\n\t\$\(tool\) tools\.{target} ", makefile, re.MULTILINE
+    )
     (line,) = re.findall(r"^tool = (.*)", makefile, re.MULTILINE)
-    assert "ln -sfn ../../tools .build/path/tools && PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/.build/path " in line
+    assert (
+        "ln -sfn ../../tools .build/path/tools && PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/.build/path "
+        in line
+    )
 
 
 def test_a_result_says_which_extensions_were_there(monkeypatch):
@@ -67,7 +102,10 @@ def test_a_result_says_which_extensions_were_there(monkeypatch):
         ({}, ""),  # a result of before
         ({"extensions": BUILT}, ""),
         ({"extensions": dict.fromkeys(BUILT, False)}, "pure Python, no extension was built"),
-        ({"extensions": BUILT | {"_launch": False, "_dispatch": False}}, "without the extensions _dispatch, _launch"),
+        (
+            {"extensions": BUILT | {"_launch": False, "_dispatch": False}},
+            "without the extensions _dispatch, _launch",
+        ),
     ],
 )
 def test_the_page_says_what_was_missing(machine, words):

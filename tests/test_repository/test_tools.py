@@ -40,7 +40,10 @@ def test_each_package_lists_its_programs(run_tool, package):
         assert f"  {program} " in listed
         assert about in listed
         done = run_tool(f"{package} {program}", "--help")
-        assert (done.returncode, done.stdout.partition(" [")[0]) == (0, f"usage: python -m tools.{package} {program}")
+        assert (done.returncode, done.stdout.partition(" [")[0]) == (
+            0,
+            f"usage: python -m tools.{package} {program}",
+        )
         assert f"| `python -m tools.{package} {program}` |" in readme
 
 
@@ -48,7 +51,7 @@ def test_another_name_is_refused(run_tool):
     """A name that no program has is a mistake of the command line, which names those that there are."""
     done = run_tool("bench nothing")
     assert done.returncode == 2
-    assert "'bundle', 'compile', 'cloud', 'remote', 'scale', 'page'" in done.stderr
+    assert "'bundle', 'compile', 'cloud', 'remote', 'scale', 'farm', 'page'" in done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +61,18 @@ def quick(run_tool, tmp_path_factory):
         if find_spec(name) is None:
             pytest.skip(f"the benchmark needs {name}, which is not installed")
     folder = tmp_path_factory.mktemp("bench")
-    done = run_tool("bench bundle", "--quick", "--check", "--keep", folder / "keep", "--results", folder / "results")
-    results = {path.stem: json.loads(path.read_text()) for path in (folder / "results").glob("*.json")}
+    done = run_tool(
+        "bench bundle",
+        "--quick",
+        "--check",
+        "--keep",
+        folder / "keep",
+        "--results",
+        folder / "results",
+    )
+    results = {
+        path.stem: json.loads(path.read_text()) for path in (folder / "results").glob("*.json")
+    }
     return done, results, folder / "results"
 
 
@@ -71,9 +84,10 @@ def test_the_benchmark_runs(quick):
     missed = [row["work"] for result in results.values() for row in result["rows"] if not row["ok"]]
     said = [line for line in done.stdout.splitlines() if line.startswith("missed: ")]
     assert done.returncode == (1 if missed else 0)
-    assert [line.removeprefix("missed: ").startswith(work) for line, work in zip(said, missed, strict=True)] == [
-        True
-    ] * len(missed)
+    assert [
+        line.removeprefix("missed: ").startswith(work)
+        for line, work in zip(said, missed, strict=True)
+    ] == [True] * len(missed)
 
 
 @pytest.mark.slow
@@ -81,14 +95,32 @@ def test_the_result_has_its_facts_and_samples(quick):
     """The result names machine, versions and commit, and holds each sample, the profiles and every promised row."""
     _, results, _ = quick
     result = results["bench-bundle"]
-    assert {"machine", "versions", "commit", "kernels", "rounds", "tar", "places", "profile", "rows"} <= set(result)
+    assert {
+        "machine",
+        "versions",
+        "commit",
+        "kernels",
+        "rounds",
+        "tar",
+        "places",
+        "profile",
+        "rows",
+    } <= set(result)
     assert {"python", "triton", "torch", "zstandard"} <= set(result["versions"])
     assert {"_kernel_writer", "_kernel_reader"} <= set(result["machine"]["extensions"])
     assert "store hit" in results["bench-basics"]["profile"]
     for samples in result["places"].values():
         assert {len(found) for found in samples.values()} == {result["rounds"]}
-        assert set(samples["collect: kernels"]) == set(samples["restore all: kernels"]) == {result["kernels"]}
-        assert set(samples["restore launch: kernels"]) == set(samples["torch load: kernels"]) == {result["kernels"]}
+        assert (
+            set(samples["collect: kernels"])
+            == set(samples["restore all: kernels"])
+            == {result["kernels"]}
+        )
+        assert (
+            set(samples["restore launch: kernels"])
+            == set(samples["torch load: kernels"])
+            == {result["kernels"]}
+        )
     assert set(result["profile"]) == {"restore", "restore launch", "collect", "push", "fresh"}
     rows = " ".join(row["work"] for row in result["rows"])
     for words in (
@@ -114,7 +146,13 @@ def test_the_page_is_made_from_the_results(run_tool, quick, tmp_path):
     assert run_tool("bench page", *arguments).returncode == 0
     assert run_tool("bench page", "--check", *arguments).returncode == 0
     text = page.read_text()
-    for heading in ("What it costs to have us", "Bundle against peers", "Sizes", "Memory", "Not reached"):
+    for heading in (
+        "What it costs to have us",
+        "Bundle against peers",
+        "Sizes",
+        "Memory",
+        "Not reached",
+    ):
         assert f"## {heading}\n" in text
     missed = [row["work"] for result in results.values() for row in result["rows"] if not row["ok"]]
     assert [work in text.partition("## Not reached")[2] for work in missed] == [True] * len(missed)
@@ -130,11 +168,16 @@ def test_the_benchmark_of_the_service_runs(run_tool, tmp_path):
             pytest.skip(f"the benchmark needs {name}, which is not installed")
     done = run_tool("bench compile", "--quick", "--check", "--results", tmp_path)
     result = json.loads((tmp_path / "bench-compile.json").read_text())
-    assert [set(samples) for samples in result["samples"]] == [{"serial", "ours", "torch", "again"}], done.stderr
+    assert [set(samples) for samples in result["samples"]] == [
+        {"serial", "ours", "torch", "again"}
+    ], done.stderr
     missed = [row["work"] for row in result["rows"] if not row["ok"]]
     said = [line for line in done.stdout.splitlines() if line.startswith("missed: ")]
     assert (len(said), done.returncode) == (len(missed), 1 if missed else 0)
-    assert run_tool("bench page", "--results", tmp_path, "--page", tmp_path / "page.md").returncode == 0
+    assert (
+        run_tool("bench page", "--results", tmp_path, "--page", tmp_path / "page.md").returncode
+        == 0
+    )
     text = (tmp_path / "page.md").read_text()
     assert all(f"| {row['work']} |" in text for row in result["rows"])
     assert (
@@ -148,7 +191,15 @@ def test_the_benchmark_of_the_service_runs(run_tool, tmp_path):
 def test_the_remote_benchmark_runs(run_tool, quick, tmp_path):
     """A quick run fetches all kernels both ways at each delay, counts exchanges, and names what it missed; the page has each row."""
     _, _, folder = quick
-    done = run_tool("bench remote", "--quick", "--check", "--keep", folder.parent / "keep", "--results", tmp_path)
+    done = run_tool(
+        "bench remote",
+        "--quick",
+        "--check",
+        "--keep",
+        folder.parent / "keep",
+        "--results",
+        tmp_path,
+    )
     result = json.loads((tmp_path / "bench-remote.json").read_text())
     assert list(result["delays"]) == ["0 ms", "1 ms", "10 ms"], done.stderr
     for delay, samples in result["delays"].items():
@@ -160,7 +211,10 @@ def test_the_remote_benchmark_runs(run_tool, quick, tmp_path):
     missed = [row["work"] for row in result["rows"] if not row["ok"]]
     said = [line for line in done.stdout.splitlines() if line.startswith("missed: ")]
     assert (len(said), done.returncode) == (len(missed), 1 if missed else 0)
-    assert run_tool("bench page", "--results", tmp_path, "--page", tmp_path / "page.md").returncode == 0
+    assert (
+        run_tool("bench page", "--results", tmp_path, "--page", tmp_path / "page.md").returncode
+        == 0
+    )
     text = (tmp_path / "page.md").read_text()
     assert all(f"| {row['work']} |" in text for row in result["rows"])
 
@@ -171,16 +225,27 @@ def test_the_benchmark_of_object_stores_runs(run_tool, quick, tmp_path):
     if find_spec("obstore") is None:
         pytest.skip("the benchmark needs obstore, which is not installed: pip install '.[cloud]'")
     _, _, folder = quick
-    done = run_tool("bench cloud", "--quick", "--check", "--keep", folder.parent / "keep", "--results", tmp_path)
+    done = run_tool(
+        "bench cloud", "--quick", "--check", "--keep", folder.parent / "keep", "--results", tmp_path
+    )
     result = json.loads((tmp_path / "bench-cloud.json").read_text())
     assert list(result["delays"]) == ["0 ms", "20 ms"], done.stderr
     for samples in result["delays"].values():
-        assert samples["ours all: kernels"] == samples["ours launch: kernels"] == [result["kernels"]]
-        assert samples["gets, 10 at once: files"] == samples["gets, 256 at once: files"] == [result["files"]]
+        assert (
+            samples["ours all: kernels"] == samples["ours launch: kernels"] == [result["kernels"]]
+        )
+        assert (
+            samples["gets, 10 at once: files"]
+            == samples["gets, 256 at once: files"]
+            == [result["files"]]
+        )
     missed = [row["work"] for row in result["rows"] if not row["ok"]]
     said = [line for line in done.stdout.splitlines() if line.startswith("missed: ")]
     assert (len(said), done.returncode) == (len(missed), 1 if missed else 0)
-    assert run_tool("bench page", "--results", tmp_path, "--page", tmp_path / "page.md").returncode == 0
+    assert (
+        run_tool("bench page", "--results", tmp_path, "--page", tmp_path / "page.md").returncode
+        == 0
+    )
     text = (tmp_path / "page.md").read_text()
     assert all(f"| {row['work']} |" in text for row in result["rows"])
 
@@ -197,7 +262,11 @@ def test_the_page_says_what_launches_on_a_gpu_go_into():
 
     ours, limit = launch_tables.WAYS["handle"], launch_tables.LIMIT
     cost = {
-        "samples_us": {limit: [3.0, 3.1], ours: [3.4, 3.5], launch_tables.WAYS["dispatcher"]: [4.0, 4.1]},
+        "samples_us": {
+            limit: [3.0, 3.1],
+            ours: [3.4, 3.5],
+            launch_tables.WAYS["dispatcher"]: [4.0, 4.1],
+        },
         "steps_ns": {
             "handle": {"lock": 70.0, "addresses": 130.0},
             "dispatcher": {"lock": 70.0},
@@ -206,7 +275,10 @@ def test_the_page_says_what_launches_on_a_gpu_go_into():
     }
     phases = {
         "bare": [{"read": 1.0, "cuModuleLoadData": 2.0}],
-        "compiled": [{"launch": 5.0, "load: manifest": 7.0}, {"launch": 5.0, "load: manifest": 9.0}],
+        "compiled": [
+            {"launch": 5.0, "load: manifest": 7.0},
+            {"launch": 5.0, "load: manifest": 9.0},
+        ],
         "ctypes": [{"launch": 6.0}],
     }
     result = {"figures": {"first": {"phases_us": phases}, "cost": cost}}
@@ -220,7 +292,9 @@ def test_the_page_says_what_launches_on_a_gpu_go_into():
     assert "| **all, above the C loop** | **400** |" in lines
     missed = launch_tables.why({"check": f"CPU cost of a launch: {ours}"}, result)
     assert missed == ". Of 400 ns above the C loop, alone: lock 70, addresses 130."
-    first = launch_tables.why({"check": "first launches of 150 kernels: compiled extension"}, result)
+    first = launch_tables.why(
+        {"check": "first launches of 150 kernels: compiled extension"}, result
+    )
     assert first == ". Microseconds a kernel: launch 5, load: manifest 8."
     assert launch_tables.why({"check": "another"}, result) == ""
     assert launch_tables.tables({"figures": {}}) == ""
@@ -245,11 +319,15 @@ def test_the_fuzzer_may_make_what_the_judged_may_not_load(tmp_path):
         "    if result: print(result.number, result.outcome, result.problem.splitlines()[-1:])\n"
         "worker.close()\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, tmp_path / "log"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "log"], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.stdout == "0 fine []\n1 fits []\n2 MemoryError ['MemoryError']\n", done.stderr
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system says nothing of its pages")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="the system says nothing of its pages"
+)
 def test_a_forked_job_copies_no_page_in_the_midst_of_its_work():
     """What a job writes to is its own before it begins: without that, each of these 16 MB would be copied page by page."""
     program = (
@@ -276,8 +354,6 @@ def test_a_forked_job_copies_no_page_in_the_midst_of_its_work():
 
 def test_the_replay_of_the_gpu_check_imports_nothing_of_ours():
     """It proves that Triton alone finds what we restored; what measures launches is in the same program."""
-    program = (
-        "import sys, tools.gpu.check; print([name for name in sys.modules if name.partition('.')[0] == 'bundler'])"
-    )
+    program = "import sys, tools.gpu.check; print([name for name in sys.modules if name.partition('.')[0] == 'bundler'])"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr

@@ -21,7 +21,16 @@ PROGRAM, MISTAKES = "typed_user.py", "typed_mistakes.py"
 
 def mypy(folder, name):
     """Return the lines that mypy complains about."""
-    command = [sys.executable, "-P", "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context", name]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "mypy",
+        "--strict",
+        "--no-error-summary",
+        "--hide-error-context",
+        name,
+    ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.stderr == ""
     assert not re.search(r"import-(not-found|untyped)", done.stdout), done.stdout
@@ -30,8 +39,19 @@ def mypy(folder, name):
 
 def pyright(folder, name):
     """Return the lines that pyright complains about."""
-    (folder / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": "strict", "include": [name]}))
-    command = [sys.executable, "-P", "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, name]
+    (folder / "pyrightconfig.json").write_text(
+        json.dumps({"typeCheckingMode": "strict", "include": [name]})
+    )
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pyright",
+        "--outputjson",
+        "--pythonpath",
+        sys.executable,
+        name,
+    ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     told = json.loads(done.stdout)
     assert told["summary"]["filesAnalyzed"] == 1, told
@@ -47,7 +67,9 @@ def checked(request, tmp_path_factory):
         pytest.skip(f"{checker.__name__} is not installed; pip install 'triton-bundler[test]'")
     if checker is pyright:
         # Without Node.js, or as a release that does not bring pyright itself along, it would have to download something first.
-        tried = subprocess.run([sys.executable, "-P", "-m", "pyright", "--version"], capture_output=True, text=True)
+        tried = subprocess.run(
+            [sys.executable, "-P", "-m", "pyright", "--version"], capture_output=True, text=True
+        )
         if tried.returncode != 0:
             pytest.skip(
                 f"pyright does not run here: {tried.stderr.strip()[-200:]}; pip install 'pyright[nodejs]>=1.1.414'"
@@ -79,4 +101,6 @@ def test_every_public_name_is_known(checked):
 def test_mistakes_are_found(checked):
     """A misspelt name, a wrong argument and what is no driver are errors, and nothing else is."""
     lines = (HERE / MISTAKES).read_text().splitlines()
-    assert checked(MISTAKES) == {number for number, line in enumerate(lines, 1) if line.endswith("# wrong")}
+    assert checked(MISTAKES) == {
+        number for number, line in enumerate(lines, 1) if line.endswith("# wrong")
+    }

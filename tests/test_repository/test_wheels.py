@@ -65,11 +65,16 @@ def test_the_bill_names_the_wheel_its_files_and_what_it_asks_for(wheel):
     )
     assert itself["hashes"][0]["content"] == hashlib.sha256(wheel.read_bytes()).hexdigest()
     (file,) = itself["components"]
-    assert (file["name"], file["hashes"][0]["content"]) == ("bundler/a,b.py", hashlib.sha256(b"x = 1\n").hexdigest())
+    assert (file["name"], file["hashes"][0]["content"]) == (
+        "bundler/a,b.py",
+        hashlib.sha256(b"x = 1\n").hexdigest(),
+    )
     needed = {one["name"]: (one.get("version"), one["scope"]) for one in bill["components"]}
     assert needed == {"msgspec": ("0.22.0", "required"), "cryptography": (None, "optional")}
     assert bill["metadata"]["timestamp"] == "2026-11-22T19:00:00Z"
-    assert set(bill["dependencies"][0]["dependsOn"]) == {one["bom-ref"] for one in bill["components"]}
+    assert set(bill["dependencies"][0]["dependsOn"]) == {
+        one["bom-ref"] for one in bill["components"]
+    }
 
 
 def test_two_bills_of_one_wheel_are_equal(wheel):
@@ -78,7 +83,10 @@ def test_two_bills_of_one_wheel_are_equal(wheel):
     assert text_of(bill_of(wheel, pinned_versions())) == first
     with zipfile.ZipFile(wheel, "a") as archive:
         archive.writestr("more", b"")
-    assert json.loads(text_of(bill_of(wheel, pinned_versions())))["serialNumber"] != json.loads(first)["serialNumber"]
+    assert (
+        json.loads(text_of(bill_of(wheel, pinned_versions())))["serialNumber"]
+        != json.loads(first)["serialNumber"]
+    )
 
 
 def test_pins_are_read():
@@ -110,7 +118,10 @@ def test_an_interpreter_counts_when_it_runs_and_has_headers(tmp_path, monkeypatc
 
 def test_one_setuptools_builds_and_is_tested():
     """Equal bytes need one version, and two files pin it."""
-    assert pinned_versions(ROOT / "tools/wheels/requirements.txt")["setuptools"] == pinned_versions()["setuptools"]
+    assert (
+        pinned_versions(ROOT / "tools/wheels/requirements.txt")["setuptools"]
+        == pinned_versions()["setuptools"]
+    )
 
 
 def test_names_say_what_a_file_brings():
@@ -118,7 +129,11 @@ def test_names_say_what_a_file_brings():
     limited = {"_kernel_reader", "_kernel_writer"}
     assert {name for name, is_limited in EXTENSIONS.items() if is_limited} == limited
     assert promised("t-1-cp311-abi3-manylinux_2_17_x86_64.whl") == limited
-    assert promised("t-1-cp312-cp312-manylinux_2_17_x86_64.whl") == set(EXTENSIONS) == promised("t-1.tar.gz")
+    assert (
+        promised("t-1-cp312-cp312-manylinux_2_17_x86_64.whl")
+        == set(EXTENSIONS)
+        == promised("t-1.tar.gz")
+    )
     assert promised("t-1-py3-none-any.whl") == set()
     here, other = platform.machine(), "riscv64"
     one = Interpreter("3.12", "3.12.1", "python3.12", "include")
@@ -163,7 +178,9 @@ def test_the_variable_chooses_extensions(tmp_path):
     """`BUNDLER_BUILD_EXTENSIONS` leaves extensions out; a value that is none of three ends the build with a sentence."""
     pytest.importorskip("setuptools")
     shutil.copy(ROOT / "setup.py", tmp_path)
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["ext-modules"]
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
+        "setuptools"
+    ]["ext-modules"]
     lines = "".join(
         f'[[tool.setuptools.ext-modules]]\nname = "{one["name"]}"\nsources = ["x.c"]\n'
         f"py-limited-api = {str(one.get('py-limited-api', False)).lower()}\n"
@@ -243,12 +260,16 @@ def test_files_are_built_twice_and_are_the_same(run_tool, tmp_path):
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stderr.splitlines() if not line.startswith("release: ")] == []
     sums = [line.split("  ") for line in (out / "SHA256SUMS").read_text().splitlines()]
-    assert sorted(name for _, name in sums) == sorted({path.name for path in out.iterdir()} - {"SHA256SUMS"})
+    assert sorted(name for _, name in sums) == sorted(
+        {path.name for path in out.iterdir()} - {"SHA256SUMS"}
+    )
     for digest, name in sums:
         assert hashlib.sha256((out / name).read_bytes()).hexdigest() == digest
     wheels = list(out.glob("*.whl"))
     assert len(wheels) == 3
-    assert {f"{path.name}.cdx.json" for path in wheels} == {path.name for path in out.glob("*.json")}
+    assert {f"{path.name}.cdx.json" for path in wheels} == {
+        path.name for path in out.glob("*.json")
+    }
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             everything = b"".join(archive.read(name) for name in archive.namelist())

@@ -86,7 +86,11 @@ def launch(path: Path, *values: Any) -> bundler.Driver:
     return kernels.driver
 
 
-@bundler.autotune([bundler.Config({"BLOCK": 64})], key=["n"], options=bundler.TunerOptions(driver=bundler.DryDriver()))
+@bundler.autotune(
+    [bundler.Config({"BLOCK": 64})],
+    key=["n"],
+    options=bundler.TunerOptions(driver=bundler.DryDriver()),
+)
 def tuned(n: int) -> None:
     """Stand for a kernel."""
 

@@ -69,7 +69,10 @@ def point(rng):
     if rng.random() < 0.5:
         facts["tiling_scores"] = {axis: rng.choice([0, 1, 5, 64, 4096]) for axis in hints}
     if kind != "pointwise" and hints.keys() == {"x", "r0_"} and rng.random() < 0.1:
-        facts["min_xblock"], facts["min_rblock"] = rng.choice([None, 2, 8]), rng.choice([None, 64, 256])
+        facts["min_xblock"], facts["min_rblock"] = (
+            rng.choice([None, 2, 8]),
+            rng.choice([None, 64, 256]),
+        )
         if kind == "persistent_reduction":
             facts["min_rblock"] = None
     if rng.random() < 0.1:
@@ -92,7 +95,10 @@ def ours(kind, hints, hint, setting):
     if kind == "pointwise":
         configs = pointwise_configs(hints, setting, tile_hint=hint)
     else:
-        build = {"reduction": reduction_configs, "persistent_reduction": persistent_reduction_configs}[kind]
+        build = {
+            "reduction": reduction_configs,
+            "persistent_reduction": persistent_reduction_configs,
+        }[kind]
         configs = build(hints, setting, hint=hint)
     return [(sorted({**c.kwargs, **c.options}.items()), c.num_warps, c.num_stages) for c in configs]
 
@@ -111,16 +117,28 @@ def from_torch(kind, hints, hint, setting):
         )
     else:
         hint = torch_hints.ReductionHint[hint.name]
-        build = {"reduction": theirs.reduction, "persistent_reduction": theirs.persistent_reduction}[kind]
-        configs = build(hints, hint, triton_meta=triton_meta, inductor_meta=meta, return_configs=True)
-        configs = theirs._enforce_reduction_config_block_minimums(copy.deepcopy(configs), hints, meta)
-    return [(sorted(c.kwargs.items()), c.num_warps, c.num_stages) for c in theirs.unique_configs(configs)]
+        build = {
+            "reduction": theirs.reduction,
+            "persistent_reduction": theirs.persistent_reduction,
+        }[kind]
+        configs = build(
+            hints, hint, triton_meta=triton_meta, inductor_meta=meta, return_configs=True
+        )
+        configs = theirs._enforce_reduction_config_block_minimums(
+            copy.deepcopy(configs), hints, meta
+        )
+    return [
+        (sorted(c.kwargs.items()), c.num_warps, c.num_stages)
+        for c in theirs.unique_configs(configs)
+    ]
 
 
 def metadata(setting):
     """The facts and the policy as torch's generator writes them."""
     facts, policy, device = setting.facts, setting.policy, setting.device
-    one_each = {torch_hints.AutotuneHint.ONE_ELEMENT_PER_THREAD} if facts.one_element_per_thread else set()
+    one_each = (
+        {torch_hints.AutotuneHint.ONE_ELEMENT_PER_THREAD} if facts.one_element_per_thread else set()
+    )
     meta = {
         "max_autotune": policy.max_autotune,
         "autotune_pointwise": policy.autotune_pointwise,
@@ -135,14 +153,23 @@ def metadata(setting):
         "RSPLIT_SIZE": facts.rsplit_size,
         **{
             name: getattr(facts, name)
-            for name in ("num_load", "num_store", "num_reduction", "no_x_dim", "add_persistent_rblock")
+            for name in (
+                "num_load",
+                "num_store",
+                "num_reduction",
+                "no_x_dim",
+                "add_persistent_rblock",
+            )
         },
         **{name: getattr(facts, name) for name in ("min_xblock", "min_rblock")},
     }
     properties = torch_hints.DeviceProperties(
         device.type, 0, device.multiprocessors, None, device.major, warp_size=device.warp_size
     )
-    return meta, {"device": properties, "signature": {f"ks{i}": "i32" for i in range(facts.num_dynamic)}}
+    return meta, {
+        "device": properties,
+        "signature": {f"ks{i}": "i32" for i in range(facts.num_dynamic)},
+    }
 
 
 def main():
@@ -168,7 +195,16 @@ def main():
         report["configs"] += 0 if refused else len(got)
         report["refused"] += refused
         if not same:
-            case = [kind, hints, hint.name, repr(facts), repr(policy), which, str(expected), str(got)]
+            case = [
+                kind,
+                hints,
+                hint.name,
+                repr(facts),
+                repr(policy),
+                which,
+                str(expected),
+                str(got),
+            ]
             report["different"].append(case)
     report["different_count"] = len(report["different"])
     report["different"] = report["different"][:20]

@@ -78,7 +78,9 @@ def compare(target, calls, kernels):
                 pair = of_triton(binder, function, parameter, value), ours(argument, value, name)
                 if pair[0] != pair[1]:
                     yield f"{target} {function.__name__}.{argument.name}: {value!r}: Triton {pair[0]}, we {pair[1]}"
-    options = vars(make_backend(compile_calls.fake_driver(target).get_current_target()).parse_options({}))
+    options = vars(
+        make_backend(compile_calls.fake_driver(target).get_current_target()).parse_options({})
+    )
     for option, default in DEFAULT_OPTIONS[name].items():
         if options.get(option, default) != default:
             yield f"{target} option {option}: Triton {options[option]!r}, we {default!r}"

@@ -49,7 +49,9 @@ def for_triton(value, calls, kernels):
         return getattr(kernels, value.name)
     if isinstance(value, calls.Descriptor):
         known = inspect.signature(TensorDescriptor).parameters  # Triton 3.6 rounds nothing
-        return TensorDescriptor(**{name: field for name, field in vars(value).items() if name in known})
+        return TensorDescriptor(
+            **{name: field for name, field in vars(value).items() if name in known}
+        )
     return value
 
 
@@ -75,7 +77,9 @@ def main(path):
             for number, call in enumerate(calls.CALLS):
                 if call.only in {None, TARGETS[target][0]}:
                     args = for_triton(call.args, calls, kernels)
-                    kernel = kernels.FUNCTIONS[call.kernel].run(*args, grid=(1,), warmup=True, **call.keywords)
+                    kernel = kernels.FUNCTIONS[call.kernel].run(
+                        *args, grid=(1,), warmup=True, **call.keywords
+                    )
                     chosen[target][number] = kernel_key(kernel.hash)
     with recording.collect() as bundle:
         assert bundle.left_out == (), bundle.left_out

@@ -23,8 +23,12 @@ def compiler():
 
 def sources(name):
     """Return the C files of one of our extensions, as pyproject.toml lists them."""
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"]
-    (paths,) = (each["sources"] for each in listed if each["name"] == f"bundler.runtime.launch.{name}")
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "ext-modules"
+    ]
+    (paths,) = (
+        each["sources"] for each in listed if each["name"] == f"bundler.runtime.launch.{name}"
+    )
     return [ROOT / path for path in paths]
 
 
@@ -36,7 +40,18 @@ def compile_extension(name, folder):
     path = folder / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
     warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-Wno-missing-field-initializers",
                 "-Wno-cast-function-type")  # fmt: skip
-    command = [compiler(), "-std=c11", "-O2", *warnings, "-shared", "-fPIC", f"-I{include}", *sources(name), "-o", path]
+    command = [
+        compiler(),
+        "-std=c11",
+        "-O2",
+        *warnings,
+        "-shared",
+        "-fPIC",
+        f"-I{include}",
+        *sources(name),
+        "-o",
+        path,
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     spec = importlib.util.spec_from_file_location(name, path)

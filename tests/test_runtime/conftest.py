@@ -57,7 +57,11 @@ def recorded(made_once):
     folder = made_once("recorded", _compile_calls)
     path = folder / "b.tbundle"
     # In memory: a session's fixture must not hold a file open, which tests would be blamed for.
-    return Recorded(path, Bundle.from_bytes(path.read_bytes()), json.loads((folder / "chosen.json").read_bytes()))
+    return Recorded(
+        path,
+        Bundle.from_bytes(path.read_bytes()),
+        json.loads((folder / "chosen.json").read_bytes()),
+    )
 
 
 def _compile_calls(folder):
@@ -115,7 +119,9 @@ def cuda(request, recorded, monkeypatch):
     driver = DryDriver("cuda", devices=2)
     if request.param == "compiled":
         kind = request.getfixturevalue("dispatcher_type")
-        monkeypatch.setattr("bundler.runtime.launch.compiled_dispatch.dispatcher_type", lambda: kind)
+        monkeypatch.setattr(
+            "bundler.runtime.launch.compiled_dispatch.dispatcher_type", lambda: kind
+        )
         driver.launch_path = "compiled"
     with load(recorded.bundle, driver=driver) as found:
         yield found

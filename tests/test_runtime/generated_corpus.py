@@ -53,9 +53,10 @@ def facts(folder, name):
     """What the compiler was told, as its own files say it."""
     data = json.loads((folder / f"{name}.json").read_text())
     sizes = sorted({int(size) for size in RANGE.findall((folder / f"{name}.ttir").read_text())})
-    return {name: data[name] for name in ("num_warps", "num_stages", "num_ctas", "enable_fp_fusion", "debug")} | {
-        "ranges": sizes
-    }
+    return {
+        name: data[name]
+        for name in ("num_warps", "num_stages", "num_ctas", "enable_fp_fusion", "debug")
+    } | {"ranges": sizes}
 
 
 class Tensor:
@@ -126,14 +127,23 @@ def do_bench(launch, quantiles):
 
 def main():
     cache, out = Path(sys.argv[1]), sys.argv[2]
-    before = package.triton_heuristics, sys.modules[triton_heuristics.__name__], triton_helpers.set_driver_to_gpu
+    before = (
+        package.triton_heuristics,
+        sys.modules[triton_heuristics.__name__],
+        triton_helpers.set_driver_to_gpu,
+    )
     modules, wrappers = [], []
     for path in sorted(cache.glob("??/*.py")):
         driver = DryDriver("cuda")
         options = TunerOptions(driver=driver, workers=1, record=False)
         kernels = load_generated(path, options=options, clock=lambda: GivenClock(do_bench))
         if len(kernels) > 1:
-            wrappers.append({"names": list(kernels), "lists": [[str(c) for c in k.configs] for k in kernels.values()]})
+            wrappers.append(
+                {
+                    "names": list(kernels),
+                    "lists": [[str(c) for c in k.configs] for k in kernels.values()],
+                }
+            )
             continue
         (kernel,) = kernels.values()
         modules.append(
@@ -146,13 +156,19 @@ def main():
                 "shown": [str(config) for config in kernel.configs],
                 "hash": hash_of(kernel.configs),
                 "compiled": compiled(kernel, kernel.configs[0], out),
-                "grids": launched(kernel, driver, path.read_text()) if kernel.__name__ in LAUNCHED else None,
+                "grids": launched(kernel, driver, path.read_text())
+                if kernel.__name__ in LAUNCHED
+                else None,
                 "exported": exported(kernel, driver, path.read_text(), out + "/exports")
                 if kernel.__name__ in LAUNCHED
                 else None,
             }
         )
-    after = package.triton_heuristics, sys.modules[triton_heuristics.__name__], triton_helpers.set_driver_to_gpu
+    after = (
+        package.triton_heuristics,
+        sys.modules[triton_heuristics.__name__],
+        triton_helpers.set_driver_to_gpu,
+    )
     print(
         json.dumps(
             {

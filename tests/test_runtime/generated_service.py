@@ -31,14 +31,16 @@ class Tensor:
 def main():
     hits, real = [], tuner_toolchain.compile_call
 
-    def compile_call(*args):
-        event = real(*args)
+    def compile_call(*args, **more):
+        event = real(*args, **more)
         hits.append(event.cache_hit)
         return event
 
     tuner_toolchain.compile_call = compile_call
     options = TunerOptions(driver=DryDriver("cuda"), workers=1, record=False)
-    with CompileService(2, preload="bundler.integrations.inductor_generated:import_helpers") as service:
+    with CompileService(
+        2, preload="bundler.integrations.inductor_generated:import_helpers"
+    ) as service:
         clock = lambda: GivenClock(lambda fn, quantiles: [1.0] * 3)  # noqa: E731
         scope = dict(compile_generated(sys.argv[1], service, options=options, clock=clock))
         broken = scope.pop("triton_poi_broken").exception()

@@ -45,7 +45,15 @@ def transpose(in_ptr0, out_ptr0, ynumel, xnumel, YBLOCK: tl.constexpr, XBLOCK: t
 
 @heuristics.pointwise({"z": 4, "y": 8, "x": 32}, SETTING)
 @triton.jit
-def add_axes(out_ptr0, znumel, ynumel, xnumel, ZBLOCK: tl.constexpr, YBLOCK: tl.constexpr, XBLOCK: tl.constexpr):
+def add_axes(
+    out_ptr0,
+    znumel,
+    ynumel,
+    xnumel,
+    ZBLOCK: tl.constexpr,
+    YBLOCK: tl.constexpr,
+    XBLOCK: tl.constexpr,
+):
     z = tl.program_id(2) * ZBLOCK + tl.arange(0, ZBLOCK)[:, None, None]
     y = tl.program_id(1) * YBLOCK + tl.arange(0, YBLOCK)[None, :, None]
     x = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[None, None, :]
@@ -76,9 +84,19 @@ def softmax(in_ptr0, out_ptr0, xnumel, r0_numel, XBLOCK: tl.constexpr):
     tl.store(out_ptr0 + x * r0_numel + r, power / tl.sum(power, 1)[:, None], mask)
 
 
-@heuristics.cooperative_reduction({"x": 2, "r0_": 8192}, SETTING, hint=ReductionHint.INNER, zeroed=("out_ptr0",))
+@heuristics.cooperative_reduction(
+    {"x": 2, "r0_": 8192}, SETTING, hint=ReductionHint.INNER, zeroed=("out_ptr0",)
+)
 @triton.jit
-def shared_sum(in_ptr0, out_ptr0, xnumel, r0_numel, XBLOCK: tl.constexpr, R0_BLOCK: tl.constexpr, RSPLIT: tl.constexpr):
+def shared_sum(
+    in_ptr0,
+    out_ptr0,
+    xnumel,
+    r0_numel,
+    XBLOCK: tl.constexpr,
+    R0_BLOCK: tl.constexpr,
+    RSPLIT: tl.constexpr,
+):
     part = tl.program_id(0)
     x = tl.program_id(1) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
     length = tl.cdiv(r0_numel, RSPLIT)
@@ -114,7 +132,10 @@ def both_sums(
 
 
 @heuristics.split_scan(
-    {"x": 4, "r0_": 4096}, Setting(H200, Facts(no_x_dim=True)), hint=ReductionHint.INNER, zeroed=("done_ptr",)
+    {"x": 4, "r0_": 4096},
+    Setting(H200, Facts(no_x_dim=True)),
+    hint=ReductionHint.INNER,
+    zeroed=("done_ptr",),
 )
 @triton.jit
 def running_sum(in_ptr0, carry_ptr, done_ptr, out_ptr0, xnumel, r0_numel, R0_BLOCK: tl.constexpr):
@@ -132,13 +153,19 @@ def running_sum(in_ptr0, carry_ptr, done_ptr, out_ptr0, xnumel, r0_numel, R0_BLO
     tl.atomic_xchg(done_ptr + x * width + block, 1)
 
 
-@heuristics.template(2, 8, SETTING, grid=FixedGrid(), extra_arguments=("_grid_0", "_grid_1", "_grid_2"))
+@heuristics.template(
+    2, 8, SETTING, grid=FixedGrid(), extra_arguments=("_grid_0", "_grid_1", "_grid_2")
+)
 @triton.jit
 def matmul(a_ptr, b_ptr, c_ptr):
     i = tl.program_id(0) * 16 + tl.arange(0, 16)[:, None]
     j = tl.program_id(1) * 16 + tl.arange(0, 16)[None, :]
     k = tl.arange(0, 16)
-    tile = tl.dot(tl.load(a_ptr + i * 16 + k[None, :]), tl.load(b_ptr + k[:, None] * 32 + j), input_precision="ieee")
+    tile = tl.dot(
+        tl.load(a_ptr + i * 16 + k[None, :]),
+        tl.load(b_ptr + k[:, None] * 32 + j),
+        input_precision="ieee",
+    )
     tl.store(c_ptr + i * 32 + j, tile)
 
 
@@ -149,10 +176,14 @@ def fixed_scale(in_ptr0, out_ptr0, xnumel, XBLOCK: tl.constexpr):
     tl.store(out_ptr0 + x, 3 * tl.load(in_ptr0 + x, x < xnumel), x < xnumel)
 
 
-COMPUTED = {"precomputed_grids": [{"config": {"BLOCK": 128}, "python": ["(n + 127) // 128", "1", "1"]}]}
+COMPUTED = {
+    "precomputed_grids": [{"config": {"BLOCK": 128}, "python": ["(n + 127) // 128", "1", "1"]}]
+}
 
 
-@heuristics.user_autotune([{"BLOCK": 128, "num_stages": 2}], SETTING, grid=open_grid("PrecomputedGrid", COMPUTED))
+@heuristics.user_autotune(
+    [{"BLOCK": 128, "num_stages": 2}], SETTING, grid=open_grid("PrecomputedGrid", COMPUTED)
+)
 @triton.jit
 def user_scale(in_ptr0, out_ptr0, n, BLOCK: tl.constexpr):
     x = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -161,7 +192,13 @@ def user_scale(in_ptr0, out_ptr0, n, BLOCK: tl.constexpr):
 
 def combined(kind, **sizes):
     """The grid of two kernels in one launch; the second has its size from the call."""
-    meta = {"num_kernels": 2, "min_blocks": 0, "default_config": None, "no_x_dim_0": False, "no_x_dim_1": False}
+    meta = {
+        "num_kernels": 2,
+        "min_blocks": 0,
+        "default_config": None,
+        "no_x_dim_0": False,
+        "no_x_dim_1": False,
+    }
     return open_grid(kind, {"combo_grid_meta": meta | {"xnumel_1": None} | sizes})
 
 
@@ -171,7 +208,11 @@ LISTED = Setting(H200, policy=Policy(max_autotune=True))
 @heuristics.foreach(
     LISTED,
     mutated=("a_ptr", "b_ptr"),
-    grid=combined("SequentialFlattenComboKernelGrid", xnumel_0=300, default_config={"XBLOCK_0": 128, "XBLOCK_1": 128}),
+    grid=combined(
+        "SequentialFlattenComboKernelGrid",
+        xnumel_0=300,
+        default_config={"XBLOCK_0": 128, "XBLOCK_1": 128},
+    ),
 )
 @triton.jit
 def negate_two(a_ptr, b_ptr, xnumel_1):
@@ -210,7 +251,13 @@ def run_pointwise():
     report("pointwise 1-D", out, 2 * x)
     matrix = torch.randn(50, 100)
     turned = torch.zeros(100, 50)
-    transpose.run(matrix, turned, 50, 100, stream=0 if PLACE == "cpu" else torch.cuda.current_stream().cuda_stream)
+    transpose.run(
+        matrix,
+        turned,
+        50,
+        100,
+        stream=0 if PLACE == "cpu" else torch.cuda.current_stream().cuda_stream,
+    )
     report("pointwise 2-D", turned, matrix.T)
     cube = torch.zeros(3, 7, 20)
     add_axes.run(cube, 3, 7, xnumel=20)
@@ -241,7 +288,11 @@ def run_reductions():
     report("mix-order columns", down, matrix.sum(0))
     rows = torch.randn(3, 4000)
     blocks = -(-4000 // running_sum.configs[0].kwargs["R0_BLOCK"])
-    carry, done, out = torch.zeros(3, blocks), torch.zeros(3, blocks, dtype=torch.int32), torch.zeros_like(rows)
+    carry, done, out = (
+        torch.zeros(3, blocks),
+        torch.zeros(3, blocks, dtype=torch.int32),
+        torch.zeros_like(rows),
+    )
     running_sum.run(rows, carry, done, out, 3, 4000)
     report("split scan", out, rows.cumsum(1))
 
@@ -257,7 +308,10 @@ def run_given():
     user_scale.run(x, out, 1000)
     report("user", out, 5 * x)
     a, b = torch.randn(300), torch.randn(200)
-    for kernel, name, factors in ((negate_two, "foreach", (-1, -1)), (scale_two, "combination", (2, 3))):
+    for kernel, name, factors in (
+        (negate_two, "foreach", (-1, -1)),
+        (scale_two, "combination", (2, 3)),
+    ):
         a, b = torch.randn(300 if kernel is negate_two else 1000), torch.randn(200)
         expected = [factor * tensor for factor, tensor in zip(factors, (a, b), strict=True)]
         kernel.run(a, b, 200)

@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 ADDRESS = 0x7F00_0000_0000
 
 
-ITEM_BYTES = {"float32": 4, "float16": 2, "int64": 8, "int32": 4, "float64": 8, "float8_e5m2": 1, "bool": 1}
+ITEM_BYTES = {
+    "float32": 4,
+    "float16": 2,
+    "int64": 8,
+    "int32": 4,
+    "float64": 8,
+    "float8_e5m2": 1,
+    "bool": 1,
+}
 
 
 class DType:

@@ -53,7 +53,11 @@ def optional(x, bias, out, scale: tl.constexpr, BLOCK: tl.constexpr = 32):
 @triton.jit
 def nested(pair, sizes, out, BLOCK: tl.constexpr = 32):
     i = tl.arange(0, BLOCK)
-    tl.store(out + i, tl.load(pair[0] + i * sizes[0]) + tl.load(pair[1] + i) * sizes[1][0], mask=i < sizes[1][1])
+    tl.store(
+        out + i,
+        tl.load(pair[0] + i * sizes[0]) + tl.load(pair[1] + i) * sizes[1][0],
+        mask=i < sizes[1][1],
+    )
 
 
 @triton.jit(do_not_specialize=["n", "k"], do_not_specialize_on_alignment=["out", "m"])

@@ -16,7 +16,14 @@ import pytest
 import bundler
 from bundler.errors import CompileFailed, ConfigError, FormatError, NoValidConfig
 from bundler.lifecycle.tuning_directory import TuningFolder
-from bundler.runtime import Config, DeviceProperties, DryDriver, LaunchDump, LookupTable, TunerOptions
+from bundler.runtime import (
+    Config,
+    DeviceProperties,
+    DryDriver,
+    LaunchDump,
+    LookupTable,
+    TunerOptions,
+)
 from bundler.runtime.tuning.tuning_winners import named_of
 
 pytestmark = pytest.mark.toolchain
@@ -35,7 +42,9 @@ def compiled(tmp_path_factory):
 def triton(compiled, monkeypatch, tmp_path):
     """Triton, with the shared cache; records go to a directory of the test's own."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(compiled))
-    monkeypatch.setattr("bundler.runtime.tuning.kept_records.triton_cache_dir", lambda: str(tmp_path / "records"))
+    monkeypatch.setattr(
+        "bundler.runtime.tuning.kept_records.triton_cache_dir", lambda: str(tmp_path / "records")
+    )
     return pytest.importorskip("triton")
 
 
@@ -60,7 +69,9 @@ def tuned(launch_kernels, given, driver=None, best=8, options=None, **more):
     driver = driver or DryDriver()
     bench = Bench(driver, best)
     chosen = TunerOptions(driver=driver, workers=1, **(options or {}))
-    kernel = bundler.autotune(given, ["n"], do_bench=bench, options=chosen, **more)(launch_kernels.add)
+    kernel = bundler.autotune(given, ["n"], do_bench=bench, options=chosen, **more)(
+        launch_kernels.add
+    )
     return kernel, driver, bench
 
 
@@ -94,7 +105,9 @@ def test_the_fastest_config_is_found_launched_and_remembered(triton, launch_kern
     assert sorted(dict(record.parts)["arguments"][:4] for record, _ in records) == ["1024", "4096"]
 
 
-def test_the_next_process_neither_compiles_nor_measures(triton, launch_kernels, tmp_path, monkeypatch):
+def test_the_next_process_neither_compiles_nor_measures(
+    triton, launch_kernels, tmp_path, monkeypatch
+):
     """From the bundle alone, with empty directories, the first call launches the winner: one launch in all."""
     kernel, _, _ = tuned(launch_kernels, configs(triton))
     with bundler.recording() as recording:
@@ -106,7 +119,11 @@ def test_the_next_process_neither_compiles_nor_measures(triton, launch_kernels, 
     with bundler.Bundle.load(tmp_path / "t.tbundle") as loaded:
         again, driver, bench = tuned(launch_kernels, configs(triton), options={"bundle": loaded})
         again[grid](X, Y, OUT, 1024)
-        assert (bench.times, [launch.grid for launch in driver.launches], again.misses) == (0, [(8, 1, 1)], [])
+        assert (bench.times, [launch.grid for launch in driver.launches], again.misses) == (
+            0,
+            [(8, 1, 1)],
+            [],
+        )
         assert [choice.how for choice in again.choices.values()] == ["record"]
         assert again.handle(X, Y, OUT, 1024).plan.key == bundle.kernels[0].key
     assert not (tmp_path / "empty").exists()
@@ -118,7 +135,9 @@ def test_a_restored_directory_has_the_records_too(triton, launch_kernels, tmp_pa
     with bundler.recording() as recording:
         kernel[grid](X, Y, OUT, 1024)
     bundle = recording.collect()
-    monkeypatch.setattr("bundler.runtime.tuning.kept_records.triton_cache_dir", lambda: str(tmp_path / "restored"))
+    monkeypatch.setattr(
+        "bundler.runtime.tuning.kept_records.triton_cache_dir", lambda: str(tmp_path / "restored")
+    )
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "restored"))
     assert bundler.restore(bundle).tuned == 1
     again, driver, bench = tuned(launch_kernels, configs(triton))
@@ -132,9 +151,13 @@ def test_a_restored_directory_has_the_records_too(triton, launch_kernels, tmp_pa
     assert bundler.pack(tmp_path / "restored").tuning_records == bundle.tuning_records
 
 
-def test_records_of_other_processes_are_taken_with_their_kernels(triton, launch_kernels, tmp_path, monkeypatch):
+def test_records_of_other_processes_are_taken_with_their_kernels(
+    triton, launch_kernels, tmp_path, monkeypatch
+):
     """A recording that sees a winner's kernel, found in the cache, takes the record that lies beside it."""
-    monkeypatch.setattr("bundler.runtime.tuning.kept_records.triton_cache_dir", lambda: str(tmp_path / "cache"))
+    monkeypatch.setattr(
+        "bundler.runtime.tuning.kept_records.triton_cache_dir", lambda: str(tmp_path / "cache")
+    )
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     kernel, _, _ = tuned(launch_kernels, configs(triton, 64, 128))
     kernel[grid](X, Y, OUT, 1024)
@@ -179,7 +202,12 @@ def test_a_damaged_record_is_a_miss_with_the_reason(triton, launch_kernels, tmp_
     (path,) = (tmp_path / "records" / "bundler-tuning").iterdir()
     data = path.read_bytes()
     path.write_bytes(
-        {"cut": data[:-3], "flip": data[:40] + b"\xff" + data[41:], "empty": b"", "other": b"x" * 90}[damage]
+        {
+            "cut": data[:-3],
+            "flip": data[:40] + b"\xff" + data[41:],
+            "empty": b"",
+            "other": b"x" * 90,
+        }[damage]
     )
     again, _, bench = tuned(launch_kernels, configs(triton, 64, 128))
     again[grid](X, Y, OUT, 1024)
@@ -215,7 +243,9 @@ def test_configs_are_compiled_in_other_processes_where_the_module_can_be_importe
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     driver = DryDriver()
     options = TunerOptions(driver=driver, workers=2)
-    kernel = bundler.autotune(configs(triton, 16, 32, 64, 128), ["n"], do_bench=Bench(driver), options=options)
+    kernel = bundler.autotune(
+        configs(triton, 16, 32, 64, 128), ["n"], do_bench=Bench(driver), options=options
+    )
     with bundler.recording() as recording:
         kernel(launch_kernels.add)[grid](X, Y, OUT, 1024)
     recording.collect()
@@ -233,7 +263,9 @@ def test_a_config_that_needs_too_much_is_left_out(triton, launch_kernels):
     assert bench.times == 2
     (tuning,) = recording.collect().observed.tunings
     assert "needs 256 threads a block" in tuning.timings[0].reason
-    none, _, bench = tuned(launch_kernels, [given[0], triton.Config({"BLOCK": 128}, num_warps=8)], driver=small)
+    none, _, bench = tuned(
+        launch_kernels, [given[0], triton.Config({"BLOCK": 128}, num_warps=8)], driver=small
+    )
     with pytest.raises(NoValidConfig, match="needs 256 threads a block"):
         none[grid](X, Y, OUT, 1024)
     assert (bench.times, none.choices) == (0, {})
@@ -271,7 +303,9 @@ def test_a_size_that_is_no_power_of_two_is_an_error_of_the_compiler(triton, laun
         ([Config({"BLOK": 64})], "'BLOK', which is no parameter"),
     ],
 )
-def test_a_list_that_cannot_be_used_is_refused_when_the_kernel_is_declared(triton, launch_kernels, wrong, words):
+def test_a_list_that_cannot_be_used_is_refused_when_the_kernel_is_declared(
+    triton, launch_kernels, wrong, words
+):
     """Empty, no configs, hooks that cannot travel, values that cannot, names that are none."""
     with pytest.raises(ConfigError, match=words):
         bundler.autotune(wrong, ["n"])(launch_kernels.add)
@@ -319,11 +353,16 @@ def test_what_the_tuner_chooses_cannot_be_given_later_either(triton, launch_kern
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (Config({"BLOCK": 64}, options={"ir_override": "/etc/passwd"}), "has the option 'ir_override'"),
+        (
+            Config({"BLOCK": 64}, options={"ir_override": "/etc/passwd"}),
+            "has the option 'ir_override'",
+        ),
         (Config({"BLOK": 64}), "has other parameters"),
     ],
 )
-def test_a_record_cannot_bring_in_what_the_list_does_not_have(triton, launch_kernels, tmp_path, config, words):
+def test_a_record_cannot_bring_in_what_the_list_does_not_have(
+    triton, launch_kernels, tmp_path, config, words
+):
     """A record is data of somebody else: neither options nor parameters that nobody here named."""
     kernel, _, _ = tuned(launch_kernels, configs(triton, 64, 128))
     kernel[grid](X, Y, OUT, 1024)
@@ -338,7 +377,9 @@ def test_a_record_cannot_bring_in_what_the_list_does_not_have(triton, launch_ker
 
 def test_a_key_that_is_a_tensor_is_refused(triton, launch_kernels):
     """Each tensor would be tuned for by itself."""
-    kernel = bundler.autotune(configs(triton), ["x"], options=TunerOptions(driver=DryDriver()))(launch_kernels.add)
+    kernel = bundler.autotune(configs(triton), ["x"], options=TunerOptions(driver=DryDriver()))(
+        launch_kernels.add
+    )
     with pytest.raises(ConfigError, match="which is a tensor"):
         kernel[grid](X, Y, OUT, 1024)
 
@@ -358,11 +399,15 @@ def test_pruning_decides_what_is_measured(triton, launch_kernels):
     assert seen == [(given, 1024)]
     assert (bench.times, kernel.best_config.kwargs["BLOCK"]) == (2, 128)
     half, _, bench = tuned(
-        launch_kernels, given, prune_configs_by={**pruning, "early_config_prune": None, "top_k": 0.5}
+        launch_kernels,
+        given,
+        prune_configs_by={**pruning, "early_config_prune": None, "top_k": 0.5},
     )
     half[grid](X, Y, OUT, 1024)
     assert bench.times == 0, "of the same configs there is a record"
-    none, _, _ = tuned(launch_kernels, given, prune_configs_by={"early_config_prune": lambda *_, **__: []})
+    none, _, _ = tuned(
+        launch_kernels, given, prune_configs_by={"early_config_prune": lambda *_, **__: []}
+    )
     with pytest.raises(ConfigError, match="left no config"):
         none[grid](X, Y, OUT, 1024)
 
@@ -402,7 +447,9 @@ def test_hooks_of_the_user_run_around_each_measured_launch(triton, launch_kernel
 
 
 @pytest.mark.parametrize("empty", [(0,), (4, 0), 0, lambda meta: (meta["n"] // meta["BLOCK"],)])
-def test_a_first_call_without_a_program_is_neither_tuned_nor_launched(triton, launch_kernels, empty):
+def test_a_first_call_without_a_program_is_neither_tuned_nor_launched(
+    triton, launch_kernels, empty
+):
     """Nothing would be measured; the next call with something to do is the one that is tuned."""
     kernel, driver, bench = tuned(launch_kernels, configs(triton, 64, 128))
     kernel[empty](X, Y, OUT, 32)
@@ -417,7 +464,9 @@ def test_without_a_choice_no_clock_is_needed(triton, launch_kernels):
     """Where one of two configs is left, nothing is measured, also on a machine that could not."""
     small = DryDriver("cuda", DeviceProperties("90", 128, 227 * 1024, 32, 132, True))
     given = [triton.Config({"BLOCK": 64}, num_warps=8), *configs(triton, 64)]
-    kernel = bundler.autotune(given, ["n"], options=TunerOptions(driver=small, workers=1))(launch_kernels.add)
+    kernel = bundler.autotune(given, ["n"], options=TunerOptions(driver=small, workers=1))(
+        launch_kernels.add
+    )
     kernel[grid](X, Y, OUT, 1024)
     assert [launch.grid for launch in small.launches] == [(16, 1, 1)]
 
@@ -428,7 +477,9 @@ def test_launch_hooks_hear_the_benchmark_and_the_launch(triton, launch_kernels):
     heard = []
     kernel.hooks.enter.append(lambda facts: heard.append(facts["grid"]))
     kernel[grid](X, Y, OUT, 1024)
-    assert heard == [launch.grid for launch in driver.launches] == [(16, 1, 1), (8, 1, 1), (8, 1, 1)]
+    assert (
+        heard == [launch.grid for launch in driver.launches] == [(16, 1, 1), (8, 1, 1), (8, 1, 1)]
+    )
 
 
 def test_heuristics_of_triton_between_tuner_and_kernel_are_asked(triton, launch_kernels):
@@ -436,9 +487,9 @@ def test_heuristics_of_triton_between_tuner_and_kernel_are_asked(triton, launch_
     wrapped = triton.heuristics({"BLOCK": lambda call: call["num_warps"] * 32})(launch_kernels.add)
     driver = DryDriver()
     given = [triton.Config({}, num_warps=warps) for warps in (2, 4)]
-    kernel = bundler.autotune(given, ["n"], do_bench=Bench(driver), options=TunerOptions(driver=driver, workers=1))(
-        wrapped
-    )
+    kernel = bundler.autotune(
+        given, ["n"], do_bench=Bench(driver), options=TunerOptions(driver=driver, workers=1)
+    )(wrapped)
     kernel[grid](X, Y, OUT, 1024)
     assert kernel.best_config.num_warps == 4
     assert driver.launches[-1].grid == (8, 1, 1)
@@ -460,7 +511,11 @@ def test_the_chosen_kernel_can_be_exported(triton, launch_kernels, tmp_path):
     exported = kernel.export(tmp_path / "out", X, Y, OUT, 1024)
     facts = json.loads(exported.parameters.read_text())
     assert exported.binary.read_bytes()[:4] == b"\x7fELF"
-    assert (facts["entry"], facts["target"], facts["config"]["kwargs"]) == ("add", "cuda:90", {"BLOCK": 128})
+    assert (facts["entry"], facts["target"], facts["config"]["kwargs"]) == (
+        "add",
+        "cuda:90",
+        {"BLOCK": 128},
+    )
     assert [(p["name"], p["kind"], p["offset"]) for p in facts["parameters"]][:4] == [
         ("x", "pointer", 0), ("y", "pointer", 8), ("out", "pointer", 16), ("n", "i32", 24),
     ]  # fmt: skip
@@ -522,7 +577,11 @@ def test_tritons_result_files_are_written_and_read(triton, launch_kernels, monke
     (path,) = (tmp_path / "cache").glob("*/add.autotune.json")
     document = json.loads(path.read_text())
     assert document["key"] == list(KEY)
-    assert [times for _, times in document["configs_timings"]] == [[float("inf")] * 3, [9.0] * 3, [1.0] * 3]
+    assert [times for _, times in document["configs_timings"]] == [
+        [float("inf")] * 3,
+        [9.0] * 3,
+        [1.0] * 3,
+    ]
     assert triton.Config(**document["configs_timings"][2][0]) == given[2]
     for record in (tmp_path / "records" / "bundler-tuning").iterdir():
         record.unlink()

@@ -62,7 +62,10 @@ def test_above_the_budget_a_tensor_is_kept_on_the_host_and_put_back(monkeypatch)
     """The kernel works on the caller's tensor, which is restored before each launch and at the end, also after an error."""
     monkeypatch.setattr(benchmark, "free_budget", lambda: 20)
     small, large = torch.zeros(4), torch.arange(100.0)
-    with pytest.raises(RuntimeError, match="stop"), Sandbox({"a": small, "b": large}, ["a", "b"], []).open() as sandbox:
+    with (
+        pytest.raises(RuntimeError, match="stop"),
+        Sandbox({"a": small, "b": large}, ["a", "b"], []).open() as sandbox,
+    ):
         assert sandbox.values["a"] is not small
         assert sandbox.values["b"] is large
         assert list(sandbox.staged) == ["b"]
@@ -180,7 +183,9 @@ def test_on_a_gpu_events_enclose_the_launch_and_nothing_else(monkeypatch):
     assert len(made) == 2
 
 
-@pytest.mark.parametrize(("median", "expected"), [(1.0, True), (0.0, True), (math.inf, False), (math.nan, False)])
+@pytest.mark.parametrize(
+    ("median", "expected"), [(1.0, True), (0.0, True), (math.inf, False), (math.nan, False)]
+)
 def test_an_infinite_time_is_none(median, expected):
     """Benchmarks return infinity for a launch that failed."""
     assert usable(Sample(median, median, median)) == expected

@@ -16,7 +16,12 @@ from bundler.errors import CompileFailed, NoValidConfig, WorkerDied
 from bundler.format.entries import Target
 from bundler.runtime import BandwidthReport, Config, DryDriver, TunerOptions
 from bundler.runtime.launch.launch_hooks import Hooks
-from bundler.runtime.tuning.candidate_compiler import CandidateCompiler, TuningDevice, importable, make
+from bundler.runtime.tuning.candidate_compiler import (
+    CandidateCompiler,
+    TuningDevice,
+    importable,
+    make,
+)
 from bundler.toolchain import tuner_toolchain as toolchain
 
 pytestmark = pytest.mark.toolchain
@@ -44,7 +49,13 @@ def test_every_option_of_a_config_reaches_the_compiler(shop):
     config = Config({"BLOCK": 64}, 2, 5, 2, 64, {"enable_fp_fusion": False})
     (candidate,) = shop.build([config])
     options = {name: value.plain() for name, value in candidate.made.kernel.launch.facts.options}
-    expected = {"num_warps": 2, "num_stages": 5, "num_ctas": 2, "maxnreg": 64, "enable_fp_fusion": False}
+    expected = {
+        "num_warps": 2,
+        "num_stages": 5,
+        "num_ctas": 2,
+        "maxnreg": 64,
+        "enable_fp_fusion": False,
+    }
     assert {name: options[name] for name in expected} == expected
     assert candidate.made.kernel.spec.num_ctas == 2
     assert candidate.registers <= 64
@@ -56,17 +67,26 @@ def test_configs_that_differ_only_in_what_others_ignore_are_two_kernels(shop):
     assert one.key != two.key
 
 
-def test_an_assembler_that_refuses_is_a_reason_and_not_the_end(triton, launch_kernels, monkeypatch, tmp_path):
+def test_an_assembler_that_refuses_is_a_reason_and_not_the_end(
+    triton, launch_kernels, monkeypatch, tmp_path
+):
     """When it refuses every config, the one error has each reason."""
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    for name, variable in (("ptxas", "TRITON_PTXAS_PATH"), ("ptxas-blackwell", "TRITON_PTXAS_BLACKWELL_PATH")):
+    for name, variable in (
+        ("ptxas", "TRITON_PTXAS_PATH"),
+        ("ptxas-blackwell", "TRITON_PTXAS_BLACKWELL_PATH"),
+    ):
         wrapper = tmp_path / name
         real = os.environ.get(variable, str(tools / name))
-        wrapper.write_text(f'#!/bin/sh\nif [ "$1" = --version ]; then exec {real} --version; fi\necho no >&2\nexit 1\n')
+        wrapper.write_text(
+            f'#!/bin/sh\nif [ "$1" = --version ]; then exec {real} --version; fi\necho no >&2\nexit 1\n'
+        )
         wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv(variable, str(wrapper))
     options = TunerOptions(driver=DryDriver(), workers=1)
-    kernel = bundler.autotune([Config({"BLOCK": 64}), Config({"BLOCK": 128})], ["n"], do_bench=max, options=options)
+    kernel = bundler.autotune(
+        [Config({"BLOCK": 64}), Config({"BLOCK": 128})], ["n"], do_bench=max, options=options
+    )
     with pytest.raises(NoValidConfig) as caught:
         kernel(launch_kernels.add)[(4,)](X, Y, OUT, 1024)
     assert [reason for _, reason in caught.value.reasons] == ["PTXASError: no"] * 2
@@ -91,9 +111,17 @@ def test_only_what_another_config_can_mend_is_tolerated(error, expected):
 def test_who_can_be_imported_is_compiled_elsewhere(triton, launch_kernels):
     """A kernel of a module file; not one of a script, a closure, or one that its module does not hold under its name."""
     source = importable(launch_kernels.add)
-    assert (source.kind, source.function, Path(source.path).name) == ("module", "add", "launch_kernels.py")
-    hidden = SimpleNamespace(__module__="launch_kernels", fn=SimpleNamespace(__qualname__="f.<locals>.add"))
-    absent = SimpleNamespace(__module__="launch_kernels", fn=SimpleNamespace(__qualname__="nowhere"))
+    assert (source.kind, source.function, Path(source.path).name) == (
+        "module",
+        "add",
+        "launch_kernels.py",
+    )
+    hidden = SimpleNamespace(
+        __module__="launch_kernels", fn=SimpleNamespace(__qualname__="f.<locals>.add")
+    )
+    absent = SimpleNamespace(
+        __module__="launch_kernels", fn=SimpleNamespace(__qualname__="nowhere")
+    )
     script = SimpleNamespace(__module__="__main__", fn=SimpleNamespace(__qualname__="add"))
     assert [importable(other) for other in (hidden, absent, script)] == [None, None, None]
 
@@ -101,7 +129,9 @@ def test_who_can_be_imported_is_compiled_elsewhere(triton, launch_kernels):
 def test_what_the_caches_of_amd_say_is_found_too(triton, launch_kernels):
     """A candidate for another vendor: its registers, its spills, its launch."""
     driver = DryDriver("hip")
-    compiler = CandidateCompiler(launch_kernels.add, CALL, TuningDevice.of(driver, 0), (4,), Hooks(), workers=1)
+    compiler = CandidateCompiler(
+        launch_kernels.add, CALL, TuningDevice.of(driver, 0), (4,), Hooks(), workers=1
+    )
     (candidate,) = compiler.build([Config({"BLOCK": 64}, options={"waves_per_eu": 2})])
     assert candidate.registers > 0
     assert candidate.spills == 0
@@ -121,7 +151,9 @@ def triton_driver(triton):
     driver._active = before
 
 
-def test_what_only_triton_can_launch_is_tuned_and_launched_by_triton(triton, triton_driver, launch_kernels):
+def test_what_only_triton_can_launch_is_tuned_and_launched_by_triton(
+    triton, triton_driver, launch_kernels
+):
     """An eight-bit float by value: measured through Triton, and launched through it from then on."""
     function = launch_kernels.eighth
     function.device_caches.clear()
@@ -132,7 +164,9 @@ def test_what_only_triton_can_launch_is_tuned_and_launched_by_triton(triton, tri
         return float(triton_driver.launches[-1][0])
 
     configs = [triton.Config({}, num_warps=warps) for warps in (8, 2, 4)]
-    kernel = bundler.autotune(configs, [], do_bench=bench, options=TunerOptions(driver=dry, workers=1))(function)
+    kernel = bundler.autotune(
+        configs, [], do_bench=bench, options=TunerOptions(driver=dry, workers=1)
+    )(function)
     for _ in range(2):
         kernel[(3,)](X, 1.5)
     assert [warps for warps, _ in triton_driver.launches] == [8, 2, 4, 2, 2]
@@ -218,13 +252,17 @@ def test_a_compile_says_where_its_kernel_is(triton, launch_kernels):
         make(launch_kernels.add, {**CALL, "BLOCK": 64, "block": 3}, Target("cuda", "90"))
 
 
-def test_a_kernel_that_two_processes_left_mixed_is_compiled_anew(triton, launch_kernels, monkeypatch, tmp_path):
+def test_a_kernel_that_two_processes_left_mixed_is_compiled_anew(
+    triton, launch_kernels, monkeypatch, tmp_path
+):
     """Its texts name two files: such a kernel is in no bundle, and a launch gets one of its own; the cache stays as it is."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     call = {**CALL, "BLOCK": 32}
     whole = make(launch_kernels.add, call, Target("cuda", "90"))
     (text,) = tmp_path.glob("*/add.ttgir")
-    mixed = re.sub(rb'"[^"]*launch_kernels.py"', b'"/elsewhere/launch_kernels.py"', text.read_bytes())
+    mixed = re.sub(
+        rb'"[^"]*launch_kernels.py"', b'"/elsewhere/launch_kernels.py"', text.read_bytes()
+    )
     assert mixed != text.read_bytes()
     text.write_bytes(mixed)
     again = make(launch_kernels.add, call, Target("cuda", "90"))

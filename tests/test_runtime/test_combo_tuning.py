@@ -91,7 +91,12 @@ def test_each_step_goes_on_from_the_best_so_far():
 
     def cost(config):
         blocks = config.kwargs
-        return 10.0 + (blocks["XBLOCK_1"] != 512) + (blocks["XBLOCK_0"] != 256) + abs(config.num_warps - 8) / 10
+        return (
+            10.0
+            + (blocks["XBLOCK_1"] != 512)
+            + (blocks["XBLOCK_0"] != 256)
+            + abs(config.num_warps - 8) / 10
+        )
 
     winner, found_by, timed = searched(plan, cost)
     assert (winner, found_by) == (Config({"XBLOCK_0": 256, "XBLOCK_1": 512}, 8, 1), "steps")
@@ -104,7 +109,9 @@ def test_each_step_goes_on_from_the_best_so_far():
 def test_a_config_that_cannot_run_ends_no_step():
     """It is infinitely slow, as any other config of a list."""
     plan = combo_plan([SMALL, LARGE], SETTING)
-    winner, _, _ = searched(plan, lambda c: float("inf") if c.kwargs["XBLOCK_1"] == 512 else float(c.num_warps))
+    winner, _, _ = searched(
+        plan, lambda c: float("inf") if c.kwargs["XBLOCK_1"] == 512 else float(c.num_warps)
+    )
     assert winner == plan.base
 
 
@@ -115,7 +122,9 @@ def test_coordinate_descent_goes_on_from_the_last_step():
     space = Space(size_hints=plan.field_limits, first=fields, max_warps=32)
 
     def cost(config):
-        return abs(config.kwargs["XBLOCK_1"] - 2048) / 1000 + abs(config.kwargs["XBLOCK_0"] - 256) + 1
+        return (
+            abs(config.kwargs["XBLOCK_1"] - 2048) / 1000 + abs(config.kwargs["XBLOCK_0"] - 256) + 1
+        )
 
     winner, found_by, timed = searched(plan, cost, Descent(), space)
     assert (winner.kwargs["XBLOCK_1"], found_by) == (2048, "coordinate_descent")
@@ -128,7 +137,10 @@ def test_a_way_of_searching_in_steps_has_records_of_its_own():
     plain, steps = TunerOptions(kind="pointwise"), TunerOptions(kind="pointwise", steps=plan.steps)
     other = TunerOptions(kind="pointwise", steps=combo_plan([SMALL, ROWS], SETTING).steps)
     assert len({plain.search, steps.search, other.search}) == 3
-    assert steps.search == TunerOptions(kind="pointwise", steps=combo_plan([SMALL, LARGE], SETTING).steps).search
+    assert (
+        steps.search
+        == TunerOptions(kind="pointwise", steps=combo_plan([SMALL, LARGE], SETTING).steps).search
+    )
     same = Setting(H200, policy=Policy(deterministic=True))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bundler.toolchain.tuner_toolchain.interpreted", lambda fn: False)
@@ -152,7 +164,9 @@ def test_a_combined_kernel_is_tuned_once_and_found_again(tmp_path, monkeypatch, 
         def bench(fn, quantiles):
             asked.append(fn)
             fn()
-            return [float(driver.launches[-1].plan.block_threads) + 1 / driver.launches[-1].grid[0]] * 3
+            return [
+                float(driver.launches[-1].plan.block_threads) + 1 / driver.launches[-1].grid[0]
+            ] * 3
 
         kernel = heuristics.combo(
             "pointwise", [SMALL, LARGE], SETTING,

@@ -27,7 +27,9 @@ def compiled(tmp_path_factory):
 def triton(compiled, monkeypatch, tmp_path):
     """Triton with a cache of this file's own; records go to a directory of the test's own."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(compiled))
-    monkeypatch.setattr("bundler.runtime.tuning.kept_records.triton_cache_dir", lambda: str(tmp_path / "records"))
+    monkeypatch.setattr(
+        "bundler.runtime.tuning.kept_records.triton_cache_dir", lambda: str(tmp_path / "records")
+    )
     return pytest.importorskip("triton")
 
 
@@ -46,7 +48,9 @@ class Bench:
 def tuned(launch_kernels, given, backend, **more):
     bench, options = Bench(), more.pop("options", {})
     chosen = TunerOptions(driver=DryDriver(backend), workers=1, **options)
-    return bundler.autotune(given, ["n"], do_bench=bench, options=chosen, **more)(launch_kernels.add), bench
+    return bundler.autotune(given, ["n"], do_bench=bench, options=chosen, **more)(
+        launch_kernels.add
+    ), bench
 
 
 def launched(kernel, compiled):
@@ -65,7 +69,9 @@ def only_choice(kernel):
 def test_options_given_as_keywords_reach_the_compiler(triton, launch_kernels, compiled, ours):
     """Triton's Config has no field for them, so its users write them among the parameters; ours takes them there and as options."""
     make = (
-        (lambda block: Config({"BLOCK": block}, options=AMD)) if ours else lambda b: triton.Config({"BLOCK": b, **AMD})
+        (lambda block: Config({"BLOCK": block}, options=AMD))
+        if ours
+        else lambda b: triton.Config({"BLOCK": b, **AMD})
     )
     kernel, bench = tuned(launch_kernels, [make(64), make(128)], "hip")
     metadata = launched(kernel, compiled)
@@ -77,7 +83,9 @@ def test_options_given_as_keywords_reach_the_compiler(triton, launch_kernels, co
     assert (bench.times, only_choice(again).how) == (0, "record")
 
 
-def test_options_of_the_other_backend_are_ignored_and_named(triton, launch_kernels, compiled, tmp_path):
+def test_options_of_the_other_backend_are_ignored_and_named(
+    triton, launch_kernels, compiled, tmp_path
+):
     """On CUDA nothing is done with AMD's options, and the choice names them; configs that differ in nothing else are one."""
     given = [triton.Config({"BLOCK": 64, "waves_per_eu": waves}) for waves in (1, 2)]
     kernel, bench = tuned(launch_kernels, [*given, triton.Config({"BLOCK": 128})], "cuda")
@@ -104,7 +112,9 @@ def test_a_register_limit_is_ignored_where_the_compiler_has_none(triton, launch_
 
 def test_what_is_neither_a_parameter_nor_an_option_is_refused(triton, launch_kernels):
     """A misspelled option is an error when the kernel is declared, and names what is possible."""
-    with pytest.raises(ConfigError, match="'waves_per_uu', which is no parameter of the kernel, and no option"):
+    with pytest.raises(
+        ConfigError, match="'waves_per_uu', which is no parameter of the kernel, and no option"
+    ):
         tuned(launch_kernels, [triton.Config({"BLOCK": 64, "waves_per_uu": 2})], "hip")
 
 
@@ -117,14 +127,19 @@ def test_a_pruned_list_keeps_its_options(triton, launch_kernels, compiled):
     assert kernel.best_config == Config({"BLOCK": 128}, options={"waves_per_eu": 2})
 
 
-def test_tritons_result_files_have_options_where_triton_has_them(triton, launch_kernels, compiled, tmp_path):
+def test_tritons_result_files_have_options_where_triton_has_them(
+    triton, launch_kernels, compiled, tmp_path
+):
     """In Triton's own files options stand among the parameters; a file with them is written, and found again."""
     given = [triton.Config({"BLOCK": block, "kpack": 2}) for block in (64, 128)]
     kernel, _ = tuned(launch_kernels, given, "hip", cache_results=True, options={"record": True})
     launched(kernel, compiled)
     (path,) = compiled.rglob("add.autotune.json")
     rows = json.loads(path.read_bytes())["configs_timings"]
-    assert [config["kwargs"] for config, _ in rows] == [{"BLOCK": 64, "kpack": 2}, {"BLOCK": 128, "kpack": 2}]
+    assert [config["kwargs"] for config, _ in rows] == [
+        {"BLOCK": 64, "kpack": 2},
+        {"BLOCK": 128, "kpack": 2},
+    ]
     for record in (tmp_path / "records").rglob("*"):
         if record.is_file():
             record.unlink()
@@ -136,8 +151,13 @@ def test_tritons_result_files_have_options_where_triton_has_them(triton, launch_
 
 def test_a_table_may_name_options_as_triton_does(triton, launch_kernels, compiled):
     """An entry of a lookup table is somebody's config too."""
-    entry = {"kernel": "add", "config": {"kwargs": {"BLOCK": 32, "waves_per_eu": 4}, "num_warps": 2}}
-    kernel, bench = tuned(launch_kernels, [Config({"BLOCK": 64})], "hip", options={"table": LookupTable([entry])})
+    entry = {
+        "kernel": "add",
+        "config": {"kwargs": {"BLOCK": 32, "waves_per_eu": 4}, "num_warps": 2},
+    }
+    kernel, bench = tuned(
+        launch_kernels, [Config({"BLOCK": 64})], "hip", options={"table": LookupTable([entry])}
+    )
     metadata = launched(kernel, compiled)
     assert (metadata["waves_per_eu"], metadata["num_warps"], bench.times) == (4, 2, 0)
 

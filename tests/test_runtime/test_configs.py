@@ -12,7 +12,12 @@ from bundler.errors import ConfigError, FormatError
 from bundler.format import wire
 from bundler.runtime.configs import Config, unique
 
-BASE = {"kwargs": {"BLOCK": 128, "EVEN": True}, "num_warps": 4, "num_stages": 2, "options": {"enable_fp_fusion": False}}
+BASE = {
+    "kwargs": {"BLOCK": 128, "EVEN": True},
+    "num_warps": 4,
+    "num_stages": 2,
+    "options": {"enable_fp_fusion": False},
+}
 
 
 def config(**changes):
@@ -60,14 +65,24 @@ def test_what_the_compiler_does_not_see_makes_none(changes):
     assert unique([base, other]) == [base]
 
 
-values = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=5)
+values = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+)
 names = st.text("abcXYZ_", min_size=1, max_size=4)
 
 
-@given(st.dictionaries(names, values, max_size=4), st.integers(1, 32), st.integers(0, 5), st.booleans())
+@given(
+    st.dictionaries(names, values, max_size=4), st.integers(1, 32), st.integers(0, 5), st.booleans()
+)
 def test_a_config_survives_every_form(kwargs, warps, stages, scale):
     """Through msgpack, a dictionary, a pickle and Triton's own class it stays itself, and so does its digest."""
-    base = Config(kwargs, num_warps=warps, num_stages=stages, options={"an_option": 1}, dynamic_scale=scale)
+    base = Config(
+        kwargs, num_warps=warps, num_stages=stages, options={"an_option": 1}, dynamic_scale=scale
+    )
     travelled = Config.from_wire(wire.unpack(wire.pack(base.to_wire()), "config"))
     assert travelled == base
     assert travelled.dynamic_scale == scale
@@ -81,8 +96,22 @@ def test_a_config_survives_every_form(kwargs, warps, stages, scale):
 class SimilarToTritons:
     """Shaped like Triton's class."""
 
-    def __init__(self, kwargs, num_warps=4, num_stages=3, num_ctas=1, maxnreg=None, pre_hook=None, an_option=None):
-        self.kwargs, self.num_warps, self.num_stages, self.num_ctas = kwargs, num_warps, num_stages, num_ctas
+    def __init__(
+        self,
+        kwargs,
+        num_warps=4,
+        num_stages=3,
+        num_ctas=1,
+        maxnreg=None,
+        pre_hook=None,
+        an_option=None,
+    ):
+        self.kwargs, self.num_warps, self.num_stages, self.num_ctas = (
+            kwargs,
+            num_warps,
+            num_stages,
+            num_ctas,
+        )
         self.maxnreg, self.pre_hook, self.an_option = maxnreg, pre_hook, an_option
 
     def all_kwargs(self):
@@ -94,7 +123,9 @@ class SimilarToTritons:
 def test_tritons_own_configs_are_taken_over():
     """Triton's Config comes over with every count, its hook, and what else it hands to the compiler; and back."""
     triton = pytest.importorskip("triton")
-    theirs = triton.Config({"BLOCK": 64}, num_warps=8, num_stages=1, num_ctas=2, maxnreg=96, pre_hook=print)
+    theirs = triton.Config(
+        {"BLOCK": 64}, num_warps=8, num_stages=1, num_ctas=2, maxnreg=96, pre_hook=print
+    )
     ours = Config.from_triton(theirs)
     assert ours == Config({"BLOCK": 64}, 8, 1, 2, 96)
     assert ours.pre_hook is print

@@ -97,9 +97,21 @@ def test_fields_are_tried_in_order_and_only_those_there_are():
     ]
     assert Space(hip=True).fields_of(config(XBLOCK=8)) == ["XBLOCK", "num_warps", "waves_per_eu"]
     assert Space(frozen=frozenset({"XBLOCK"})).fields_of(config(XBLOCK=8)) == ["num_warps"]
-    assert Space(native_matmul=True).fields_of(config(XBLOCK=16, ZBLOCK=1)) == ["XBLOCK", "num_warps", "num_stages"]
-    assert Space(mix_order=True).fields_of(config(XBLOCK=1, NUM_STAGES=1)) == ["XBLOCK", "num_warps", "NUM_STAGES"]
-    assert Space(first=("YBLOCK",)).fields_of(config(XBLOCK=8, YBLOCK=8)) == ["YBLOCK", "XBLOCK", "num_warps"]
+    assert Space(native_matmul=True).fields_of(config(XBLOCK=16, ZBLOCK=1)) == [
+        "XBLOCK",
+        "num_warps",
+        "num_stages",
+    ]
+    assert Space(mix_order=True).fields_of(config(XBLOCK=1, NUM_STAGES=1)) == [
+        "XBLOCK",
+        "num_warps",
+        "NUM_STAGES",
+    ]
+    assert Space(first=("YBLOCK",)).fields_of(config(XBLOCK=8, YBLOCK=8)) == [
+        "YBLOCK",
+        "XBLOCK",
+        "num_warps",
+    ]
 
 
 def test_all_directions_find_what_single_steps_cannot():
@@ -150,7 +162,9 @@ def test_waves_have_a_default_that_follows_from_the_warps():
 
 def test_a_config_that_cannot_run_is_no_improvement():
     """An infinite time is worse than any, and from an infinite start any time is an improvement."""
-    surface = Surface(lambda asked: math.inf if asked.num_warps > 4 else 1.0 / asked.kwargs["XBLOCK"])
+    surface = Surface(
+        lambda asked: math.inf if asked.num_warps > 4 else 1.0 / asked.kwargs["XBLOCK"]
+    )
     best, _ = Descent().run(config(XBLOCK=2048), SPACE, surface)
     assert (best.kwargs["XBLOCK"], best.num_warps) == (4096, 4)
     lost = Surface(lambda asked: math.inf if asked.kwargs["XBLOCK"] == 64 else 1.0)
@@ -165,7 +179,9 @@ def test_the_number_of_measurements_can_be_bounded():
     assert best.kwargs["XBLOCK"] == 2
 
 
-@pytest.mark.parametrize("wrong", [{"radius": 0}, {"threshold": 1.0}, {"threshold": -0.1}, {"most": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"radius": 0}, {"threshold": 1.0}, {"threshold": -0.1}, {"most": 0}]
+)
 def test_what_cannot_be_searched_with_is_refused(wrong):
     """The error says which values are possible."""
     with pytest.raises(ConfigError, match="expected"):

@@ -37,7 +37,9 @@ def test_each_call_launches_the_kernel_that_triton_chose(recorded, kernels, driv
 def test_the_rules_of_specialization_are_those_of_this_triton(tmp_path):
     """Whatever is given for whatever parameter gets the type and the key that Triton's own binder gives it."""
     program = calls.__file__.replace("launch_calls", "compare_rules")
-    done = subprocess.run([sys.executable, "-P", "-W", "ignore", program], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-P", "-W", "ignore", program], capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -55,7 +57,9 @@ assert len(driver.launches) == 1
 print(sorted({"triton", "torch", "redis", "numpy"} & set(sys.modules)))
 """
     folder = calls.__file__.rpartition("/")[0]
-    done = subprocess.run([sys.executable, "-P", "-c", code, recorded.path, folder], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, recorded.path, folder], capture_output=True, text=True
+    )
     assert done.stdout.strip() == "[]", done.stderr
 
 
@@ -107,12 +111,16 @@ def test_an_option_that_is_left_out_means_tritons_default(recorded):
     args = (X, Y, OUT, 1024)
     with pytest.raises(NotFound, match="num_warps is 8, here Triton's default, 4"):
         Choices("add", eight).choose("cuda:90", args, {"BLOCK": 128})
-    assert eight[0] is Choices("add", eight).choose("cuda:90", args, {"BLOCK": 128, "num_warps": 8})[0]
+    assert (
+        eight[0] is Choices("add", eight).choose("cuda:90", args, {"BLOCK": 128, "num_warps": 8})[0]
+    )
 
 
 def test_an_unknown_kernel_is_named_with_those_there_are(cuda):
     """The message lists the kernels and what the bundle is for."""
-    with pytest.raises(NotFound, match=r"no kernel 'sub' for cuda; there are add, .*cuda:90, hip:gfx942"):
+    with pytest.raises(
+        NotFound, match=r"no kernel 'sub' for cuda; there are add, .*cuda:90, hip:gfx942"
+    ):
         cuda["sub"]
     assert "sub" not in cuda
     assert sorted(cuda) == list(cuda)
@@ -123,7 +131,9 @@ def test_a_binary_is_not_launched_on_another_architecture(recorded):
     for arch in ("80", "100"):
         properties = DeviceProperties(arch, 1024, 227 * 1024, 32, 108, True)
         with load(recorded.bundle, driver=DryDriver("cuda", properties)) as kernels:
-            with pytest.raises(ToolchainMismatch, match=f"compiled for cuda:90, and this device is cuda:{arch}"):
+            with pytest.raises(
+                ToolchainMismatch, match=f"compiled for cuda:90, and this device is cuda:{arch}"
+            ):
                 kernels["add"][GRID](X, Y, OUT, 1024)
             assert kernels.driver.modules == []
 
@@ -134,7 +144,9 @@ def test_a_binary_is_not_launched_on_another_architecture(recorded):
 def test_a_tensor_that_is_not_on_the_device_is_refused(cuda, tensor, where):
     """CPU tensors and tensors of another device are named, also when the kernel was launched before, and inside tuples."""
     cuda["add"][GRID](X, Y, OUT, 1024)
-    with pytest.raises(CannotLaunchStatically, match=rf"add: argument 'y' is a tensor .* in {where}") as raised:
+    with pytest.raises(
+        CannotLaunchStatically, match=rf"add: argument 'y' is a tensor .* in {where}"
+    ) as raised:
         cuda["add"][GRID](X, tensor, OUT, 1024)
     assert raised.value.argument == "y"
     with pytest.raises(CannotLaunchStatically, match=rf"argument 'pair\[1\]' .* in {where}"):
@@ -202,5 +214,7 @@ def test_a_number_out_of_its_parameters_range_is_refused(cuda):
     """300 is no 8-bit integer, even where such a call was made before."""
     call = next(call for call in calls.CALLS if call.kernel == "integers")
     cuda["integers"][GRID](*call.args)
-    with pytest.raises(CannotLaunchStatically, match=r"integers: argument 'a' has kind i8.*got 301"):
+    with pytest.raises(
+        CannotLaunchStatically, match=r"integers: argument 'a' has kind i8.*got 301"
+    ):
         cuda["integers"][GRID](call.args[0], 301, *call.args[2:])

@@ -188,9 +188,13 @@ def test_the_wheel_has_the_dispatcher():
     from bundler.runtime.launch import compiled_dispatch
 
     if compiled_dispatch.dispatcher_type() is None:
-        pytest.skip("the extension is not built into this installation; `make test` installs a wheel that has it")
+        pytest.skip(
+            "the extension is not built into this installation; `make test` installs a wheel that has it"
+        )
     code = "from bundler.runtime.launch import compiled_dispatch; print(compiled_dispatch.dispatcher_type().__module__)"
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "bundler.runtime.launch._dispatch"
 
 
@@ -207,7 +211,11 @@ def test_another_constant_is_launched_without_a_call_of_python(cuda, counted):
     assert seen == []
     first, other, again, last = cuda.driver.launches
     assert (first.plan, other.plan) == (last.plan, again.plan)
-    assert [dict(s.facts.constants)[(4,)].payload for s in kernel.specializations if s.key == other.plan.key] == [128]
+    assert [
+        dict(s.facts.constants)[(4,)].payload
+        for s in kernel.specializations
+        if s.key == other.plan.key
+    ] == [128]
     assert (other.parameters, again.grid) == (first.parameters, (5, 1, 1))
     with pytest.raises(NotFound):
         kernel[(4,)](*ARGS, BLOCK=77, num_warps=4)
@@ -224,3 +232,92 @@ def test_hooks_hear_of_a_launch_by_shape(cuda, counted):
     cuda.hooks.enter.append(lambda facts: heard.append(facts["key"]))
     kernel[(4,)](*ARGS, BLOCK=128)
     assert heard == [cuda.driver.launches[-1].plan.key]
+
+
+class Sized:
+    """A driver of one device, with a dispatcher whose grid has what it is told to have."""
+
+    def __init__(self, extension, sizes):
+        self.sizes, self.asked, self.launched = sizes, [], []
+        self.dispatcher = extension.Dispatcher(
+            driver=self, enter=[], leave=[], present=lambda: False, slow=self.slow, first=self.first,
+            measure=lambda *_: self.sizes, positions=b"\0\0", names={}, capacity=9, numbers=False, chains=None,
+        )  # fmt: skip
+
+    def device(self):
+        return 0
+
+    def stream(self, device):
+        return 7
+
+    def slow(self, *args):
+        self.asked.append(args)
+
+    def first(self, grid, *args):
+        return (lambda *values: self.launched.append(values), len(args), {}, "bound")
+
+
+class Untold:
+    """Has a truth value that nobody gets to know."""
+
+    def __bool__(self):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_an_error_of_a_size_is_raised(axis, dispatch_extension):
+    """It is no size of nought, for which nothing would be launched, and the error be left behind."""
+    made = Sized(dispatch_extension, tuple(Untold() if at == axis else 3 for at in range(3)))
+    made.dispatcher((3,), 1)
+    with pytest.raises(ZeroDivisionError):
+        made.dispatcher((3,), 1)
+    made.sizes = (3, 0, Untold())
+    assert made.dispatcher((3,), 1) is None
+    assert made.launched == []
+    made.sizes = (3, 4, 5)
+    made.dispatcher((3,), 1)
+    assert made.launched == [(3, 4, 5, 7, 1)]
+
+
+class Interrupted:
+    """Looks like a tensor; whoever asks for its address is interrupted."""
+
+    dtype = "float32"
+
+    def __init__(self, error):
+        self.error = error
+
+    def get_device(self):
+        return 0
+
+    def data_ptr(self):
+        raise self.error
+
+
+def test_an_interrupt_is_not_forgotten(dispatch_extension):
+    """Of an error Python is asked anew, and meets it again; an interrupt comes once."""
+    made = Sized(dispatch_extension, (1, 1, 1))
+    for error in (KeyboardInterrupt(), SystemExit()):
+        with pytest.raises(type(error)):
+            made.dispatcher((1,), Interrupted(error))
+    assert made.asked == []
+    made.dispatcher((1,), Interrupted(ValueError()))
+    assert len(made.asked) == 1
+
+
+class Unhashed:
+    def __init__(self, error):
+        self.error = error
+
+    def __hash__(self):
+        raise self.error
+
+
+def test_an_interrupt_while_a_grid_is_looked_up_is_not_forgotten(dispatch_extension):
+    """The same for sizes of a kind of its own."""
+    made = Sized(dispatch_extension, (1, 1, 1))
+    made.dispatcher((1,), 1)
+    with pytest.raises(KeyboardInterrupt):
+        made.dispatcher((Unhashed(KeyboardInterrupt()),), 1)
+    made.dispatcher((Unhashed(TypeError()),), 1)
+    assert len(made.launched) == 1

@@ -45,7 +45,9 @@ def test_a_constant_of_no_argument_is_refused():
     """Launch facts of a bundle that somebody else made may name any argument."""
     facts = LaunchFacts("ast", (), (("n", encode("i32")),), (((1,), encode(7)),), (), ())
     kernel = SimpleNamespace(key="K", launch=SimpleNamespace(require_facts=lambda: facts))
-    with pytest.raises(bundler.CannotLaunchStatically, match=r"constants of arguments \[1\], and it has 1"):
+    with pytest.raises(
+        bundler.CannotLaunchStatically, match=r"constants of arguments \[1\], and it has 1"
+    ):
         compiled_in(kernel)
 
 
@@ -64,7 +66,11 @@ def test_an_export_has_every_stage_and_the_grid(add, tmp_path):
     assert [(p["name"], p["divisible_by"], p["hidden"]) for p in facts["parameters"]][2:5] == [
         ("out", 16, False), ("n", 16, False), ("global_scratch", 1, True),
     ]  # fmt: skip
-    assert (facts["compiled_in"], facts["schema"], facts["header"]) == ({"BLOCK": 128}, 1, exported.header.name)
+    assert (facts["compiled_in"], facts["schema"], facts["header"]) == (
+        {"BLOCK": 128},
+        1,
+        exported.header.name,
+    )
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         exported.binary.name, exported.parameters.name, exported.header.name, *facts["stages"].values(),
     }  # fmt: skip
@@ -89,7 +95,9 @@ def test_a_text_grid_launches_as_a_function_does(add):
     assert len(add.options.driver.launches) == 1
 
 
-def test_a_heuristic_kernel_is_exported_with_its_grid_and_metadata(launch_kernels, monkeypatch, compiled, tmp_path):
+def test_a_heuristic_kernel_is_exported_with_its_grid_and_metadata(
+    launch_kernels, monkeypatch, compiled, tmp_path
+):
     """Its grid is known as text without being written so; sizes that only the grid needs are parameters of its function."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(compiled))
     options = TunerOptions(driver=DryDriver(), workers=1, record=False)
@@ -97,9 +105,14 @@ def test_a_heuristic_kernel_is_exported_with_its_grid_and_metadata(launch_kernel
     kernel = heuristics.user_autotune(
         [{"BLOCK": 64}], setting, grid=FixedGrid(("-(-n // BLOCK)", "_grid_1", 1)), options=options, extra_arguments=("_grid_1",)
     )(launch_kernels.add)  # fmt: skip
-    kernel.tuned.metadata = {"inductor_meta": {"hints": {"b", "a"}, "device": Device("cuda", 132), 3: (1, None)}}
+    kernel.tuned.metadata = {
+        "inductor_meta": {"hints": {"b", "a"}, "device": Device("cuda", 132), 3: (1, None)}
+    }
     facts = json.loads(kernel.export(tmp_path / "out", X, Y, OUT, 1024, 2).parameters.read_text())
-    assert (facts["grid"]["sizes"], facts["grid"]["expressions"]) == (["n", "_grid_1"], ["-(-n // 64)", "_grid_1", "1"])
+    assert (facts["grid"]["sizes"], facts["grid"]["expressions"]) == (
+        ["n", "_grid_1"],
+        ["-(-n // 64)", "_grid_1", "1"],
+    )
     assert facts["metadata"]["inductor_meta"]["hints"] == ["a", "b"]
     assert facts["metadata"]["inductor_meta"]["3"] == [1, None]
 
@@ -118,10 +131,14 @@ def test_a_kernel_of_any_name_stays_in_the_directory(add, tmp_path):
     exported = add.export(tmp_path / "first", X, Y, OUT, 1024, grid=GRID)
     made = add._compile(add.ready(), add.configs[0], (X, Y, OUT, 1024), {})
     odd = replace(made.kernel, name="../../out")
-    again = export_kernel(odd, made.image, made.bundle, ExportNotes(add.configs[0]), tmp_path / "second")
+    again = export_kernel(
+        odd, made.image, made.bundle, ExportNotes(add.configs[0]), tmp_path / "second"
+    )
     assert again.binary.parent == tmp_path / "second"
     assert again.binary.name == exported.binary.name
-    assert "static const bundler_kernel ______out_kernel = {" in again.header.read_text().replace("k______", "______")
+    assert "static const bundler_kernel ______out_kernel = {" in again.header.read_text().replace(
+        "k______", "______"
+    )
 
 
 def test_a_place_that_cannot_be_written_is_a_typed_error(add, tmp_path):
@@ -139,7 +156,18 @@ def test_a_program_in_cpp_launches_an_exported_kernel(add, tmp_path):
     program, library, log = tmp_path / "program", tmp_path / "libadding.so", tmp_path / "log"
     source = Path(__file__).parent / "drivers" / "adding_driver.c"
     subprocess.run(
-        [compiling.compiler(), "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", source, "-o", library], check=True
+        [
+            compiling.compiler(),
+            "-shared",
+            "-fPIC",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            source,
+            "-o",
+            library,
+        ],
+        check=True,
     )
     command = [
         compiling.cxx_compiler(),
@@ -151,16 +179,24 @@ def test_a_program_in_cpp_launches_an_exported_kernel(add, tmp_path):
         "-include",
         exported.header,
     ]
-    subprocess.run([*command, ROOT / "examples" / "exported_kernel.cpp", "-ldl", "-o", program], check=True)
+    subprocess.run(
+        [*command, ROOT / "examples" / "exported_kernel.cpp", "-ldl", "-o", program], check=True
+    )
 
     def run(*words):
         log.unlink(missing_ok=True)
         told = {**os.environ, "ADDING_DRIVER_LOG": str(log), "ADDING_DRIVER_BLOCK": "128"}
-        done = subprocess.run([program, tmp_path / "out", *words], capture_output=True, text=True, env=told)
+        done = subprocess.run(
+            [program, tmp_path / "out", *words], capture_output=True, text=True, env=told
+        )
         return done, log.read_text().splitlines() if log.exists() else []
 
     done, heard = run("10000", library)
-    assert (done.returncode, done.stderr, done.stdout.splitlines()[:2]) == (0, "", ["grid 79 1 1", "0 of 10000 wrong"])
+    assert (done.returncode, done.stderr, done.stdout.splitlines()[:2]) == (
+        0,
+        "",
+        ["grid 79 1 1", "0 of 10000 wrong"],
+    )
     assert heard[4:12] == [
         "cuModuleLoadData binary", "cuModuleGetFunction add", "cuFuncGetAttribute 1", "cuMemAlloc 40000", "cuMemAlloc 40000",
         "cuMemAlloc 40000", "cuMemcpyHtoD 40000", "cuMemcpyHtoD 40000",

@@ -47,10 +47,16 @@ def test_a_call_without_a_match_is_compiled_once_and_then_launched_statically(
         for _ in range(3):
             kernels["add"][(5,)](X, Y, OUT, 1024, BLOCK=32)
         assert triton_driver.launches == [("add", (5, 1, 1))]
-        assert [launch.grid for launch in kernels.driver.launches] == [(2, 1, 1), (5, 1, 1), (5, 1, 1)]
+        assert [launch.grid for launch in kernels.driver.launches] == [
+            (2, 1, 1),
+            (5, 1, 1),
+            (5, 1, 1),
+        ]
         compiled = kernels.compiled
         assert [kernel.name for kernel in compiled.kernels] == ["add"]
-        assert {launch.plan.key for launch in kernels.driver.launches[1:]} == {compiled.kernels[0].key}
+        assert {launch.plan.key for launch in kernels.driver.launches[1:]} == {
+            compiled.kernels[0].key
+        }
     with load(compiled, driver=DryDriver()) as kernels:
         kernels["add"][(5,)](X, Y, OUT, 1024, BLOCK=32)
         with pytest.raises(NotFound):

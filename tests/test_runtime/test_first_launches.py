@@ -102,11 +102,14 @@ def test_two_kernels_that_fit_one_shape_are_told_apart_as_before(recorded):
     chosen = choices.choose("cuda:90", (X, Y, OUT, 1024), {"BLOCK": 64})
     assert chosen.specialization.key == kernel.key
     shape = choices.shape("cuda:90", chosen, (), ("BLOCK",))
-    assert choices.shape("cuda:90", chosen, (), ("num_warps",)) is None  # a parameter of some other function alone
+    assert (
+        choices.shape("cuda:90", chosen, (), ("num_warps",)) is None
+    )  # a parameter of some other function alone
     assert shape.find([(int, 64)]) is None
     assert shape.find([(int, 128)]).key == other.key
     assert [
-        shape.find([entry]) for entry in ((bool, True), (float, 128.0), (str, "128"), (), ((int, 1), (int, 2)))
+        shape.find([entry])
+        for entry in ((bool, True), (float, 128.0), (str, "128"), (), ((int, 1), (int, 2)))
     ] == [None] * 5
 
 
@@ -122,7 +125,9 @@ def test_a_tensor_without_memory_lets_none_with_memory_pass(cuda):
     nowhere, host = replace(X, address=0, index=-1), replace(X, index=-1)
     for _ in range(2):
         cuda["add"][GRID](nowhere, Y, OUT, 1024)
-        with pytest.raises(CannotLaunchStatically, match=r"argument 'x' is a tensor .* in host memory"):
+        with pytest.raises(
+            CannotLaunchStatically, match=r"argument 'x' is a tensor .* in host memory"
+        ):
             cuda["add"][GRID](host, Y, OUT, 1024)
     assert len(cuda.driver.launches) == 2
 
@@ -130,7 +135,9 @@ def test_a_tensor_without_memory_lets_none_with_memory_pass(cuda):
 def test_loading_a_bundle_decodes_no_facts(recorded, monkeypatch):
     """What was recorded of a kernel is read when a kernel of its name is asked for, and of no other."""
     decoded, read = [], Specialization._read
-    monkeypatch.setattr(Specialization, "_read", lambda self: (decoded.append(self.kernel.name), read(self))[1])
+    monkeypatch.setattr(
+        Specialization, "_read", lambda self: (decoded.append(self.kernel.name), read(self))[1]
+    )
     with load(recorded.bundle, driver=DryDriver("cuda")) as kernels:
         assert "add" in list(kernels)
         assert decoded == []
@@ -141,7 +148,11 @@ def test_loading_a_bundle_decodes_no_facts(recorded, monkeypatch):
 
 def test_facts_that_cannot_be_read_are_told_when_their_kernel_is_asked_for(recorded):
     """A kernel with damaged facts keeps no other kernel of its bundle from being launched."""
-    kernels = [k for k in recorded.bundle.kernels if k.name in {"add", "nothing"} and k.target.backend == "cuda"]
+    kernels = [
+        k
+        for k in recorded.bundle.kernels
+        if k.name in {"add", "nothing"} and k.target.backend == "cuda"
+    ]
     damaged = [replace(k, facts_bytes=b"\x90") if k.name == "nothing" else k for k in kernels]
     bundle = Bundle(Content.of(damaged), Observed(), recorded.bundle.blobs)
     with load(bundle, driver=DryDriver("cuda")) as found:
@@ -223,6 +234,15 @@ def test_the_profile_tells_every_phase(run_tool):
     pytest.importorskip("torch")
     done = run_tool("gpu launch-profile", "--rounds", "1")
     assert done.returncode == 0, done.stderr
-    phases = {line.split(maxsplit=1)[1]: float(line.split()[0]) for line in done.stdout.splitlines()[1:]}
-    assert {name.partition(":")[0] for name in phases} == {"load", "choose", "read", "plan", "driver", "launch"}
+    phases = {
+        line.split(maxsplit=1)[1]: float(line.split()[0]) for line in done.stdout.splitlines()[1:]
+    }
+    assert {name.partition(":")[0] for name in phases} == {
+        "load",
+        "choose",
+        "read",
+        "plan",
+        "driver",
+        "launch",
+    }
     assert all(spent > 0 for spent in phases.values())

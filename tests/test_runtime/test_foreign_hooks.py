@@ -46,7 +46,9 @@ def knobs(monkeypatch):
 def asked(monkeypatch):
     """Return a list that grows whenever Python is asked for hooks."""
     asked = []
-    monkeypatch.setattr(compiled_dispatch, "are_present", lambda: (asked.append(1), are_present())[1])
+    monkeypatch.setattr(
+        compiled_dispatch, "are_present", lambda: (asked.append(1), are_present())[1]
+    )
     return asked
 
 
@@ -93,7 +95,10 @@ def set_chain_and_an_empty_one(knobs, hook):
 
 
 def set_chain_of_class(knobs, hook):
-    before, knobs.Runtime.launch_enter_hook = knobs.Runtime.launch_enter_hook, full_chain(knobs, hook)
+    before, knobs.Runtime.launch_enter_hook = (
+        knobs.Runtime.launch_enter_hook,
+        full_chain(knobs, hook),
+    )
     return lambda: setattr(knobs.Runtime, "launch_enter_hook", before)
 
 
@@ -195,7 +200,9 @@ def no_hooks(_knobs):
     return with_object(Runtime())
 
 
-@pytest.mark.parametrize("make", [no_module, computing_object, computed_members, unusual_members, no_hooks])
+@pytest.mark.parametrize(
+    "make", [no_module, computing_object, computed_members, unusual_members, no_hooks]
+)
 def test_what_is_made_otherwise_is_asked_of_python(cuda, add, asked, monkeypatch, make, knobs):
     """Launches go on, and each of them asks."""
     monkeypatch.setitem(sys.modules, KNOBS, make(knobs))

@@ -22,7 +22,11 @@ SAME = ("num_warps", "num_stages", "num_ctas", "debug", "enable_fp_fusion", "ran
 
 
 def start(*args, **env):
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TRITON_", "TORCHINDUCTOR_"))}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TRITON_", "TORCHINDUCTOR_"))
+    }
     done = subprocess.run(
         [sys.executable, "-P", "-W", "ignore", *args],
         env=clean | env, capture_output=True, text=True, timeout=LIMIT_S,
@@ -86,17 +90,26 @@ def test_every_kernel_compiles_for_the_gpu_that_is_not_here(loaded):
         found, first = module["compiled"], module["configs"][0]
         assert found["target"] == "cuda:90"
         assert ".cubin" in found["files"]
-        assert (found["num_warps"], found["num_stages"]) == (first["num_warps"], first["num_stages"])
+        assert (found["num_warps"], found["num_stages"]) == (
+            first["num_warps"],
+            first["num_stages"],
+        )
     assert len({module["compiled"]["key"] for module in loaded["modules"]}) == 42
 
 
 def test_the_candidates_are_those_that_torch_compiled(loaded, recorded):
     """Torch compiled a variant for each candidate, with its warps and stages; one of them has the first candidate's tile."""
-    assert sum(len(module["configs"]) for module in loaded["modules"]) == 57 == sum(map(len, recorded.values()))
+    assert (
+        sum(len(module["configs"]) for module in loaded["modules"])
+        == 57
+        == sum(map(len, recorded.values()))
+    )
     for module in loaded["modules"]:
         variants = recorded[module["name"]]
         ours = sorted((config["num_warps"], config["num_stages"]) for config in module["configs"])
-        assert ours == sorted((metadata["num_warps"], metadata["num_stages"]) for _, metadata, _ in variants)
+        assert ours == sorted(
+            (metadata["num_warps"], metadata["num_stages"]) for _, metadata, _ in variants
+        )
         alike = [metadata | {"ranges": sizes} for _, metadata, sizes in variants]
         mine = [module["compiled"][name] for name in SAME]
         assert mine in [[variant[name] for name in SAME] for variant in alike], module["name"]
@@ -125,14 +138,22 @@ def test_the_winners_that_torch_measured_are_among_the_candidates(loaded, record
 
 def test_a_generated_kernel_is_exported_with_torchs_metadata(loaded):
     """The grid as text gives what was launched; torch's metadata is plain data, the device and sets in it, too."""
-    found = {module["name"]: module["exported"] for module in loaded["modules"] if module["exported"]}
+    found = {
+        module["name"]: module["exported"] for module in loaded["modules"] if module["exported"]
+    }
     assert len(found) == 4
     for name, exported in found.items():
         assert exported["grid"] == exported["launched"], name
         assert {"ptx", "ttgir", "ttir"} <= set(exported["stages"])
         assert f"static inline int {name}_grid(" in exported["header"]
-        triton_meta, inductor_meta = exported["metadata"]["triton_meta"], exported["metadata"]["inductor_meta"]
-        assert (triton_meta["device"]["type"], triton_meta["device"]["multi_processor_count"]) == ("cuda", 132)
+        triton_meta, inductor_meta = (
+            exported["metadata"]["triton_meta"],
+            exported["metadata"]["inductor_meta"],
+        )
+        assert (triton_meta["device"]["type"], triton_meta["device"]["multi_processor_count"]) == (
+            "cuda",
+            132,
+        )
         assert (inductor_meta["kernel_name"], inductor_meta["grid_type"][:4]) == (name, "Grid")
 
 
@@ -197,10 +218,14 @@ def kernel(in_ptr0, out_ptr0, xnumel, XBLOCK: tl.constexpr):
     x = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)
     tl.store(out_ptr0 + x, 2 * tl.load(in_ptr0 + x, x < xnumel), x < xnumel)
 """
-DEVICE = ", 'device': DeviceProperties(type='cuda', index=0, multi_processor_count=132, cc=90, major=9)"
+DEVICE = (
+    ", 'device': DeviceProperties(type='cuda', index=0, multi_processor_count=132, cc=90, major=9)"
+)
 
 
-def module(tmp_path, kind="pointwise", hints="{'x': 1024}", device=DEVICE, meta="{'grid_type': 'Grid1D'}"):
+def module(
+    tmp_path, kind="pointwise", hints="{'x': 1024}", device=DEVICE, meta="{'grid_type': 'Grid1D'}"
+):
     """A generated module, written by hand."""
     path = tmp_path / "module.py"
     path.write_text(MODULE.format(kind=kind, hints=hints, device=device, meta=meta))
@@ -251,7 +276,10 @@ def test_modules_that_cannot_be_understood_are_typed_errors(tried):
     """An unknown heuristic, odd sizes, no device, no grid: each is named, and torch is put back as it was."""
     found, undone = tried[:2]
     assert undone
-    assert found["good"] == ["XBLOCK=256, num_warps=4, num_stages=1", "XBLOCK=128, num_warps=4, num_stages=1"]
+    assert found["good"] == [
+        "XBLOCK=256, num_warps=4, num_stages=1",
+        "XBLOCK=128, num_warps=4, num_stages=1",
+    ]
     assert [found[name][0] for name in list(CASES)[1:]] == ["CompileFailed", *["ConfigError"] * 4]
     assert "no_such_heuristic" in found["kind"][1]
     assert "x is 1000" in found["hints"][1]
@@ -292,20 +320,24 @@ def test_kernels_of_one_function_are_told_apart_by_what_the_wrapper_calls_them(t
             for number, text in enumerate(texts)
         )
     )
-    assert start("-c", TWICE, str(path), TRITON_INTERPRET="1") == [["scale_0", "scale", 2.0], ["scale_1", "scale", 3.0]]
+    assert start("-c", TWICE, str(path), TRITON_INTERPRET="1") == [
+        ["scale_0", "scale", 2.0],
+        ["scale_1", "scale", 3.0],
+    ]
 
 
-SIGNATURE = (
-    "'signature': {'in_ptr0': '*fp32', 'out_ptr0': '*fp32', 'xnumel': 'i32', 'XBLOCK': 'constexpr'}, 'constants': {}"
-)
-ALIGNED = (
-    ", 'configs': [{(0,): [['tt.divisibility', 16]], (1,): [['tt.divisibility', 16]], (2,): [['tt.divisibility', 16]]}]"
-)
+SIGNATURE = "'signature': {'in_ptr0': '*fp32', 'out_ptr0': '*fp32', 'xnumel': 'i32', 'XBLOCK': 'constexpr'}, 'constants': {}"
+ALIGNED = ", 'configs': [{(0,): [['tt.divisibility', 16]], (1,): [['tt.divisibility', 16]], (2,): [['tt.divisibility', 16]]}]"
 
 
 def generated(name, *changes):
     """The text of a generated kernel module, with `changes` (what, by what) in it."""
-    text = MODULE.format(kind="pointwise", hints="{'x': 4096}", device=DEVICE + ALIGNED, meta="{'grid_type': 'Grid1D'}")
+    text = MODULE.format(
+        kind="pointwise",
+        hints="{'x': 4096}",
+        device=DEVICE + ALIGNED,
+        meta="{'grid_type': 'Grid1D'}",
+    )
     for before, after in (("def kernel(", f"def {name}("), *changes):
         assert before in text
         text = text.replace(before, after)
@@ -316,7 +348,9 @@ def test_all_kernels_of_a_wrapper_are_compiled_in_workers(tmp_path):
     """Each candidate of each kernel is compiled once, in a worker; calls find them; a broken kernel fails under its own name."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed, and generated kernels call its helper functions")
-    constant = SIGNATURE.replace("'xnumel': 'i32'", "'xnumel': 'constexpr'").replace("{}", "{'xnumel': 1}")
+    constant = SIGNATURE.replace("'xnumel': 'i32'", "'xnumel': 'constexpr'").replace(
+        "{}", "{'xnumel': 1}"
+    )
     one_pointer = constant.replace("'out_ptr0': '*fp32', ", "")
     sources = {
         "triton_poi_double": generated("triton_poi_double"),
@@ -327,11 +361,14 @@ def test_all_kernels_of_a_wrapper_are_compiled_in_workers(tmp_path):
         "triton_poi_broken": generated("triton_poi_broken", ("2 * tl.load", "no_such_name * tl.load")),
     }  # fmt: skip
     calls = [
-        f"{name} = async_compile.triton('{name}', '''{text}''', device_str='cuda')" for name, text in sources.items()
+        f"{name} = async_compile.triton('{name}', '''{text}''', device_str='cuda')"
+        for name, text in sources.items()
     ]
     path = tmp_path / "wrapper.py"
     path.write_text("\n".join(calls))
-    found = start(str(HERE / "generated_service.py"), str(path), TRITON_CACHE_DIR=str(tmp_path / "cache"))
+    found = start(
+        str(HERE / "generated_service.py"), str(path), TRITON_CACHE_DIR=str(tmp_path / "cache")
+    )
     assert found["kernels"] == ["triton_poi_double", "triton_poi_first"]
     assert "triton_poi_broken does not compile" in found["broken"]
     assert "no_such_name" in found["broken"]

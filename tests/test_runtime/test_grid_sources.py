@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from bundler.errors import BundlerError, ConfigError
 from bundler.runtime.heuristics.grid_expressions import GridExpressions, TextGrid, expressions_of
-from bundler.runtime.heuristics.grid_sources import HELPERS, expression_text, grid_function, identifier, identifiers
+from bundler.runtime.heuristics.grid_sources import (
+    HELPERS,
+    expression_text,
+    grid_function,
+    identifier,
+    identifiers,
+)
 from bundler.runtime.heuristics.launch_expressions import bound, evaluate, names_in
 from bundler.runtime.heuristics.launch_grids import launch_grid, open_grid
 
@@ -28,7 +34,10 @@ OWN = {"XBLOCK_0": 128, "YBLOCK_0": 16, "XBLOCK_1": 64, "YBLOCK_1": 8}
 COMPUTED = {
     "precomputed_grids": [
         {"config": {"BLOCK": 64}, "python": ["-((n) // -(64))", "1", 1]},
-        {"config": {"BLOCK": 128}, "python": ["(n + BLOCK - 1) // BLOCK", "max(1, n % 7)", "2*3 - 5"]},
+        {
+            "config": {"BLOCK": 128},
+            "python": ["(n + BLOCK - 1) // BLOCK", "max(1, n % 7)", "2*3 - 5"],
+        },
     ]
 }
 # One of each kind, and of each way in which a config decides what of it is a number.
@@ -52,7 +61,9 @@ def expressions(seed):
 
     def made(depth):
         if depth == 0 or chance.random() < 0.2:
-            return chance.choice(["n", "m", str(chance.randint(0, 9)), str(chance.randint(0, 2**40))])
+            return chance.choice(
+                ["n", "m", str(chance.randint(0, 9)), str(chance.randint(0, 2**40))]
+            )
         one, two = made(depth - 1), made(depth - 1)
         forms = ("({0} + {1})", "({0} - {1})", "({0} * {1})", "({0} // {1})", "({0} % {1})", "-({0})", "+({0})", "abs({0})",
                  "max({0}, {1}, 3)", "min({0}, {1})", "max({0})", "-(-({0}) // ({1}))")  # fmt: skip
@@ -76,10 +87,14 @@ def compiled(request, tmp_path_factory):
         parameters = "".join(f"int64_t {size}, " for size in sizes)
         passed = "".join(f"{size}, " for size in sizes)
         shown.append(f"int call_{number}({parameters}uint32_t *grid);")
-        shown.append(f"int call_{number}({parameters}uint32_t *grid) {{ return grid_{number}({passed}grid); }}")
+        shown.append(
+            f"int call_{number}({parameters}uint32_t *grid) {{ return grid_{number}({passed}grid); }}"
+        )
     shown.append("}" if request.param == "c++" else "")
     text = "\n".join(["#include <stdint.h>", HELPERS, *texts, *shown, ""])
-    path = compiling.compile_text(text, tmp_path_factory.mktemp("grids") / "libgrids.so", language=request.param)
+    path = compiling.compile_text(
+        text, tmp_path_factory.mktemp("grids") / "libgrids.so", language=request.param
+    )
     library = ctypes.CDLL(str(path))
 
     def call(number, sizes):
@@ -113,7 +128,10 @@ def test_every_kind_of_grid_is_the_same_in_all_languages(compiled, number, data)
     expected = in_python(lambda: launch_grid(grid, blocks, {**blocks, **sizes}))
     got = compiled.call(number, sizes)
     assert (got if isinstance(got, tuple) else None) == expected
-    assert in_python(lambda: launch_grid(lambda _blocks, given: expressions.grid(given), {}, sizes)) == expected
+    assert (
+        in_python(lambda: launch_grid(lambda _blocks, given: expressions.grid(given), {}, sizes))
+        == expected
+    )
 
 
 @settings(max_examples=300, deadline=None)
@@ -151,12 +169,17 @@ def test_the_texts_are_short_and_fold_what_is_known():
         "(-(-xnumel_1 // 128)) + 20", "1", "1",
     )  # fmt: skip
     assert expressions_of(open_grid("Grid1D", {}), {"XBLOCK": 1}).axes == ("xnumel", "1", "1")
-    assert expression_text("-(-n // 128)", {"n": "n"}) == "bundler_ceildiv(n, INT64_C(128), &bundler_bad)"
+    assert (
+        expression_text("-(-n // 128)", {"n": "n"})
+        == "bundler_ceildiv(n, INT64_C(128), &bundler_bad)"
+    )
 
 
 def test_what_has_no_text_is_a_typed_error():
     """A function of the user's, a number beyond 64 bits, a block that is missing, what is no expression."""
-    with pytest.raises(ConfigError, match="a function of the user's has no text; write the grid as text"):
+    with pytest.raises(
+        ConfigError, match="a function of the user's has no text; write the grid as text"
+    ):
         expressions_of(lambda blocks, sizes: (1, 1, 1), {})
     with pytest.raises(ConfigError, match="does not fit 64 bits"):
         expression_text(str(2**63), {})

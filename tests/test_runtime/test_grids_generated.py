@@ -32,19 +32,44 @@ def combo(kind, case, blocks, **sizes):
         ("Grid1D", {"XBLOCK": 128}, {"xnumel": 0}, (0, 1, 1)),
         ("Grid1D", {}, {"xnumel": 1000}, (1000, 1, 1)),
         ("Grid2D", {"XBLOCK": 32, "YBLOCK": 16}, {"xnumel": 100, "ynumel": 1000}, (4, 63, 1)),
-        ("Grid3D", {"XBLOCK": 32, "YBLOCK": 16, "ZBLOCK": 2}, {"xnumel": 33, "ynumel": 17, "znumel": 3}, (2, 2, 2)),
-        ("BatchMatmulGrid3D", {"XBLOCK": 32, "YBLOCK": 16}, {"xnumel": 33, "ynumel": 17, "znumel": 9}, (9, 2, 2)),
-        ("Grid2DWithYZOverflow", {"XBLOCK": 32, "YBLOCK": 16}, {"xnumel": 100, "ynumel": 1000}, (4, 63, 1)),
+        (
+            "Grid3D",
+            {"XBLOCK": 32, "YBLOCK": 16, "ZBLOCK": 2},
+            {"xnumel": 33, "ynumel": 17, "znumel": 3},
+            (2, 2, 2),
+        ),
+        (
+            "BatchMatmulGrid3D",
+            {"XBLOCK": 32, "YBLOCK": 16},
+            {"xnumel": 33, "ynumel": 17, "znumel": 9},
+            (9, 2, 2),
+        ),
+        (
+            "Grid2DWithYZOverflow",
+            {"XBLOCK": 32, "YBLOCK": 16},
+            {"xnumel": 100, "ynumel": 1000},
+            (4, 63, 1),
+        ),
         (
             "Grid2DWithYZOverflow",
             {"XBLOCK": 32, "YBLOCK": 16},
             {"xnumel": 100, "ynumel": 16 * MAX_Y * 3 + 5},
             (4, 49152, 4),
         ),
-        ("Grid2DWithYZOverflow", {"XBLOCK": 32, "YBLOCK": 16}, {"xnumel": 100, "ynumel": 0}, (4, 0, 0)),
+        (
+            "Grid2DWithYZOverflow",
+            {"XBLOCK": 32, "YBLOCK": 16},
+            {"xnumel": 100, "ynumel": 0},
+            (4, 0, 0),
+        ),
         ("MixOrderReductionGrid", {"RSPLIT_SIZE": 64, "XBLOCK": 2}, {"xnumel": 1000}, (16, 1, 1)),
         ("CooperativeReductionGrid", {"RSPLIT": 8, "XBLOCK": 2}, {"xnumel": 5}, (8, 3, 1)),
-        ("SplitScanGrid", {"XBLOCK": 1, "R0_BLOCK": 256}, {"xnumel": 5, "r0_numel": 1000}, (4, 5, 1)),
+        (
+            "SplitScanGrid",
+            {"XBLOCK": 1, "R0_BLOCK": 256},
+            {"xnumel": 5, "r0_numel": 1000},
+            (4, 5, 1),
+        ),
     ],
 )
 def test_grid_table(kind, blocks, sizes, expected):
@@ -57,7 +82,11 @@ def test_combined_kernels():
     x = {"XBLOCK": 128}
     assert combo("SequentialComboKernelGrid", CASE_A, x, xnumel_1=300) == (18, 1, 1)
     assert combo("RoundRobinComboKernelGrid", CASE_A, x, xnumel_1=300) == (24, 1, 1)
-    assert combo("SequentialComboKernelGrid", CASE_B, x | {"YBLOCK": 16}, xnumel_1=300) == (64, 7, 1)
+    assert combo("SequentialComboKernelGrid", CASE_B, x | {"YBLOCK": 16}, xnumel_1=300) == (
+        64,
+        7,
+        1,
+    )
     own = {"XBLOCK_0": 128, "YBLOCK_0": 16, "XBLOCK_1": 64, "YBLOCK_1": 8}
     assert combo("SequentialFlattenComboKernelGrid", CASE_B, own, xnumel_1=300) == (78, 1, 1)
     with_default = CASE_A | {"default_config": {"XBLOCK": 1024}}
@@ -72,7 +101,10 @@ def test_grids_by_expression():
     computed = {
         "precomputed_grids": [
             {"config": {"BLOCK": 64}, "python": ["-((n) // -(64))", "1", 1]},
-            {"config": {"BLOCK": 128, "num_warps": 4}, "python": ["(n + 127) // 128", "max(1, n % 7)", "2*3 - 5"]},
+            {
+                "config": {"BLOCK": 128, "num_warps": 4},
+                "python": ["(n + 127) // 128", "max(1, n % 7)", "2*3 - 5"],
+            },
         ]
     }
     assert grid("PrecomputedGrid", {"BLOCK": 64}, computed, n=1000) == (16, 1, 1)
@@ -165,14 +197,32 @@ def test_a_grid_that_no_device_launches_is_refused_before_the_driver():
         ("Grid1D", {"XBLOCK": "128"}, {}, {"xnumel": 3}, "'XBLOCK'"),
         ("Grid1D", {"XBLOCK": 128}, {}, {"xnumel": -1}, "at least 0"),
         ("MixOrderReductionGrid", {"XBLOCK": 2}, {}, {"xnumel": 3}, "RSPLIT_SIZE"),
-        ("MixOrderReductionGrid", {"XBLOCK": 3, "RSPLIT_SIZE": 64}, {}, {"xnumel": 3}, "no multiple"),
+        (
+            "MixOrderReductionGrid",
+            {"XBLOCK": 3, "RSPLIT_SIZE": 64},
+            {},
+            {"xnumel": 3},
+            "no multiple",
+        ),
         ("CooperativeReductionGrid", {"XBLOCK": 2}, {}, {"xnumel": 3}, "RSPLIT"),
         ("SplitScanGrid", {"XBLOCK": 2}, {}, {"xnumel": 3, "r0_numel": 3}, "XBLOCK=1"),
         ("FixedGrid", {}, {}, {}, "incomplete"),
         ("FixedGrid", {}, {"fixed_grid": ["1", "1"]}, {}, "incomplete"),
         ("PrecomputedGrid", {}, {"precomputed_grids": [{}]}, {}, "incomplete"),
-        ("SequentialComboKernelGrid", {}, {"combo_grid_meta": {"num_kernels": 1}}, {}, "incomplete"),
-        ("SequentialComboKernelGrid", {}, {"combo_grid_meta": CASE_A | {"xnumel_0": 0}}, {}, "a size of 0"),
+        (
+            "SequentialComboKernelGrid",
+            {},
+            {"combo_grid_meta": {"num_kernels": 1}},
+            {},
+            "incomplete",
+        ),
+        (
+            "SequentialComboKernelGrid",
+            {},
+            {"combo_grid_meta": CASE_A | {"xnumel_0": 0}},
+            {},
+            "a size of 0",
+        ),
     ],
 )
 def test_bad_metadata_is_a_typed_error(kind, blocks, metadata, sizes, words):

@@ -41,7 +41,9 @@ def make(launch_kernels, monkeypatch, compiled, request):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(compiled))
     if request.param == "compiled":
         kind = request.getfixturevalue("dispatcher_type")
-        monkeypatch.setattr("bundler.runtime.launch.compiled_dispatch.dispatcher_type", lambda: kind)
+        monkeypatch.setattr(
+            "bundler.runtime.launch.compiled_dispatch.dispatcher_type", lambda: kind
+        )
 
     def make(configs=({"BLOCK": 64}, {"BLOCK": 128}), grid=by_blocks, **launch):
         driver = DryDriver("cuda", handle=5)
@@ -122,7 +124,9 @@ def test_calls_of_one_form_are_launched_without_python(repeated):
         kernel.run(*args, stream=5)
     assert seen == []
     assert grids(driver) == [16, 16, 32, 32, 1, 1]
-    assert [launch.parameters[:8] for launch in driver.launches[2:4]] == [other.address.to_bytes(8, "little")] * 2
+    assert [launch.parameters[:8] for launch in driver.launches[2:4]] == [
+        other.address.to_bytes(8, "little")
+    ] * 2
     assert {launch.stream for launch in driver.launches} == {5}
     assert kernel.tuned.best_config == Config({"BLOCK": 64})
 
@@ -138,7 +142,9 @@ def test_a_call_of_another_kind_is_learned_once_and_a_size_of_one_leaves_a_gap(r
     assert len(seen) == len(kinds)
     assert grids(driver) == [16, 16, 1] * 3
     for first, *later in (driver.launches[number::3] for number in range(3)):
-        assert {(launch.plan.key, launch.parameters) for launch in later} == {(first.plan.key, first.parameters)}
+        assert {(launch.plan.key, launch.parameters) for launch in later} == {
+            (first.plan.key, first.parameters)
+        }
 
 
 @compiled_only
@@ -226,7 +232,9 @@ def test_constants_options_and_arguments_of_the_grid_are_given_as_in_the_first(m
 def test_grids_that_repeat_are_worked_out_once_and_a_users_function_each_time(make, monkeypatch):
     """Sizes repeat; a function of the user's may look at anything, so its grids are never kept."""
     asked = []
-    kernel, driver = make(grid=lambda blocks, sizes: asked.append(sizes["n"]) or (sizes["n"] // 64 + len(asked), 1, 1))
+    kernel, driver = make(
+        grid=lambda blocks, sizes: asked.append(sizes["n"]) or (sizes["n"] // 64 + len(asked), 1, 1)
+    )
     for _ in range(3):
         kernel.run(X, Y, OUT, 1024)
     assert len(set(grids(driver))) == 3
@@ -253,7 +261,9 @@ def test_a_launch_goes_to_the_stream_that_is_named(make):
     for stream in (42, None, 42, 5, 7, None):
         kernel.run(X, Y, OUT, 1024, stream=stream)
     assert [launch.stream for launch in driver.launches] == [42, 5, 42, 5, 7, 5]
-    assert len({(launch.plan.key, launch.grid, launch.parameters) for launch in driver.launches}) == 1
+    assert (
+        len({(launch.plan.key, launch.grid, launch.parameters) for launch in driver.launches}) == 1
+    )
     seen = []
     kernel.tuned.hooks.enter.append(lambda facts: seen.append((facts["stream"], facts["grid"])))
     kernel.run(X, Y, OUT, 1024, stream=9)
@@ -272,14 +282,18 @@ def test_where_torch_uses_the_gpu_the_stream_is_torchs_current_one_meanwhile(mak
         yield
         driver.handle = before
 
-    cuda = SimpleNamespace(is_initialized=lambda: True, stream=on, ExternalStream=lambda stream, device: stream)
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True, stream=on, ExternalStream=lambda stream, device: stream
+    )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     kernel.run(X, Y, OUT, 1024, stream=77)
     kernel.run(X, Y, OUT, 1024)
     assert [launch.stream for launch in driver.launches] == [5, 77, 5]
 
 
-def test_a_kernel_that_only_triton_launches_is_not_put_on_a_stream_that_triton_does_not_know(make, monkeypatch):
+def test_a_kernel_that_only_triton_launches_is_not_put_on_a_stream_that_triton_does_not_know(
+    make, monkeypatch
+):
     """Without torch nobody could tell Triton of the stream, so it is an error and not the wrong stream."""
     kernel, _ = make(configs=[{"BLOCK": 64}])
     kernel.run(X, Y, OUT, 1024)

@@ -19,13 +19,23 @@ SETTING = Setting(H200)
 
 def function(name, *parameters, constexpr=()):
     """Shaped like a JIT function, for what is decided without compiling."""
-    params = [SimpleNamespace(name=parameter, is_constexpr=parameter in constexpr) for parameter in parameters]
-    fields = {"params": params, "arg_names": list(parameters), "__name__": name, "__module__": "somewhere"}
+    params = [
+        SimpleNamespace(name=parameter, is_constexpr=parameter in constexpr)
+        for parameter in parameters
+    ]
+    fields = {
+        "params": params,
+        "arg_names": list(parameters),
+        "__name__": name,
+        "__module__": "somewhere",
+    }
     return type("JITFunction", (), fields)()
 
 
 def scale(*more, **launch):
-    fn = function("scale", "in_ptr0", "out_ptr0", "xnumel", "XBLOCK", *more, constexpr=("XBLOCK", *more))
+    fn = function(
+        "scale", "in_ptr0", "out_ptr0", "xnumel", "XBLOCK", *more, constexpr=("XBLOCK", *more)
+    )
     return heuristics.pointwise({"x": 1024}, SETTING, **launch)(fn)
 
 
@@ -37,14 +47,23 @@ def test_arguments_are_what_no_config_decides():
     assert known.arguments == ("in_ptr0", "out_ptr0", "xnumel")
     assert known.constants == {"KIND": 7}
     assert scale("KIND").arguments == ("in_ptr0", "out_ptr0", "xnumel", "KIND")
-    assert scale(extra_arguments=["_grid_0"]).arguments == ("in_ptr0", "out_ptr0", "xnumel", "_grid_0")
+    assert scale(extra_arguments=["_grid_0"]).arguments == (
+        "in_ptr0",
+        "out_ptr0",
+        "xnumel",
+        "_grid_0",
+    )
 
 
 @pytest.mark.parametrize(
     ("args", "kwargs", "words"),
     [
         ((1, 2), {}, "missing xnumel"),
-        ((1, 2, 3, 4), {}, r"takes 3 arguments \(in_ptr0, out_ptr0, xnumel\), got 4; give the stream as stream="),
+        (
+            (1, 2, 3, 4),
+            {},
+            r"takes 3 arguments \(in_ptr0, out_ptr0, xnumel\), got 4; give the stream as stream=",
+        ),
         ((1, 2, 3), {"xnumel": 3}, "'xnumel' is given twice"),
         ((1, 2, 3), {"XBLOCK": 64}, "'XBLOCK'"),
     ],
@@ -58,7 +77,10 @@ def test_a_wrong_call_says_what_is_wrong(args, kwargs, words):
 def test_the_grid_follows_from_arguments_and_config():
     """Each candidate has its grid; zero is zero, and over the limits is an error."""
     kernel = scale()
-    assert [kernel.grid_of(config, {"xnumel": 1000}) for config in kernel.configs] == [(4, 1, 1), (8, 1, 1)]
+    assert [kernel.grid_of(config, {"xnumel": 1000}) for config in kernel.configs] == [
+        (4, 1, 1),
+        (8, 1, 1),
+    ]
     assert kernel.grid_of(kernel.configs[0], {"xnumel": 0}) == (0, 1, 1)
     with pytest.raises(CannotLaunchStatically, match="along x"):
         kernel.grid_of(kernel.configs[0], {"xnumel": 2**50})
@@ -70,7 +92,9 @@ def test_the_grid_follows_from_arguments_and_config():
 
 def test_a_kernel_without_an_x_block_has_none_to_tune():
     """Where the function has no XBLOCK, it is one in every candidate and taken out; a candidate with more is an error."""
-    fn = function("row_sum", "in_ptr0", "out_ptr0", "xnumel", "r0_numel", "R0_BLOCK", constexpr=("R0_BLOCK",))
+    fn = function(
+        "row_sum", "in_ptr0", "out_ptr0", "xnumel", "r0_numel", "R0_BLOCK", constexpr=("R0_BLOCK",)
+    )
     hints = {"x": 4096, "r0_": 8192}
     kernel = heuristics.reduction(hints, Setting(H200, Facts(no_x_dim=True)))(fn)
     assert all(set(config.kwargs) == {"R0_BLOCK"} for config in kernel.configs)
@@ -82,7 +106,9 @@ def test_a_kernel_without_an_x_block_has_none_to_tune():
 def test_candidates_that_do_not_fit_the_function_are_refused():
     """A candidate for a parameter that is not there, an unknown grid, and a grid kind without its metadata."""
     with pytest.raises(ConfigError, match="has a value for 'YBLOCK', which is no parameter"):
-        heuristics.pointwise({"x": 64, "y": 64}, SETTING)(function("f", "xnumel", "ynumel", "XBLOCK"))
+        heuristics.pointwise({"x": 64, "y": 64}, SETTING)(
+            function("f", "xnumel", "ynumel", "XBLOCK")
+        )
     with pytest.raises(ConfigError, match="no kind 'Grid7D'"):
         heuristics.pointwise({"x": 64}, SETTING, grid="Grid7D")
     with pytest.raises(ConfigError, match="incomplete"):
@@ -91,8 +117,14 @@ def test_candidates_that_do_not_fit_the_function_are_refused():
 
 def test_a_config_that_is_listed_twice_counts_once():
     """Equal configs are one, in whatever order their values stand; those that differ in any count are not."""
-    listed = [{"BLOCK": 64, "A": 1}, {"A": 1, "BLOCK": 64, "num_warps": 4}, {"BLOCK": 64, "A": 1, "num_ctas": 2}]
-    kernel = heuristics.user_autotune(listed, SETTING, grid="Grid1D")(function("f", "xnumel", "BLOCK", "A"))
+    listed = [
+        {"BLOCK": 64, "A": 1},
+        {"A": 1, "BLOCK": 64, "num_warps": 4},
+        {"BLOCK": 64, "A": 1, "num_ctas": 2},
+    ]
+    kernel = heuristics.user_autotune(listed, SETTING, grid="Grid1D")(
+        function("f", "xnumel", "BLOCK", "A")
+    )
     assert [config.num_ctas for config in kernel.configs] == [1, 2]
 
 
@@ -110,10 +142,14 @@ def test_what_the_tuner_is_told_follows_from_the_heuristic():
     assert told.space.max_blocks == {"x": 4096, "r0_": 65536}
     assert told.space.min_blocks == {"x": 2, "r0_": 1}
     assert told.space.max_warps == 32
-    plain = heuristics.pointwise({"x": 64}, Setting(H200, policy=Policy(deterministic=True)))(function("g", "XBLOCK"))
+    plain = heuristics.pointwise({"x": 64}, Setting(H200, policy=Policy(deterministic=True)))(
+        function("g", "XBLOCK")
+    )
     assert not plain.tuned.options.deterministic
     parts = [SubKernel("pointwise", {"x": 64}), SubKernel("pointwise", {"x": 256})]
-    both = heuristics.combo("pointwise", parts, SETTING, grid="Grid1D")(function("h", "XBLOCK_0", "XBLOCK_1"))
+    both = heuristics.combo("pointwise", parts, SETTING, grid="Grid1D")(
+        function("h", "XBLOCK_0", "XBLOCK_1")
+    )
     assert both.space().first == ("XBLOCK_1", "XBLOCK_0")
     assert both.space().size_hints == {"XBLOCK_0": 64, "XBLOCK_1": 256}
 
@@ -152,7 +188,12 @@ def test_the_fastest_candidate_is_launched_with_its_own_grid(launch_kernels, tmp
     kernel.run(calls.X, calls.Y, calls.OUT, 0, 2)
     assert kernel.tuned.best_config is None
     kernel.run(calls.X, calls.Y, calls.OUT, 1000, 2)
-    assert [launch.grid for launch in driver.launches] == [(2, 1, 2), (4, 1, 2), (8, 1, 2), (4, 1, 2)]
+    assert [launch.grid for launch in driver.launches] == [
+        (2, 1, 2),
+        (4, 1, 2),
+        (8, 1, 2),
+        (4, 1, 2),
+    ]
     assert kernel.tuned.best_config.kwargs == {"BLOCK": 256}
     assert driver.launches[-1].plan.block_threads == 64
     kernel.run(calls.X, calls.Y, out=calls.OUT, n=500, deep=1, stream=0)

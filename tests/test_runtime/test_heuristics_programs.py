@@ -26,7 +26,11 @@ ERROR = 5e-4
 
 
 def run(program, *args, **env):
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TRITON_", "TORCHINDUCTOR_"))}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TRITON_", "TORCHINDUCTOR_"))
+    }
     done = subprocess.run(
         [sys.executable, "-P", "-W", "ignore", str(HERE / program), *map(str, args)],
         env=clean | env, capture_output=True, text=True, timeout=LIMIT_S,

@@ -7,11 +7,26 @@ from hypothesis import strategies as st
 
 from bundler.errors import ConfigError
 from bundler.runtime.configs import Config
-from bundler.runtime.heuristics.block_limits import ceil_div, check_blocks, max_block, pow2_down, pow2_up
+from bundler.runtime.heuristics.block_limits import (
+    ceil_div,
+    check_blocks,
+    max_block,
+    pow2_down,
+    pow2_up,
+)
 from bundler.runtime.heuristics.combo_rules import SubKernel, combo_plan, shared_blocks
 from bundler.runtime.heuristics.facts import Device, Facts, Policy, ReductionHint, Setting, TileHint
-from bundler.runtime.heuristics.filters import meet_descriptor_floors, one_for_determinism, raise_to_floors
-from bundler.runtime.heuristics.given_configs import fixed_configs, foreach_configs, template_configs, user_configs
+from bundler.runtime.heuristics.filters import (
+    meet_descriptor_floors,
+    one_for_determinism,
+    raise_to_floors,
+)
+from bundler.runtime.heuristics.given_configs import (
+    fixed_configs,
+    foreach_configs,
+    template_configs,
+    user_configs,
+)
 from bundler.runtime.heuristics.persistent_rules import persistent_reduction_configs
 from bundler.runtime.heuristics.pointwise_rules import pointwise_configs
 from bundler.runtime.heuristics.reduction_rules import reduction_configs
@@ -96,10 +111,17 @@ def test_block_floors(blocks, floors, expected):
 def test_block_floors_are_for_two_axes():
     """Floors with a third axis are an error, as is a floor over a limit."""
     with pytest.raises(ConfigError, match="YBLOCK"):
-        raise_to_floors([Config({"XBLOCK": 1, "YBLOCK": 1, "R0_BLOCK": 1})], LARGE, setting(min_xblock=2))
+        raise_to_floors(
+            [Config({"XBLOCK": 1, "YBLOCK": 1, "R0_BLOCK": 1})], LARGE, setting(min_xblock=2)
+        )
     with pytest.raises(ConfigError, match="XBLOCK=8192"):
         reduction_configs(LARGE, setting(min_xblock=8192))
-    assert reduction_configs(LARGE, setting(min_xblock=2), hint=ReductionHint.INNER)[0].kwargs["XBLOCK"] == 2
+    assert (
+        reduction_configs(LARGE, setting(min_xblock=2), hint=ReductionHint.INNER)[0].kwargs[
+            "XBLOCK"
+        ]
+        == 2
+    )
 
 
 # Tiles --------------------------------------------------------------------------------------------------------------------
@@ -123,13 +145,19 @@ def test_tiles_are_shared_by_score():
     assert shared == {"x": 16, "y": 8, "r0_": 16}
     assert share_by_score(cube, dict.fromkeys(cube, 0), 256, SETTING) == {"x": 4, "y": 4, "r0_": 16}
     flat = {"x": 4, "y": 1024, "r0_": 16}
-    assert share_by_score(flat, {"x": 1, "y": 0, "r0_": 1}, 1024, SETTING) == {"x": 4, "y": 16, "r0_": 16}
+    assert share_by_score(flat, {"x": 1, "y": 0, "r0_": 1}, 1024, SETTING) == {
+        "x": 4,
+        "y": 16,
+        "r0_": 16,
+    }
 
 
 def test_reductions_with_two_outer_axes_are_tiled():
     """With y every candidate is offered, whatever the hint, and each has a block for every axis."""
     hints = {"x": 1024, "y": 1024, "r0_": 1024}
-    configs = reduction_configs(hints, setting(tiling_scores={"x": 10, "y": 5, "r0_": 5}), hint=ReductionHint.INNER)
+    configs = reduction_configs(
+        hints, setting(tiling_scores={"x": 10, "y": 5, "r0_": 5}), hint=ReductionHint.INNER
+    )
     assert configs[0].kwargs == {"XBLOCK": 16, "YBLOCK": 8, "R0_BLOCK": 16}
     assert len(configs) > 1
     persistent = persistent_reduction_configs({"x": 64, "y": 64, "r0_": 128}, SETTING)
@@ -146,8 +174,17 @@ def test_reductions_with_two_outer_axes_are_tiled():
 def test_templates_and_fixed_configs():
     """Counts become fields, the rest parameters; warp specialization only where there is some."""
     assert template_configs(3, 8, num_consumer_groups=0) == [Config({}, 8, 3)]
-    assert template_configs(3, 8, num_consumer_groups=2) == [Config({}, 8, 3, options={"num_consumer_groups": 2})]
-    flat = {"XBLOCK": 64, "num_warps": 2, "num_stages": 5, "num_ctas": 2, "maxnreg": 64, "num_buffers_warp_spec": 0}
+    assert template_configs(3, 8, num_consumer_groups=2) == [
+        Config({}, 8, 3, options={"num_consumer_groups": 2})
+    ]
+    flat = {
+        "XBLOCK": 64,
+        "num_warps": 2,
+        "num_stages": 5,
+        "num_ctas": 2,
+        "maxnreg": 64,
+        "num_buffers_warp_spec": 0,
+    }
     assert fixed_configs(flat) == [Config({"XBLOCK": 64}, 2, 5, 2, 64)]
     assert flat["num_warps"] == 2
 
@@ -187,7 +224,9 @@ def test_matrix_products():
     long = persistent_reduction_configs({**product, "r0_": 4096}, native)
     assert max(c.kwargs["XBLOCK"] * c.kwargs["YBLOCK"] for c in long) * 4096 <= 2**20
     with pytest.raises(ConfigError, match="no tile holds"):
-        persistent_reduction_configs(product, setting(native_matmul=True, native_matmul_rblock=2**14))
+        persistent_reduction_configs(
+            product, setting(native_matmul=True, native_matmul_rblock=2**14)
+        )
     with pytest.raises(ConfigError, match="x, y and r0_"):
         reduction_configs({"x": 64, "r0_": 64}, native)
 
@@ -220,7 +259,9 @@ def test_names_that_the_combined_kernel_does_not_have_stay_as_they_are():
     """Only a parameter of the combined kernel gets a number; compiler options of its parts become its own."""
     kernels = [SubKernel("pointwise", {"x": 1024})]
     assert combo_plan(kernels, SETTING, parameters={"XBLOCK"}).base.kwargs == {"XBLOCK": 256}
-    amd = combo_plan([SubKernel("reduction", LARGE, Facts(max_persistent_rblock=4))], setting(MI300))
+    amd = combo_plan(
+        [SubKernel("reduction", LARGE, Facts(max_persistent_rblock=4))], setting(MI300)
+    )
     assert amd.base.options == {}
     assert shared_blocks({"x": 64}) == {"XBLOCK": 1024}
     assert shared_blocks({"x": 64, "y": 64}) == {"XBLOCK": 32, "YBLOCK": 32}
@@ -237,7 +278,9 @@ def test_a_combination_of_nothing_or_of_scans_is_refused():
 # What holds of every list ---------------------------------------------------------------------------------------------------
 
 powers = st.integers(0, 20).map(lambda n: 2**n)
-devices = st.sampled_from([H200, MI300, Device("cuda", 58, 32, 8), Device("xpu", 448, 32), Device("hip", 48, 32, 11)])
+devices = st.sampled_from(
+    [H200, MI300, Device("cuda", 58, 32, 8), Device("xpu", 448, 32), Device("hip", 48, 32, 11)]
+)
 policies = st.builds(Policy, st.booleans(), st.booleans(), st.booleans())
 some_facts = st.builds(
     Facts, num_load=st.integers(0, 9), num_reduction=st.integers(0, 3), one_element_per_thread=st.booleans(),
@@ -249,7 +292,11 @@ some_facts = st.builds(
 def problems(draw):
     """A kind of kernel and a problem for it."""
     policy = draw(policies)
-    kind = draw(st.sampled_from(["pointwise", "reduction", "persistent_reduction", "cooperative", "split_scan"]))
+    kind = draw(
+        st.sampled_from(
+            ["pointwise", "reduction", "persistent_reduction", "cooperative", "split_scan"]
+        )
+    )
     which = Setting(draw(devices), draw(some_facts), policy)
     if kind == "pointwise":
         axes = draw(st.integers(1, 3))
@@ -276,7 +323,9 @@ def test_every_list_can_be_launched(problem):
     assert len(set(configs)) == len(configs)
     assert choose() == configs
     for config in configs:
-        assert all(value & (value - 1) == 0 for value in (*config.kwargs.values(), config.num_warps))
+        assert all(
+            value & (value - 1) == 0 for value in (*config.kwargs.values(), config.num_warps)
+        )
         check_blocks(config.kwargs, hints, which)
         assert config.origin
         x = config.kwargs["XBLOCK"]

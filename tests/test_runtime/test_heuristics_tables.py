@@ -5,7 +5,10 @@ import pytest
 
 from bundler.runtime.heuristics.block_limits import grow_for_grid, warp_rule
 from bundler.runtime.heuristics.facts import Device, Facts, Policy, ReductionHint, Setting, TileHint
-from bundler.runtime.heuristics.persistent_rules import choose_rsplit_size, persistent_reduction_configs
+from bundler.runtime.heuristics.persistent_rules import (
+    choose_rsplit_size,
+    persistent_reduction_configs,
+)
 from bundler.runtime.heuristics.pointwise_rules import pointwise_configs
 from bundler.runtime.heuristics.reduction_rules import reduction_configs
 from bundler.runtime.heuristics.split_rules import cooperative_reduction_configs, split_scan_configs
@@ -29,7 +32,9 @@ def shown(configs):
 
 def _shown(config):
     blocks = ",".join(str(value) for value in config.kwargs.values())
-    waves = "".join(f" waves{value}" for name, value in config.options.items() if name == "waves_per_eu")
+    waves = "".join(
+        f" waves{value}" for name, value in config.options.items() if name == "waves_per_eu"
+    )
     stages = f" s{config.num_stages}" if config.num_stages != 1 else ""
     return f"{blocks}{waves} w{config.num_warps}{stages}"
 
@@ -114,7 +119,10 @@ def test_a_square_pointwise_kernel_has_one_candidate():
 def test_pointwise_extras():
     """One element for each thread adds a tile; AMD's devices add theirs, and one more where the kernel adds atomically."""
     large = {"x": 2**20}
-    assert shown(pointwise_configs(large, setting(one_element_per_thread=True))) == "1024 w4; 512 w8; 256 w8"
+    assert (
+        shown(pointwise_configs(large, setting(one_element_per_thread=True)))
+        == "1024 w4; 512 w8; 256 w8"
+    )
     amd = "1024 w4; 512 w4; 8192 waves2 w4; 4096 w4; 2048 waves1 w8 s2"
     assert shown(pointwise_configs(large, setting(MI300))) == amd
     assert shown(pointwise_configs(large, setting(MI300, atomic_add=True))) == f"{amd}; 64 w1"
@@ -176,7 +184,9 @@ SAME = None
 def test_looped_reduction_table(x, r, rows):
     """The one candidate that each hint gives."""
     for name, expected in rows.items():
-        assert shown(reduction_configs(reduction_sizes(x, r), setting(), hint=HINTS[name])) == expected, name
+        assert (
+            shown(reduction_configs(reduction_sizes(x, r), setting(), hint=HINTS[name])) == expected
+        ), name
 
 
 @pytest.mark.parametrize(
@@ -209,7 +219,9 @@ def test_looped_reduction_special_cases():
     assert shown(reduction_configs(new, setting(B200), hint=inner)) == "1,1024 w8"
     everything = reduction_configs(new, setting(max_autotune=True), hint=inner)
     assert shown(everything) == "1,2048 w16; 16,32 w2; 64,64 w2; 8,512 w4; 64,4 w8"
-    beside = reduction_configs(new, setting(add_persistent_rblock=True, num_load=2, num_reduction=1), hint=inner)
+    beside = reduction_configs(
+        new, setting(add_persistent_rblock=True, num_load=2, num_reduction=1), hint=inner
+    )
     assert shown(beside) == "1,8192 w16; 1,2048 w16"
     assert [config.dynamic_scale for config in beside] == [False, True]
     amd = "1,2048 w8; 64,8 w4; 64,64 w8; 8,512 w8; 64,4 w8; 1024,8 waves2 w4; 512,8 waves1 w4"
@@ -219,7 +231,9 @@ def test_looped_reduction_special_cases():
 
 def test_a_persistent_kernel_beside_keeps_tiles_small_on_amd():
     """A combined kernel with a long row in one of its parts keeps only small tiles on AMD."""
-    configs = reduction_configs(reduction_sizes(4096, 8192), setting(MI300, max_persistent_rblock=512))
+    configs = reduction_configs(
+        reduction_sizes(4096, 8192), setting(MI300, max_persistent_rblock=512)
+    )
     assert shown(configs) == "1,2048 w8; 8,512 w8"
 
 
@@ -256,14 +270,21 @@ def test_persistent_reduction_special_cases():
     amd = shown(persistent_reduction_configs(hints, setting(MI300)))
     assert amd == "1 w1; 4 w2; 8 w4; 16 w4; 32 w4; 64 w4"
     busy = setting(NO_GPU_RULE, num_load=4, num_store=1)
-    assert shown(persistent_reduction_configs(reduction_sizes(8192, 256), busy, hint=ReductionHint.INNER)) == "1 w2"
+    assert (
+        shown(
+            persistent_reduction_configs(reduction_sizes(8192, 256), busy, hint=ReductionHint.INNER)
+        )
+        == "1 w2"
+    )
 
 
 def test_batch_invariance_hides_small_batches():
     """With batch invariance a small batch gets the candidates of a large one."""
     policy = Policy(batch_invariant=True)
     few, many = reduction_sizes(8, 512), reduction_sizes(4096, 512)
-    found = persistent_reduction_configs(few, Setting(H200, policy=policy), hint=ReductionHint.INNER)
+    found = persistent_reduction_configs(
+        few, Setting(H200, policy=policy), hint=ReductionHint.INNER
+    )
     assert found == persistent_reduction_configs(many, Setting(H200), hint=ReductionHint.INNER)
 
 
@@ -276,11 +297,14 @@ def test_a_cooperative_reduction_shares_a_long_row():
 
 
 @pytest.mark.parametrize(
-    ("x", "r", "device", "split"), [(16, 65536, H200, 8), (128, 8192, H200, 1), (128, 8192, MI300, 2)]
+    ("x", "r", "device", "split"),
+    [(16, 65536, H200, 8), (128, 8192, H200, 1), (128, 8192, MI300, 2)],
 )
 def test_cooperative_split(x, r, device, split):
     """There are never more programs than multiprocessors, as a power of two."""
-    configs = cooperative_reduction_configs(reduction_sizes(x, r), setting(device), hint=ReductionHint.INNER)
+    configs = cooperative_reduction_configs(
+        reduction_sizes(x, r), setting(device), hint=ReductionHint.INNER
+    )
     assert {config.kwargs["RSPLIT"] for config in configs} == {split}
 
 
@@ -303,10 +327,14 @@ def test_mix_order_table(x, r, split, max_autotune, expected):
 def test_mix_order_rules():
     """Long rows get more warps on demand and fewer stages; without stages there is one; the split follows the device."""
     tried = setting(max_autotune=True, rsplit_size=128)
-    configs = persistent_reduction_configs(reduction_sizes(32768, 16384), tried, hint=ReductionHint.INNER)
+    configs = persistent_reduction_configs(
+        reduction_sizes(32768, 16384), tried, hint=ReductionHint.INNER
+    )
     assert [(c.num_warps, c.kwargs["NUM_STAGES"]) for c in configs] == [(16, 2), (32, 2)]
     single = setting(rsplit_size=128, allow_multi_stages=False)
-    configs = persistent_reduction_configs(reduction_sizes(32768, 1024), single, hint=ReductionHint.INNER)
+    configs = persistent_reduction_configs(
+        reduction_sizes(32768, 1024), single, hint=ReductionHint.INNER
+    )
     assert [c.kwargs["NUM_STAGES"] for c in configs] == [1]
     assert [choose_rsplit_size(x, H200) for x in (1024, 32768, 65536, 2**20)] == [16, 16, 32, 128]
 
@@ -321,4 +349,7 @@ def test_mix_order_rules():
 )
 def test_split_scan_table(hint, expected):
     """Split scans never have a short block; the warps are those of the block before it was raised."""
-    assert shown(split_scan_configs(reduction_sizes(16, 65536), setting(), hint=HINTS[hint])) == expected
+    assert (
+        shown(split_scan_configs(reduction_sizes(16, 65536), setting(), hint=HINTS[hint]))
+        == expected
+    )

@@ -112,7 +112,8 @@ def test_a_handle_takes_values_as_the_kernel_was_written(kernels, driver):
     handle.launch(1, 1, 1, 0, *handle.values(descriptor, calls.HALF))
     assert driver.launches[2] == driver.launches[3]
     with pytest.raises(
-        CannotLaunchStatically, match="'source': expected a tensor descriptor of 2 dimensions, got Tensor"
+        CannotLaunchStatically,
+        match="'source': expected a tensor descriptor of 2 dimensions, got Tensor",
     ):
         handle.values(calls.HALF, calls.HALF)
     with pytest.raises(CannotLaunchStatically, match="has no parameter 'num_warps'"):
@@ -124,8 +125,16 @@ def test_a_handle_takes_values_as_the_kernel_was_written(kernels, driver):
     [
         ((1, 1, 1, 0), (X, Y, OUT), "takes 4 values"),
         ((1, 1, 1, 0), (X, Y, OUT, 1.5), "argument 'n' has kind i32"),
-        ((1, 1, 1, 0), (X, replace(Y, index=-1), OUT, 3), "argument 'y' is a tensor .* in host memory"),
-        ((1, 1, 1, 0), (X, Y, replace(OUT, index=1), 3), "argument 'out' is a tensor .* in device 1"),
+        (
+            (1, 1, 1, 0),
+            (X, replace(Y, index=-1), OUT, 3),
+            "argument 'y' is a tensor .* in host memory",
+        ),
+        (
+            (1, 1, 1, 0),
+            (X, Y, replace(OUT, index=1), 3),
+            "argument 'out' is a tensor .* in device 1",
+        ),
         ((1, 1, 1, 0), (X, Y, 4096, 3), "argument 'out' is the address 0x1000 in host memory"),
         ((1, 65536, 1, 0), (X, Y, OUT, 3), "blocks along y"),
     ],
@@ -163,7 +172,8 @@ def test_addresses_are_asked_of_the_driver_at_every_call(cuda):
     cuda.driver.host_addresses.add(calls.ADDRESS + 32)
     for keywords in ({"x": calls.ADDRESS + 32, "out": OUT}, {"out": OUT, "x": calls.ADDRESS + 32}):
         with pytest.raises(
-            CannotLaunchStatically, match=r"declared: argument 'x' is the address 0x.*20 in host memory"
+            CannotLaunchStatically,
+            match=r"declared: argument 'x' is the address 0x.*20 in host memory",
         ):
             declared(**keywords)
         with pytest.raises(CannotLaunchStatically, match="argument 'x' is the address"):
@@ -187,12 +197,24 @@ def test_hooks_are_called_around_a_launch(cuda):
     heard = []
     cuda.driver.handle = 5
     for name in ("a", "b"):
-        cuda.hooks.enter.append(lambda facts, name=name: heard.append(("enter", name, len(cuda.driver.launches))))
+        cuda.hooks.enter.append(
+            lambda facts, name=name: heard.append(("enter", name, len(cuda.driver.launches)))
+        )
         cuda.hooks.leave.append(lambda facts, name=name: heard.append(("leave", name, facts)))
     cuda["add"][(4,)](*ARGS)
     facts = heard[2][2]
-    assert [("enter", "a", 0), ("enter", "b", 0), ("leave", "b", facts), ("leave", "a", facts)] == heard
-    assert (facts["name"], facts["grid"], facts["stream"], facts["device"]) == ("add", (4, 1, 1), 5, 0)
+    assert [
+        ("enter", "a", 0),
+        ("enter", "b", 0),
+        ("leave", "b", facts),
+        ("leave", "a", facts),
+    ] == heard
+    assert (facts["name"], facts["grid"], facts["stream"], facts["device"]) == (
+        "add",
+        (4, 1, 1),
+        5,
+        0,
+    )
 
 
 def test_a_hook_that_raises_stops_the_launch(cuda):
@@ -312,7 +334,11 @@ def test_scratch_is_asked_for_by_the_size_of_the_grid(cuda):
 def test_a_damaged_binary_never_reaches_the_driver(recorded, tmp_path):
     """A byte flipped anywhere in the file: what is loaded has the recorded digest, and what is not raises a typed error."""
     data, path = bytearray(recorded.path.read_bytes()), tmp_path / "broken.tbundle"
-    made = [call for call in calls.CALLS if call.only is None and call.kernel in {"add", "nested", "floats"}]
+    made = [
+        call
+        for call in calls.CALLS
+        if call.only is None and call.kernel in {"add", "nested", "floats"}
+    ]
     digests = {kernel.binary.digest for kernel in recorded.bundle.kernels}
     refused = 0
     for step in range(1, 40):
@@ -330,7 +356,9 @@ def test_a_damaged_binary_never_reaches_the_driver(recorded, tmp_path):
                         refused += 1
         except (DigestMismatch, FormatError):
             assert driver.modules == [], "a manifest that cannot be read names no kernel"
-        assert {f"sha256:{hashlib.sha256(module.image).hexdigest()}" for module in driver.modules} <= digests
+        assert {
+            f"sha256:{hashlib.sha256(module.image).hexdigest()}" for module in driver.modules
+        } <= digests
     assert refused > 0
 
 
@@ -359,7 +387,9 @@ print(len(kernels.driver.launches))
 """
     folder = calls.__file__.rpartition("/")[0]
     done = subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", "-c", code, recorded.path, folder], capture_output=True, text=True
+        [sys.executable, "-P", "-W", "ignore", "-c", code, recorded.path, folder],
+        capture_output=True,
+        text=True,
     )
     assert done.stdout.split() == ["refused", "True", "refused", "True", "2"], done.stderr
 
@@ -392,7 +422,9 @@ def test_kernels_without_facts_are_listed_with_the_reason(compiled, tmp_path):
     with bundler.pack(compiled.cache) as packed, load(packed, driver=DryDriver()) as kernels:
         assert len(kernels) == 0
         assert all("came by pack" in reason for _, reason in kernels.refused)
-        with pytest.raises(NotFound, match=r"'gelu_kernel' can be launched.*record the compile instead"):
+        with pytest.raises(
+            NotFound, match=r"'gelu_kernel' can be launched.*record the compile instead"
+        ):
             kernels["gelu_kernel"]
 
 

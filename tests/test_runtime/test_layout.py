@@ -46,7 +46,9 @@ def structure(kinds):
 
 
 def offsets(struct):
-    return [(getattr(struct, name).offset, getattr(struct, name).size) for name, _ in struct._fields_]
+    return [
+        (getattr(struct, name).offset, getattr(struct, name).size) for name, _ in struct._fields_
+    ]
 
 
 def first(recorded, name, target):
@@ -77,7 +79,9 @@ def test_a_tensor_descriptor_is_a_map_on_hopper_and_parts_on_amd(recorded):
     """A 128-byte map aligned to 64, i32 shape, i64 strides; where there are no maps a pointer, shape, strides and flags first."""
     mapped = first(recorded, "host_descriptor", "cuda:90")
     plan = build_plan(mapped, recorded.bundle.read(mapped.binary))
-    assert ["tensormap", "i32", "i32", "i64", "i64", "pointer", *SCRATCH] == [p.kind for p in plan.parameters]
+    assert ["tensormap", "i32", "i32", "i64", "i64", "pointer", *SCRATCH] == [
+        p.kind for p in plan.parameters
+    ]
     assert (plan.parameters[0].size, plan.parameters[0].offset % 16) == (128, 0)
     assert [(m.argument, m.block_size) for m in plan.tensor_maps] == [(0, (16, 16))]
     apart = first(recorded, "host_descriptor", "hip:gfx942")
@@ -97,10 +101,16 @@ def test_every_recorded_kernel_has_a_plan_but_eight_bit_scalars(recorded, compil
 
     with Bundle.load(compiled.bundle) as examples:
         for bundle in (recorded.bundle, examples):
-            reasons = {kernel.name: can_launch(kernel, bundle.read(kernel.binary)) for kernel in bundle.kernels}
+            reasons = {
+                kernel.name: can_launch(kernel, bundle.read(kernel.binary))
+                for kernel in bundle.kernels
+            }
             eighth = reasons.pop("eighth", None)
             assert dict.fromkeys(reasons) == reasons
-            assert bundle is examples or "type fp8e5, which cannot be passed; no launcher passes" in eighth
+            assert (
+                bundle is examples
+                or "type fp8e5, which cannot be passed; no launcher passes" in eighth
+            )
 
 
 def test_the_size_of_a_block_is_read_too(recorded, target):
@@ -120,7 +130,8 @@ def test_a_kernel_that_is_not_in_the_binary_is_missed(recorded, target):
 
 
 @pytest.mark.parametrize(
-    "image", [b"", b"\x7fELF", b"MZ" * 100, b"\x7fELF\x02" + bytes(200), b"\x7fELF\x01" + bytes(200)]
+    "image",
+    [b"", b"\x7fELF", b"MZ" * 100, b"\x7fELF\x02" + bytes(200), b"\x7fELF\x01" + bytes(200)],
 )
 def test_what_is_no_binary_is_refused(image):
     """Empty, cut off, another format, without sections."""
@@ -128,7 +139,9 @@ def test_what_is_no_binary_is_refused(image):
         read_layout(image, "add")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_a_damaged_binary_raises_nothing_but_a_format_error(recorded, data):
     """Flipped, overwritten, cut and spliced bytes give a layout within bounds or a FormatError."""
@@ -138,7 +151,9 @@ def test_a_damaged_binary_raises_nothing_but_a_format_error(recorded, data):
         # The headers and tables at both ends are where damage tells.
         near = data.draw(st.sampled_from([0, max(0, len(image) - 4096), len(image) // 2]))
         at = min(len(image) - 1, near + data.draw(st.integers(0, 4095)))
-        piece = data.draw(st.one_of(st.binary(min_size=1, max_size=8), st.just(b"\xff" * 8), st.just(bytes(8))))
+        piece = data.draw(
+            st.one_of(st.binary(min_size=1, max_size=8), st.just(b"\xff" * 8), st.just(bytes(8)))
+        )
         image[at : at + len(piece)] = piece
     if data.draw(st.booleans()):
         del image[data.draw(st.integers(0, len(image))) :]
@@ -180,16 +195,22 @@ def test_the_extension_finds_the_section_that_python_finds(recorded, data):
     kernel = first(recorded, data.draw(st.sampled_from(["add", "nested", "nothing"])), "cuda:90")
     image = bytearray(recorded.bundle.read(kernel.binary))
     wanted = b".nv.info." + kernel.launch.entry.encode()
-    assert parameter_layout._find_section(bytes(image), wanted) == section_named(bytes(image), wanted)
+    assert parameter_layout._find_section(bytes(image), wanted) == section_named(
+        bytes(image), wanted
+    )
     assert parameter_layout._find_section(bytes(image), b".none") is None
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(
             st.one_of(
-                st.integers(0, 63), st.integers(0, len(image) - 1), st.integers(len(image) - 2048, len(image) - 1)
+                st.integers(0, 63),
+                st.integers(0, len(image) - 1),
+                st.integers(len(image) - 2048, len(image) - 1),
             )
         )
         image[at] = data.draw(st.integers(0, 255))
-    damaged = bytes(image[: data.draw(st.sampled_from([len(image), len(image) - 1, len(image) // 2, 63, 5, 0]))])
+    damaged = bytes(
+        image[: data.draw(st.sampled_from([len(image), len(image) - 1, len(image) // 2, 63, 5, 0]))]
+    )
     found = parameter_layout._find_section(damaged, wanted)
     if found is not NotImplemented:
         assert why_unusable(damaged) is None

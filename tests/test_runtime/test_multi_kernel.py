@@ -64,7 +64,9 @@ def test_the_fastest_runs_and_each_is_measured_once():
 def test_each_kernel_gets_its_own_arguments():
     """A kernel that takes fewer arguments gets those, also while it is measured."""
     watch = Stopwatch({"plain": 2.0, "with_workspace": 1.0})
-    multi = MultiKernel("sum", kernels("plain", "with_workspace"), watch, arguments={"plain": [0, 1]})
+    multi = MultiKernel(
+        "sum", kernels("plain", "with_workspace"), watch, arguments={"plain": [0, 1]}
+    )
     assert multi("x", "out", "workspace")[1] == ("x", "out", "workspace")
     assert watch.measured[0] == ("plain", ("x", "out"))
 
@@ -87,7 +89,10 @@ def test_kernels_that_fail_lose_and_when_all_fail_the_error_says_why():
     multi = MultiKernel("m", kernels("a", "b"), watch)
     with pytest.raises(NoValidConfig, match="out of memory") as caught:
         multi(1)
-    assert dict(caught.value.reasons) == {"a": "RuntimeError: out of memory", "b": "the measurement gave no time"}
+    assert dict(caught.value.reasons) == {
+        "a": "RuntimeError: out of memory",
+        "b": "the measurement gave no time",
+    }
     watch.times["b"] = 1.0
     assert multi(1)[0] == "b"
 

@@ -80,8 +80,14 @@ def test_the_next_process_measures_nothing(make, tmp_path):
     assert (again.choice, again.how, measured, dict(again.times_ms)) == ("whole", "record", [], {})
     assert [launch.plan.kernel for launch in driver.launches] == ["whole"]
     ((record, tuning),) = TuningFolder(tmp_path / "cache").records("sum")
-    assert (plain_config(record.config)["kwargs"], record.found_by) == ({"kernel": "whole"}, "multi-kernel")
-    assert [(timing.time_ns, timing.reason) for timing in tuning.timings] == [(2_000_000, ""), (1_000_000, "")]
+    assert (plain_config(record.config)["kwargs"], record.found_by) == (
+        {"kernel": "whole"},
+        "multi-kernel",
+    )
+    assert [(timing.time_ns, timing.reason) for timing in tuning.timings] == [
+        (2_000_000, ""),
+        (1_000_000, ""),
+    ]
     assert isinstance(tuning.timings[0], Timing)
 
 
@@ -145,7 +151,11 @@ def test_a_kernel_that_cannot_be_measured_has_its_reason_in_the_record(make, tmp
 def test_a_record_that_names_no_kernel_of_these_is_no_answer(make, tmp_path):
     """A record may come from anybody: what it names has to be one of the kernels."""
     make()[0](X, Y, OUT, 1024)
-    (path,) = [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.name.startswith("sum")]
+    (path,) = [
+        path
+        for path in (tmp_path / "cache").rglob("*")
+        if path.is_file() and path.name.startswith("sum")
+    ]
     data = path.read_bytes()
     assert data.count(b"whole") > 0
     path.write_bytes(data.replace(b"whole", b"owner"))
@@ -210,9 +220,21 @@ def test_a_wrappers_multi_kernels_run_its_kernels_with_their_own_arguments(monke
 @pytest.mark.parametrize(
     ("text", "error", "words"),
     [
-        (WRAPPER.replace("slice(0, 4, None)", "slice(n)"), FormatError, "arg_index is not understood"),
-        (WRAPPER.replace("slice(0, 4, None)", "open('x')"), FormatError, "arg_index is not understood"),
-        (WRAPPER.replace("[\n    looped,\n    whole,\n]", "kernels"), FormatError, "a multi-kernel is not understood"),
+        (
+            WRAPPER.replace("slice(0, 4, None)", "slice(n)"),
+            FormatError,
+            "arg_index is not understood",
+        ),
+        (
+            WRAPPER.replace("slice(0, 4, None)", "open('x')"),
+            FormatError,
+            "arg_index is not understood",
+        ),
+        (
+            WRAPPER.replace("[\n    looped,\n    whole,\n]", "kernels"),
+            FormatError,
+            "a multi-kernel is not understood",
+        ),
         (
             WRAPPER.replace("    whole,\n", "    other,\n"),
             ConfigError,

@@ -27,7 +27,9 @@ RANGES = {f"{sign}{bits}": (-(1 << bits - 1), (1 << bits - 1) - 1) if sign == "i
 def structure(kinds):
     """A C structure of these members and two pointers for scratch."""
     types = [C_TYPES[kind] for kind in kinds] + [ctypes.c_uint64] * 2
-    return type("S", (ctypes.Structure,), {"_fields_": [(f"m{i}", kind) for i, kind in enumerate(types)]})
+    return type(
+        "S", (ctypes.Structure,), {"_fields_": [(f"m{i}", kind) for i, kind in enumerate(types)]}
+    )
 
 
 def plan_of(kinds):
@@ -36,12 +38,30 @@ def plan_of(kinds):
     names = [*kinds, "global_scratch", "profile_scratch"]
     parameters = tuple(
         Parameter(
-            f"a{i}", kind, getattr(layout, f"m{i}").offset, getattr(layout, f"m{i}").size, i if i < len(kinds) else None
+            f"a{i}",
+            kind,
+            getattr(layout, f"m{i}").offset,
+            getattr(layout, f"m{i}").size,
+            i if i < len(kinds) else None,
         )
         for i, kind in enumerate(names)
     )
     return LaunchPlan(
-        "k", "KEY", "k", Target("cuda", "90"), parameters, ctypes.sizeof(layout), 128, 1, 0, False, False, 0, 1, 0, 1
+        "k",
+        "KEY",
+        "k",
+        Target("cuda", "90"),
+        parameters,
+        ctypes.sizeof(layout),
+        128,
+        1,
+        0,
+        False,
+        False,
+        0,
+        1,
+        0,
+        1,
     )
 
 
@@ -87,8 +107,12 @@ def kinds_and_values(draw):
 def test_packed_bytes_are_those_of_a_c_structure(pairs, global_scratch, profile_scratch):
     """Any arguments in any order give the bytes that ctypes gives for the same structure."""
     kinds = [kind for kind, _, _ in pairs]
-    packed = Packer(plan_of(kinds)).pack([value for _, value, _ in pairs], global_scratch, profile_scratch)
-    expected = structure(kinds)(*[stored for _, _, stored in pairs], global_scratch, profile_scratch)
+    packed = Packer(plan_of(kinds)).pack(
+        [value for _, value, _ in pairs], global_scratch, profile_scratch
+    )
+    expected = structure(kinds)(
+        *[stored for _, _, stored in pairs], global_scratch, profile_scratch
+    )
     assert bytes(expected) == bytes(packed)
 
 
@@ -108,7 +132,9 @@ def test_integers_are_taken_to_the_ends_of_their_range_and_no_further(kind):
     for value in (low, high):
         assert bytes(structure([kind])(value, 0, 0)) == bytes(packer.pack([value]))
     for value in (low - 1, high + 1):
-        with pytest.raises(CannotLaunchStatically, match=f"argument 'a0' has kind {kind}.*got {value}"):
+        with pytest.raises(
+            CannotLaunchStatically, match=f"argument 'a0' has kind {kind}.*got {value}"
+        ):
             packer.pack([value])
 
 
@@ -123,7 +149,11 @@ def test_integers_are_taken_to_the_ends_of_their_range_and_no_further(kind):
 def test_floats_are_converted_as_triton_converts_them(kind, value, code):
     """bf16 is cut off, not rounded; fp16 and fp32 round to even; what is too large for fp32 is infinite."""
     packed = bytes(Packer(plan_of([kind])).pack([value]))
-    stored = {"bf16": bits_of_bf16, "fp16": bits_of_fp16, "fp32": lambda v: ctypes.c_float(v).value}[kind](value)
+    stored = {
+        "bf16": bits_of_bf16,
+        "fp16": bits_of_fp16,
+        "fp32": lambda v: ctypes.c_float(v).value,
+    }[kind](value)
     assert struct.pack(code, stored) == packed[: struct.calcsize(code)]
 
 
@@ -134,7 +164,9 @@ def test_nan_stays_nan(kind):
     if kind == "bf16":
         assert math.isnan(struct.unpack("<f", bytes(2) + packed[:2])[0])
     else:
-        assert math.isnan(struct.unpack_from({"fp16": "<e", "fp32": "<f", "fp64": "<d"}[kind], packed)[0])
+        assert math.isnan(
+            struct.unpack_from({"fp16": "<e", "fp32": "<f", "fp64": "<d"}[kind], packed)[0]
+        )
 
 
 @pytest.mark.parametrize(
@@ -155,7 +187,9 @@ def test_a_value_of_the_wrong_kind_names_its_argument(kind, value):
 @pytest.mark.parametrize("values", [[], [1], [1, 2, 3]])
 def test_the_number_of_values_counts(values):
     """Too few and too many are refused with both numbers."""
-    with pytest.raises(CannotLaunchStatically, match=rf"takes 2 values \(a0, a1\), got {len(values)}"):
+    with pytest.raises(
+        CannotLaunchStatically, match=rf"takes 2 values \(a0, a1\), got {len(values)}"
+    ):
         Packer(plan_of(["i32", "i32"])).pack(values)
 
 
@@ -178,7 +212,11 @@ def test_the_buffers_of_real_calls_are_exact(recorded, kernels, driver, target):
     seen = set()
     for call, key in zip(calls.CALLS, recorded.chosen[target], strict=True):
         # The second call of `nested` has a size of 1, which is compiled in.
-        if call.kernel not in expectations or key is None or (call.kernel in seen and call.kernel == "nested"):
+        if (
+            call.kernel not in expectations
+            or key is None
+            or (call.kernel in seen and call.kernel == "nested")
+        ):
             continue
         seen.add(call.kernel)
         kernels[call.kernel][(1,)](*call.args)
@@ -191,13 +229,22 @@ def test_the_buffers_of_real_calls_are_exact(recorded, kernels, driver, target):
 def test_a_descriptor_is_taken_apart_as_triton_does(kernels, driver, target):
     """On Hopper map, shape, strides; on AMD base, shape, strides, flags, shape, strides."""
     tensor = calls.HALF
-    kernels["host_descriptor"][(1,)](calls.Descriptor(tensor, [64, 48], [48, 1], [16, 16], "nan"), tensor)
+    kernels["host_descriptor"][(1,)](
+        calls.Descriptor(tensor, [64, 48], [48, 1], [16, 16], "nan"), tensor
+    )
     launch = driver.launches[0]
     start = launch.plan.parameters[0].offset
     if target == "cuda:90":
         assert tensor.address == int.from_bytes(launch.parameters[start : start + 8], "little")
-        assert struct.pack("<iiqqQQQ", 64, 48, 48, 1, tensor.address, 0, 0) == launch.parameters[start + 128 :]
+        assert (
+            struct.pack("<iiqqQQQ", 64, 48, 48, 1, tensor.address, 0, 0)
+            == launch.parameters[start + 128 :]
+        )
     else:
         assert struct.pack("<Qqqqq", tensor.address, 64, 48, 48, 1) == launch.parameters[:40]
-        assert launch.parameters[40:44] == b"\x01\0\0\0", "not a number outside of the tensor, and no rounding"
-        assert struct.pack("<ii4xqqQQQ", 64, 48, 48, 1, tensor.address, 0, 0) == launch.parameters[44:]
+        assert launch.parameters[40:44] == b"\x01\0\0\0", (
+            "not a number outside of the tensor, and no rounding"
+        )
+        assert (
+            struct.pack("<ii4xqqQQQ", 64, 48, 48, 1, tensor.address, 0, 0) == launch.parameters[44:]
+        )

@@ -69,7 +69,9 @@ def test_scratch_is_for_each_program_and_each_block_of_a_cluster(recorded):
     assert 0 < plan.global_scratch_bytes == kernel.launch.global_scratch_bytes
     assert plan.global_scratch_align == 128
     assert 6 * plan.global_scratch_bytes == plan.scratch_bytes(6, "global_scratch")
-    assert 12 * plan.global_scratch_bytes == replace(plan, cluster=2).scratch_bytes(6, "global_scratch")
+    assert 12 * plan.global_scratch_bytes == replace(plan, cluster=2).scratch_bytes(
+        6, "global_scratch"
+    )
     assert plan.scratch_bytes(6, "profile_scratch") == 0
 
 
@@ -80,7 +82,10 @@ def test_a_record_that_contradicts_the_binary_is_refused_with_both_sides(recorde
     words = refusal(recorded, add, with_signature(add, n="i64"))
     assert "argument 'n' is recorded as i64, 8 bytes, and parameter 3 of the binary has 4" in words
     words = refusal(recorded, add, with_signature(add, n="constexpr"))
-    assert "the record gives it 3 arguments and 2 hidden ones (x, y, out), and the binary declares 6" in words
+    assert (
+        "the record gives it 3 arguments and 2 hidden ones (x, y, out), and the binary declares 6"
+        in words
+    )
     assert "4 arguments" not in words
     assert "gives it 3 arguments" in refusal(recorded, add, with_signature(add, n=None))
     words = refusal(recorded, add, replace(add, spec=replace(add.spec, num_warps=2)))
@@ -140,7 +145,17 @@ def test_a_kernel_that_came_by_pack_says_what_to_do(recorded):
 
 texts = st.one_of(
     st.sampled_from(
-        ["*fp32", "i32", "constexpr", "fp8e5", "tensordesc<fp16[16]>", "tensordesc<", "tensordesc<[[]", "", "*"]
+        [
+            "*fp32",
+            "i32",
+            "constexpr",
+            "fp8e5",
+            "tensordesc<fp16[16]>",
+            "tensordesc<",
+            "tensordesc<[[]",
+            "",
+            "*",
+        ]
     ),
     st.text(max_size=8),
 )
@@ -160,9 +175,10 @@ paths = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 facts = st.builds(
     LaunchFacts,
     texts,
-    st.lists(st.builds(Argument, texts, texts, st.one_of(st.none(), values), *[st.booleans()] * 3), max_size=3).map(
-        tuple
-    ),
+    st.lists(
+        st.builds(Argument, texts, texts, st.one_of(st.none(), values), *[st.booleans()] * 3),
+        max_size=3,
+    ).map(tuple),
     st.lists(st.tuples(texts, values), max_size=4).map(tuple),
     *[st.lists(st.tuples(paths, values), max_size=3).map(tuple)] * 2,
     st.lists(st.tuples(texts, values), max_size=2).map(tuple),
@@ -193,7 +209,9 @@ def test_asking_is_total_for_kernels(recorded, data):
         kernel,
         spec=replace(spec, facts=None, entry=data.draw(st.sampled_from([kernel.name, spec.entry]))),
         facts_bytes=spec.facts.to_bytes() if spec.facts is not None else None,
-        target=data.draw(st.sampled_from([kernel.target, Target("xpu", "1"), Target("hip", "gfx942", 64)])),
+        target=data.draw(
+            st.sampled_from([kernel.target, Target("xpu", "1"), Target("hip", "gfx942", 64)])
+        ),
     )
     for image in (None, recorded.bundle.read(kernel.binary)):
         answer = can_launch(changed, image)

@@ -55,8 +55,8 @@ def compiles(monkeypatch):
     """Whether each compile that is asked for in this process was there already."""
     heard, real = [], tuner_toolchain.compile_call
 
-    def compile_call(*args):
-        event = real(*args)
+    def compile_call(*args, **options):
+        event = real(*args, **options)
         heard.append(event.cache_hit)
         return event
 
@@ -78,7 +78,9 @@ def kernel_of(function, *configs, driver=None, **more):
 @pytest.mark.slow
 def test_a_first_call_finds_what_workers_compiled(cache, compiles, launch_kernels):
     """Kernels of one module and of another are compiled side by side; `wait` gives them back, and calls compile nothing."""
-    text_kernel = kernel_of(source_module(_TWO_KEYS).load().add, compile_options={"enable_fp_fusion": False})
+    text_kernel = kernel_of(
+        source_module(_TWO_KEYS).load().add, compile_options={"enable_fp_fusion": False}
+    )
     with CompileService(2, isolate=True) as service:
         scope = {
             "plain": kernel_of(launch_kernels.add).compile_in(service, ARGUMENTS, CUDA),
@@ -101,14 +103,18 @@ def test_a_tuner_with_a_service_compiles_two_candidates_in_it(cache, compiles, l
         assert (service.counters.compiled, compiles) == (2, [True, True])
 
 
-def test_candidates_that_are_too_large_are_no_failure_of_the_kernel(cache, launch_kernels, monkeypatch):
+def test_candidates_that_are_too_large_are_no_failure_of_the_kernel(
+    cache, launch_kernels, monkeypatch
+):
     """The tuner leaves them out later; when all are, or one has another fault, the future names the kernel and the reason."""
     with CompileService(1) as service:
         wrong = kernel_of(launch_kernels.add, {"BLOCK": 96})
         with pytest.raises(CompileFailed, match=r"add.*power of 2"):
             wrong.compile_in(service, ARGUMENTS, CUDA).result(WAIT_S)
         real = tuner_toolchain.tolerated
-        monkeypatch.setattr(tuner_toolchain, "tolerated", lambda error: "power of 2" in error.message or real(error))
+        monkeypatch.setattr(
+            tuner_toolchain, "tolerated", lambda error: "power of 2" in error.message or real(error)
+        )
         assert wrong.compile_in(service, ARGUMENTS, CUDA).result(WAIT_S) is wrong
         alone = heuristics.fixed_config({"BLOCK": 96}, SETTING, grid="Grid1D")(launch_kernels.add)
         with pytest.raises(CompileFailed, match="power of 2"):
@@ -133,17 +139,24 @@ def test_a_function_that_no_other_process_can_import_is_refused(cache, tmp_path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert "gone" not in sys.modules
-    with CompileService(1) as service, pytest.raises(ConfigError, match="add: no other process can import it"):
+    with (
+        CompileService(1) as service,
+        pytest.raises(ConfigError, match="add: no other process can import it"),
+    ):
         kernel_of(module.add).compile_in(service, ARGUMENTS, CUDA)
 
 
 @pytest.mark.slow
-def test_a_failure_in_a_worker_that_is_not_about_size_is_tried_again_here(cache, compiles, launch_kernels):
+def test_a_failure_in_a_worker_that_is_not_about_size_is_tried_again_here(
+    cache, compiles, launch_kernels
+):
     """A worker that cannot import the function leaves the compile to this process, which can."""
     from bundler.compile.compile_job import SourceRef
 
     with CompileService(2, isolate=True) as service:
-        kernel = kernel_of(launch_kernels.add, source=SourceRef("text", "add", "no_such_module:importer", data=b""))
+        kernel = kernel_of(
+            launch_kernels.add, source=SourceRef("text", "add", "no_such_module:importer", data=b"")
+        )
         kernel.tuned.options = TunerOptions(driver=DryDriver("cuda"), service=service)
         kernel.run(X, Y, OUT, 1024)
         assert (service.counters.failed, compiles) == (2, [False, False])
@@ -171,14 +184,20 @@ def test_a_multi_kernel_of_futures_has_those_that_compile(cache, launch_kernels)
         broken = settled(CompileFailed("tiled: too large", name="tiled", reason="too large"))
         times = iter([2.0, 1.0])
         future = multi_kernel_future(
-            "sum", {"looped": looped, "tiled": broken, "other": other}, lambda kernel, args: next(times)
+            "sum",
+            {"looped": looped, "tiled": broken, "other": other},
+            lambda kernel, args: next(times),
         )
         scope = {"sum": future}
         service.wait(scope, timeout_s=WAIT_S)
     both = scope["sum"]
     assert isinstance(both, MultiKernel)
     both(X, Y, OUT, 1024)
-    assert (both.choice, ran, dict(both.times_ms)) == ("other", [(X, Y, OUT, 1024)], {"looped": 2.0, "other": 1.0})
+    assert (both.choice, ran, dict(both.times_ms)) == (
+        "other",
+        [(X, Y, OUT, 1024)],
+        {"looped": 2.0, "other": 1.0},
+    )
     assert both.reasons == {"tiled": "tiled: too large"}
     both.choose("looped")
     both(X, Y, OUT, 1024)
@@ -189,7 +208,9 @@ def test_a_multi_kernel_of_nothing_is_an_error():
     """Without futures there is nothing to choose from; when none compiles, the error has every reason."""
     with pytest.raises(ConfigError, match="expected kernels"):
         multi_kernel_future("sum", {}, lambda kernel, args: 1.0)
-    kernels = {name: settled(CompileFailed(f"{name}: refused", name=name)) for name in ("one", "two")}
+    kernels = {
+        name: settled(CompileFailed(f"{name}: refused", name=name)) for name in ("one", "two")
+    }
     with pytest.raises(
         NoValidConfig, match="sum: none of 2 kernels compiles: one: one: refused; two: two: refused"
     ) as caught:

@@ -9,7 +9,15 @@ import pytest
 from bundler.errors import ConfigError, FormatError, NotFound
 from bundler.format.constant_values import encode
 from bundler.format.launch_spec import TuningRecord
-from bundler.runtime import BandwidthReport, Config, DryDriver, LaunchDump, ProfilerClock, TunedLaunch, TunerOptions
+from bundler.runtime import (
+    BandwidthReport,
+    Config,
+    DryDriver,
+    LaunchDump,
+    ProfilerClock,
+    TunedLaunch,
+    TunerOptions,
+)
 from bundler.runtime.tuning import profiler_ranges, tuning_winners
 from bundler.runtime.tuning.descent import Descent, Space
 from bundler.runtime.tuning.tuner_reports import Bandwidth, moved_bytes
@@ -48,7 +56,10 @@ def test_bytes_are_those_of_all_tensors_and_in_out_counts_twice():
         def numel(self):
             return 1000
 
-    assert moved_bytes({"x": Tensor(), "in_out_ptr0": Tensor("float16"), "n": 3, "y": None}) == 4000 + 2 * 2000
+    assert (
+        moved_bytes({"x": Tensor(), "in_out_ptr0": Tensor("float16"), "n": 3, "y": None})
+        == 4000 + 2 * 2000
+    )
 
 
 def test_a_dump_has_a_line_for_each_launch(tmp_path):
@@ -61,7 +72,9 @@ def test_a_dump_has_a_line_for_each_launch(tmp_path):
 def tuned_launch(*values, kernel="add", key="KEY", **named):
     """A launch with these arguments by position, then by name."""
     arguments = {**{f"a{number}": value for number, value in enumerate(values)}, **named}
-    return TunedLaunch(kernel, "", key, Config({"BLOCK": 64}), (4, 1, 1), 0, 0, arguments, len(values))
+    return TunedLaunch(
+        kernel, "", key, Config({"BLOCK": 64}), (4, 1, 1), 0, 0, arguments, len(values)
+    )
 
 
 def test_a_dump_keeps_the_tensors_of_the_last_launches(tmp_path):
@@ -81,7 +94,9 @@ def test_a_dump_keeps_the_tensors_of_the_last_launches(tmp_path):
     ]  # fmt: skip
 
     def kept(run, number):
-        return torch.load(tmp_path / "tensors" / f"add-KEY_run_{run}" / f"tensor_{number}.pt", weights_only=True)
+        return torch.load(
+            tmp_path / "tensors" / f"add-KEY_run_{run}" / f"tensor_{number}.pt", weights_only=True
+        )
 
     assert (kept(0, 0).unique().tolist(), kept(1, 0).unique().tolist(), kept(0, 2).tolist()) == (
         [2.0],
@@ -115,7 +130,11 @@ class Gpu:
                 ("Memset (Device)", 900.0),
                 ("void at::native::vectorized_elementwise_kernel<4>", 800.0),
             ]
-            found += [(self.launched, self.times_us.pop(0))] if call == "launch" and self.times_us else noise
+            found += (
+                [(self.launched, self.times_us.pop(0))]
+                if call == "launch" and self.times_us
+                else noise
+            )
         return found
 
 
@@ -124,7 +143,9 @@ def test_a_profiler_clock_counts_the_kernel_alone():
     gpu = Gpu(*(float(us) for us in range(10, 20)))
     clock = ProfilerClock(warmups=2, runs=10, profile=gpu.profile)
     sample = clock.sample(gpu.launch, gpu.reset)
-    assert (sample.median_ms, sample.low_ms, sample.high_ms) == pytest.approx((0.0145, 0.012, 0.018))
+    assert (sample.median_ms, sample.low_ms, sample.high_ms) == pytest.approx(
+        (0.0145, 0.012, 0.018)
+    )
     assert gpu.calls == ["reset", "launch"] * 10
     other = Gpu(3.0, 5.0)
     as_bench = ProfilerClock(runs=2, profile=other.profile)
@@ -137,7 +158,8 @@ def test_a_profiler_clock_takes_the_kernels_that_a_pattern_names():
     clock = ProfilerClock("vectorized|add", warmups=0, runs=2, profile=gpu.profile)
     assert clock.sample(gpu.launch, gpu.reset).median_ms == pytest.approx(0.804)
     with pytest.raises(
-        ConfigError, match=r"no kernel that 'mul' matches, but Context Sync, Memset \(Device\), add, void at::native"
+        ConfigError,
+        match=r"no kernel that 'mul' matches, but Context Sync, Memset \(Device\), add, void at::native",
     ):
         gpu.times_us = [1.0, 1.0]
         ProfilerClock("mul", runs=2, profile=gpu.profile).sample(gpu.launch, gpu.reset)
@@ -153,7 +175,9 @@ def test_torchs_profiler_is_asked_for_what_the_gpu_did(monkeypatch):
 
     def event(name, where, start, us):
         return SimpleNamespace(
-            name=name, device_type=where, time_range=SimpleNamespace(start=start, elapsed_us=lambda: us)
+            name=name,
+            device_type=where,
+            time_range=SimpleNamespace(start=start, elapsed_us=lambda: us),
         )
 
     class Profile:
@@ -168,7 +192,11 @@ def test_torchs_profiler_is_asked_for_what_the_gpu_did(monkeypatch):
             heard.append("stop")
 
         def events(self):
-            return [event("second", "cuda", 9, 2.0), event("aten::add", "cpu", 0, 50.0), event("first", "cuda", 1, 3)]
+            return [
+                event("second", "cuda", 9, 2.0),
+                event("aten::add", "cpu", 0, 50.0),
+                event("first", "cuda", 1, 3),
+            ]
 
     cuda = SimpleNamespace(synchronize=lambda: heard.append("wait"))
     torch = SimpleNamespace(cuda=cuda, autograd=SimpleNamespace(DeviceType=device))
@@ -183,7 +211,9 @@ def test_torchs_profiler_is_asked_for_what_the_gpu_did(monkeypatch):
 def test_a_profiler_that_lost_a_kernel_gives_the_mean():
     """Turns cannot be told apart then."""
     lost = [("add", 3.0), ("add", 3.0), ("add", 6.0)]
-    sample = ProfilerClock(warmups=0, runs=2, profile=lambda run: lost).sample(lambda: None, lambda: None)
+    sample = ProfilerClock(warmups=0, runs=2, profile=lambda run: lost).sample(
+        lambda: None, lambda: None
+    )
     assert (sample.median_ms, sample.low_ms) == pytest.approx((0.006, 0.006))
 
 
@@ -205,11 +235,20 @@ def test_a_range_tells_what_inductors_tell(monkeypatch):
     torch = SimpleNamespace(_C=SimpleNamespace(_profiler=SimpleNamespace(_RecordFunctionFast=Fast)))
     monkeypatch.setitem(profiler_ranges.sys.modules, "torch", torch)
     monkeypatch.setitem(
-        profiler_ranges.sys.modules, "torch.autograd.profiler", SimpleNamespace(_is_profiler_enabled=True)
+        profiler_ranges.sys.modules,
+        "torch.autograd.profiler",
+        SimpleNamespace(_is_profiler_enabled=True),
     )
     assert profiler_ranges.active()
     launch = TunedLaunch(
-        "add", "/home/me/add.py", "KEY", Config({"BLOCK": 64}, num_warps=8), (4, 2, 1), 7, 0, {"x": calls.X, "n": 3}
+        "add",
+        "/home/me/add.py",
+        "KEY",
+        Config({"BLOCK": 64}, num_warps=8),
+        (4, 2, 1),
+        7,
+        0,
+        {"x": calls.X, "n": 3},
     )
     with profiler_ranges.launch_range(launch, {"kernel_num_gb": 0.5}):
         made.append("launch")
@@ -235,7 +274,11 @@ def test_an_older_profiler_gets_a_plain_range(monkeypatch):
             return None
 
     monkeypatch.setitem(profiler_ranges.sys.modules, "torch", SimpleNamespace())
-    monkeypatch.setitem(profiler_ranges.sys.modules, "torch.autograd.profiler", SimpleNamespace(record_function=Range))
+    monkeypatch.setitem(
+        profiler_ranges.sys.modules,
+        "torch.autograd.profiler",
+        SimpleNamespace(record_function=Range),
+    )
     with profiler_ranges.launch_range(TunedLaunch("", "", "", Config(), (1, 1, 1), 0, 0, {})):
         pass
     assert names == ["triton kernel"]
@@ -267,15 +310,27 @@ def test_the_hash_of_configs_is_of_the_set_and_of_every_field():
     """Another order is the same; another register limit or cluster is not."""
     one, two = Config({"A": 1}), Config({"A": 2})
     assert tuning_winners.configs_part([one, two]) == tuning_winners.configs_part([two, one])
-    others = [Config({"A": 1}, maxnreg=64), Config({"A": 1}, num_ctas=2), Config({"A": 1}, options={"x": 1}), two]
+    others = [
+        Config({"A": 1}, maxnreg=64),
+        Config({"A": 1}, num_ctas=2),
+        Config({"A": 1}, options={"x": 1}),
+        two,
+    ]
     assert len({tuning_winners.configs_part([config]) for config in (one, *others)}) == 5
 
 
 def test_the_device_is_what_it_is_and_not_where():
     """Two equal GPUs share records; another model does not."""
-    one, two = DryDriver("cuda", devices=2).properties(0), DryDriver("cuda", devices=2).properties(1)
-    assert tuning_winners.device_part("cuda", one, "H200") == tuning_winners.device_part("cuda", two, "H200")
-    assert tuning_winners.device_part("cuda", one, "H200") != tuning_winners.device_part("cuda", one, "H100")
+    one, two = (
+        DryDriver("cuda", devices=2).properties(0),
+        DryDriver("cuda", devices=2).properties(1),
+    )
+    assert tuning_winners.device_part("cuda", one, "H200") == tuning_winners.device_part(
+        "cuda", two, "H200"
+    )
+    assert tuning_winners.device_part("cuda", one, "H200") != tuning_winners.device_part(
+        "cuda", one, "H100"
+    )
 
 
 def test_ways_of_searching_have_records_of_their_own():

@@ -32,9 +32,13 @@ HINTS = {"x": 4096, "r0_": 4096}
         (2, 2048, 16, 64, 529, 1024),
     ],
 )
-def test_a_reduction_block_is_halved_as_in_the_table(x_block, r_block, warps, registers, size, expected):
+def test_a_reduction_block_is_halved_as_in_the_table(
+    x_block, r_block, warps, registers, size, expected
+):
     """Only where many registers keep blocks waiting, and more blocks than fit are there to run."""
-    found = rescaled(Config({"XBLOCK": x_block, "R0_BLOCK": r_block}, warps), registers, {"x": size}, H100)
+    found = rescaled(
+        Config({"XBLOCK": x_block, "R0_BLOCK": r_block}, warps), registers, {"x": size}, H100
+    )
     assert (found and found.kwargs["R0_BLOCK"]) == expected
 
 
@@ -43,7 +47,9 @@ def test_the_largest_block_is_halved_and_a_split_is_none():
     both = Config({"XBLOCK": 1, "R0_BLOCK": 32, "R1_BLOCK": 64, "RSPLIT_SIZE": 4096}, 16)
     assert dict(rescaled(both, 255, HINTS, H100).kwargs) == {**both.kwargs, "R1_BLOCK": 32}
     assert rescaled(both.with_kwargs(R0_BLOCK=128), 255, HINTS, H100, min_r=128) is None
-    assert rescaled(both, 255, HINTS, H100, min_r=128).kwargs["R1_BLOCK"] == 32  # torch's floor is one of R0_BLOCK
+    assert (
+        rescaled(both, 255, HINTS, H100, min_r=128).kwargs["R1_BLOCK"] == 32
+    )  # torch's floor is one of R0_BLOCK
     assert rescaled(Config({"R0_BLOCK": 2048}, 16, dynamic_scale=False), 255, HINTS, H100) is None
 
 
@@ -53,8 +59,12 @@ def test_only_looped_reductions_on_new_devices_are_looked_at():
     assert not may_rescale("reduction", HINTS, H100, deterministic=True)
     assert not may_rescale("persistent_reduction", HINTS, H100, deterministic=False)
     assert not may_rescale("reduction", {}, H100, deterministic=False)
-    assert not may_rescale("reduction", HINTS, Occupancy("cuda", 7, 65536, 1024, 32, 68), deterministic=False)
-    assert may_rescale("reduction", HINTS, Occupancy("hip", 0, 65536, 2048, 64, 304), deterministic=False)
+    assert not may_rescale(
+        "reduction", HINTS, Occupancy("cuda", 7, 65536, 1024, 32, 68), deterministic=False
+    )
+    assert may_rescale(
+        "reduction", HINTS, Occupancy("hip", 0, 65536, 2048, 64, 304), deterministic=False
+    )
 
 
 def test_what_a_multiprocessor_has_follows_from_the_architecture():
@@ -76,7 +86,9 @@ def test_registers_and_spills_are_those_that_the_vendors_tool_shows(recorded, tm
         (tmp_path / f"{number}.cubin").write_bytes(recorded.bundle.read(kernel.binary))
         names.append(str(tmp_path / f"{number}.cubin"))
     for name, kernel in list(zip(names, cubins, strict=True))[::4]:
-        shown = subprocess.run([tool, "--dump-resource-usage", name], capture_output=True, text=True, check=True).stdout
+        shown = subprocess.run(
+            [tool, "--dump-resource-usage", name], capture_output=True, text=True, check=True
+        ).stdout
         registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", shown).groups())
         usage = usage_of(Path(name).read_bytes(), kernel.spec.entry, kernel.target)
         assert (usage.registers, usage.spills) == (registers, stack // 4)

@@ -15,7 +15,9 @@ CLASSES = ("Handle", "Kernels", "StaticKernel", "LaunchPlan", "Driver")
 
 
 def _signature(name, function):
-    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(function)))
+    text = re.sub(
+        r"""(: |-> )(?:'([^']*)'|"([^"]*)")""", r"\1\2\3", str(inspect.signature(function))
+    )
     return name + text.replace("(self, ", "(").replace("(self)", "()")
 
 
@@ -23,7 +25,9 @@ def test_each_exported_name_is_documented():
     """Every name, sorted, and every signature of a function, method and field."""
     assert sorted(bundler.runtime.__all__) == bundler.runtime.__all__
     missing = [
-        name for name in bundler.runtime.__all__ if f"`{name}`" not in DOCUMENTED and f"{name}(" not in DOCUMENTED
+        name
+        for name in bundler.runtime.__all__
+        if f"`{name}`" not in DOCUMENTED and f"{name}(" not in DOCUMENTED
     ]
     for name in bundler.runtime.__all__:
         thing = getattr(bundler.runtime, name)
@@ -35,7 +39,11 @@ def test_each_exported_name_is_documented():
                 missing += [line for line in [_signature(member, value)] if line not in DOCUMENTED]
     for name in ("LaunchPlan", "Parameter", "DeviceProperties"):
         fields = getattr(bundler.runtime, name).__dataclass_fields__.values()
-        missing += [f"{name}.{field.name}" for field in fields if f"{field.name}: {field.type}" not in DOCUMENTED]
+        missing += [
+            f"{name}.{field.name}"
+            for field in fields
+            if f"{field.name}: {field.type}" not in DOCUMENTED
+        ]
     assert missing == []
 
 
@@ -47,7 +55,9 @@ for name in bundler.runtime.__all__:
     getattr(bundler.runtime, name)
 print(sorted({"torch", "triton", "numpy", "redis", "ctypes.util"} & set(sys.modules)), "bundler.runtime.launch.cuda" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[] False"
 
 
@@ -62,7 +72,9 @@ rooms = [name for name in sys.modules if name.startswith(("bundler.runtime.launc
 found = [name for name in heuristics.__all__ if getattr(heuristics, name).__name__ != name]
 print(rooms, found, hasattr(heuristics, "HeuristicKernel"), set(heuristics.__all__) <= set(dir(heuristics)))
 """
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[] [] False True"
 
 
@@ -72,5 +84,7 @@ def test_a_static_kernel_comes_without_the_recorder():
 import sys, bundler.runtime.launch.static_kernel
 print(sorted({"bundler.lifecycle.recorder", "bundler.compile", "bundler.store"} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

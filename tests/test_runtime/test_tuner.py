@@ -19,7 +19,12 @@ class Made:
     """A candidate that knows what it takes, and whether it is on the device."""
 
     def __init__(self, config, registers, spills):
-        self.config, self.key, self.registers, self.spills = config, f"key {config}", registers, spills
+        self.config, self.key, self.registers, self.spills = (
+            config,
+            f"key {config}",
+            registers,
+            spills,
+        )
         self.loaded = True
 
     def close(self):
@@ -75,7 +80,12 @@ def test_every_config_is_timed_once_and_the_fastest_wins():
     assert (outcome.winner.config, outcome.found_by, outcome.measured) == (BLOCKS[2], "autotune", 4)
     assert clock.timed == BLOCKS
     assert [made.config for made in shop.made if made.loaded] == [BLOCKS[2]]
-    assert [timing.time_ns for timing in outcome.timings] == [3_000_000, 2_000_000, 1_000_000, 2_000_000]
+    assert [timing.time_ns for timing in outcome.timings] == [
+        3_000_000,
+        2_000_000,
+        1_000_000,
+        2_000_000,
+    ]
 
 
 def test_the_first_of_equally_fast_configs_wins():
@@ -105,7 +115,11 @@ def test_when_none_is_left_the_error_has_every_reason():
 
 def test_when_no_launch_succeeds_nothing_is_chosen():
     """Infinite times and refused launches are no winners; all modules are released."""
-    clock = Clock(lambda config: math.inf if config.kwargs["XBLOCK"] < 256 else DriverError("too many registers"))
+    clock = Clock(
+        lambda config: (
+            math.inf if config.kwargs["XBLOCK"] < 256 else DriverError("too many registers")
+        )
+    )
     shop = Shop()
     with pytest.raises(NoValidConfig) as caught:
         search(shop, clock).run(BLOCKS)
@@ -137,19 +151,32 @@ def test_spilling_configs_are_not_timed_unless_the_kernel_is_a_users():
     assert search(shop, Clock(by_block), Traits(custom=True)).run(BLOCKS).winner.config == BLOCKS[2]
     on_amd = Traits(custom=False, occupancy=Occupancy("hip", 0, 65536, 2048, 64, 304))
     assert search(shop, Clock(by_block), on_amd).run(BLOCKS).winner.config == BLOCKS[2]
-    assert search(shop, Clock(by_block), on_amd, spill_threshold=10).run(BLOCKS).winner.config == BLOCKS[1]
+    assert (
+        search(shop, Clock(by_block), on_amd, spill_threshold=10).run(BLOCKS).winner.config
+        == BLOCKS[1]
+    )
 
 
 def test_reductions_with_many_registers_are_tried_with_half_the_block():
     """The halved config is compiled, timed with the others, and may win; one that is known is not added."""
-    start = [Config({"XBLOCK": 1, "R0_BLOCK": 2048}, 16), Config({"XBLOCK": 1, "R0_BLOCK": 1024}, 16)]
+    start = [
+        Config({"XBLOCK": 1, "R0_BLOCK": 2048}, 16),
+        Config({"XBLOCK": 1, "R0_BLOCK": 1024}, 16),
+    ]
     traits = Traits("reduction", Space({"x": 4096, "r0_": 4096}), H100, custom=False)
-    shop, clock = Shop(registers=lambda config: 64), Clock(lambda config: config.kwargs["R0_BLOCK"] / 1000)
+    shop, clock = (
+        Shop(registers=lambda config: 64),
+        Clock(lambda config: config.kwargs["R0_BLOCK"] / 1000),
+    )
     outcome = search(shop, clock, traits).run(start)
     assert [config.kwargs["R0_BLOCK"] for config in clock.timed] == [2048, 1024, 512]
     assert outcome.winner.config.kwargs["R0_BLOCK"] == 512
     fixed = Clock(lambda config: config.kwargs["R0_BLOCK"] / 1000)
-    search(Shop(registers=lambda config: 64), fixed, Traits("reduction", traits.space, H100, rescale=False)).run(start)
+    search(
+        Shop(registers=lambda config: 64),
+        fixed,
+        Traits("reduction", traits.space, H100, rescale=False),
+    ).run(start)
     assert len(fixed.timed) == 2
 
 
@@ -199,7 +226,10 @@ def test_in_deterministic_mode_no_measurement_decides(kind):
 def test_pointwise_kernels_are_measured_in_deterministic_mode_too():
     """Their config changes no number."""
     clock = Clock(by_block)
-    assert search(Shop(), clock, Traits("pointwise", deterministic=True)).run(BLOCKS).winner.config == BLOCKS[2]
+    assert (
+        search(Shop(), clock, Traits("pointwise", deterministic=True)).run(BLOCKS).winner.config
+        == BLOCKS[2]
+    )
     assert len(clock.timed) == 4
 
 
@@ -212,14 +242,19 @@ def test_what_fails_while_refining_is_only_no_improvement():
                 raise CompileFailed("broken for 512", reason="ValueError: 512")
             return super().build(configs)
 
-    outcome = search(Picky(), Clock(by_block), Traits("pointwise", Space({"x": 4096})), descent=Descent()).run(
-        BLOCKS[:3]
-    )
+    outcome = search(
+        Picky(), Clock(by_block), Traits("pointwise", Space({"x": 4096})), descent=Descent()
+    ).run(BLOCKS[:3])
     assert outcome.winner.config == BLOCKS[2]
     assert any(timing.reason == "broken for 512" for timing in outcome.timings)
 
 
 def test_a_config_is_told_without_what_everybody_has():
     """Defaults that are silent in Triton are silent here."""
-    outcome = search(Shop(), Clock(by_block)).run([Config({"XBLOCK": 64}, maxnreg=128, options={"kpack": 2})])
-    assert describe(outcome.timings[0].config) == "XBLOCK=64, num_warps=4, num_stages=3, maxnreg=128, option.kpack=2"
+    outcome = search(Shop(), Clock(by_block)).run(
+        [Config({"XBLOCK": 64}, maxnreg=128, options={"kpack": 2})]
+    )
+    assert (
+        describe(outcome.timings[0].config)
+        == "XBLOCK=64, num_warps=4, num_stages=3, maxnreg=128, option.kpack=2"
+    )

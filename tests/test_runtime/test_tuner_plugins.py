@@ -29,7 +29,9 @@ def compiled(tmp_path_factory):
 def tune(launch_kernels, monkeypatch, compiled, tmp_path):
     """A function that makes a tuned vector add, whose second config is the fastest; `measured` are the blocks that were timed."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(compiled))
-    monkeypatch.setattr("bundler.runtime.tuning.kept_records.triton_cache_dir", lambda: str(tmp_path / "records"))
+    monkeypatch.setattr(
+        "bundler.runtime.tuning.kept_records.triton_cache_dir", lambda: str(tmp_path / "records")
+    )
 
     def make(*plugins, blocks=(64, 128, 256), **options):
         driver = DryDriver("cuda", handle=5)
@@ -63,7 +65,9 @@ class Noting(TunerPlugin):
         return self.answers.get("compile")
 
     def after_compile(self, kernel, config, bundle):
-        self.heard.append(("compiled", kernel.key, config.kwargs["BLOCK"], bundle.read(kernel.binary)[:4]))
+        self.heard.append(
+            ("compiled", kernel.key, config.kwargs["BLOCK"], bundle.read(kernel.binary)[:4])
+        )
 
     def before_tuning(self, kernel, configs, parts):
         self.heard.append(("tune", kernel, dict(parts)["device"].partition(",")[0]))
@@ -80,15 +84,31 @@ def test_a_plugin_that_answers_nothing_changes_nothing(tune):
     kernel, driver, measured = tune(plugin)
     kernel[grid](X, Y, OUT, n=1024)
     assert (measured, driver.launches[-1].grid) == ([16, 8, 4], (8, 1, 1))
-    assert [what for what, *_ in plugin.heard] == ["compile", "tune", "compiled", "compiled", "compiled", "launch"]
+    assert [what for what, *_ in plugin.heard] == [
+        "compile",
+        "tune",
+        "compiled",
+        "compiled",
+        "compiled",
+        "launch",
+    ]
     assert plugin.heard[:2] == [("compile", "add", [64, 128, 256]), ("tune", "add", "cuda:90")]
     _, key, block, magic = plugin.heard[3]
     launch = plugin.heard[-1][1]
     assert (block, magic) == (128, b"\x7fELF")
-    assert (launch.kernel, launch.key, launch.grid, launch.stream, launch.device) == ("add", key, (8, 1, 1), 5, 0)
+    assert (launch.kernel, launch.key, launch.grid, launch.stream, launch.device) == (
+        "add",
+        key,
+        (8, 1, 1),
+        5,
+        0,
+    )
     assert launch.key == kernel.handle(X, Y, OUT, 1024).plan.key
     assert launch.file == kernel.base.fn.__code__.co_filename
-    assert (dict(launch.arguments), launch.by_position) == ({"x": X, "y": Y, "out": OUT, "n": 1024}, 3)
+    assert (dict(launch.arguments), launch.by_position) == (
+        {"x": X, "y": Y, "out": OUT, "n": 1024},
+        3,
+    )
 
 
 def test_a_plugin_narrows_the_list(tune, tmp_path):
@@ -119,7 +139,10 @@ def test_a_plugin_chooses_where_no_record_does(tune, tmp_path):
     plugin = Noting(tune=Config({"BLOCK": 256}))
     found, _, _ = tune(plugin)
     found[grid](X, Y, OUT, 1024)
-    assert ([choice.how for choice in found.choices.values()], "tune" in [what for what, *_ in plugin.heard]) == (
+    assert (
+        [choice.how for choice in found.choices.values()],
+        "tune" in [what for what, *_ in plugin.heard],
+    ) == (
         ["record"],
         False,
     )
@@ -131,7 +154,10 @@ def test_a_plugin_takes_launches_over(tune):
     kernel, driver, _ = tune(first, second, blocks=(64,))
     kernel[grid](X, Y, OUT, 1024)
     assert driver.launches == []
-    assert ([what for what, *_ in first.heard][-1], [what for what, *_ in second.heard][-1]) == ("launch", "compiled")
+    assert ([what for what, *_ in first.heard][-1], [what for what, *_ in second.heard][-1]) == (
+        "launch",
+        "compiled",
+    )
 
 
 def test_what_fails_after_a_compile_is_a_warning(tune):
@@ -142,7 +168,9 @@ def test_what_fails_after_a_compile_is_a_warning(tune):
             raise RuntimeError("no room")
 
     kernel, driver, _ = tune(Broken(), blocks=(64,))
-    with pytest.warns(BundlerWarning, match=r"add: after_compile of Broken failed: RuntimeError\('no room'\)"):
+    with pytest.warns(
+        BundlerWarning, match=r"add: after_compile of Broken failed: RuntimeError\('no room'\)"
+    ):
         kernel[grid](X, Y, OUT, 1024)
     assert len(driver.launches) == 1
 
@@ -172,7 +200,9 @@ def test_torchs_profiler_has_the_whole_record(tune, tmp_path):
         kernel[grid](*given, 1024)
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
     (event,) = [
-        one for one in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if one.get("name") == "add"
+        one
+        for one in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+        if one.get("name") == "add"
     ]
     wanted = {
         "kernel_name": "add", "kernel_backend": "triton", "kernel_file": kernel.base.fn.__code__.co_filename,
@@ -195,7 +225,9 @@ def test_a_report_with_a_clock_of_its_own_measures_by_it(tune):
     kernel, driver, measured = tune(bandwidth=report, gigabytes=0.5)
     kernel[grid](X, Y, OUT, 1024)
     assert (measured, len(profiled)) == ([16, 8, 4], 1)
-    assert [(row.name, row.milliseconds, row.gb_per_s) for row in report.rows] == [("add", 0.25, 2000.0)]
+    assert [(row.name, row.milliseconds, row.gb_per_s) for row in report.rows] == [
+        ("add", 0.25, 2000.0)
+    ]
 
 
 def test_a_lookup_counts_what_its_tuning_took(tune, monkeypatch):
@@ -215,7 +247,10 @@ def test_a_lookup_counts_what_its_tuning_took(tune, monkeypatch):
     assert saved.seconds_saved == pytest.approx(2 * spent.seconds_spent)
     assert report_of(Counters(), None)["tuning"]["seconds_saved"] == saved.seconds_saved
     METER.found(None)
-    assert (bundler.tuning_counters().untimed, bundler.tuning_counters().seconds_saved) == (1, saved.seconds_saved)
+    assert (bundler.tuning_counters().untimed, bundler.tuning_counters().seconds_saved) == (
+        1,
+        saved.seconds_saved,
+    )
 
 
 def test_a_forked_child_counts_from_nought(monkeypatch):

@@ -35,7 +35,12 @@ GRID = (4,)
 def function(*parameters):
     """Shaped like a JIT function, for what is decided without compiling."""
     params = [SimpleNamespace(name=name, is_constexpr=name.isupper()) for name in parameters]
-    fields = {"params": params, "arg_names": list(parameters), "__name__": "f", "__module__": "somewhere"}
+    fields = {
+        "params": params,
+        "arg_names": list(parameters),
+        "__name__": "f",
+        "__module__": "somewhere",
+    }
     return type("JITFunction", (), fields)()
 
 
@@ -47,9 +52,9 @@ def traits(options, driver=None):
 
 
 def reduction(facts=None, options=None, device=H200):
-    return heuristics.reduction({"x": 4096, "r0_": 8192}, Setting(device, facts or Facts()), options=options)(
-        function("xnumel", "r0_numel", "XBLOCK", "R0_BLOCK")
-    )
+    return heuristics.reduction(
+        {"x": 4096, "r0_": 8192}, Setting(device, facts or Facts()), options=options
+    )(function("xnumel", "r0_numel", "XBLOCK", "R0_BLOCK"))
 
 
 # Registers and spills -------------------------------------------------------------------------------------------------------
@@ -68,11 +73,20 @@ def test_the_floor_of_the_reduction_block_holds_for_halved_blocks_too():
 
 def test_spills_count_unless_the_user_says_that_the_kernel_is_a_users():
     """Kernels of heuristics, user-written lists among them, are under the rule; those of `autotune` are not, as in Triton."""
-    listed = heuristics.user_autotune([{"BLOCK": 64}], Setting(H200), grid="Grid1D")(function("xnumel", "BLOCK"))
-    assert [traits(kernel.tuned.options).custom for kernel in (reduction(), listed)] == [False, False]
+    listed = heuristics.user_autotune([{"BLOCK": 64}], Setting(H200), grid="Grid1D")(
+        function("xnumel", "BLOCK")
+    )
+    assert [traits(kernel.tuned.options).custom for kernel in (reduction(), listed)] == [
+        False,
+        False,
+    ]
     told = reduction(options=TunerOptions(custom=True))
     assert traits(told.tuned.options).custom
-    assert [traits(TunerOptions(custom=said)).custom for said in (None, True, False)] == [True, True, False]
+    assert [traits(TunerOptions(custom=said)).custom for said in (None, True, False)] == [
+        True,
+        True,
+        False,
+    ]
     assert metadata.tuner_options_of({}, TunerOptions(), custom=True).custom is True
     assert metadata.tuner_options_of({}, TunerOptions(), custom=False).custom is False
     assert metadata.tuner_options_of({}, TunerOptions(custom=True), custom=False).custom is True
@@ -82,7 +96,13 @@ class Made:
     """A candidate that spills."""
 
     def __init__(self, config, spills):
-        self.config, self.key, self.registers, self.spills, self.loaded = config, str(config), 32, spills, True
+        self.config, self.key, self.registers, self.spills, self.loaded = (
+            config,
+            str(config),
+            32,
+            spills,
+            True,
+        )
 
     def close(self):
         self.loaded = False
@@ -94,12 +114,16 @@ def search(spills, broken=()):
 
     def bench(candidate):
         assert candidate.loaded
-        time_ms = float("inf") if candidate in broken_ones else float(candidate.config.kwargs["XBLOCK"])
+        time_ms = (
+            float("inf") if candidate in broken_ones else float(candidate.config.kwargs["XBLOCK"])
+        )
         return Sample(time_ms, time_ms, time_ms)
 
     broken_ones = [made[place] for place in broken]
     builder = SimpleNamespace(build=lambda configs: made)
-    outcome = Search("f", builder, bench, Traits("pointwise", custom=False)).run([one.config for one in made])
+    outcome = Search("f", builder, bench, Traits("pointwise", custom=False)).run(
+        [one.config for one in made]
+    )
     assert [one for one in made if one.loaded] == [outcome.winner]
     return made.index(outcome.winner), [timing.reason for timing in outcome.timings]
 
@@ -120,7 +144,10 @@ def test_limits_are_those_of_the_device_then_those_that_were_declared(monkeypatc
     unknown = traits(reduction(device=Device("cuda", 132)).tuned.options).occupancy
     assert (unknown.registers, unknown.threads) == (65536, 2048)
     declared = reduction(device=Device("cuda", 132, 32, 9, 131072, 1536)).tuned.options
-    assert (traits(declared).occupancy.registers, traits(declared).occupancy.threads) == (131072, 1536)
+    assert (traits(declared).occupancy.registers, traits(declared).occupancy.threads) == (
+        131072,
+        1536,
+    )
     said = reduction(options=TunerOptions(limits=DeviceLimits(threads=1024))).tuned.options
     assert said.limits == DeviceLimits(65536, 1024)
     properties = SimpleNamespace(regs_per_multiprocessor=32768, max_threads_per_multi_processor=768)
@@ -129,7 +156,10 @@ def test_limits_are_those_of_the_device_then_those_that_were_declared(monkeypatc
         max_memory_allocated=lambda: 0, memory_allocated=lambda: 0,
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    assert (traits(declared).occupancy.registers, traits(declared).occupancy.threads) == (32768, 768)
+    assert (traits(declared).occupancy.registers, traits(declared).occupancy.threads) == (
+        32768,
+        768,
+    )
     monkeypatch.setattr(cuda, "is_initialized", lambda: False)
     assert traits(declared).occupancy.registers == 131072
 
@@ -153,9 +183,9 @@ def tuned(tmp_path, monkeypatch, launch_kernels):
 
         chosen = TunerOptions(driver=DryDriver(), workers=1, **options)
         configs = [triton.Config({"BLOCK": block}) for block in (64, 128)]
-        kernel = bundler.autotune(configs, ["n"], do_bench=bench, cache_results=cache_results, options=chosen)(
-            launch_kernels.add
-        )
+        kernel = bundler.autotune(
+            configs, ["n"], do_bench=bench, cache_results=cache_results, options=chosen
+        )(launch_kernels.add)
         kernel[GRID](X, Y, OUT, 1024)
         (choice,) = kernel.choices.values()
         return choice.how, len(measured), [reason for _, reason in kernel.misses]
@@ -175,7 +205,9 @@ def test_records_are_used_as_far_as_the_user_allows(tuned, tmp_path, monkeypatch
     assert (how, measured, "records on disk are switched off" in reason) == ("autotune", 2, True)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "other"))
     with bundler.recording() as silent:
-        how, measured, (reason,) = tuned(reuse="none", record=False, bundle=bundle, cache_results=True)
+        how, measured, (reason,) = tuned(
+            reuse="none", record=False, bundle=bundle, cache_results=True
+        )
     assert (how, measured, reason) == ("autotune", 2, "add: records are switched off")
     assert len(list(TuningFolder(tmp_path / "cache").records())) == 1
     assert (len(tunings_of(bundle)), tunings_of(silent.collect())) == (1, [])
@@ -193,11 +225,16 @@ def test_what_torch_says_of_its_caches_reaches_the_tuner():
     assert options(autotune_local_cache=False) == ("bundle", False)
     assert options(autotune_local_cache=True) == ("all", True)
     assert options(TunerOptions(reuse="none")) == ("none", True)
-    assert options(TunerOptions(reuse="none", record=False), autotune_local_cache=False) == ("none", False)
+    assert options(TunerOptions(reuse="none", record=False), autotune_local_cache=False) == (
+        "none",
+        False,
+    )
     assert options(TunerOptions(reuse="bundle"), autotune_local_cache=False) == ("bundle", False)
 
 
-@pytest.mark.parametrize("wrong", [{"reuse": "disk"}, {"gigabytes": -1}, {"gigabytes": float("nan")}])
+@pytest.mark.parametrize(
+    "wrong", [{"reuse": "disk"}, {"gigabytes": -1}, {"gigabytes": float("nan")}]
+)
 def test_options_that_cannot_be_are_refused(wrong):
     """Each value is checked when the options are made."""
     with pytest.raises(ConfigError, match=next(iter(wrong))):
@@ -211,7 +248,11 @@ def test_options_that_cannot_be_are_refused(wrong):
 def test_a_bandwidth_report_takes_the_kernels_that_match_and_tells_them_at_once(tmp_path, caplog):
     """A pattern filters by the beginning of a name, `lines` writes and logs each kernel when it was measured."""
     report = BandwidthReport(tmp_path / "b.txt", pattern="triton_(red|per)", lines=True)
-    assert [report.wants(name) for name in ("triton_red_0", "triton_poi_0", "a_triton_red")] == [True, False, False]
+    assert [report.wants(name) for name in ("triton_red_0", "triton_poi_0", "a_triton_red")] == [
+        True,
+        False,
+        False,
+    ]
     assert BandwidthReport().wants("anything")
     with caplog.at_level(logging.INFO, "bundler.runtime"):
         report.add("triton_red_0", 0.5, 1.0)
@@ -230,7 +271,9 @@ def test_the_report_has_the_gigabytes_that_were_told_and_no_kernel_that_does_not
     report, other = BandwidthReport(), BandwidthReport(pattern="mul")
     tuned(bandwidth=report, gigabytes=4.0)
     tuned(bandwidth=other)
-    assert [(row.name, row.gigabytes, row.gb_per_s) for row in report.rows] == [("add", 4.0, 4000.0)]
+    assert [(row.name, row.gigabytes, row.gb_per_s) for row in report.rows] == [
+        ("add", 4.0, 4000.0)
+    ]
     assert other.rows == ()
 
 
@@ -241,7 +284,11 @@ def test_torchs_settings_for_bandwidth_make_a_report(tmp_path, monkeypatch):
             "profile_bandwidth_with_do_bench_using_profiling": True, "kernel_num_gb": 0.25}  # fmt: skip
     told = Told()
     report = told.report(meta)
-    assert (report.wants("triton_red_0"), report.wants("triton_poi_0"), told.report(dict(meta)) is report) == (
+    assert (
+        report.wants("triton_red_0"),
+        report.wants("triton_poi_0"),
+        told.report(dict(meta)) is report,
+    ) == (
         True,
         False,
         True,
@@ -257,10 +304,14 @@ def test_torchs_settings_for_bandwidth_make_a_report(tmp_path, monkeypatch):
     mine = BandwidthReport()
     assert Told(TunerOptions(bandwidth=mine)).report(meta) is mine
     assert metadata.tuner_options_of(meta, TunerOptions(), custom=False).gigabytes == 0.25
-    assert metadata.tuner_options_of(meta, TunerOptions(gigabytes=1.0), custom=False).gigabytes == 1.0
+    assert (
+        metadata.tuner_options_of(meta, TunerOptions(gigabytes=1.0), custom=False).gigabytes == 1.0
+    )
     asked = []
     monkeypatch.setattr(
-        tuner_toolchain, "profiler_benchmark", lambda *ms: asked.append(ms) or (lambda fn, quantiles: 7.0)
+        tuner_toolchain,
+        "profiler_benchmark",
+        lambda *ms: asked.append(ms) or (lambda fn, quantiles: 7.0),
     )
     clock = told.clock_for(meta)()
     assert (clock.sample(lambda: None, lambda: None).median_ms, asked) == (7.0, [(10, 40)])
@@ -276,8 +327,17 @@ def test_a_chosen_kernel_is_exported_where_the_user_says(tuned, tmp_path):
     facts = json.loads(parameters.read_bytes())
     assert (facts["kernel"], facts["config"]["kwargs"]) == ("add", {"BLOCK": 128})
     assert (tmp_path / "out" / facts["binary"]).stat().st_size > 0
-    with pytest.raises(ConfigError, match=r"mine: was generated with store_cubin.*export=DIRECTORY"):
-        metadata.tuner_options_of({"store_cubin": True, "kernel_name": "mine"}, TunerOptions(), custom=False)
-    said = metadata.tuner_options_of({"store_cubin": True}, TunerOptions(export="out"), custom=False)
+    with pytest.raises(
+        ConfigError, match=r"mine: was generated with store_cubin.*export=DIRECTORY"
+    ):
+        metadata.tuner_options_of(
+            {"store_cubin": True, "kernel_name": "mine"}, TunerOptions(), custom=False
+        )
+    said = metadata.tuner_options_of(
+        {"store_cubin": True}, TunerOptions(export="out"), custom=False
+    )
     assert said.export == "out"
-    assert metadata.tuner_options_of({"store_cubin": False}, TunerOptions(), custom=False).export is None
+    assert (
+        metadata.tuner_options_of({"store_cubin": False}, TunerOptions(), custom=False).export
+        is None
+    )

@@ -17,7 +17,9 @@ class TritonDriver:
             unload_module=lambda module: None,
             get_device_properties=lambda device: {"max_shared_mem": 1 << 20},
         )
-        self.launcher_cls = lambda src, metadata: lambda *args: self.launches.append((told(metadata), args[:3]))
+        self.launcher_cls = lambda src, metadata: (
+            lambda *args: self.launches.append((told(metadata), args[:3]))
+        )
 
     def get_current_target(self):
         from triton.backends.compiler import GPUTarget

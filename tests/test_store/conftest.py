@@ -20,15 +20,10 @@ def _load(path, name=None):
 
 build = _load(HERE.parent / "test_format" / "builders.py", "store_builders")
 shelf = _load(HERE / "shelf.py")
-redis_server, redis_proxy = (_load(HERE.parent / f"{shared}.py") for shared in ("redis_server", "redis_proxy"))
+redis_server, redis_proxy = (
+    _load(HERE.parent / f"{shared}.py") for shared in ("redis_server", "redis_proxy")
+)
 s3_server = _load(HERE.parent / "s3_server.py")
-
-
-@pytest.fixture(params=redis_server.PARSERS)
-def parser(request, monkeypatch):
-    """Each parser of answers that redis-py has here; by name."""
-    redis_server.parse_with(request.param, monkeypatch)
-    return request.param
 
 
 @pytest.fixture

@@ -28,12 +28,17 @@ DAY_S = 24 * 3600
 def bundle(*seeds, name="k", source="a.py", **kernel):
     """Return a bundle of kernels with these keys; one seed gives one kernel, always the same."""
     files = build.Files()
-    return files.bundle(*(files.kernel(seed, name, source=f"{source} {seed}", **kernel) for seed in seeds))
+    return files.bundle(
+        *(files.kernel(seed, name, source=f"{source} {seed}", **kernel) for seed in seeds)
+    )
 
 
 def real_keys(*seeds):
     """Return the keys of kernels of `restorable`."""
-    return {base64.b32encode(hashlib.sha256(str(seed).encode()).digest()).decode().rstrip("=") for seed in seeds}
+    return {
+        base64.b32encode(hashlib.sha256(str(seed).encode()).digest()).decode().rstrip("=")
+        for seed in seeds
+    }
 
 
 def restorable(*seeds, each=40, extra=None):
@@ -64,7 +69,9 @@ def contents(found):
     digests = {f"{k.key}/{a.filename}": a.digest for k in found.kernels for a in k.artifacts}
     for entry in (*found.tuning_files, *found.helpers, *found.opaque):
         digests[entry.path] = entry.artifact.digest
-    assert {path: f"sha256:{hashlib.sha256(data).hexdigest()}" for path, data in files.items()} == digests
+    assert {
+        path: f"sha256:{hashlib.sha256(data).hexdigest()}" for path, data in files.items()
+    } == digests
     return files
 
 
@@ -107,6 +114,11 @@ def files(root):
     return found
 
 
+def entry_of(kernel):
+    """Return the key under which a store says which bundle has a kernel."""
+    return f"v1/b/{kernel.key}"
+
+
 def overwrite(store, key, data):
     """Put bytes in the place of an object, or a new object, behind the store's back."""
     backend = innermost(store)
@@ -116,7 +128,13 @@ def overwrite(store, key, data):
     path = files(backend.root).get(key)
     if path is None:
         *folders, last = key.split("/")
-        path = Path(backend.root, "data", *folders, "+" + hashlib.sha256(last.encode()).hexdigest()[:2], last)
+        path = Path(
+            backend.root,
+            "data",
+            *folders,
+            "+" + hashlib.sha256(last.encode()).hexdigest()[:2],
+            last,
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
 
@@ -138,7 +156,9 @@ def age(store, seconds, *only):
     backend = innermost(store)
     then = time.time() - seconds
     if isinstance(backend, MemoryBackend):
-        backend._objects = {k: (d, then if not only or k in only else t) for k, (d, t) in backend._objects.items()}
+        backend._objects = {
+            k: (d, then if not only or k in only else t) for k, (d, t) in backend._objects.items()
+        }
         return
     for key, path in files(backend.root).items():
         if not only or key in only:
@@ -181,7 +201,9 @@ def packed(value):
 
 def sealed(payload, **options):
     """Return a stored value with any payload; told a second time, as the store's documentation says."""
-    data = zstandard.ZstdCompressor(**{"write_checksum": True, "write_content_size": True, **options}).compress(payload)
+    data = zstandard.ZstdCompressor(
+        **{"write_checksum": True, "write_content_size": True, **options}
+    ).compress(payload)
     return sealed_as_it_is(data)
 
 
@@ -285,10 +307,15 @@ class Faulty(Wrapped):
             call(argument)
             raise error
         if name == "put":
-            argument = {key: flipped(data) if key == max(argument) else data for key, data in argument.items()}
+            argument = {
+                key: flipped(data) if key == max(argument) else data
+                for key, data in argument.items()
+            }
         answer = call(argument)
         if name == "get" and answer:
-            return {key: flipped(data) if key == max(answer) else data for key, data in answer.items()}
+            return {
+                key: flipped(data) if key == max(answer) else data for key, data in answer.items()
+            }
         return flipped(answer) if name == "read_ref" and answer else answer
 
 

@@ -29,7 +29,9 @@ def test_the_units_are_those_of_the_content(content):
         units = BundleUnits(one)
         expected = [(unit.key, unit.family) for unit in units_of(one)]
         assert sorted((unit.key, unit.family) for unit in units.all()) == sorted(expected)
-        assert [unit.key for unit in units.launch] == [key for key, family in expected if family.endswith("/launch")]
+        assert [unit.key for unit in units.launch] == [
+            key for key, family in expected if family.endswith("/launch")
+        ]
         assert list(units.all()[: len(units.launch)]) == list(units.launch)
         assert units.all() is units.all()
 
@@ -38,7 +40,9 @@ def test_the_others_are_made_when_a_blob_of_theirs_is_asked_for(content, memory,
     """A restore of launch sets makes none of them; each blob of the bundle is found all the same."""
     plain, decoded = content
     made = []
-    monkeypatch.setattr(bundle_units, "units_of", lambda *args, **how: made.append(how) or units_of(*args, **how))
+    monkeypatch.setattr(
+        bundle_units, "units_of", lambda *args, **how: made.append(how) or units_of(*args, **how)
+    )
     units = BundleUnits(decoded)
     blobs = StoreBlobs(memory._backend, "here", units, memory._limits)
     launched = {digest for unit in units.launch for digest, _ in unit.blobs}

@@ -9,7 +9,7 @@ import shelf
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install '.[cloud]'")
 import bundler
-from bundler.errors import BundlerWarning, NotFound, StoreUnavailable
+from bundler.errors import BundlerWarning, StoreUnavailable
 from tools.cluster.cloud_faults import listing, with_table
 from tools.cluster.fault_cases import CASES, CREDENTIALS, STORE_URL, failing
 from tools.shared.object_server import ObjectServer
@@ -66,14 +66,18 @@ def restored(cache):
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, id=case.name, marks=[] if case.name.startswith(tuple(QUICK)) else pytest.mark.slow)
+        pytest.param(
+            case, id=case.name, marks=[] if case.name.startswith(tuple(QUICK)) else pytest.mark.slow
+        )
         for case in CASES
     ],
 )
 def test_a_restore_ends_in_time_and_says_what_is_wrong(case, objects, monkeypatch, tmp_path):
     """The error is the one of the table, holds no secret, and what is in the cache directory is whole."""
     if case.place == "tls":
-        pytest.importorskip("cryptography", reason="cryptography is not installed: pip install '.[test]'")
+        pytest.importorskip(
+            "cryptography", reason="cryptography is not installed: pip install '.[test]'"
+        )
     cache = tmp_path / "cache"
     with failing(case, objects, tmp_path) as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
@@ -83,7 +87,9 @@ def test_a_restore_ends_in_time_and_says_what_is_wrong(case, objects, monkeypatc
     assert (type(error).__name__ if error else "", count) == (case.says, 0 if case.says else 20)
     assert not any(secret in str(error) for secret in SECRETS)
     whole = shelf.contents(shelf.restorable(*range(20), each=2000))
-    found = {path.relative_to(cache).as_posix(): path.read_bytes() for path in cache.rglob("*.cubin")}
+    found = {
+        path.relative_to(cache).as_posix(): path.read_bytes() for path in cache.rglob("*.cubin")
+    }
     assert found.items() <= whole.items()
 
 
@@ -113,8 +119,8 @@ def test_a_server_that_dies_in_a_push_loses_nothing(after, objects, monkeypatch,
         assert restored(tmp_path / "after")[0] == 25
 
 
-def test_a_redirect_takes_the_token_along_and_no_signature(objects, monkeypatch, tmp_path):
-    """The other host gets no Authorization; it does get the session token, a limit of obstore which the docs name."""
+def test_a_redirect_takes_nothing_to_another_host(objects, monkeypatch, tmp_path):
+    """No request reaches the other host: neither a signature nor the session token leaves the store's."""
     with ObjectServer().serving() as server, ObjectServer().serving() as other:
         from tools.shared.object_server import Answer
 
@@ -122,13 +128,10 @@ def test_a_redirect_takes_the_token_along_and_no_signature(objects, monkeypatch,
         server.fault = lambda asked, _: Answer(307, {"Location": place + asked.path})
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
         count, error = restored(tmp_path / "cache")
-        assert (count, type(error)) == (0, NotFound)
-        with bundler.open_store(URL) as store, pytest.raises(StoreUnavailable, match="307"):
+        assert (count, type(error)) == (0, StoreUnavailable)
+        with bundler.open_store(URL) as store, pytest.raises(StoreUnavailable):
             store.push(shelf.bundle("A"), "t")
-        seen = [asked.headers for asked in other.requests]
-        assert {asked.method for asked in other.requests} == {"GET"}
-    assert all("authorization" not in headers for headers in seen)
-    assert {headers.get("x-amz-security-token") for headers in seen} == {CREDENTIALS["AWS_SESSION_TOKEN"]}
+        assert other.requests == []
 
 
 @pytest.mark.slow
@@ -149,5 +152,7 @@ def test_the_table_in_the_docs_is_what_was_measured():
     result = json.loads((root / "docs" / "results" / "cloud-faults.json").read_text())
     page = (root / "docs" / "stores.md").read_text()
     assert with_table(page, result) == page
-    assert [(row["case"], row["error"]) for row in result["rows"]] == [(case.name, case.says) for case in CASES]
+    assert [(row["case"], row["error"]) for row in result["rows"]] == [
+        (case.name, case.says) for case in CASES
+    ]
     assert all(row["ok"] and len(row["warnings"]) <= 1 for row in result["rows"])

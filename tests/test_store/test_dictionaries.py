@@ -35,7 +35,10 @@ def alike(*seeds, **kernel):
 def build_bundle(seeds, extra, **kernel):
     files = build.Files()
     return files.bundle(
-        *(files.kernel(seed, "k", source=f"a.py {seed}", extra=extra(seed), **kernel) for seed in seeds)
+        *(
+            files.kernel(seed, "k", source=f"a.py {seed}", extra=extra(seed), **kernel)
+            for seed in seeds
+        )
     )
 
 
@@ -43,7 +46,9 @@ def dictionary(store):
     """Return the key of the only dictionary, and the units that need it, told a second time."""
     (key,) = shelf.of_kind(store, "d")
     digest = bytes.fromhex(key[5:])
-    return key, {k for k, v in shelf.raw(store).items() if v.startswith(b"TBD1") and v[36:68] == digest}
+    return key, {
+        k for k, v in shelf.raw(store).items() if v.startswith(b"TBD1") and v[36:68] == digest
+    }
 
 
 ALIKE = "ABCDEFGH"
@@ -86,7 +91,9 @@ def test_every_pusher_stores_the_same_bytes(far):
 
 def test_units_that_have_nothing_in_common_are_compressed_alone(far):
     """Noise gets no dictionary, nor do a few, nor small ones, where a dictionary would cost more than it saves."""
-    far.push(build_bundle(ALIKE, lambda seed: {"k.llir": random.Random(seed).randbytes(50_000)}), "noise")
+    far.push(
+        build_bundle(ALIKE, lambda seed: {"k.llir": random.Random(seed).randbytes(50_000)}), "noise"
+    )
     far.push(alike("I", "J", "K"), "few")
     far.push(build_bundle(ALIKE, lambda seed: {"k.ptx": f"ptx of {seed}".encode()}), "small")
     assert shelf.of_kind(far, "d") == []
@@ -235,7 +242,14 @@ def test_a_tag_may_hint_at_anything(far):
     """Hints that are wrong, or not hints at all, cost nothing but the hint."""
     far.push(alike(*ALIKE), "t")
     manifest = shelf.manifest_of_hinting(far, "t")
-    for hints in ([["cuda:90/rest", bytes(32)]], [["cuda:90/rest", b"short"]], ["x"], [[1, 2, 3]], "text", None):
+    for hints in (
+        [["cuda:90/rest", bytes(32)]],
+        [["cuda:90/rest", b"short"]],
+        ["x"],
+        [[1, 2, 3]],
+        "text",
+        None,
+    ):
         shelf.set_tag(far, "t", shelf.packed([1, manifest, hints]))
         with far.pull("t") as pulled:
             assert shelf.contents(pulled) == shelf.contents(alike(*ALIKE))

@@ -7,7 +7,14 @@ import pytest
 import shelf
 import store_builders as build
 
-from bundler.errors import AccessDenied, BundlerError, DigestMismatch, FormatError, StoreFull, StoreUnavailable
+from bundler.errors import (
+    AccessDenied,
+    BundlerError,
+    DigestMismatch,
+    FormatError,
+    StoreFull,
+    StoreUnavailable,
+)
 from bundler.lifecycle.machine_store import Store
 
 TYPED = (StoreUnavailable, StoreFull, AccessDenied)
@@ -49,12 +56,25 @@ def test_a_push_is_all_or_nothing(fault, mode, cheap):
     before = shelf.contents(old.pull("t")) if mode != "create" else None
     after = shelf.contents(shelf.bundle(*NEW[mode]))
     struck = set()
-    for name, error, store in every_call(lambda: old, fault, lambda s: s.push(bundle, "t", mode), cheap):
+    for name, error, store in every_call(
+        lambda: old, fault, lambda s: s.push(bundle, "t", mode), cheap
+    ):
         struck.add(name)
-        # Marking the old bundle as in use is a courtesy, whose failure is nobody's.
-        assert isinstance(error, TYPED) or (name == "touch" and mode == "merge"), name
-        found = shelf.contents(store.pull("t")) if store.tags() and store.tags()[-1].name == "t" else None
-        assert found == (after if error is None or (name, fault) == ("swap_ref", "loses") else before), name
+        # Marking the old bundle as in use is a courtesy, and so are entries of the index where they may not be written: nobody's failures.
+        # What is there is asked again without the index where that was refused.
+        assert (
+            isinstance(error, TYPED)
+            or name in {"put", "get", "exists"}
+            or (name, mode) == ("touch", "merge")
+        ), name
+        found = (
+            shelf.contents(store.pull("t"))
+            if store.tags() and store.tags()[-1].name == "t"
+            else None
+        )
+        assert found == (
+            after if error is None or (name, fault) == ("swap_ref", "loses") else before
+        ), name
         assert store.verify().sound
         store.push(bundle, "t", mode)
         assert shelf.contents(store.pull("t")) == after
@@ -73,7 +93,11 @@ def test_a_bit_flipped_on_the_way_is_no_damage(mode):
     for name, error, store in every_call(lambda: old, "flips", lambda s: s.push(bundle, "t", mode)):
         assert error is None or isinstance(error, (*TYPED, FormatError)), name
         assert stored.items() <= shelf.raw(store).items()
-        found = shelf.contents(store.pull("t")) if store.tags() and store.tags()[-1].name == "t" else None
+        found = (
+            shelf.contents(store.pull("t"))
+            if store.tags() and store.tags()[-1].name == "t"
+            else None
+        )
         assert found == (after if error is None else before), name
         assert store.verify().sound, name
         store.push(bundle, "t", mode)
@@ -84,7 +108,9 @@ def test_a_bit_flipped_where_nobody_reads_back_is_found_later():
     """On a store whose reads are dear a damaged unit is found when it is read, and the next push brings it."""
     bundle, old = shelf.bundle("B", "C"), with_old("merge")
     right = [shelf.contents(shelf.bundle("A", "B")), shelf.contents(shelf.bundle("A", "B", "C"))]
-    for name, _, store in every_call(lambda: old, "flips", lambda s: s.push(bundle, "t"), cheap=False):
+    for name, _, store in every_call(
+        lambda: old, "flips", lambda s: s.push(bundle, "t"), cheap=False
+    ):
         with contextlib.suppress(BundlerError):
             assert shelf.contents(store.pull("t")) in right
         store.verify(repair=True)
@@ -100,7 +126,9 @@ def test_a_bit_flipped_while_pulling_is_asked_for_again():
     old = with_old("merge")
     right, stored = shelf.contents(old.pull("t")), shelf.raw(old)
     seen = []
-    for name, error, store in every_call(lambda: old, "flips", lambda s: seen.append(shelf.contents(s.pull("t")))):
+    for name, error, store in every_call(
+        lambda: old, "flips", lambda s: seen.append(shelf.contents(s.pull("t")))
+    ):
         assert shelf.raw(store) == stored
         if name == "read_ref":
             assert isinstance(error, BundlerError)
@@ -149,7 +177,7 @@ def test_a_prune_that_fails_has_removed_nothing_that_is_needed(fault):
     shelf.age(old, 2 * shelf.DAY_S)
     right = shelf.contents(old.pull("t"))
     complete = shelf.copied(old)
-    assert len(complete.prune().removed) == 11
+    assert len(complete.prune().removed) == 15
     for name, error, store in every_call(lambda: old, fault, lambda s: s.prune()):
         assert error is None or isinstance(error, TYPED), name
         assert store.verify().sound, name
@@ -189,7 +217,10 @@ def test_a_way_that_damages_everything_removes_nothing():
             if name != "get":
                 return answer
             type(self).number += 1
-            return {key: data[:-1] + bytes([data[-1] ^ (self.number % 255 + 1)]) for key, data in answer.items()}
+            return {
+                key: data[:-1] + bytes([data[-1] ^ (self.number % 255 + 1)])
+                for key, data in answer.items()
+            }
 
     old = with_old("merge")
     stored = shelf.raw(old)
@@ -220,7 +251,10 @@ def test_a_tag_that_is_created_meanwhile_is_not_created_again(memory):
     from bundler.errors import MergeConflict
 
     slow = shelf.wrapped(memory, shelf.Pausing, "put", "after")
-    with pytest.raises(MergeConflict), shelf.running(lambda: slow.push(shelf.bundle("B"), "t", "create")):
+    with (
+        pytest.raises(MergeConflict),
+        shelf.running(lambda: slow.push(shelf.bundle("B"), "t", "create")),
+    ):
         assert slow._backend.reached.wait(60)
         memory.push(shelf.bundle("C"), "t", "create")
         slow._backend.go_on.set()
@@ -235,7 +269,9 @@ def test_a_tag_that_never_holds_still_is_given_up(memory):
             return False if name == "swap_ref" else call(argument)
 
     losing = shelf.wrapped(memory, Losing)
-    with pytest.raises(StoreUnavailable, match="tag t changed 100 times while we pushed; try again"):
+    with pytest.raises(
+        StoreUnavailable, match="tag t changed 100 times while we pushed; try again"
+    ):
         losing.push(shelf.bundle("A"), "t")
     memory.push(shelf.bundle("A"), "t")
     with pytest.raises(StoreUnavailable, match="tag t keeps changing; try again"):

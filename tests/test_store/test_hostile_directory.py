@@ -39,7 +39,9 @@ def in_bounds():
     before = resource.getrlimit(resource.RLIMIT_AS)
     handler = signal.signal(signal.SIGALRM, late)
     signal.alarm(DEADLINE_S)
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + SPARE_BYTES, before[1]))
+    resource.setrlimit(
+        resource.RLIMIT_AS, (pages * resource.getpagesize() + SPARE_BYTES, before[1])
+    )
     yield
     resource.setrlimit(resource.RLIMIT_AS, before)
     signal.alarm(0)
@@ -54,7 +56,9 @@ def filled(local):
     local.kernel_records().tell_failure(KEY, "it did not compile")
     local.kernel_records().lease(KEY, 60)
     local.file_records().publish("name", "f.so", b"data")
-    local._backend.put({store_layout.dictionary_key(store_layout.sha256(b"d")): store_layout.seal(b"d")})
+    local._backend.put(
+        {store_layout.dictionary_key(store_layout.sha256(b"d")): store_layout.seal(b"d")}
+    )
     return local
 
 
@@ -219,7 +223,9 @@ def test_a_value_that_is_listed_and_never_there_ends(filled, monkeypatch):
     from bundler.backends import file_steps
 
     real = file_steps.read
-    monkeypatch.setattr(file_steps, "read", lambda path, *limit: None if "+gen" in path else real(path, *limit))
+    monkeypatch.setattr(
+        file_steps, "read", lambda path, *limit: None if "+gen" in path else real(path, *limit)
+    )
     for call in (lambda: filled.pull("t"), filled.tags, lambda: filled.push(BUNDLE, "t")):
         with pytest.raises(StoreUnavailable, match="64 times in a row"):
             call()
@@ -290,7 +296,9 @@ def test_a_manifest_over_our_limits_stays(root, url, opened):
 
 
 @pytest.mark.parametrize("name", OBJECTS)
-def test_a_near_tier_with_something_else_is_filled_from_the_next(filled, url, root, tmp_path, opened, name):
+def test_a_near_tier_with_something_else_is_filled_from_the_next(
+    filled, url, root, tmp_path, opened, name
+):
     """What is no object in the near tier is asked of the far one, and nothing of it gets there."""
     near = f"file://{tmp_path}/near"
     with bundler.open_store(near, url) as tiers:

@@ -153,7 +153,11 @@ BEFORE = {
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
-    "work", [work if work in {push, restore} else pytest.param(work, marks=pytest.mark.slow) for work in BEFORE]
+    "work",
+    [
+        work if work in {push, restore} else pytest.param(work, marks=pytest.mark.slow)
+        for work in BEFORE
+    ],
 )
 def test_an_interrupt_at_any_step_leaves_no_temporary(work, tmp_path, monkeypatch):
     """Stopped between any two steps, each operation leaves no temporary file, and does its work when it is called again."""

@@ -48,9 +48,16 @@ def test_what_is_missing_moves_and_the_rest_stays(memory, target):
     memory.push(shelf.bundle("C"), "y")
     target.push(shelf.bundle("B"), "own")
     report = memory.sync_to(target)
-    assert (report.moved, report.kept, report.units_moved, report.units_present) == (("x", "y"), (), 4, 2)
+    assert (report.moved, report.kept, report.units_moved, report.units_present) == (
+        ("x", "y"),
+        (),
+        4,
+        2,
+    )
     assert report.bytes_moved == sum(
-        len(value) for key, value in shelf.raw(memory).items() if key not in shelf.raw(bundler_of("B"))
+        len(value)
+        for key, value in shelf.raw(memory).items()
+        if key not in shelf.raw(bundler_of("B"))
     )
     assert [tag.name for tag in target.tags()] == ["own", "x", "y"]
     assert target.verify().sound
@@ -74,12 +81,12 @@ def test_who_watches_is_told_of_units_that_moved(memory, target):
 
 
 def test_units_come_before_manifests_and_these_before_tags(memory, target):
-    """In this order a reader never finds a name for what is not there."""
+    """In this order a reader never finds a name for what is not there; last, each kernel is found by its key."""
     memory.push(shelf.bundle("A", "B"), "x")
     target._backend = watched = Watched(target._backend)
     memory.sync_to(target)
     kinds = [key.split("/")[1] for key in watched.written]
-    assert kinds == ["u"] * 4 + ["m", "t"]
+    assert kinds == ["u"] * 4 + ["m", "t", "b", "b"]
 
 
 @pytest.mark.parametrize("writes", range(4))
@@ -146,7 +153,9 @@ def test_units_that_are_others_are_refused(memory, target):
 def test_dictionaries_go_along(root, tmp_path, target):
     """Units that were compressed with a dictionary arrive with it, byte for byte."""
     same = random.Random(1).randbytes(3000)
-    bundle = bundler.merge([shelf.restorable(n, each=40, extra={"k.ttir": same + b"%d" % n}) for n in range(40)])
+    bundle = bundler.merge(
+        [shelf.restorable(n, each=40, extra={"k.ttir": same + b"%d" % n}) for n in range(40)]
+    )
     with bundler.open_store(f"file://{tmp_path}/near", f"file://{root}") as source:
         source.push(bundle, "t")
         assert source.stats().dictionaries > 0

@@ -52,7 +52,10 @@ def test_a_path_alone_is_a_store(root, opened, monkeypatch):
     """An absolute path, or one from the user's home, is the store of that directory, with the settings of a URL."""
     with opened(f"{root}?mode=group") as store:
         store.push(shelf.bundle("A"), "t")
-        assert (store.name, store.urls) == (f"file://{root}?mode=group", (f"file://{root}?mode=group",))
+        assert (store.name, store.urls) == (
+            f"file://{root}?mode=group",
+            (f"file://{root}?mode=group",),
+        )
     assert root.stat().st_mode & 0o7777 == 0o2770
     monkeypatch.setenv("HOME", str(root.parent))
     with opened(f"~/{root.name}?mode=group") as store:
@@ -66,17 +69,28 @@ def test_a_path_alone_is_a_store(root, opened, monkeypatch):
 def test_settings_of_the_environment_do_not_replace_those_of_a_url():
     """A server's URL gets what it does not say itself; a password in it is not replaced by a file's."""
     more = {"password_file": "/run/word", "timeout_s": 2.0}
-    assert with_settings("redis://host", more) == "redis://host?password_file=%2Frun%2Fword&timeout_s=2.0"
-    assert with_settings("redis://host/0?timeout_s=1", more) == "redis://host/0?timeout_s=1&password_file=%2Frun%2Fword"
+    assert (
+        with_settings("redis://host", more)
+        == "redis://host?password_file=%2Frun%2Fword&timeout_s=2.0"
+    )
+    assert (
+        with_settings("redis://host/0?timeout_s=1", more)
+        == "redis://host/0?timeout_s=1&password_file=%2Frun%2Fword"
+    )
     assert with_settings("redis://me:word@host", more) == "redis://me:word@host?timeout_s=2.0"
     assert with_settings("redis://me@host", more).startswith("redis://me@host?password_file=")
-    assert with_settings("unix:///run/redis.sock", {"timeout_s": 2.0}) == "unix:///run/redis.sock?timeout_s=2.0"
+    assert (
+        with_settings("unix:///run/redis.sock", {"timeout_s": 2.0})
+        == "unix:///run/redis.sock?timeout_s=2.0"
+    )
     for url in ("file:///a", "/a", "memory:", "redis://host"):
         assert with_settings(url, {}) == url
     assert with_settings("file:///a", more) == "file:///a"
 
 
-@pytest.mark.parametrize(("query", "mode"), [("", 0o700), ("?mode=private", 0o700), ("?mode=group", 0o2770)])
+@pytest.mark.parametrize(
+    ("query", "mode"), [("", 0o700), ("?mode=private", 0o700), ("?mode=group", 0o2770)]
+)
 def test_the_mode_decides_who_may_write(url, root, opened, query, mode):
     """A store is private unless it says that a group shares it."""
     opened(url + query).push(shelf.bundle("A"), "t")
@@ -133,7 +147,10 @@ def test_other_urls_are_refused_with_a_sentence(url):
 def test_a_refused_url_does_not_tell_its_secrets(caplog):
     """User, password and settings of a URL are in no message, fact or log."""
     caplog.set_level(logging.DEBUG)
-    for url in ("redis://:s3cret@host:6379/0?pass=s3cret", "redis://:s3cret@host:6379/0?readonly=s3cret"):
+    for url in (
+        "redis://:s3cret@host:6379/0?pass=s3cret",
+        "redis://:s3cret@host:6379/0?readonly=s3cret",
+    ):
         with pytest.raises(ConfigError) as caught:
             bundler.open_store(url)
         assert "s3cret" not in repr((str(caught.value), caught.value.facts, caplog.text))
@@ -160,7 +177,9 @@ def test_settings_that_cannot_be_used_are_refused(url, setting, words):
 
 def test_without_redis_py_the_message_names_the_extra(monkeypatch):
     """A Redis store without the package for it is a ConfigError with the fix."""
-    for name in [name for name in sys.modules if name.startswith(("redis", "bundler.backends.redis."))]:
+    for name in [
+        name for name in sys.modules if name.startswith(("redis", "bundler.backends.redis."))
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(ConfigError, match=r"pip install 'triton-bundler\[redis\]'"):
@@ -216,17 +235,27 @@ def test_every_error_of_a_byte_store_has_a_meaning():
         assert (caught.value.store, type(caught.value.__cause__)) == ("file:///s", kind)
 
 
-@pytest.mark.parametrize("call", ["push", "pull", "delete_tag", "tags", "stats", "verify", "prune", "restore"])
+@pytest.mark.parametrize(
+    "call", ["push", "pull", "delete_tag", "tags", "stats", "verify", "prune", "restore"]
+)
 def test_every_call_maps_the_byte_stores_errors(memory, call):
     """Whatever fails below is one of this package's errors above."""
     memory.push(shelf.bundle("A"), "t")
-    arguments = {"push": (shelf.bundle("B"), "t"), "pull": ("t",), "delete_tag": ("t",), "restore": ("t",)}.get(
-        call, ()
-    )
+    arguments = {
+        "push": (shelf.bundle("B"), "t"),
+        "pull": ("t",),
+        "delete_tag": ("t",),
+        "restore": ("t",),
+    }.get(call, ())
     for at in range(3):
         broken = shelf.wrapped(memory, shelf.Faulty, "fails", at)
-        with contextlib.suppress(StoreUnavailable, StoreFull, AccessDenied), warnings.catch_warnings():
-            warnings.simplefilter("ignore", BundlerWarning)  # these kernels are none that could be used
+        with (
+            contextlib.suppress(StoreUnavailable, StoreFull, AccessDenied),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter(
+                "ignore", BundlerWarning
+            )  # these kernels are none that could be used
             getattr(broken, call)(*arguments)
         assert broken._backend.struck or at > 0
 

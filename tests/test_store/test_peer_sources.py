@@ -49,7 +49,11 @@ def restored(url, tmp_path, peers, *near, name="cache", **choices):
         with bundler.open_store(*near, url, peers=peers, **choices) as store:
             report = store.restore("t", cache_dir=tmp_path / name, only="all")
             tiers = {tier.name.partition(" ")[0].partition(":")[0]: tier for tier in store.tiers}
-    return report, tiers, [str(one.message) for one in caught if issubclass(one.category, BundlerWarning)]
+    return (
+        report,
+        tiers,
+        [str(one.message) for one in caught if issubclass(one.category, BundlerWarning)],
+    )
 
 
 def test_units_come_from_a_peer(far, server, tmp_path):
@@ -75,13 +79,20 @@ def test_a_near_directory_is_filled_by_peers(far, server, tmp_path):
     _, tiers, said = restored(far, tmp_path, [server.url], near)
     assert (tiers["peer"].hits, said) == (2 * len(SEEDS) + 1, [])
     report, tiers, said = restored(far, tmp_path, [server.url], near, name="again")
-    assert (len(report.restored), tiers["peer"].hits, tiers["peer"].misses, said) == (len(SEEDS), 0, 0, [])
+    assert (len(report.restored), tiers["peer"].hits, tiers["peer"].misses, said) == (
+        len(SEEDS),
+        0,
+        0,
+        [],
+    )
 
 
 def test_units_of_a_peer_need_no_dictionary_of_it(root, tmp_path):
     """A peer's unit that was compressed with a dictionary is kept without: the near store can be read by itself."""
     same = random.Random(1).randbytes(3000)
-    bundle = bundler.merge([shelf.restorable(n, each=40, extra={"k.ttir": same + b"%d" % n}) for n in range(40)])
+    bundle = bundler.merge(
+        [shelf.restorable(n, each=40, extra={"k.ttir": same + b"%d" % n}) for n in range(40)]
+    )
     with bundler.open_store(f"file://{tmp_path}/a", "memory:") as dictionary_store:
         dictionary_store.push(bundle, "t")
         assert dictionary_store.stats().dictionaries
@@ -170,7 +181,9 @@ def test_a_peer_that_talks_nonsense_costs_a_warning(far, tmp_path, name):
     assert re.search(expected, said[0])
 
 
-@pytest.mark.parametrize("name", ["hangs", pytest.param("slow-loris", marks=pytest.mark.slow), "slow body", "refused"])
+@pytest.mark.parametrize(
+    "name", ["hangs", pytest.param("slow-loris", marks=pytest.mark.slow), "slow body", "refused"]
+)
 def test_a_peer_that_is_dead_or_slow_costs_no_more_than_its_bound(far, tmp_path, name):
     """However it does not answer, the restore goes on after the time-out, once, and the peer is left alone."""
     slow = {
@@ -194,9 +207,15 @@ def test_a_peer_that_is_dead_or_slow_costs_no_more_than_its_bound(far, tmp_path,
 def test_a_peer_behind_tls(far, server, tmp_path, monkeypatch, trusted):
     """A proxy with a certificate that this machine trusts is a peer; any other is left out, with a warning."""
     authority = redis_proxy.Certificates(tmp_path)
-    monkeypatch.setenv("SSL_CERT_FILE", authority.ca if trusted else redis_proxy.Certificates(tmp_path, "other").ca)
-    with redis_proxy.Proxy(("127.0.0.1", int(server.url.rpartition(":")[2])), tls=authority.context()) as proxy:
-        report, tiers, said = restored(far, tmp_path, [f"https://127.0.0.1:{proxy.port}?timeout_s=5"])
+    monkeypatch.setenv(
+        "SSL_CERT_FILE", authority.ca if trusted else redis_proxy.Certificates(tmp_path, "other").ca
+    )
+    with redis_proxy.Proxy(
+        ("127.0.0.1", int(server.url.rpartition(":")[2])), tls=authority.context()
+    ) as proxy:
+        report, tiers, said = restored(
+            far, tmp_path, [f"https://127.0.0.1:{proxy.port}?timeout_s=5"]
+        )
     assert len(report.restored) == len(SEEDS)
     assert tiers["file"].hits == (0 if trusted else 2 * len(SEEDS) + 1)
     assert len(said) == (0 if trusted else 1)
@@ -215,7 +234,10 @@ class Forged(shelf.Wrapped):
 
 def test_a_lying_peer_is_dropped_for_the_process(far, tmp_path, local):
     """Its units are whole by their seal and are others: one warning, no more requests, and the far store loses nothing."""
-    with StoreServer(Forged(local._backend), ANYWHERE) as server, warnings.catch_warnings(record=True) as caught:
+    with (
+        StoreServer(Forged(local._backend), ANYWHERE) as server,
+        warnings.catch_warnings(record=True) as caught,
+    ):
         warnings.simplefilter("always")
         with bundler.open_store(far, peers=[server.url]) as store:
             report = store.restore("t", cache_dir=tmp_path / "c", only="all")
@@ -236,7 +258,10 @@ def test_a_manifest_of_a_peer_is_the_one_that_the_tag_names(far, tmp_path, local
         def get_within(self, max_bytes):
             manifests = [key for key in max_bytes if key.startswith("v1/m/")]
             others = dict.fromkeys(manifests, shelf.raw(other)[shelf.of_kind(other, "m")[0]])
-            return self.inner.get_within({k: v for k, v in max_bytes.items() if k not in manifests}) | others
+            return (
+                self.inner.get_within({k: v for k, v in max_bytes.items() if k not in manifests})
+                | others
+            )
 
     with bundler.open_store("memory:") as other:
         other.push(shelf.restorable(99), "t")
@@ -268,7 +293,9 @@ def test_looking_after_a_store_asks_no_peer(far, server):
     assert server.total("objects_total") == 0
 
 
-def test_a_signature_that_is_required_is_required_of_what_peers_have(far, server, tmp_path, monkeypatch):
+def test_a_signature_that_is_required_is_required_of_what_peers_have(
+    far, server, tmp_path, monkeypatch
+):
     """Units of a peer make nothing visible that nobody vouches for."""
     monkeypatch.setenv("TRITON_BUNDLER_SIGNATURES", "require")
     monkeypatch.setenv("TRITON_BUNDLER_KEYS", str(tmp_path / "no-keys"))
@@ -333,7 +360,10 @@ def test_a_program_hears_of_a_dead_peer_once(far, monkeypatch, tmp_path):
             pass
     said = [str(one.message) for one in caught if issubclass(one.category, BundlerWarning)]
     assert len(said) == 1, said
-    assert "peer http://127.0.0.1:1: unavailable: Connection refused; the store goes on without it" in said[0]
+    assert (
+        "peer http://127.0.0.1:1: unavailable: Connection refused; the store goes on without it"
+        in said[0]
+    )
 
 
 def test_what_peers_do_not_say_is_no_answer_of_a_dead_store(far, server, memory, tmp_path):
@@ -351,7 +381,9 @@ def test_what_peers_do_not_say_is_no_answer_of_a_dead_store(far, server, memory,
                 with pytest.raises(StoreUnavailable):
                     other.pull("t")
                 with pytest.raises(StoreUnavailable):
-                    unknown.blobs.read_blob(bytes.fromhex(lacking.kernels[0].artifacts[0].digest[7:]))
+                    unknown.blobs.read_blob(
+                        bytes.fromhex(lacking.kernels[0].artifacts[0].digest[7:])
+                    )
             for use in (replica.tags, replica.stats, lambda: replica.pull("t")):
                 with pytest.raises(StoreUnavailable):
                     use()
@@ -379,15 +411,22 @@ def test_a_served_store_is_a_store(server, tmp_path):
         assert store.stats().units == 2 * len(SEEDS)
         assert store.verify().sound
         digest = store.pull("t").digest
-        assert len(store.restore(digest[:20], cache_dir=tmp_path / "c", only="all").restored) == len(SEEDS)
+        assert len(
+            store.restore(digest[:20], cache_dir=tmp_path / "c", only="all").restored
+        ) == len(SEEDS)
         with pytest.raises(BundlerError, match="reading only"):
             store.push(shelf.restorable(1), "x")
 
 
-@pytest.mark.parametrize("name", ["cut off", "nonsense", "redirect", "another web server", "busy", "broken"])
+@pytest.mark.parametrize(
+    "name", ["cut off", "nonsense", "redirect", "another web server", "busy", "broken"]
+)
 def test_a_served_store_that_is_none_is_an_error(name):
     """A command gets one typed error that names the URL, within the deadline."""
-    with lying(HOSTILE[name][0]) as (url, _), bundler.open_store(f"tb+{url}?timeout_s=0.3") as store:
+    with (
+        lying(HOSTILE[name][0]) as (url, _),
+        bundler.open_store(f"tb+{url}?timeout_s=0.3") as store,
+    ):
         started = time.monotonic()
         with pytest.raises(StoreUnavailable, match=r"tb\+http://127.0.0.1:\d+"):
             store.pull("t")
@@ -403,7 +442,10 @@ def test_a_retry_after_is_honoured(far, server, tmp_path):
         asked.append(handler.path)
         (busy if len(asked) < 3 else raw(OK.format(3), b"val"))(handler)
 
-    with lying(answer) as (url, _), PeerBackend(parse_served(f"tb+{url}"), proofs_only=False) as peer:
+    with (
+        lying(answer) as (url, _),
+        PeerBackend(parse_served(f"tb+{url}"), proofs_only=False) as peer,
+    ):
         assert peer.read_ref("v1/t/x") == b"val"
     assert len(asked) == 3
 
@@ -457,12 +499,16 @@ def started_from_the_first(count, tmp_path):
             far = f"tb+{far_server.url}?timeout_s=60"
             near = f"file://{tmp_path}/near"
             with bundler.open_store(near, far) as first:
-                assert len(first.restore("t", cache_dir=tmp_path / "first", only="all").restored) == 10
+                assert (
+                    len(first.restore("t", cache_dir=tmp_path / "first", only="all").restored) == 10
+                )
                 with first.serve(ANYWHERE) as server:
                     start, results = context.Event(), context.Queue()
                     peers = [f"{server.url}?timeout_s=60"]
                     processes = [
-                        context.Process(target=replica, args=(number, far, peers, tmp_path, start, results))
+                        context.Process(
+                            target=replica, args=(number, far, peers, tmp_path, start, results)
+                        )
                         for number in range(count - 1)
                     ]
                     for process in processes:
@@ -476,7 +522,9 @@ def started_from_the_first(count, tmp_path):
     return units, done
 
 
-@pytest.mark.parametrize("count", [8, pytest.param(64, marks=[pytest.mark.slow, pytest.mark.timeout(240)])])
+@pytest.mark.parametrize(
+    "count", [8, pytest.param(64, marks=[pytest.mark.slow, pytest.mark.timeout(240)])]
+)
 def test_replicas_that_start_from_the_first_spare_the_far_store(tmp_path, count):
     """Of all replicas together the far store reads each unit at most three times; here once, by the first."""
     units, done = started_from_the_first(count, tmp_path)

@@ -29,11 +29,16 @@ def sizes(store, *keys):
 def reached(store, tag="t"):
     """Return the keys that a tag reaches, told a second time."""
     with store.pull(tag, read_only=True) as pulled:
-        return {shelf.manifest_of(store, tag)} | {
-            shelf.unit_of(store, pulled, number, kind)
-            for number in range(len(pulled.kernels))
-            for kind in ("cubin", "ttir")
-        }
+        entries = {shelf.entry_of(kernel) for kernel in pulled.kernels}
+        return (
+            {shelf.manifest_of(store, tag)}
+            | entries
+            | {
+                shelf.unit_of(store, pulled, number, kind)
+                for number in range(len(pulled.kernels))
+                for kind in ("cubin", "ttir")
+            }
+        )
 
 
 def test_what_no_tag_reaches_is_removed(filled):
@@ -65,12 +70,16 @@ def test_what_was_touched_in_the_last_day_is_spared(filled):
     report = filled.prune()
     assert (report.removed, report.spared) == ((), len(shelf.raw(filled)) - len(reached(filled)))
     shelf.age(filled, 2 * DAYS)
-    (manifest,) = [k for k in shelf.of_kind(filled, "m") if k.split("/")[2] == shelf.bundle("D").digest[7:]]
+    (manifest,) = [
+        k for k in shelf.of_kind(filled, "m") if k.split("/")[2] == shelf.bundle("D").digest[7:]
+    ]
     shelf.age(filled, 0, manifest)
     report = filled.prune()
     assert report.spared == 3
     assert filled.verify().sound
-    assert shelf.contents(filled.pull(shelf.bundle("D").digest)) == shelf.contents(shelf.bundle("D"))
+    assert shelf.contents(filled.pull(shelf.bundle("D").digest)) == shelf.contents(
+        shelf.bundle("D")
+    )
 
 
 def test_age_is_on_the_clock_of_the_store(filled, monkeypatch):
@@ -81,19 +90,23 @@ def test_age_is_on_the_clock_of_the_store(filled, monkeypatch):
             return super().now_s() - 9.5 * DAYS
 
     assert shelf.wrapped(filled, Elsewhere).prune().removed == ()
-    assert len(filled.prune().removed) == 6
+    assert len(filled.prune().removed) == 8
 
 
 def test_the_oldest_go_first_until_there_is_room(filled):
     """With a limit, objects go by age until the store is small enough."""
     total = sizes(filled)
-    (old,) = [k for k in shelf.of_kind(filled, "m") if k.split("/")[2] == shelf.bundle("D").digest[7:]]
+    (old,) = [
+        k for k in shelf.of_kind(filled, "m") if k.split("/")[2] == shelf.bundle("D").digest[7:]
+    ]
     units = [shelf.unit_of(filled, shelf.bundle("D"), 0, kind) for kind in ("cubin", "ttir")]
-    shelf.age(filled, 20 * DAYS, old, *units)
+    (entry,) = [shelf.entry_of(kernel) for kernel in shelf.bundle("D").kernels]
+    shelf.age(filled, 20 * DAYS, old, entry, *units)
     assert filled.prune(max_bytes=total).removed == ()
-    report = filled.prune(max_bytes=total - 1)
-    assert report.removed == (old,)
-    assert report.kept_bytes == sizes(filled) <= total - 1
+    for first in (entry, old):
+        report = filled.prune(max_bytes=sizes(filled) - 1)
+        assert report.removed == (first,)
+    assert report.kept_bytes == sizes(filled) < total
     report = filled.prune(max_bytes=sizes(filled) - 1)
     assert len(report.removed) == 1
     assert report.removed[0] in units
@@ -127,12 +140,15 @@ def test_what_is_spared_counts_against_the_limit(filled):
 def test_an_age_can_be_asked_for(filled):
     """With an age only what is older goes, and never what is younger than a day."""
     assert filled.prune(older_than_s=11 * DAYS).removed == ()
-    (old,) = [k for k in shelf.of_kind(filled, "m") if k.split("/")[2] == shelf.bundle("D").digest[7:]]
+    (old,) = [
+        k for k in shelf.of_kind(filled, "m") if k.split("/")[2] == shelf.bundle("D").digest[7:]
+    ]
     units = [shelf.unit_of(filled, shelf.bundle("D"), 0, kind) for kind in ("cubin", "ttir")]
-    shelf.age(filled, 12 * DAYS, old, *units)
+    (entry,) = [shelf.entry_of(kernel) for kernel in shelf.bundle("D").kernels]
+    shelf.age(filled, 12 * DAYS, old, entry, *units)
     report = filled.prune(older_than_s=11 * DAYS)
-    assert set(report.removed) == {old, *units}
-    assert report.removed[0] == old
+    assert set(report.removed) == {old, entry, *units}
+    assert report.removed[:2] == (entry, old)
     shelf.age(filled, DAYS / 2)
     assert filled.prune(older_than_s=0).removed == ()
 
@@ -152,7 +168,7 @@ def test_a_grace_of_nothing_frees_space_at_once(store):
     report = store.prune(grace_s=0)
     assert set(report.removed) == before.keys() - needed
     assert (set(shelf.raw(store)), report.spared, report.grace_s) == (needed, 0, 0)
-    assert held(report) == {"tags": (5, report.tagged_bytes)}
+    assert held(report) == {"tags": (7, report.tagged_bytes)}
     assert shelf.contents(store.pull("t")) == shelf.contents(shelf.bundle("A", "B"))
     store.delete_tag("t")
     assert store.prune(grace_s=0).kept_bytes == 0
@@ -163,7 +179,7 @@ def test_a_grace_is_as_long_as_was_asked_for(filled):
     assert filled.prune(grace_s=11 * DAYS, dry_run=True).removed == ()
     shelf.age(filled, 90)
     assert filled.prune(grace_s=3600, dry_run=True).removed == ()
-    assert len(filled.prune(grace_s=60).removed) == 6
+    assert len(filled.prune(grace_s=60).removed) == 8
 
 
 @pytest.mark.parametrize("grace_s", [-1, float("nan"), float("inf")])
@@ -183,7 +199,7 @@ def test_the_report_says_what_holds_what(filled):
     shelf.age(filled, 60, *young)
     report = filled.prune(older_than_s=11 * DAYS)
     assert held(report) == {
-        "tags": (5, tagged), "grace": (1, sizes(filled, *young)), "older_than": (5, total - tagged - sizes(filled, *young)),
+        "tags": (7, tagged), "grace": (1, sizes(filled, *young)), "older_than": (7, total - tagged - sizes(filled, *young)),
     }  # fmt: skip
     report = filled.prune(max_bytes=total - 1)
     assert sum(one.size_bytes for one in report.held) == report.kept_bytes == sizes(filled)
@@ -270,7 +286,7 @@ def test_a_tag_that_cannot_be_followed_stops_pruning(filled, harm):
     assert (report.removed, [tag for tag, _ in report.unfollowed]) == ((), ["t"])
     assert report.spared > 0
     filled.push(shelf.bundle("A", "B"), "t")
-    assert len(filled.prune().removed) == 6
+    assert len(filled.prune().removed) == 8
     assert filled.verify().sound
 
 
@@ -280,7 +296,7 @@ def test_a_damaged_manifest_that_no_tag_names_does_not(filled):
         if key != shelf.manifest_of(filled, "t"):
             shelf.flip(filled, key)
     shelf.age(filled, 2 * DAYS)
-    assert len(filled.prune().removed) == 6
+    assert len(filled.prune().removed) == 8
     assert filled.verify().sound
 
 
@@ -312,7 +328,7 @@ def test_a_store_that_may_not_be_changed_says_so(filled):
     reader = shelf.wrapped(filled, shelf.Denying)
     with pytest.raises(AccessDenied):
         reader.prune()
-    assert len(reader.prune(dry_run=True).removed) == 6
+    assert len(reader.prune(dry_run=True).removed) == 8
 
 
 # Beside others -----------------------------------------------------------------------------------------------------------
@@ -373,7 +389,8 @@ def test_what_is_touched_between_the_look_and_the_removal_stays(local, monkeypat
     monkeypatch.setattr(os, "rename", rename)
     report = local.prune()
     assert pushed[0].blobs_sent == 0
-    assert report.removed == ()
+    assert report.removed == ()  # nor is the entry by which its kernel is found
+    assert local.kernel_records().look_up([shelf.bundle("A").kernels[0].key]).bundle.kernels
     assert shelf.contents(local.pull("t")) == shelf.contents(shelf.bundle("A"))
 
 
@@ -389,7 +406,8 @@ def test_a_manifest_that_stays_keeps_its_units(memory):
                 self.inner.touch([manifest])
             return call(argument)
 
-    assert shelf.wrapped(memory, Touching).prune().removed == ()
+    entry = shelf.entry_of(shelf.bundle("A").kernels[0])
+    assert shelf.wrapped(memory, Touching).prune().removed == (entry,)
     assert memory.verify().sound
 
 
@@ -399,9 +417,9 @@ def test_pruning_takes_few_round_trips(memory):
         memory.push(shelf.bundle(seed))
     shelf.age(memory, 10 * DAYS)
     noting = shelf.wrapped(memory, shelf.Noting)
-    assert len(noting.prune().removed) == 300
-    assert [len(keys) for keys in noting._backend.named("delete")] == [100, 200]
-    assert len(noting._backend.calls) < 12
+    assert len(noting.prune().removed) == 400
+    assert [len(keys) for keys in noting._backend.named("delete")] == [100, 100, 200]
+    assert len(noting._backend.calls) < 18
 
 
 def test_entries_of_every_kind_are_kept_and_removed(store):

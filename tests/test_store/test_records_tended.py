@@ -40,8 +40,14 @@ def test_stats_count_records(published):
     published.file_records().publish("tuned", "x.json", b"{}")
     stats, raw = published.stats(), shelf.raw(published)
     assert (stats.units, stats.manifests, stats.records, stats.failures) == (4, 1, 3, 1)
-    assert stats.record_bytes == sum(len(value) for key, value in raw.items() if key[:5] in {"v1/k/", "v1/s/"})
-    assert stats.unit_bytes + stats.manifest_bytes + stats.record_bytes == sum(map(len, raw.values()))
+    assert stats.record_bytes == sum(
+        len(value) for key, value in raw.items() if key[:5] in {"v1/k/", "v1/s/"}
+    )
+    assert stats.index_bytes == sum(len(raw[key]) for key in shelf.of_kind(published, "b"))
+    parts = (stats.unit_bytes, stats.manifest_bytes, stats.record_bytes, stats.index_bytes)
+    assert sum(parts) == sum(map(len, raw.values()))
+    keys = {key[5:] for key in raw if key[:5] in {"v1/k/", "v1/b/"}}
+    assert stats.kernels == len(keys)
 
 
 def test_verify_checks_records_and_their_units(published):

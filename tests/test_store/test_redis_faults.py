@@ -110,7 +110,9 @@ def restored(store, cache, tag="t"):
         warnings.simplefilter("ignore", BundlerWarning)
         report = store.restore(tag, cache_dir=cache, only="all")
     return report, {
-        path.relative_to(cache).as_posix(): path.read_bytes() for path in cache.rglob("*") if path.is_file()
+        path.relative_to(cache).as_posix(): path.read_bytes()
+        for path in cache.rglob("*")
+        if path.is_file()
     }
 
 
@@ -210,13 +212,17 @@ def test_a_server_that_is_killed_in_a_pull(mortal, at, tmp_path):
             report, files = restored(broken, cache)
         except StoreUnavailable:
             files = {
-                path.relative_to(cache).as_posix(): path.read_bytes() for path in cache.rglob("*") if path.is_file()
+                path.relative_to(cache).as_posix(): path.read_bytes()
+                for path in cache.rglob("*")
+                if path.is_file()
             }
         if broken._backend.struck is None:
             assert set(report.restored) == keys(*AB)
             break
         whole = shelf.contents(kernels(*AB))
-        assert {name: data for name, data in files.items() if name in whole}.items() <= whole.items()
+        assert {
+            name: data for name, data in files.items() if name in whole
+        }.items() <= whole.items()
         mortal.restart()
     assert number > 3
 
@@ -294,7 +300,9 @@ def test_a_server_that_is_too_small_for_what_is_pushed(mortal, at, tmp_path):
             seen.add("gone")
             continue
         whole = shelf.contents(bundle)
-        assert {name: data for name, data in files.items() if name in whole}.items() <= whole.items()
+        assert {
+            name: data for name, data in files.items() if name in whole
+        }.items() <= whole.items()
         seen.add("partly" if report.skipped else "whole")
     assert "gone" in seen or "partly" in seen
     assert store.verify().damaged == ()
@@ -330,10 +338,21 @@ def test_a_read_only_replica(server, at, tmp_path):
     at(server.url()).push(kernels(*AB), "t")
     secret = redis_server.PASSWORDS["admin"]
     server.client().config_set("repl-diskless-sync-delay", 0)
-    of = ("--replicaof", "127.0.0.1", str(server.port), "--masteruser", "admin", "--masterauth", secret)
+    of = (
+        "--replicaof",
+        "127.0.0.1",
+        str(server.port),
+        "--masteruser",
+        "admin",
+        "--masterauth",
+        secret,
+    )
     with redis_server.running(redis_server.NAMES[0], *of) as replica:
         admin = replica.client()
-        redis_server._until(lambda: admin.info("replication")["master_link_status"] == "up", "the replica did not sync")
+        redis_server._until(
+            lambda: admin.info("replication")["master_link_status"] == "up",
+            "the replica did not sync",
+        )
         store = at(replica.url())
         report, _ = restored(store, tmp_path / "cache")
         assert set(report.restored) == keys(*AB)
@@ -418,7 +437,9 @@ def test_two_pushers_to_one_tag(server, at):
 def test_values_corrupted_by_hand(server, store, tmp_path):
     """A flipped bit, a cut end or other bytes in any value: never wrong bytes; verify names it, and a push repairs it."""
     changes = [
-        lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 4]) + data[len(data) // 2 + 1 :],
+        lambda data: (
+            data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 4]) + data[len(data) // 2 + 1 :]
+        ),
         lambda data: data[:-1],
         lambda data: b"",
         lambda data: os.urandom(len(data)),
@@ -436,7 +457,9 @@ def test_values_corrupted_by_hand(server, store, tmp_path):
                 _, files = restored(store, cache)
             except (DigestMismatch, FormatError, NotFound):
                 files = {}
-            assert {name: data for name, data in files.items() if name in whole}.items() <= whole.items()
+            assert {
+                name: data for name, data in files.items() if name in whole
+            }.items() <= whole.items()
             store.verify(repair=True)
             store.push(bundle, "t")
             assert store.verify().sound
@@ -512,10 +535,12 @@ def test_a_fork_with_an_open_connection(store):
 
 
 def test_what_is_pulled_lives_on(server, at):
-    """Pulling prolongs the tag, the manifest and the units; a read-only pull prolongs no object."""
+    """Pulling prolongs the tag, the manifest and the units; a read-only pull prolongs no object.  What says where a kernel is lives long anyway."""
     store, admin = at(server.url(), ttl_s=100, **PATIENT), server.client()
     store.push(kernels(*AB), "t")
-    names = admin.keys("tb:*")
+    entries = admin.keys("tb:o:v1/b/*")
+    assert [admin.pttl(name) > 1_100_000 for name in entries] == [True] * len(AB)
+    names = [name for name in admin.keys("tb:*") if name not in entries]
     for name in names:
         admin.pexpire(name, 50_000)
     store.pull("t", read_only=True).close()

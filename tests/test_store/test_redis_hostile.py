@@ -118,7 +118,8 @@ def test_one_bad_value_is_nobody_elses(store, admin, kind, change):
     store.prune(dry_run=True)
     assert shelf.contents(store.pull("u")) == shelf.contents(B)
     if kind == "k":
-        assert store.kernel_records().look_up([A.kernels[0].key]).missing == (A.kernels[0].key,)
+        # The bundle of tag t has the kernel too.
+        assert store.kernel_records().look_up([A.kernels[0].key]).bundle.kernels
     else:
         with pytest.raises((NotFound, FormatError, DigestMismatch)):
             shelf.contents(store.pull("t"))
@@ -154,7 +155,9 @@ def test_verify_tells_and_removes(store, admin):
         verdict = backend.verify(repair=repair)
         assert {key for key, _ in verdict.damaged} == {name[5:] for name in units}
         # The record lost its units, and goes with them.
-        assert set(verdict.removed) == ({name[5:] for name in [*units, record]} if repair else set())
+        assert set(verdict.removed) == (
+            {name[5:] for name in [*units, record]} if repair else set()
+        )
     assert admin.exists(*units) == 0
 
 
@@ -170,7 +173,12 @@ def test_a_strange_key_is_damage_or_nothing(key):
     store = Store(MemoryBackend(), "memory")
     store.push(A, "t")
     store.kernel_records().publish(A)
-    for payload in (b"", b"x" * 100, shelf.packed([1, b"x", b"y"]), shelf.packed([1, "a", "b", b"c"])):
+    for payload in (
+        b"",
+        b"x" * 100,
+        shelf.packed([1, b"x", b"y"]),
+        shelf.packed([1, "a", "b", b"c"]),
+    ):
         shelf.overwrite(store, key, shelf.sealed(payload))
         assert store.verify().damaged == tuple(sorted(store.verify(repair=True).damaged))
         store.stats()
@@ -182,7 +190,9 @@ def test_a_strange_key_is_damage_or_nothing(key):
 
 def test_strange_tags_are_told(store, admin):
     """Tags whose names or values nobody of ours made are listed with what is wrong, and can be deleted."""
-    for number, value in enumerate([b"", b"\xc1", b"x" * 1000, shelf.packed([1, "v1/m"]), shelf.packed([1, "v1/u/x"])]):
+    for number, value in enumerate(
+        [b"", b"\xc1", b"x" * 1000, shelf.packed([1, "v1/m"]), shelf.packed([1, "v1/u/x"])]
+    ):
         admin.set(f"tb:r:v1/t/strange{number}", value)
     a_list(admin, "tb:r:v1/t/list")
     problems = {tag.name: tag.problem for tag in store.tags()}
@@ -237,7 +247,10 @@ def test_random_hostile_values_keep_every_promise(run_tool, tmp_path):
     """The fuzzer changes keys of a real server in all these ways, does what users do, and finds no promise broken."""
     done = run_tool("fuzz redis", "--count", CASES, "--seed", 5, "--keep", tmp_path)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    outcomes = {name: int(count) for name, count in re.findall(r"^(\w+) +(\d+) +[\d.]+%$", done.stdout, re.M)}
+    outcomes = {
+        name: int(count)
+        for name, count in re.findall(r"^(\w+) +(\d+) +[\d.]+%$", done.stdout, re.M)
+    }
     assert sum(outcomes.values()) == CASES
     assert 0 < outcomes["accepted"] < CASES
     assert list(tmp_path.iterdir()) == []

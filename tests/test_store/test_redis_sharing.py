@@ -55,7 +55,9 @@ def test_pushed_in_one_process_and_restored_in_another(server, compiled, tmp_pat
 
 
 def _workshop():
-    spec = importlib.util.spec_from_file_location("workshop", HERE.parent / "test_lifecycle" / "workshop.py")
+    spec = importlib.util.spec_from_file_location(
+        "workshop", HERE.parent / "test_lifecycle" / "workshop.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -65,9 +67,14 @@ def test_the_page_tells_every_setting_and_its_default():
     """docs/cluster.md lists the settings that there are, with their defaults."""
     from bundler.backends.redis import url_settings
 
-    rows = [line.split("|")[1:3] for line in DOCS.read_text().splitlines() if line.startswith("| `")]
+    rows = [
+        line.split("|")[1:3] for line in DOCS.read_text().splitlines() if line.startswith("| `")
+    ]
     told = {
-        name.strip(" `"): default.strip() for names, default in rows for name in names.split(",") if "://" not in names
+        name.strip(" `"): default.strip()
+        for names, default in rows
+        for name in names.split(",")
+        if "://" not in names
     }
     assert url_settings._RULES.keys() <= told.keys()
     defaults = {
@@ -77,7 +84,9 @@ def test_the_page_tells_every_setting_and_its_default():
         "connect_timeout_s": 0.25,
         "timeout_s": 0.25,
     }
-    assert {name: told[name] for name in defaults} == {name: str(value) for name, value in defaults.items()}
+    assert {name: told[name] for name in defaults} == {
+        name: str(value) for name, value in defaults.items()
+    }
     assert (url_settings.DEFAULT_TTL_S, url_settings.DEFAULT_NAMESPACE) == (2592000, "tb")
     assert (url_settings.DEFAULT_CONNECT_TIMEOUT_S, url_settings.DEFAULT_TIMEOUT_S) == (0.25, 0.25)
     users = {name.strip(" `") for name, _ in rows} & set(redis_server.PASSWORDS)

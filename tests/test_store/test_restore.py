@@ -46,7 +46,11 @@ def test_restoring_from_a_store_is_restoring_the_bundle(pushed, real, cache):
     shutil.rmtree(cache)
     report = pushed.restore("t", only="all")
     assert tree(cache) == right
-    assert (report.restored, report.files, report.bytes) == (expected.restored, expected.files, expected.bytes)
+    assert (report.restored, report.files, report.bytes) == (
+        expected.restored,
+        expected.files,
+        expected.bytes,
+    )
     assert (report.skipped, report.damaged, report.directories) == ((), (), (str(cache),))
     assert pushed.restore("t", only="all").present == report.restored
 
@@ -63,7 +67,9 @@ def test_only_what_is_needed_is_fetched(pushed, real, tmp_path):
     noting = shelf.wrapped(pushed, shelf.Noting)
     report = noting.restore("t", cache_dir=tmp_path / "c", only="all", keep="launch")
     fetched = {key for keys in noting._backend.named("get") for key in keys}
-    launch = {shelf.unit_of(pushed, real, number, k.binary.kind) for number, k in enumerate(real.kernels)}
+    launch = {
+        shelf.unit_of(pushed, real, number, k.binary.kind) for number, k in enumerate(real.kernels)
+    }
     assert fetched == launch | {shelf.manifest_of(pushed, "t")}
     assert report.files == 3 * len(real.kernels)
 
@@ -128,7 +134,13 @@ def test_wrong_bytes_are_never_restored(pushed, real, cache):
 
 def test_restores_keywords_are_restores(pushed, tmp_path, real):
     """Bad keywords are refused as `bundler.restore` refuses them."""
-    for bad in ({"keep": "some"}, {"only": "none"}, {"trust": "nobody"}, {"devices": []}, {"cache_dir": ""}):
+    for bad in (
+        {"keep": "some"},
+        {"only": "none"},
+        {"trust": "nobody"},
+        {"devices": []},
+        {"cache_dir": ""},
+    ):
         with pytest.raises(ConfigError):
             pushed.restore("t", **bad)
     report = pushed.restore("t", cache_dir=tmp_path / "c", only="usable")
@@ -139,7 +151,9 @@ def test_restores_keywords_are_restores(pushed, tmp_path, real):
     ("opened_with", "asked", "restored"),
     [("kernels", None, 0), ("code", None, 1), ("kernels", "code", 1), ("code", "kernels", 0)],
 )
-def test_trust_is_the_stores_unless_told_otherwise(url, opened, compiled, tmp_path, opened_with, asked, restored):
+def test_trust_is_the_stores_unless_told_otherwise(
+    url, opened, compiled, tmp_path, opened_with, asked, restored
+):
     """Shared libraries are restored when the store was opened with that trust, or the call has it."""
     with bundler.pack(compiled.cache) as packed:
         source = tmp_path / "source"
@@ -162,9 +176,13 @@ def test_a_store_that_we_may_only_read_can_be_restored_from(pushed, real, root, 
     place = tmp_path / "mounted"
     place.mkdir()
     try:
-        done = subprocess.run(["mount", "--bind", str(root), str(place)], capture_output=True, text=True)
+        done = subprocess.run(
+            ["mount", "--bind", str(root), str(place)], capture_output=True, text=True
+        )
         if done.returncode == 0:
-            done = subprocess.run(["mount", "-o", "remount,ro,bind", str(place)], capture_output=True, text=True)
+            done = subprocess.run(
+                ["mount", "-o", "remount,ro,bind", str(place)], capture_output=True, text=True
+            )
             mounted = True
         else:
             mounted = False
@@ -194,7 +212,9 @@ def test_a_pulled_bundle_may_be_restored_saved_and_merged(pushed, real, tmp_path
             assert saved.digest == real.digest
             assert bundler.merge([pulled, saved]).digest == real.digest
         small = pulled.select(target="cuda:90", keep="launch")
-        assert len(bundler.restore(small, tmp_path / "c", only="all").restored) == len(small.kernels)
+        assert len(bundler.restore(small, tmp_path / "c", only="all").restored) == len(
+            small.kernels
+        )
 
 
 def test_a_real_cache_goes_through_a_store(local, real_cache, tmp_path):
@@ -205,7 +225,9 @@ def test_a_real_cache_goes_through_a_store(local, real_cache, tmp_path):
             warnings.simplefilter("error")
             report = local.restore("t", cache_dir=tmp_path / "c", only="all", trust="code")
         assert report.usable == len(bundle.kernels)
-        assert len(report.companions) == len((*bundle.tuning_files, *bundle.helpers, *bundle.opaque))
+        assert len(report.companions) == len(
+            (*bundle.tuning_files, *bundle.helpers, *bundle.opaque)
+        )
         assert (report.skipped, report.damaged) == ((), ())
     assert os.listdir(tmp_path / "c")
 
@@ -216,7 +238,9 @@ def test_a_real_cache_goes_through_a_store(local, real_cache, tmp_path):
 def in_use(store, tag):
     """Return the keys that a pull of this tag marks: its manifest and its units."""
     with store.pull(tag, read_only=True) as pulled:
-        return sorted({shelf.manifest_of(store, tag), *(unit.key for unit in units_of(pulled.content))})
+        return sorted(
+            {shelf.manifest_of(store, tag), *(unit.key for unit in units_of(pulled.content))}
+        )
 
 
 @pytest.mark.parametrize("keep", ["all", "launch"])
@@ -257,7 +281,9 @@ def test_marks_that_fail_harm_no_restore(pushed, real, tmp_path):
 
 @pytest.mark.parametrize("writer", ["where it was built", "in Python"])
 @pytest.mark.parametrize("kind", ["cubin", "json"])
-def test_a_unit_of_other_bytes_is_found_by_who_writes_it_and_removed(local, tmp_path, monkeypatch, kind, writer):
+def test_a_unit_of_other_bytes_is_found_by_who_writes_it_and_removed(
+    local, tmp_path, monkeypatch, kind, writer
+):
     """Sealed by whoever changed it, it is what was stored; the digests of its files tell, before anybody sees the kernel."""
     if writer == "in Python":
         monkeypatch.setattr(kernel_writer, "compiled_writer", lambda: None)
@@ -267,7 +293,8 @@ def test_a_unit_of_other_bytes_is_found_by_who_writes_it_and_removed(local, tmp_
     launch = sorted(kernel.launch_set, key=lambda artifact: artifact.digest)
     key = shelf.unit_of(local, bundle)
     changed = [
-        shelf.flipped(bundle.read(artifact)) if artifact.kind == kind else bundle.read(artifact) for artifact in launch
+        shelf.flipped(bundle.read(artifact)) if artifact.kind == kind else bundle.read(artifact)
+        for artifact in launch
     ]
     shelf.overwrite(local, key, shelf.sealed(b"".join(changed)))
     with warnings.catch_warnings():

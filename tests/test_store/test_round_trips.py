@@ -33,7 +33,7 @@ def server():
 
 
 @pytest.fixture
-def trips(monkeypatch, parser):
+def trips(monkeypatch):
     """A list that gets, for each exchange with a server, how many commands were sent."""
     made, run = [], server_exchange.run
 
@@ -107,16 +107,18 @@ def test_a_warm_rank_with_two_hundred_kernels_asks_six_times_at_most(asked, tmp_
     assert trips <= 6
 
 
-def test_a_push_takes_four_round_trips_and_two_for_each_batch(asked):
-    """Tag, dictionaries, manifest, tag, and for each batch have/want and data; with nothing to send, the first of these."""
+def test_a_push_takes_five_round_trips_and_two_for_each_batch(asked):
+    """Tag, dictionaries, manifest, index, tag, and for each batch have/want and data; with nothing to send, the first of these, and a sample
+    of the index.
+    """
     bundle, keys = shelf.restorable(*range(KERNELS)), 2 * KERNELS + 1
     report, trips, commands = asked(lambda store: store.push(bundle, "t", "replace"))
     assert report.blobs_sent == 2 * KERNELS
-    assert trips <= 4 + 2 * batches(keys)
+    assert trips <= 5 + 2 * batches(keys)
     assert commands["set"] >= keys
     report, trips, commands = asked(lambda store: store.push(bundle, "t", "replace"))
     assert (report.blobs_sent, report.bytes_sent) == (0, 0)
-    assert trips <= 1 + batches(keys)
+    assert trips <= 2 + batches(keys)
     assert "set" not in commands
 
 
@@ -127,7 +129,7 @@ def test_a_dictionary_costs_a_push_one_round_trip_and_a_pull_none(asked, trips, 
         files.kernel(seed, "k", source=f"a.py {seed}", extra={"k.llir": build.noise("same", 60_000) + b"%d" % seed})
         for seed in range(20)
     ))  # fmt: skip
-    assert asked(lambda store: store.push(alike, "t"))[1] <= 4 + 2
+    assert asked(lambda store: store.push(alike, "t"))[1] <= 5 + 2
     with bundler.open_store(server.url(), **PATIENT) as store:
         assert store.stats().dictionaries == 1
         trips.clear()
@@ -141,7 +143,12 @@ def test_ptxas_is_asked_as_soon_as_the_tag_says_for_what(trips, server, tmp_path
     """The program takes milliseconds, in which the manifest is fetched and decoded; it is asked once."""
     server.client().flushdb()
     files = build.Files()
-    alike = files.bundle(*(files.kernel(s, extra={"k.llir": build.noise("x", 60_000) + s.encode()}) for s in "ABCDEF"))
+    alike = files.bundle(
+        *(
+            files.kernel(s, extra={"k.llir": build.noise("x", 60_000) + s.encode()})
+            for s in "ABCDEF"
+        )
+    )
     begun, begin = [], compatibility.Questions._begin
 
     def noting(questions, call):
@@ -162,7 +169,12 @@ def test_ptxas_is_asked_as_soon_as_the_tag_says_for_what(trips, server, tmp_path
 def test_a_near_tier_holds_dictionaries_too(tmp_path):
     """What was fetched once is read from the directory when the server is gone."""
     near, files = f"file://{tmp_path}/near", build.Files()
-    alike = files.bundle(*(files.kernel(s, extra={"k.llir": build.noise("x", 60_000) + s.encode()}) for s in "ABCDEF"))
+    alike = files.bundle(
+        *(
+            files.kernel(s, extra={"k.llir": build.noise("x", 60_000) + s.encode()})
+            for s in "ABCDEF"
+        )
+    )
     with redis_server.running(redis_server.NAMES[0]) as mortal:
         with bundler.open_store(mortal.url(), **PATIENT) as store:
             store.push(alike, "t")
@@ -183,7 +195,9 @@ def test_single_files_come_in_one_round_trip(asked, tmp_path):
     """Tuning files are units of their own, and are fetched together all the same."""
     files = build.Files()
     (key,) = shelf.real_keys("A")
-    tuned = [files.tuning(f"{key}/{number}.autotune.json", b"{}%d" % number) for number in range(40)]
+    tuned = [
+        files.tuning(f"{key}/{number}.autotune.json", b"{}%d" % number) for number in range(40)
+    ]
     asked(lambda store: store.push(files.bundle(*tuned), "t"))
     report, trips, _ = asked(lambda store: store.restore("t", cache_dir=tmp_path))
     assert len(report.companions) == 40

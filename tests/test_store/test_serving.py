@@ -56,8 +56,16 @@ def test_an_object_is_read_by_its_digest(served):
     assert (status, body, headers["ETag"]) == (200, value, f'"{hashlib.sha256(value).hexdigest()}"')
     assert "immutable" in headers["Cache-Control"]
     status, again, body = ask(server, "HEAD", f"/{key}")
-    assert (status, body, again["ETag"], again["Content-Length"]) == (200, b"", headers["ETag"], str(len(value)))
-    assert ask(server, "GET", f"/{key}", headers={"If-None-Match": headers["ETag"]})[::2] == (304, b"")
+    assert (status, body, again["ETag"], again["Content-Length"]) == (
+        200,
+        b"",
+        headers["ETag"],
+        str(len(value)),
+    )
+    assert ask(server, "GET", f"/{key}", headers={"If-None-Match": headers["ETag"]})[::2] == (
+        304,
+        b"",
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,7 +114,9 @@ def test_records_are_not_served(local, url):
         assert ask(server, "GET", "/keys?prefix=v1/k")[::2] == (200, b"")
         assert ask(server, "GET", "/keys?prefix=../..")[0] == 400
         body = object_frames.encode_question({"v1/k/secret": 100})
-        assert ask(server, "POST", "/objects", body)[2] == object_frames.encode_size(object_frames.ABSENT)
+        assert ask(server, "POST", "/objects", body)[2] == object_frames.encode_size(
+            object_frames.ABSENT
+        )
 
 
 def test_tags_are_read_and_listed(served):
@@ -147,7 +157,9 @@ def test_bad_requests_are_refused(served, method, path, body, headers, status):
 
 def test_an_address_that_is_no_url(served):
     """It is 400, and the thread that reads it does not fail."""
-    with socket.create_connection(("127.0.0.1", int(served[1].url.rpartition(":")[2]))) as connection:
+    with socket.create_connection(
+        ("127.0.0.1", int(served[1].url.rpartition(":")[2]))
+    ) as connection:
         connection.sendall(b"GET http://[nonsense/ HTTP/1.1\r\n\r\n")
         assert connection.recv(1000).startswith(b"HTTP/1.1 400 Bad Request\r\n")
 
@@ -163,7 +175,10 @@ def test_an_answer_is_read_or_refused(body, count):
     assert [key for key, _ in found] == keys
     sizes = [len(value) if isinstance(value, bytes) else value for _, value in found]
     parts = [value if isinstance(value, bytes) else b"" for _, value in found]
-    assert b"".join(object_frames.encode_size(s) + p for s, p in zip(sizes, parts, strict=True)) == body
+    assert (
+        b"".join(object_frames.encode_size(s) + p for s, p in zip(sizes, parts, strict=True))
+        == body
+    )
 
 
 @given(st.binary(max_size=64))
@@ -179,7 +194,9 @@ def test_metrics_have_the_format_of_prometheus(served):
     key, value = a_unit(served[0])
     ask(served[1], "GET", f"/{key}")
     text = ask(served[1], "GET", "/metrics")[2].decode()
-    sample = re.compile(r'# (HELP|TYPE) \w+ .+|triton_bundler_serve_\w+(\{\w+="\w+"(,\w+="\w+")*\})? \d+')
+    sample = re.compile(
+        r'# (HELP|TYPE) \w+ .+|triton_bundler_serve_\w+(\{\w+="\w+"(,\w+="\w+")*\})? \d+'
+    )
     assert [line for line in text.splitlines() if not sample.fullmatch(line)] == []
     assert 'triton_bundler_serve_requests_total{code="200",route="object"} 1' in text
     assert f"triton_bundler_serve_sent_bytes_total {len(value)}" in text
@@ -216,7 +233,10 @@ def test_who_asks_at_one_time_shares_one_read(memory):
     key, value = a_unit(memory)
     slow, got = Slow(memory._backend), []
     with StoreServer(slow, ANYWHERE) as server:
-        threads = [threading.Thread(target=lambda: got.append(ask(server, "GET", f"/{key}")[2])) for _ in range(20)]
+        threads = [
+            threading.Thread(target=lambda: got.append(ask(server, "GET", f"/{key}")[2]))
+            for _ in range(20)
+        ]
         for thread in threads:
             thread.start()
         while len(slow.reads) < 1:
@@ -247,11 +267,16 @@ def test_a_source_that_fails_is_503(memory):
 def test_too_many_connections_are_refused(memory):
     """One more than the bound gets 503 with Retry-After, and is served once another has gone."""
     with StoreServer(memory._backend, ANYWHERE, ServingBounds(connections=2)) as server:
-        idle = [socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) for _ in range(2)]
+        idle = [
+            socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
+            for _ in range(2)
+        ]
         while server.total("connections") < 2:
             time.sleep(0.001)
         with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as third:
-            assert third.recv(1000).startswith(b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n")
+            assert third.recv(1000).startswith(
+                b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n"
+            )
         for connection in idle:
             connection.close()
         while server.total("connections"):
@@ -259,7 +284,9 @@ def test_too_many_connections_are_refused(memory):
         assert ask(server, "GET", "/health")[0] == 200
 
 
-@pytest.mark.parametrize("sent", [b"GET /health HTT", b"POST /objects HTTP/1.1\r\nContent-Length: 90\r\n\r\nv1/u"])
+@pytest.mark.parametrize(
+    "sent", [b"GET /health HTT", b"POST /objects HTTP/1.1\r\nContent-Length: 90\r\n\r\nv1/u"]
+)
 def test_who_is_slow_on_purpose_is_cut(memory, sent):
     """A request that comes byte by byte has one deadline for all of it, and its connection ends then."""
     with StoreServer(memory._backend, ANYWHERE, ServingBounds(request_s=0.2)) as server:
@@ -346,7 +373,17 @@ def test_a_forked_child_does_not_hold_the_port(memory):
 
 
 @pytest.mark.parametrize(
-    "listen", ["", "8321", "host", "a b:1", "127.0.0.1:99999", "127.0.0.1:-1", "300.0.0.1:0", "no.such.host.invalid:1"]
+    "listen",
+    [
+        "",
+        "8321",
+        "host",
+        "a b:1",
+        "127.0.0.1:99999",
+        "127.0.0.1:-1",
+        "300.0.0.1:0",
+        "no.such.host.invalid:1",
+    ],
 )
 def test_an_address_that_cannot_be_listened_on(memory, listen):
     """It is an error that names it and the fix."""

@@ -49,8 +49,17 @@ def started():
     processes = []
 
     def start(*arguments):
-        command = [sys.executable, "-P", "-W", "ignore", str(HERE / "worker.py"), *map(str, arguments)]
-        processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        command = [
+            sys.executable,
+            "-P",
+            "-W",
+            "ignore",
+            str(HERE / "worker.py"),
+            *map(str, arguments),
+        ]
+        processes.append(
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
         return processes[-1]
 
     yield start
@@ -97,7 +106,9 @@ def test_eight_processes_push_to_one_tag(local, url, sixteen, started):
 def test_eight_processes_restore_at_once(local, url, real, compiled, tmp_path, started):
     """Processes that restore one tag into one directory all find every kernel in place, and it is there once."""
     local.push(real, "t")
-    processes = [started("restore", url, compiled.bundle, "t", tmp_path / "cache") for _ in range(4)]
+    processes = [
+        started("restore", url, compiled.bundle, "t", tmp_path / "cache") for _ in range(4)
+    ]
     assert go(processes) == [len(real.kernels)] * 4
     assert len(list((tmp_path / "cache").iterdir())) == len(real.kernels)
 
@@ -192,7 +203,16 @@ def race(run_tool, few, tmp_path):
     """Return a function that runs the race on a few kernels, and returns the finished process and what it wrote."""
 
     def run(*arguments, first=""):
-        done = run_tool("cluster race", "--bundle", few, "--results", tmp_path, *arguments, first=first, timeout=100)
+        done = run_tool(
+            "cluster race",
+            "--bundle",
+            few,
+            "--results",
+            tmp_path,
+            *arguments,
+            first=first,
+            timeout=100,
+        )
         return done, json.loads((tmp_path / "race-store.json").read_text())
 
     return run
@@ -213,14 +233,28 @@ def test_a_sample_of_the_race(race):
     """Eight processes that restore, push, name, prune, look and verify at once meet no exception and no wrong or partial kernel."""
     done, result = race("--rounds", 8, "--seed", 1)
     assert done.returncode == 0, done.stderr
-    assert (result["rounds"], result["processes"], result["problem_count"], result["problems"]) == (8, 8, 0, [])
-    assert {"restore", "push", "push loose", "prune", "look", "kernels restored", "units sent"} <= result["acts"].keys()
+    assert (result["rounds"], result["processes"], result["problem_count"], result["problems"]) == (
+        8,
+        8,
+        0,
+        [],
+    )
+    assert {
+        "restore",
+        "push",
+        "push loose",
+        "prune",
+        "look",
+        "kernels restored",
+        "units sent",
+    } <= result["acts"].keys()
     assert "8 rounds of 8 processes" in done.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("sabotage", "problem"), [(_LINKS_THAT_LIE, "team/all"), (_RENAMES_THAT_COPY, "is partial, without")]
+    ("sabotage", "problem"),
+    [(_LINKS_THAT_LIE, "team/all"), (_RENAMES_THAT_COPY, "is partial, without")],
 )
 def test_the_race_can_be_lost(race, tmp_path, sabotage, problem):
     """With a file system that does not do what it says the race finds what goes wrong."""

@@ -86,7 +86,10 @@ def commands(server):
     """Return how many commands a server has run so far, greetings left out."""
     stats = server.client().info("commandstats")
     # Newer servers tell subcommands apart.
-    named = {name.removeprefix("cmdstat_").partition("|")[0]: facts["calls"] for name, facts in stats.items()}
+    named = {
+        name.removeprefix("cmdstat_").partition("|")[0]: facts["calls"]
+        for name, facts in stats.items()
+    }
     return sum(calls for name, calls in named.items() if name not in _GREETINGS)
 
 
@@ -97,7 +100,9 @@ def sent_bytes(server):
 def large(number, size=100_000):
     """Return a bundle of kernels with much in them that does not compress."""
     files = build.Files()
-    kernels = (files.kernel(seed, extra={"k.llir": build.noise(seed, size)}) for seed in range(number))
+    kernels = (
+        files.kernel(seed, extra={"k.llir": build.noise(seed, size)}) for seed in range(number)
+    )
     return files.bundle(*kernels)
 
 
@@ -164,13 +169,21 @@ def test_each_byte_is_hashed_once_at_each_trust_boundary(server, tmp_path, opene
         with store.pull("t") as bundle:
             with monkeypatch.context() as patched:
                 patched.setattr(hashlib, "sha256", counted)
-                patched.setattr(kernel_writer, "compiled_writer", lambda: None)  # which compares where nobody counts
+                patched.setattr(
+                    kernel_writer, "compiled_writer", lambda: None
+                )  # which compares where nobody counts
                 assert len(bundler.restore(bundle, tmp_path / "cache", only="all").restored) == 8
             units = store._backend.get([unit.key for unit in units_of(bundle.content)]).values()
         assert {value[:4] for value in units} == {b"TBV1", b"TBD1"}
         assert [hashed[value[36:]] for value in units] == [1] * len(units)
-        digests = {digest_raw(artifact.digest) for kernel in pushed.kernels for artifact in kernel.artifacts}
-        assert {sha256(data): times for data, times in hashed.items() if sha256(data) in digests} == expected
+        digests = {
+            digest_raw(artifact.digest)
+            for kernel in pushed.kernels
+            for artifact in kernel.artifacts
+        }
+        assert {
+            sha256(data): times for data, times in hashed.items() if sha256(data) in digests
+        } == expected
         shutil.rmtree(tmp_path / "cache")
 
 
@@ -231,7 +244,11 @@ def test_a_base_below_a_writable_layer(tmp_path, opened):
     with store.pull("t") as bundle:
         assert shelf.kernels(bundle) == shelf.keys("A")
     report = store.push(shelf.bundle("B"), "t")
-    assert (report.tag_before, report.blobs_sent, report.blobs_present) == (shelf.bundle("A").digest, 2, 2)
+    assert (report.tag_before, report.blobs_sent, report.blobs_present) == (
+        shelf.bundle("A").digest,
+        2,
+        2,
+    )
     with store.pull("t") as bundle:
         assert shelf.contents(bundle) == shelf.contents(shelf.bundle("A", "B"))
     assert [tag.name for tag in store.tags()] == ["t"]

@@ -26,7 +26,9 @@ def test_values_come_in_the_order_of_the_units(count):
     """Whoever compressed them, and however many are under way."""
     given = units(count)
     with Sealing(lambda unit, payload: unit.key.encode() + payload, count) as sealing:
-        assert list(sealing.values(given)) == [(unit.key, unit.key.encode() + payload) for unit, payload in given]
+        assert list(sealing.values(given)) == [
+            (unit.key, unit.key.encode() + payload) for unit, payload in given
+        ]
 
 
 def test_only_so_much_is_read_ahead(monkeypatch):

@@ -77,7 +77,9 @@ class UpkeepContract:
         checked = store.verify(watch=lambda *numbers: told.append(numbers)).checked
         assert told == [(done, checked) for done in range(checked + 1)]
         told.clear()
-        assert store.prune(dry_run=True, grace_s=0, watch=lambda *numbers: told.append(numbers)).removed
+        assert store.prune(
+            dry_run=True, grace_s=0, watch=lambda *numbers: told.append(numbers)
+        ).removed
         assert told == []
         removed = len(store.prune(grace_s=0, watch=lambda *numbers: told.append(numbers)).removed)
         assert (told[0], told[-1], told == sorted(told)) == ((0, removed), (removed, removed), True)

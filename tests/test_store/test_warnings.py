@@ -44,7 +44,9 @@ def library(name, **used):
     return space
 
 
-@pytest.mark.parametrize("way", ["restore", "check", "store", "through triton", "through ourselves"])
+@pytest.mark.parametrize(
+    "way", ["restore", "check", "store", "through triton", "through ourselves"]
+)
 def test_a_warning_points_at_the_line_that_called(unusable, tmp_path, way):
     """Whatever stands between that line and the warning: other methods of ours, or a library that calls us."""
     with bundler.open_store("memory:") as store, bundler.Bundle.load(unusable) as opened:
@@ -53,8 +55,12 @@ def test_a_warning_points_at_the_line_that_called(unusable, tmp_path, way):
             "restore": lambda: bundler.restore(unusable, tmp_path / "c"),
             "check": lambda: bundler.check(unusable, tmp_path / "c"),
             "store": lambda: store.restore("t", cache_dir=tmp_path / "c"),
-            "through triton": lambda: library("triton.compiler")["call"](bundler.restore, unusable, tmp_path / "c"),
-            "through ourselves": lambda: library("bundler.deep")["call"](bundler.check, unusable, tmp_path / "c"),
+            "through triton": lambda: library("triton.compiler")["call"](
+                bundler.restore, unusable, tmp_path / "c"
+            ),
+            "through ourselves": lambda: library("bundler.deep")["call"](
+                bundler.check, unusable, tmp_path / "c"
+            ),
         }[way]
         assert places(call) == {(__file__, call.__code__.co_firstlineno, bundler.BundlerWarning)}
 
@@ -86,7 +92,8 @@ def test_no_module_gives_warnings_by_itself():
         str(path.relative_to(ROOT))
         for path in sorted(ROOT.rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"warnings.warn", "warnings.warn_explicit"}
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in {"warnings.warn", "warnings.warn_explicit"}
     }
     # The stand-in is for children that have no package of ours, so it stands alone.
     assert calls == {"user_warnings.py", "toolchain/stand_in/bundler.py"}

@@ -68,7 +68,9 @@ def server(request):
         ((user, rule),) = re.findall(r"^ACL SETUSER (\S+) (.+)$", PAGE, re.MULTILINE)
         words = rule.replace("PASSWORD", f"{user}-s3cret").split()
         if redis_server.version(started) < (7,):  # as the page says
-            words = [word for word in words if not word.startswith("%R~") and not word.endswith("_ro")]
+            words = [
+                word for word in words if not word.startswith("%R~") and not word.endswith("_ro")
+            ]
         started.client().execute_command("ACL", "SETUSER", user, *words)
         yield started
 
@@ -80,7 +82,9 @@ def opened(server):
 
     def open_as(user):
         stores.append(
-            bundler.open_store(server.url(user, password=f"{user}-s3cret"), timeout_s=20, connect_timeout_s=20)
+            bundler.open_store(
+                server.url(user, password=f"{user}-s3cret"), timeout_s=20, connect_timeout_s=20
+            )
         )
         return stores[-1]
 
@@ -126,7 +130,10 @@ def test_a_writer_of_one_prefix_removes_no_objects_and_runs_nothing_else(opened,
     with pytest.raises(BundlerError):
         mine.prune(grace_s=0)
     client = redis.Redis(
-        unix_socket_path=str(server.socket), username="team-a", password="team-a-s3cret", driver_info=None
+        unix_socket_path=str(server.socket),
+        username="team-a",
+        password="team-a-s3cret",
+        driver_info=None,
     )
     with client:
         units = list(server.client().keys("tb:o:*"))
@@ -143,7 +150,10 @@ def test_a_reader_pulls_and_cannot_push(opened, golden):
     opened("team-a").push(golden, "team-a/llama")
     reader = opened("reader")
     assert reader.pull("team-a/llama").kernels == golden.kernels
-    for attempt in (lambda: reader.push(golden, "team-a/x"), lambda: reader.delete_tag("team-a/llama")):
+    for attempt in (
+        lambda: reader.push(golden, "team-a/x"),
+        lambda: reader.delete_tag("team-a/llama"),
+    ):
         with pytest.raises(AccessDenied):
             attempt()
 
@@ -165,9 +175,13 @@ def stores(setfacl):
         recipe = re.search(r"# a directory for each team\n(.*?)```", PAGE, re.DOTALL)[1]
         for name, team in (("team-a", TEAM_A), ("team-b", TEAM_B)):
             script = recipe.replace("/srv/kernels", str(root)).replace("team-a", name)
-            script = script.replace(f"root:{name}", f"root:{team}").replace("g:readers", f"g:{READERS}")
+            script = script.replace(f"root:{name}", f"root:{team}").replace(
+                "g:readers", f"g:{READERS}"
+            )
             path = f"{Path(setfacl).parent}:{os.environ['PATH']}"
-            done = subprocess.run(["sh", "-ec", script], env={"PATH": path}, capture_output=True, text=True)
+            done = subprocess.run(
+                ["sh", "-ec", script], env={"PATH": path}, capture_output=True, text=True
+            )
             if done.returncode and "Operation not supported" in done.stderr:
                 pytest.skip("the file system of /tmp has no access control lists")
             assert done.returncode == 0, done.stderr
@@ -178,7 +192,19 @@ def stores(setfacl):
 
 def as_user(user, group, url, tag, target="hip:gfx942", doomed="llama"):
     """Do everything that can be done with a store as another user; returns what came of each."""
-    command = [sys.executable, "-P", "-c", _WORK, url, tag, GOLDEN, str(user), str(group), target, doomed]
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        _WORK,
+        url,
+        tag,
+        GOLDEN,
+        str(user),
+        str(group),
+        target,
+        doomed,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd="/")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -190,10 +216,19 @@ def test_directories_of_teams(stores):
     url = f"file://{stores}/team-a?mode=group"
     denied = dict.fromkeys(["pull", "push", "replace", "another", "delete"], "AccessDenied")
     first = as_user(TEAM_A, TEAM_A, url, "llama", "cuda:90", "llama-2")
-    assert first == {"pull": "NotFound", "push": True, "replace": True, "another": True, "delete": True}
+    assert first == {
+        "pull": "NotFound",
+        "push": True,
+        "replace": True,
+        "another": True,
+        "delete": True,
+    }
     assert as_user(TEAM_B, TEAM_B, url, "llama") == denied
     assert as_user(READER, READERS, url, "llama") == denied | {"pull": 2}
-    assert as_user(READER, READERS, f"file://{stores}/team-b?mode=group", "llama")["push"] == "AccessDenied"
+    assert (
+        as_user(READER, READERS, f"file://{stores}/team-b?mode=group", "llama")["push"]
+        == "AccessDenied"
+    )
     assert as_user(TEAM_A, TEAM_A, url, "llama")["pull"] == 2
 
 
@@ -205,6 +240,8 @@ def test_a_private_directory_is_its_owners(stores):
     os.chown(folder, TEAM_A, TEAM_A)
     assert as_user(TEAM_A, TEAM_A, f"file://{folder}", "llama")["push"] is True
     assert set(as_user(TEAM_B, TEAM_B, f"file://{folder}", "llama").values()) == {"ConfigError"}
-    assert set(as_user(TEAM_B, TEAM_B, f"file://{folder}?mode=group", "llama").values()) == {"ConfigError"}
+    assert set(as_user(TEAM_B, TEAM_B, f"file://{folder}?mode=group", "llama").values()) == {
+        "ConfigError"
+    }
     folder.chmod(0o777)
     assert set(as_user(TEAM_A, TEAM_A, f"file://{folder}", "llama").values()) == {"ConfigError"}

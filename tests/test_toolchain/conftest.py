@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 KERNELS = Path(__file__).with_name("kernels_for_tests.py")
-TARGETS = {"cuda:90": ("cuda", 90, 32), "cuda:80": ("cuda", 80, 32), "hip:gfx942": ("hip", "gfx942", 64)}
+TARGETS = {
+    "cuda:90": ("cuda", 90, 32),
+    "cuda:80": ("cuda", 80, 32),
+    "hip:gfx942": ("hip", "gfx942", 64),
+}
 ADD = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32", "BLOCK": "constexpr"}
 
 
@@ -61,9 +65,13 @@ def compile_kernel(cache):
     import triton
     from triton.compiler import ASTSource
 
-    def compile_kernel(fn, signature, constants=None, attributes=None, target="cuda:90", options=None):
+    def compile_kernel(
+        fn, signature, constants=None, attributes=None, target="cuda:90", options=None
+    ):
         return triton.compile(
-            ASTSource(fn, signature, constants, attributes), target=_gpu_target(target), options=options
+            ASTSource(fn, signature, constants, attributes),
+            target=_gpu_target(target),
+            options=options,
         )
 
     return compile_kernel
@@ -94,7 +102,9 @@ def parts_of():
     from bundler.toolchain import capture
 
     def parts_of(event):
-        return capture.key_parts(event.src, event.backend, event.options, event.env_vars, event.hash, event.stages_key)
+        return capture.key_parts(
+            event.src, event.backend, event.options, event.env_vars, event.hash, event.stages_key
+        )
 
     return parts_of
 
@@ -144,7 +154,11 @@ def run_python():
 
     def run_python(code, *args, env=None):
         done = subprocess.run(
-            [sys.executable, "-P", "-c", code, *map(str, args)], capture_output=True, text=True, env=env, timeout=100
+            [sys.executable, "-P", "-c", code, *map(str, args)],
+            capture_output=True,
+            text=True,
+            env=env,
+            timeout=100,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.split()

@@ -39,8 +39,12 @@ def changed(parts_of, one, other):
 @pytest.mark.parametrize("target", TARGETS)
 def test_parts_are_proven_for_miss_and_hit(compile_add, events, parts_of, target):
     """Recomputing the key gives the kernel's own, and a hit gives the parts of the miss."""
-    compile_add(target=target, attributes={(0,): [["tt.divisibility", 16]]}, options={"num_warps": 8})
-    compile_add(target=target, attributes={(0,): [["tt.divisibility", 16]]}, options={"num_warps": 8})
+    compile_add(
+        target=target, attributes={(0,): [["tt.divisibility", 16]]}, options={"num_warps": 8}
+    )
+    compile_add(
+        target=target, attributes={(0,): [["tt.divisibility", 16]]}, options={"num_warps": 8}
+    )
     miss, hit = (parts_of(event) for event in events)
     assert miss.proven
     assert hit == miss
@@ -51,7 +55,9 @@ def test_a_wrong_key_is_not_proven(compile_add, events):
     """Parts that do not give the key say so."""
     compile_add()
     (event,) = events
-    parts = capture.key_parts(event.src, event.backend, event.options, event.env_vars, "0" * 64, event.stages_key)
+    parts = capture.key_parts(
+        event.src, event.backend, event.options, event.env_vars, "0" * 64, event.stages_key
+    )
     assert not parts.proven
 
 
@@ -65,6 +71,8 @@ def test_parts_have_a_fixed_order(compile_add, events, parts_of):
         "source.text",
         "source.line",
         "source.hash",
+        "source.functions",
+        "source.lines",
         "source.signature",
         "source.constants",
         "source.attributes",
@@ -165,13 +173,19 @@ def test_parts_never_hold_an_address(kernels, compile_kernel, events, parts_of):
 
 nested = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.tuples(inner, inner) | st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    lambda inner: (
+        st.tuples(inner, inner)
+        | st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(), inner, max_size=3)
+    ),
     max_leaves=12,
 )
 
 
 @given(nested)
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_whatever_is_encoded_can_be_decoded(value):
     """Every plain value is in facts that decode again, itself or as `other`; and renders to some text."""
     encoded = encoding.encode_value(value)
@@ -186,7 +200,9 @@ def test_different_values_render_differently(pair):
     """Two values with different encodings give different texts, so a part that differs is seen."""
     one, other = (encoding.encode_value(value) for value in pair)
     if one.tag != "other" and other.tag != "other":
-        assert (one == other) == (encoding.render(one, pair[0]) == encoding.render(other, pair[1])) or _nan(pair)
+        assert (one == other) == (
+            encoding.render(one, pair[0]) == encoding.render(other, pair[1])
+        ) or _nan(pair)
 
 
 def _nan(pair):
@@ -213,7 +229,9 @@ KERNEL = {"out": "*fp32", "n": "i32", "VALUE": "constexpr"}
 def compile_source(tmp_path, load_kernels, compile_kernel, events):
     """Compile a kernel from source text; returns its event."""
 
-    def compile_source(name="one", signature=KERNEL, value=1, attributes=None, directory=tmp_path, **text):
+    def compile_source(
+        name="one", signature=KERNEL, value=1, attributes=None, directory=tmp_path, **text
+    ):
         texts = {"before": "", "operation": "+ 1", "argument": "2.0", **text}
         options = texts.pop("options", None)
         directory.mkdir(exist_ok=True)
@@ -229,9 +247,9 @@ def compile_source(tmp_path, load_kernels, compile_kernel, events):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"argument": "3.0"}, ["source.text", "source.hash"]),
-        ({"before": "\n# a comment above\n"}, ["source.line", "source.hash"]),
-        ({"operation": "+ 2"}, ["source.hash"]),
+        ({"argument": "3.0"}, ["source.text", "source.hash", "source.functions"]),
+        ({"before": "\n# a comment above\n"}, ["source.line", "source.hash", "source.lines"]),
+        ({"operation": "+ 2"}, ["source.hash", "source.functions"]),
         ({"value": 2}, ["source.constants"]),
         ({"signature": {**KERNEL, "n": "i64"}}, ["source.signature"]),
         ({"attributes": {(0,): [["tt.divisibility", 16]]}}, ["source.attributes"]),
@@ -305,14 +323,20 @@ print(json.dumps([parts.proven, parts.parts, capture.toolchain_of("cuda", 80).pt
     fake.chmod(0o755)
     answers = []
     for number, ptxas in enumerate([real, fake]):
-        env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / str(number)), "TRITON_PTXAS_PATH": str(ptxas)}
+        env = {
+            **os.environ,
+            "TRITON_CACHE_DIR": str(tmp_path / str(number)),
+            "TRITON_PTXAS_PATH": str(ptxas),
+        }
         (answer,) = run_python(code, env=env)
         answers.append(json.loads(answer.replace("~", " ")))
     (real_proven, real_parts, _), (fake_proven, fake_parts, version) = answers
     assert real_proven
     assert fake_proven
     assert version == "12.0 V12.0.1"
-    assert [one[0] for one, other in zip(real_parts, fake_parts, strict=True) if one != other] == ["backend.hash"]
+    assert [one[0] for one, other in zip(real_parts, fake_parts, strict=True) if one != other] == [
+        "backend.hash"
+    ]
     assert str(tmp_path) not in json.dumps(answers)
 
 
@@ -334,7 +358,10 @@ def test_libraries_are_named_as_the_key_sees_them(compile_add, events, parts_of)
     cuda, hip = (dict(parts_of(event).parts) for event in events)
     assert cuda["option.extern_libs"].startswith("libdevice=sha256:")
     assert "triton.location" not in cuda
-    by_path = identity.triton_dir() in str(vars(events[1].options)) and "[[triton_dir]]" in hip["option.extern_libs"]
+    by_path = (
+        identity.triton_dir() in str(vars(events[1].options))
+        and "[[triton_dir]]" in hip["option.extern_libs"]
+    )
     assert ("triton.location" in hip) == by_path
     assert by_path or "ocml=sha256:" in hip["option.extern_libs"]
 
@@ -344,7 +371,9 @@ def test_a_library_of_the_users_own(compile_add, events, parts_of, tmp_path, mon
     from pathlib import Path
 
     mine = tmp_path / "mine.bc"
-    shutil.copy(Path(triton.__file__).parent / "backends" / "nvidia" / "lib" / "libdevice.10.bc", mine)
+    shutil.copy(
+        Path(triton.__file__).parent / "backends" / "nvidia" / "lib" / "libdevice.10.bc", mine
+    )
     compile_add()
     monkeypatch.setenv("TRITON_LIBDEVICE_PATH", str(mine))
     compile_add()
@@ -388,7 +417,12 @@ def test_launch_facts_say_what_metadata_lacks(kernels, compile_kernel, events):
         ("scale", "", 2.5, False, False),
         ("BLOCK", "constexpr", 32, True, False),
     ]
-    assert [a.do_not_specialize_on_alignment for a in facts.arguments] == [True, False, False, False]
+    assert [a.do_not_specialize_on_alignment for a in facts.arguments] == [
+        True,
+        False,
+        False,
+        False,
+    ]
     assert [(name, value.plain()) for name, value in facts.signature] == [
         ("out", "*fp32"),
         ("n", "i32"),
@@ -396,13 +430,17 @@ def test_launch_facts_say_what_metadata_lacks(kernels, compile_kernel, events):
         ("BLOCK", "constexpr"),
     ]
     assert facts.constants == (((3,), Value("int", 32)),)
-    assert [(path, value.plain()) for path, value in facts.attributes] == [((0,), [["tt.divisibility", 16]])]
+    assert [(path, value.plain()) for path, value in facts.attributes] == [
+        ((0,), [["tt.divisibility", 16]])
+    ]
     assert dict(facts.options)["num_warps"] == Value("int", 4)
     assert [name for name, _ in facts.options] == sorted(vars(events[0].options))
     assert LaunchFacts.from_bytes(facts.to_bytes()) == facts
 
 
-def test_tuple_arguments_keep_their_paths(kernels, warm_up, fake_driver, events, parts_of, load_kernels, tmp_path):
+def test_tuple_arguments_keep_their_paths(
+    kernels, warm_up, fake_driver, events, parts_of, load_kernels, tmp_path
+):
     """A tuple argument has a tuple of types, and constants inside it are keyed by their path."""
     from triton.runtime.jit import MockTensor
 
@@ -415,7 +453,10 @@ def test_tuple_arguments_keep_their_paths(kernels, warm_up, fake_driver, events,
     module.kernel.warmup((MockTensor("float32"), 1), 5, grid=(1,))
     (event,) = events
     facts = capture.launch_facts(event.src, event.options)
-    assert facts.signature[0] == ("pair", Value("tuple", (Value("str", "*fp32"), Value("str", "constexpr"))))
+    assert facts.signature[0] == (
+        "pair",
+        Value("tuple", (Value("str", "*fp32"), Value("str", "constexpr"))),
+    )
     assert [path for path, _ in facts.constants] == [(0, 1), (1,)]
     assert "pair[1]=1, B=5" in parts_of(event)["source.constants"]
     assert parts_of(event).proven
@@ -457,16 +498,23 @@ def test_floats_are_kept_to_the_bit():
     assert encoding.encode_value(payload).payload.hex() == "7ff8000000000123"
 
 
-def test_the_same_compile_in_another_process(run_python, compile_add, events, parts_of, cache, tmp_path):
+def test_the_same_compile_in_another_process(
+    run_python, compile_add, events, parts_of, cache, tmp_path
+):
     """Another process with another hash seed and another checkout gives the same parts and the same facts."""
     import os
     from pathlib import Path
 
     compile_add(block=32, options={"num_stages": 2})
     (event,) = events
-    here = (parts_of(event).to_bytes() + capture.launch_facts(event.src, event.options).to_bytes()).hex()
+    here = (
+        parts_of(event).to_bytes() + capture.launch_facts(event.src, event.options).to_bytes()
+    ).hex()
     (tmp_path / "checkout").mkdir()
-    shutil.copy(Path(__file__).with_name("kernels_for_tests.py"), tmp_path / "checkout" / "kernels_for_tests.py")
+    shutil.copy(
+        Path(__file__).with_name("kernels_for_tests.py"),
+        tmp_path / "checkout" / "kernels_for_tests.py",
+    )
     code = """
 import sys; sys.path.insert(0, sys.argv[1])
 import kernels_for_tests as kernels, triton

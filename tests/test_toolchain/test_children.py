@@ -88,7 +88,9 @@ def kernel_record(**more):
     "record",
     [
         kernel_record(),
-        kernel_record(target=None, device=None, facts_bytes=None, parts_bytes=None, toolchain=Toolchain()),
+        kernel_record(
+            target=None, device=None, facts_bytes=None, parts_bytes=None, toolchain=Toolchain()
+        ),
         kernel_record(target=Target("hip", "gfx942", 64), stage_times_us=()),
         SpooledFile("/cache/KEY", "launcher.so", 7),
     ],
@@ -103,7 +105,9 @@ def test_records_survive_their_encoding(record):
     )
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x90", b"\x80", spool_records.encode(kernel_record())[:-3]])
+@pytest.mark.parametrize(
+    "data", [b"", b"\xc1", b"\x90", b"\x80", spool_records.encode(kernel_record())[:-3]]
+)
 def test_a_broken_record_is_a_format_error(data):
     """Anything else than a record is refused as such."""
     with pytest.raises(FormatError):

@@ -46,7 +46,11 @@ def test_other_threads_get_what_triton_finds(fake_driver, elsewhere, monkeypatch
     monkeypatch.setattr(config, "_default", None)
     monkeypatch.setattr(module, "_create_driver", lambda: fake_driver)
     with declared_target.declared(OTHER):
-        assert (arch(), elsewhere(declared_target.active_driver), elsewhere(targets.current_device)) == (80, None, None)
+        assert (
+            arch(),
+            elsewhere(declared_target.active_driver),
+            elsewhere(targets.current_device),
+        ) == (80, None, None)
         assert elsewhere(arch) == 90
     monkeypatch.setattr(config, "_default", None)
 
@@ -73,7 +77,11 @@ def test_a_kernel_can_be_launched_while_a_call_is_looked_at(kernels, fake_driver
     """Finding out what a call compiles to leaves the function as it is: another thread's launch of it compiles and launches."""
     from triton.runtime.jit import MockTensor
 
-    before = {name: value for name, value in vars(kernels.add).items() if name not in {"hash", "used_global_vals"}}
+    before = {
+        name: value
+        for name, value in vars(kernels.add).items()
+        if name not in {"hash", "used_global_vals"}
+    }
     seen = []
 
     def look():

@@ -60,13 +60,21 @@ def calls(k):
 # Written in an order that `Requests` does not think of, and a tuple whose names no recorded fact has.
 def odd_calls(k):
     return [
-        ("stages before warps", k.add, (tensor(), tensor(), tensor(), 7), {"num_stages": 3, "num_warps": 4}),
+        (
+            "stages before warps",
+            k.add,
+            (tensor(), tensor(), tensor(), 7),
+            {"num_stages": 3, "num_warps": 4},
+        ),
         ("a named tuple", k.named, (tensor(), k.Point(1.5, 2.5)), {}),
     ]
 
 
 def make(table):
-    return [function.warmup(*arguments, grid=(1,), **options) for _, function, arguments, options in table]
+    return [
+        function.warmup(*arguments, grid=(1,), **options)
+        for _, function, arguments, options in table
+    ]
 
 
 @pytest.fixture
@@ -118,7 +126,9 @@ def serve(tmp_path, monkeypatch, load_kernels, source, module, caches):
             bundler.restore(bundle, root)
         functions = kernels or load_kernels(source, module)
         with ThreadPoolExecutor(2) as threads:
-            told = caches.offer((Offered(kernel, (root,), modules) for kernel in bundle.kernels), threads)
+            told = caches.offer(
+                (Offered(kernel, (root,), modules) for kernel in bundle.kernels), threads
+            )
         return functions, told
 
     return serve
@@ -159,16 +169,22 @@ def test_a_first_call_of_each_specialization_asks_nobody(record, serve, asked, e
     bundle = record()
     functions, told = serve(bundle)
     assert [one for one in told.values() if one.outcome != "replayed"] == []
-    assert len(told) == len(bundle.kernels) == len(calls(functions)) - 1  # the defaults written out are no other kernel
+    assert (
+        len(told) == len(bundle.kernels) == len(calls(functions)) - 1
+    )  # the defaults written out are no other kernel
     events.clear()
     no_hook()
     made = make(calls(functions))
     assert (events, asked) == ([], [])
-    assert {kernel.hash for kernel in made} == {bundler.toolchain.events.kernel_hash(key) for key in told}
+    assert {kernel.hash for kernel in made} == {
+        bundler.toolchain.events.kernel_hash(key) for key in told
+    }
 
 
 @pytest.mark.release
-def test_what_cannot_be_foreseen_is_handed_over_at_the_first_call(record, serve, asked, events, no_hook):
+def test_what_cannot_be_foreseen_is_handed_over_at_the_first_call(
+    record, serve, asked, events, no_hook
+):
     """Options in another order, and a named tuple, whose names are not recorded: the JIT asks us once, and not its compiler."""
     functions, told = serve(record(lambda k: calls(k) + odd_calls(k)))
     assert outcomes(told) == {"replayed", "later"}
@@ -179,7 +195,9 @@ def test_what_cannot_be_foreseen_is_handed_over_at_the_first_call(record, serve,
 
 
 @pytest.mark.release
-def test_functions_that_are_made_later_get_theirs(record, serve, load_kernels, source, module, asked, events, no_hook):
+def test_functions_that_are_made_later_get_theirs(
+    record, serve, load_kernels, source, module, asked, events, no_hook
+):
     """What is offered before a module is imported is handed over at the first call of a function, for all of its specializations."""
     bundle = record()
     _, told = serve(bundle, kernels=True)
@@ -268,7 +286,10 @@ def test_a_changed_function_is_told_and_compiled(record, serve, source, module, 
     wrong = "calling" if part == "source.hash" else "constant"
     changed = {kernel.name for kernel in bundle.kernels if told[kernel.key].outcome == "changed"}
     assert wrong in changed
-    assert any(one.reason.startswith(f"{part}: ") and f"{module}.{wrong}" in one.reason for one in told.values())
+    assert any(
+        one.reason.startswith(f"{part}: ") and f"{module}.{wrong}" in one.reason
+        for one in told.values()
+    )
     events.clear()
     make(some(functions))
     assert {event.name for event in events if not event.cache_hit} == changed
@@ -280,7 +301,16 @@ def _with_facts(bundle, change):
     entries = [
         dataclasses.replace(kernel, facts_bytes=change(kernel.launch.require_facts()).to_bytes())
         for kernel in (
-            bundler.Kernel(k.key, k.name, k.target, k.artifacts, k.toolchain, k.spec, k.facts_bytes, k.parts_bytes)
+            bundler.Kernel(
+                k.key,
+                k.name,
+                k.target,
+                k.artifacts,
+                k.toolchain,
+                k.spec,
+                k.facts_bytes,
+                k.parts_bytes,
+            )
             for k in bundle.kernels
         )
     ]
@@ -302,8 +332,12 @@ _TAMPERINGS = {
     "no type": _replaced("signature", 0, Value("int", 3)),
     "an attribute": _replaced("attributes", 0, Value("list", ())),
     "an unknown attribute": _replaced("attributes", 0, Value("str", "DDD")),
-    "an option": lambda facts: dataclasses.replace(facts, options=(("num_warps", Value("int", 8)),)),
-    "an option of another type": lambda facts: dataclasses.replace(facts, options=(("num_warps", Value("str", "x")),)),
+    "an option": lambda facts: dataclasses.replace(
+        facts, options=(("num_warps", Value("int", 8)),)
+    ),
+    "an option of another type": lambda facts: dataclasses.replace(
+        facts, options=(("num_warps", Value("str", "x")),)
+    ),
     "an argument less": lambda facts: dataclasses.replace(facts, signature=facts.signature[1:]),
     "no constants": lambda facts: dataclasses.replace(facts, constants=()),
     "an object": _replaced("constants", -1, Value("other", "os.system")),
@@ -328,11 +362,15 @@ def test_what_is_for_another_target_is_skipped(record, serve, fake_driver):
     bundle = record(lambda k: calls(k)[:1])
     fake_driver.target = "cuda:80"
     functions, told = serve(bundle)
-    assert [(one.outcome, one.reason) for one in told.values()] == [("elsewhere", "it is for cuda:90, not cuda:80")]
+    assert [(one.outcome, one.reason) for one in told.values()] == [
+        ("elsewhere", "it is for cuda:90, not cuda:80")
+    ]
     assert functions.add.device_caches == {}
 
 
-def test_missing_and_foreign_files_are_skipped(record, caches, load_kernels, source, module, tmp_path):
+def test_missing_and_foreign_files_are_skipped(
+    record, caches, load_kernels, source, module, tmp_path
+):
     """A directory without the kernel, or with another kernel in its place, gives nothing."""
     bundle = record(lambda k: calls(k)[:2])
     one, two = sorted(kernel.key for kernel in bundle.kernels)
@@ -348,13 +386,17 @@ def test_missing_and_foreign_files_are_skipped(record, caches, load_kernels, sou
     shutil.rmtree(root / two)
     load_kernels(source, module)
     with ThreadPoolExecutor(2) as threads:
-        told = caches.offer((Offered(kernel, (str(root),), (module,)) for kernel in bundle.kernels), threads)
+        told = caches.offer(
+            (Offered(kernel, (str(root),), (module,)) for kernel in bundle.kernels), threads
+        )
     assert outcomes(told) == {"skipped"}
     assert told[one].reason.endswith("is another kernel's")
     assert told[two].reason.startswith("its files are not, or not all, in ")
 
 
-def test_packed_kernels_are_handed_over_at_their_first_call(record, serve, cache, events, asked, no_hook):
+def test_packed_kernels_are_handed_over_at_their_first_call(
+    record, serve, cache, events, asked, no_hook
+):
     """A cache directory holds no facts; the key alone decides."""
     record(lambda k: calls(k)[:2])
     functions, told = serve(bundler.pack(cache))
@@ -397,7 +439,9 @@ def test_a_function_that_cannot_be_hashed_yet_is_left_as_it_was(
     calling = functions.calling
     monkeypatch.setattr(type(calling), "parse", lambda _: 1 / 0)
     _, told = serve(bundle, functions)
-    assert [one.reason for one in told.values()] == ["Triton cannot hash it (ZeroDivisionError: division by zero)"]
+    assert [one.reason for one in told.values()] == [
+        "Triton cannot hash it (ZeroDivisionError: division by zero)"
+    ]
     assert calling.hash is None
     monkeypatch.undo()
     _, told = serve(bundle, functions)
@@ -417,7 +461,9 @@ def test_a_fault_of_ours_ends_no_call(record, serve, monkeypatch, caplog):
 
 
 @pytest.mark.slow
-def test_launches_may_run_beside_a_replay(record, serve, caches, load_kernels, source, module, events, tmp_path):
+def test_launches_may_run_beside_a_replay(
+    record, serve, caches, load_kernels, source, module, events, tmp_path
+):
     """Threads that launch while kernels are offered get the right kernel each time, and nothing is compiled."""
     bundle = record()
     functions, _ = serve(bundle)
@@ -435,7 +481,11 @@ def test_launches_may_run_beside_a_replay(record, serve, caches, load_kernels, s
         try:
             offers = [
                 caches.offer(
-                    (Offered(kernel, (str(tmp_path / "restored"),), (module,)) for kernel in bundle.kernels), threads
+                    (
+                        Offered(kernel, (str(tmp_path / "restored"),), (module,))
+                        for kernel in bundle.kernels
+                    ),
+                    threads,
                 )
                 for _ in range(3)
             ]

@@ -61,7 +61,8 @@ def test_binaries_for_amd_gpus_go_to_llvm(tools):
 
 
 @pytest.mark.parametrize(
-    ("target", "fix"), [(CUDA, "install triton"), (HIP, "install ROCm"), (Target("xpu", "1"), "xpu:1")]
+    ("target", "fix"),
+    [(CUDA, "install triton"), (HIP, "install ROCm"), (Target("xpu", "1"), "xpu:1")],
 )
 def test_without_one_the_error_says_what_to_install(tools, target, fix):
     """A typed error with the target and the fix."""
@@ -72,8 +73,14 @@ def test_without_one_the_error_says_what_to_install(tools, target, fix):
 
 def test_a_binary_that_cannot_be_read_is_an_error_in_one_line(tools):
     """Of what the program says, the line that names the error, without escapes and the name of our file."""
-    tools("nvdisasm", "print('warning', file=sys.stderr); sys.exit(f'fatal: {sys.argv[-1]} \\x1b[2J is none\\nframe')")
-    with pytest.raises(ToolchainMismatch, match=r"\(nvdisasm: fatal: the binary \\x1b\[2J is none\): install triton"):
+    tools(
+        "nvdisasm",
+        "print('warning', file=sys.stderr); sys.exit(f'fatal: {sys.argv[-1]} \\x1b[2J is none\\nframe')",
+    )
+    with pytest.raises(
+        ToolchainMismatch,
+        match=r"\(nvdisasm: fatal: the binary \\x1b\[2J is none\): install triton",
+    ):
         disassemble(b"x", CUDA)
     tools("llvm-objdump", "pass")
     with pytest.raises(ToolchainMismatch, match="llvm-objdump: it printed nothing"):

@@ -18,7 +18,9 @@ class Supplier:
         self.refusal, self.answers, self.asked = refusal, [], []
 
     def utilities(self, family):
-        return self._made(family, types.SimpleNamespace(__file__="/ours.so", PyCUtensorMap=Supplier))
+        return self._made(
+            family, types.SimpleNamespace(__file__="/ours.so", PyCUtensorMap=Supplier)
+        )
 
     def launcher(self, signature):
         return self._made(signature, lambda *values: values)
@@ -88,7 +90,10 @@ def test_one_launcher_serves_a_signature(triton):
 
 @pytest.mark.parametrize(
     ("refusal", "reason"),
-    [(CannotLaunchStatically("no such type"), "no such type"), (KeyError("odd"), "KeyError: 'odd'")],
+    [
+        (CannotLaunchStatically("no such type"), "no such type"),
+        (KeyError("odd"), "KeyError: 'odd'"),
+    ],
 )
 def test_what_is_refused_is_built_by_triton(triton, refusal, reason):
     """With the reason, whatever went wrong."""
@@ -105,7 +110,9 @@ def test_descriptors_are_taken_apart_as_triton_does(triton):
     """With facts a tensor map, without them a pointer with sizes and strides, each passed once more behind it."""
     modules, supplier = seam.DriverModules(), Supplier()
     modules.supply(supplier)
-    triton.driver.PyCUtensorMap = triton.driver.compile_module_from_src(src="C", name="cuda_utils").PyCUtensorMap
+    triton.driver.PyCUtensorMap = triton.driver.compile_module_from_src(
+        src="C", name="cuda_utils"
+    ).PyCUtensorMap
     launch_of(triton, {"d": "tensordesc<fp16[64, 32]>", "n": "i32"}, [{"swizzle": 1}])
     launch_of(triton, {"d": "tensordesc<fp16[64, 32]>", "n": "i32"})
     behind = ("i32", "i32", "i64", "i64", "i32")
@@ -125,7 +132,10 @@ def test_a_build_under_way_is_served_by_its_cache_manager(triton):
     assert modules.path_for(f"__triton_launcher{SUFFIX}") is None
     path = modules.path_for(name)
     assert path == "/ours.so"
-    assert triton.build._load_module_from_path("__triton_launcher", path) == ("__triton_launcher", path)
+    assert triton.build._load_module_from_path("__triton_launcher", path) == (
+        "__triton_launcher",
+        path,
+    )
     assert triton.build._load_module_from_path("cuda_utils", path).PyCUtensorMap is Supplier
     assert triton.build._load_module_from_path("cuda_utils", path) == ("cuda_utils", path)
     supplier.refusal = CannotLaunchStatically("gone")

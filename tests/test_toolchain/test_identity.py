@@ -72,11 +72,15 @@ def fake_install(tmp_path, binary=b"\x7fELF", recorded=None, size=None, version=
     (package / "_C").mkdir(parents=True)
     (package / "__init__.py").write_text(f"__version__ = '{version}'\n")
     (package / "_C" / f"libtriton.{suffix}").write_bytes(binary)
-    digest = base64.urlsafe_b64encode(hashlib.sha256(recorded or binary).digest()).rstrip(b"=").decode()
+    digest = (
+        base64.urlsafe_b64encode(hashlib.sha256(recorded or binary).digest()).rstrip(b"=").decode()
+    )
     info = tmp_path / "triton-9.9.9.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: triton\nVersion: 9.9.9+local\n")
-    (info / "RECORD").write_text(f"triton/_C/libtriton.{suffix},sha256={digest},{size or len(binary)}\n")
+    (info / "RECORD").write_text(
+        f"triton/_C/libtriton.{suffix},sha256={digest},{size or len(binary)}\n"
+    )
     return package
 
 
@@ -85,7 +89,9 @@ def alone(monkeypatch):
     """Make `tmp` the only place that packages come from."""
 
     def alone(directory):
-        monkeypatch.setattr(sys, "path", [str(directory), *(p for p in sys.path if not p.endswith("-packages"))])
+        monkeypatch.setattr(
+            sys, "path", [str(directory), *(p for p in sys.path if not p.endswith("-packages"))]
+        )
         for name in [name for name in sys.modules if name.split(".")[0] == "triton"]:
             monkeypatch.delitem(sys.modules, name)
         importlib.invalidate_caches()
@@ -114,7 +120,10 @@ def test_a_triton_without_metadata_is_hashed(tmp_path, alone):
     shutil.rmtree(tmp_path / "triton-9.9.9.dist-info")
     alone(tmp_path)
     found = identity.installed_triton()
-    assert (found.release, found.binary) == ("3.8.0+git1234", hashlib.sha256(b"\x7fELF").hexdigest())
+    assert (found.release, found.binary) == (
+        "3.8.0+git1234",
+        hashlib.sha256(b"\x7fELF").hexdigest(),
+    )
 
 
 def test_a_triton_that_comes_and_goes_is_found(tmp_path, alone):
@@ -172,11 +181,15 @@ def write_ptxas(path, answer, status=0):
 
 @pytest.mark.release
 @pytest.mark.toolchain
-@pytest.mark.parametrize(("arch", "variable"), [(80, "TRITON_PTXAS_PATH"), (120, "TRITON_PTXAS_BLACKWELL_PATH")])
+@pytest.mark.parametrize(
+    ("arch", "variable"), [(80, "TRITON_PTXAS_PATH"), (120, "TRITON_PTXAS_BLACKWELL_PATH")]
+)
 def test_ptxas_follows_the_environment_at_each_call(triton, tmp_path, monkeypatch, arch, variable):
     """A program named by the environment counts at once; one that fails falls back to the installed one, as in Triton."""
     installed = ptxas.ptxas_version(arch)
-    monkeypatch.setenv(variable, write_ptxas(tmp_path / "mine", "Cuda compilation tools, release 99.1, V99.1.5"))
+    monkeypatch.setenv(
+        variable, write_ptxas(tmp_path / "mine", "Cuda compilation tools, release 99.1, V99.1.5")
+    )
     assert ptxas.ptxas_version(arch) == "99.1 V99.1.5"
     monkeypatch.setenv(variable, write_ptxas(tmp_path / "broken", "oh no", status=3))
     assert ptxas.ptxas_version(arch) == installed
@@ -188,8 +201,14 @@ def test_ptxas_follows_the_environment_at_each_call(triton, tmp_path, monkeypatc
 @pytest.mark.toolchain
 def test_ptxas_set_in_python_counts(triton, tmp_path, monkeypatch):
     """A program set through Triton's knobs is the one that is asked."""
-    monkeypatch.setenv("TRITON_PTXAS_PATH", "")  # so that monkeypatch undoes what the knob writes there
-    monkeypatch.setitem(triton.knobs.nvidia.__dict__, "ptxas", write_ptxas(tmp_path / "mine", "release 98.7, V98.7.6"))
+    monkeypatch.setenv(
+        "TRITON_PTXAS_PATH", ""
+    )  # so that monkeypatch undoes what the knob writes there
+    monkeypatch.setitem(
+        triton.knobs.nvidia.__dict__,
+        "ptxas",
+        write_ptxas(tmp_path / "mine", "release 98.7, V98.7.6"),
+    )
     assert ptxas.ptxas_version(80) == "98.7 V98.7.6"
 
 
@@ -258,7 +277,10 @@ def interrupted():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("ptxas: NVIDIA\nCuda compilation tools, release 12.8, V12.8.93\nBuild cuda_12.8\n", "12.8 V12.8.93"),
+        (
+            "ptxas: NVIDIA\nCuda compilation tools, release 12.8, V12.8.93\nBuild cuda_12.8\n",
+            "12.8 V12.8.93",
+        ),
         ("release notes of release 13.0, V13.0.1", "13.0 V13.0.1"),
         ("release 12.8, V", "release 12.8, V"),
         ("release 12.8, V 1", "release 12.8, V 1"),
@@ -275,9 +297,18 @@ def test_the_version_in_an_answer(text, expected):
     ("body", "expected"),
     [
         ("return knobs.nvidia.ptxas_blackwell if arch >= 100 else knobs.nvidia.ptxas\n", 100),
-        ("return knobs.nvidia.ptxas_blackwell if arch >= 90 else knobs.nvidia.ptxas  # arch >= 100\n", 90),
-        ("if arch < 110:\n        return knobs.nvidia.ptxas\n    return knobs.nvidia.ptxas_blackwell\n", 110),
-        ("return knobs.nvidia.ptxas_blackwell if arch >= 100 else knobs.nvidia.ptxas or None\n", 100),
+        (
+            "return knobs.nvidia.ptxas_blackwell if arch >= 90 else knobs.nvidia.ptxas  # arch >= 100\n",
+            90,
+        ),
+        (
+            "if arch < 110:\n        return knobs.nvidia.ptxas\n    return knobs.nvidia.ptxas_blackwell\n",
+            110,
+        ),
+        (
+            "return knobs.nvidia.ptxas_blackwell if arch >= 100 else knobs.nvidia.ptxas or None\n",
+            100,
+        ),
         ("return knobs.nvidia.ptxas\n", None),
         ("return (\n", None),
     ],

@@ -41,7 +41,9 @@ def made(monkeypatch):
     """A class that is noted from now on, and what is known of it."""
     module = types.ModuleType("module_of_made")
     module.Made = type(
-        "Made", (Made,), {"__init__": Made.__init__, "__setstate__": lambda self, s: vars(self).update(s)}
+        "Made",
+        (Made,),
+        {"__init__": Made.__init__, "__setstate__": lambda self, s: vars(self).update(s)},
     )
     kind = instances.Kind("module_of_made", "Made", ("__init__", "__setstate__"))
     monkeypatch.setitem(sys.modules, "module_of_made", module)
@@ -70,9 +72,17 @@ def test_what_is_gone_is_not_known(made):
 def test_constructors_stay_as_they_are(made):
     """A wrapped constructor has the signature, the name and the text of the original, and raises what that raises."""
     cls, known = made
-    before = inspect.signature(cls), inspect.signature(cls.__init__), inspect.getsource(cls.__init__)
+    before = (
+        inspect.signature(cls),
+        inspect.signature(cls.__init__),
+        inspect.getsource(cls.__init__),
+    )
     instances.note_from_now_on()
-    assert (inspect.signature(cls), inspect.signature(cls.__init__), inspect.getsource(cls.__init__)) == before
+    assert (
+        inspect.signature(cls),
+        inspect.signature(cls.__init__),
+        inspect.getsource(cls.__init__),
+    ) == before
     assert (cls.__init__.__name__, cls.__init__.__doc__) == ("__init__", Made.__init__.__doc__)
     with pytest.raises(ValueError, match="it cannot be made"):
         cls("one", fails=True)
@@ -207,14 +217,25 @@ def test_looking_loads_no_module_and_asks_no_object(module, monkeypatch, tmp_pat
         raise SystemExit("asked")
 
     asking = dict.fromkeys(
-        ("__getattr__", "__getattribute__", "__eq__", "__hash__", "__iter__", "__len__", "__bool__"), refuse
+        (
+            "__getattr__",
+            "__getattribute__",
+            "__eq__",
+            "__hash__",
+            "__iter__",
+            "__len__",
+            "__bool__",
+        ),
+        refuse,
     )
     strange = type("Strange", (), {**asking, "__class__": property(refuse)})()
     monkeypatch.setitem(sys.modules, "lazy_module", lazy)
     monkeypatch.setitem(sys.modules, "strange_module", strange)
     monkeypatch.setitem(sys.modules, "no_module", None)
     module.strange, module.lists, module.made = strange, [strange], Made("one")
-    module.cls = type("Meta", (type,), asking)("Op", (), {"strange": strange, "kernel": Made("two")})
+    module.cls = type("Meta", (type,), asking)(
+        "Op", (), {"strange": strange, "kernel": Made("two")}
+    )
     assert sorted(reachable()) == ["one", "two"]
 
 
@@ -273,7 +294,12 @@ def kept_function(load_kernels, monkeypatch):
     def make():
         add = load_kernels().add
         del sys.modules["kernels_for_tests"]
-        monkeypatch.setattr(sys.modules[add.__class__.__module__], "_triton_jit_function_registry", {}, raising=False)
+        monkeypatch.setattr(
+            sys.modules[add.__class__.__module__],
+            "_triton_jit_function_registry",
+            {},
+            raising=False,
+        )
         return add
 
     return make
@@ -286,7 +312,9 @@ def test_functions_behind_tuners_are_found(kept_function, monkeypatch, module):
     # As if nobody had noted: other tests of this process did.
     monkeypatch.setattr(instances, "_notes_of", lambda _: None)
     add = kept_function()
-    module.add = triton.autotune([triton.Config({"BLOCK": 64})], ["n"])(triton.heuristics({"n": len})(add))
+    module.add = triton.autotune([triton.Config({"BLOCK": 64})], ["n"])(
+        triton.heuristics({"n": len})(add)
+    )
     assert add in instances.instances(instances.JIT_FUNCTION)
     assert module.add in instances.instances(instances.TUNER)
     del module.add

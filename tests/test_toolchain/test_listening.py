@@ -196,7 +196,12 @@ def test_without_the_compile_frame_the_rest_is_known(compile_add, monkeypatch, e
     monkeypatch.setattr(compile_frames, "_COMPILE", ("compile", "elsewhere"))
     kernel = compile_add()
     (event,) = events
-    assert (event.options, event.backend, event.env_vars, event.stages_key) == (None, None, None, None)
+    assert (event.options, event.backend, event.env_vars, event.stages_key) == (
+        None,
+        None,
+        None,
+        None,
+    )
     assert (event.hash, event.name, str(event.target)) == (kernel.hash, "add", "cuda:90")
 
 
@@ -248,7 +253,10 @@ def test_hearing_opens_no_file_and_starts_nothing(compile_add):
     compile_add()
     own.detach(callback)
     assert len(heard) == 2
-    assert set(seen) <= {"sys._getframe", "object.__getattr__"}  # looking at the caller's frame and its code
+    assert set(seen) <= {
+        "sys._getframe",
+        "object.__getattr__",
+    }  # looking at the caller's frame and its code
 
 
 def test_a_forked_child_hears_nothing(compile_add, knob):
@@ -309,7 +317,9 @@ def test_a_triton_without_listener_is_an_error(monkeypatch):
         CompileListener().attach(print)
 
 
-def test_a_compile_that_nobody_reports_is_an_error_that_says_who_stands_in_the_way(compile_add, knob):
+def test_a_compile_that_nobody_reports_is_an_error_that_says_who_stands_in_the_way(
+    compile_add, knob
+):
     """Where another program's listener took the place of ours and does not call it, `heard` names it instead of failing oddly."""
     own = CompileListener()
     own.attach(print)

@@ -13,12 +13,15 @@ pytestmark = [pytest.mark.toolchain, pytest.mark.release]
 def found_in(cache):
     """Kernels of this test; others of this process live in other directories."""
     return sorted(
-        (e for e in loaded_kernels.loaded_kernels() if e.directory.startswith(str(cache))), key=lambda e: e.key
+        (e for e in loaded_kernels.loaded_kernels() if e.directory.startswith(str(cache))),
+        key=lambda e: e.key,
     )
 
 
 @pytest.mark.parametrize("target", ["cuda:90", "hip:gfx942"])
-def test_loaded_kernels_are_found_with_proven_keys(warm_up, fake_driver, cache, parts_of, target, monkeypatch):
+def test_loaded_kernels_are_found_with_proven_keys(
+    warm_up, fake_driver, cache, parts_of, target, monkeypatch
+):
     """Each kernel of the JIT's caches is found with its device, and its rebuilt options give its key."""
     monkeypatch.setenv(
         "AMDGCN_USE_BUFFER_OPS", "0"

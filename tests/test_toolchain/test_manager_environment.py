@@ -21,8 +21,16 @@ from bundler.toolchain.manager_environment import (
     variables,
 )
 
-MANAGER, SPOOL, SPOOL_INNER = "TRITON_CACHE_MANAGER", "TRITON_BUNDLER_SPOOL", "TRITON_BUNDLER_SPOOL_INNER"
-INNER, STORE, REGISTERED = "TRITON_BUNDLER_INNER", "TRITON_BUNDLER_STORE", "TRITON_BUNDLER_REGISTERED"
+MANAGER, SPOOL, SPOOL_INNER = (
+    "TRITON_CACHE_MANAGER",
+    "TRITON_BUNDLER_SPOOL",
+    "TRITON_BUNDLER_SPOOL_INNER",
+)
+INNER, STORE, REGISTERED = (
+    "TRITON_BUNDLER_INNER",
+    "TRITON_BUNDLER_STORE",
+    "TRITON_BUNDLER_REGISTERED",
+)
 
 
 def recorded(name):
@@ -118,7 +126,9 @@ def test_any_order_of_ends_gives_the_user_everything_back(order, owner, monkeypa
         owner.remove(items[index])
         owner.remove(items[index])  # twice is fine
         wanted = variables(before, left) if left else {}
-        assert dict(os.environ) == {name: value for name, value in {**before, **wanted}.items() if value is not None}
+        assert dict(os.environ) == {
+            name: value for name, value in {**before, **wanted}.items() if value is not None
+        }
 
 
 def test_what_the_program_changes_meanwhile_is_its_own(owner, monkeypatch):
@@ -136,7 +146,11 @@ def test_what_the_program_changes_meanwhile_is_its_own(owner, monkeypatch):
     assert (os.environ[MANAGER], os.environ[SPOOL_INNER]) == (SPOOL_MANAGER, "other:O")
     owner.remove(one)
     owner.remove(three)
-    assert (os.environ[MANAGER], os.environ[STORE], SPOOL in os.environ) == ("other:O", "theirs", False)
+    assert (os.environ[MANAGER], os.environ[STORE], SPOOL in os.environ) == (
+        "other:O",
+        "theirs",
+        False,
+    )
     owner.add(one)
     monkeypatch.delenv(MANAGER)
     owner.remove(one)
@@ -155,11 +169,15 @@ def test_what_the_program_adds_to_the_path_stays(user, owner, monkeypatch):
     assert os.environ.get("PYTHONPATH") == user
     owner.add(one)
     owner.add(two)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/before", os.environ["PYTHONPATH"], "/behind"]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(["/before", os.environ["PYTHONPATH"], "/behind"])
+    )
     owner.remove(one)
     assert "/f" in os.environ["PYTHONPATH"].split(os.pathsep)
     owner.remove(two)
-    assert os.environ["PYTHONPATH"] == os.pathsep.join(["/before", *([user] if user else []), "/behind"])
+    assert os.environ["PYTHONPATH"] == os.pathsep.join(
+        ["/before", *([user] if user else []), "/behind"]
+    )
 
 
 def test_a_beginning_that_fails_changes_nothing(owner, monkeypatch):
@@ -271,7 +289,9 @@ thread.join()
 assert statuses == [0] * 100, statuses
 """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    subprocess.run([sys.executable, "-P", "-W", "ignore", "-c", code], env=env, check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-P", "-W", "ignore", "-c", code], env=env, check=True, timeout=60
+    )
 
 
 def test_a_forked_child_leaves_its_parents_spool_alone():

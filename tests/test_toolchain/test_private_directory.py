@@ -13,7 +13,9 @@ from bundler.toolchain import private_directory
 from bundler.toolchain.private_directory import TemporaryPlace, is_ours, why_not_ours
 
 NOBODY = 65534
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+as_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can give a directory to another user"
+)
 
 
 @pytest.fixture
@@ -60,7 +62,9 @@ HOSTILE = [
     pytest.param(open_to_others, "is open to others: mode 0777, expected 0700", id="mode"),
     pytest.param(readable, "is open to others: mode 0750, expected 0700", id="readable"),
     pytest.param(file, "is not a directory", id="file"),
-    pytest.param(of_another_user, f"belongs to user {NOBODY}, not to user 0", id="owner", marks=as_root),
+    pytest.param(
+        of_another_user, f"belongs to user {NOBODY}, not to user 0", id="owner", marks=as_root
+    ),
 ]
 
 
@@ -69,7 +73,11 @@ def test_it_is_made_for_this_user_alone(place, told):
     path = Path(place.made())
     assert path.name == f"some-cache-{os.getuid()}"
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
-    assert (TemporaryPlace("some-cache", told.append).made(), place.found(), told) == (str(path), str(path), [])
+    assert (TemporaryPlace("some-cache", told.append).made(), place.found(), told) == (
+        str(path),
+        str(path),
+        [],
+    )
 
 
 @pytest.mark.parametrize(("hostile", "reason"), HOSTILE)
@@ -85,7 +93,11 @@ def test_what_others_could_have_made_is_not_used(place, told, tmp_path, hostile,
     (sentence,) = told
     assert f"{known} {reason}, so this process uses {private}" in sentence
     after = os.lstat(known)
-    assert (after.st_mode, after.st_uid, after.st_ino) == (before.st_mode, before.st_uid, before.st_ino)
+    assert (after.st_mode, after.st_uid, after.st_ino) == (
+        before.st_mode,
+        before.st_uid,
+        before.st_ino,
+    )
     assert place.found() is None
     assert f"{known} {reason}, so nothing is read from it" in told[1]
 
@@ -119,7 +131,9 @@ def test_a_users_own_link_may_be_allowed(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "disk")
     assert why_not_ours(tmp_path / "link", private_directory.OTHERS_WRITE, links=True) is None
     (tmp_path / "disk").chmod(0o775)
-    assert "mode 0775, expected 0755" in why_not_ours(tmp_path / "link", private_directory.OTHERS_WRITE, links=True)
+    assert "mode 0775, expected 0755" in why_not_ours(
+        tmp_path / "link", private_directory.OTHERS_WRITE, links=True
+    )
 
 
 def test_the_private_directory_goes_with_its_process(tmp_path):
@@ -137,6 +151,10 @@ if pid == 0:
 assert os.waitpid(pid, 0)[1] == 0
 assert os.path.isdir(private)
 """
-    env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    env = {
+        **os.environ,
+        "TMPDIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
     subprocess.run([sys.executable, "-P", "-c", code], env=env, check=True)
     assert [path.name for path in tmp_path.iterdir()] == [f"some-cache-{os.getuid()}"]

@@ -37,7 +37,11 @@ def test_libraries_see_the_device_of_the_target(torch, imitate):
 
     with imitate() as imitation:
         properties = torch.cuda.get_device_properties(0)
-        assert (torch.cuda.is_available(), torch.cuda.device_count(), torch.cuda.current_device()) == (True, 1, 0)
+        assert (
+            torch.cuda.is_available(),
+            torch.cuda.device_count(),
+            torch.cuda.current_device(),
+        ) == (True, 1, 0)
         assert torch.cuda.get_device_capability() == (9, 0) == (properties.major, properties.minor)
         assert torch.cuda.get_device_name().startswith("NVIDIA H")
         assert properties.multi_processor_count == 132
@@ -100,12 +104,21 @@ def test_tensors_move_as_on_a_machine_with_a_gpu(torch, imitate):
     """A tensor knows its device; moving it to where it is gives the tensor itself, and elsewhere a copy."""
     with imitate():
         here, there = torch.ones(4), torch.ones(4, device="cuda")
-        assert (here.is_cuda, here.is_cpu, there.is_cuda, there.get_device()) == (False, True, True, 0)
+        assert (here.is_cuda, here.is_cpu, there.is_cuda, there.get_device()) == (
+            False,
+            True,
+            True,
+            0,
+        )
         assert there.to("cuda") is there
         assert there.cuda() is there
         assert here.cpu() is here
         assert there.to(torch.float16).device == there.device
-        assert (here.cuda().device.type, there.cpu().device.type, here.to(there).device.type) == ("cuda", "cpu", "cuda")
+        assert (here.cuda().device.type, there.cpu().device.type, here.to(there).device.type) == (
+            "cuda",
+            "cpu",
+            "cuda",
+        )
         assert there.new_tensor([1]).device == there.device
         assert torch.nn.Linear(4, 4).to("cuda", torch.bfloat16).weight.dtype == torch.bfloat16
 
@@ -156,7 +169,11 @@ def test_guesses_are_those_of_the_documentation(torch, imitate):
         whole = x.to(torch.int64)
         assert (bool(x[0] > 0), whole[0].item(), x[0].item()) == (True, 2, 1.0)
         assert (torch.equal(x, x + 1), torch.allclose(x, x + 1)) == (True, True)
-        assert (x[x > 0].shape, x.masked_select(x > 0).shape, x.unique().shape) == ((6,), (6,), (6,))
+        assert (x[x > 0].shape, x.masked_select(x > 0).shape, x.unique().shape) == (
+            (6,),
+            (6,),
+            (6,),
+        )
         assert torch.repeat_interleave(whole).shape == (6,)
         assert x.tolist() == [1.0] * 6
         assert f"{x.sum():.2f}" == "1.00"
@@ -213,7 +230,9 @@ def test_a_device_that_no_table_has_is_assumed():
     assert (device.multi_processor_count, assumed) == (114, None)
 
 
-@pytest.mark.parametrize("properties", [{"sm_count": 1}, {"multi_processor_count": "132"}, {"name": 5}])
+@pytest.mark.parametrize(
+    "properties", [{"sm_count": 1}, {"multi_processor_count": "132"}, {"name": 5}]
+)
 def test_properties_are_checked(properties):
     """A property that does not exist, or has another type, is refused by its name."""
     with pytest.raises(ConfigError, match=next(iter(properties))):

@@ -91,11 +91,17 @@ def test_it_steps_aside(cwd, tmp_path):
     code = "import bundler, bundler.toolchain.spool_records as records; print(bundler.__file__, records.__name__, bundler.RecordReport.__name__)"
     path = [STAND_IN, *([str(tmp_path)] if cwd != "here" else []), *filter(None, sys.path)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
-    done = subprocess.run([sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     import bundler
 
-    assert done.stdout.split() == [bundler.__file__, "bundler.toolchain.spool_records", "RecordReport"]
+    assert done.stdout.split() == [
+        bundler.__file__,
+        "bundler.toolchain.spool_records",
+        "RecordReport",
+    ]
 
 
 def test_it_has_nothing_else(tmp_path):
@@ -113,9 +119,16 @@ except ImportError as error:
     print("ImportError")
 """
     env = {**os.environ, "PYTHONPATH": STAND_IN}
-    done = subprocess.run([sys.executable, "-S", "-P", "-c", code], env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-S", "-P", "-c", code], env=env, capture_output=True, text=True
+    )
     assert (done.stdout.split(), done.stderr) == (
-        ["bundler.store", "bundler.toolchain.spool_records", "bundler.integrations.triton.other", "ImportError"],
+        [
+            "bundler.store",
+            "bundler.toolchain.spool_records",
+            "bundler.integrations.triton.other",
+            "ImportError",
+        ],
         "",
     )
 

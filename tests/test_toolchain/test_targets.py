@@ -67,7 +67,9 @@ def write_nodes(tmp_path, *versions):
     for number, version in enumerate(versions):
         node = tmp_path / str(number)
         node.mkdir()
-        (node / "properties").write_text(f"cpu_cores_count 0\ngfx_target_version {version}\nvendor_id 4098\n")
+        (node / "properties").write_text(
+            f"cpu_cores_count 0\ngfx_target_version {version}\nvendor_id 4098\n"
+        )
 
 
 @pytest.fixture
@@ -108,7 +110,11 @@ def test_hidden_amd_devices(amd, monkeypatch):
         ((), (), None),
         (None, (), None),
         ((), None, None),
-        ((Target("cuda", "90"), Target("cuda", "80"), Target("cuda", "90")), (), ("cuda:80", "cuda:90")),
+        (
+            (Target("cuda", "90"), Target("cuda", "80"), Target("cuda", "90")),
+            (),
+            ("cuda:80", "cuda:90"),
+        ),
         ((Target("cuda", "90"),), (Target("hip", "gfx942", 64),), ("cuda:90", "hip:gfx942")),
     ],
 )
@@ -142,7 +148,9 @@ def fake_torch(initialized=True, hip=None):
     return types.SimpleNamespace(cuda=cuda, version=types.SimpleNamespace(hip=hip))
 
 
-@pytest.mark.parametrize(("hip", "expected"), [(None, ("cuda:90", "cuda:91")), ("6.4", ("hip:gfx942",))])
+@pytest.mark.parametrize(
+    ("hip", "expected"), [(None, ("cuda:90", "cuda:91")), ("6.4", ("hip:gfx942",))]
+)
 def test_an_initialized_torch_is_believed(monkeypatch, hip, expected):
     """A torch that has initialized CUDA or HIP knows its devices."""
     monkeypatch.setitem(sys.modules, "torch", fake_torch(hip=hip))

@@ -21,7 +21,14 @@ def test_handles_of_this_torch():
     assert found.classes == (torch.Tensor, torch.nn.Parameter)
     ask = ASK(found.function)
     base = torch.zeros(64)
-    for tensor in (base, base[5:], base.reshape(8, 8).t(), torch.empty(0), torch.nn.Parameter(base), base.half()):
+    for tensor in (
+        base,
+        base[5:],
+        base.reshape(8, 8).t(),
+        torch.empty(0),
+        torch.nn.Parameter(base),
+        base.half(),
+    ):
         address = ctypes.c_uint64()
         assert ask(id(tensor) + found.offset, address) == 0
         assert address.value == tensor.data_ptr()
@@ -31,7 +38,9 @@ def test_functions_tell_device_and_type_of_this_torch():
     """They agree with the tensors of each type, also with one on no device that has memory; `cuda` is none of theirs."""
     found = find_handles()
     assert found is not None
-    device_type, device, dtype = (TELL(place) for place in (found.device_type, found.device, found.dtype))
+    device_type, device, dtype = (
+        TELL(place) for place in (found.device_type, found.device, found.dtype)
+    )
     library = ctypes.CDLL("libtorch_cpu.so")
 
     def told(ask, tensor):
@@ -39,17 +48,36 @@ def test_functions_tell_device_and_type_of_this_torch():
         assert ask(id(tensor) + found.offset, number) == 0
         return number.value
 
-    for name in ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"):
+    for name in (
+        "float64",
+        "float32",
+        "float16",
+        "bfloat16",
+        "int64",
+        "int32",
+        "int16",
+        "int8",
+        "uint8",
+        "bool",
+    ):
         tensor = torch.zeros(4, dtype=getattr(torch, name))
         assert told(dtype, tensor) == getattr(library, f"aoti_torch_dtype_{name}")()
-        assert (told(device_type, tensor), told(device, tensor)) == (library.aoti_torch_device_type_cpu(), -1)
+        assert (told(device_type, tensor), told(device, tensor)) == (
+            library.aoti_torch_device_type_cpu(),
+            -1,
+        )
     assert told(device_type, torch.empty(4, device="meta")) == library.aoti_torch_device_type_meta()
     assert found.cuda == library.aoti_torch_device_type_cuda()
 
 
 @pytest.mark.parametrize(
     "missing",
-    ["aoti_torch_get_device_type", "aoti_torch_get_dtype", "aoti_torch_dtype_int64", "aoti_torch_device_type_cuda"],
+    [
+        "aoti_torch_get_device_type",
+        "aoti_torch_get_dtype",
+        "aoti_torch_dtype_int64",
+        "aoti_torch_device_type_cuda",
+    ],
 )
 def test_a_torch_without_a_function_tells_addresses_alone(monkeypatch, missing):
     """Device and type are left to torch's table, and addresses are read as ever."""

@@ -30,7 +30,9 @@ def text(data):
 
 def spki(key):
     """Return a public key as DER."""
-    return key.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return key.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
 
 
 def canonical(value):
@@ -42,7 +44,9 @@ class Instance:
     """Authority and logs, each with a key of its own."""
 
     def __init__(self):
-        self.authority, self.certificates, self.log = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
+        self.authority, self.certificates, self.log = (
+            ec.generate_private_key(ec.SECP256R1()) for _ in range(3)
+        )
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
         key_id = x509.SubjectKeyIdentifier.from_public_key(self.authority.public_key())
         self.root = (
@@ -64,7 +68,11 @@ class Instance:
         valid = {"start": (_NOW - _DAY).strftime("%Y-%m-%dT%H:%M:%SZ")}
 
         def log(key, url):
-            public = {"rawBytes": text(spki(key)), "keyDetails": "PKIX_ECDSA_P256_SHA_256", "validFor": valid}
+            public = {
+                "rawBytes": text(spki(key)),
+                "keyDetails": "PKIX_ECDSA_P256_SHA_256",
+                "validFor": valid,
+            }
             return {"baseUrl": url, "hashAlgorithm": "SHA2_256", "publicKey": public,
                     "logId": {"keyId": text(_digest(spki(key)))}}  # fmt: skip
 
@@ -111,24 +119,39 @@ class Instance:
             .not_valid_before(_NOW - dt.timedelta(minutes=5))
             .not_valid_after(_NOW + dt.timedelta(minutes=5))
             .add_extension(_usage(certificates=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CODE_SIGNING]), critical=False)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.authority.public_key()), critical=False
+                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CODE_SIGNING]), critical=False
+            )
+            .add_extension(
+                x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+            )
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.authority.public_key()),
+                critical=False,
             )
             .add_extension(x509.SubjectAlternativeName([x509.RFC822Name(identity)]), critical=True)
-            .add_extension(x509.UnrecognizedExtension(_OIDC_ISSUER, issuer.encode()), critical=False)
+            .add_extension(
+                x509.UnrecognizedExtension(_OIDC_ISSUER, issuer.encode()), critical=False
+            )
         )
         # The log signs the certificate as it is without the log's word in it.
         before = builder.sign(self.authority, hashes.SHA256()).tbs_certificate_bytes
-        stamped = builder.add_extension(x509.UnrecognizedExtension(_SCT_LIST, self._scts(before)), critical=False)
+        stamped = builder.add_extension(
+            x509.UnrecognizedExtension(_SCT_LIST, self._scts(before)), critical=False
+        )
         return stamped.sign(self.authority, hashes.SHA256())
 
     def _scts(self, certificate):
-        stamp = struct.pack(">BBQH", 0, 0, int(_NOW.timestamp() * 1000), 1) + _digest(spki(self.authority))
+        stamp = struct.pack(">BBQH", 0, 0, int(_NOW.timestamp() * 1000), 1) + _digest(
+            spki(self.authority)
+        )
         length = len(certificate).to_bytes(3, "big")
-        signature = self.certificates.sign(stamp + length + certificate + bytes(2), ec.ECDSA(hashes.SHA256()))
-        sct = struct.pack(">B32sQH", 0, _digest(spki(self.certificates)), int(_NOW.timestamp() * 1000), 0)
+        signature = self.certificates.sign(
+            stamp + length + certificate + bytes(2), ec.ECDSA(hashes.SHA256())
+        )
+        sct = struct.pack(
+            ">B32sQH", 0, _digest(spki(self.certificates)), int(_NOW.timestamp() * 1000), 0
+        )
         sct += struct.pack(">BBH", 4, 3, len(signature)) + signature  # SHA-256, ECDSA
         entries = struct.pack(">H", len(sct)) + sct
         whole = struct.pack(">H", len(entries)) + entries
@@ -140,7 +163,9 @@ class Instance:
         note = f"log.invalid - 1\n1\n{text(root)}\n"
         signed_note = text(log_id[:4] + self.log.sign(note.encode(), ec.ECDSA(hashes.SHA256())))
         time = int(_NOW.timestamp())
-        promise = canonical({"body": text(body), "integratedTime": time, "logID": log_id.hex(), "logIndex": 0})
+        promise = canonical(
+            {"body": text(body), "integratedTime": time, "logID": log_id.hex(), "logIndex": 0}
+        )
         return {
             "logIndex": "0", "logId": {"keyId": text(log_id)},
             "kindVersion": {"kind": "hashedrekord", "version": "0.0.1"}, "integratedTime": str(time),

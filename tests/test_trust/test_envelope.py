@@ -88,4 +88,6 @@ def test_limits_hold():
         Envelope.decode(b" " * (256 << 10) + b" ", KIND)
     many = [{"keyid": "k", "sig": base64.b64encode(b"x" * 64).decode()}] * (MAX_SIGNATURES + 1)
     with pytest.raises(LimitExceeded, match="33 signatures"):
-        Envelope.decode(json.dumps({"payload": "", "payloadType": KIND, "signatures": many}).encode(), KIND)
+        Envelope.decode(
+            json.dumps({"payload": "", "payloadType": KIND, "signatures": many}).encode(), KIND
+        )

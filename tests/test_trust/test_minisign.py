@@ -62,7 +62,9 @@ def test_foreign_text_is_a_typed_error(text):
         minisign.check(text, [DATA], [PUBLIC])
 
 
-@pytest.mark.parametrize("text", ["", "untrusted comment: x\n", "RWQ=", "untrusted comment: x\n!!\n", "a\nb\n"])
+@pytest.mark.parametrize(
+    "text", ["", "untrusted comment: x\n", "RWQ=", "untrusted comment: x\n!!\n", "a\nb\n"]
+)
 def test_what_is_no_public_key_is_a_typed_error(text):
     """The message says what was expected."""
     with pytest.raises(FormatError, match="minisign public key"):
@@ -84,7 +86,10 @@ def test_minisign_checks_what_we_sign(minisign_program, tmp_path):
     (tmp_path / "b.minisig").write_text(signature())
     (tmp_path / "k.pub").write_text(minisign.write_public(KEY))
     done = subprocess.run(
-        [minisign_program, "-V", "-m", "b", "-p", "k.pub"], cwd=tmp_path, capture_output=True, text=True
+        [minisign_program, "-V", "-m", "b", "-p", "k.pub"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert (done.returncode, "bundle of november" in done.stdout) == (0, True), done.stderr
 
@@ -94,7 +99,10 @@ def test_we_check_what_minisign_signs(minisign_program, tmp_path):
     """A key and a signature that its program made are good here, for these bytes alone."""
     (tmp_path / "b").write_bytes(DATA)
     subprocess.run(
-        [minisign_program, "-G", "-W", "-p", "k.pub", "-s", "k.key"], cwd=tmp_path, check=True, capture_output=True
+        [minisign_program, "-G", "-W", "-p", "k.pub", "-s", "k.key"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
     )
     subprocess.run(
         [minisign_program, "-S", "-s", "k.key", "-m", "b", "-t", "by minisign"],
@@ -102,7 +110,10 @@ def test_we_check_what_minisign_signs(minisign_program, tmp_path):
         check=True,
         capture_output=True,
     )
-    public, text = minisign.read_public((tmp_path / "k.pub").read_text()), (tmp_path / "b.minisig").read_text()
+    public, text = (
+        minisign.read_public((tmp_path / "k.pub").read_text()),
+        (tmp_path / "b.minisig").read_text(),
+    )
     assert minisign.check(text, [DATA], [public]) == "by minisign"
     assert minisign.check(text, [DATA + b"!"], [public]) is None
 
@@ -119,5 +130,7 @@ def test_minisign_refuses_what_is_not_ours(minisign_program, tmp_path):
     ):
         (tmp_path / "b").write_bytes(data)
         (tmp_path / "b.minisig").write_text(text)
-        done = subprocess.run([minisign_program, "-V", "-m", "b", "-p", public], cwd=tmp_path, capture_output=True)
+        done = subprocess.run(
+            [minisign_program, "-V", "-m", "b", "-p", public], cwd=tmp_path, capture_output=True
+        )
         assert done.returncode != 0

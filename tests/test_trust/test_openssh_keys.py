@@ -36,7 +36,10 @@ def private(encoding, form, protection=None):
 def public_line():
     """Return the line of a `.pub` file."""
     key = Ed25519PrivateKey.from_private_bytes(SEED).public_key()
-    return key.public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH).decode() + " alice@host\n"
+    return (
+        key.public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH).decode()
+        + " alice@host\n"
+    )
 
 
 @pytest.fixture
@@ -49,7 +52,9 @@ def ssh_key(tmp_path):
 def protected(tmp_path):
     """A file of OpenSSL with the passphrase `secret`."""
     protection = forms.BestAvailableEncryption(b"secret")
-    return write(tmp_path / "p.pem", private(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, protection))
+    return write(
+        tmp_path / "p.pem", private(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, protection)
+    )
 
 
 def test_a_key_of_openssh_signs_and_is_trusted(ssh_key, signers, kernels, tmp_path):
@@ -62,7 +67,9 @@ def test_a_key_of_openssh_signs_and_is_trusted(ssh_key, signers, kernels, tmp_pa
         assert judge_file(bundle, kernels).key == "ssh"
 
 
-@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="the program ssh-keygen is not installed")
+@pytest.mark.skipif(
+    shutil.which("ssh-keygen") is None, reason="the program ssh-keygen is not installed"
+)
 def test_what_ssh_keygen_makes_is_read(tmp_path):
     """Its private file and its public line are of one key."""
     done = subprocess.run(
@@ -72,7 +79,9 @@ def test_what_ssh_keygen_makes_is_read(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert SigningKey.load(tmp_path / "id").public == openssh_keys.read_public((tmp_path / "id.pub").read_text())
+    assert SigningKey.load(tmp_path / "id").public == openssh_keys.read_public(
+        (tmp_path / "id.pub").read_text()
+    )
 
 
 def test_a_passphrase_is_asked_for(protected, tmp_path, monkeypatch):
@@ -120,10 +129,14 @@ def test_an_encrypted_key_of_openssh(tmp_path):
 def test_keys_of_other_types_are_refused(tmp_path):
     """The message names the type that was found and what makes the right one."""
     other = generate_private_key(SECP256R1())
-    data = other.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.OpenSSH, forms.NoEncryption())
+    data = other.private_bytes(
+        forms.Encoding.PEM, forms.PrivateFormat.OpenSSH, forms.NoEncryption()
+    )
     with pytest.raises(FormatError, match=r"ECPrivateKey.*expected an Ed25519 key"):
         SigningKey.load(write(tmp_path / "id_ecdsa", data))
-    line = other.public_key().public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH).decode()
+    line = (
+        other.public_key().public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH).decode()
+    )
     assert openssh_keys.is_public(line)
     with pytest.raises(FormatError, match=r"ecdsa-sha2-nistp256.*ssh-keygen -t ed25519"):
         openssh_keys.read_public(line)

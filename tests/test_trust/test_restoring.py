@@ -47,7 +47,11 @@ def restore(path, to, **choices):
 
 
 def placed(folder):
-    return sorted(path.name for path in (folder / "cache").iterdir()) if (folder / "cache").exists() else []
+    return (
+        sorted(path.name for path in (folder / "cache").iterdir())
+        if (folder / "cache").exists()
+        else []
+    )
 
 
 def test_nothing_is_asked_unless_somebody_wants_it(kernels, tmp_path):
@@ -68,8 +72,12 @@ def test_a_signed_bundle_is_restored_under_require(kernels, keys, tmp_path, monk
     assert bundler.check(kernels, tmp_path / "cache", only="all").signatures == report.signatures
 
 
-@pytest.mark.parametrize("way", ["restore", "check", "rekey", "launch", "replay", "autotune", "in memory", "selected"])
-def test_without_a_signature_nothing_becomes_visible_under_require(way, kernels, keys, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "way", ["restore", "check", "rekey", "launch", "replay", "autotune", "in memory", "selected"]
+)
+def test_without_a_signature_nothing_becomes_visible_under_require(
+    way, kernels, keys, tmp_path, monkeypatch
+):
     """Whatever the bundle is used for; the message says what to do, and the cache stays empty."""
     monkeypatch.setenv("TRITON_BUNDLER_SIGNATURES", "require")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
@@ -94,12 +102,16 @@ def _tuned(path):
     from bundler.runtime.tuning.launch_state import LaunchState
     from bundler.runtime.tuning.tuner_options import TunerOptions
 
-    LaunchState.open("kernel", None, TunerOptions(bundle=path, driver=bundler.DryDriver()), results=False)
+    LaunchState.open(
+        "kernel", None, TunerOptions(bundle=path, driver=bundler.DryDriver()), results=False
+    )
 
 
 def test_prefer_says_it_in_one_line(kernels, keys, tmp_path):
     """What is not signed is restored all the same."""
-    report = restore(kernels, tmp_path, signatures=SignaturePolicy.load(keys, kernels="prefer", code="prefer"))
+    report = restore(
+        kernels, tmp_path, signatures=SignaturePolicy.load(keys, kernels="prefer", code="prefer")
+    )
     assert report.restored
     assert report.signatures == "kernels not signed: it is not signed"
 
@@ -107,7 +119,10 @@ def test_prefer_says_it_in_one_line(kernels, keys, tmp_path):
 @pytest.mark.parametrize(
     ("scope", "reason"),
     [
-        ({"targets": ("hip:*",)}, "key 'release' may not vouch for target 'cuda:90', only for hip:\\*"),
+        (
+            {"targets": ("hip:*",)},
+            "key 'release' may not vouch for target 'cuda:90', only for hip:\\*",
+        ),
         ({"expires": 1}, "key 'release' has expired"),
         ({"trust": ("code",)}, "may not vouch for trust level 'kernels'"),
     ],
@@ -147,17 +162,23 @@ def test_code_is_restored_by_the_scope_of_a_signature(code, keys, tmp_path):
     bundler.sign(code, KEY)
     trust(keys, trust=("kernels", "code"))
     off = {"kernels": "off", "code": "off"}
-    allowed = restore(code, tmp_path / "a", trust="signed", signatures=SignaturePolicy.load(keys, **off))
+    allowed = restore(
+        code, tmp_path / "a", trust="signed", signatures=SignaturePolicy.load(keys, **off)
+    )
     everything = restore(code, tmp_path / "b", trust="code")
     assert allowed.companions == everything.companions
     assert allowed.signatures == "code signed by key 'release'"
     bundler.sign(code, KEY, trust="kernels")
-    left = restore(code, tmp_path / "c", trust="signed", signatures=SignaturePolicy.load(keys, **off))
+    left = restore(
+        code, tmp_path / "c", trust="signed", signatures=SignaturePolicy.load(keys, **off)
+    )
     bare = restore(code, tmp_path / "d")
     assert (left.companions, left.skipped) == (bare.companions, bare.skipped)
     assert left.companions != allowed.companions
     with pytest.raises(Untrusted, match=r"required for code.*for kernels alone"):
-        restore(code, tmp_path / "e", trust="code", signatures=SignaturePolicy.load(keys, kernels="off"))
+        restore(
+            code, tmp_path / "e", trust="code", signatures=SignaturePolicy.load(keys, kernels="off")
+        )
     assert restore(code, tmp_path / "f", signatures=SignaturePolicy.load(keys)).restored
 
 
@@ -173,7 +194,10 @@ def test_registered_bundles_are_judged(kernels, keys, monkeypatch):
         registered, told = Registered(), []
         registered.add(str(kernels))
         found = registered.find(key, lambda error, what, told=told: told.append(error))
-        assert (found is not None, [type(error) for error in told]) == (signed, [] if signed else [Untrusted])
+        assert (found is not None, [type(error) for error in told]) == (
+            signed,
+            [] if signed else [Untrusted],
+        )
 
 
 def test_a_wrong_setting_is_an_error_and_not_a_way_around(kernels, keys, tmp_path, monkeypatch):
@@ -198,7 +222,10 @@ def test_signatures_of_several_keys_stand_side_by_side(kernels, keys):
         bundler.sign(kernels, key)
     with Bundle.load(kernels) as bundle:
         assert len(bundle.signatures) == 2
-        assert SignaturePolicy.load(keys).of_bundle(bundle.signatures, _subject(bundle)).key == "release"
+        assert (
+            SignaturePolicy.load(keys).of_bundle(bundle.signatures, _subject(bundle)).key
+            == "release"
+        )
 
 
 def _subject(bundle):

@@ -18,7 +18,9 @@ from bundler.trust.trusted_keys import TrustedKey, TrustedKeys, write_key
 NOW = 1_800_000_000
 ALICE, MALLORY = SigningKey(b"a" * 32), SigningKey(b"m" * 32)
 CONTENT, OTHER, STORED = "11" * 32, "22" * 32, "33" * 32
-SUBJECT = Subject(content=CONTENT, stored=STORED, targets=("cuda:90",), families=(), trust="kernels")
+SUBJECT = Subject(
+    content=CONTENT, stored=STORED, targets=("cuda:90",), families=(), trust="kernels"
+)
 
 
 def trusted(**scope):
@@ -27,20 +29,36 @@ def trusted(**scope):
 
 def policy(key=None, epochs=None, **demands):
     return SignaturePolicy(
-        TrustedKeys({"release": key or trusted()}), epochs=epochs, now=lambda: NOW, **{"kernels": "require", **demands}
+        TrustedKeys({"release": key or trusted()}),
+        epochs=epochs,
+        now=lambda: NOW,
+        **{"kernels": "require", **demands},
     )
 
 
 def of_bundle(signer=ALICE, **fields):
     statement = BundleStatement(
-        **{"content": CONTENT, "stored": STORED, "targets": ("cuda:90",), "signed_at": NOW - 10, **fields}
+        **{
+            "content": CONTENT,
+            "stored": STORED,
+            "targets": ("cuda:90",),
+            "signed_at": NOW - 10,
+            **fields,
+        }
     )
     return Envelope(statement.payload_type, statement.encode()).seal(signer).encode()
 
 
 def of_tag(signer=ALICE, **fields):
     statement = TagStatement(
-        **{"store": "prod", "tag": "prod/llama", "content": CONTENT, "epoch": 5, "signed_at": NOW - 10, **fields}
+        **{
+            "store": "prod",
+            "tag": "prod/llama",
+            "content": CONTENT,
+            "epoch": 5,
+            "signed_at": NOW - 10,
+            **fields,
+        }
     )
     return Envelope(statement.payload_type, statement.encode()).seal(signer).encode()
 
@@ -82,7 +100,10 @@ def test_what_does_not_count_is_refused_with_the_reason(envelopes, reason):
 @pytest.mark.parametrize(
     ("scope", "reason"),
     [
-        ({"targets": ("hip:*",)}, "key 'release' may not vouch for target 'cuda:90', only for hip:\\*"),
+        (
+            {"targets": ("hip:*",)},
+            "key 'release' may not vouch for target 'cuda:90', only for hip:\\*",
+        ),
         ({"trust": ()}, "may not vouch for trust level 'kernels', only for none"),
         ({"revoked": NOW - 1}, "key 'release' is revoked"),
         ({"expires": NOW - 1}, "key 'release' has expired"),
@@ -91,7 +112,9 @@ def test_what_does_not_count_is_refused_with_the_reason(envelopes, reason):
 def test_a_key_counts_only_within_its_scope(scope, reason):
     """The message names the key and what is outside."""
     with pytest.raises(Untrusted, match=reason):
-        policy().require(policy(trusted(**scope)).of_bundle([of_bundle()], SUBJECT), "kernels", "bundle")
+        policy().require(
+            policy(trusted(**scope)).of_bundle([of_bundle()], SUBJECT), "kernels", "bundle"
+        )
 
 
 def test_code_needs_a_signature_for_code_by_a_key_for_code():
@@ -130,7 +153,9 @@ def test_a_statement_is_for_one_tag_of_one_store(fields, reason):
 
 def test_a_key_signs_only_the_tags_of_its_scope():
     """A key for staging does not sign what production follows."""
-    judgement = policy(trusted(tags=("staging/*",))).of_tag([of_tag()], "prod", "prod/llama", CONTENT)
+    judgement = policy(trusted(tags=("staging/*",))).of_tag(
+        [of_tag()], "prod", "prod/llama", CONTENT
+    )
     assert "may not vouch for tag 'prod/llama', only for staging/*" in judgement.reason
 
 
@@ -176,9 +201,16 @@ def test_statements_are_canonical_and_closed():
     """Equal statements have equal bytes; a field that is not known is refused, since it may forbid something."""
     statement = BundleStatement(content=CONTENT, signed_at=NOW)
     assert BundleStatement.decode(statement.encode()) == statement
-    assert list(msgspec.json.decode(statement.encode())) == sorted(msgspec.json.decode(statement.encode()))
+    assert list(msgspec.json.decode(statement.encode())) == sorted(
+        msgspec.json.decode(statement.encode())
+    )
     digests = ("zz", "", "1" * 63, "1" * 65, "11" * 32 + "\n", "A1" * 32, "1g" * 32, "１" * 64)  # noqa: RUF001  # no digit of ours
-    changes = [{"not_before": 7}, {"statement": 2}, {"signed_at": -1}, *({"content": text} for text in digests)]
+    changes = [
+        {"not_before": 7},
+        {"statement": 2},
+        {"signed_at": -1},
+        *({"content": text} for text in digests),
+    ]
     for change in (*changes, *({"stored": text} for text in digests if text)):
         payload = msgspec.json.encode(msgspec.json.decode(statement.encode()) | change)
         with pytest.raises(FormatError, match="sign again"):

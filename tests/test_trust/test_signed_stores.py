@@ -55,7 +55,9 @@ def test_a_tag_outside_the_keys_scope_is_refused(signers, store, kernels):
     """The message names key, tag and scope."""
     signers.trust(tags=("staging/*",))
     store.push(Bundle.load(kernels), "prod/llama", key=signers.alice)
-    with pytest.raises(Untrusted, match="key 'alice' may not vouch for tag 'prod/llama', only for staging"):
+    with pytest.raises(
+        Untrusted, match="key 'alice' may not vouch for tag 'prod/llama', only for staging"
+    ):
         pull(store, signers.policy())
 
 
@@ -169,3 +171,55 @@ def test_a_policy_of_the_program_stays_with_its_store(signers, store, kernels, t
             session = bundler.session(strict, "prod/llama", push=None)
         session.close()
     assert not (tmp_path / "out").exists()
+
+
+def test_a_kernel_by_its_key_is_judged_by_its_bundle(signers, store, kernels, monkeypatch):
+    """Under require what a trusted key signed is found without a tag; what nobody, or another, signed is not, and one warning says so."""
+    signed, unsigned = half(kernels, 0), half(kernels, 1)
+    keys = [kernel.key for bundle in (signed, unsigned) for kernel in bundle.kernels]
+    store.push(signed, "prod/llama", key=signers.alice)
+    store.push(unsigned, "prod/other", key=signers.mallory)
+    store.kernel_records().publish(unsigned)
+    assert not store.kernel_records().look_up(keys).missing
+    monkeypatch.setenv("TRITON_BUNDLER_SIGNATURES", "require")
+    with bundler.open_store(*store.urls) as strict:
+        with pytest.warns(bundler.BundlerWarning, match="published one by one") as told:
+            found = [strict.kernel_records().look_up(keys) for _ in range(2)]
+        assert len(told) == 1
+        for one in found:
+            assert {kernel.key for kernel in one.bundle.kernels} == {k.key for k in signed.kernels}
+            assert one.code == {k.key for k in signed.kernels}
+        recorded = {kernel.key for kernel in strict.kernel_records().recorded(99)}
+        assert recorded == {kernel.key for kernel in signed.kernels}
+    # A signed push counts more than an unsigned one of the same kernels.
+    store.push(unsigned, "prod/third", key=signers.alice)
+    with bundler.open_store(*store.urls) as strict:
+        assert not strict.kernel_records().look_up(keys).missing
+
+
+def test_who_waits_for_nobody_finds_what_is_signed(signers, store, kernels, monkeypatch):
+    """A session and `compile_once` under require take a kernel of a signed bundle by its key."""
+    from bundler.lifecycle.compiled_once import compile_once
+
+    bundle = half(kernels, 0)
+    store.push(bundle, "prod/llama", key=signers.alice)
+    monkeypatch.setenv("TRITON_BUNDLER_SIGNATURES", "require")
+    with bundler.open_store(*store.urls) as strict:
+        made = compile_once(strict, bundle.kernels[0].key, lambda: pytest.fail("compiled"))
+        assert made.how == "found"
+        with bundler.session(strict, push=None) as session:
+            found = session._engine._shelves.find(bundle.kernels[0].key, turn=True)
+            assert (found.place, found.code) == ("store", True)
+
+
+@pytest.mark.parametrize("key", ["alice", "mallory"])
+def test_code_of_a_bundle_by_its_key(key, signers, store, code):
+    """Where code needs a signature, that of a kernel's bundle is used if a trusted key signed the bundle, and only its other files if none did."""
+    signers.trust(trust=("kernels", "code"))
+    with Bundle.load(code) as bundle:
+        store.push(bundle, "prod/llama", key=getattr(signers, key))
+        keys = [kernel.key for kernel in bundle.kernels]
+    policy = signers.policy(kernels="off", code="require")
+    with bundler.open_store(*store.urls, signatures=policy) as strict:
+        found = strict.kernel_records().look_up(keys)
+        assert (found.missing, found.code) == ((), {*keys} if key == "alice" else frozenset())

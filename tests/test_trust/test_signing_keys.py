@@ -10,7 +10,12 @@ from unittest import mock
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,7 +47,12 @@ def test_signatures_are_those_of_the_standard():
         (PUBLIC, SIGNED_72, b"\x73"),
         (PUBLIC, bytes(64), b"\x72"),
         (b"\xff" * 32, SIGNED_72, b"\x72"),
-        (PUBLIC, SIGNED_72[:32] + (int.from_bytes(SIGNED_72[32:], "little") + ORDER).to_bytes(32, "little"), b"\x72"),
+        (
+            PUBLIC,
+            SIGNED_72[:32]
+            + (int.from_bytes(SIGNED_72[32:], "little") + ORDER).to_bytes(32, "little"),
+            b"\x72",
+        ),
         (PUBLIC, SIGNED_72[:-1], b"\x72"),
         (PUBLIC[:-1], SIGNED_72, b"\x72"),
         (PUBLIC, b"", b"\x72"),
@@ -55,7 +65,12 @@ def test_what_is_no_signature_does_not_verify(public, signature, message, openss
     assert not ed25519.verifies(public, signature, message)
 
 
-@given(st.binary(max_size=300), st.binary(min_size=32, max_size=32), st.integers(0, 63), st.integers(0, 255))
+@given(
+    st.binary(max_size=300),
+    st.binary(min_size=32, max_size=32),
+    st.integers(0, 63),
+    st.integers(0, 255),
+)
 def test_both_libraries_say_the_same(message, seed, where, change):
     """Of good signatures, and of changed ones."""
     key = SigningKey(seed)
@@ -71,7 +86,9 @@ def test_both_libraries_say_the_same(message, seed, where, change):
 def test_this_pythons_openssl_is_used():
     """Where hashlib has one, which this test needs; a restore imports no `cryptography` then."""
     if openssl_verification.verifies(PUBLIC, SIGNED_72, b"\x72") is None:
-        pytest.skip("this Python's hashlib was not built with OpenSSL 1.1.1 or newer as a shared library")
+        pytest.skip(
+            "this Python's hashlib was not built with OpenSSL 1.1.1 or newer as a shared library"
+        )
     code = (
         "import sys; from bundler.trust import ed25519; "
         f"assert ed25519.verifies({PUBLIC!r}, {SIGNED_72!r}, b'\\x72'); assert 'cryptography' not in sys.modules"

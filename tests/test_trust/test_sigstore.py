@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 import bundler
-from bundler.errors import BundlerError, ConfigError, FormatError, LimitExceeded, NotFound, Untrusted
+from bundler.errors import (
+    BundlerError,
+    ConfigError,
+    FormatError,
+    LimitExceeded,
+    NotFound,
+    Untrusted,
+)
 
 sys.path.append(str(Path(__file__).parent))
 from sigstore_instance import IDENTITY, ISSUER, Instance
@@ -51,7 +58,12 @@ def signed(instance, kernels, tmp_path, offline):
         signature = copy.deepcopy(made)
         change(signature)
         (tmp_path / "s.json").write_text(json.dumps(signature))
-        chosen = {"trust_root": tmp_path / "root.json", "identity": IDENTITY, "issuer": ISSUER, **other}
+        chosen = {
+            "trust_root": tmp_path / "root.json",
+            "identity": IDENTITY,
+            "issuer": ISSUER,
+            **other,
+        }
         return bundler.verify_sigstore(chosen.pop("path", kernels), tmp_path / "s.json", **chosen)
 
     return check
@@ -61,7 +73,12 @@ def signed(instance, kernels, tmp_path, offline):
 def test_a_good_signature_counts(signed, kernels):
     """The report says who signed what; nothing was fetched."""
     report = signed()
-    assert (report.identity, report.issuer, report.log_index, report.path) == (IDENTITY, ISSUER, 0, str(kernels))
+    assert (report.identity, report.issuer, report.log_index, report.path) == (
+        IDENTITY,
+        ISSUER,
+        0,
+        str(kernels),
+    )
 
 
 @needs_package
@@ -132,7 +149,12 @@ def test_the_signature_of_another_file_in_the_log_entry_of_this_one(signed, inst
 
 @needs_package
 @pytest.mark.parametrize(
-    "change", [_set("mediaType", "x"), _set("verificationMaterial", {}), _set(*ENTRY, "inclusionProof", None)]
+    "change",
+    [
+        _set("mediaType", "x"),
+        _set("verificationMaterial", {}),
+        _set(*ENTRY, "inclusionProof", None),
+    ],
 )
 def test_what_is_no_bundle_is_a_typed_error(signed, change):
     """The message names the file."""
@@ -179,12 +201,23 @@ def test_the_command(signed, kernels, tmp_path):
     signed()
 
     def verify(*words):
-        command = [sys.executable, "-m", "bundler", "verify", kernels, "--sigstore", tmp_path / "s.json", *words]
+        command = [
+            sys.executable,
+            "-m",
+            "bundler",
+            "verify",
+            kernels,
+            "--sigstore",
+            tmp_path / "s.json",
+            *words,
+        ]
         return subprocess.run(command, capture_output=True, text=True)
 
     root = ["--trust-root", tmp_path / "root.json", "--issuer", ISSUER]
     good = verify(*root, "--identity", IDENTITY)
-    assert (good.returncode, f"is signed by {IDENTITY} of {ISSUER}" in good.stdout) == (0, True), good.stderr
+    assert (good.returncode, f"is signed by {IDENTITY} of {ISSUER}" in good.stdout) == (0, True), (
+        good.stderr
+    )
     bad = verify(*root, "--identity", "mallory@example.com")
     assert (bad.returncode, "mallory@example.com" in bad.stderr) == (1, True)
     assert "--identity" in verify(*root).stderr

@@ -13,6 +13,7 @@ PROGRAMS = {
     "cloud": "a start from S3 beside fetching the same files in parallel",
     "remote": "a start from a Redis server beside the remote cache of Triton",
     "scale": "a bundle of 100,000 kernels beside one of 1,000",
+    "farm": "kernels on the workers of Dask, MPI and Ray beside the local pool",
     "page": "make docs/benchmarks.md from docs/results/, or check that it is current",
 }
 

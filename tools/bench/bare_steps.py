@@ -48,17 +48,27 @@ def bare_steps(file: str, into: str, keep: str) -> Seconds:
             (READER, [one for one in container.sections if one.kind == LAUNCH or (one.kind in BLOB_SECTIONS and keep == "all")]),
         ):  # fmt: skip
             stored = _timed(
-                seconds, f"{name}: read", lambda one: os.pread(opened.fileno(), one.stored_bytes, one.offset), wanted
+                seconds,
+                f"{name}: read",
+                lambda one: os.pread(opened.fileno(), one.stored_bytes, one.offset),
+                wanted,
             )
             _timed(seconds, f"{name}: sha256 of what was read", _sha256, stored)
             packed = [
-                (data, bytearray(one.raw_bytes)) for data, one in zip(stored, wanted, strict=True) if one.codec == ZSTD
+                (data, bytearray(one.raw_bytes))
+                for data, one in zip(stored, wanted, strict=True)
+                if one.codec == ZSTD
             ]
             for _, room in packed:
                 room[::_PAGE_BYTES] = bytes(
                     len(room[::_PAGE_BYTES])
                 )  # its pages are there, as in memory that is used again
-            _timed(seconds, f"{name}: zstd", lambda one: decompressor.stream_reader(one[0]).readinto(one[1]), packed)
+            _timed(
+                seconds,
+                f"{name}: zstd",
+                lambda one: decompressor.stream_reader(one[0]).readinto(one[1]),
+                packed,
+            )
         _timed(
             seconds,
             f"{MANIFEST}: decode its MessagePack",
@@ -93,11 +103,21 @@ def bare_start(
         return values
 
     (stored,) = _timed(
-        seconds, f"{SERVER}: connect, log in, GET everything, {PIPELINED} in a pipeline", lambda _: fetched(), [None]
+        seconds,
+        f"{SERVER}: connect, log in, GET everything, {PIPELINED} in a pipeline",
+        lambda _: fetched(),
+        [None],
     )
     # Before each value stands when it was stored.
-    values = [value[_TIME_BYTES:] for key, value in zip(keys, stored, strict=True) if store_layout.TAGS not in key]
-    with bundler.open_store(url, timeout_s=float(patience_s)) as store, store.pull(tag, read_only=True) as bundle:
+    values = [
+        value[_TIME_BYTES:]
+        for key, value in zip(keys, stored, strict=True)
+        if store_layout.TAGS not in key
+    ]
+    with (
+        bundler.open_store(url, timeout_s=float(patience_s)) as store,
+        store.pull(tag, read_only=True) as bundle,
+    ):
         kernels = _new_kernels(bundle, into, keep)
         _timed(seconds, f"{READER}: sha256 of what was read", _sha256, values)
         dictionaries = bundle.blobs._dictionaries  # type: ignore[attr-defined]  # noqa: SLF001  # those that were fetched
@@ -143,13 +163,20 @@ def _new_kernels(bundle: Any, into: str, keep: str) -> list[Any]:
     from bundler.toolchain import identity
 
     place, triton_dir = CacheDirectory(into), identity.triton_dir()
-    wanted = [WantedKernel.of(kernel, "launch" if keep == "launch" else "all") for kernel in bundle.kernels]
+    wanted = [
+        WantedKernel.of(kernel, "launch" if keep == "launch" else "all")
+        for kernel in bundle.kernels
+    ]
     bundle.blobs.prefetch([digest for one in wanted for digest in one.digests])
-    stored = [StoredKernel(one, bundle.blobs.stored_blobs(one.digests), verified=False) for one in wanted]
+    stored = [
+        StoredKernel(one, bundle.blobs.stored_blobs(one.digests), verified=False) for one in wanted
+    ]
     return [place.new_kernel(one.ready_for(place.path, triton_dir)) for one in stored]
 
 
-def _timed(seconds: Seconds, name: str, call: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+def _timed(
+    seconds: Seconds, name: str, call: Callable[[Any], Any], items: Iterable[Any]
+) -> list[Any]:
     items = list(items)
     started = _CLOCK()
     found = [call(item) for item in items]

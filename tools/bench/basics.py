@@ -45,7 +45,9 @@ def recording_cost(rounds: int) -> dict[str, Any]:
         os.environ.pop("TRITON_CACHE_DIR")
         if before is not None:
             os.environ["TRITON_CACHE_DIR"] = before
-    figure = measurement.median([b - a for a, b in zip(samples["without"], samples["with"], strict=True)])
+    figure = measurement.median(
+        [b - a for a, b in zip(samples["without"], samples["with"], strict=True)]
+    )
     work = "recording, added to each compile call (here: a hit)"
     return row(work, figure, "us", most=RECORDING_TARGET_US, samples=samples)
 

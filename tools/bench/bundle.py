@@ -68,7 +68,10 @@ def main() -> int:
     profile: dict[str, dict[str, float]] = {}
     floor: dict[str, dict[str, float]] = {}
     for place, parent in directories(options.keep.resolve()):
-        with working_folder(parent) as work, sides(jobs.__name__, "ours", "torch", "plain") as serving:
+        with (
+            working_folder(parent) as work,
+            sides(jobs.__name__, "ours", "torch", "plain") as serving,
+        ):
             planted = plant(cache, work / "cache")
             places[place] = measure(planted, work, serving, rounds)
             if not profile:
@@ -77,7 +80,12 @@ def main() -> int:
     with working_folder(measurement.fast_directory()) as work:
         fresh = first_restore(cache, work, kernels, few or BASIC_ROUNDS)
         profile["fresh"] = fresh_steps(work / FRESH_BUNDLE, work / "fresh", few or BASIC_ROUNDS)
-        rows = [*bundle_rows(places, kernels), fresh, *corpus(work), *memory(cache, work, few or MEMORY_ROUNDS)]
+        rows = [
+            *bundle_rows(places, kernels),
+            fresh,
+            *corpus(work),
+            *memory(cache, work, few or MEMORY_ROUNDS),
+        ]
     result = {
         "kernels": kernels,
         "rounds": rounds,
@@ -108,7 +116,9 @@ def directories(keep: Path) -> Iterator[tuple[str, Path]]:
     """Yield the kinds of place to measure in, and where they are here."""
     fast = measurement.fast_directory()
     if fast is None:
-        print("skipped: there is no /dev/shm here, so nothing is measured in memory", file=sys.stderr)
+        print(
+            "skipped: there is no /dev/shm here, so nothing is measured in memory", file=sys.stderr
+        )
     else:
         yield "tmpfs", Path(fast)
     yield "disk", keep
@@ -146,7 +156,12 @@ def measure(cache: Path, work: Path, serving: dict[str, Side], rounds: int) -> S
 
 def profiles(cache: Path, work: Path, side: Side, rounds: int) -> dict[str, dict[str, float]]:
     """Return the seconds of each step, alone: of restores of everything and of the launch set, a collect, a push again."""
-    found: dict[str, list[dict[str, float]]] = {"restore": [], "restore launch": [], "collect": [], "push": []}
+    found: dict[str, list[dict[str, float]]] = {
+        "restore": [],
+        "restore launch": [],
+        "collect": [],
+        "push": [],
+    }
     for _ in range(rounds):
         for name, keep in (("restore", "all"), ("restore launch", "launch")):
             found[name].append(side.do("restore_steps", work / "bundle", work / "out", keep))

@@ -44,7 +44,9 @@ def main() -> int:
     kernels = options.kernels or (QUICK_KERNELS if options.quick else KERNELS)
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     cache = cache_of(kernels, options.keep.resolve())
-    files = [path.relative_to(cache).as_posix() for path in sorted(cache.rglob("*")) if path.is_file()]
+    files = [
+        path.relative_to(cache).as_posix() for path in sorted(cache.rglob("*")) if path.is_file()
+    ]
     load = os.getloadavg()[0]
     with ExitStack() as stack:
         work = stack.enter_context(working_folder(measurement.fast_directory() or options.keep))
@@ -52,14 +54,19 @@ def main() -> int:
         (work / "names").write_text("\n".join(files))
         recorded = serving["ours"].do("record", kernels, cache, work / "bundle")
         assert recorded["kernels"] == kernels, recorded
-        delays = {f"{delay * 1000:g} ms": measure(delay, rounds, cache, work, serving) for delay in DELAYS_S}
+        delays = {
+            f"{delay * 1000:g} ms": measure(delay, rounds, cache, work, serving)
+            for delay in DELAYS_S
+        }
     result = {
         "kernels": kernels, "rounds": rounds, "files": len(files), "place": "tmpfs" if measurement.fast_directory() else "disk",
         "load_before": round(load, 2), "client": importlib.metadata.version("obstore"), "aws": aws_version(), "delays": delays,
     }  # fmt: skip
     missed = finish("bench-cloud", {**result, "rows": rows_of(result)}, options.results)
     for line in missed:
-        print(f"missed: {line['work']}: {measurement.shown(line['figure'], line['unit'])}, {measurement.target(line)}")
+        print(
+            f"missed: {line['work']}: {measurement.shown(line['figure'], line['unit'])}, {measurement.target(line)}"
+        )
     return 1 if options.check and missed else 0
 
 
@@ -67,7 +74,9 @@ def main() -> int:
 def served(delay_s: float, folder: Path) -> Iterator[str]:
     """Serve a bucket with the files of a folder, from a process of its own; yields the endpoint."""
     line = command("tools.shared.object_server", str(delay_s), str(folder))
-    process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    process = subprocess.Popen(
+        line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
     try:
         assert process.stdout is not None
         yield f"http://127.0.0.1:{int(process.stdout.readline())}"
@@ -75,7 +84,9 @@ def served(delay_s: float, folder: Path) -> Iterator[str]:
         process.communicate()
 
 
-def measure(delay_s: float, rounds: int, cache: Path, work: Path, serving: dict[str, Side]) -> Samples:
+def measure(
+    delay_s: float, rounds: int, cache: Path, work: Path, serving: dict[str, Side]
+) -> Samples:
     """Run every job in turn; returns samples by what was done."""
     samples: Samples = {}
     out = work / "out"
@@ -89,7 +100,9 @@ def measure(delay_s: float, rounds: int, cache: Path, work: Path, serving: dict[
             ):  # fmt: skip
                 found = serving[side].do(job, *words)
                 samples.setdefault(name, []).append(found["seconds"])
-                samples.setdefault(f"{name}: {'kernels' if side == 'ours' else 'files'}", []).append(found["count"])
+                samples.setdefault(
+                    f"{name}: {'kernels' if side == 'ours' else 'files'}", []
+                ).append(found["count"])
                 shutil.rmtree(out)
             if number < AWS_ROUNDS and aws_version():
                 found = serving["plain"].do("aws", endpoint, out)
@@ -103,5 +116,7 @@ def aws_version() -> str:
     if shutil.which("aws") is None:
         return ""
     environment = cloud_jobs.aws_environment("")
-    said = subprocess.run(["aws", "--version"], capture_output=True, text=True, check=False, env=environment).stdout
+    said = subprocess.run(
+        ["aws", "--version"], capture_output=True, text=True, check=False, env=environment
+    ).stdout
     return said.partition(" ")[0]

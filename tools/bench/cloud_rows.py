@@ -37,7 +37,12 @@ def rows_of(result: dict[str, Any]) -> list[dict[str, Any]]:
         ]  # fmt: skip
         if "aws s3 sync" in samples:
             rows.append(
-                _row(f"{delay}: restore everything: how much faster than aws", samples, "ours all", "aws s3 sync")
+                _row(
+                    f"{delay}: restore everything: how much faster than aws",
+                    samples,
+                    "ours all",
+                    "aws s3 sync",
+                )
             )
     return rows
 
@@ -50,7 +55,9 @@ def _row(
     work: str, samples: dict[str, list[float]], ours: str, peer: str, least: float | None = None
 ) -> dict[str, Any]:
     # The program `aws` runs fewer times than the others.
-    figure = median([theirs / mine for mine, theirs in zip(samples[ours], samples[peer], strict=False)])
+    figure = median(
+        [theirs / mine for mine, theirs in zip(samples[ours], samples[peer], strict=False)]
+    )
     return row(
         work, figure, "x", least=least, peer=f"{peer}, {shown(median(samples[peer]) * 1e3, 'ms')}",
         ours_ms=median(samples[ours]) * 1e3, peer_ms=median(samples[peer]) * 1e3,
@@ -60,8 +67,17 @@ def _row(
 def section(result: dict[str, Any]) -> str:
     """Return the section of the page."""
     delays = result["delays"]
-    names = ["push", "ours all", "ours launch", *map(_gets, AT_ONCE), *(["aws s3 sync"] if result["aws"] else [])]
-    steps = [[name, *(shown(median(samples[name]) * 1e3, "ms") for samples in delays.values())] for name in names]
+    names = [
+        "push",
+        "ours all",
+        "ours launch",
+        *map(_gets, AT_ONCE),
+        *(["aws s3 sync"] if result["aws"] else []),
+    ]
+    steps = [
+        [name, *(shown(median(samples[name]) * 1e3, "ms") for samples in delays.values())]
+        for name in names
+    ]
     return "\n".join([
         "## A start from S3", "", SECTION.format(**{**result, "aws": result["aws"] or "`aws`"}),
         _table(["each answer late by: work", "ours", "peer", "ratio", "target"], [

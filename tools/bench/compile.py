@@ -42,24 +42,39 @@ def main() -> int:
         "workers": WORKERS,
         "samples": rounds,
         "stages": {
-            stage: median([one["ours"]["stages"][stage] for one in rounds]) for stage in rounds[0]["ours"]["stages"]
+            stage: median([one["ours"]["stages"][stage] for one in rounds])
+            for stage in rounds[0]["ours"]["stages"]
         },
         "rows": rows(kernels, rounds),
     }
     missed = finish(result, options.results)
     for line in missed:
-        print(f"missed: {line['work']}: {shown(line['figure'], line['unit'])}, {measurement.target(line)}")
+        print(
+            f"missed: {line['work']}: {shown(line['figure'], line['unit'])}, {measurement.target(line)}"
+        )
     return 1 if options.check and missed else 0
 
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
     parser.add_argument("--kernels", type=int, metavar="N", help=f"how many kernels ({KERNELS})")
     parser.add_argument("--rounds", type=int, metavar="N", help=f"how many rounds ({ROUNDS})")
-    parser.add_argument("--quick", action="store_true", help="few kernels, one round: shows that it runs, not how fast")
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, metavar="DIR", help="where the samples go")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="few kernels, one round: shows that it runs, not how fast",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=measurement.RESULTS,
+        metavar="DIR",
+        help="where the samples go",
+    )
     return parser.parse_args()
 
 
@@ -79,10 +94,20 @@ def measure(kernels: int) -> dict[str, dict[str, Any]]:
 def run(side: str, kernels: int, work: Path, *more: str) -> dict[str, Any]:
     """Run one side; its wall time, interpreter and all, is `process_s`."""
     began = time.perf_counter()
-    environment = {"TMPDIR": str(work), "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"), "PYTHONWARNINGS": "ignore"}
+    environment = {
+        "TMPDIR": str(work),
+        "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"),
+        "PYTHONWARNINGS": "ignore",
+    }
     figures: dict[str, Any] = json.loads(
         output(
-            compile_sides.__name__, side, str(kernels), str(work / side), *more, environment=environment, timeout_s=3600
+            compile_sides.__name__,
+            side,
+            str(kernels),
+            str(work / side),
+            *more,
+            environment=environment,
+            timeout_s=3600,
         ).splitlines()[-1]
     )
     figures["process_s"] = time.perf_counter() - began
@@ -136,6 +161,8 @@ def finish(result: dict[str, Any], directory: Path) -> list[dict[str, Any]]:
     """Print the rows, write the result, and return the rows that miss their target."""
     for line in result["rows"]:
         verdict = "" if not measurement.target(line) else "ok" if line["ok"] else "MISSED"
-        print(f"{line['work']:<80} {shown(line['figure'], line['unit']):>10}  {measurement.target(line):<16} {verdict}")
+        print(
+            f"{line['work']:<80} {shown(line['figure'], line['unit']):>10}  {measurement.target(line):<16} {verdict}"
+        )
     print(f"written to {measurement.save('bench-compile', result, directory)}")
     return [line for line in result["rows"] if not line["ok"]]

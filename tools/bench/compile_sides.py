@@ -38,10 +38,21 @@ def jobs(count: int) -> list[Any]:
         made.append(
             Job(
                 name,
-                SourceRef("module", name, _SHAPES, str(ROOT.joinpath(*_SHAPES.split("."))) + ".py", str(ROOT)),
+                SourceRef(
+                    "module",
+                    name,
+                    _SHAPES,
+                    str(ROOT.joinpath(*_SHAPES.split("."))) + ".py",
+                    str(ROOT),
+                ),
                 tuple((each, encode_value(types.get(each, "constexpr"))) for each in names),
-                tuple(((names.index(each),), encode_value(value)) for each, value in constants.items()),
-                tuple(((place,), encode_value([["tt.divisibility", 16]])) for place in range(len(types))),
+                tuple(
+                    ((names.index(each),), encode_value(value)) for each, value in constants.items()
+                ),
+                tuple(
+                    ((place,), encode_value([["tt.divisibility", 16]]))
+                    for place in range(len(types))
+                ),
                 tuple((each, encode_value(value)) for each, value in options.items()),
                 Target(TARGET[0], str(TARGET[1]), TARGET[2]),
             )
@@ -90,7 +101,12 @@ def serial(count: int) -> Figures:
     warm = time.perf_counter()
     worked = [compile_number(number) for number in range(count)]
     ended = time.perf_counter()
-    return {"start_s": warm - began, "compile_s": ended - warm, "worked_s": sum(worked), "whole_s": ended - STARTED}
+    return {
+        "start_s": warm - began,
+        "compile_s": ended - warm,
+        "worked_s": sum(worked),
+        "whole_s": ended - STARTED,
+    }
 
 
 def ours(count: int, cache_dir: str, store: str, plan: str) -> Figures:
@@ -156,7 +172,9 @@ def _publish(asked: list[Any], made: list[Any], cache_dir: str, store: str, plan
     builder = Builder(cache_dir)
     for kernel in made:
         builder.add_directory(
-            kernel.key, Observation(layouts=("triton",)), KnownFacts(kernel.toolchain, kernel.facts, kernel.parts)
+            kernel.key,
+            Observation(layouts=("triton",)),
+            KnownFacts(kernel.toolchain, kernel.facts, kernel.parts),
         )
     with open_store(store) as opened:
         opened.kernel_records().publish(join([builder], ()))
@@ -181,7 +199,9 @@ class _Shared:
 
         self._store = open_store(store)
         self._shared = SharedCompiles(self._store, cache_dir)
-        self._service = CompileService(WORKERS, cache_dir=cache_dir, isolate=True, once=self._shared)
+        self._service = CompileService(
+            WORKERS, cache_dir=cache_dir, isolate=True, once=self._shared
+        )
 
     def __enter__(self) -> tuple[Any, Any]:
         return self._service, self._shared
@@ -196,7 +216,9 @@ def _again(service: Any, shared: Any, planned: list[Any]) -> float:
     shared.fetch(planned)
     made = service.compile_all(planned)
     ended = time.perf_counter()
-    if service.counters.hits != len(planned) or not all(os.path.isdir(one.directory) for one in made):
+    if service.counters.hits != len(planned) or not all(
+        os.path.isdir(one.directory) for one in made
+    ):
         raise RuntimeError(f"the store did not have everything: {service.counters}")
     return ended - began
 
@@ -222,7 +244,10 @@ def torch(count: int) -> Figures:
     for done in [pool.submit(functools.partial(_warm, number)) for number in range(WORKERS)]:
         done.result()
     warm = time.perf_counter()
-    worked = [done.result() for done in [pool.submit(functools.partial(compile_number, n)) for n in range(count)]]
+    worked = [
+        done.result()
+        for done in [pool.submit(functools.partial(compile_number, n)) for n in range(count)]
+    ]
     ended = time.perf_counter()
     return {
         "start_s": warm - began,

@@ -29,7 +29,9 @@ def delayed(port: int, seconds: float) -> Iterator[int]:
         yield port
         return
     line = command(__name__, str(port), str(seconds))
-    process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    process = subprocess.Popen(
+        line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
     try:
         assert process.stdout is not None
         yield int(process.stdout.readline())
@@ -66,7 +68,9 @@ def _questions(client: socket.socket, server: socket.socket) -> None:
         server.shutdown(socket.SHUT_RDWR)
 
 
-def _answers(server: socket.socket, on_the_way: queue.SimpleQueue[tuple[float, bytes]], seconds: float) -> None:
+def _answers(
+    server: socket.socket, on_the_way: queue.SimpleQueue[tuple[float, bytes]], seconds: float
+) -> None:
     data = b"."
     with contextlib.suppress(OSError), server:
         while data:

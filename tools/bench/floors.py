@@ -11,18 +11,38 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tools.bench.bare_steps import IN_THREADS, MANIFEST, MOST_WRITERS, PIPELINED, READER, SERVER, THREADS, WRITER
+from tools.bench.bare_steps import (
+    IN_THREADS,
+    MANIFEST,
+    MOST_WRITERS,
+    PIPELINED,
+    READER,
+    SERVER,
+    THREADS,
+    WRITER,
+)
 from tools.shared.measurement import shown, target
 
 # Results are kept in the order of the alphabet.
 ORDER = (
     f"{SERVER}: connect, log in, GET everything, {PIPELINED} in a pipeline",
-    *(f"{MANIFEST}: {step}" for step in ("read", "sha256 of what was read", "zstd", "decode its MessagePack")),
+    *(
+        f"{MANIFEST}: {step}"
+        for step in ("read", "sha256 of what was read", "zstd", "decode its MessagePack")
+    ),
     *(
         f"{READER}: {step}"
-        for step in ("read", "sha256 of what was read", "zstd", "decode five members of each metadata file")
+        for step in (
+            "read",
+            "sha256 of what was read",
+            "zstd",
+            "decode five members of each metadata file",
+        )
     ),
-    *(f"{WRITER}: {step}" for step in ("sha256 of the files", "mkdir", "open", "write", "close", "rename")),
+    *(
+        f"{WRITER}: {step}"
+        for step in ("sha256 of the files", "mkdir", "open", "write", "close", "rename")
+    ),
 )
 # Where a row was measured and what -> which floor it has, and whether what comes before the first kernel counts.
 ROWS = {
@@ -50,7 +70,11 @@ def floor(steps: Mapping[str, float], cores: int, *, whole: bool) -> float:
     """Return the seconds below which no restore comes that makes these calls; `whole` with what comes before the first kernel."""
     reader = _sum(steps, READER)
     # Where the writers use all processors, the reader takes its time from them.
-    both = max(reader, steps[IN_THREADS]) if cores > MOST_WRITERS else steps[IN_THREADS] + reader / cores
+    both = (
+        max(reader, steps[IN_THREADS])
+        if cores > MOST_WRITERS
+        else steps[IN_THREADS] + reader / cores
+    )
     return both + (_sum(steps, MANIFEST) + _sum(steps, SERVER) if whole else 0.0)
 
 
@@ -88,7 +112,9 @@ def table(result: Mapping[str, Any], title: str) -> str:
     names = [name for name in ORDER if name in columns["all"]]
     count = int(columns["all"][THREADS])
     sums = [shown(sum(steps[name] for name in names) * 1e3, "ms") for steps in columns.values()]
-    rows = [[name, *(shown(steps[name] * 1e3, "ms") for steps in columns.values())] for name in names]
+    rows = [
+        [name, *(shown(steps[name] * 1e3, "ms") for steps in columns.values())] for name in names
+    ]
     rows += [
         ["**sum, in one thread**", *(f"**{each}**" for each in sums)],
         [IN_THREADS, *(shown(steps[IN_THREADS] * 1e3, "ms") for steps in columns.values())],
@@ -100,9 +126,15 @@ def table(result: Mapping[str, Any], title: str) -> str:
             floors.append([line["work"], shown(line["ours_ms"], "ms"), shown(lowest * 1e3, "ms"), shown(line["figure"], "x"),
                            shown(figure, "x"), target(line)])  # fmt: skip
     before = (
-        "the server's part, the manifest," if names[0].startswith(SERVER) else "the manifest, where loading counts,"
+        "the server's part, the manifest,"
+        if names[0].startswith(SERVER)
+        else "the manifest, where loading counts,"
     )
-    beside = "beside them" if cores > MOST_WRITERS else f"divided by {cores} processors, all of which the writers use"
+    beside = (
+        "beside them"
+        if cores > MOST_WRITERS
+        else f"divided by {cores} processors, all of which the writers use"
+    )
     return "\n".join([
         INTRODUCTION.format(title=title, threads=f"{count} threads" if count > 1 else "one"),
         _table(["step", *({"all": "everything", "launch": "launch set"}[keep] for keep in columns)], rows),

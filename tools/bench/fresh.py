@@ -44,7 +44,12 @@ def imports(rounds: int) -> list[dict[str, Any]]:
     """Return what importing us costs, and what importing the plug-in costs a process that has Triton."""
     work = "import of the cache manager, added to import triton"
     return [
-        _row("import bundler, added to interpreter start", IMPORT_TARGET_MS, (_BARE, "import bundler"), rounds),
+        _row(
+            "import bundler, added to interpreter start",
+            IMPORT_TARGET_MS,
+            (_BARE, "import bundler"),
+            rounds,
+        ),
         _row(work, PLUGIN_TARGET_MS, (_TRITON, f"{_TRITON}\n{_PLUGIN}"), rounds),
     ]
 
@@ -61,7 +66,11 @@ def first_restore(cache: Path, work: Path, kernels: int, rounds: int) -> dict[st
 
 
 def _row(
-    work: str, most: float | None, pair: tuple[str, str], rounds: int, arguments: tuple[str, ...] = ()
+    work: str,
+    most: float | None,
+    pair: tuple[str, str],
+    rounds: int,
+    arguments: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     samples: dict[str, list[float]] = {"without": [], "with": []}
     with child_environment() as environment:
@@ -70,10 +79,14 @@ def _row(
                 for made in arguments[1:2]:
                     shutil.rmtree(made, ignore_errors=True)
                 started = time.perf_counter()
-                subprocess.run([sys.executable, "-c", code, *arguments], env=environment, check=True)
+                subprocess.run(
+                    [sys.executable, "-c", code, *arguments], env=environment, check=True
+                )
                 if number:  # the first pair fills the bytecode cache
                     times.append((time.perf_counter() - started) * 1e3)
-    figure = measurement.median([b - a for a, b in zip(samples["without"], samples["with"], strict=True)])
+    figure = measurement.median(
+        [b - a for a, b in zip(samples["without"], samples["with"], strict=True)]
+    )
     return row(work, figure, "ms", most=most, samples=samples)
 
 

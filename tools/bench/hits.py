@@ -64,7 +64,9 @@ def measure(folder: str, rounds: int) -> tuple[dict[str, Samples], dict[str, flo
         placed = [caller.compile_all(f"{folder}/tag{number}", _write) for number in range(rounds)]
         found["tag"] = {"whole": _times(placed), "bare": _bares(placed)}
     with bundler.session(store, push=None):
-        fetched = [caller.compile_all(f"{folder}/store{number}", _write) for number in range(rounds)]
+        fetched = [
+            caller.compile_all(f"{folder}/store{number}", _write) for number in range(rounds)
+        ]
         found["store"] = {"whole": _times(fetched), "bare": _bares(fetched)}
         clocks = HitSteps()
         with clocks.running():

@@ -101,7 +101,9 @@ def pull(store: str, into: str, keep: str) -> dict[str, float]:
 
     watch = Watch()
     with bundler.open_store(f"file://{store}") as opened:
-        report = opened.restore("bench", cache_dir=into, keep="launch" if keep == "launch" else "all")
+        report = opened.restore(
+            "bench", cache_dir=into, keep="launch" if keep == "launch" else "all"
+        )
     watch.lap("pull and restore")
     return {**watch.seconds, "bytes": report.bytes, "kernels": len(report.restored)}
 
@@ -190,7 +192,11 @@ def read_cache(cache: str, keep: str = "all") -> dict[str, dict[str, bytes]]:
     for key in sorted(os.listdir(cache)):
         folder = Path(cache, key)
         names = sorted(os.listdir(folder))
-        found[key] = {n: (folder / n).read_bytes() for n in names if keep == "all" or n.endswith(LAUNCH_SUFFIXES)}
+        found[key] = {
+            n: (folder / n).read_bytes()
+            for n in names
+            if keep == "all" or n.endswith(LAUNCH_SUFFIXES)
+        }
     return found
 
 
@@ -206,7 +212,9 @@ def restore_steps(file: str, into: str, keep: str) -> dict[str, float]:
 
     what: Keep = "launch" if keep == "launch" else "all"
     hashing = "writers: sha256 of the files"
-    writing = "writers: check metadata, temporary directory, files with paths in them, group file, rename"
+    writing = (
+        "writers: check metadata, temporary directory, files with paths in them, group file, rename"
+    )
     watch = Watch(time.thread_time)
     bundle = Bundle.load(file)
     watch.lap("load: parse and check the manifest")
@@ -221,7 +229,9 @@ def restore_steps(file: str, into: str, keep: str) -> dict[str, float]:
         watch.lap("reader: name, digest, size and paths of each file")
         blobs = [bundle.blobs.stored_blobs(one.digests) for one in wanted]
         watch.lap("reader: read and decompress the frames, find each file")
-        stored = [StoredKernel(one, data, verified=False) for one, data in zip(wanted, blobs, strict=True)]
+        stored = [
+            StoredKernel(one, data, verified=False) for one, data in zip(wanted, blobs, strict=True)
+        ]
         ready = [one.ready_for(place.path, plan.triton_dir) for one in stored]
         watch.lap("reader: find where paths go")
         new = tuple(map(place.new_kernel, ready))
@@ -249,7 +259,8 @@ def collect_steps(cache: str) -> dict[str, float]:
     kernels = read_cache(cache)
     watch.lap("read: open, read and close every file")
     digests = {
-        key: {name: hashlib.sha256(data).digest() for name, data in files.items()} for key, files in kernels.items()
+        key: {name: hashlib.sha256(data).digest() for name, data in files.items()}
+        for key, files in kernels.items()
     }
     watch.lap("hash: sha256 of every file")
     found = [read_kernel(os.path.join(cache, key)) for key in kernels]

@@ -13,7 +13,10 @@ from tools.shared.measurement import median
 # The columns of the table of phases: name in the result -> heading.
 PATHS = {"bare": "bare loop", "compiled": "ours, compiled", "ctypes": "ours, pure Python"}
 # The ways whose steps are measured: name in the result -> words in the name of the row.
-WAYS = {"handle": "ours by handle, compiled extension", "dispatcher": "ours by dispatcher, compiled extension"}
+WAYS = {
+    "handle": "ours by handle, compiled extension",
+    "dispatcher": "ours by dispatcher, compiled extension",
+}
 # What comes first in the time of a process stands first.
 ORDER = ("load", "choose", "read", "plan", "driver", "launch", "synchronize")
 LIMIT = "C loop around cuLaunchKernel"
@@ -38,7 +41,9 @@ def why(row: dict[str, Any], result: dict[str, Any]) -> str:
     for way, words in WAYS.items():
         if words in row["check"] and "steps_ns" in figures.get("cost", {}):
             above = _above_the_loop(figures["cost"], words)
-            return _in_words(f"Of {above:.0f} ns above the C loop, alone", figures["cost"]["steps_ns"][way])
+            return _in_words(
+                f"Of {above:.0f} ns above the C loop, alone", figures["cost"]["steps_ns"][way]
+            )
     return ""
 
 
@@ -46,10 +51,12 @@ def _phases(phases: dict[str, list[dict[str, float]]]) -> str:
     found = {path: _medians(runs) for path, runs in phases.items()}
     # The bare loop's phases are calls of the driver, but for reading.
     found["bare"] = {
-        f"driver: {name}" if name.startswith("cu") else name: spent for name, spent in found["bare"].items()
+        f"driver: {name}" if name.startswith("cu") else name: spent
+        for name, spent in found["bare"].items()
     }
     names = sorted(
-        {name for path in PATHS for name in found[path]}, key=lambda name: (ORDER.index(name.partition(":")[0]), name)
+        {name for path in PATHS for name in found[path]},
+        key=lambda name: (ORDER.index(name.partition(":")[0]), name),
     )
     rows = [[name, *(_shown(found[path].get(name)) for path in PATHS)] for name in names]
     rows.append(["**all**", *(f"**{sum(found[path].values()):.1f}**" for path in PATHS)])
@@ -74,7 +81,9 @@ def _steps(cost: dict[str, Any]) -> str:
             ["C loop around cuLaunchKernel", f"{median(cost['samples_us'][LIMIT]) * 1e3:.0f}"],
         ]
         text += f"\n{words}:\n\n" + _table(["step", "ns"], rows)
-    before = ", ".join(f"{step}: {spent:.0f} ns" for step, spent in cost["steps_ns"]["before"].items())
+    before = ", ".join(
+        f"{step}: {spent:.0f} ns" for step, spent in cost["steps_ns"]["before"].items()
+    )
     return text + f"\nBeside it, {before}.\n"
 
 

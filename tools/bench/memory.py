@@ -39,15 +39,28 @@ def memory(cache: Path, work: Path, rounds: int) -> list[dict[str, Any]]:
     """Return the rows: peaks, how flat they are, and how linear the time is."""
     samples: dict[int, list[dict[str, float]]] = {times: [] for times in TIMES}
     for times in TIMES:
-        output(__name__, "make", str(cache), str(work / f"{times}.tbundle"), str(times), environment={})
+        output(
+            __name__, "make", str(cache), str(work / f"{times}.tbundle"), str(times), environment={}
+        )
     for _ in range(rounds):
         for times, found in samples.items():
-            answer = output(__name__, "measure", str(work / f"{times}.tbundle"), str(work / "out"), environment={})
+            answer = output(
+                __name__,
+                "measure",
+                str(work / f"{times}.tbundle"),
+                str(work / "out"),
+                environment={},
+            )
             found.append(json.loads(answer))
             shutil.rmtree(work / "out")
     rows = [_peak_row(found) for found in samples.values()]
-    peaks, seconds = ([[s[name] for s in samples[times]] for times in TIMES] for name in ("peak_bytes", "seconds"))
-    ratios = [[many / few for few, many in zip(each[0], each[-1], strict=True)] for each in (peaks, seconds)]
+    peaks, seconds = (
+        [[s[name] for s in samples[times]] for times in TIMES] for name in ("peak_bytes", "seconds")
+    )
+    ratios = [
+        [many / few for few, many in zip(each[0], each[-1], strict=True)]
+        for each in (peaks, seconds)
+    ]
     work_of = f"restore {TIMES[-1]} times the kernels: "
     return [
         *rows,
@@ -60,7 +73,9 @@ def memory(cache: Path, work: Path, rounds: int) -> list[dict[str, Any]]:
 def _peak_row(found: list[dict[str, float]]) -> dict[str, Any]:
     kernels, size = int(found[0]["kernels"]), found[0]["bytes"]
     peak = measurement.median([sample["peak_bytes"] for sample in found]) / 1e6
-    work = f"restore {kernels:,} kernels, {size / 1e6:,.0f} MB: peak memory above a bare interpreter"
+    work = (
+        f"restore {kernels:,} kernels, {size / 1e6:,.0f} MB: peak memory above a bare interpreter"
+    )
     return row(work, peak, "MB", most=PEAK_TARGET_MB, samples=found)
 
 
@@ -80,10 +95,20 @@ def multiply(one: Bundle, file: str, copies: int) -> None:
                 data = one.read(artifact)
                 if number:
                     # Of the same length, so that what the bundle knows of the file stays true; JSON may end in spaces.
-                    data = data.replace(_hash_of(kernel.key, 0).hex().encode(), hashed.hex().encode())
-                    data += b" " * number if artifact.kind == "json" else f"\n// copy {number}\n".encode()
+                    data = data.replace(
+                        _hash_of(kernel.key, 0).hex().encode(), hashed.hex().encode()
+                    )
+                    data += (
+                        b" " * number
+                        if artifact.kind == "json"
+                        else f"\n// copy {number}\n".encode()
+                    )
                 blobs[sha256(data)] = data
-                artifacts.append(msgspec.structs.replace(artifact, digest=digest_text(sha256(data)), size=len(data)))
+                artifacts.append(
+                    msgspec.structs.replace(
+                        artifact, digest=digest_text(sha256(data)), size=len(data)
+                    )
+                )
             key = base64.b32encode(hashed).decode().rstrip("=")
             kernels.append(replace(kernel, key=key, artifacts=tuple(artifacts)))
     Bundle(Content.of(kernels), Observed(), MemoryBlobs(blobs)).save(file)

@@ -16,7 +16,9 @@ from typing import Any
 from tools.shared.measurement import median, shown
 
 FRAMES = "buffers that frames are decoded into"
-STACKS_AND_HEAP = "everything else in memory of the process's own: C's heap, objects of Python, stacks of threads"
+STACKS_AND_HEAP = (
+    "everything else in memory of the process's own: C's heap, objects of Python, stacks of threads"
+)
 LIBRARIES = "code and data of libraries, as far as they were touched first by the restore"
 OBJECTS = "of that, lists of keys: in the report, by what was written, in the directory"
 _KINDS = (FRAMES, LIBRARIES, STACKS_AND_HEAP)
@@ -42,7 +44,13 @@ def resident() -> Parts:
             size = int(line.split()[1]) * 1024
         elif line.startswith("VmFlags:"):
             own = not name or name.startswith("[")
-            found[FRAMES if own and _OF_FRAMES in line.split() else STACKS_AND_HEAP if own else LIBRARIES] += size
+            found[
+                FRAMES
+                if own and _OF_FRAMES in line.split()
+                else STACKS_AND_HEAP
+                if own
+                else LIBRARIES
+            ] += size
     return found
 
 
@@ -83,7 +91,10 @@ def table(parts: Mapping[str, Sequence[Parts]], titles: Mapping[str, str]) -> st
     if not parts:
         return ""
     columns = {name: _medians(samples) for name, samples in sorted(parts.items(), reverse=True)}
-    rows = [[part, *(shown(column[part] / 1e6, "MB") for column in columns.values())] for part in (*_KINDS, OBJECTS)]
+    rows = [
+        [part, *(shown(column[part] / 1e6, "MB") for column in columns.values())]
+        for part in (*_KINDS, OBJECTS)
+    ]
     sums = [shown(sum(column[part] for part in _KINDS) / 1e6, "MB") for column in columns.values()]
     head = ["part", *(titles[name] for name in columns)]
     lines = [

@@ -106,7 +106,9 @@ def matches(reason: Reason, work: str) -> bool:
 def _why(name: str, line: dict[str, Any], result: dict[str, Any]) -> str:
     for reason in REASONS.get(name, ()):
         if matches(reason, line["work"]):
-            return f" Why: {reason.words}{_alone(result.get('profile', {}).get(reason.profile, {}))}"
+            return (
+                f" Why: {reason.words}{_alone(result.get('profile', {}).get(reason.profile, {}))}"
+            )
     return ""
 
 

@@ -78,10 +78,18 @@ BASICS = {
 
 def main() -> int:
     """Write or check the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the page is stale")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--results", type=Path, default=measurement.RESULTS, metavar="DIR", help="where the results are"
+        "--check", action="store_true", help="write nothing; exit 1 when the page is stale"
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=measurement.RESULTS,
+        metavar="DIR",
+        help="where the results are",
     )
     parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="the page")
     options = parser.parse_args()
@@ -106,7 +114,11 @@ def page(results: Path) -> str:
             parts.append(f"{section(result)}\n{_provenance(result, path)}\n")
             where = f"{result['machine']['cores']} cores: " if name.endswith("-cores") else ""
             missed += [f"- {where}{line}" for line in not_reached(name, result)]
-    parts.append("## Not reached\n\n" + ("\n".join(missed) if missed else "Every target above is reached.") + "\n")
+    parts.append(
+        "## Not reached\n\n"
+        + ("\n".join(missed) if missed else "Every target above is reached.")
+        + "\n"
+    )
     return "\n".join(parts)
 
 
@@ -124,7 +136,11 @@ def bundle(result: dict[str, Any]) -> str:
     """Bundles against peers, sizes, memory, and what the time goes into."""
     rows = result["rows"]
     timed = [line for line in rows if "peer_ms" in line]
-    sizes = [line for line in rows if "peer_bytes" in line or (line["unit"] == "MB" and "restore" not in line["work"])]
+    sizes = [
+        line
+        for line in rows
+        if "peer_bytes" in line or (line["unit"] == "MB" and "restore" not in line["work"])
+    ]
     alone = [line for line in rows if line["unit"] == "ms" and line not in timed]
     used = [line for line in rows if line not in timed and line not in sizes and line not in alone]
     return "\n".join([
@@ -174,21 +190,25 @@ def compiles(result: dict[str, Any]) -> str:
 
 def gpu_check(result: dict[str, Any]) -> str:
     """Rows of the check on a machine with a GPU."""
-    rows = [[row["check"], "ok" if row["ok"] else "**wrong**", row["found"]] for row in result["rows"]]
+    rows = [
+        [row["check"], "ok" if row["ok"] else "**wrong**", row["found"]] for row in result["rows"]
+    ]
     head = "## On a GPU\n\n`python -m tools.gpu check`\n\n"
     return head + _table(["check", "", "found"], rows) + launch_tables.tables(result)
 
 
-def gpu_replay(result: dict[str, Any]) -> str:
-    """Kernels put into Triton's in-memory caches before the first call, on a machine with a GPU."""
-    rows = [[row["check"], "ok" if row["ok"] else "**wrong**", row["found"]] for row in result["rows"]]
-    return "## Replay on a GPU\n\n`python -m tools.gpu replay`\n\n" + _table(["check", "", "found"], rows)
+def _checks(title: str, name: str) -> Callable[[dict[str, Any]], str]:
+    """Return what writes the section of a program of `tools.gpu` whose rows are checks."""
 
+    def section(result: dict[str, Any]) -> str:
+        rows = [
+            [row["check"], "ok" if row["ok"] else "**wrong**", row["found"]]
+            for row in result["rows"]
+        ]
+        table = _table(["check", "", "found"], rows)
+        return f"## {title}\n\n`python -m tools.gpu {name}`\n\n{table}"
 
-def gpu_slim(result: dict[str, Any]) -> str:
-    """A process without any compiler, on a machine with a GPU."""
-    rows = [[row["check"], "ok" if row["ok"] else "**wrong**", row["found"]] for row in result["rows"]]
-    return "## On a GPU, without a C compiler\n\n`python -m tools.gpu slim`\n\n" + _table(["check", "", "found"], rows)
+    return section
 
 
 def gpu_torch_compile(result: dict[str, Any]) -> str:
@@ -233,8 +253,9 @@ SECTIONS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("bench-compile", compiles),
     ("clients", table.section),
     ("gpu-check", gpu_check),
-    ("gpu-replay", gpu_replay),
-    ("gpu-slim", gpu_slim),
+    ("gpu-replay", _checks("Replay on a GPU", "replay")),
+    ("gpu-moved", _checks("Kernels that only moved, on a GPU", "moved")),
+    ("gpu-slim", _checks("On a GPU, without a C compiler", "slim")),
     ("gpu-torch-compile", gpu_torch_compile),
     ("gpu-autotune", gpu_autotune),
     ("gpu-generated", gpu_generated),
@@ -246,7 +267,11 @@ SECTIONS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
 
 def _steps(place: str, samples: dict[str, list[float]]) -> str:
     rows = [
-        [name, shown(median(found) * 1e3, "ms"), f"{min(found) * 1e3:,.0f} to {max(found) * 1e3:,.0f}"]
+        [
+            name,
+            shown(median(found) * 1e3, "ms"),
+            f"{min(found) * 1e3:,.0f} to {max(found) * 1e3:,.0f}",
+        ]
         for name, found in sorted(samples.items())
         if name.rpartition(" ")[2] not in {"bytes", "kernels", "files"}
     ]
@@ -265,9 +290,13 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 def _provenance(result: dict[str, Any], path: Path) -> str:
     machine = result["machine"]
-    where = ", ".join(filter(None, [machine["gpu"], machine["processor"], f"{machine['cores']} cores"]))
+    where = ", ".join(
+        filter(None, [machine["gpu"], machine["processor"], f"{machine['cores']} cores"])
+    )
     load = f"; load {machine['load'][0]}" if "load" in machine else ""
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(result["versions"].items()))
+    versions = ", ".join(
+        f"{name} {version}" for name, version in sorted(result["versions"].items())
+    )
     commit = (result["commit"] or "unknown")[:12]
     pure = measurement.without_extensions(machine)
     return f"{where}{load}{pure and f'; **{pure}**'}; {versions}; commit {commit}; raw: [{path.name}](results/{path.name})."

@@ -64,12 +64,17 @@ def main() -> int:
         delays = {}
         for delay in DELAYS_S:
             times = rounds if not delay else min(rounds, DELAYED_ROUNDS)
-            delays[f"{delay * 1000:g} ms"] = measure(delay, times, planted, work, serving, theirs, ours)
+            delays[f"{delay * 1000:g} ms"] = measure(
+                delay, times, planted, work, serving, theirs, ours
+            )
         profile = {
             name: start_profile(ours, work, serving["ours"], rounds, keep)
             for name, keep in (("start", "launch"), ("start all", "all"))
         }
-        floor = {keep: bare_profile(ours, work, serving["ours"], rounds, keep) for keep in ("all", "launch")}
+        floor = {
+            keep: bare_profile(ours, work, serving["ours"], rounds, keep)
+            for keep in ("all", "launch")
+        }
         sizes = stored(work, serving["ours"], corpus=not options.quick)
         server = ours.admin.info("server")["redis_version"]
     result: dict[str, Any] = {
@@ -84,7 +89,9 @@ def main() -> int:
     return 1 if options.check and missed else 0
 
 
-def start_profile(server: Server, work: Path, side: Side, rounds: int, keep: str) -> dict[str, float]:
+def start_profile(
+    server: Server, work: Path, side: Side, rounds: int, keep: str
+) -> dict[str, float]:
     """Return the seconds of each step of a restore, without a delay."""
     found = []
     for _ in range(rounds):
@@ -93,13 +100,25 @@ def start_profile(server: Server, work: Path, side: Side, rounds: int, keep: str
     return {step: measurement.median([one[step] for one in found]) for step in found[0]}
 
 
-def bare_profile(server: Server, work: Path, side: Side, rounds: int, keep: str) -> dict[str, float]:
+def bare_profile(
+    server: Server, work: Path, side: Side, rounds: int, keep: str
+) -> dict[str, float]:
     """Return the seconds of each step that no restore can leave out, without a delay."""
     names, password = needed(server, work, keep), server.address.partition(":")[2]
     found = []
     for _ in range(rounds):
         found.append(
-            side.do("bare_start", server.url(), work / "out", TAG, PATIENCE_S, keep, server.port, password, names)
+            side.do(
+                "bare_start",
+                server.url(),
+                work / "out",
+                TAG,
+                PATIENCE_S,
+                keep,
+                server.port,
+                password,
+                names,
+            )
         )
         shutil.rmtree(work / "out")
     return {step: measurement.median([one[step] for one in found]) for step in found[0]}
@@ -120,7 +139,9 @@ def put_theirs(server: Server, cache: Path, work: Path, side: Side) -> int:
     return used(server) - empty
 
 
-def put_ours(server: Server, work: Path, side: Side, rounds: int) -> tuple[int, list[float], list[float]]:
+def put_ours(
+    server: Server, work: Path, side: Side, rounds: int
+) -> tuple[int, list[float], list[float]]:
     """Push the bundle; returns the memory that it takes, and how long each push took, into an empty store and again."""
     first, again = [], []
     empty = used(server)
@@ -134,7 +155,13 @@ def put_ours(server: Server, work: Path, side: Side, rounds: int) -> tuple[int, 
 
 
 def measure(
-    delay: float, rounds: int, cache: Path, work: Path, serving: dict[str, Side], theirs: Server, ours: Server
+    delay: float,
+    rounds: int,
+    cache: Path,
+    work: Path,
+    serving: dict[str, Side],
+    theirs: Server,
+    ours: Server,
 ) -> Samples:
     """Run every job in turn; returns samples by what was done."""
     samples: Samples = {}
@@ -180,7 +207,9 @@ def needed(server: Server, work: Path, keep: str) -> Path:
     }
     heads = {name: server.admin.get(name)[16:] for name in (f"tb:o:{unit}" for unit in units)}
     digests = {store_layout.dictionary_of(value) for value in heads.values()} - {None}
-    shared = {f"tb:o:{store_layout.dictionary_key(digest)}" for digest in digests if digest is not None}
+    shared = {
+        f"tb:o:{store_layout.dictionary_key(digest)}" for digest in digests if digest is not None
+    }
     file = work / f"names-{keep}"
     file.write_text("\n".join(sorted({*heads, *others, *shared})))
     return file

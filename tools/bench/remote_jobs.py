@@ -52,7 +52,10 @@ def push(url: str, file: str) -> dict[str, float]:
     import bundler
 
     watch = jobs.Watch()
-    with bundler.Bundle.load(file) as bundle, bundler.open_store(url, timeout_s=PATIENCE_S) as store:
+    with (
+        bundler.Bundle.load(file) as bundle,
+        bundler.open_store(url, timeout_s=PATIENCE_S) as store,
+    ):
         watch.lap("")
         first = store.push(bundle, TAG)
         watch.lap("push")
@@ -79,7 +82,12 @@ def restore(url: str, into: str, keep: str) -> dict[str, float]:
     with bundler.open_store(url, timeout_s=PATIENCE_S) as store:
         report = store.restore(TAG, cache_dir=into, keep="launch" if keep == "launch" else "all")
     watch.lap("restore")
-    return {**watch.seconds, "kernels": len(report.restored), "files": report.files, "round trips": exchanges}
+    return {
+        **watch.seconds,
+        "kernels": len(report.restored),
+        "files": report.files,
+        "round trips": exchanges,
+    }
 
 
 def stored(url: str, file: str) -> dict[str, float]:
@@ -105,7 +113,11 @@ def triton_put(port: str, cache: str, into: str) -> dict[str, float]:
     kernels = jobs.read_cache(cache)
     for key, files in kernels.items():
         one = manager(key)
-        paths = {name: one.put(data, name) for name, data in files.items() if not name.startswith("__grp__")}
+        paths = {
+            name: one.put(data, name)
+            for name, data in files.items()
+            if not name.startswith("__grp__")
+        }
         one.put_group(_metadata(files), paths)
     return {"kernels": len(kernels)}
 
@@ -113,7 +125,9 @@ def triton_put(port: str, cache: str, into: str) -> dict[str, float]:
 def triton_get(port: str, cache: str, into: str) -> dict[str, float]:
     """Let Triton's manager find every kernel on the server, as a hit does."""
     manager = _triton(port, into)
-    wanted = [(key, _metadata(files), len(files) - 1) for key, files in jobs.read_cache(cache).items()]
+    wanted = [
+        (key, _metadata(files), len(files) - 1) for key, files in jobs.read_cache(cache).items()
+    ]
     watch = jobs.Watch()
     for key, name, count in wanted:
         group = manager(key).get_group(name)

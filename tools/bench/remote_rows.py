@@ -14,7 +14,15 @@ ONCE = "0 ms"
 # How many times faster than Triton, for everything and for the launch set, by what is added to each answer.
 FASTER_TARGETS = {ONCE: (6.0, 14.0), "10 ms": (90.0, 140.0)}
 LIMIT_TARGET, MEMORY_TARGET = 2.5, 20.0
-SAMPLED = ("triton", "ours all", "ours launch", "gets all", "gets launch", "write all", "write launch")
+SAMPLED = (
+    "triton",
+    "ours all",
+    "ours launch",
+    "gets all",
+    "gets launch",
+    "write all",
+    "write launch",
+)
 SECTION = """`python -m tools.bench remote`. {kernels:,} kernels, compiled by Triton for sm_90 and recorded, on servers of this host started from
 `deploy/redis`; everything goes into an empty directory, on {place}. {rounds} rounds without a delay, fewer with one: a program between
 both passes every answer on so much later. Each piece of work runs in a process of its own, forked from one that has done its imports, whose memory it has copied before.
@@ -65,7 +73,9 @@ def rows_of(result: dict[str, Any]) -> list[dict[str, Any]]:
 def _delay_rows(delay: str, samples: dict[str, list[float]], kernels: int) -> list[dict[str, Any]]:
     targets = [{"least": least} for least in FASTER_TARGETS.get(delay, ())] or [{}, {}]
 
-    def ratio(work: str, over: list[float], under: list[float], peer: str, **target: float) -> dict[str, Any]:
+    def ratio(
+        work: str, over: list[float], under: list[float], peer: str, **target: float
+    ) -> dict[str, Any]:
         ours = under if "faster" in work else over
         theirs = over if "faster" in work else under
         figure = median([one / other for one, other in zip(over, under, strict=True)])
@@ -73,7 +83,10 @@ def _delay_rows(delay: str, samples: dict[str, list[float]], kernels: int) -> li
                    ours_ms=median(ours) * 1e3, peer_ms=median(theirs) * 1e3, kernels=kernels, **target)  # fmt: skip
 
     def limit(keep: str) -> list[float]:
-        return [get + write for get, write in zip(samples[f"gets {keep}"], samples[f"write {keep}"], strict=True)]
+        return [
+            get + write
+            for get, write in zip(samples[f"gets {keep}"], samples[f"write {keep}"], strict=True)
+        ]
 
     return [
         ratio("restore everything: how much faster", samples["triton"], samples["ours all"], "Triton", **targets[0]),
@@ -89,7 +102,8 @@ def section(result: dict[str, Any]) -> str:
     timed = [line for line in result["rows"] if "peer_ms" in line]
     rest = [line for line in result["rows"] if "peer_ms" not in line]
     steps = [
-        [name, *(shown(median(samples[name]) * 1e3, "ms") for samples in result["delays"].values())] for name in SAMPLED
+        [name, *(shown(median(samples[name]) * 1e3, "ms") for samples in result["delays"].values())]
+        for name in SAMPLED
     ]
     trips = [
         [f"{name}: exchanges with the server", *(f"{median(found[f'{name}: round trips']):.0f}" for found in result["delays"].values())]
@@ -113,10 +127,16 @@ def section(result: dict[str, Any]) -> str:
 def _steps(profile: dict[str, dict[str, float]]) -> str:
     """Return the table of the steps of a restore of everything and of the launch set, in their order."""
     columns = {
-        what: profile[name] for what, name in (("everything", "start all"), ("launch set", "start")) if name in profile
+        what: profile[name]
+        for what, name in (("everything", "start all"), ("launch set", "start"))
+        if name in profile
     }
-    names = sorted(profile["start"], key=lambda name: START.index(name) if name in START else len(START))
-    rows = [[name, *(shown(steps[name] * 1e3, "ms") for steps in columns.values())] for name in names]
+    names = sorted(
+        profile["start"], key=lambda name: START.index(name) if name in START else len(START)
+    )
+    rows = [
+        [name, *(shown(steps[name] * 1e3, "ms") for steps in columns.values())] for name in names
+    ]
     sums = [shown(sum(steps.values()) * 1e3, "ms") for steps in columns.values()]
     return _table(["step", *columns], [*rows, ["sum", *sums]])
 

@@ -20,7 +20,9 @@ CORPUS_TARGETS_MB = {"inductor-transformer-h200": (0.95, 0.26)}
 
 def bundle_rows(places: dict[str, Samples], kernels: int) -> list[dict[str, Any]]:
     """Return the rows of every place, then those of sizes.  What is in memory has targets; a disk's speed is its own."""
-    rows = [line for place, samples in places.items() for line in _place_rows(place, samples, kernels)]
+    rows = [
+        line for place, samples in places.items() for line in _place_rows(place, samples, kernels)
+    ]
     return rows + _size_rows(next(iter(places.values())), kernels)
 
 
@@ -30,7 +32,9 @@ def _place_rows(place: str, samples: Samples, kernels: int) -> list[dict[str, An
     def seconds(*names: str) -> list[float]:
         return [sum(each) for each in zip(*(samples[name] for name in names), strict=True)]
 
-    def ratio(work: str, ours: list[float], theirs: list[float], name: str, **target: float) -> dict[str, Any]:
+    def ratio(
+        work: str, ours: list[float], theirs: list[float], name: str, **target: float
+    ) -> dict[str, Any]:
         # How many times longer we take, or where more is better how many times longer the peer takes.
         over, under = (theirs, ours) if "least" in target else (ours, theirs)
         figure = median([one / other for one, other in zip(over, under, strict=True)])
@@ -78,7 +82,9 @@ def _plain(work: str, ours: list[float], theirs: list[float]) -> dict[str, Any]:
 
 
 def _size_rows(samples: Samples, kernels: int) -> list[dict[str, Any]]:
-    ours, pickled, tar = (median(samples[f"{name}: bytes"]) for name in ("collect", "torch save", "tar"))
+    ours, pickled, tar = (
+        median(samples[f"{name}: bytes"]) for name in ("collect", "torch save", "tar")
+    )
     torch = f"torch's pickle, {shown(pickled / 1e6, 'MB')}"
     return [
         row(f"bundle of {kernels:,} kernels, {shown(ours / 1e6, 'MB')}: how many times smaller", pickled / ours, "x",

@@ -50,11 +50,19 @@ def main() -> int:
     cache = cache_of(kernels, options.keep.resolve())
     with tempfile.TemporaryDirectory(prefix="bench.", dir=measurement.fast_directory()) as work:
         samples, parts = measure(cache, kernels, Path(work), copies, rounds)
-    result = {"kernels": kernels, "copies": copies, "rounds": rounds, "samples": samples, "parts": parts}
+    result = {
+        "kernels": kernels,
+        "copies": copies,
+        "rounds": rounds,
+        "samples": samples,
+        "parts": parts,
+    }
     result["rows"] = rows = rows_of(samples)
     for line in rows:
         verdict = "" if not measurement.target(line) else "ok" if line["ok"] else "MISSED"
-        print(f"{line['work']:<72} {shown(line['figure'], line['unit']):>10}  {measurement.target(line):<18} {verdict}")
+        print(
+            f"{line['work']:<72} {shown(line['figure'], line['unit']):>10}  {measurement.target(line):<18} {verdict}"
+        )
     print(f"written to {measurement.save('bench-scale', result, options.results)}")
     return 1 if options.check and not all(line["ok"] for line in rows) else 0
 
@@ -71,12 +79,20 @@ def measure(
     parts: dict[str, list[Parts]] = {name: [] for name in sides}
     for _ in range(min(rounds, PARTS_ROUNDS)):
         for name, noted in parts.items():
-            answer = output(__name__, "parts", str(work / f"{name}.tbundle"), str(work / "out"), environment={})
+            answer = output(
+                __name__, "parts", str(work / f"{name}.tbundle"), str(work / "out"), environment={}
+            )
             noted.append(json.loads(answer))
             shutil.rmtree(work / "out")
     for _ in range(rounds):
         for name, found in samples.items():
-            answer = output(__name__, "restore", str(work / f"{name}.tbundle"), str(work / "out"), environment={})
+            answer = output(
+                __name__,
+                "restore",
+                str(work / f"{name}.tbundle"),
+                str(work / "out"),
+                environment={},
+            )
             found.append(json.loads(answer))
             shutil.rmtree(work / "out")
     return samples, parts
@@ -93,18 +109,46 @@ def rows_of(samples: dict[str, list[Sample]]) -> list[dict[str, Any]]:
     def each(found: list[Sample]) -> list[float]:
         return [sample["restore_s"] / sample["kernels"] for sample in found]
 
-    grown = [more / less for more, less in zip(of(many, "restore_bytes"), of(one, "restore_bytes"), strict=True)]
+    grown = [
+        more / less
+        for more, less in zip(of(many, "restore_bytes"), of(one, "restore_bytes"), strict=True)
+    ]
     slower = [more / less for more, less in zip(each(many), each(one), strict=True)]
-    flat = [(more - less) / 1e6 for more, less in zip(of(many, "restore_bytes"), of(one, "restore_bytes"), strict=True)]
+    flat = [
+        (more - less) / 1e6
+        for more, less in zip(of(many, "restore_bytes"), of(one, "restore_bytes"), strict=True)
+    ]
     return [
         row(f"load {few} kernels", median(of(one, "load_s")) * 1e3, "ms", most=LOAD_TARGET_MS),
-        row(f"load {lots} kernels", median(of(many, "load_s")) * 1e3, "ms", most=MANY_LOAD_TARGET_MS),
-        row(f"load {lots} kernels: peak memory", median(of(many, "load_bytes")) / 1e6, "MB", most=MANY_LOAD_TARGET_MB),
+        row(
+            f"load {lots} kernels", median(of(many, "load_s")) * 1e3, "ms", most=MANY_LOAD_TARGET_MS
+        ),
+        row(
+            f"load {lots} kernels: peak memory",
+            median(of(many, "load_bytes")) / 1e6,
+            "MB",
+            most=MANY_LOAD_TARGET_MB,
+        ),
         row(f"restore {few} launch sets: a kernel", median(each(one)) * 1e6, "us"),
         row(f"restore {lots} launch sets: a kernel", median(each(many)) * 1e6, "us"),
-        row(f"restore {lots} launch sets beside {few}: time of a kernel", median(slower), "x", most=TIME_TARGET),
-        row(f"restore {lots} launch sets beside {few}: peak memory", median(grown), "x", most=MEMORY_TARGET),
-        row(f"restore {lots} launch sets beside {few}: peak memory, more", median(flat), "MB", most=FLAT_TARGET_MB),
+        row(
+            f"restore {lots} launch sets beside {few}: time of a kernel",
+            median(slower),
+            "x",
+            most=TIME_TARGET,
+        ),
+        row(
+            f"restore {lots} launch sets beside {few}: peak memory",
+            median(grown),
+            "x",
+            most=MEMORY_TARGET,
+        ),
+        row(
+            f"restore {lots} launch sets beside {few}: peak memory, more",
+            median(flat),
+            "MB",
+            most=FLAT_TARGET_MB,
+        ),
     ]
 
 
@@ -150,11 +194,19 @@ def parts(file: str, into: str) -> None:
 
 def section(result: dict[str, Any]) -> str:
     """Return the section of the page."""
-    lines = [f"| {line['work']} | {_verdict(line)} | {measurement.target(line)} |" for line in result["rows"]]
+    lines = [
+        f"| {line['work']} | {_verdict(line)} | {measurement.target(line)} |"
+        for line in result["rows"]
+    ]
     table = "\n".join(["| what | figure | target |", "| --- | --- | --- |", *lines])
-    titles = {name: f"{int(samples[0]['kernels']):,} kernels" for name, samples in result["samples"].items()}
+    titles = {
+        name: f"{int(samples[0]['kernels']):,} kernels"
+        for name, samples in result["samples"].items()
+    }
     more = memory_table(result.get("parts", {}), titles)
-    return f"## A hundred times the kernels\n\n{SECTION.format(**result)}\n{table}\n" + (f"\n{more}" if more else "")
+    return f"## A hundred times the kernels\n\n{SECTION.format(**result)}\n{table}\n" + (
+        f"\n{more}" if more else ""
+    )
 
 
 def _verdict(line: dict[str, Any]) -> str:

@@ -97,12 +97,24 @@ def sides(module: str, *names: str) -> Iterator[dict[str, Side]]:
 
 def arguments(description: str | None, kernels: int, rounds: int) -> argparse.Namespace:
     """Read the command line of a benchmark; `kernels` and `rounds` are what it takes when nothing else is said."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
     parser.add_argument("--kernels", type=int, metavar="N", help=f"how many kernels ({kernels})")
     parser.add_argument("--rounds", type=int, metavar="N", help=f"how many rounds ({rounds})")
-    parser.add_argument("--quick", action="store_true", help="few kernels and rounds: shows that it runs, not how fast")
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, metavar="DIR", help="where the samples go")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="few kernels and rounds: shows that it runs, not how fast",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=measurement.RESULTS,
+        metavar="DIR",
+        help="where the samples go",
+    )
     parser.add_argument("--keep", type=Path, default=ROOT / ".build" / "bench", metavar="DIR",
                         help="where the kernels stay for the next run")  # fmt: skip
     return parser.parse_args()

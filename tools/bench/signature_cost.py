@@ -94,7 +94,9 @@ def signature_cost(rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]
             for number in range(rounds + 1):
                 for name, code, found in (("whole", _CODE, samples), ("steps", _STEPS_CODE, laps)):
                     command = [sys.executable, "-c", code, str(signed), f"{folder}/{name}{number}"]
-                    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+                    done = subprocess.run(
+                        command, env=environment, check=True, capture_output=True, text=True
+                    )
                     if number:  # the first fills the bytecode cache
                         found.append(json.loads(done.stdout))
     first, later = [one[0] for one in samples], [time for one in samples for time in one[1:]]
@@ -102,4 +104,7 @@ def signature_cost(rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]
         row("judging a signature, first restore of a process (CPU)", measurement.median(first), "ms", most=TARGET_MS, samples=first),
         row("judging a signature, later restores (CPU)", measurement.median(later), "ms", samples=later),
     ]  # fmt: skip
-    return rows, {step: measurement.median(each) for step, each in zip(_STEPS, zip(*laps, strict=True), strict=True)}
+    return rows, {
+        step: measurement.median(each)
+        for step, each in zip(_STEPS, zip(*laps, strict=True), strict=True)
+    }

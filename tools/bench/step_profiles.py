@@ -97,7 +97,11 @@ def push_steps(file: str, into: str) -> dict[str, float]:
     from bundler.store.stored_manifests import read_manifest
 
     url = f"file://{into}"
-    with bundler.Bundle.load(file) as bundle, bundler.open_store(url) as store, _backend(url) as backend:
+    with (
+        bundler.Bundle.load(file) as bundle,
+        bundler.open_store(url) as store,
+        _backend(url) as backend,
+    ):
         store.push(bundle, tag="bench")
         manifest = store_layout.manifest_key(bundle.digest, bundle.observed.encode())
         steps = Steps()
@@ -143,7 +147,9 @@ def start_steps(url: str, into: str, tag: str, patience_s: str, keep: str) -> di
         blobs = StoreBlobs(backend, name, units, DEFAULT_LIMITS, hints=hints)
         steps.done(START[4])
         bundle = Bundle(content, seen, blobs, content_bytes=content_bytes)
-        _place_steps(steps, backend, bundle, read, hints, into, "launch" if keep == "launch" else "all")
+        _place_steps(
+            steps, backend, bundle, read, hints, into, "launch" if keep == "launch" else "all"
+        )
         steps.restart()
         dictionaries = [store_layout.dictionary_key(digest) for _, digest in hints]
         backend.touch([manifest, *dictionaries, *[unit.key for unit in units.all()]])
@@ -152,7 +158,13 @@ def start_steps(url: str, into: str, tag: str, patience_s: str, keep: str) -> di
 
 
 def _place_steps(
-    steps: Steps, backend: Backend, bundle: Bundle, units: Sequence[Unit], hints: Sequence[Hint], into: str, keep: Keep
+    steps: Steps,
+    backend: Backend,
+    bundle: Bundle,
+    units: Sequence[Unit],
+    hints: Sequence[Hint],
+    into: str,
+    keep: Keep,
 ) -> None:
     from bundler.lifecycle.cache_directory import CacheDirectory
     from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
@@ -172,19 +184,27 @@ def _place_steps(
     for batch in unit_batches(needed.values()):
         values |= backend.get_within(bounds.of_units(batch))
     steps.done(START[6])
-    dictionaries, families = Dictionaries(backend, "bench"), {unit.family for unit in needed.values()}
+    dictionaries, families = (
+        Dictionaries(backend, "bench"),
+        {unit.family for unit in needed.values()},
+    )
     dictionaries.fetch([digest for family, digest in hints if family in families])
     steps.done(START[7])
     found = _decoded(needed, values, dictionaries)
     steps.done(START[8])
-    stored = [StoredKernel(one, [found[digest] for digest in one.digests], verified=False) for one in wanted]
+    stored = [
+        StoredKernel(one, [found[digest] for digest in one.digests], verified=False)
+        for one in wanted
+    ]
     new = tuple([place.new_kernel(one.ready_for(place.path, plan.triton_dir)) for one in stored])
     steps.done(START[9])
     assert not any(write_kernels(place.path, new, 1))
     steps.done(START[11])
 
 
-def _decoded(needed: Mapping[str, Unit], values: Mapping[str, bytes], known: Dictionaries) -> dict[bytes, memoryview]:
+def _decoded(
+    needed: Mapping[str, Unit], values: Mapping[str, bytes], known: Dictionaries
+) -> dict[bytes, memoryview]:
     from bundler.store.store_layout import blobs_of
     from bundler.store.unit_decoding import FetchedUnits
 
@@ -208,7 +228,9 @@ def profile_table(heading: str, steps: dict[str, float]) -> str:
     """Return a heading and the table of the steps, as Markdown."""
     whole = sum(steps.values())
     factor, unit = (1e6, "us") if whole < _SHORT_S else (1e3, "ms")
-    rows = [(step, shown(seconds * factor, unit)) for step, seconds in [*steps.items(), ("sum", whole)]]
+    rows = [
+        (step, shown(seconds * factor, unit)) for step, seconds in [*steps.items(), ("sum", whole)]
+    ]
     lines = ["| step | time |", "| --- | --- |", *(f"| {step} | {time} |" for step, time in rows)]
     return f"{heading}\n\n" + "\n".join(lines) + "\n"
 

@@ -36,18 +36,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog=sys.argv[0], description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("clients", nargs="*", help=f"of {', '.join(CLIENTS)}; all when none is named")
     parser.add_argument(
-        "--folder", type=Path, required=True, help="where wheels and compiled kernels are kept between runs"
+        "clients", nargs="*", help=f"of {', '.join(CLIENTS)}; all when none is named"
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        required=True,
+        help="where wheels and compiled kernels are kept between runs",
     )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument(
-        "--seconds", type=float, default=7200, help="of one client and target; what is left counts as not tried"
+        "--seconds",
+        type=float,
+        default=7200,
+        help="of one client and target; what is left counts as not tried",
     )
     parser.add_argument(
-        "--merge", action="store_true", help="run nothing; put together what earlier runs left in the folder"
+        "--merge",
+        action="store_true",
+        help="run nothing; put together what earlier runs left in the folder",
     )
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where clients.json goes")
+    parser.add_argument(
+        "--results", type=Path, default=measurement.RESULTS, help="where clients.json goes"
+    )
     options = parser.parse_args()
     unknown = [name for name in options.clients if name not in CLIENTS]
     if unknown:
@@ -94,7 +106,12 @@ def _run(name: str, target: str, path: Path, options: argparse.Namespace) -> Non
         environment=environment(folder), timeout_s=_TIMEOUT_S,
     )  # fmt: skip
     processes.output(
-        "tools.clients", "restore", str(path), *limits, environment=environment(folder), timeout_s=_TIMEOUT_S
+        "tools.clients",
+        "restore",
+        str(path),
+        *limits,
+        environment=environment(folder),
+        timeout_s=_TIMEOUT_S,
     )
 
 
@@ -107,7 +124,10 @@ def rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for one in mine:
             total.update({"compiled": one["compiled"], "keys": one["keys"]})
             total.update(
-                {name: one["second_process"][name] for name in ("restored", "asked", "hits", "compiles", "ptxas_calls")}
+                {
+                    name: one["second_process"][name]
+                    for name in ("restored", "asked", "hits", "compiles", "ptxas_calls")
+                }
             )
         lines += [
             measurement.row(f"distinct kernels compiled for {target}", total["keys"], "kernels", least=least),

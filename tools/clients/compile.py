@@ -36,19 +36,36 @@ def main() -> int:
     parser.add_argument("client", choices=CLIENTS)
     parser.add_argument("target", type=Target.parse, help="such as cuda:90")
     parser.add_argument(
-        "--folder", type=Path, required=True, help="where wheels and compiled kernels are kept between runs"
+        "--folder",
+        type=Path,
+        required=True,
+        help="where wheels and compiled kernels are kept between runs",
     )
-    parser.add_argument("--part", action="append", help="only this folder of the package; may be given several times")
+    parser.add_argument(
+        "--part",
+        action="append",
+        help="only this folder of the package; may be given several times",
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--wanted", type=int, help="stop when so many kernels are compiled")
     parser.add_argument("--most", type=int, help="try no more kernels than these")
-    parser.add_argument("--guesses", type=int, help="guess no more often than this; a later run goes on from there")
     parser.add_argument(
-        "--seconds", type=float, default=7200, help="stop after so long; what is left counts as not tried"
+        "--guesses", type=int, help="guess no more often than this; a later run goes on from there"
     )
-    parser.add_argument("--captured", type=Path, help="a bundle whose launches are compiled instead of guessed ones")
     parser.add_argument(
-        "--result", type=Path, required=True, help="where the result goes; beside it .jobs and .tbundle"
+        "--seconds",
+        type=float,
+        default=7200,
+        help="stop after so long; what is left counts as not tried",
+    )
+    parser.add_argument(
+        "--captured", type=Path, help="a bundle whose launches are compiled instead of guessed ones"
+    )
+    parser.add_argument(
+        "--result",
+        type=Path,
+        required=True,
+        help="where the result goes; beside it .jobs and .tbundle",
     )
     options = parser.parse_args()
     options.result.parent.mkdir(parents=True, exist_ok=True)
@@ -64,13 +81,18 @@ def compile_client(options: argparse.Namespace) -> dict[str, Any]:
     roots = unpacked(client, folder)
     sys.path[:0] = map(str, roots)
     stand_ins.install()
-    found = found_kernels.find(roots[0], [Path(client.package, part) for part in options.part or [""]], target)
+    found = found_kernels.find(
+        roots[0], [Path(client.package, part) for part in options.part or [""]], target
+    )
     kernels = list(found.kernels.values())[: options.most]
     cache = folder / "compiled" / f"{options.client}-{target.backend}"
     calls: Calls = guessed
     state = folder / "state" / options.client / str(target).replace(":", "-")
     if options.captured is not None:
-        calls, state = captured.calls_of(options.captured, guessed), state.with_name(f"{state.name}-captured")
+        calls, state = (
+            captured.calls_of(options.captured, guessed),
+            state.with_name(f"{state.name}-captured"),
+        )
     with CompileService(
         options.workers,
         cache_dir=cache,

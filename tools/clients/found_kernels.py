@@ -78,14 +78,20 @@ def find(root: Path, folders: Iterable[Path], target: Target) -> Found:
                 found.refused[str(path.relative_to(root))] = plan.failures[0].reason
                 continue
             for name, value in list(vars(module).items()):
-                function = jit_specialization.jit_function(value) if jit_specialization.is_kernel(value) else None
+                function = (
+                    jit_specialization.jit_function(value)
+                    if jit_specialization.is_kernel(value)
+                    else None
+                )
                 if function is not None and function.module == place.name:
                     kernel = FoundKernel(f"{place.name}:{name}", source_of(place, name), value)
                     functions.setdefault(f"{place.name}:{function.__name__}", kernel)
     for one in functions.values():
         called.update(id(other) for other in jit_specialization.functions_of(one.function)[1:])
     for one in functions.values():
-        if (id(one.function) in called or _returns(one.function)) and one.function.__name__ not in launched:
+        if (
+            id(one.function) in called or _returns(one.function)
+        ) and one.function.__name__ not in launched:
             found.helpers += 1
         else:
             found.kernels[one.name] = one
@@ -99,7 +105,12 @@ def _files(root: Path, folder: Path) -> Iterator[Path]:
 
 
 def _place(root: Path, path: Path) -> ModulePlace:
-    name = str(path.relative_to(root)).removesuffix(".py").removesuffix("/__init__").replace(os.sep, ".")
+    name = (
+        str(path.relative_to(root))
+        .removesuffix(".py")
+        .removesuffix("/__init__")
+        .replace(os.sep, ".")
+    )
     return ModulePlace(str(path), name, str(root))
 
 

@@ -18,9 +18,21 @@ from bundler.toolchain.imagined_arguments import Spec
 
 Call = tuple[dict[str, Spec], dict[str, Any]]
 
-_MEMORY = frozenset({"load", "store", "make_block_ptr", "make_tensor_descriptor", "prefetch", "advance"})
+_MEMORY = frozenset(
+    {"load", "store", "make_block_ptr", "make_tensor_descriptor", "prefetch", "advance"}
+)
 _SHAPES = frozenset(
-    {"arange", "zeros", "full", "make_block_ptr", "reshape", "view", "broadcast_to", "zeros_like", "trans"}
+    {
+        "arange",
+        "zeros",
+        "full",
+        "make_block_ptr",
+        "reshape",
+        "view",
+        "broadcast_to",
+        "zeros_like",
+        "trans",
+    }
 )
 _INTEGERS = re.compile(
     r"(ind(ex|ices|ptr)|_ids?\b|idx|ids$|seqlen|cu_|lens?(_|$|\b)|length|offset|table|slot|mapping|count|num_|loc|block_tables|position|pos\b|label"
@@ -90,7 +102,9 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         """Calls show what their arguments are."""
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        name = (
+            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        )
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
         if name in _MEMORY or name.startswith("atomic_"):
             self._access(node)
@@ -100,7 +114,9 @@ class _Reader(ast.NodeVisitor):
             self.usage.counts.update(*map(self._plain, node.args))
         if name == "to" and len(node.args) == 1:
             self.usage.types.update(self._plain(node.args[0]))
-        self.usage.types.update(*(self._plain(keyword.value) for keyword in node.keywords if keyword.arg == "dtype"))
+        self.usage.types.update(
+            *(self._plain(keyword.value) for keyword in node.keywords if keyword.arg == "dtype")
+        )
         if isinstance(node.func, ast.Name) and node.func.id in self.names:
             self.usage.functions.add(node.func.id)
         self._callee(node)
@@ -158,7 +174,11 @@ class _Reader(ast.NodeVisitor):
         return {node.id} if isinstance(node, ast.Name) and node.id in self.names else set()
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
-        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        if (
+            isinstance(target, ast.Tuple)
+            and isinstance(value, ast.Tuple)
+            and len(target.elts) == len(value.elts)
+        ):
             for one, other in zip(target.elts, value.elts, strict=True):
                 self._assign(one, other)
         elif isinstance(target, ast.Name):
@@ -177,18 +197,30 @@ class _Reader(ast.NodeVisitor):
             case ast.Call(func=ast.Attribute(attr="to", value=value)):
                 return self._lead(value)
             case ast.Call(
-                func=ast.Attribute(attr="cast" | "multiple_of" | "advance" | "make_block_ptr"), args=[first, *_]
+                func=ast.Attribute(attr="cast" | "multiple_of" | "advance" | "make_block_ptr"),
+                args=[first, *_],
             ):
                 return self._lead(first)
         return set()
 
     def _callee(self, node: ast.Call) -> None:
         callee = self._scope.get(node.func.id) if isinstance(node.func, ast.Name) else None
-        function = jit_specialization.jit_function(callee) if jit_specialization.is_kernel(callee) else None
-        if function is None or id(function) in self._seen or any(isinstance(one, ast.Starred) for one in node.args):
+        function = (
+            jit_specialization.jit_function(callee)
+            if jit_specialization.is_kernel(callee)
+            else None
+        )
+        if (
+            function is None
+            or id(function) in self._seen
+            or any(isinstance(one, ast.Starred) for one in node.args)
+        ):
             return
         inner = usage_of(function, self._seen)
-        given = [*zip(function.arg_names, node.args, strict=False), *((one.arg, one.value) for one in node.keywords)]
+        given = [
+            *zip(function.arg_names, node.args, strict=False),
+            *((one.arg, one.value) for one in node.keywords),
+        ]
         for name, value in given:
             if name in inner.pointers:
                 self.usage.pointers.update(self._lead(value))

@@ -34,12 +34,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog=sys.argv[0], description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("compiled", type=Path, help="the result of `compile`; beside it are the bundle and the jobs")
+    parser.add_argument(
+        "compiled", type=Path, help="the result of `compile`; beside it are the bundle and the jobs"
+    )
     parser.add_argument("--folder", type=Path, required=True, help="where the wheels are")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="elsewhere-") as elsewhere:
-        found = restored(options.compiled, options.folder.absolute(), Path(elsewhere), options.workers)
+        found = restored(
+            options.compiled, options.folder.absolute(), Path(elsewhere), options.workers
+        )
     options.compiled.with_suffix(RESTORED).write_text(json.dumps(found, indent=1))
     return 0
 
@@ -48,7 +52,9 @@ def restored(compiled: Path, folder: Path, elsewhere: Path, workers: int) -> dic
     """Return how many kernels were restored, how many Triton found, and what it compiled instead."""
     told = json.loads(compiled.read_text())
     cache = elsewhere / "cache"
-    report = restore(compiled.with_suffix(".tbundle"), cache_dir=cache, only="all", allow_empty=True)
+    report = restore(
+        compiled.with_suffix(".tbundle"), cache_dir=cache, only="all", allow_empty=True
+    )
     moved = {}
     for number, root in enumerate(unpacked(CLIENTS[told["client"]], folder)):
         moved[str(root)] = str(elsewhere / f"sources-{number}")
@@ -60,7 +66,9 @@ def restored(compiled: Path, folder: Path, elsewhere: Path, workers: int) -> dic
     os.environ.update(refusing)
     with CompileService(workers, cache_dir=cache, isolate=True, preload=PREPARE) as service:
         results = service.compile_all(jobs)
-    found = [(job, one) for job, one in zip(jobs, results, strict=True) if isinstance(one, Compiled)]
+    found = [
+        (job, one) for job, one in zip(jobs, results, strict=True) if isinstance(one, Compiled)
+    ]
     calls = log.read_text().splitlines() if log.exists() else []
     return {
         "restored": report.usable,
@@ -83,4 +91,9 @@ def _jobs(path: Path) -> Iterator[Job]:
 def _moved(job: Job, moved: dict[str, str]) -> Job:
     """Return the job for the same module at its new path."""
     root = moved[job.source.root]
-    return replace(job, source=replace(job.source, root=root, path=job.source.path.replace(job.source.root, root, 1)))
+    return replace(
+        job,
+        source=replace(
+            job.source, root=root, path=job.source.path.replace(job.source.root, root, 1)
+        ),
+    )

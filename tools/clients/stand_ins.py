@@ -48,7 +48,11 @@ class Anything:
 
     def __call__(self, *arguments: Any, **_: Any) -> Any:
         """Return what is decorated, or another stand-in."""
-        return arguments[0] if len(arguments) == 1 and callable(arguments[0]) else Anything(f"{self.__name__}()")
+        return (
+            arguments[0]
+            if len(arguments) == 1 and callable(arguments[0])
+            else Anything(f"{self.__name__}()")
+        )
 
     def __getitem__(self, _: Any) -> Anything:
         return self
@@ -69,7 +73,9 @@ class Anything:
         return self
 
     __lt__ = __le__ = __gt__ = __ge__ = __contains__ = _false
-    __or__ = __ror__ = __add__ = __radd__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __and__ = _same
+    __or__ = __ror__ = __add__ = __radd__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = (
+        __and__
+    ) = _same
 
 
 class _StandIn(ModuleType):
@@ -154,10 +160,14 @@ class _Finder(importlib.abc.MetaPathFinder):
         if spec is None or spec.origin is None:
             return spec
         if spec.submodule_search_locations is None:
-            return importlib.util.spec_from_file_location(name, spec.origin, loader=_LightLoader(name, spec.origin))
+            return importlib.util.spec_from_file_location(
+                name, spec.origin, loader=_LightLoader(name, spec.origin)
+            )
         return self._package(name, spec)
 
-    def _package(self, name: str, spec: importlib.machinery.ModuleSpec) -> importlib.machinery.ModuleSpec | None:
+    def _package(
+        self, name: str, spec: importlib.machinery.ModuleSpec
+    ) -> importlib.machinery.ModuleSpec | None:
         with open(str(spec.origin), "rb") as file:
             text = file.read()
         top = name.partition(".")[0].encode()
@@ -165,12 +175,17 @@ class _Finder(importlib.abc.MetaPathFinder):
         if b"from ." in text or b"import " + top in text or b"from " + top in text:
             if any(mark in text for mark in _MARKS):
                 return spec
-            hollow = importlib.machinery.ModuleSpec(name, _PackageLoader(), origin=spec.origin, is_package=True)
+            hollow = importlib.machinery.ModuleSpec(
+                name, _PackageLoader(), origin=spec.origin, is_package=True
+            )
             hollow.submodule_search_locations = spec.submodule_search_locations
             return hollow
         loader = _LightLoader(name, str(spec.origin))
         return importlib.util.spec_from_file_location(
-            name, spec.origin, loader=loader, submodule_search_locations=spec.submodule_search_locations
+            name,
+            spec.origin,
+            loader=loader,
+            submodule_search_locations=spec.submodule_search_locations,
         )
 
 
@@ -189,7 +204,9 @@ class _Package(_StandIn):
         if name.startswith("__"):
             raise AttributeError(name)
         for folder in self.__path__:
-            if os.path.exists(os.path.join(folder, f"{name}.py")) or os.path.isdir(os.path.join(folder, name)):
+            if os.path.exists(os.path.join(folder, f"{name}.py")) or os.path.isdir(
+                os.path.join(folder, name)
+            ):
                 raise AttributeError(name)  # the import system imports the submodule then
         for place in self._definitions(name):
             return getattr(importlib.import_module(place), name)

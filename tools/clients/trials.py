@@ -71,15 +71,25 @@ class Trials:
     _reasons: dict[str, str] = field(default_factory=dict)
     _costly: Counter[str] = field(default_factory=Counter)
 
-    def run(self, kernels: list[FoundKernel], until: float, wanted: int | None = None, most: int | None = None) -> int:
+    def run(
+        self,
+        kernels: list[FoundKernel],
+        until: float,
+        wanted: int | None = None,
+        most: int | None = None,
+    ) -> int:
         """Try kernels until the clock says so, so many are compiled, or each was guessed so often; returns how many need another run."""
         self.state.mkdir(parents=True, exist_ok=True)
         self._again([one for one in kernels if self._file(one, "job").exists()])
         known = {one.name for one in kernels if self._known(one)}
         waiting = [
-            (one, self._jobs(one, most)) for one in kernels if one.name not in self.compiled and one.name not in known
+            (one, self._jobs(one, most))
+            for one in kernels
+            if one.name not in self.compiled and one.name not in known
         ]
-        while waiting and time.monotonic() < until and (wanted is None or len(self.compiled) < wanted):
+        while (
+            waiting and time.monotonic() < until and (wanted is None or len(self.compiled) < wanted)
+        ):
             # As many at once as keep the workers busy, so that a stop loses little.
             now, later = waiting[: 16 * self.service.workers], waiting[16 * self.service.workers :]
             waiting = later + self._round(now)
@@ -147,24 +157,37 @@ class Trials:
                 for found in itertools.islice(
                     jit_specialization.specialize(callee, arguments, keywords, self.target), 1
                 ):
-                    yield how, next(jobs_of(kernel.function.__name__, kernel.source, found, self.target))
+                    yield (
+                        how,
+                        next(jobs_of(kernel.function.__name__, kernel.source, found, self.target)),
+                    )
             except Exception as error:  # noqa: BLE001  # heuristics of clients and Triton's checks may raise anything
                 self._fail(kernel, how, error)
         if most is None or most >= len(calls):
-            self.refused[kernel.name] = self._reasons.get(kernel.name, "nothing is known of its arguments")
+            self.refused[kernel.name] = self._reasons.get(
+                kernel.name, "nothing is known of its arguments"
+            )
             self._tell(kernel, refused=True)
 
     def _keep(self, kernel: FoundKernel, job: Job, result: Compiled, how: str) -> None:
         self.compiled[kernel.name], self.jobs[kernel.name], self.how[kernel.name] = result, job, how
 
     def _fail(self, kernel: FoundKernel, how: str, error: Exception) -> None:
-        said = error.facts.get("reason") or error.message if isinstance(error, BundlerError) else repr(error)
+        said = (
+            error.facts.get("reason") or error.message
+            if isinstance(error, BundlerError)
+            else repr(error)
+        )
         self._reasons.setdefault(kernel.name, " ".join(str(said).split())[:_REASON_CHARACTERS])
         self._failed[kernel.name].append(how)
         self._tell(kernel, refused=False)
 
     def _tell(self, kernel: FoundKernel, *, refused: bool) -> None:
-        told = {"failed": self._failed[kernel.name], "reason": self._reasons.get(kernel.name, ""), "refused": refused}
+        told = {
+            "failed": self._failed[kernel.name],
+            "reason": self._reasons.get(kernel.name, ""),
+            "refused": refused,
+        }
         self._write(kernel, "json", json.dumps(told).encode())
 
     def _file(self, kernel: FoundKernel, kind: str) -> Path:

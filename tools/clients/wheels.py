@@ -62,7 +62,8 @@ def unpacked(client: Client, folder: Path) -> list[Path]:
         NoIndex: the package index does not answer, or has no such wheel.
     """
     return [
-        _unpacked(project, version, folder) for project, version in ((client.project, client.version), *client.needs)
+        _unpacked(project, version, folder)
+        for project, version in ((client.project, client.version), *client.needs)
     ]
 
 
@@ -73,7 +74,9 @@ def _unpacked(project: str, version: str, folder: Path) -> Path:
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
             root = Path(temporary, "root")
             with zipfile.ZipFile(wheel) as archive:
-                archive.extractall(root, [name for name in archive.namelist() if name.endswith(".py")])
+                archive.extractall(
+                    root, [name for name in archive.namelist() if name.endswith(".py")]
+                )
             os.rename(root, place)
     return place
 
@@ -84,8 +87,12 @@ def _wheel(project: str, version: str, folder: Path) -> Path:
     if not (found := sorted(folder.glob(pattern))):
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:",
                    "--disable-pip-version-check", "--dest", str(folder), f"{project}=={version}"]  # fmt: skip
-        answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
+        answer = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
+        )
         found = sorted(folder.glob(pattern))
         if answer.returncode or not found:
-            raise NoIndex(f"{project}=={version} could not be fetched: {answer.stderr.strip()[-300:]}")
+            raise NoIndex(
+                f"{project}=={version} could not be fetched: {answer.stderr.strip()[-300:]}"
+            )
     return found[0]

@@ -52,16 +52,35 @@ print(json.dumps([time.perf_counter() - started, peak() - before]))
 
 def main() -> int:
     """Measure and write, or check the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="measure nothing; exit 1 when the page is stale")
-    parser.add_argument("--settings", default="", metavar="QUERY", help="what follows the URL: timeout_s=1")
-    parser.add_argument("--only", default="", metavar="WORDS", help="the cases with these words in their name")
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, metavar="DIR", help="where the figures go")
-    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="the page with the table")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="measure nothing; exit 1 when the page is stale"
+    )
+    parser.add_argument(
+        "--settings", default="", metavar="QUERY", help="what follows the URL: timeout_s=1"
+    )
+    parser.add_argument(
+        "--only", default="", metavar="WORDS", help="the cases with these words in their name"
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=measurement.RESULTS,
+        metavar="DIR",
+        help="where the figures go",
+    )
+    parser.add_argument(
+        "--page", type=Path, default=PAGE, metavar="FILE", help="the page with the table"
+    )
     options = parser.parse_args()
     file = options.results / f"{RESULT}.json"
     if options.check:
-        if with_table(options.page.read_text(), json.loads(file.read_text())) == options.page.read_text():
+        if (
+            with_table(options.page.read_text(), json.loads(file.read_text()))
+            == options.page.read_text()
+        ):
             return 0
         print(f"{options.page} is stale: run python -m tools.cluster cloud-faults")
         return 1
@@ -122,9 +141,16 @@ def command(case: Case, objects: dict[str, bytes], work: Path, url: str) -> dict
         except bundler.BundlerError as raised:
             error, said = type(raised).__name__, str(raised)
         seconds = time.perf_counter() - started
-    secret = any(CREDENTIALS[name] in said for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"))
+    secret = any(
+        CREDENTIALS[name] in said for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+    )
     right = error == case.says and (kernels > 0) == (not case.says) and not secret
-    return {"error": error, "said": said.replace(endpoint, "ENDPOINT"), "seconds": seconds, "ok": right}
+    return {
+        "error": error,
+        "said": said.replace(endpoint, "ENDPOINT"),
+        "seconds": seconds,
+        "ok": right,
+    }
 
 
 def plug_in(case: Case, objects: dict[str, bytes], work: Path, url: str) -> dict[str, Any]:
@@ -145,9 +171,16 @@ def listing(url: str) -> dict[str, float]:
     server = ObjectServer()
     server.objects = {f"store/packs/{number:016x}": b"x" for number in range(LISTED)}
     with server.serving():
-        environment = {**os.environ, **CREDENTIALS, "AWS_ENDPOINT_URL": server.endpoint, "PYTHONPATH": python_path()}
+        environment = {
+            **os.environ,
+            **CREDENTIALS,
+            "AWS_ENDPOINT_URL": server.endpoint,
+            "PYTHONPATH": python_path(),
+        }
         line = [sys.executable, "-c", PEAK, url]
-        said = subprocess.run(line, env=environment, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+        said = subprocess.run(
+            line, env=environment, check=True, capture_output=True, text=True, cwd=ROOT
+        ).stdout
     seconds, kib = json.loads(said)
     return {"files": LISTED, "seconds": seconds, "peak_mb": kib / 1024}
 

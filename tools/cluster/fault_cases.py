@@ -48,14 +48,22 @@ class Case:
     seconds: float = 3.0
 
 
-def _always(status: int, code: str = "", headers: dict[str, str] | None = None) -> Callable[[ObjectServer], Fault]:
-    body = f"<Error><Code>{code}</Code><Message>as was asked</Message></Error>".encode() if code else b""
+def _always(
+    status: int, code: str = "", headers: dict[str, str] | None = None
+) -> Callable[[ObjectServer], Fault]:
+    body = (
+        f"<Error><Code>{code}</Code><Message>as was asked</Message></Error>".encode()
+        if code
+        else b""
+    )
     return lambda _server: lambda _asked, _answer: Answer(status, headers or {}, body)
 
 
 def _first(count: int, status: int) -> Callable[[ObjectServer], Fault]:
     def fault(_server: ObjectServer) -> Fault:
-        left = itertools.chain([Answer(status, {"Retry-After": "0"})] * count, itertools.repeat(None))
+        left = itertools.chain(
+            [Answer(status, {"Retry-After": "0"})] * count, itertools.repeat(None)
+        )
         return lambda _asked, _answer: next(left)
 
     return fault
@@ -63,13 +71,17 @@ def _first(count: int, status: int) -> Callable[[ObjectServer], Fault]:
 
 def _of_packs(spoilt: Callable[[Answer], Answer]) -> Callable[[ObjectServer], Fault]:
     return lambda _server: (
-        lambda asked, answer: spoilt(answer) if "packs/" in asked.path and asked.method == "GET" else None
+        lambda asked, answer: (
+            spoilt(answer) if "packs/" in asked.path and asked.method == "GET" else None
+        )
     )
 
 
 def _of_catalog(spoilt: Callable[[Answer], Answer]) -> Callable[[ObjectServer], Fault]:
     return lambda _server: (
-        lambda asked, answer: spoilt(answer) if asked.path.endswith("catalog") and asked.method == "GET" else None
+        lambda asked, answer: (
+            spoilt(answer) if asked.path.endswith("catalog") and asked.method == "GET" else None
+        )
     )
 
 
@@ -80,7 +92,9 @@ def _every(spoilt: Callable[[Answer], Answer]) -> Callable[[ObjectServer], Fault
 def _dies_after(requests: int) -> Callable[[ObjectServer], Fault]:
     def fault(server: ObjectServer) -> Fault:
         before = len(server.requests)
-        return lambda _asked, _answer: Answer(0) if len(server.requests) - before > requests else None
+        return lambda _asked, _answer: (
+            Answer(0) if len(server.requests) - before > requests else None
+        )
 
     return fault
 
@@ -91,7 +105,10 @@ def _another_etag(answer: Answer) -> Answer:
 
 def _changed(answer: Answer) -> Answer:
     middle = len(answer.body) // 2
-    return replace(answer, body=answer.body[:middle] + bytes([answer.body[middle] ^ 1]) + answer.body[middle + 1 :])
+    return replace(
+        answer,
+        body=answer.body[:middle] + bytes([answer.body[middle] ^ 1]) + answer.body[middle + 1 :],
+    )
 
 
 CASES = (
@@ -109,7 +126,7 @@ CASES = (
     Case("an expired session token (400)", "AccessDenied", _always(400, "ExpiredToken")),
     Case("no such bucket (404)", "StoreUnavailable", _always(404, "NoSuchBucket")),
     Case("a bucket of another region (301 without a place)", "StoreUnavailable", _always(301, "PermanentRedirect")),
-    Case("307 to another host that has no store", "NotFound", place="elsewhere"),
+    Case("307 to another host that has no store", "StoreUnavailable", place="elsewhere"),
     Case("307 in a circle", "StoreUnavailable",
          lambda server: lambda asked, _: Answer(307, {"Location": f"{server.endpoint}{asked.path}"})),
     Case("a certificate that nobody vouches for", "StoreUnavailable", place="tls"),
@@ -159,7 +176,11 @@ def failing(case: Case, objects: dict[str, bytes], folder: Path) -> Iterator[str
             # Not under the same name: that would be the same host for a client.
             place = other.endpoint.replace("127.0.0.1", "localhost")
             server.fault = lambda asked, _: Answer(307, {"Location": place + asked.path})
-        yield server.endpoint.replace("http:", "https:") if case.place == "no tls" else server.endpoint
+        yield (
+            server.endpoint.replace("http:", "https:")
+            if case.place == "no tls"
+            else server.endpoint
+        )
 
 
 def _full_queue(stack: contextlib.ExitStack) -> int:
@@ -190,7 +211,11 @@ def _self_signed(folder: Path) -> ssl.SSLContext:
     )  # fmt: skip
     file = folder / "server.pem"
     file.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
         + certificate.public_bytes(serialization.Encoding.PEM)
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

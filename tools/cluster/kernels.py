@@ -58,7 +58,11 @@ def make_stand_ins(source: Path, count: int, path: Path) -> list[str]:
                     else data + f"//{number:6}\n".encode()
                 )
                 blobs[sha256(data)] = data
-                artifacts.append(msgspec.structs.replace(artifact, digest=digest_text(sha256(data)), size=len(data)))
+                artifacts.append(
+                    msgspec.structs.replace(
+                        artifact, digest=digest_text(sha256(data)), size=len(data)
+                    )
+                )
             key = base64.b32encode(bytes.fromhex(new)).decode().rstrip("=")
             yield replace(kernel, key=key, artifacts=tuple(artifacts))
 

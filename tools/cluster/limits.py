@@ -58,24 +58,34 @@ def needs_of(herd: Row) -> Needs:
     """Return what a rank of a herd needed."""
     ranks = herd["ranks"]
     return Needs(
-        herd["cpu_s"] / ranks, herd["sent_bytes"] / ranks, herd["longest_answer_bytes"], herd["connections"] / ranks
+        herd["cpu_s"] / ranks,
+        herd["sent_bytes"] / ranks,
+        herd["longest_answer_bytes"],
+        herd["connections"] / ranks,
     )
 
 
 def limits(result: Row) -> list[Limit]:
     """Return the limits, the first to be met by plain ranks first."""
-    return sorted([*_restoring(_ways(result), result["defaults"]), _polling(result)], key=lambda limit: limit.ranks[0])
+    return sorted(
+        [*_restoring(_ways(result), result["defaults"]), _polling(result)],
+        key=lambda limit: limit.ranks[0],
+    )
 
 
 def _ways(result: Row) -> list[Needs]:
     """Return the needs of a rank, for each of `WAYS`."""
     plain, reading = (
-        needs_of(next(one for one in reversed(result["herds"]) if one["read_only"] == only)) for only in (False, True)
+        needs_of(next(one for one in reversed(result["herds"]) if one["read_only"] == only))
+        for only in (False, True)
     )
     hosts = next(point for point in result["points"] if "reading" in point)
     found, ranks = hosts["reading"], hosts["ranks"]
     near = Needs(
-        found["cpu_s"] / ranks, found["sent_bytes"] / ranks, reading.longest_bytes, found["connections"] / ranks
+        found["cpu_s"] / ranks,
+        found["sent_bytes"] / ranks,
+        reading.longest_bytes,
+        found["connections"] / ranks,
     )
     return [plain, reading, near]
 
@@ -83,7 +93,13 @@ def _ways(result: Row) -> list[Needs]:
 def _restoring(ways: list[Needs], defaults: Row) -> list[Limit]:
     plain, memory, clients = ways[0], defaults["maxmemory_bytes"], defaults["maxclients"]
 
-    def limit(what: str, rule: str, at: Callable[[Needs], float], many: Callable[[Needs], str], answer: str) -> Limit:
+    def limit(
+        what: str,
+        rule: str,
+        at: Callable[[Needs], float],
+        many: Callable[[Needs], str],
+        answer: str,
+    ) -> Limit:
         return Limit(what, rule, tuple(map(at, ways)), tuple(map(many, ways)), answer)
 
     return [

@@ -46,22 +46,35 @@ def _panel(panel: Panel) -> list[str]:
     points = [point for line in panel.lines for point in line.points]
     across = _Axis([x for x, _ in points], MARGIN, WIDTH - 24)
     up = _Axis([y for _, y in points], HEIGHT - MARGIN, HEAD + 16 * len(panel.lines))
-    parts = [_text(MARGIN, 18, panel.title, "start", "bold"), _text((MARGIN + WIDTH) / 2, HEIGHT - 12, panel.below)]
+    parts = [
+        _text(MARGIN, 18, panel.title, "start", "bold"),
+        _text((MARGIN + WIDTH) / 2, HEIGHT - 12, panel.below),
+    ]
     for value in across.decades:
         x = across.place(value)
         parts += [_stroke(x, up.first, x, up.last, "#ddd"), _text(x, up.first + 16, f"{value:,g}")]
     for value in up.decades:
         y = up.place(value)
-        parts += [_stroke(across.first, y, across.last, y, "#ddd"), _text(MARGIN - 6, y + 4, f"{value:,g}", "end")]
+        parts += [
+            _stroke(across.first, y, across.last, y, "#ddd"),
+            _text(MARGIN - 6, y + 4, f"{value:,g}", "end"),
+        ]
     for number, line in enumerate(panel.lines):
         color, dash = COLORS[number % len(COLORS)], ' stroke-dasharray="5 4"' if line.dashed else ""
         places = [(across.place(x), up.place(y)) for x, y in sorted(line.points)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"{dash}/>')
+        parts.append(
+            f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"{dash}/>'
+        )
         if not line.dashed:
-            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>' for x, y in places]
+            parts += [
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>' for x, y in places
+            ]
         y = HEAD - 4 + 15 * number
-        parts += [_stroke(MARGIN, y, MARGIN + 18, y, color, dash), _text(MARGIN + 24, y + 4, line.name, "start")]
+        parts += [
+            _stroke(MARGIN, y, MARGIN + 18, y, color, dash),
+            _text(MARGIN + 24, y + 4, line.name, "start"),
+        ]
     return parts
 
 

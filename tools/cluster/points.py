@@ -71,7 +71,10 @@ def measure(point: Point, kernels: Path | None, processes: int = PROCESSES) -> d
         processes: how many processes the ranks are spread over.
     """
     row: dict[str, Any] = {**asdict(point), "processes": processes, "real": kernels is None}
-    with tempfile.TemporaryDirectory(prefix="cluster.", dir=measurement.fast_directory()) as name, running() as store:
+    with (
+        tempfile.TemporaryDirectory(prefix="cluster.", dir=measurement.fast_directory()) as name,
+        running() as store,
+    ):
         bundle = Path(name, "kernels.tbundle")
         if kernels is not None:
             make_stand_ins(kernels, point.kernels, bundle)
@@ -131,16 +134,24 @@ def measure_herd(herd: Herd, kernels: Path, count: int, limit_s: float = 90.0) -
         limit_s: after this time, who has not been answered has failed.
     """
     folder = tempfile.TemporaryDirectory(prefix="cluster.", dir=measurement.fast_directory())
-    settings = ["--maxclients", str(herd.ranks + 100), *(["--tcp-backlog", str(herd.backlog)] if herd.backlog else [])]
+    settings = [
+        "--maxclients",
+        str(herd.ranks + 100),
+        *(["--tcp-backlog", str(herd.backlog)] if herd.backlog else []),
+    ]
     with folder as name, running(*settings) as store:
         bundle = Path(name, "kernels.tbundle")
         make_stand_ins(kernels, count, bundle)
         _push(store, bundle)
         url = store.url(**PATIENT, readonly=int(herd.read_only))
-        job = Job("warm", [0], 1, count, 0, 1, "same", url, store.address, str(bundle), name, "", 0.0, 1.0)
+        job = Job(
+            "warm", [0], 1, count, 0, 1, "same", url, store.address, str(bundle), name, "", 0.0, 1.0
+        )
         turns = _recorded(job)
         meter = Meter(store)
-        line = json.dumps({"port": store.port, "turns": turns, "ranks": herd.ranks, "limit_s": limit_s})
+        line = json.dumps(
+            {"port": store.port, "turns": turns, "ranks": herd.ranks, "limit_s": limit_s}
+        )
         done = subprocess.run(
             command(REPLAY), cwd=ROOT,
             input=line, stdout=subprocess.PIPE, text=True, check=True, timeout=limit_s + 60,
@@ -158,7 +169,9 @@ def _recorded(job: Job) -> list[tuple[str, int]]:
     """Return what a rank says to a server that knows our scripts, which the first rank tells it."""
     record = Path(job.folder, "turns")
     for name in ("", str(record)):
-        with _started([(RANKS, replace(job, samples=str(Path(job.folder, "samples")), record=name))]) as (process,):
+        with _started(
+            [(RANKS, replace(job, samples=str(Path(job.folder, "samples")), record=name))]
+        ) as (process,):
             _tell(process, "")
             if _answer(process)["error_count"]:
                 raise RuntimeError("the rank whose conversation was to be recorded failed")
@@ -172,7 +185,10 @@ def defaults() -> dict[str, Any]:
 
     with running() as store:
         # One by one: servers before 7.0 answer no more.
-        said = {name: int(store.admin.config_get(name)[name]) for name in ("maxclients", "maxmemory", "tcp-backlog")}
+        said = {
+            name: int(store.admin.config_get(name)[name])
+            for name in ("maxclients", "maxmemory", "tcp-backlog")
+        }
         version = store.admin.info("server")["redis_version"]
     return {
         "maxclients": said["maxclients"], "maxmemory_bytes": said["maxmemory"], "tcp_backlog": said["tcp-backlog"],
@@ -203,8 +219,16 @@ def _phase(
         began = time.monotonic()
         for process in started:
             _tell(process, "")
-        harmed = _harm(started, [own.ranks for _, own in commands], point, ledger) if ledger and point.fault else None
-        answers = [_answer(process) for process in started if process is not harmed or point.fault == "freeze"]
+        harmed = (
+            _harm(started, [own.ranks for _, own in commands], point, ledger)
+            if ledger and point.fault
+            else None
+        )
+        answers = [
+            _answer(process)
+            for process in started
+            if process is not harmed or point.fault == "freeze"
+        ]
         work = meter.stop()
     waits = array.array("f")
     for path in sorted(Path(job.folder).glob("samples*")):
@@ -227,7 +251,9 @@ def _started(commands: list[tuple[str, Job]]) -> Iterator[list[subprocess.Popen[
         for process in started:
             assert process.stdout is not None
             if process.stdout.readline() != "ready\n":
-                raise RuntimeError(f"a process of ranks ended with status {process.wait()}; its error is above")
+                raise RuntimeError(
+                    f"a process of ranks ended with status {process.wait()}; its error is above"
+                )
         yield started
     finally:
         for process in started:
@@ -246,7 +272,10 @@ def _shares(job: Job, processes: int) -> Iterator[list[int]]:
 
 
 def _harm(
-    started: Sequence[subprocess.Popen[str]], shares: Sequence[list[int]], point: Point, ledger: Ledger
+    started: Sequence[subprocess.Popen[str]],
+    shares: Sequence[list[int]],
+    point: Point,
+    ledger: Ledger,
 ) -> subprocess.Popen[str]:
     """Kill or freeze the first process that compiles, in the middle of it."""
     until_s = time.monotonic() + HARM_S
@@ -254,7 +283,9 @@ def _harm(
         if time.monotonic() > until_s:
             raise RuntimeError(f"nobody compiled anything for {HARM_S:.0f} s")
         time.sleep(LOOK_S)
-    victim = next(process for process, ranks in zip(started, shares, strict=True) if compiling[0] in ranks)
+    victim = next(
+        process for process, ranks in zip(started, shares, strict=True) if compiling[0] in ranks
+    )
     if point.fault == "kill":
         victim.kill()
     else:
@@ -274,12 +305,16 @@ def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise RuntimeError(f"a process of ranks ended with status {process.wait()}; its error is above")
+        raise RuntimeError(
+            f"a process of ranks ended with status {process.wait()}; its error is above"
+        )
     answer: dict[str, Any] = json.loads(line)
     return answer
 
 
-def _summary(answers: list[dict[str, Any]], waits: list[float], work: Work, began: float) -> dict[str, Any]:
+def _summary(
+    answers: list[dict[str, Any]], waits: list[float], work: Work, began: float
+) -> dict[str, Any]:
     return {
         "seconds": max(answer["done_at_s"] for answer in answers) - began,
         "waits_s": {name: _percentile(waits, percent) for name, percent in PERCENTILES.items()},
@@ -298,4 +333,6 @@ def _costs(work: Work) -> dict[str, Any]:
 
 def _percentile(ordered: Sequence[float], percent: float) -> float:
     """Return the least sample that so many percent are not above; 0 when there is none."""
-    return round(ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)], 6) if ordered else 0.0
+    return (
+        round(ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)], 6) if ordered else 0.0
+    )

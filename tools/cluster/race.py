@@ -148,7 +148,10 @@ def wrong_kernels(cache: Path, right: Digests) -> Iterator[str]:
             yield f"{name} is none of the kernels"
             continue
         try:
-            found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.iterdir()}
+            found = {
+                path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+                for path in directory.iterdir()
+            }
         except FileNotFoundError as error:
             yield f"{name} vanished while it was read: {error}"
             continue
@@ -177,7 +180,11 @@ class Race:
         racer = command("tools.cluster", "race", "--racer", str(folder), "--seed", str(seed))
         self.racers = [
             subprocess.Popen(
-                [*racer, "--number", str(n)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+                [*racer, "--number", str(n)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
             )
             for n in range(processes)
         ]
@@ -192,7 +199,9 @@ class Race:
             assert racer.stdout is not None
             line = racer.stdout.readline()
             if not line:
-                raise RuntimeError(f"a process ended with status {racer.wait()}; its error is above")
+                raise RuntimeError(
+                    f"a process ended with status {racer.wait()}; its error is above"
+                )
             answer = json.loads(line)
             self.counts.update(answer["counts"])
             self.expected |= set(answer["pushed"])
@@ -228,7 +237,11 @@ class Race:
             lost = sorted(self.expected - theirs.keys())
             if lost:
                 yield f"{ALL} lacks {len(lost)} of {len(self.expected)} kernels: {lost[0]}"
-            changed = [kernel.key for kernel in self.bundle.kernels if theirs.get(kernel.key, kernel) != kernel]
+            changed = [
+                kernel.key
+                for kernel in self.bundle.kernels
+                if theirs.get(kernel.key, kernel) != kernel
+            ]
             if changed:
                 yield f"{ALL} has another kernel under {changed[0]}"
 
@@ -252,7 +265,9 @@ def digests(cache: Path) -> Digests:
         files = {path.name: path.read_bytes() for path in directory.iterdir()}
         (group,) = (name for name in files if name.startswith(GROUP))
         assert set(json.loads(files[group])["child_paths"]) == files.keys() - {group}
-        found[directory.name] = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+        found[directory.name] = {
+            name: hashlib.sha256(data).hexdigest() for name, data in files.items()
+        }
     return found
 
 
@@ -292,12 +307,16 @@ def memory() -> str | None:
 
 def main() -> int:
     """Race, print the table, write the counts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="how many")
     parser.add_argument("--processes", type=int, default=PROCESSES, help="that race")
     parser.add_argument("--bundle", type=Path, help="kernels to race with; compiled when not given")
     parser.add_argument("--seed", type=int, default=0, help="of what is done")
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where race-store.json goes")
+    parser.add_argument(
+        "--results", type=Path, default=measurement.RESULTS, help="where race-store.json goes"
+    )
     parser.add_argument("--compile", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--racer", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--number", type=int, default=0, help=argparse.SUPPRESS)

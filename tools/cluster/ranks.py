@@ -142,12 +142,18 @@ class Ranks:
         # Everything is imported before the start.
         _ = bundler.compile_once, bundler.restore
         bundler.open_store(job.url).close()
-        self._job, self._begin, self.ready = job, threading.Event(), threading.Barrier(len(job.ranks) + 1)
+        self._job, self._begin, self.ready = (
+            job,
+            threading.Event(),
+            threading.Barrier(len(job.ranks) + 1),
+        )
         self._bundle: Bundle = bundler.Bundle.load(job.bundle)
         self._kernels = {kernel.key: kernel for kernel in self._bundle.kernels}
         self._ledger = opened_ledger(job)
         self.found = {rank: Found() for rank in job.ranks}
-        self._threads = [threading.Thread(target=self._be, args=(rank,), daemon=True) for rank in job.ranks]
+        self._threads = [
+            threading.Thread(target=self._be, args=(rank,), daemon=True) for rank in job.ranks
+        ]
 
     def start(self) -> None:
         """Let all ranks come to the line."""
@@ -172,7 +178,9 @@ class Ranks:
         self._begin.wait()
         try:
             with bundler.open_store(*self._urls(rank)) as store:
-                self._cold(rank, store, found) if self._job.phase == "cold" else self._warm(rank, store, found)
+                self._cold(rank, store, found) if self._job.phase == "cold" else self._warm(
+                    rank, store, found
+                )
         except Exception as error:  # noqa: BLE001  # any exception is a rank that was failed
             found.errors.append(f"rank {rank}: {type(error).__name__}: {error}")
 
@@ -194,7 +202,9 @@ class Ranks:
 
         for key in keys:
             began = time.monotonic()
-            got = bundler.compile_once(store, key, partial(self._compile, rank, key), lease_s=self._job.lease_s)
+            got = bundler.compile_once(
+                store, key, partial(self._compile, rank, key), lease_s=self._job.lease_s
+            )
             found.done_at_s = time.monotonic()
             found.how[got.how] += 1
             if not got.published:
@@ -204,7 +214,9 @@ class Ranks:
 
     def _warm(self, rank: int, store: Store, found: Found) -> None:
         shared = self._job.host_ranks
-        cache = Path(self._job.folder, f"host{rank // shared}" if shared else f"rank{rank}", "cache")
+        cache = Path(
+            self._job.folder, f"host{rank // shared}" if shared else f"rank{rank}", "cache"
+        )
         began = time.monotonic()
         report = store.restore(TAG, cache_dir=cache, keep="launch", only="all")
         found.done_at_s = time.monotonic()
@@ -240,7 +252,9 @@ def opened_ledger(job: Job) -> Any:
     import redis
 
     port, _, password = job.ledger.partition(":")
-    return redis.Redis(port=int(port), username="admin", password=password, socket_timeout=60, protocol=2)
+    return redis.Redis(
+        port=int(port), username="admin", password=password, socket_timeout=60, protocol=2
+    )
 
 
 def note(ledger: Any, rank: int, key: str) -> None:
@@ -260,7 +274,9 @@ def answer(job: Job, every: Sequence[Found]) -> str:
         array.array("f", [wait for found in every for wait in found.waits_s]).tofile(file)
     sockets = [one for one in Counted.every if one.port == port_of(job.url)]
     if job.record:
-        Path(job.record).write_text(json.dumps([turn.encode() for one in sockets for turn in one.turns]))
+        Path(job.record).write_text(
+            json.dumps([turn.encode() for one in sockets for turn in one.turns])
+        )
     errors = [error for found in every for error in found.errors]
     said = {
         "how": sum((found.how for found in every), Counter()), "error_count": len(errors), "errors": errors[:SHOWN_ERRORS],

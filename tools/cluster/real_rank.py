@@ -36,7 +36,9 @@ def sources(count: int) -> dict[str, tuple[Any, dict[str, int]]]:
     for name, types, constants, options in kernel_variants.variants(count):
         signature = {**types, **dict.fromkeys(constants, "constexpr")}
         aligned = {(place,): [["tt.divisibility", 16]] for place in range(len(types))}
-        source = ASTSource(getattr(kernel_shapes, name), signature, constexprs=constants, attrs=aligned)
+        source = ASTSource(
+            getattr(kernel_shapes, name), signature, constexprs=constants, attrs=aligned
+        )
         parsed = backend.parse_options({**options, **source.parse_options()})
         text = get_cache_key(source, backend, parsed, env_vars=get_cache_invalidating_env_vars())
         directory = get_cache_manager(hashlib.sha256(text.encode()).hexdigest()).cache_dir

@@ -88,7 +88,11 @@ class Herd:
 
     def _ask(self, speaker: Speaker) -> None:
         turn = self._turns[speaker.turn]
-        speaker.unsent, speaker.missing, speaker.asked_at_s = turn.question, turn.answer_bytes, time.monotonic()
+        speaker.unsent, speaker.missing, speaker.asked_at_s = (
+            turn.question,
+            turn.answer_bytes,
+            time.monotonic(),
+        )
 
     def _step(self, speaker: Speaker, mask: int) -> bool:
         """Do what one connection is ready for; True when it has ended."""

@@ -32,7 +32,10 @@ def filled(text: str, result: Row) -> str:
         ValueError: a mark is missing.
     """
     for name, make in BLOCKS.items():
-        begin, end = f"<!-- {name}: python -m tools.cluster simulation --document -->\n", f"<!-- end of {name} -->\n"
+        begin, end = (
+            f"<!-- {name}: python -m tools.cluster simulation --document -->\n",
+            f"<!-- end of {name} -->\n",
+        )
         before, found, rest = text.partition(begin)
         _, closed, after = rest.partition(end)
         if not found or not closed:

@@ -81,7 +81,11 @@ def main() -> int:
                 "asked for", options.ranks, options.kernels, options.host_ranks, options.group, options.order, options.compile_s,
                 restores=not options.real,
             )  # fmt: skip
-            kernels = None if options.real else options.bundle or real_kernels(Path(name), options.kernels)
+            kernels = (
+                None
+                if options.real
+                else options.bundle or real_kernels(Path(name), options.kernels)
+            )
             print(json.dumps(measure(point, kernels, options.processes), indent=1))
             return 0
         most = max(point.kernels for point in (QUICK_PLAN if options.quick else PLAN))
@@ -89,7 +93,9 @@ def main() -> int:
         result = run(kernels, options)
     result["seconds"] = round(time.monotonic() - started, 1)
     print(report.tables(result))
-    print(f"written to {measurement.save(NAME, result, options.results)} after {result['seconds']} s")
+    print(
+        f"written to {measurement.save(NAME, result, options.results)} after {result['seconds']} s"
+    )
     missed = [line for line in result["rows"] if not line["ok"]]
     for line in missed:
         print(f"missed: {line['work']}: {shown(line['figure'], line['unit'])}, {target(line)}")
@@ -98,34 +104,77 @@ def main() -> int:
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed, or the document is stale")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="exit 1 when a target is missed, or the document is stale",
+    )
     parser.add_argument("--quick", action="store_true", help="a few small points")
-    parser.add_argument("--bundle", type=Path, metavar="FILE", help="kernels to copy; compiled when not given")
     parser.add_argument(
-        "--processes", type=_count, default=PROCESSES, metavar="N", help="for the ranks to be threads of"
+        "--bundle", type=Path, metavar="FILE", help="kernels to copy; compiled when not given"
     )
     parser.add_argument(
-        "--results", type=Path, default=measurement.RESULTS, metavar="DIR", help="where the results are"
+        "--processes",
+        type=_count,
+        default=PROCESSES,
+        metavar="N",
+        help="for the ranks to be threads of",
     )
-    parser.add_argument("--document", action="store_true", help="measure nothing; put the results into the document")
-    parser.add_argument("--page", type=Path, default=report.PAGE, metavar="FILE", help="the document")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=measurement.RESULTS,
+        metavar="DIR",
+        help="where the results are",
+    )
+    parser.add_argument(
+        "--document", action="store_true", help="measure nothing; put the results into the document"
+    )
+    parser.add_argument(
+        "--page", type=Path, default=report.PAGE, metavar="FILE", help="the document"
+    )
     own = parser.add_argument_group("one point of your own")
     own.add_argument("--ranks", type=_count, metavar="N", help="how many ranks")
-    own.add_argument("--kernels", type=_count, default=GROWTH_KERNELS, metavar="N", help="that each of them needs")
     own.add_argument(
-        "--compile-s", type=float, default=Point.compile_s, metavar="S", help="what a simulated compile takes"
+        "--kernels",
+        type=_count,
+        default=GROWTH_KERNELS,
+        metavar="N",
+        help="that each of them needs",
     )
     own.add_argument(
-        "--host-ranks", type=int, default=0, metavar="N", help="ranks that share a near directory; 0: none do"
+        "--compile-s",
+        type=float,
+        default=Point.compile_s,
+        metavar="S",
+        help="what a simulated compile takes",
     )
     own.add_argument(
-        "--group", type=_count, default=Point.group, metavar="N", help="kernels that are looked up together"
+        "--host-ranks",
+        type=int,
+        default=0,
+        metavar="N",
+        help="ranks that share a near directory; 0: none do",
     )
     own.add_argument(
-        "--order", choices=("spread", "same"), default=Point.order, help="in which ranks want their kernels"
+        "--group",
+        type=_count,
+        default=Point.group,
+        metavar="N",
+        help="kernels that are looked up together",
     )
-    own.add_argument("--real", action="store_true", help="compile with Triton, one process for each rank")
+    own.add_argument(
+        "--order",
+        choices=("spread", "same"),
+        default=Point.order,
+        help="in which ranks want their kernels",
+    )
+    own.add_argument(
+        "--real", action="store_true", help="compile with Triton, one process for each rank"
+    )
     options = parser.parse_args()
     if options.bundle and not options.bundle.is_file():
         parser.error(f"there is no file {options.bundle}")
@@ -140,7 +189,11 @@ def run(kernels: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Measure the plan."""
     points = []
     for point in QUICK_PLAN if options.quick else PLAN:
-        print(f"{point.name}: {point.ranks} ranks, {point.kernels} kernels", file=sys.stderr, flush=True)
+        print(
+            f"{point.name}: {point.ranks} ranks, {point.kernels} kernels",
+            file=sys.stderr,
+            flush=True,
+        )
         points.append(measure(point, kernels, options.processes))
     if not options.quick:
         print("real compiles", file=sys.stderr, flush=True)
@@ -148,7 +201,11 @@ def run(kernels: Path, options: argparse.Namespace) -> dict[str, Any]:
     herds = []
     count = QUICK_PLAN[0].kernels if options.quick else HERD_KERNELS
     for one in QUICK_HERDS if options.quick else HERDS:
-        print(f"{one.ranks} ranks in one moment{' that only read' * one.read_only}", file=sys.stderr, flush=True)
+        print(
+            f"{one.ranks} ranks in one moment{' that only read' * one.read_only}",
+            file=sys.stderr,
+            flush=True,
+        )
         herds.append(measure_herd(one, kernels, count))
     return {"points": points, "herds": herds, "defaults": defaults(), "rows": rows(points)}
 

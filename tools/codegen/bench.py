@@ -30,14 +30,26 @@ _TIMING_S = 30.0
 
 def main() -> int:
     """Run, save after each part; 1 when a target is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help="graphs; without one all")
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help=f"where {NAME}.json is, or goes")
+    parser.add_argument(
+        "--results", type=Path, default=measurement.RESULTS, help=f"where {NAME}.json is, or goes"
+    )
     parser.add_argument("--processes", type=int, default=PROCESSES)
-    parser.add_argument("--seconds", type=float, default=240.0, help="compile nothing new after so long")
-    parser.add_argument("--cold", type=Path, help="folder of bundles: start from them, and from nothing")
-    parser.add_argument("--only-cold", action="store_true", help="add cold starts to a result that is there")
-    parser.add_argument("--check", action="store_true", help="run nothing; exit 1 when the result misses a target")
+    parser.add_argument(
+        "--seconds", type=float, default=240.0, help="compile nothing new after so long"
+    )
+    parser.add_argument(
+        "--cold", type=Path, help="folder of bundles: start from them, and from nothing"
+    )
+    parser.add_argument(
+        "--only-cold", action="store_true", help="add cold starts to a result that is there"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="run nothing; exit 1 when the result misses a target"
+    )
     options = parser.parse_args()
     path = options.results / f"{NAME}.json"
     if options.check:
@@ -71,7 +83,10 @@ def compared(names: list[str], processes: int, seconds: float) -> dict[str, Answ
         for name in chosen:
             if "error" not in found[name] and _has_gpu():
                 found[name]["times"] = pool.answer("times", name, _TIMING_S)
-                print(f"{time.monotonic() - started:6.1f} s  {bench_rows.line(name, found[name])}", flush=True)
+                print(
+                    f"{time.monotonic() - started:6.1f} s  {bench_rows.line(name, found[name])}",
+                    flush=True,
+                )
     finally:
         pool.close()
     return {name: found[name] for name in chosen}

@@ -39,16 +39,22 @@ def rows(result: Found) -> list[Found]:
         lines += _counted(made)
     if timed:
         lines += _timed(timed)
-    return lines + _cold(result.get("cold", {})) + [_graph(name, one) for name, one in timed.items()]
+    return (
+        lines + _cold(result.get("cold", {})) + [_graph(name, one) for name, one in timed.items()]
+    )
 
 
 def _counted(made: dict[str, Found]) -> list[Found]:
     more = [name for name, one in made.items() if launches(one, OURS) > launches(one, THEIRS)]
     ours, theirs = (sum(launches(one, side) for one in made.values()) for side in (OURS, THEIRS))
-    first = [one["generation_ms"][OURS][0] / one["generation_ms"][THEIRS][0] for one in made.values()]
+    first = [
+        one["generation_ms"][OURS][0] / one["generation_ms"][THEIRS][0] for one in made.values()
+    ]
     again = [_median(one, OURS) / _median(one, THEIRS) for one in made.values()]
     off = {name: one["off"][OURS] for name, one in made.items() if one["off"]}
-    wrong = [name for name, most in off.items() if most > max(MOST_OFF, 2 * made[name]["off"][THEIRS])]
+    wrong = [
+        name for name, most in off.items() if most > max(MOST_OFF, 2 * made[name]["off"][THEIRS])
+    ]
     spilled = [name for name, one in made.items() if one["resources"][OURS]["stack_bytes"]]
     theirs_spilled = [name for name, one in made.items() if one["resources"][THEIRS]["stack_bytes"]]
     return [
@@ -85,7 +91,10 @@ def _cold(cold: Found) -> list[Found]:
         lines.append(measurement.row(f"cold start from bundles, {words}: compiles", found["compiles"] + found["ptxas"], "compiles", most=0,
                                      peer=f"{found['graphs']} graphs, {found['kernels']} kernels"))  # fmt: skip
         if "process_s" in compiled:
-            for what, part in (("process_s", "whole process"), ("work_s", "from the first graph to the last result")):
+            for what, part in (
+                ("process_s", "whole process"),
+                ("work_s", "from the first graph to the last result"),
+            ):
                 bound = LEAST_COLD if (side, what) != ("replay_torch", "process_s") else None
                 lines.append(measurement.row(
                     f"cold start from bundles, {words}: {part}, how much faster", compiled[what] / found[what], "x", least=bound,

@@ -21,11 +21,11 @@ from unittest import mock
 
 import torch
 
-from bundler.codegen.graph_tracing import trace
 from bundler.codegen.program import GenerateOptions, Program, program_of_graph
+from bundler.codegen.trace import trace
 from bundler.lifecycle.binary_resources import read_resources
-from bundler.runtime.launch.device_tensors import item_bytes
-from bundler.runtime.launch.program_plan import Allocate, Launch, OperatorStep, TensorSpec
+from bundler.runtime.program.device_tensors import item_bytes
+from bundler.runtime.program.program_plan import Allocate, Launch, OperatorStep, TensorSpec
 from tools.codegen import bench_times
 from tools.codegen.bench_rows import OURS, THEIRS
 from tools.codegen.compared_graphs import GRAPHS, filled
@@ -40,7 +40,9 @@ DEVICE = os.environ.get("CODEGEN_BENCH_DEVICE", "cuda")
 RANDOM = frozenset({"dropout"})
 # Place of an input of which few rows are read.
 LOOKED_UP = {"embedding_sum": 1}
-_CALLED = re.compile(r"^ +(?:\w+ = )?(?:extern_kernels\.|torch\.ops\.|aten\.|inductor_ops\.)\S+\(", re.MULTILINE)
+_CALLED = re.compile(
+    r"^ +(?:\w+ = )?(?:extern_kernels\.|torch\.ops\.|aten\.|inductor_ops\.)\S+\(", re.MULTILINE
+)
 _folders: dict[str, Path] = {}
 _warm: list[bool] = []
 
@@ -84,7 +86,9 @@ def times(name: str) -> Found:
         runs = {OURS: program.run, THEIRS: theirs}
         found = bench_times.paired_times(runs, lambda: filled(name, DEVICE, next(seeds)))
     torch.cuda.empty_cache()
-    return found | {"configs": {kernel: _config(module) for kernel, module in program.modules.items()}}
+    return found | {
+        "configs": {kernel: _config(module) for kernel, module in program.modules.items()}
+    }
 
 
 def _warm_up() -> None:
@@ -143,7 +147,9 @@ def _inductor(name: str, seconds: list[float]) -> tuple[Callable[..., Any], str]
 
     torch._dynamo.reset()  # noqa: SLF001
     compiled = torch.compile(
-        GRAPHS[name][0], dynamic=False, options={"fx_graph_cache": False, "autotune_local_cache": False}
+        GRAPHS[name][0],
+        dynamic=False,
+        options={"fx_graph_cache": False, "autotune_local_cache": False},
     )
     with (
         mock.patch.object(GraphLowering, "run", timed(GraphLowering.run)),
@@ -163,7 +169,9 @@ def _results(run: Callable[..., Any], name: str) -> list[torch.Tensor]:
     given = filled(name, DEVICE, SEED)
     with torch.no_grad():
         leaves = torch.utils._pytree.tree_leaves(run(*given))  # noqa: SLF001
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)] + (given if name == "adamw" else [])
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)] + (
+        given if name == "adamw" else []
+    )
 
 
 def _distances(name: str, results: dict[str, list[torch.Tensor]]) -> Found:
@@ -173,7 +181,9 @@ def _distances(name: str, results: dict[str, list[torch.Tensor]]) -> Found:
         leaves = torch.utils._pytree.tree_leaves(GRAPHS[name][0](*wide))  # noqa: SLF001
     exact = [*leaves, *(wide if name == "adamw" else [])]
     return {
-        side: max(distance(one, other.to(one.dtype)) for one, other in zip(found, exact, strict=True))
+        side: max(
+            distance(one, other.to(one.dtype)) for one, other in zip(found, exact, strict=True)
+        )
         for side, found in results.items()
     }
 
@@ -201,10 +211,20 @@ def _moved(program: Program) -> int:
     total = 0
     for step in program.plan.steps:
         if isinstance(step, Launch):
-            names = dict(zip(map(str, step.arguments), program.plan.kernels[step.kernel].parameters, strict=False))
+            names = dict(
+                zip(
+                    map(str, step.arguments),
+                    program.plan.kernels[step.kernel].parameters,
+                    strict=False,
+                )
+            )
             for buffer, parameter in names.items():
                 spec = specs.get(buffer[1:]) if buffer.startswith("@") else None
-                total += 0 if spec is None else _bytes(spec) * (2 if parameter.startswith("in_out") else 1)
+                total += (
+                    0
+                    if spec is None
+                    else _bytes(spec) * (2 if parameter.startswith("in_out") else 1)
+                )
     return total
 
 
@@ -225,14 +245,18 @@ def least_bytes(name: str) -> int:
     written = sum(size for address, size in results.items() if address not in inputs)
     written += sum(one.untyped_storage().nbytes() for one in given if one._version)  # noqa: SLF001  # how often it was changed
     table = LOOKED_UP.get(name)
-    sizes = [min(one.nbytes(), written) if place == table else one.nbytes() for place, one in enumerate(memory)]
+    sizes = [
+        min(one.nbytes(), written) if place == table else one.nbytes()
+        for place, one in enumerate(memory)
+    ]
     return int(written + sum(sizes))
 
 
 def _resources(folder: Path) -> Found:
     """Return registers and stack of the binaries in a cache of Triton, which has all candidates."""
     names = {
-        path: json.loads(path.with_suffix(".json").read_text())["name"] for path in sorted(folder.rglob("*.cubin"))
+        path: json.loads(path.with_suffix(".json").read_text())["name"]
+        for path in sorted(folder.rglob("*.cubin"))
     }
     found = [read_resources(path.read_bytes(), name) for path, name in names.items()]
     return {

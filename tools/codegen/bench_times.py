@@ -40,8 +40,12 @@ def paired_times(runs: dict[str, Run], make: Callable[[], Inputs]) -> dict[str, 
     for run in runs.values():
         run(*first)
     torch.cuda.synchronize()
-    took_us = min(_events(functools.partial(run, *first)) for run in runs.values() for _ in range(_ESTIMATES))
-    size = sum(item.numel() * item.element_size() for item in first if isinstance(item, torch.Tensor))
+    took_us = min(
+        _events(functools.partial(run, *first)) for run in runs.values() for _ in range(_ESTIMATES)
+    )
+    size = sum(
+        item.numel() * item.element_size() for item in first if isinstance(item, torch.Tensor)
+    )
     copies = max(1, min(_MOST_CALLS, math.ceil(_COPIES_BYTES / max(size, 1))))
     calls = max(_LEAST_CALLS, copies, min(_MOST_CALLS, math.ceil(_REPLAY_US / max(took_us, 1.0))))
     inputs = [first, *(list(make()) for _ in range(copies - 1))]
@@ -58,7 +62,9 @@ def paired_times(runs: dict[str, Run], make: Callable[[], Inputs]) -> dict[str, 
 
 def ratio(samples: dict[str, list[float]]) -> float:
     """Return the median of the ratios of the pairs, ours to Inductor's."""
-    return statistics.median(ours / theirs for ours, theirs in zip(samples[OURS], samples[THEIRS], strict=True))
+    return statistics.median(
+        ours / theirs for ours, theirs in zip(samples[OURS], samples[THEIRS], strict=True)
+    )
 
 
 class _Captured:

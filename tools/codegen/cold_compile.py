@@ -30,7 +30,11 @@ def main() -> int:
             torch.compile(function, dynamic=False)(*given)
         torch.cuda.synchronize()
         seconds[name] = time.monotonic() - began
-    print(json.dumps({"work_s": time.monotonic() - started, "graph_s": seconds, "graphs": len(seconds)}))
+    print(
+        json.dumps(
+            {"work_s": time.monotonic() - started, "graph_s": seconds, "graphs": len(seconds)}
+        )
+    )
     return 0
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from bundler import Bundle
-from bundler.runtime.launch.program_plan import OperatorStep
-from bundler.runtime.launch.program_replay import load_program
+from bundler.runtime.program.program_plan import OperatorStep
+from bundler.runtime.program.run import load_program
 from tools.codegen.device_memory import DeviceMemory
 
 BANNED = ("torch", "triton")
@@ -28,7 +28,9 @@ def main() -> int:
     """Replay, and print what it took."""
     started = time.monotonic()
     side, folder, *names = sys.argv[1:]
-    paths = sorted(path for path in Path(folder).glob("*.tbundle") if not names or path.stem in names)
+    paths = sorted(
+        path for path in Path(folder).glob("*.tbundle") if not names or path.stem in names
+    )
     replay = _alone if side == "replay" else _beside_torch
     work_s, seconds, kernels, skipped = replay(paths)
     print(json.dumps({
@@ -69,7 +71,11 @@ def _beside_torch(paths: list[Path]) -> Replayed:
 
 
 def _replayed(
-    paths: list[Path], memory: Any, zeros: Callable[[Any], Any], wait: Callable[[], None], reset: Callable[[], None]
+    paths: list[Path],
+    memory: Any,
+    zeros: Callable[[Any], Any],
+    wait: Callable[[], None],
+    reset: Callable[[], None],
 ) -> Replayed:
     seconds: dict[str, float] = {}
     kernels, skipped = 0, []
@@ -78,7 +84,9 @@ def _replayed(
         began = time.monotonic()
         bundle = Bundle.load(path)
         program = load_program(bundle, memory=memory)
-        if isinstance(memory, DeviceMemory) and any(isinstance(step, OperatorStep) for step in program.plan.steps):
+        if isinstance(memory, DeviceMemory) and any(
+            isinstance(step, OperatorStep) for step in program.plan.steps
+        ):
             skipped.append(path.stem)  # it calls operators, which only torch has
             continue
         kernels += len(program.plan.kernels)

@@ -46,7 +46,11 @@ def _process(program: str, *arguments: str) -> Found:
         compiles, assembled = folder / "compiles", folder / "ptxas-calls"
         for path in (compiles, assembled):
             path.write_bytes(b"")
-        clean = {key: value for key, value in os.environ.items() if not key.startswith(("TRITON_", "TORCHINDUCTOR_"))}
+        clean = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("TRITON_", "TORCHINDUCTOR_"))
+        }
         environment = {
             **clean, "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_HOME": str(folder / "home"), "PYTHONPATH": python_path(),
             "TRITON_CACHE_DIR": str(folder / "triton"), "TRITON_CACHE_MANAGER": "tools.gpu.torch_counting:CountingCacheManager",
@@ -54,7 +58,12 @@ def _process(program: str, *arguments: str) -> Found:
         }  # fmt: skip
         started = time.monotonic()
         done = subprocess.run(
-            command(program, *arguments), env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+            command(program, *arguments),
+            env=environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         process_s = time.monotonic() - started
         if done.returncode:

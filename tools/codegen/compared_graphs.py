@@ -17,11 +17,16 @@ Make = Callable[[], tuple[torch.Tensor, ...]]
 GRAPHS: dict[str, tuple[Callable[..., Any], Make]] = {}
 
 
-def graph(*shapes: tuple[int, ...] | torch.Tensor, dtype: torch.dtype = torch.float32) -> Callable[[Any], Any]:
+def graph(
+    *shapes: tuple[int, ...] | torch.Tensor, dtype: torch.dtype = torch.float32
+) -> Callable[[Any], Any]:
     """Add a function with inputs of these shapes; a tensor stands for itself."""
 
     def make() -> tuple[torch.Tensor, ...]:
-        return tuple(item if isinstance(item, torch.Tensor) else torch.empty(item, dtype=dtype) for item in shapes)
+        return tuple(
+            item if isinstance(item, torch.Tensor) else torch.empty(item, dtype=dtype)
+            for item in shapes
+        )
 
     def add(function: Any) -> Any:
         GRAPHS[function.__name__] = (function, make)
@@ -30,7 +35,9 @@ def graph(*shapes: tuple[int, ...] | torch.Tensor, dtype: torch.dtype = torch.fl
     return add
 
 
-def gradients(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def gradients(
+    function: Callable[..., torch.Tensor], *inputs: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
     """Return the result of a function and the gradients of its inputs, the last input being the gradient of the result."""
     *given, upstream = inputs
     result, backward = torch.func.vjp(function, *given)
@@ -48,13 +55,19 @@ def filled(name: str, device: str, seed: int = 0) -> list[torch.Tensor]:
     found = []
     for given in GRAPHS[name][1]():
         if given.dtype.is_floating_point:
-            numbers = torch.randn(given.shape, generator=generator, device=device, dtype=torch.float32).to(given.dtype)
+            numbers = torch.randn(
+                given.shape, generator=generator, device=device, dtype=torch.float32
+            ).to(given.dtype)
             # Second moments are not negative.
             found.append(numbers.abs() if name == "adamw" else numbers)
         elif given.dtype is torch.int64:
             found.append(given.to(device))
         else:
-            found.append(torch.randint(-100, 100, given.shape, generator=generator, device=device, dtype=given.dtype))
+            found.append(
+                torch.randint(
+                    -100, 100, given.shape, generator=generator, device=device, dtype=given.dtype
+                )
+            )
     return found
 
 

@@ -37,13 +37,21 @@ _COMPARED = ("full", "unaligned", "ones", "types")
 
 def main() -> int:
     """Count, and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="graphs; without one all, whose result is written")
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where the result is written")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="graphs; without one all, whose result is written"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=measurement.RESULTS, help="where the result is written"
+    )
     options = parser.parse_args()
     unknown = set(options.names) - GRAPHS.keys()
     if unknown:
-        parser.error(f"no graph is called {', '.join(sorted(unknown))}; there are {', '.join(GRAPHS)}")
+        parser.error(
+            f"no graph is called {', '.join(sorted(unknown))}; there are {', '.join(GRAPHS)}"
+        )
     rows = [row_of(name) for name in options.names or GRAPHS]
     wrong = unexplained(rows)
     for row in rows:
@@ -61,7 +69,12 @@ def row_of(name: str) -> Row:
     """Return what both make of a graph."""
     function, make = GRAPHS[name]
     ours, theirs = of_ours(function, make()), of_inductor(function, make())
-    row: Row = {"graph": name, "ours": ours, "inductor": theirs, "differs": differences(ours, theirs)}
+    row: Row = {
+        "graph": name,
+        "ours": ours,
+        "inductor": theirs,
+        "differs": differences(ours, theirs),
+    }
     for side in (ours, theirs):
         side["launches"] = len(side["kernels"])
     if name in OTHER_PARAMETERS:
@@ -95,7 +108,9 @@ def unexplained(rows: list[Row]) -> list[str]:
         if more > 0 and row["graph"] not in EXPLAINED:
             found.append(f"{row['graph']}: {more} more launches than Inductor")
         if more <= 0 and row["graph"] in EXPLAINED:
-            found.append(f"{row['graph']}: not more launches than Inductor; take the graph out of EXPLAINED")
+            found.append(
+                f"{row['graph']}: not more launches than Inductor; take the graph out of EXPLAINED"
+            )
     return found
 
 

@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bundler.runtime.launch.device_tensors import DeviceTensor, contiguous, item_bytes
+from bundler.runtime.program.device_tensors import DeviceTensor, contiguous, item_bytes
 
 _ALIGNMENT = 512
 
@@ -36,7 +36,9 @@ class DeviceMemory:
         """Take all memory back."""
         self._used = 0
 
-    def allocate(self, dtype: str, sizes: tuple[int, ...], strides: tuple[int, ...]) -> DeviceTensor:
+    def allocate(
+        self, dtype: str, sizes: tuple[int, ...], strides: tuple[int, ...]
+    ) -> DeviceTensor:
         """Return a new tensor, whose elements may be anything."""
         made = DeviceTensor(self._start + self._used, dtype, tuple(sizes), tuple(strides))
         self._used += -(-max(made.ptr_range(), 1) // _ALIGNMENT) * _ALIGNMENT
@@ -44,7 +46,9 @@ class DeviceMemory:
             raise MemoryError(f"{self._used} bytes are needed, {self._size} were taken")
         return made
 
-    def view(self, tensor: Any, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int) -> DeviceTensor:
+    def view(
+        self, tensor: Any, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int
+    ) -> DeviceTensor:
         """Return a tensor's memory seen in another way."""
         return DeviceTensor(tensor.data_ptr() + offset * item_bytes(tensor.dtype), tensor.dtype, tuple(sizes), tuple(strides))  # fmt: skip
 
@@ -58,7 +62,9 @@ class DeviceMemory:
         if values.nbytes:
             source = ctypes.c_void_p(values.ctypes.data)
             self._check(
-                self._cuda.cuMemcpyHtoD_v2(ctypes.c_uint64(made.address), source, ctypes.c_size_t(values.nbytes))
+                self._cuda.cuMemcpyHtoD_v2(
+                    ctypes.c_uint64(made.address), source, ctypes.c_size_t(values.nbytes)
+                )
             )
         return made
 
@@ -67,13 +73,19 @@ class DeviceMemory:
         made = self.allocate("int64", (len(numbers),), (1,))
         source = (ctypes.c_int64 * len(numbers))(*numbers)
         self._check(
-            self._cuda.cuMemcpyHtoD_v2(ctypes.c_uint64(made.address), source, ctypes.c_size_t(ctypes.sizeof(source)))
+            self._cuda.cuMemcpyHtoD_v2(
+                ctypes.c_uint64(made.address), source, ctypes.c_size_t(ctypes.sizeof(source))
+            )
         )
         return made
 
     def fill(self, tensor: DeviceTensor) -> None:
         """Set every byte of a tensor to zero."""
-        self._check(self._cuda.cuMemsetD8_v2(ctypes.c_uint64(tensor.address), 0, ctypes.c_size_t(tensor.ptr_range())))
+        self._check(
+            self._cuda.cuMemsetD8_v2(
+                ctypes.c_uint64(tensor.address), 0, ctypes.c_size_t(tensor.ptr_range())
+            )
+        )
 
     def get(self, tensor: DeviceTensor) -> bytearray:
         """Return the bytes that a tensor spans."""
@@ -81,7 +93,9 @@ class DeviceMemory:
         if found:
             there = (ctypes.c_char * len(found)).from_buffer(found)
             self._check(
-                self._cuda.cuMemcpyDtoH_v2(there, ctypes.c_uint64(tensor.data_ptr()), ctypes.c_size_t(len(found)))
+                self._cuda.cuMemcpyDtoH_v2(
+                    there, ctypes.c_uint64(tensor.data_ptr()), ctypes.c_size_t(len(found))
+                )
             )
         return found
 

@@ -19,14 +19,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from bundler.codegen import generate
 from bundler.format.entries import Target
-from bundler.runtime.launch.program_plan import Launch, OperatorStep
+from bundler.runtime.program.program_plan import Launch, OperatorStep
 from bundler.toolchain.declared_target import declared
 
 Found = dict[str, Any]
 _TARGET = "cuda:90"
 _MULTIPROCESSORS, _REGISTERS, _THREADS = 132, 65536, 2048
 _MODULE = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)''', device_str", re.DOTALL)
-_CALLED = re.compile(r"^ +(?:\w+ = )?(?:extern_kernels\.|torch\.ops\.|aten\.|inductor_ops\.)\S+\(", re.MULTILINE)
+_CALLED = re.compile(
+    r"^ +(?:\w+ = )?(?:extern_kernels\.|torch\.ops\.|aten\.|inductor_ops\.)\S+\(", re.MULTILINE
+)
 
 
 class _TextIsThereError(Exception):
@@ -68,7 +70,9 @@ def _facts(source: str) -> Found:
     assert signature is not None
     passed = [name for name in ast.literal_eval(signature[1]).values() if name != "constexpr"]
     sizes = ast.literal_eval(hints[1])
-    masked = {prefix for prefix in sizes if re.search(rf"\b{prefix}mask = {prefix}index < ", source)}
+    masked = {
+        prefix for prefix in sizes if re.search(rf"\b{prefix}mask = {prefix}index < ", source)
+    }
     return {
         "kind": kind[1],
         "size_hints": sizes,
@@ -98,9 +102,15 @@ def _wrapper(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> st
         return function(*given)
 
     functional = torch.func.functionalize(called, remove="mutations")
-    traced = make_fx(functional, decomposition_table=select_decomp_table(), tracing_mode="fake")(*inputs)
+    traced = make_fx(functional, decomposition_table=select_decomp_table(), tracing_mode="fake")(
+        *inputs
+    )
     torch._dynamo.reset()  # noqa: SLF001
-    with _as_for_a_gpu(), mock.patch.object(GraphLowering, "compile_to_module", keep), torch.no_grad():
+    with (
+        _as_for_a_gpu(),
+        mock.patch.object(GraphLowering, "compile_to_module", keep),
+        torch.no_grad(),
+    ):
         try:
             compile_fx(traced, list(inputs))
         except Exception as error:
@@ -124,7 +134,9 @@ def _as_for_a_gpu() -> Iterator[None]:
         config.patch(cpu_backend="triton", fx_graph_cache=False, compile_threads=1),
         mock.patch.object(utils, "GPU_TYPES", [*utils.GPU_TYPES, "cpu"]),
         mock.patch.object(DeviceProperties, "create", classmethod(lambda _cls, _device: told)),
-        mock.patch.object(scheduler.Scheduler, "create_backend", lambda self, _device: TritonScheduling(self)),
+        mock.patch.object(
+            scheduler.Scheduler, "create_backend", lambda self, _device: TritonScheduling(self)
+        ),
         mock.patch.object(scheduler, "device_need_guard", return_value=False),
     ):
         yield

@@ -34,12 +34,16 @@ Found = dict[str, Any]
 
 def main() -> int:
     """Build, launch or check."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help="graphs; without one all")
     parser.add_argument("--build", type=Path, metavar="FOLDER", help="where bundles go")
     parser.add_argument("--launch", type=Path, metavar="FOLDER", help="where bundles are")
     parser.add_argument("--results", type=Path, default=measurement.RESULTS)
-    parser.add_argument("--check", action="store_true", help="run nothing; exit 1 when the result misses a target")
+    parser.add_argument(
+        "--check", action="store_true", help="run nothing; exit 1 when the result misses a target"
+    )
     options = parser.parse_args()
     if options.check:
         return bench_rows.show(json.loads((options.results / f"{NAME}.json").read_text()))
@@ -62,13 +66,18 @@ def build(folder: Path, names: list[str]) -> int:
         with tempfile.TemporaryDirectory(prefix="mission.") as sources:
             program = generate(function, make(), options=GenerateOptions(name, sources))
             program.build(TARGETS).save(folder / f"{name}.tbundle")
-        print(f"{time.monotonic() - started:5.1f} s  {name}: {len(program.kernels)} kernels", flush=True)
+        print(
+            f"{time.monotonic() - started:5.1f} s  {name}: {len(program.kernels)} kernels",
+            flush=True,
+        )
     return 0
 
 
 def launch(folder: Path, names: list[str], results: Path) -> int:
     """Launch in one process, compare in another, and write the result."""
-    with tempfile.TemporaryDirectory(prefix="mission.", dir=measurement.fast_directory()) as outputs:
+    with tempfile.TemporaryDirectory(
+        prefix="mission.", dir=measurement.fast_directory()
+    ) as outputs:
         launched = _process("tools.codegen.mission_launch", str(folder), outputs, *names)
         compared = _process("tools.codegen.mission_compare", str(folder), outputs, *names)
     result: Found = {"launched": launched, "compared": compared, "targets": TARGETS}
@@ -83,7 +92,11 @@ def rows(result: Found) -> list[Found]:
     if "error" in launched or "error" in compared:
         return [
             measurement.row(
-                "mission: errors", 1, "errors", most=0, peer=(launched.get("error") or compared["error"])[-300:]
+                "mission: errors",
+                1,
+                "errors",
+                most=0,
+                peer=(launched.get("error") or compared["error"])[-300:],
             )
         ]
     graphs = launched["graphs"]
@@ -122,7 +135,12 @@ def _process(program: str, *arguments: str) -> Found:
     """Run a module, which prints JSON in its last line."""
     environment = {**os.environ, "PYTHONPATH": python_path(), "TRITON_BUNDLER_STRICT": "error"}
     done = subprocess.run(
-        command(program, *arguments), env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+        command(program, *arguments),
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         return {"error": done.stderr[-3000:]}

@@ -18,8 +18,8 @@ BANNED = ("torch", "triton", "sympy")
 sys.modules |= dict.fromkeys(BANNED)  # type: ignore[arg-type]  # None is how Python says that a module is not there
 
 from bundler import Bundle  # noqa: E402
-from bundler.runtime.launch.program_plan import OperatorStep  # noqa: E402
-from bundler.runtime.launch.program_replay import load_program  # noqa: E402
+from bundler.runtime.program.program_plan import OperatorStep  # noqa: E402
+from bundler.runtime.program.run import load_program  # noqa: E402
 from tools.codegen.device_memory import DeviceMemory  # noqa: E402
 from tools.codegen.plain_inputs import arrays  # noqa: E402
 

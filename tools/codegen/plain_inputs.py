@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bundler.runtime.launch.program_plan import ProgramPlan
+from bundler.runtime.program.program_plan import ProgramPlan
 
 # So many numbers are drawn; a larger input repeats them.
 _DRAWN = 1_000_003
@@ -42,9 +42,9 @@ def arrays(name: str, plan: ProgramPlan) -> list[Array]:
 
 def _numbers(chance: np.random.Generator, dtype: str) -> Array:
     if dtype in _INTEGERS:
-        return chance.integers(0, min(_LARGEST_INTEGER, np.iinfo(_INTEGERS[dtype]).max), _DRAWN, dtype=np.int64).astype(
-            _INTEGERS[dtype]
-        )
+        return chance.integers(
+            0, min(_LARGEST_INTEGER, np.iinfo(_INTEGERS[dtype]).max), _DRAWN, dtype=np.int64
+        ).astype(_INTEGERS[dtype])
     if dtype == "bool":
         return chance.random(_DRAWN) < 0.5
     numbers = chance.standard_normal(_DRAWN, dtype=np.float32)

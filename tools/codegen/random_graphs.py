@@ -37,21 +37,32 @@ Found = dict[str, Any]
 
 def main() -> int:
     """Run all seeds; 1 when something is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--count", type=int, default=LEAST_LARGE, help="functions at real sizes")
     parser.add_argument("--small", type=int, default=0, help="functions at the sizes of the tests")
-    parser.add_argument("--seconds", type=float, default=300.0, help="begin nothing new after so long")
+    parser.add_argument(
+        "--seconds", type=float, default=300.0, help="begin nothing new after so long"
+    )
     parser.add_argument("--processes", type=int, default=PROCESSES)
     parser.add_argument("--results", type=Path, default=measurement.RESULTS)
-    parser.add_argument("--again", action="store_true", help="only what was wrong; the result is completed by it")
-    parser.add_argument("--check", action="store_true", help="run nothing; exit 1 when the result misses a target")
+    parser.add_argument(
+        "--again", action="store_true", help="only what was wrong; the result is completed by it"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="run nothing; exit 1 when the result misses a target"
+    )
     options = parser.parse_args()
     if options.check:
         return bench_rows.show(json.loads((options.results / f"{NAME}.json").read_text()))
     if options.again:
         return again(options.results, options.processes, options.seconds)
-    tasks = [*_tasks("large", options.first, options.count), *_tasks("small", options.first, options.small)]
+    tasks = [
+        *_tasks("large", options.first, options.count),
+        *_tasks("small", options.first, options.small),
+    ]
     result = run(tasks, options.processes, options.seconds)
     result["rows"] = rows(result)
     measurement.save(NAME, result, options.results)
@@ -78,7 +89,10 @@ Task = tuple[str, int, int]
 
 
 def _tasks(scale: str, first: int, count: int) -> list[Task]:
-    return [(scale, seed, min(_CHUNK, first + count - seed)) for seed in range(first, first + count, _CHUNK)]
+    return [
+        (scale, seed, min(_CHUNK, first + count - seed))
+        for seed in range(first, first + count, _CHUNK)
+    ]
 
 
 def run(tasks: list[Task], processes: int, seconds: float) -> Found:
@@ -89,7 +103,9 @@ def run(tasks: list[Task], processes: int, seconds: float) -> Found:
 
     def tell(task: Task, answer: Answer) -> None:
         for name, number in answer.get("counts", {}).items():
-            counts.setdefault(task[0], {})[name] = counts.setdefault(task[0], {}).get(name, 0) + number
+            counts.setdefault(task[0], {})[name] = (
+                counts.setdefault(task[0], {}).get(name, 0) + number
+            )
         found = (
             answer.get("wrong", {})
             if "error" not in answer
@@ -97,7 +113,10 @@ def run(tasks: list[Task], processes: int, seconds: float) -> Found:
         )
         for seed, problem in found.items():
             wrong[f"{task[0]} {seed}"] = problem
-            print(f"{time.monotonic() - started:6.1f} s  {task[0]} seed {seed}: {problem}"[:1500], flush=True)
+            print(
+                f"{time.monotonic() - started:6.1f} s  {task[0]} seed {seed}: {problem}"[:1500],
+                flush=True,
+            )
 
     pool = WorkerPool("tools.codegen.random_sides", min(processes, len(tasks)))
     try:
@@ -105,7 +124,12 @@ def run(tasks: list[Task], processes: int, seconds: float) -> Found:
     finally:
         pool.close()
     late = [task for task in tasks if "not done" in answers[task].get("error", "")]
-    return {"counts": counts, "wrong": wrong, "late": late, "seconds": round(time.monotonic() - started, 1)}
+    return {
+        "counts": counts,
+        "wrong": wrong,
+        "late": late,
+        "seconds": round(time.monotonic() - started, 1),
+    }
 
 
 def rows(result: Found) -> list[Found]:
@@ -130,7 +154,12 @@ def _explained(result: Found, scale: str) -> int:
 def section(result: Found) -> str:
     """Return the section of the page."""
     lines = [
-        [row["work"], measurement.shown(row["figure"], row["unit"]), row["peer"], measurement.target(row)]
+        [
+            row["work"],
+            measurement.shown(row["figure"], row["unit"]),
+            row["peer"],
+            measurement.target(row),
+        ]
         for row in result["rows"]
     ]
     head = ["what", "figure", "beside it", "target"]
@@ -139,5 +168,7 @@ def section(result: Found) -> str:
         "`python -m tools.codegen random-graphs`. Functions drawn from seeds, up to eight operators, all dtypes and layouts, sizes 0, 1 and around powers "
         "of two; floats off by no more than twice what torch's own are from float64, all else exact."
     )
-    known = "".join(f"\n{name}: {reason}.\n" for name, reason in EXPLAINED.items() if name in result["wrong"])
+    known = "".join(
+        f"\n{name}: {reason}.\n" for name, reason in EXPLAINED.items() if name in result["wrong"]
+    )
     return f"## Random functions on a GPU\n\n{about}\n\n{table}\n{known}"

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from bundler.codegen.program import GenerateOptions, Program, generate
-from bundler.runtime.launch.program_replay import load_program
+from bundler.runtime.program.run import load_program
 from bundler.toolchain.torch_memory import TorchMemory
 from tools.shared.processes import ROOT
 
@@ -83,7 +83,9 @@ def compare(task: tuple[str, int, int]) -> Found:
 def _graphs(scale: str) -> Any:
     """Return the module that draws, for a scale: a copy of its own, since sizes and device are the module's."""
     name = f"drawn_graphs_{scale}"
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tests" / "test_codegen" / "random_graphs.py")
+    spec = importlib.util.spec_from_file_location(
+        name, ROOT / "tests" / "test_codegen" / "random_graphs.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -106,7 +108,9 @@ def _problem(graphs: Any, description: Any, counts: Found | None = None) -> str:
     """Return what is wrong with the program of a description; nothing where nothing is."""
     try:
         given = [_moved(tensor) for tensor in graphs.inputs(description)]
-        program = generate(graphs.function(description), given, options=GenerateOptions(sources=_sources()))
+        program = generate(
+            graphs.function(description), given, options=GenerateOptions(sources=_sources())
+        )
         run = _static(program) if DEVICE == "cuda" and graphs.LARGEST == LARGEST else program.run
         results = [_moved(tensor, "cpu") for tensor in run(*given)]
     except Exception as error:  # noqa: BLE001  # whatever is raised is the finding
@@ -123,14 +127,18 @@ def _problem(graphs: Any, description: Any, counts: Found | None = None) -> str:
 def _static(program: Program) -> Callable[..., Any]:
     """Return what runs a program from a bundle: with the first candidate of each kernel, and no tuner that others disturb."""
     target = "cuda:{}{}".format(*torch.cuda.get_device_capability())
-    return load_program(program.build([target]), memory=TorchMemory("cuda"), constants=program.constants)
+    return load_program(
+        program.build([target]), memory=TorchMemory("cuda"), constants=program.constants
+    )
 
 
 def _moved(tensor: torch.Tensor, device: str = DEVICE) -> torch.Tensor:
     """Return a tensor on a device, with the same strides and offset in memory of its own."""
     if tensor.device.type == device:
         return tensor
-    memory = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0).to(device)
+    memory = tensor.as_strided(
+        (tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0
+    ).to(device)
     return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
@@ -139,5 +147,7 @@ def _smallest(graphs: Any, description: Any, problem: str) -> list[str]:
     if "CUDA" in problem or "illegal" in problem:
         return [problem, repr(description)]  # nothing else runs in this process any more
     kind = problem.split(":", maxsplit=1)[0].split(" ", maxsplit=1)[0]
-    least = graphs.smaller(description, lambda one: _problem(graphs, one).startswith(kind), tries=_TRIES)
+    least = graphs.smaller(
+        description, lambda one: _problem(graphs, one).startswith(kind), tries=_TRIES
+    )
     return [_problem(graphs, least), repr(least)]

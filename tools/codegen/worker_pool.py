@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`WorkerPool`: processes that answer questions about tasks, all at once or one alone; a task stays with the process that answered first.
 
-`bench` compiles in all of them, then lets one at a time measure; `random_graphs` only compiles and compares.  A process that dies takes its own
-tasks with it and no others.
+`bench` compiles in all of them, then lets one at a time measure; `random_graphs` and `suites` only compile and compare.  A process that dies takes its
+own tasks with it and no others.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 
 Answer = dict[str, Any]
 Tell = Callable[[Any, Answer], None]
+# Of an answer: the process is not to be asked again.
+SPENT = "spent"
 
 
 class WorkerPool:
@@ -25,40 +27,65 @@ class WorkerPool:
     Args:
         module: its functions take a task, and return JSON's types.
         count: of processes.
+        renewed: let a new process take the place of one that died, was late or says that it is `SPENT`.
     """
 
-    def __init__(self, module: str, count: int) -> None:
-        context = multiprocessing.get_context("spawn")
+    def __init__(self, module: str, count: int, *, renewed: bool = False) -> None:
+        self._module, self._renewed = module, renewed
         self._idle: list[Connection] = []
         self._owners: dict[Any, Connection] = {}
-        self._processes = []
+        self._processes: dict[Connection, Any] = {}
         for _ in range(count):
-            mine, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(module, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self._processes.append(process)
-            self._idle.append(mine)
+            self._start()
 
-    def answers(self, question: str, tasks: Iterable[Any], seconds: float, tell: Tell) -> dict[Any, Answer]:
-        """Ask about all tasks, each process one at a time; what is not answered in time is an error."""
-        until, waiting = time.monotonic() + seconds, list(tasks)
+    def answers(
+        self,
+        question: str,
+        tasks: Iterable[Any],
+        seconds: float,
+        tell: Tell,
+        each_s: float | None = None,
+    ) -> dict[Any, Answer]:
+        """Ask about all tasks, each process one at a time; what is not answered in time is an error.
+
+        Args:
+            question: a function of the module.
+            tasks: what it is asked about.
+            seconds: begin nothing new after so long.
+            tell: called with each answer as it comes.
+            each_s: how long one task may take; its process is ended where it takes longer.
+        """
+        until, waiting = time.monotonic() + seconds, list(reversed(list(tasks)))
         found: dict[Any, Answer] = {}
-        busy: dict[Connection, Any] = {}
+        busy: dict[Connection, tuple[Any, float]] = {}
+
+        def note(connection: Connection, answer: Answer) -> None:
+            task, _ = busy.pop(connection)
+            found[task] = answer
+            tell(task, answer)
+
         while waiting or busy:
             while waiting and self._idle and time.monotonic() < until:
-                connection, task = self._idle.pop(), waiting.pop(0)
+                connection, task = self._idle.pop(), waiting.pop()
                 connection.send((question, task))
-                busy[connection], self._owners[task] = task, connection
-            ready = wait(list(busy), timeout=max(until - time.monotonic(), 0.0) + 5.0) if busy else []
-            if not ready:
-                break
+                busy[connection] = task, time.monotonic()
+                self._owners[task] = connection
+            # Who has a time of his own is waited for; all others until the end, and five seconds more.
+            rest = 1.0 if each_s else max(until - time.monotonic(), 0.0) + 5.0
+            ready = wait(list(busy), timeout=rest) if busy else []
             for connection in [one for one in busy if one in ready]:
-                task = busy.pop(connection)
-                found[task] = self._received(connection)
-                tell(task, found[task])
+                note(connection, self._received(connection))
+            now = time.monotonic()
+            for connection in [
+                c for c, (_, since) in busy.items() if each_s and now - since > each_s
+            ]:
+                self._end(connection)
+                note(connection, {"error": f"no answer in {each_s:.0f} s"})
+            goes_on = waiting and self._idle and time.monotonic() < until
+            if not ready and not goes_on and not (busy and each_s):
+                break
         late = {"error": "not done in the time that there was"}
-        return found | dict.fromkeys((*busy.values(), *waiting), late)
+        return found | dict.fromkeys((*(task for task, _ in busy.values()), *waiting), late)
 
     def answer(self, question: str, task: Any, seconds: float) -> Answer:
         """Ask the process of a task, and wait."""
@@ -74,17 +101,43 @@ class WorkerPool:
 
     def close(self) -> None:
         """End the processes."""
-        for process in self._processes:
+        for process in self._processes.values():
             process.kill()
-        for process in self._processes:
+        for process in self._processes.values():
             process.join()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        mine, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(self._module, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        self._processes[mine] = process
+        self._idle.append(mine)
+
+    def _end(self, connection: Connection) -> int | None:
+        """End a process, and return what it ended with, a negative number for a signal."""
+        process = self._processes.pop(connection)
+        process.join(1.0)  # it may be about to end by itself
+        ended: int | None = process.exitcode
+        process.kill()
+        process.join()
+        connection.close()
+        if self._renewed:
+            self._start()
+        return ended
 
     def _received(self, connection: Connection) -> Answer:
         try:
             answer: Answer = connection.recv()
         except (EOFError, OSError):
-            return {"error": "its process ended"}
-        self._idle.append(connection)
+            if not self._renewed:
+                return {"error": "its process ended"}
+            return {"error": f"its process ended with {self._end(connection)}"}
+        if answer.get(SPENT):
+            self._end(connection)
+        else:
+            self._idle.append(connection)
         return answer
 
 
@@ -95,5 +148,10 @@ def _serve(module: str, connection: Connection) -> None:
         try:
             answer = getattr(found, question)(task)
         except Exception as error:  # noqa: BLE001  # one task that fails must not take the others with it
-            answer = {"error": f"{type(error).__name__}: {error}"[:2000], "where": traceback.format_exc()[-3000:]}
+            answer = {
+                "error": f"{type(error).__name__}: {error}"[:2000],
+                "where": traceback.format_exc()[-3000:],
+            }
         connection.send(answer)
+        if answer.get(SPENT):
+            return

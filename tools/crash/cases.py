@@ -27,7 +27,14 @@ Kind = Literal["partial", "wrong bytes", "untyped error", "unfinished", "leftove
 Tree = dict[str, bytes | None]
 Files = dict[str, bytes]
 
-KINDS: tuple[Kind, ...] = ("partial", "wrong bytes", "untyped error", "unfinished", "leftover", "shim")
+KINDS: tuple[Kind, ...] = (
+    "partial",
+    "wrong bytes",
+    "untyped error",
+    "unfinished",
+    "leftover",
+    "shim",
+)
 GROUP = "__grp__"
 LAUNCH_SUFFIXES = (".cubin", ".hsaco", ".json")
 _KEY = re.compile(r"[A-Z2-7]{52}")
@@ -58,7 +65,11 @@ def tree(root: Path) -> Tree:
 
 def below(found: Tree, folder: str) -> Tree:
     """Return what lies in one folder of a tree."""
-    return {path[len(folder) + 1 :]: data for path, data in found.items() if path.startswith(f"{folder}/")}
+    return {
+        path[len(folder) + 1 :]: data
+        for path, data in found.items()
+        if path.startswith(f"{folder}/")
+    }
 
 
 def shorten(constants: Mapping[str, float]) -> None:
@@ -178,22 +189,31 @@ def not_whole(directory: Path, files: Files) -> Problem | None:
         return Problem("partial", f"{directory.name}: group file cannot be read: {error!r}")
     if children != {name: str(directory / name) for name in files}:
         return Problem(
-            "partial", f"{directory.name}: the group file lists {sorted(children)}, expected {sorted(files)}"
+            "partial",
+            f"{directory.name}: the group file lists {sorted(children)}, expected {sorted(files)}",
         )
     if there != sorted([*files, *groups]):
-        return Problem("partial", f"{directory.name}: holds {there}, expected {sorted(files)} and the group file")
+        return Problem(
+            "partial",
+            f"{directory.name}: holds {there}, expected {sorted(files)} and the group file",
+        )
     for name, data in files.items():
         found = (directory / name).read_bytes()
         if hashlib.sha256(found).digest() != hashlib.sha256(data).digest():
             kind: Kind = "partial" if data.startswith(found) else "wrong bytes"
-            return Problem(kind, f"{directory.name}/{name}: {len(found)} bytes that are not the expected {len(data)}")
+            return Problem(
+                kind,
+                f"{directory.name}/{name}: {len(found)} bytes that are not the expected {len(data)}",
+            )
     return None
 
 
 class Restore(Case):
     """`bundler.restore` of one bundle into one cache directory."""
 
-    shortened: ClassVar[Mapping[str, float]] = {"bundler.lifecycle.cache_directory.STALE_AFTER_S": -1}
+    shortened: ClassVar[Mapping[str, float]] = {
+        "bundler.lifecycle.cache_directory.STALE_AFTER_S": -1
+    }
 
     def __init__(
         self,
@@ -214,21 +234,31 @@ class Restore(Case):
         import bundler
 
         bundler.restore(
-            self.materials.folder / f"{self.bundle}.tbundle", root / "cache", keep=self.keep, only="all", trust="code"
+            self.materials.folder / f"{self.bundle}.tbundle",
+            root / "cache",
+            keep=self.keep,
+            only="all",
+            trust="code",
         )
 
     def files(self, root: Path, place: str) -> Files:
         """Return what a kernel directory of ours must hold."""
         key = self.materials.placed(self.bundle)[place]
         whole = self.materials.build("ours", key, str((root / "cache" / place).parent))
-        return {n: data for n, data in whole.items() if self.keep == "all" or n.endswith(LAUNCH_SUFFIXES)}
+        return {
+            n: data
+            for n, data in whole.items()
+            if self.keep == "all" or n.endswith(LAUNCH_SUFFIXES)
+        }
 
     def wrong_now(self, root: Path, before: Tree) -> Iterator[Problem]:
         now, cache = tree(root), root / "cache"
         allowed = {"cache"}
         for place in self.materials.placed(self.bundle):
             allowed |= _and_parents(f"cache/{place}")
-            if (cache / place).is_dir() and below(now, f"cache/{place}") != below(before, f"cache/{place}"):
+            if (cache / place).is_dir() and below(now, f"cache/{place}") != below(
+                before, f"cache/{place}"
+            ):
                 problem = not_whole(cache / place, self.files(root, place))
                 if problem is not None:
                     yield problem
@@ -236,18 +266,31 @@ class Restore(Case):
             allowed |= _and_parents(f"cache/{name}")
             found = now.get(f"cache/{name}")
             if found is not None and found != data and found != before.get(f"cache/{name}"):
-                yield Problem("partial" if data.startswith(found) else "wrong bytes", f"{name}: {len(found)} bytes")
+                yield Problem(
+                    "partial" if data.startswith(found) else "wrong bytes",
+                    f"{name}: {len(found)} bytes",
+                )
         for path in sorted(set(now) - set(before)):
-            if path not in allowed and _kernel_of(path) not in allowed and not self.is_temporary(path):
+            if (
+                path not in allowed
+                and _kernel_of(path) not in allowed
+                and not self.is_temporary(path)
+            ):
                 yield Problem("leftover", f"{path} is none of ours")
 
     def wrong_when_done(self, root: Path, before: Tree) -> Iterator[Problem]:
         now, cache = tree(root), root / "cache"
         for place, key in self.materials.placed(self.bundle).items():
-            problem = not_whole(cache / place, self.files(root, place)) if (cache / place).is_dir() else None
+            problem = (
+                not_whole(cache / place, self.files(root, place))
+                if (cache / place).is_dir()
+                else None
+            )
             if not (cache / place).is_dir():
                 yield Problem("unfinished", f"{place} is not there")
-            elif problem is not None and not self._kept(root, place, key, below(before, f"cache/{place}"), now):
+            elif problem is not None and not self._kept(
+                root, place, key, below(before, f"cache/{place}"), now
+            ):
                 yield Problem("unfinished", problem.text)
         for name, data in self.materials.singles(self.bundle).items():
             if now.get(f"cache/{name}") != data:
@@ -265,7 +308,9 @@ class Restore(Case):
         return re.search(r"(^|/)tmp\.bundler\.(old\.)?\d+\.[0-9a-f]{16,}(/|$)", path) is not None
 
     def triton_caches(self) -> list[str]:
-        return sorted({os.path.dirname(f"cache/{place}") for place in self.materials.placed(self.bundle)})
+        return sorted(
+            {os.path.dirname(f"cache/{place}") for place in self.materials.placed(self.bundle)}
+        )
 
 
 def _and_parents(path: str) -> set[str]:
@@ -276,7 +321,9 @@ def _and_parents(path: str) -> set[str]:
 def _kernel_of(path: str) -> str:
     """Return the kernel directory that a path lies in, else the path."""
     parts = path.split("/")
-    return next(("/".join(parts[: i + 1]) for i, part in enumerate(parts) if _KEY.fullmatch(part)), path)
+    return next(
+        ("/".join(parts[: i + 1]) for i, part in enumerate(parts) if _KEY.fullmatch(part)), path
+    )
 
 
 def _absent(case: Restore, cache: Path) -> None:
@@ -302,7 +349,9 @@ def _broken(case: Restore, cache: Path) -> None:
     keys = case.materials.keys
     for position, key in enumerate(keys):
         plant(cache / key, case.materials.build("ours" if position else "theirs", key, str(cache)))
-    binaries = [next(p for p in (cache / k).iterdir() if p.suffix in {".cubin", ".hsaco"}) for k in keys]
+    binaries = [
+        next(p for p in (cache / k).iterdir() if p.suffix in {".cubin", ".hsaco"}) for k in keys
+    ]
     binaries[0].write_bytes(binaries[0].read_bytes()[:100])
     next((cache / keys[1]).glob(f"{GROUP}*")).unlink()
     binaries[2].unlink()
@@ -336,7 +385,9 @@ class Save(Case):
 
     FILE = "kernels.tbundle"
 
-    def __init__(self, state: str, materials: Materials, bundle: str, over: str | None, stale: int = 0) -> None:
+    def __init__(
+        self, state: str, materials: Materials, bundle: str, over: str | None, stale: int = 0
+    ) -> None:
         super().__init__("save", state)
         self.new = materials.folder / f"{bundle}.tbundle"
         self.old = materials.folder / f"{over}.tbundle" if over else None
@@ -360,7 +411,9 @@ class Save(Case):
         for path, data in tree(root).items():
             if path == self.FILE and data not in {self.new.read_bytes(), before.get(path)}:
                 whole = self.new.read_bytes()
-                kind: Kind = "partial" if data is not None and len(data) < len(whole) else "wrong bytes"
+                kind: Kind = (
+                    "partial" if data is not None and len(data) < len(whole) else "wrong bytes"
+                )
                 yield Problem(kind, f"{path}: neither the old nor the new bundle")
             elif path != self.FILE and path not in before and not self.is_temporary(path):
                 yield Problem("leftover", f"{path} is none of ours")

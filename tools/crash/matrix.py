@@ -98,7 +98,9 @@ class Helper:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self._module} ended with status {self._process.wait()}; its error is above")
+            raise RuntimeError(
+                f"{self._module} ended with status {self._process.wait()}; its error is above"
+            )
         return json.loads(line)
 
     def close(self) -> None:
@@ -114,7 +116,9 @@ class Matrix:
     """The helpers, and the loop that feeds them."""
 
     def __init__(self, folder: Path, jobs: int) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("TRITON_")
+        }
         environment |= {"HOME": str(folder), "TMPDIR": str(folder)}
         materials = folder / "materials"
         materials.mkdir()
@@ -127,7 +131,9 @@ class Matrix:
         for number in range(jobs):
             place = folder / f"worker-{number}"
             place.mkdir()
-            self._workers.append(Helper("tools.crash.worker", [str(materials), str(place)], preloaded))
+            self._workers.append(
+                Helper("tools.crash.worker", [str(materials), str(place)], preloaded)
+            )
         self.cases = worker.cases(materials)
 
     def calls(self, names: Iterable[str]) -> dict[str, list[str]]:
@@ -139,7 +145,10 @@ class Matrix:
         todo: queue.SimpleQueue[Cell] = queue.SimpleQueue()
         for cell in cells:
             todo.put(cell)
-        threads = [threading.Thread(target=self._feed, args=(worker, todo, until)) for worker in self._workers]
+        threads = [
+            threading.Thread(target=self._feed, args=(worker, todo, until))
+            for worker in self._workers
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -176,25 +185,47 @@ class Matrix:
 
 def main() -> int:
     """Run the matrix, print its table, write its counts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--sample", type=int, default=0, metavar="N", help="only N cells, of each entry point and fault"
+        "--sample",
+        type=int,
+        default=0,
+        metavar="N",
+        help="only N cells, of each entry point and fault",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the sample and the order")
-    parser.add_argument("--cases", default="", help="names or entry points, separated by commas; all")
     parser.add_argument(
-        "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that run cells; cores"
+        "--cases", default="", help="names or entry points, separated by commas; all"
     )
     parser.add_argument(
-        "--time-limit", type=float, default=TIME_LIMIT_S, metavar="S", help="stop after so many seconds"
+        "--jobs",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="processes that run cells; cores",
     )
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where crash-matrix.json goes")
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=TIME_LIMIT_S,
+        metavar="S",
+        help="stop after so many seconds",
+    )
+    parser.add_argument(
+        "--results", type=Path, default=measurement.RESULTS, help="where crash-matrix.json goes"
+    )
     options = parser.parse_args()
     if not sys.platform.startswith("linux") or compiler() is None:
-        print(f"crash matrix: needs Linux and a C compiler ({', '.join(COMPILERS)}), e.g. gcc", file=sys.stderr)
+        print(
+            f"crash matrix: needs Linux and a C compiler ({', '.join(COMPILERS)}), e.g. gcc",
+            file=sys.stderr,
+        )
         return 2
     if importlib.util.find_spec("triton") is None:
-        print("crash matrix: needs Triton, to compile the kernels that it restores", file=sys.stderr)
+        print(
+            "crash matrix: needs Triton, to compile the kernels that it restores", file=sys.stderr
+        )
         return 2
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="crash.", dir=memory()) as folder:
@@ -203,7 +234,9 @@ def main() -> int:
         try:
             calls = matrix.calls(chosen(matrix.cases, options.cases))
             cells = plan(calls, options.sample, random.Random(options.seed))
-            cells = shown_to_triton(cells, matrix.cases, SAMPLED_TRITON_EVERY if options.sample else TRITON_EVERY)
+            cells = shown_to_triton(
+                cells, matrix.cases, SAMPLED_TRITON_EVERY if options.sample else TRITON_EVERY
+            )
             left = matrix.run(cells, started + options.time_limit)
         finally:
             matrix.close()
@@ -218,13 +251,18 @@ def main() -> int:
     )
     # One of each kind and entry point first: a hundred like it tell no more.
     for cell, problem in sorted(found.problems, key=seen_before(found.problems))[:SHOWN_PROBLEMS]:
-        print(f"{problem['kind']}: {cell.case}, {cell.fault} at call {cell.at}: {problem['text']}", file=sys.stderr)
+        print(
+            f"{problem['kind']}: {cell.case}, {cell.fault} at call {cell.at}: {problem['text']}",
+            file=sys.stderr,
+        )
     for failure in found.failures + ([f"time was up with {left} cells to go"] if left else []):
         print(f"crash matrix: {failure}", file=sys.stderr)
     return 1 if found.problems or found.failures or left else 0
 
 
-def seen_before(problems: Iterable[tuple[Cell, dict[str, str]]]) -> Callable[[tuple[Cell, dict[str, str]]], int]:
+def seen_before(
+    problems: Iterable[tuple[Cell, dict[str, str]]],
+) -> Callable[[tuple[Cell, dict[str, str]]], int]:
     """Return a sort key: how many problems of that entry point and kind come before it."""
     count: Counter[tuple[str, str]] = Counter()
     rank = {}
@@ -287,7 +325,9 @@ def shown_to_triton(cells: Sequence[Cell], cases: dict[str, Case], every: int) -
     for cell in cells:
         if cases[cell.case].triton_caches():
             looked = number % every == 0
-            marked.append(replace(cell, triton=number % (every * COMPILE_EVERY) == 0 if looked else None))
+            marked.append(
+                replace(cell, triton=number % (every * COMPILE_EVERY) == 0 if looked else None)
+            )
             number += 1
         else:
             marked.append(cell)
@@ -297,9 +337,14 @@ def shown_to_triton(cells: Sequence[Cell], cases: dict[str, Case], every: int) -
 def table(found: Found) -> list[str]:
     """Return the lines of the table: entry point and fault, runs, and what went wrong by kind."""
     bad = Counter((cell.entry, cell.fault, problem["kind"]) for cell, problem in found.problems)
-    lines = [f"{'entry point':<12}{'fault':<14}{'runs':>6}" + "".join(f"{kind:>15}" for kind in KINDS)]
+    lines = [
+        f"{'entry point':<12}{'fault':<14}{'runs':>6}" + "".join(f"{kind:>15}" for kind in KINDS)
+    ]
     for (entry, fault), runs in sorted(found.runs.items()):
-        lines.append(f"{entry:<12}{fault:<14}{runs:>6}" + "".join(f"{bad[entry, fault, k]:>15}" for k in KINDS))
+        lines.append(
+            f"{entry:<12}{fault:<14}{runs:>6}"
+            + "".join(f"{bad[entry, fault, k]:>15}" for k in KINDS)
+        )
     return lines
 
 
@@ -310,7 +355,8 @@ def summary(calls: dict[str, list[str]], found: Found) -> dict[str, Any]:
         "runs": sum(found.runs.values()),
         "calls": {case: len(made) for case, made in calls.items()},
         "rows": [
-            {"entry": entry, "fault": fault, "runs": runs} | {kind: bad[entry, fault, kind] for kind in KINDS}
+            {"entry": entry, "fault": fault, "runs": runs}
+            | {kind: bad[entry, fault, kind] for kind in KINDS}
             for (entry, fault), runs in sorted(found.runs.items())
         ],
         "lookups_by_triton": dict(sorted(found.looks.items())),

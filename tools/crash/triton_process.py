@@ -22,9 +22,18 @@ from typing import Any
 from tools.shared import example_kernels
 
 # One with a path in its metadata (gelu needs libdevice), one for another GPU vendor, two more.
-WANTED = (("gelu", "cuda:90"), ("softmax", "cuda:90"), ("histogram", "cuda:90"), ("row_sum", "hip:gfx942"))
+WANTED = (
+    ("gelu", "cuda:90"),
+    ("softmax", "cuda:90"),
+    ("histogram", "cuda:90"),
+    ("row_sum", "hip:gfx942"),
+)
 TUNING = {f"{'T' * 52}/swiglu_kernel.autotune.json": '{"configs_timings": []}'}
-INDUCTOR = {"ab/cabc.best_config": '{"XBLOCK": 64}', "fxgraph/xy/entry": "graph " * 500, "ab/cabc.py": "print()\n"}
+INDUCTOR = {
+    "ab/cabc.best_config": '{"XBLOCK": 64}',
+    "fxgraph/xy/entry": "graph " * 500,
+    "ab/cabc.py": "print()\n",
+}
 
 
 class WouldCompileError(Exception):
@@ -57,7 +66,9 @@ def make(folder: Path) -> None:
     small, inductor = folder / "tuned", folder / "inductor"
     shutil.copytree(folder / "ours", small)
     write(small, TUNING)
-    placed = {f"triton/{device}/{key}": key for device, key in ((0, keys[0]), (0, keys[1]), (1, keys[1]))}
+    placed = {
+        f"triton/{device}/{key}": key for device, key in ((0, keys[0]), (0, keys[1]), (1, keys[1]))
+    }
     for place, key in placed.items():
         shutil.copytree(folder / "ours" / key, inductor / place)
     write(inductor, INDUCTOR)
@@ -95,7 +106,9 @@ def check_digests(bundle: Any, cache: Path) -> None:
     """The judges compare with the files that Triton wrote: hold the manifest to the same digests first."""
     for kernel in bundle.kernels:
         for artifact in kernel.artifacts:
-            found = hashlib.sha256((cache / kernel.key / artifact.filename).read_bytes()).hexdigest()
+            found = hashlib.sha256(
+                (cache / kernel.key / artifact.filename).read_bytes()
+            ).hexdigest()
             assert artifact.spans or artifact.digest.endswith(found), (
                 f"{kernel.key}/{artifact.filename}: {artifact.digest}"
             )
@@ -117,7 +130,10 @@ def serve() -> None:
         question = json.loads(line)
         os.environ["TRITON_CACHE_DIR"] = question["cache"]
         compiler.ASTSource.make_ir = real if question["compile"] else refuse
-        print(json.dumps([look_up(kernels, name, target, heard) for name, target in WANTED]), flush=True)
+        print(
+            json.dumps([look_up(kernels, name, target, heard) for name, target in WANTED]),
+            flush=True,
+        )
 
 
 def look_up(kernels: ModuleType, name: str, target: str, heard: list[bool]) -> dict[str, str]:
@@ -130,7 +146,11 @@ def look_up(kernels: ModuleType, name: str, target: str, heard: list[bool]) -> d
     except Exception as error:  # noqa: BLE001  # whatever a broken directory makes Triton raise is the finding
         return {"name": name, "did": f"raised {error!r}"}
     binary = kernel.asm["hsaco" if target.startswith("hip") else "cubin"]
-    return {"name": name, "did": "hit" if heard == [True] else "compiled", "binary": hashlib.sha256(binary).hexdigest()}
+    return {
+        "name": name,
+        "did": "hit" if heard == [True] else "compiled",
+        "binary": hashlib.sha256(binary).hexdigest(),
+    }
 
 
 if __name__ == "__main__":

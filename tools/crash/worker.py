@@ -27,7 +27,18 @@ from pathlib import Path
 from typing import Any
 
 from tools.crash import store_cases
-from tools.crash.cases import Case, Materials, Problem, Tree, below, empty, restores, saves, shorten, tree
+from tools.crash.cases import (
+    Case,
+    Materials,
+    Problem,
+    Tree,
+    below,
+    empty,
+    restores,
+    saves,
+    shorten,
+    tree,
+)
 
 DONE, TYPED, UNTYPED = 0, 3, 4
 CHILD_LIMIT_S = 30
@@ -82,7 +93,11 @@ class Worker:
     def _dry(self, case: Case) -> list[str]:
         before = self._start(case)
         ended = self._run(case)
-        problems = [*_unless(ended, DONE), *case.wrong_now(self.root, before), *case.wrong_when_done(self.root, before)]
+        problems = [
+            *_unless(ended, DONE),
+            *case.wrong_now(self.root, before),
+            *case.wrong_when_done(self.root, before),
+        ]
         problems += case.reveal(self.root)
         if problems:
             raise RuntimeError(f"{case.name} is wrong without any fault: {problems[0].text}")
@@ -92,7 +107,10 @@ class Worker:
         before = self._start(case)
         ended = self._run(case, job["fault"], job["at"])
         if not ended.hits:
-            yield Problem("shim", f"call {job['at']} was not reached in {len(ended.calls)} calls: {ended.text}")
+            yield Problem(
+                "shim",
+                f"call {job['at']} was not reached in {len(ended.calls)} calls: {ended.text}",
+            )
         if ended.status not in {DONE, TYPED, -signal.SIGKILL}:
             yield Problem("untyped error", ended.text)
         yield from case.wrong_now(self.root, before)
@@ -134,13 +152,20 @@ class Worker:
             try:
                 if sweep:
                     shorten(case.shortened)
-                os.environ.update(CRASH_ROOT=str(self.root), CRASH_LOG=str(log), CRASH_FAULT=fault, CRASH_AT=str(at))
+                os.environ.update(
+                    CRASH_ROOT=str(self.root),
+                    CRASH_LOG=str(log),
+                    CRASH_FAULT=fault,
+                    CRASH_AT=str(at),
+                )
                 self.library.crash_arm()
                 status = perform(case, case.sweep if sweep else case.work, self.root, told)
             finally:
                 os._exit(status)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        return Ended(status, told.read_text() or f"ended with {status}", tuple(log.read_text().splitlines()))
+        return Ended(
+            status, told.read_text() or f"ended with {status}", tuple(log.read_text().splitlines())
+        )
 
     def _ask_triton(self, case: Case, before: Tree, *, compiles: bool) -> Iterator[Problem]:
         """Have Triton look the kernels up: right bytes or a miss, unless a directory is as broken as it was at the start."""
@@ -150,7 +175,9 @@ class Worker:
             for answer in json.loads(sys.stdin.readline()):
                 yield from self._judge(case, cache, answer, before, now)
 
-    def _judge(self, case: Case, cache: str, answer: dict[str, str], before: Tree, now: Tree) -> Iterator[Problem]:
+    def _judge(
+        self, case: Case, cache: str, answer: dict[str, str], before: Tree, now: Tree
+    ) -> Iterator[Problem]:
         key = self._key_of(answer["name"])
         place = f"{cache}/{key}"
         untouched = place in before and below(before, place) == below(now, place)
@@ -159,7 +186,9 @@ class Worker:
         if answer["did"].startswith("raised"):
             yield Problem("partial", f"Triton {answer['did']} at {key}")
         elif answer["binary"] not in self._binaries(key):
-            yield Problem("wrong bytes", f"Triton {answer['did']} {key} with a binary of neither build")
+            yield Problem(
+                "wrong bytes", f"Triton {answer['did']} {key} with a binary of neither build"
+            )
 
     def _key_of(self, name: str) -> str:
         return next(

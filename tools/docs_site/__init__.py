@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `make docs` needs beside mkdocs: the hooks that mkdocs.yml names, `site_hooks.py` and `reference_hooks.py`."""
+"""What `make docs` runs: pages are written (`site_pages.py`, `reference_pages.py`), zensical builds them, and links are looked at (`site_links.py`)."""

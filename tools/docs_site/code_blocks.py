@@ -50,7 +50,9 @@ def blocks(page: Path, root: Path) -> list[Block]:
         code = re.sub(f"^{fence['indent']}", "", fence["text"], flags=re.MULTILINE)
         line = text.count("\n", 0, fence.start("ticks")) + 1
         name = page.relative_to(root).as_posix()
-        found.append(Block(name, line, language, title[1] if title else None, fence["order"] or "", code))
+        found.append(
+            Block(name, line, language, title[1] if title else None, fence["order"] or "", code)
+        )
     return found
 
 
@@ -67,12 +69,19 @@ def words_of(line: str) -> Iterator[list[str]]:
     lexer.whitespace_split = True
     try:
         tokens = list(lexer)
-    except ValueError:  # a text in quotes goes on in the next line, which no command in these pages does
+    except (
+        ValueError
+    ):  # a text in quotes goes on in the next line, which no command in these pages does
         return
     while "triton-bundler" in tokens:
         tokens = tokens[tokens.index("triton-bundler") + 1 :]
-        end = next((place for place, token in enumerate(tokens) if set(token) <= set("();<>|&")), len(tokens))
-        redirected = end < len(tokens) and tokens[end].startswith(">") and end > 0 and tokens[end - 1] == "2"
+        end = next(
+            (place for place, token in enumerate(tokens) if set(token) <= set("();<>|&")),
+            len(tokens),
+        )
+        redirected = (
+            end < len(tokens) and tokens[end].startswith(">") and end > 0 and tokens[end - 1] == "2"
+        )
         yield tokens[: end - redirected]
 
 
@@ -83,7 +92,9 @@ def command_lines(block: Block) -> Iterator[list[str]]:
         for found in YAML_LIST.finditer(text):
             yield [word.strip().strip("\"'") for word in found[1].replace("\n", " ").split(",")][1:]
         text = YAML_LIST.sub("", text)
-    for line in typed(Block(block.page, block.line, block.language, block.title, block.order, text)):
+    for line in typed(
+        Block(block.page, block.line, block.language, block.title, block.order, text)
+    ):
         if not line.lstrip().startswith("#"):
             yield from words_of(line)
 

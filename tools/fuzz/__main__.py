@@ -10,7 +10,9 @@ from tools.shared import programs
 PROGRAMS = {
     "bundle": "damaged and hostile bundles",
     "directory": "stores and cache directories that hold pipes, links, devices and damaged files",
+    "operators": "operators of torch that a plan may call, with hostile arguments",
     "redis": "hostile values in a real Redis server",
+    "replies": "a server that answers commands of Redis with anything",
 }
 
 if __name__ == "__main__":

@@ -53,15 +53,28 @@ def bombs() -> Iterator[Attack]:
     yield Attack("bomb/manifest-ratio", _frame(zeros, 16 * MIB))
     yield Attack("bomb/manifest-lying-frame", _frame(zeros, MIB))
     yield Attack("bomb/launch-ratio", _frame(zeros, 16 * MIB, LAUNCH))
-    yield Attack("bomb/no-size", _frame(zstandard.ZstdCompressor(write_content_size=False).compress(bytes(99)), 99))
-    yield Attack("bomb/no-checksum", _frame(zstandard.ZstdCompressor(write_checksum=False).compress(bytes(99)), 99))
+    yield Attack(
+        "bomb/no-size",
+        _frame(zstandard.ZstdCompressor(write_content_size=False).compress(bytes(99)), 99),
+    )
+    yield Attack(
+        "bomb/no-checksum",
+        _frame(zstandard.ZstdCompressor(write_checksum=False).compress(bytes(99)), 99),
+    )
     yield Attack("bomb/two-frames", _frame(compressed(bytes(50)) * 2, 50))
-    yield Attack("bomb/skippable", _frame(b"\x50\x2a\x4d\x18\x04\0\0\0abcd" + compressed(bytes(50)), 50))
+    yield Attack(
+        "bomb/skippable", _frame(b"\x50\x2a\x4d\x18\x04\0\0\0abcd" + compressed(bytes(50)), 50)
+    )
     wide = zstandard.ZstdCompressionParameters.from_level(1, window_log=27, write_checksum=True)
     streamed = zstandard.ZstdCompressor(compression_params=wide).compressobj()
     yield Attack("bomb/window", _frame(streamed.compress(bytes(64)) + streamed.flush(), 64))
     # Exactly as dense as the limit allows: manifests of nothing but tiny arrays, long strings, deep nests.
-    for label, unit in (("lists", b"\x90"), ("pairs", b"\x92\xc0\xc0"), ("texts", b"\xa2ab"), ("ones", b"\x91\xc0")):
+    for label, unit in (
+        ("lists", b"\x90"),
+        ("pairs", b"\x92\xc0\xc0"),
+        ("texts", b"\xa2ab"),
+        ("ones", b"\x91\xc0"),
+    ):
         for count in (60_000, 900_000, 4_000_000, 15_000_000):
             yield Attack(f"bomb/{label}-{count}", _dense(unit, count), heavy=count > 60_000)
     yield Attack("bomb/reused-blob", _reused_blob, heavy=True)
@@ -79,7 +92,10 @@ def _dense(unit: bytes, count: int) -> Callable[[Draft], Any]:
 
     def change(made: Draft) -> None:
         size = len(unit)
-        rows = [min(1_000_000, count // size - start) for start in range(0, max(1, count // size), 1_000_000)]
+        rows = [
+            min(1_000_000, count // size - start)
+            for start in range(0, max(1, count // size), 1_000_000)
+        ]
         body = b"".join(b"\xdd" + struct.pack(">I", row) + unit * row for row in rows)
         raw = b"\x97\x01" + bytes([0x90 | len(rows)]) + body + b"\x90" * 4
         pad = noise("pad", min(65535, len(raw) // 250))
@@ -94,7 +110,9 @@ def _reused_blob(made: Draft) -> None:
     blob = noise("reused", 10_000) + bytes(2 * MIB)
     files = [File(f"f{n}.ttir", blob) for n in range(62)]
     first = made.kernels[0]
-    made.kernels = [DraftKernel(key_of(sha256(bytes([n]))), "k", [*first.files[1:], *files]) for n in range(165)]
+    made.kernels = [
+        DraftKernel(key_of(sha256(bytes([n]))), "k", [*first.files[1:], *files]) for n in range(165)
+    ]
 
 
 def _prefixed(made: Draft, count: int, prefix: list[int], raw: bytes = b"graph") -> None:
@@ -128,7 +146,9 @@ def _prefix_chain(made: Draft) -> None:
 
 def _large_prefixes(made: Draft) -> None:
     """Hundreds of small frames that each need 30 of others decoded again, more than a reader keeps."""
-    made.kernels[0].files += [File(f"big{n}.ttir", f"{n}".encode() + bytes(MIB - 9)) for n in range(30)]
+    made.kernels[0].files += [
+        File(f"big{n}.ttir", f"{n}".encode() + bytes(MIB - 9)) for n in range(30)
+    ]
 
     def split(parts: Any) -> None:
         whole = parts.find(IR)
@@ -153,21 +173,37 @@ def documents() -> Iterator[Attack]:
             f"deep/observed-{depth}",
             bound(lambda d, n: d.container.append(lambda p: p.put(nested(n), OBSERVED)), depth),
         )
-        yield Attack(f"deep/facts-{depth}", bound(lambda d, n: setattr(d.kernels[0], "facts", nested(n)), depth))
-        yield Attack(f"deep/parts-{depth}", bound(lambda d, n: setattr(d.kernels[0], "parts", nested(n)), depth))
+        yield Attack(
+            f"deep/facts-{depth}",
+            bound(lambda d, n: setattr(d.kernels[0], "facts", nested(n)), depth),
+        )
+        yield Attack(
+            f"deep/parts-{depth}",
+            bound(lambda d, n: setattr(d.kernels[0], "parts", nested(n)), depth),
+        )
     for depth in (2, 6, 9, 40):
         yield Attack(
-            f"deep/value-{depth}", bound(lambda d, n: d.kernels[0].spec.__setitem__(12, value_chain(n)), depth)
+            f"deep/value-{depth}",
+            bound(lambda d, n: d.kernels[0].spec.__setitem__(12, value_chain(n)), depth),
         )
         record = ["k", [], [["x", value_chain(depth)]], "autotune"]
         yield Attack(f"deep/record-{depth}", bound(lambda d, r: d.records.append(r), record))
-    for label, head in (("array", b"\xdd"), ("text", b"\xdb"), ("bin", b"\xc6"), ("map", b"\xdf"), ("ext", b"\xc9")):
+    for label, head in (
+        ("array", b"\xdd"),
+        ("text", b"\xdb"),
+        ("bin", b"\xc6"),
+        ("map", b"\xdf"),
+        ("ext", b"\xc9"),
+    ):
         yield Attack(f"huge/{label}", _raw_content(b"\x97\x01" + head + b"\xff\xff\xff\xff"))
     yield Attack("huge/map", _raw_content(b"\x82\x01\x02\x01\x03"))
     yield Attack("huge/float-schema", lambda d: d.edits.append(lambda doc: doc.__setitem__(0, 1.0)))
     yield Attack("huge/text", lambda d: setattr(d.kernels[0], "name", "n" * 5000))
     yield Attack("huge/escape", lambda d: setattr(d.kernels[0], "name", "\x1b]0;x\x07" * 500))
-    yield Attack("huge/files", lambda d: d.kernels[0].files.extend(File(f"f{n}.ttir", b"x") for n in range(65)))
+    yield Attack(
+        "huge/files",
+        lambda d: d.kernels[0].files.extend(File(f"f{n}.ttir", b"x") for n in range(65)),
+    )
     for label, text in (
         ("unicode-digits", "\u0663"),
         ("many", "9" * 400),
@@ -175,17 +211,25 @@ def documents() -> Iterator[Attack]:
         ("empty", ""),
         ("hex", "0x1"),
     ):
-        yield Attack(f"value/int-{label}", bound(lambda d, t: d.kernels[0].spec.__setitem__(12, ["int", t]), text))
+        yield Attack(
+            f"value/int-{label}",
+            bound(lambda d, t: d.kernels[0].spec.__setitem__(12, ["int", t]), text),
+        )
     twice = ["dict", [["a", ["none", None]], ["a", ["bool", True]]]]
     yield Attack("value/dict-twice", lambda d: d.kernels[0].spec.__setitem__(12, twice))
-    facts = pack(["ast", [["x", "", None, True, False, False]], [], [[[2**63], ["int", 1]]], [], []])
+    facts = pack(
+        ["ast", [["x", "", None, True, False, False]], [], [[[2**63], ["int", 1]]], [], []]
+    )
     yield Attack("value/facts-path", lambda d: setattr(d.kernels[0], "facts", facts))
     for position, odd in enumerate([-1, 2**64 - 1, None, "4", 1.5, True]):
         for at in range(12):
             yield Attack(
-                f"value/spec-{at}-{position}", bound(lambda d, a, o: d.kernels[0].spec.__setitem__(a, o), at, odd)
+                f"value/spec-{at}-{position}",
+                bound(lambda d, a, o: d.kernels[0].spec.__setitem__(a, o), at, odd),
             )
-    yield Attack("value/arch-digits", lambda d: setattr(d.kernels[0], "target", ["cuda", "\u0669" * 1300, 0]))
+    yield Attack(
+        "value/arch-digits", lambda d: setattr(d.kernels[0], "target", ["cuda", "\u0669" * 1300, 0])
+    )
     yield Attack("value/arch-long", lambda d: _arch(d, "9" * 4096))
 
 

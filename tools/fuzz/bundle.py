@@ -88,7 +88,9 @@ class Report:
     def table(self) -> str:
         """Return what there is to say."""
         count = sum(self.outcomes.values())
-        lines = [f"{name:20} {n:8,} {n / max(1, count):7.1%}" for name, n in self.outcomes.most_common()]
+        lines = [
+            f"{name:20} {n:8,} {n / max(1, count):7.1%}" for name, n in self.outcomes.most_common()
+        ]
         lines += [
             f"{count:,} bundles in {self.seconds:.1f} s, {count / max(self.seconds, 1e-9):.0f} a second",
             f"slowest {self.slowest_s:.2f} s (number {self.slowest}); peak memory {self.peak_bytes >> 20} MiB a process",
@@ -103,7 +105,9 @@ class Cases:
     def __init__(self, seed: int, schemas: Sequence[int] = SCHEMAS) -> None:
         self.seed, self.schemas = seed, schemas
         folders = [folder for schema in schemas for folder in sorted(GOLDEN.glob(f"v{schema}.*"))]
-        self.golden = [path.read_bytes() for folder in folders for path in sorted(folder.glob("*.tbundle"))]
+        self.golden = [
+            path.read_bytes() for folder in folders for path in sorted(folder.glob("*.tbundle"))
+        ]
         # What hostile bundles are merged with and restored beside: the same keys, other files.
         self.sound = draft().join()
 
@@ -111,13 +115,19 @@ class Cases:
         """Return the bytes, which golden bundle to merge with, and whether to restore."""
         chance = random.Random(f"{self.seed}/{number}")
         # The empty bundle offers little to damage.
-        golden = chance.choices(range(len(self.golden)), [1 if len(data) < 1000 else 10 for data in self.golden])[0]
+        golden = chance.choices(
+            range(len(self.golden)), [1 if len(data) < 1000 else 10 for data in self.golden]
+        )[0]
         always = True if number % RESTORE_EVERY == 0 else None
         if number % 2:
             damage = structured if structural(number) else mutated
             return damage(chance, self.golden[golden]), golden, always
         data = hostile(chance, number // 2, self.schemas)
-        return data, len(self.golden), True if chance.randrange(HOSTILE_RESTORE_EVERY) == 0 else always
+        return (
+            data,
+            len(self.golden),
+            True if chance.randrange(HOSTILE_RESTORE_EVERY) == 0 else always,
+        )
 
 
 def limit_memory() -> None:
@@ -125,7 +135,9 @@ def limit_memory() -> None:
     with contextlib.suppress(ImportError):
         importlib.import_module("triton")
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY_BYTES, resource.RLIM_INFINITY))
+    resource.setrlimit(
+        resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY_BYTES, resource.RLIM_INFINITY)
+    )
 
 
 def structural(number: int) -> bool:
@@ -145,14 +157,23 @@ def make(seed: int, schemas: Sequence[int], numbers: range, made: Connection) ->
 
 
 def work(
-    seed: int, schemas: Sequence[int], numbers: range, log: str, place: Path, made: Connection, results: Connection
+    seed: int,
+    schemas: Sequence[int],
+    numbers: range,
+    log: str,
+    place: Path,
+    made: Connection,
+    results: Connection,
 ) -> None:
     """Judge some cases, in a process of its own; the parent hears of each when it is there, and when it is done."""
     with open(log, "w", encoding="utf-8") as file:
         faulthandler.enable(file)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         limit_memory()
-        os.environ |= {"HOME": str(place / "guard" / "home"), "TMPDIR": str(place / "guard" / "temporary")}
+        os.environ |= {
+            "HOME": str(place / "guard" / "home"),
+            "TMPDIR": str(place / "guard" / "temporary"),
+        }
         cases = Cases(seed, schemas)
         judge = Judge(place, [*cases.golden, cases.sound])
         for number in numbers:
@@ -185,7 +206,9 @@ class Worker:
         made, makes = context.Pipe(duplex=False)
         self.results, theirs = context.Pipe(duplex=False)
         self.place = working_directory()
-        self.maker: BaseProcess = context.Process(target=make, args=(seed, schemas, numbers, makes), daemon=True)
+        self.maker: BaseProcess = context.Process(
+            target=make, args=(seed, schemas, numbers, makes), daemon=True
+        )
         arguments = (seed, schemas, numbers, log, self.place, made, theirs)
         self.process: BaseProcess = context.Process(target=work, args=arguments, daemon=True)
         for process, end in ((self.maker, makes), (self.process, theirs)):
@@ -251,14 +274,18 @@ def fuzz(count: int, seed: int, schemas: Sequence[int], jobs: int, keep: Path) -
                 result = worker.receive() if results in ready else None
                 if result is not None:
                     report.add(result)
-                    report.findings += [_keep(keep, Cases(seed, schemas), *result[:2])] if result.problem else []
+                    report.findings += (
+                        [_keep(keep, Cases(seed, schemas), *result[:2])] if result.problem else []
+                    )
                 if not worker.is_late():
                     continue
                 del workers[results]
                 what = worker.stop()
                 if worker.numbers:
                     report.add(Result(worker.numbers[0], what, "died or hung", 0, 0))
-                    report.findings.append(_keep(keep, Cases(seed, schemas), worker.numbers[0], what))
+                    report.findings.append(
+                        _keep(keep, Cases(seed, schemas), worker.numbers[0], what)
+                    )
                 if worker.numbers[1:]:
                     start(worker.numbers[1:], os.path.basename(worker.log))
         for worker in workers.values():
@@ -281,7 +308,9 @@ def _keep(directory: Path, cases: Cases, number: int, what: str) -> dict[str, An
         "what": what,
     }
     (directory / f"{seed}-{number}.tbundle").write_bytes(data)
-    (directory / f"{seed}-{number}.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    (directory / f"{seed}-{number}.json").write_text(
+        json.dumps(facts, indent=1) + "\n", encoding="utf-8"
+    )
     lines = what.strip().splitlines()
     # A traceback says what happened in its last line, a dead process in its first.
     said = lines[-1] if lines[0].startswith("Traceback") else lines[0]
@@ -310,10 +339,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--schema", type=int, choices=SCHEMAS, help="only bundles with content of this schema")
+    parser.add_argument(
+        "--schema", type=int, choices=SCHEMAS, help="only bundles with content of this schema"
+    )
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--keep", type=Path, default=ROOT / ".build" / "fuzz", help="where findings go")
-    parser.add_argument("files", nargs="*", type=Path, help="judge these bundles instead, in this process")
+    parser.add_argument(
+        "--keep", type=Path, default=ROOT / ".build" / "fuzz", help="where findings go"
+    )
+    parser.add_argument(
+        "files", nargs="*", type=Path, help="judge these bundles instead, in this process"
+    )
     options = parser.parse_args()
     if options.files:
         return judge_files(options.files)

@@ -47,9 +47,17 @@ def pack(document: Any) -> bytes:
 
 def compressed(raw: bytes, prefix: bytes = b"", level: int = 3) -> bytes:
     """Return raw bytes as a frame that declares its size and has a checksum."""
-    shared = zstandard.ZstdCompressionDict(prefix, dict_type=zstandard.DICT_TYPE_RAWCONTENT) if prefix else None
+    shared = (
+        zstandard.ZstdCompressionDict(prefix, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+        if prefix
+        else None
+    )
     compressor = zstandard.ZstdCompressor(
-        level=level, write_checksum=True, write_content_size=True, write_dict_id=False, dict_data=shared
+        level=level,
+        write_checksum=True,
+        write_content_size=True,
+        write_dict_id=False,
+        dict_data=shared,
     )
     return compressor.compress(raw)
 
@@ -72,7 +80,9 @@ class Part:
         """Return a section of raw bytes, compressed where that helps."""
         data = compressed(raw)
         smaller = len(data) < len(raw)
-        return Part(kind, ZSTD if smaller else STORED, data if smaller else raw, len(raw), list(blobs))
+        return Part(
+            kind, ZSTD if smaller else STORED, data if smaller else raw, len(raw), list(blobs)
+        )
 
 
 @dataclass
@@ -101,7 +111,9 @@ class Parts:
     def document(self, kind: int) -> list[Any]:
         """Return the decoded content, or the observations."""
         part = self.find(kind)
-        document: list[Any] = msgpack.unpackb(zstandard.decompress(part.data) if part.codec else part.data)
+        document: list[Any] = msgpack.unpackb(
+            zstandard.decompress(part.data) if part.codec else part.data
+        )
         return document
 
     def put(self, data: bytes, kind: int) -> None:
@@ -116,7 +128,9 @@ class Parts:
             raise ValueError("a content that only readers with limits should decode")
         document = self.document(CONTENT)
         head = msgpack.Packer().pack_array_header(len(document))
-        raw = head + b"".join(packed if at == number else pack(item) for at, item in enumerate(document))
+        raw = head + b"".join(
+            packed if at == number else pack(item) for at, item in enumerate(document)
+        )
         # Compressed it could look like a bomb, and would not be decoded.
         part = self.find(CONTENT)
         part.codec, part.data, part.raw = STORED, raw, len(raw)
@@ -131,7 +145,9 @@ class Parts:
             entries.append([s.kind, s.codec, offset, len(s.data), s.raw, digest, s.blobs, s.prefix])
             position += len(s.data)
         table = pack(entries) if table is None else table
-        head = HEADER.pack(MAGIC, self.major, self.minor, *self.flags, HEADER_BYTES + len(body), len(table))
+        head = HEADER.pack(
+            MAGIC, self.major, self.minor, *self.flags, HEADER_BYTES + len(body), len(table)
+        )
         return b"".join([head, sha256(head + table), body, table, tail])
 
 
@@ -153,7 +169,21 @@ class DraftKernel:
     files: list[File]
     target: list[Any] = field(default_factory=lambda: ["cuda", "90", 32])
     spec: list[Any] = field(
-        default_factory=lambda: ["k", 4, 1, 32, 0, None, None, None, None, None, False, False, ["list", []]]
+        default_factory=lambda: [
+            "k",
+            4,
+            1,
+            32,
+            0,
+            None,
+            None,
+            None,
+            None,
+            None,
+            False,
+            False,
+            ["list", []],
+        ]
     )
     facts: bytes | None = None
     parts: bytes | None = None
@@ -182,12 +212,20 @@ class Draft:
 
     def parts(self) -> Parts:
         """Return the container with its edits made."""
-        ours = {"launch": [f for k in self.kernels for f in k.files if f.name.endswith(("json", "cubin"))]}
-        others = [f for k in self.kernels for f in k.files] + [f for _, f in self.tuning + self.helpers + self.opaque]
+        ours = {
+            "launch": [
+                f for k in self.kernels for f in k.files if f.name.endswith(("json", "cubin"))
+            ]
+        }
+        others = [f for k in self.kernels for f in k.files] + [
+            f for _, f in self.tuning + self.helpers + self.opaque
+        ]
         placed: dict[bytes, bytes] = {}
         groups: list[tuple[int, list[bytes]]] = []
         for kind, files in ((LAUNCH, ours["launch"]), (IR, others)):
-            group = [raw for raw in dict.fromkeys(sha256(f.data) for f in files) if raw not in placed]
+            group = [
+                raw for raw in dict.fromkeys(sha256(f.data) for f in files) if raw not in placed
+            ]
             placed.update((sha256(f.data), f.data) for f in files)
             groups.append((kind, group))
         table = sorted(placed)
@@ -205,7 +243,8 @@ class Draft:
             for edit in self.table_edits:
                 edit(document)
         parts = Parts(
-            [*sections, Part.of(CONTENT, pack(document)), Part.of(OBSERVED, pack(self.observed))], self.schema
+            [*sections, Part.of(CONTENT, pack(document)), Part.of(OBSERVED, pack(self.observed))],
+            self.schema,
         )
         for change in self.container:
             change(parts)
@@ -215,12 +254,23 @@ class Draft:
         """Return the bundle's bytes."""
         return self.parts().join()
 
-    def _document(self, table: list[bytes], placed: dict[bytes, bytes], index: dict[bytes, int]) -> list[Any]:
+    def _document(
+        self, table: list[bytes], placed: dict[bytes, bytes], index: dict[bytes, int]
+    ) -> list[Any]:
         def one(f: File) -> list[Any]:
             return [f.name, index[sha256(f.data)], f.spans]
 
         kernels = [
-            [k.key, k.name, k.target, list(map(one, k.files)), k.spec, k.facts, k.parts, k.toolchain]
+            [
+                k.key,
+                k.name,
+                k.target,
+                list(map(one, k.files)),
+                k.spec,
+                k.facts,
+                k.parts,
+                k.toolchain,
+            ]
             for k in self.kernels
         ]
         return [
@@ -240,10 +290,19 @@ def key_of(digest: bytes) -> str:
 def metadata(seed: str, **fields: Any) -> dict[str, Any]:
     """Return a metadata document that belongs to the key of this seed."""
     target = {"backend": "cuda", "arch": 90, "warp_size": 32}
-    return {"hash": sha256(seed.encode()).hex(), "name": "k", "num_warps": 4, "shared": 0, "target": target, **fields}
+    return {
+        "hash": sha256(seed.encode()).hex(),
+        "name": "k",
+        "num_warps": 4,
+        "shared": 0,
+        "target": target,
+        **fields,
+    }
 
 
-def kernel(seed: str = "one", document: bytes | None = None, binary: bytes | None = None) -> DraftKernel:
+def kernel(
+    seed: str = "one", document: bytes | None = None, binary: bytes | None = None
+) -> DraftKernel:
     """Return a kernel that can be restored unless its metadata or binary says otherwise."""
     files = [
         File("k.ttir", f'tt.func @k loc("a.py":1:1) // {seed}\n'.encode() * 3),
@@ -259,7 +318,9 @@ def draft() -> Draft:
     second = kernel("two", stored)
     spans = [stored.index(b"[[cache"), 0, 0, stored.index(b"[[triton"), 1, 0]
     second.file("json").spans = spans
-    tuning = [(f"{key_of(sha256(b'tuned'))}/k.autotune.json", File("k.autotune.json", b'{"key": []}'))]
+    tuning = [
+        (f"{key_of(sha256(b'tuned'))}/k.autotune.json", File("k.autotune.json", b'{"key": []}'))
+    ]
     return Draft([kernel(), second], tuning)
 
 

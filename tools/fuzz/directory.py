@@ -142,7 +142,12 @@ class Case:
     """One damaged copy, and what is done with it."""
 
     def __init__(self, template: Template, place: Path, chance: random.Random) -> None:
-        self.template, self.chance, self.root, self.cache = template, chance, place / "store", place / "cache"
+        self.template, self.chance, self.root, self.cache = (
+            template,
+            chance,
+            place / "store",
+            place / "cache",
+        )
         self.outside = place / "outside"
         for folder in (self.root, self.cache):
             shutil.rmtree(folder, ignore_errors=True)
@@ -155,16 +160,24 @@ class Case:
         """Put something hostile in a few places."""
         for top in (self.root, self.cache):
             for _ in range(
-                self.chance.choice([0, 1, 1, 2, 4]) if top == self.cache else self.chance.choice([1, 1, 2, 5])
+                self.chance.choice([0, 1, 1, 2, 4])
+                if top == self.cache
+                else self.chance.choice([1, 1, 2, 5])
             ):
                 # Files are what is read, and there are more of them; a directory takes all in it along.
-                found = sorted(path for path in top.rglob("*") if path.parent != top or self.chance.random() < 0.2)
+                found = sorted(
+                    path
+                    for path in top.rglob("*")
+                    if path.parent != top or self.chance.random() < 0.2
+                )
                 if found:
                     self._damage_one(self.chance.choice(found))
 
     def _damage_one(self, path: Path) -> None:
         chance = self.chance
-        kind = chance.choice([*HOSTILE, *HOSTILE, "grown", "flipped", "other", "cut", "name", "link to outside"])
+        kind = chance.choice(
+            [*HOSTILE, *HOSTILE, "grown", "flipped", "other", "cut", "name", "link to outside"]
+        )
         self.done.append(f"{kind}: {path.relative_to(self.root.parent)}")
         plain = path.is_file() and not path.is_symlink() and path.stat().st_size < HUGE_BYTES
         if kind in HOSTILE:
@@ -189,9 +202,9 @@ class Case:
                 ]
             )
             with contextlib.suppress(OSError):
-                path.with_name(odd).symlink_to("nowhere") if chance.random() < 0.3 else path.with_name(odd).write_bytes(
-                    b"odd"
-                )
+                path.with_name(odd).symlink_to(
+                    "nowhere"
+                ) if chance.random() < 0.3 else path.with_name(odd).write_bytes(b"odd")
         elif plain and kind == "grown":
             grow(path)
         elif plain and kind == "cut":
@@ -199,7 +212,11 @@ class Case:
         elif plain and kind == "flipped":
             path.write_bytes(flip(chance, path.read_bytes()))
         elif plain:
-            others = [other for other in path.parent.parent.rglob("*") if other.is_file() and not other.is_symlink()]
+            others = [
+                other
+                for other in path.parent.parent.rglob("*")
+                if other.is_file() and not other.is_symlink()
+            ]
             others = [other for other in others if other.stat().st_size < HUGE_BYTES]
             path.write_bytes(chance.choice(others).read_bytes() if others else b"")
 
@@ -237,7 +254,9 @@ class Case:
         with found:
             for key in [k.key for k in found.kernels]:
                 with contextlib.suppress(BundlerError):  # said, and not wrong
-                    self._check({at: data for at, data in contents(found.select()).items() if at[0] == key})
+                    self._check(
+                        {at: data for at, data in contents(found.select()).items() if at[0] == key}
+                    )
 
     def _check(self, got: dict[tuple[str, str], bytes]) -> None:
         wrong = [at for at, data in got.items() if self.template.contents.get(at) != data]
@@ -267,7 +286,9 @@ class Case:
                     except BundlerError as error:
                         outcomes[type(error).__name__] += 1
                         if name == "mended":
-                            raise Finding(f"a push that raised nothing cannot be pulled: {error}") from error
+                            raise Finding(
+                                f"a push that raised nothing cannot be pulled: {error}"
+                            ) from error
                         str(error).encode("utf-8", "surrogateescape")
         except BundlerError as error:
             outcomes[type(error).__name__] += 1
@@ -288,7 +309,9 @@ def work(seed: int, numbers: range, place: Path, results: Connection) -> None:
         results.send((number, *judged(template, place, seed, number)))
 
 
-def judged(template: Template, place: Path, seed: int, number: int) -> tuple[Counter[str], str | None]:
+def judged(
+    template: Template, place: Path, seed: int, number: int
+) -> tuple[Counter[str], str | None]:
     """Return the outcomes of a case, and what was found."""
     case = Case(template, place, random.Random(f"{seed}/{number}"))
     # The thread that hangs is the one that counts, and it may be in a system call.
@@ -309,7 +332,9 @@ class Worker:
         context = multiprocessing.get_context("spawn")
         self.results, theirs = context.Pipe(duplex=False)
         self.place = working_directory()
-        self.process = context.Process(target=work, args=(seed, numbers, self.place, theirs), daemon=True)
+        self.process = context.Process(
+            target=work, args=(seed, numbers, self.place, theirs), daemon=True
+        )
         self.process.start()
         theirs.close()
 
@@ -374,5 +399,7 @@ def main() -> int:
     outcomes, findings = fuzz(options.count, options.seed, max(1, options.jobs))
     for name, number in outcomes.most_common():
         print(f"{name:20} {number:8,}")
-    print(f"{options.count:,} stores in {time.monotonic() - started:.1f} s; {len(findings)} findings")
+    print(
+        f"{options.count:,} stores in {time.monotonic() - started:.1f} s; {len(findings)} findings"
+    )
     return 1 if findings or not outcomes["fine"] else 0

@@ -70,10 +70,25 @@ SPANS: dict[str, list[Any]] = {
     "place": [0, 9, 0], "style": [0, 0, 99], "two-numbers": [0, 0], "text": ["a", 0, 0], "huge-place": [0, 2**64 - 1, 0],
     "many": [0, 0, 0] * 5000,
 }  # fmt: skip
-SIZES = {"smaller": -1, "larger": 1, "limit": 64 * MIB, "over-limit": 64 * MIB + 1, "huge": 2**40, "largest": 2**63}
+SIZES = {
+    "smaller": -1,
+    "larger": 1,
+    "limit": 64 * MIB,
+    "over-limit": 64 * MIB + 1,
+    "huge": 2**40,
+    "largest": 2**63,
+}
 
 # What an attack meets where another one took away what it wanted to change.
-_CLASHES = (StopIteration, LookupError, ValueError, TypeError, OverflowError, struct.error, zstandard.ZstdError)
+_CLASHES = (
+    StopIteration,
+    LookupError,
+    ValueError,
+    TypeError,
+    OverflowError,
+    struct.error,
+    zstandard.ZstdError,
+)
 
 
 def hostile(chance: random.Random, number: int, schemas: Sequence[int] = SCHEMAS) -> bytes:
@@ -89,7 +104,9 @@ def hostile(chance: random.Random, number: int, schemas: Sequence[int] = SCHEMAS
         return every_attack()[turn].make(schemas[turn % len(schemas)])
     first, second = _pick(chance), _pick(chance)
     schema = chance.choice(schemas)
-    if chance.random() < 0.5 and not first.heavy:  # to damage it, it is decoded here, without bounds
+    if (
+        chance.random() < 0.5 and not first.heavy
+    ):  # to damage it, it is decoded here, without bounds
         return _damaged(chance, first.make(schema))
     made = draft()
     made.schema = schema
@@ -142,6 +159,8 @@ def attacks() -> Iterator[Attack]:
     yield from metadata_attacks.documents()
     yield from metadata_attacks.binaries()
     yield from _devices()
+    yield from _trees()
+    yield from _plans()
     for name, change, heavy in table_content.attacks():
         yield Attack(name, change, heavy, table_content.SCHEMA)
     yield Attack("none", lambda _: None)
@@ -151,18 +170,29 @@ def _names() -> Iterator[Attack]:
     for label, name in NAMES.items():
         for suffix in ("ttir", "cubin", "json"):
             yield Attack(f"name/{suffix}-{label}", _rename(suffix, name))
-        yield Attack(f"name/more-{label}", bound(lambda d, n: d.kernels[0].files.append(File(n, b"more")), name))
+        yield Attack(
+            f"name/more-{label}",
+            bound(lambda d, n: d.kernels[0].files.append(File(n, b"more")), name),
+        )
     for label, key in KEYS.items():
         yield Attack(f"key/{label}", bound(lambda d, k: setattr(d.kernels[0], "key", k), key))
-        yield Attack(f"key/observed-{label}", bound(lambda d, k: d.observed[1].append([k, [], [], []]), key))
-    for label, path in {**NAMES, **PATHS, **{f"in-{n}": f"a/{name}" for n, name in NAMES.items()}}.items():
+        yield Attack(
+            f"key/observed-{label}", bound(lambda d, k: d.observed[1].append([k, [], [], []]), key)
+        )
+    for label, path in {
+        **NAMES,
+        **PATHS,
+        **{f"in-{n}": f"a/{name}" for n, name in NAMES.items()},
+    }.items():
         for kind in ("tuning", "helpers", "opaque"):
             yield Attack(f"path/{kind}-{label}", _place(kind, path))
     yield Attack("path/forged-kernel", _forged_kernel)
 
 
 def _rename(suffix: str, name: str) -> Callable[[Draft], Any]:
-    return lambda made: setattr(made.kernels[0].file(suffix), "name", name) if made.kernels else None
+    return lambda made: (
+        setattr(made.kernels[0].file(suffix), "name", name) if made.kernels else None
+    )
 
 
 def _place(kind: str, path: str) -> Callable[[Draft], Any]:
@@ -203,7 +233,9 @@ def _spans() -> Iterator[Attack]:
 
 
 def _span(suffix: str, spans: list[Any]) -> Callable[[Draft], Any]:
-    return lambda made: setattr(made.kernels[0].file(suffix), "spans", list(spans)) if made.kernels else None
+    return lambda made: (
+        setattr(made.kernels[0].file(suffix), "spans", list(spans)) if made.kernels else None
+    )
 
 
 def _sizes() -> Iterator[Attack]:
@@ -212,7 +244,9 @@ def _sizes() -> Iterator[Attack]:
             document[1][0][1] = document[1][0][1] + size if abs(size) == 1 else size
 
     for label, size in SIZES.items():
-        yield Attack(f"size/blob-{label}", bound(lambda d, s: d.edits.append(lambda doc: blob(doc, s)), size))
+        yield Attack(
+            f"size/blob-{label}", bound(lambda d, s: d.edits.append(lambda doc: blob(doc, s)), size)
+        )
         for kind in (LAUNCH, CONTENT, OBSERVED):
             yield Attack(f"size/section-{kind}-{label}", bound(lambda d, s, k: d.container.append(
                 lambda parts: setattr(parts.find(k), "raw", parts.find(k).raw + s if abs(s) == 1 else s)), size, kind))  # fmt: skip
@@ -230,10 +264,90 @@ def _duplicates() -> Iterator[Attack]:
     yield Attack("twice/blob", lambda d: d.edits.append(lambda doc: doc[1].append(doc[1][0])))
     yield Attack("twice/blob-unsorted", lambda d: d.edits.append(lambda doc: doc[1].reverse()))
     yield Attack("twice/observed", lambda d: d.observed[1].extend([[KEY, [], [], []]] * 2))
-    yield Attack("twice/section", lambda d: d.container.append(lambda p: p.sections.append(p.sections[0])))
-    yield Attack("twice/content", lambda d: d.container.append(lambda p: p.sections.append(p.find(CONTENT))))
+    yield Attack(
+        "twice/section", lambda d: d.container.append(lambda p: p.sections.append(p.sections[0]))
+    )
+    yield Attack(
+        "twice/content", lambda d: d.container.append(lambda p: p.sections.append(p.find(CONTENT)))
+    )
     yield Attack("twice/record", lambda d: d.records.extend([["k", [], [], "autotune"]] * 2))
-    yield Attack("twice/folder-and-file", lambda d: d.opaque.extend([("a", File("a", b"")), ("a/b", File("b", b""))]))
+    yield Attack(
+        "twice/folder-and-file",
+        lambda d: d.opaque.extend([("a", File("a", b"")), ("a/b", File("b", b""))]),
+    )
+
+
+def _trees() -> Iterator[Attack]:
+    """Yield indexes of trees of server caches; most are refused for their size, or name what is not there."""
+    chunk = sha256(b"seed") * 32
+    name = f"sha256:{sha256(chunk).hex()}"
+    inside = "torch_compile_cache/aa/rank_0_0/model"
+    for label, files in {
+        "repeated": [[inside, len(chunk) * 100_000, [name] * 100_000]],
+        "repeated-files": [[f"{inside}{n}", len(chunk) * 1000, [name] * 1000] for n in range(200)],
+        "repeated-little": [[inside, len(chunk) * 40, [name] * 40]],
+        "smaller": [[inside, 1, [name]]],
+        "largest": [[inside, 2**63, [name]]],
+        "beyond": [[inside, 2**70, [name]]],
+        "lacking": [[inside, 32, ["sha256:" + "0" * 64]]],
+        "no-digest": [[inside, 32, ["sha256:x"]]],
+        "up": [["../" + inside, len(chunk), [name]]],
+        "empty": [[inside, 0, []]],
+    }.items():
+        yield Attack(f"tree/{label}", bound(_tree, chunk, files, {}))
+    yield Attack("tree/kernels-up", bound(_tree, chunk, [], {"../x": [KEY]}))
+    yield Attack("tree/kernels-no-key", bound(_tree, chunk, [], {"x": ["../y"]}))
+    yield Attack("tree/kernels-many", bound(_tree, chunk, [], {f"x{n}": [KEY] for n in range(30)}))
+
+
+def _tree(made: Draft, chunk: bytes, files: list[Any], kernels: dict[str, Any]) -> None:
+    row = {
+        "family": "vllm", "files": files, "fingerprint": {}, "format": 1, "kernels": kernels, "place": "", "ranks": [],
+    }  # fmt: skip
+    index = json.dumps(row, separators=(",", ":"), sort_keys=True).encode()
+    for data, ending in ((chunk, ""), (index, ".tree.json")):
+        base = sha256(data).hex() + ending
+        made.opaque.append((f"@families/vllm/{base}", File(base, data)))
+
+
+def _plans() -> Iterator[Attack]:
+    """Yield plans of programs; what is told of them is told before anything of them runs."""
+    huge = {"dtype": "float32", "sizes": [2**62, 2**62], "strides": [2**62, 1], "offset": 0}
+    spec = {"dtype": "float32", "sizes": [4, "n"], "strides": ["n", 1], "offset": 0}
+    tensor = {"name": "x", "spec": spec, "aligned": False, "changed": False, "number": None}
+    number = tensor | {"spec": None, "name": ""}
+    allocate = [
+        "Allocate",
+        {"name": "y", "spec": {"dtype": "int8", "sizes": [2**47], "strides": [1], "offset": 0}},
+    ]
+    release = ["Release", {"name": "y"}]
+    changed: dict[str, dict[str, Any]] = {
+        "sound": {},
+        "none": {"inputs": None},
+        "infinite": {"inputs": [tensor, number | {"number": float("inf")}, number | {"number": float("nan")}]},
+        "long-number": {"inputs": [tensor, number | {"number": 10**4000}]},
+        "many-inputs": {"inputs": [tensor, *[number] * 500]},
+        "huge": {"inputs": [tensor | {"spec": huge}], "sizes": {}},
+        "negative": {"inputs": [tensor | {"spec": spec | {"sizes": [-1, "n"]}}]},
+        "ranks-differ": {"inputs": [tensor | {"spec": spec | {"strides": [1]}}]},
+        "size-elsewhere": {"sizes": {"n": [7, 0]}},
+        "size-far": {"sizes": {"n": [0, 2**40]}},
+        "size-negative": {"sizes": {"n": [-1, -9]}},
+        "much-memory": {"steps": [allocate, release] * 2000},
+        "twice": {"steps": [allocate, allocate]},
+        "command": {"constants": ["\x1b[2J", "x" * 100_000]},
+        "deep": {"outputs": json.loads("[" * 500 + "]" * 500)},
+        "output-lacking": {"outputs": [{"buffer": "z", "spec": None, "size": None}]},
+    }  # fmt: skip
+    for label, changes in changed.items():
+        plan = {"inputs": [tensor], "sizes": {"n": [0, 1]}, "steps": [], "kernels": {}, "constants": [], "version": 1,
+                "outputs": [{"buffer": "x", "spec": None, "size": None}]} | changes  # fmt: skip
+        yield Attack(f"plan/{label}", bound(_plan, json.dumps(plan).encode()))
+    yield Attack("plan/no-json", bound(_plan, b"\xff{"))
+
+
+def _plan(made: Draft, data: bytes) -> None:
+    made.opaque.append(("programs/p.program.json", File("p.program.json", data)))
 
 
 def _devices() -> Iterator[Attack]:
@@ -242,8 +356,16 @@ def _devices() -> Iterator[Attack]:
         "up": ["../.."], "true": [True],
     }.items():  # fmt: skip
         seen = [KEY, devices, ["inductor"], []]
-        yield Attack(f"device/{label}", bound(lambda d, s: d.observed[1].append(s), seen), heavy=label == "many")
+        yield Attack(
+            f"device/{label}",
+            bound(lambda d, s: d.observed[1].append(s), seen),
+            heavy=label == "many",
+        )
     yield Attack(
-        "device/layout", lambda d: d.observed[1].append([KEY, [0], ["../..", "inductor", ""], [["x", 2**64 - 1]]])
+        "device/layout",
+        lambda d: d.observed[1].append([KEY, [0], ["../..", "inductor", ""], [["x", 2**64 - 1]]]),
     )
-    yield Attack("device/host", lambda d: d.observed[2].extend([[["python", "\x1b[2J"]], [], [["a", "b"]] * 2]))
+    yield Attack(
+        "device/host",
+        lambda d: d.observed[2].extend([[["python", "\x1b[2J"]], [], [["a", "b"]] * 2]),
+    )

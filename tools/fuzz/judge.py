@@ -67,7 +67,9 @@ class Judge:
         _make_guard(place / "guard")
         sys.addaudithook(self._watch)
 
-    def judge(self, data: bytes, golden: int = 0, restore: bool | None = None, *, used: bool = False) -> str:
+    def judge(
+        self, data: bytes, golden: int = 0, restore: bool | None = None, *, used: bool = False
+    ) -> str:
         """Return the class of the first error, or `accepted`; raises `Finding`.
 
         Args:
@@ -80,11 +82,16 @@ class Judge:
         if isinstance(opened, BundlerError):
             return type(opened).__name__
         with opened as bundle:
-            outcomes: list[object] = [_typed(lambda: read_everything(bundle)), _typed(bundle.verify)]
+            outcomes: list[object] = [
+                _typed(lambda: read_everything(bundle)),
+                _typed(bundle.verify),
+            ]
             outcomes += [*_select(bundle), *_merge(bundle, self.golden[golden])]
             if used:
                 outcomes += [_typed(call) for call in uses(bundle, self.place / "used")]
-            errors = [type(outcome).__name__ for outcome in outcomes if isinstance(outcome, BundlerError)]
+            errors = [
+                type(outcome).__name__ for outcome in outcomes if isinstance(outcome, BundlerError)
+            ]
             if restore or (restore is None and not errors):
                 self.restore(bundle, data, golden)
         return errors[0] if errors else ACCEPTED
@@ -104,15 +111,23 @@ class Judge:
         self._restore(bundle, path, keep="all", trust="code")
         with self._guarding():
             _typed(lambda: bundler.check(path, str(self.target), only="all", trust="code"))
-            _typed(lambda: bundler.restore(self.golden[golden], str(self.target), only="all", trust="code"))
+            _typed(
+                lambda: bundler.restore(
+                    self.golden[golden], str(self.target), only="all", trust="code"
+                )
+            )
             _typed(lambda: bundler.restore(bundle, str(self.target), only="all", trust="code"))
         self._fresh()
         _same(before, _guarded(self.place / "guard", self.target), "outside the target")
 
-    def _restore(self, bundle: Bundle, source: Bundle | Path, trust: Any, keep: Any, only: Any = "all") -> None:
+    def _restore(
+        self, bundle: Bundle, source: Bundle | Path, trust: Any, keep: Any, only: Any = "all"
+    ) -> None:
         known = {path for path, _ in _files(self.target)} if self.target.exists() else set()
         with self._guarding():
-            report = _typed(lambda: bundler.restore(source, str(self.target), keep=keep, trust=trust, only=only))
+            report = _typed(
+                lambda: bundler.restore(source, str(self.target), keep=keep, trust=trust, only=only)
+            )
         repaired = isinstance(report, BundlerError) or bool(report.repaired)
         if not isinstance(report, BundlerError):
             for _, reason in report.skipped:
@@ -122,7 +137,9 @@ class Judge:
         self._look(bundle, trust, known, repaired=repaired)
 
     def _check(self, source: Bundle | Path) -> None:
-        checked = _typed(lambda: bundler.check(source, str(self.target), keep="all", only="all", trust="code"))
+        checked = _typed(
+            lambda: bundler.check(source, str(self.target), keep="all", only="all", trust="code")
+        )
         if isinstance(checked, BundlerError):
             raise Finding(f"restore went well, check raised {checked!r}")
 
@@ -134,8 +151,13 @@ class Judge:
         allowed = _Allowed(bundle, str(self.target), trust)
         groups, found = set(), dict(_files(self.target))
         for path, data in found.items():
-            if any(part.startswith("tmp.bundler.") for part in path.split("/")) and path not in allowed.files:
-                if repaired and any(part.startswith("tmp.bundler.old.") for part in path.split("/")):
+            if (
+                any(part.startswith("tmp.bundler.") for part in path.split("/"))
+                and path not in allowed.files
+            ):
+                if repaired and any(
+                    part.startswith("tmp.bundler.old.") for part in path.split("/")
+                ):
                     continue
                 raise Finding(f"left behind: {path}")
             if os.path.basename(path).startswith(GROUP):
@@ -144,7 +166,11 @@ class Judge:
             elif path not in known and data not in allowed.bytes_of(path):
                 raise Finding(f"{path}: {len(data)} bytes that trust={trust!r} does not say")
         for folder, paths in allowed.kernel_folders.items():
-            left = [path for path in paths if path in found and path not in known and path not in allowed.companions]
+            left = [
+                path
+                for path in paths
+                if path in found and path not in known and path not in allowed.companions
+            ]
             if left and folder not in groups:
                 raise Finding(f"{folder}: {left} without a group file")
 
@@ -173,11 +199,21 @@ class Judge:
         elif event in {"os.rename", "os.link", "os.symlink"}:
             self._touched(arguments[0])
             self._touched(arguments[1])
-        elif event in {"os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod", "os.chown", "shutil.rmtree"}:
+        elif event in {
+            "os.mkdir",
+            "os.remove",
+            "os.rmdir",
+            "os.truncate",
+            "os.chmod",
+            "os.chown",
+            "shutil.rmtree",
+        }:
             self._touched(arguments[0])
 
     def _touched(self, path: Any) -> None:
-        if not isinstance(path, (str, bytes)) or path == os.devnull:  # to which the library gives what it does not read
+        if (
+            not isinstance(path, (str, bytes)) or path == os.devnull
+        ):  # to which the library gives what it does not read
             return
         text = os.fsdecode(path)
         # A name alone is relative to a directory descriptor, and cannot leave that.
@@ -195,7 +231,9 @@ class _Allowed:
         self.kernel_folders: dict[str, list[str]] = {}
         places = {0: target, 1: triton_dir()}
         devices = sorted({d for d in bundle.observed.devices if 0 <= d < DEVICES} | {0})
+        trees = list(_trees(bundle))
         roots = ["", *(f"triton/{device}/" for device in devices)]
+        roots += sorted({f"{path}/" for tree in trees for path in tree["kernels"]})
         for entry in bundle.content.entries:
             of_kernel = isinstance(entry, Kernel)
             artifacts = entry.artifacts if isinstance(entry, Kernel) else (entry.artifact,)
@@ -203,17 +241,29 @@ class _Allowed:
                 stored = _typed(partial(bundle.read, artifact))
                 if isinstance(stored, BundlerError):
                     continue
-                path = f"{entry.key}/{artifact.filename}" if isinstance(entry, Kernel) else entry.path
-                if trust != "code" and (isinstance(entry, Opaque) or not _harmless(path, of_kernel=of_kernel)):
+                path = (
+                    f"{entry.key}/{artifact.filename}" if isinstance(entry, Kernel) else entry.path
+                )
+                if trust != "code" and (
+                    isinstance(entry, Opaque) or not _harmless(path, of_kernel=of_kernel)
+                ):
                     continue
                 for root in roots if not isinstance(entry, Opaque) else [""]:
                     places[0] = os.path.join(target, root).rstrip("/")
                     localized = localize(stored, artifact, places)
-                    self.files.setdefault(root + path, []).extend([] if localized is None else [localized])
+                    self.files.setdefault(root + path, []).extend(
+                        [] if localized is None else [localized]
+                    )
                     if isinstance(entry, Kernel):
                         self.kernel_folders.setdefault(root + entry.key, []).append(root + path)
                     else:
                         self.companions.add(root + path)
+
+        for tree in trees if trust == "code" else ():
+            for path, _, chunks in tree["files"]:
+                joined = b"".join(tree["chunks"].get(chunk, b"") for chunk in chunks)
+                self.files.setdefault(path, []).append(joined)
+                self.companions.add(path)
 
         # Each tuning record is a file, named after its kernel and its parts, with a digest in front.
         tunings = {tuning.record: tuning for tuning in bundle.observed.tunings}
@@ -228,6 +278,35 @@ class _Allowed:
         return self.files.get(path, [])
 
 
+def _trees(bundle: Bundle) -> Iterator[dict[str, Any]]:
+    """Yield the trees of server caches that a bundle holds, and their chunks, as `docs/format.md` says, independently of the package."""
+    opaque = [entry for entry in bundle.content.entries if isinstance(entry, Opaque)]
+    if not any(entry.path.endswith(".tree.json") for entry in opaque):
+        return
+    read = {entry.path: _typed(partial(bundle.read, entry.artifact)) for entry in opaque}
+    sound = {path: data for path, data in read.items() if not isinstance(data, BundlerError)}
+    for path, data in sound.items():
+        if not path.endswith(".tree.json"):
+            continue
+        try:
+            tree = json.loads(data)
+            family, files, kernels = tree["family"], tree["files"], dict(tree["kernels"])
+            known = {
+                f"sha256:{name.rpartition('/')[2]}": piece
+                for name, piece in sound.items()
+                if name.startswith(f"@families/{family}/")
+            }
+            size = sum(len(known.get(chunk, b"")) for _, _, chunks in files for chunk in chunks)
+        except (ValueError, LookupError, TypeError, RecursionError):
+            continue  # nothing of it may be restored
+        place = f"{tree['place']}/".lstrip("/")
+        yield {
+            "kernels": [f"{place}{inner}" for inner in kernels],
+            "files": [] if size > RESTORED_BYTES else [(place + p, s, c) for p, s, c in files],
+            "chunks": known,
+        }
+
+
 def _harmless(path: str, *, of_kernel: bool) -> bool:
     """Tell whether a file may be restored without trust: no code that runs on the host, no commit record."""
     name = path.rpartition("/")[2]
@@ -239,7 +318,12 @@ def localize(stored: bytes, artifact: Artifact, places: dict[int, str | None]) -
     out, position = b"", 0
     for span in artifact.spans:
         mark = {0: b"[[cache_dir]]", 1: b"[[triton_dir]]"}.get(span.place)
-        if mark is None or span.offset < position or not stored[span.offset :].startswith(mark) or span.style > 3:
+        if (
+            mark is None
+            or span.offset < position
+            or not stored[span.offset :].startswith(mark)
+            or span.style > 3
+        ):
             return None
         path = places[span.place]
         text = mark if path is None else _written(path, span.style)
@@ -262,7 +346,10 @@ def read_everything(bundle: Bundle) -> None:
                 continue
             done.add(artifact)
             got = bundle.read(artifact)
-            if f"sha256:{hashlib.sha256(got).hexdigest()}" != artifact.digest or len(got) != artifact.size:
+            if (
+                f"sha256:{hashlib.sha256(got).hexdigest()}" != artifact.digest
+                or len(got) != artifact.size
+            ):
                 raise Finding(f"{artifact}: other bytes came out")
             from_sentinels(got, artifact.spans, {0: "/cache", 1: "/triton"})
     for kernel in bundle.kernels:
@@ -342,7 +429,9 @@ def _check_group(target: Path, path: str, data: bytes) -> None:
     if _KEY.fullmatch(folder.name) is None:
         raise Finding(f"{path}: a group file that is in no kernel's directory")
     children = json.loads(data)["child_paths"]
-    if path != f"{os.path.dirname(path)}/{GROUP}" + next(name for name in children if name.endswith(".json")):
+    if path != f"{os.path.dirname(path)}/{GROUP}" + next(
+        name for name in children if name.endswith(".json")
+    ):
         raise Finding(f"{path}: not named after the metadata")
     for name, child in children.items():
         if child != str(folder / name) or not os.path.isfile(child):
@@ -386,7 +475,9 @@ def _guarded(guard: Path, target: Path) -> dict[str, tuple[int, int, int, int]]:
             # The target is made anew for each bundle, which is what changes the times of the folder around it.
             inside = path in {str(target), str(target.parent)}
             found[path] = (
-                (0, 0, 0, 0) if inside else (status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns)
+                (0, 0, 0, 0)
+                if inside
+                else (status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns)
             )
         if folder == str(target.parent) and target.name in folders:
             folders.remove(target.name)
@@ -402,4 +493,6 @@ def _same(before: object, after: object, what: str) -> None:
 def working_directory() -> Path:
     """Return a new directory, in memory where the machine has such a file system."""
     memory = Path("/dev/shm")  # noqa: S108  # the directory in it has a name that nobody can guess
-    return Path(tempfile.mkdtemp(prefix="bundler-fuzz-", dir=memory if os.access(memory, os.W_OK) else None)).resolve()
+    return Path(
+        tempfile.mkdtemp(prefix="bundler-fuzz-", dir=memory if os.access(memory, os.W_OK) else None)
+    ).resolve()

@@ -56,7 +56,9 @@ def documents() -> Iterator[Attack]:
         yield Attack(f"json/{label}", _replace_metadata(data), heavy=label == "large")
     for label, number in NUMBERS.items():
         for name in ("shared", "num_warps"):
-            text = plain.decode().replace(f'"{name}": {metadata("one")[name]}', f'"{name}": {number}')
+            text = plain.decode().replace(
+                f'"{name}": {metadata("one")[name]}', f'"{name}": {number}'
+            )
             yield Attack(f"json/{name}-{label}", _replace_metadata(text.encode()))
     for label, fields in FIELDS.items():
         yield Attack(f"json/{label}", _replace_metadata(_document("one", **fields)))
@@ -71,10 +73,14 @@ def documents() -> Iterator[Attack]:
 
 
 def _replace_metadata(data: bytes) -> Callable[[Draft], Any]:
-    return lambda made: setattr(made.kernels[0].file("json"), "data", data) if made.kernels else None
+    return lambda made: (
+        setattr(made.kernels[0].file("json"), "data", data) if made.kernels else None
+    )
 
 
-def elf(segments: int, sections: int, strides: tuple[int, int, int, int], tail: bytes = b"") -> bytes:
+def elf(
+    segments: int, sections: int, strides: tuple[int, int, int, int], tail: bytes = b""
+) -> bytes:
     """Return an ELF header that says where its tables are: (bytes and count of segments, of sections)."""
     head = b"\x7fELF\x02\x01\x01".ljust(32, b"\0") + struct.pack("<QQIH", segments, sections, 0, 64)
     return head + struct.pack("<HHHHH", *strides, 0) + tail
@@ -86,6 +92,10 @@ def binaries() -> Iterator[Attack]:
         "far": elf(2**64 - 1, 2**64 - 1, (56, 1, 64, 1)), "far-odd": elf(2**64 - 1, 0, (55, 3, 64, 0)),
         "far-odd-sections": elf(0, 2**63, (56, 0, 1, 65535)), "no-stride": elf(64, 64, (0, 65535, 0, 65535), bytes(64)),
         "many": elf(64, 64, (1, 65535, 1, 65535), bytes(70_000)), "huge-rows": elf(64, 64, (56, 1, 64, 1), b"\xff" * 64),
+        "far-odd-rows": elf(0, 2**63, (56, 0, 65, 3), bytes(200)), "at-the-limit": elf(0, 2**63 - 1, (56, 0, 65, 3), bytes(200)),
+        "far-names": elf(0, 64, (56, 0, 64, 2), struct.pack("<IIQQQQI20x", 2**32 - 1, 3, 0, 0, 2**64 - 1, 2**64 - 1, 9) * 2),
+        "far-notes": elf(0, 64, (56, 0, 64, 1), struct.pack("<IIQQQQI20x", 0, 7, 0, 0, 2**64 - 1, 12, 0)),
+        "far-symbols": elf(0, 64, (56, 0, 64, 1), struct.pack("<IIQQQQI20x", 0, 2, 0, 2**64 - 1, 2**63, 2**63, 0)),
         "head-only": b"\x7fELF", "no-elf": b"MZ" + bytes(99), "half-head": b"\x7fELF\x02" + bytes(20),
     }  # fmt: skip
     for label, data in tables.items():

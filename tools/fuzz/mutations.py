@@ -35,7 +35,9 @@ def mutated(chance: random.Random, data: bytes) -> bytes:
     section = CONTENT if kind == 4 else chance.choice([CONTENT, OBSERVED])
     document = parts.document(section)
     for _ in range(chance.choice([1, 1, 2])):
-        with contextlib.suppress(RecursionError):  # what nests deeper than Python copies stays as it is
+        with contextlib.suppress(
+            RecursionError
+        ):  # what nests deeper than Python copies stays as it is
             _change(chance, document)
     packed = pack(document)
     parts.put(flip(chance, packed) if kind == 5 and chance.random() < 0.5 else packed, section)
@@ -86,7 +88,9 @@ def _change(chance: random.Random, node: list[Any]) -> None:
             # Copies, since an array could otherwise come to lie inside itself.
             array[position], other[place] = copy.deepcopy((other[place], array[position]))
         case 3 if isinstance(array[position], int):
-            array[position] = max(-(2**63), min(2**64 - 1, array[position] + chance.choice([-1, 1, 1 << 20])))
+            array[position] = max(
+                -(2**63), min(2**64 - 1, array[position] + chance.choice([-1, 1, 1 << 20]))
+            )
         case 4 if isinstance(array[position], bytes):
             array[position] = flip(chance, array[position])
         case 5:

@@ -60,7 +60,9 @@ class Case:
 
     def __init__(self, url: str, admin: Any) -> None:
         self.url, self.admin = url, admin
-        self.first = bundler.Bundle.from_bytes(sound(*(f"{n}" for n in range(6)), extra_bytes=50_000))
+        self.first = bundler.Bundle.from_bytes(
+            sound(*(f"{n}" for n in range(6)), extra_bytes=50_000)
+        )
         self.large = bundler.Bundle.from_bytes(sound("large", extra_bytes=300_000))
         self.other = bundler.Bundle.from_bytes(sound("x", "y"))
         admin.flushdb()
@@ -85,14 +87,19 @@ class Case:
             label, change = attack(chance, self.stored)
             change(self.admin)
             done.append(label)
-        with bundler.open_store(self.url, **PATIENT) as store, tempfile.TemporaryDirectory() as cache:
+        with (
+            bundler.open_store(self.url, **PATIENT) as store,
+            tempfile.TemporaryDirectory() as cache,
+        ):
             acts = self._acts(store, cache)
             outcomes = []
             for name in chance.sample(sorted(acts), 5):
                 done.append(name)
                 outcomes.append(typed(acts[name], done))
             self._look_after(store, done)
-        errors = [type(outcome).__name__ for outcome in outcomes if isinstance(outcome, BundlerError)]
+        errors = [
+            type(outcome).__name__ for outcome in outcomes if isinstance(outcome, BundlerError)
+        ]
         return errors[0] if errors else ACCEPTED
 
     def _acts(self, store: Any, cache: str) -> dict[str, Callable[[], object]]:
@@ -164,7 +171,9 @@ def typed(call: Callable[[], Any], done: list[str]) -> Any:
         except BundlerError as error:
             text = str(error)
             if len(text) > MESSAGE_CHARACTERS:
-                raise Finding(f"a message of {len(text)} characters after {done}: {text[:200]!r}") from error
+                raise Finding(
+                    f"a message of {len(text)} characters after {done}: {text[:200]!r}"
+                ) from error
             text.encode()
             return error
 
@@ -186,7 +195,9 @@ def work(url: str, address: str, database: int, seed: int, numbers: range) -> No
 
     faulthandler.enable()
     port, _, password = address.partition(":")
-    admin = redis.Redis(port=int(port), username="admin", password=password, db=database, protocol=2)
+    admin = redis.Redis(
+        port=int(port), username="admin", password=password, db=database, protocol=2
+    )
     case = Case(url, admin)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
@@ -208,11 +219,28 @@ def work(url: str, address: str, database: int, seed: int, numbers: range) -> No
 class Worker:
     """A child process and what it has still to do."""
 
-    def __init__(self, server: redis_server.Server, database: int, seed: int, numbers: range, log: Path) -> None:
-        self.server, self.database, self.seed, self.numbers, self.log = server, database, seed, numbers, log
+    def __init__(
+        self, server: redis_server.Server, database: int, seed: int, numbers: range, log: Path
+    ) -> None:
+        self.server, self.database, self.seed, self.numbers, self.log = (
+            server,
+            database,
+            seed,
+            numbers,
+            log,
+        )
         url = server.url(db=database)
         numbered = [str(number) for number in (numbers.start, numbers.stop, numbers.step)]
-        words = command("tools.fuzz", "redis", "--work", url, server.address, str(database), str(seed), *numbered)
+        words = command(
+            "tools.fuzz",
+            "redis",
+            "--work",
+            url,
+            server.address,
+            str(database),
+            str(seed),
+            *numbered,
+        )
         with log.open("w") as errors:
             self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT)
         self.heard, self._rest = time.monotonic(), b""
@@ -234,7 +262,9 @@ class Worker:
         self.process.wait()
         if self.process.stdout:
             self.process.stdout.close()
-        how = f"no result after {CASE_S:.0f} s" if late else f"exit status {self.process.returncode}"
+        how = (
+            f"no result after {CASE_S:.0f} s" if late else f"exit status {self.process.returncode}"
+        )
         return f"{how}\n{self.log.read_text(errors='replace')[-4000:]}"
 
 
@@ -247,18 +277,33 @@ class Report:
         self.findings, self.slowest_s, self.peak_bytes = 0, 0.0, 0
 
     def add(
-        self, number: int, outcome: str, seconds: float, peak_bytes: int, problem: str | None, done: list[str]
+        self,
+        number: int,
+        outcome: str,
+        seconds: float,
+        peak_bytes: int,
+        problem: str | None,
+        done: list[str],
     ) -> None:
         """Count a case; what broke a promise is written down."""
         self.outcomes[outcome] += 1
-        self.slowest_s, self.peak_bytes = max(self.slowest_s, seconds), max(self.peak_bytes, peak_bytes)
+        self.slowest_s, self.peak_bytes = (
+            max(self.slowest_s, seconds),
+            max(self.peak_bytes, peak_bytes),
+        )
         if problem is None:
             return
         self.findings += 1
         self.keep.mkdir(parents=True, exist_ok=True)
         facts = {"seed": self.seed, "number": number, "what": problem, "done": done}
-        (self.keep / f"redis-{self.seed}-{number}.json").write_text(json.dumps(facts, indent=1) + "\n")
-        print(f"finding: number {number}: {problem.strip().splitlines()[-1][:300]}", file=sys.stderr, flush=True)
+        (self.keep / f"redis-{self.seed}-{number}.json").write_text(
+            json.dumps(facts, indent=1) + "\n"
+        )
+        print(
+            f"finding: number {number}: {problem.strip().splitlines()[-1][:300]}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def table(self) -> str:
         """Return what there is to say."""
@@ -272,7 +317,10 @@ def fuzz(numbers: range, jobs: int, report: Report) -> None:
     """Judge cases on a server of our own."""
     logs = Path(tempfile.mkdtemp(prefix="bundler-fuzz-"))
     # Without eviction: what is missing here is to be missing because of an attack.
-    with redis_server.running("--maxmemory", "0") as server, selectors.DefaultSelector() as selector:
+    with (
+        redis_server.running("--maxmemory", "0") as server,
+        selectors.DefaultSelector() as selector,
+    ):
 
         def start(job: int, left: range) -> None:
             if left:
@@ -309,7 +357,9 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, default=ROOT / ".build" / "fuzz")
     parser.add_argument("--only", type=int, help="judge this case alone")
     options = parser.parse_args()
-    numbers = range(options.count) if options.only is None else range(options.only, options.only + 1)
+    numbers = (
+        range(options.count) if options.only is None else range(options.only, options.only + 1)
+    )
     report = Report(options.keep, options.seed)
     fuzz(numbers, max(1, min(DATABASES, options.jobs)), report)
     print(report.table())

@@ -57,7 +57,10 @@ def attack(chance: random.Random, stored: Stored) -> tuple[str, Change]:
         kind, change = _typed(chance, name)
     else:
         kind, value = _value(chance, name, stored)
-        kind, change = f"{kind} of {len(value)} bytes", lambda admin: _set(chance, admin, name, value)
+        kind, change = (
+            f"{kind} of {len(value)} bytes",
+            lambda admin: _set(chance, admin, name, value),
+        )
     return f"{name[:90]!r}: {kind}", change
 
 
@@ -101,17 +104,38 @@ def _value(chance: random.Random, name: bytes, stored: Stored) -> tuple[str, byt
         case 3:
             return "head", _head(chance)
         case 4:
-            return "header", chance.choice([b"", b"TB", b"TBw", b"TBp%013d", b"TBw" + b"9" * 13, b"\0" * 16]) + old[16:]
+            return "header", chance.choice(
+                [b"", b"TB", b"TBw", b"TBp%013d", b"TBw" + b"9" * 13, b"\0" * 16]
+            ) + old[16:]
         case 5:
             return "empty or short", b"x" * chance.choice([0, 0, 1, 3, 15, 16, 17, 48, 49])
         case 6:
-            return "too large", b"TBw%013d" % 60_000 + bytes(chance.choice([WHOLE_BYTES, WHOLE_BYTES + 1, MIB]))
+            return "too large", b"TBw%013d" % 60_000 + bytes(
+                chance.choice([WHOLE_BYTES, WHOLE_BYTES + 1, MIB])
+            )
     return "sealed", b"TBw%013d" % 3_600_000 + _sealed(chance, old)
 
 
 def _head(chance: random.Random) -> bytes:
-    size = chance.choice([0, 1, WHOLE_BYTES, WHOLE_BYTES + 1, MIB, 64 * MIB, 256 * MIB, 1 << 30, (1 << 30) + 1, 10**15])
-    return b"TBs%013d%016d%s" % (chance.choice([0, 60_000, 10**12]), size, sha256(b"head").hex()[:16].encode())
+    size = chance.choice(
+        [
+            0,
+            1,
+            WHOLE_BYTES,
+            WHOLE_BYTES + 1,
+            MIB,
+            64 * MIB,
+            256 * MIB,
+            1 << 30,
+            (1 << 30) + 1,
+            10**15,
+        ]
+    )
+    return b"TBs%013d%016d%s" % (
+        chance.choice([0, 60_000, 10**12]),
+        size,
+        sha256(b"head").hex()[:16].encode(),
+    )
 
 
 def _sealed(chance: random.Random, old: bytes) -> bytes:
@@ -137,7 +161,9 @@ def _bomb(chance: random.Random) -> bytes:
 
 
 def _zeros(size: int) -> bytes:
-    parameters = zstandard.ZstdCompressionParameters.from_level(1, write_content_size=True, window_log=27)
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        1, write_content_size=True, window_log=27
+    )
     return zstandard.ZstdCompressor(compression_params=parameters).compress(bytes(size))
 
 
@@ -183,7 +209,9 @@ _FRAMES: tuple[Make, ...] = (
 
 def _ref(chance: random.Random, old: bytes, stored: Stored) -> tuple[str, bytes]:
     manifests = [name[5:].decode() for name in stored if name.startswith(b"tb:o:v1/m/")]
-    manifest: Any = chance.choice([*manifests, "v1/m/" + "0" * 64 + "/" + "0" * 16, "v1/u/x", "..", 1, b""])
+    manifest: Any = chance.choice(
+        [*manifests, "v1/m/" + "0" * 64 + "/" + "0" * 16, "v1/u/x", "..", 1, b""]
+    )
     match chance.randrange(7):
         case 0:
             return "flipped", flip(chance, old or b"x")
@@ -191,17 +219,25 @@ def _ref(chance: random.Random, old: bytes, stored: Stored) -> tuple[str, bytes]
             return "another's", stored[chance.choice(sorted(stored))]
         case 2:
             hint = chance.choice(
-                [["cuda:90/launch", bytes(32)], ["", b"x"], [1, 2], "x", ["f" * 4000, sha256(b"hint")]]
+                [
+                    ["cuda:90/launch", bytes(32)],
+                    ["", b"x"],
+                    [1, 2],
+                    "x",
+                    ["f" * 4000, sha256(b"hint")],
+                ]
             )
             return "hints", pack([1, manifest, [hint] * chance.choice([0, 1, 16, 17, 5000])])
         case 3:
-            return "arrays", b"\x93\x01\xa1x\xdd" + struct.pack(">I", 900_000) + b"\x90" * chance.choice(
-                [900_000, 10_000_000]
-            )
+            return "arrays", b"\x93\x01\xa1x\xdd" + struct.pack(
+                ">I", 900_000
+            ) + b"\x90" * chance.choice([900_000, 10_000_000])
         case 4:
             return "failure", pack([1, chance.choice(ODD), chance.choice(ODD)])
         case 5:
-            return "large", bytes(chance.choice([0, 1, 128 * KIB, 256 * KIB, 256 * KIB + 1, 10_000_000]))
+            return "large", bytes(
+                chance.choice([0, 1, 128 * KIB, 256 * KIB, 256 * KIB + 1, 10_000_000])
+            )
     return "tag", pack([chance.choice([0, 1, 2, -1, "1"]), manifest])
 
 
@@ -244,8 +280,14 @@ def _raw(part: Any) -> bytes:
 
 
 def _units(made: Draft) -> list[list[bytes]]:
-    found = [[file.data for file in one.files if file.name.endswith(("json", "cubin"))] for one in made.kernels]
-    found += [[file.data for file in one.files if not file.name.endswith(("json", "cubin"))] for one in made.kernels]
+    found = [
+        [file.data for file in one.files if file.name.endswith(("json", "cubin"))]
+        for one in made.kernels
+    ]
+    found += [
+        [file.data for file in one.files if not file.name.endswith(("json", "cubin"))]
+        for one in made.kernels
+    ]
     return [*found, *([file.data] for _, file in (*made.tuning, *made.helpers, *made.opaque))]
 
 

@@ -26,7 +26,20 @@ BORDERS = [0, 1, *(sign * 2**bits + more for bits in (7, 8, 15, 16, 31, 32, 53, 
            if sign * 2**bits + more >= -(2**63)), 2**64 - 1, 2**64 - 2]  # fmt: skip
 # What JSON and decimal text can say besides.
 BEYOND = [2**64, 2**64 + 1, -(2**63) - 1, 2**128, -(2**128), 10**400, -(10**400)]
-FLOATS = [0.0, -0.0, 1.5, -1.5, 1e300, float("inf"), float("-inf"), float("nan"), 5e-324, 2.0**63, 2.0**64, 2.0**1023]
+FLOATS = [
+    0.0,
+    -0.0,
+    1.5,
+    -1.5,
+    1e300,
+    float("inf"),
+    float("-inf"),
+    float("nan"),
+    5e-324,
+    2.0**63,
+    2.0**64,
+    2.0**1023,
+]
 TEXTS = ["", "0", "-1", "90", "k", "x" * 300, "9" * 400, "-" + "9" * 399, str(2**64), str(2**63), str(-(2**63) - 1), "\u0663", "1e999", "\0",
          "*fp32", "i1", "u64", "i64", "constexpr", "tensordesc<fp16[64, 64]>", "nvTmaDesc", "cuda", "hip"]  # fmt: skip
 TAGGED = [["none", None], ["bool", True], ["int", 2**64 - 1], ["int", str(2**64)], ["int", "9" * 400], ["float", b"\x7f\xf0" + b"\0" * 6],
@@ -78,8 +91,16 @@ def _blobs(parts: Parts) -> dict[int, bytes]:
     found = {}
     for part in parts.sections:
         prefix = b"".join(raws[number] for number in part.prefix)
-        shared = zstandard.ZstdCompressionDict(prefix, dict_type=zstandard.DICT_TYPE_RAWCONTENT) if prefix else None
-        raw = zstandard.ZstdDecompressor(dict_data=shared).decompress(part.data) if part.codec else part.data
+        shared = (
+            zstandard.ZstdCompressionDict(prefix, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+            if prefix
+            else None
+        )
+        raw = (
+            zstandard.ZstdDecompressor(dict_data=shared).decompress(part.data)
+            if part.codec
+            else part.data
+        )
         raws.append(raw)
         offset = 0
         for number in part.blobs:
@@ -107,14 +128,22 @@ def _number_or_text(chance: random.Random, value: Any) -> Any:
     if isinstance(value, str):
         return chance.choice(TEXTS)
     if isinstance(value, bytes):
-        return chance.choice([b"", value[:-1], value + b"\0", b"\0" * len(value), b"\xff" * len(value)])
-    return chance.choice([[], [*value, *value], value[:-1], value[::-1]]) if isinstance(value, list) else None
+        return chance.choice(
+            [b"", value[:-1], value + b"\0", b"\0" * len(value), b"\xff" * len(value)]
+        )
+    return (
+        chance.choice([[], [*value, *value], value[:-1], value[::-1]])
+        if isinstance(value, list)
+        else None
+    )
 
 
 def _json_value(chance: random.Random, value: Any) -> Any:
     if isinstance(value, (bool, int, float)) and chance.random() < 0.7:
         return chance.choice([*BORDERS, *BEYOND, *FLOATS])
-    return chance.choice([*BORDERS, *BEYOND, *FLOATS, *TEXTS, None, True, [], {}, [[]], {"a": 2**70}, [2**70] * 3])
+    return chance.choice(
+        [*BORDERS, *BEYOND, *FLOATS, *TEXTS, None, True, [], {}, [[]], {"a": 2**70}, [2**70] * 3]
+    )
 
 
 def _spots(node: Any) -> Iterator[tuple[Any, Any]]:
@@ -129,7 +158,11 @@ def _change(chance: random.Random, node: Any, other: _Other) -> None:
     spots = list(_spots(node))
     if spots:
         container, position = chance.choice(spots)
-        tagged = other is _number_or_text and isinstance(container[position], list) and len(container[position]) == 2
+        tagged = (
+            other is _number_or_text
+            and isinstance(container[position], list)
+            and len(container[position]) == 2
+        )
         container[position] = (
             copy.deepcopy(chance.choice(TAGGED))
             if tagged and chance.random() < 0.5
@@ -144,7 +177,9 @@ def _kernel(chance: random.Random, made: Draft) -> DraftKernel | None:
 def _change_spec(chance: random.Random, made: Draft) -> None:
     kernel = _kernel(chance, made)
     if kernel is not None:
-        _change(chance, chance.choice([kernel.spec, kernel.target, kernel.toolchain]), _number_or_text)
+        _change(
+            chance, chance.choice([kernel.spec, kernel.target, kernel.toolchain]), _number_or_text
+        )
 
 
 def _change_packed(chance: random.Random, made: Draft) -> None:
@@ -177,14 +212,22 @@ def _change_spans(chance: random.Random, made: Draft) -> None:
 def _change_binary(chance: random.Random, made: Draft) -> None:
     """Put a number into the headers of an ELF file, or somewhere in it where a number may be."""
     kernel = _kernel(chance, made)
-    files = [file for file in kernel.files if file.data.startswith(b"\x7fELF")] if kernel is not None else []
+    files = (
+        [file for file in kernel.files if file.data.startswith(b"\x7fELF")]
+        if kernel is not None
+        else []
+    )
     for file in files[:1]:
         layout = chance.choice(["<B", "<H", "<I", "<Q", "<Q"])
         size, highest = struct.calcsize(layout), 256 ** struct.calcsize(layout)
         room = max(1, len(file.data) - size)
         # Headers lie at both ends.
         at = chance.choice(
-            [chance.randrange(min(64, room)), room - 1 - chance.randrange(min(2048, room)), chance.randrange(room)]
+            [
+                chance.randrange(min(64, room)),
+                room - 1 - chance.randrange(min(2048, room)),
+                chance.randrange(room),
+            ]
         )
         data = bytearray(file.data)
         data[at : at + size] = struct.pack(layout, chance.choice(BORDERS) % highest)

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 SCHEMA = 2
 MAX_CUT_BYTES = 1 << 16
-SIZES, NAMES, TARGETS, TOOLCHAINS, SPECS, LISTS, PIECES, KERNELS, TUNING, HELPERS, OPAQUE = range(2, 13)
+SIZES, NAMES, TARGETS, TOOLCHAINS, SPECS, LISTS, PIECES, KERNELS, TUNING, HELPERS, OPAQUE = range(
+    2, 13
+)
 # Numbers of a kernel, its references, and what of these counts pieces.
 _NUMBERS, _REFERENCES, _FACTS, _PARTS = range(1, 6), 6, 2, 3
 
@@ -38,7 +40,12 @@ def _to_tables(document: list[Any]) -> list[Any]:
     names, targets, toolchains, specs, lists, pieces = (_Numbers() for _ in range(6))
     rows = []
     for key, name, target, files, spec, facts, parts, toolchain, *further in kernels:
-        starred = [["*" + item[len(name) :] if name and item.startswith(name) else item for item, *_ in files]]
+        starred = [
+            [
+                "*" + item[len(name) :] if name and item.startswith(name) else item
+                for item, *_ in files
+            ]
+        ]
         spans = [_with_position(position, file[2]) for position, file in enumerate(files)]
         references = [
             [file[1] for file in files],
@@ -72,22 +79,42 @@ def _to_tables(document: list[Any]) -> list[Any]:
 
 def to_rows(document: list[Any]) -> list[Any]:
     """Return a sound content of schema 2 in schema 1."""
-    _, digests, sizes, names, targets, toolchains, specs, lists, pieces, rows, *placed, records = document
+    _, digests, sizes, names, targets, toolchains, specs, lists, pieces, rows, *placed, records = (
+        document
+    )
 
     def join(runs: list[int] | None) -> bytes | None:
         if runs is None:
             return None
-        return b"".join(b"".join(pieces[at : at + number]) for at, number in zip(runs[::2], runs[1::2], strict=True))
+        return b"".join(
+            b"".join(pieces[at : at + number])
+            for at, number in zip(runs[::2], runs[1::2], strict=True)
+        )
 
     kernels = []
     for key, name, target, toolchain, spec, file_list, (blobs, spans, facts, parts) in rows:
-        files = [[item.replace("*", names[name]), blob, []] for item, blob in zip(lists[file_list], blobs, strict=True)]
+        files = [
+            [item.replace("*", names[name]), blob, []]
+            for item, blob in zip(lists[file_list], blobs, strict=True)
+        ]
         for start in range(0, len(spans), 4):
             files[spans[start]][2] += spans[start + 1 : start + 4]
         own = [names[name] if specs[spec][0] is None else specs[spec][0], *specs[spec][1:]]
-        kernels.append([key, names[name], targets[target], files, own, join(facts), join(parts), toolchains[toolchain]])
+        kernels.append(
+            [
+                key,
+                names[name],
+                targets[target],
+                files,
+                own,
+                join(facts),
+                join(parts),
+                toolchains[toolchain],
+            ]
+        )
     entries = [
-        [[path, [path.rpartition("/")[2], blob, spans], *rest] for path, blob, spans, *rest in part] for part in placed
+        [[path, [path.rpartition("/")[2], blob, spans], *rest] for path, blob, spans, *rest in part]
+        for part in placed
     ]
     blob_table = [[digests[32 * number :][:32], size] for number, size in enumerate(sizes)]
     return [1, blob_table, kernels, *entries, records]
@@ -96,12 +123,18 @@ def to_rows(document: list[Any]) -> list[Any]:
 def blob_table(document: list[Any]) -> list[tuple[bytes, int]]:
     """Return digest and size of each blob of a content in either schema."""
     if document[0] == SCHEMA:
-        return [(document[1][32 * number :][:32], size) for number, size in enumerate(document[SIZES])]
+        return [
+            (document[1][32 * number :][:32], size) for number, size in enumerate(document[SIZES])
+        ]
     return [(digest, size) for digest, size, *_ in document[1]]
 
 
 def _with_position(position: int, spans: Any) -> list[Any]:
-    return [number for start in range(0, len(spans), 3) for number in (position, *spans[start : start + 3])]
+    return [
+        number
+        for start in range(0, len(spans), 3)
+        for number in (position, *spans[start : start + 3])
+    ]
 
 
 class _Numbers:
@@ -123,8 +156,14 @@ class _Numbers:
         if document is None:
             return None
         numbers = [self[piece] for piece in _cut(document)]
-        begins = [at for at, number in enumerate(numbers) if not at or number != numbers[at - 1] + 1]
-        return [*chain.from_iterable((numbers[at], end - at) for at, end in pairwise([*begins, len(numbers)]))]
+        begins = [
+            at for at, number in enumerate(numbers) if not at or number != numbers[at - 1] + 1
+        ]
+        return [
+            *chain.from_iterable(
+                (numbers[at], end - at) for at, end in pairwise([*begins, len(numbers)])
+            )
+        ]
 
 
 def _cut(document: bytes) -> list[bytes]:
@@ -229,9 +268,15 @@ def _wrong_tables() -> Iterator[tuple[str, Change]]:
         yield f"turned-{table}", _in_table(table, list.reverse)
         yield f"empty-{table}", _in_table(table, list.clear)
     yield "unused-name", lambda doc: doc[NAMES].append("nobody")
-    yield "unused-blob", lambda doc: (doc.__setitem__(1, doc[1] + b"\xff" * 32), doc[SIZES].append(1))
+    yield (
+        "unused-blob",
+        lambda doc: (doc.__setitem__(1, doc[1] + b"\xff" * 32), doc[SIZES].append(1)),
+    )
     yield "digest-short", lambda doc: doc.__setitem__(1, doc[1][:-1])
-    yield "digests-turned", lambda doc: doc.__setitem__(1, doc[1][32:64] + doc[1][:32] + doc[1][64:])
+    yield (
+        "digests-turned",
+        lambda doc: doc.__setitem__(1, doc[1][32:64] + doc[1][:32] + doc[1][64:]),
+    )
     yield "sizes-more", lambda doc: doc[SIZES].append(0)
     for label, item in (
         ("star", "*"),

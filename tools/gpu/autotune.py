@@ -34,9 +34,15 @@ _NO_CALLS: dict[str, Any] = {}
 
 def main() -> int:
     """Run every step, print the table, write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where gpu-autotune.json goes")
-    parser.add_argument("--again", type=Path, metavar="FILE", help="make the rows of an earlier result again")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--results", type=Path, default=measurement.RESULTS, help="where gpu-autotune.json goes"
+    )
+    parser.add_argument(
+        "--again", type=Path, metavar="FILE", help="make the rows of an earlier result again"
+    )
     parser.add_argument("--step", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.step:
@@ -50,8 +56,14 @@ def main() -> int:
     lines = result["rows"] = rows_of(result["raw"])
     width = max(len(line["work"]) for line in lines)
     for line in lines:
-        words = [measurement.shown(line["figure"], line["unit"]), measurement.target(line), line["peer"]]
-        print(f"{'ok  ' if line['ok'] else 'FAIL'}  {line['work']:<{width}}  {'; '.join(w for w in words if w)}")
+        words = [
+            measurement.shown(line["figure"], line["unit"]),
+            measurement.target(line),
+            line["peer"],
+        ]
+        print(
+            f"{'ok  ' if line['ok'] else 'FAIL'}  {line['work']:<{width}}  {'; '.join(w for w in words if w)}"
+        )
     options.results.mkdir(parents=True, exist_ok=True)
     path = options.results / "gpu-autotune.json"
     path.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
@@ -65,21 +77,31 @@ def run_all(folder: Path) -> dict[str, Any]:
     raw = {"tuned": step(folder, "tune", bundle, cache="tune")}
     raw["exhaustive"] = step(folder, "measure", json.dumps(raw["tuned"]["chosen"]), cache="tune")
     for how in ("bundle", "restore"):
-        raw[f"replay by {how}"] = step(folder, "replay", bundle, how, cache=f"replay-{how}", refuse_ptxas=True)
+        raw[f"replay by {how}"] = step(
+            folder, "replay", bundle, how, cache=f"replay-{how}", refuse_ptxas=True
+        )
         raw[f"counted by {how}"] = step(
             folder, "replay", bundle, how, "profile", cache=f"counted-{how}", refuse_ptxas=True
         )
     raw["cost"] = step(folder, "cost", bundle, cache="tune")
     raw["untouched"] = step(folder, "untouched", cache="untouched")
     for name, results in (("without", "no"), ("with", "yes")):
-        raw[f"triton cold, {name} disk cache"] = step(folder, "triton", results, cache=f"triton-{name}")
-        raw[f"triton warm, {name} disk cache"] = step(folder, "triton", results, cache=f"triton-{name}")
+        raw[f"triton cold, {name} disk cache"] = step(
+            folder, "triton", results, cache=f"triton-{name}"
+        )
+        raw[f"triton warm, {name} disk cache"] = step(
+            folder, "triton", results, cache=f"triton-{name}"
+        )
     return raw
 
 
-def step(folder: Path, name: str, *arguments: str, cache: str, refuse_ptxas: bool = False) -> dict[str, Any]:
+def step(
+    folder: Path, name: str, *arguments: str, cache: str, refuse_ptxas: bool = False
+) -> dict[str, Any]:
     """Run one step in a process of its own; `cache` names Triton's directory, which is empty unless a step before had it."""
-    environment, log = measurement.refusing_ptxas(folder) if refuse_ptxas else (_NO_CALLS, folder / "absent")
+    environment, log = (
+        measurement.refusing_ptxas(folder) if refuse_ptxas else (_NO_CALLS, folder / "absent")
+    )
     log.unlink(missing_ok=True)
     said = output(
         "tools.gpu",
@@ -98,10 +120,18 @@ def step(folder: Path, name: str, *arguments: str, cache: str, refuse_ptxas: boo
 def rows_of(raw: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the table: what was counted, what became of the caller's tensors, times, winners, costs."""
     untouched = [
-        measurement.row(f"{how}: the caller's tensor has what one launch makes of it", int(right), "", least=1)
+        measurement.row(
+            f"{how}: the caller's tensor has what one launch makes of it", int(right), "", least=1
+        )
         for how, right in raw["untouched"].items()
     ]
-    return [*_counting_rows(raw), *untouched, *_time_rows(raw), *_winner_rows(raw), *_cost_rows(raw)]
+    return [
+        *_counting_rows(raw),
+        *untouched,
+        *_time_rows(raw),
+        *_winner_rows(raw),
+        *_cost_rows(raw),
+    ]
 
 
 def same(one: str, other: str) -> bool:
@@ -119,18 +149,31 @@ def _counting_rows(raw: dict[str, Any]) -> list[dict[str, Any]]:
     for how in ("bundle", "restore"):
         plain, counted = raw[f"replay by {how}"], raw[f"counted by {how}"]
         words = f"new process, by {how}"
-        compiles = plain["compiles"] + plain["ptxas_calls"] + counted["compiles"] + counted["ptxas_calls"]
-        found.append(measurement.row(f"{words}: compiles", compiles, "", most=0, peer=f"tuning: {_compiles(tuned)}"))
-        for counter, runs in (("launch hook", plain["launches"]), ("torch's profiler", counted["profiled"])):
+        compiles = (
+            plain["compiles"] + plain["ptxas_calls"] + counted["compiles"] + counted["ptxas_calls"]
+        )
+        found.append(
+            measurement.row(
+                f"{words}: compiles", compiles, "", most=0, peer=f"tuning: {_compiles(tuned)}"
+            )
+        )
+        for counter, runs in (
+            ("launch hook", plain["launches"]),
+            ("torch's profiler", counted["profiled"]),
+        ):
             extra = sum(runs.values()) - len(tuned["chosen"])
             peer = f"tuning by the launch hook: {sum(tuned['launches'].values())}; now {runs}"
             found.append(
-                measurement.row(f"{words}: benchmark launches by {counter}", abs(extra), "", most=0, peer=peer)
+                measurement.row(
+                    f"{words}: benchmark launches by {counter}", abs(extra), "", most=0, peer=peer
+                )
             )
         equal = sum(plain["digests"][name] == digest for name, digest in tuned["digests"].items())
         found.append(measurement.row(f"{words}: results equal bit for bit", equal, f"of {len(tuned['digests'])}",
                                    least=len(tuned["digests"])))  # fmt: skip
-        agreed = sum(same(plain["chosen"][name], config) for name, config in tuned["chosen"].items())
+        agreed = sum(
+            same(plain["chosen"][name], config) for name, config in tuned["chosen"].items()
+        )
         found.append(measurement.row(f"{words}: the recorded winners", agreed, f"of {len(tuned['chosen'])}",
                                    least=len(tuned["chosen"])))  # fmt: skip
     return found
@@ -143,9 +186,14 @@ def _compiles(taken: dict[str, Any]) -> int:
 
 def _time_rows(raw: dict[str, Any]) -> list[dict[str, Any]]:
     rows = [("ours, tuned from cold", raw["tuned"])]
-    rows += [(f"ours, new process by {how}", raw[f"replay by {how}"]) for how in ("bundle", "restore")]
     rows += [
-        (f"@triton.autotune, {state}, {name} its disk cache", raw[f"triton {state}, {name} disk cache"])
+        (f"ours, new process by {how}", raw[f"replay by {how}"]) for how in ("bundle", "restore")
+    ]
+    rows += [
+        (
+            f"@triton.autotune, {state}, {name} its disk cache",
+            raw[f"triton {state}, {name} disk cache"],
+        )
         for name in ("without", "with")
         for state in ("cold", "warm")
     ]
@@ -233,7 +281,13 @@ def call_all(kernels: dict[str, Any], counts: Counts) -> dict[str, Any]:
         for case in tuned_kernels.tuned()
     }
     chosen = {name: describe(kernel.best_config) for name, kernel in kernels.items()}
-    return {**counts.told(), "first_s": first_s, "seconds": seconds, "digests": digests, "chosen": chosen}
+    return {
+        **counts.told(),
+        "first_s": first_s,
+        "seconds": seconds,
+        "digests": digests,
+        "chosen": chosen,
+    }
 
 
 def describe(config: Any) -> str:
@@ -269,7 +323,9 @@ def tune(bundle: str) -> dict[str, Any]:
     collected.save(bundle)
     slim = bundler.winners_only(collected)
     timings = {
-        t.record: [[words_of(x.config), x.time_ns, x.low_ns, x.high_ns, x.reason] for x in t.timings]
+        t.record: [
+            [words_of(x.config), x.time_ns, x.low_ns, x.high_ns, x.reason] for x in t.timings
+        ]
         for t in collected.observed.tunings
     }
     return {
@@ -300,9 +356,13 @@ def measure(chosen: str) -> dict[str, Any]:
         taken: dict[str, list[float]] = {name: [] for name in runs}
         for _ in range(ROUNDS):
             for name, run in runs.items():
-                taken[name].append(triton.testing.do_bench(run, warmup=10, rep=50, return_mode="median"))
+                taken[name].append(
+                    triton.testing.do_bench(run, warmup=10, rep=50, return_mode="median")
+                )
         if expected[case.name] not in taken:
-            raise RuntimeError(f"{case.name}: the winner {expected[case.name]} cannot be launched by Triton")
+            raise RuntimeError(
+                f"{case.name}: the winner {expected[case.name]} cannot be launched by Triton"
+            )
         times[case.name] = taken
     return {"times_ms": times}
 
@@ -327,7 +387,10 @@ def replay(bundle: str, how: str, counting: str = "") -> dict[str, Any]:
         bundler.restore(bundle)
     kernels = ours(TunerOptions(bundle=bundle if how == "bundle" else None))
     if not counting:
-        return {**call_all(kernels, counts), "misses": {name: kernel.misses for name, kernel in kernels.items()}}
+        return {
+            **call_all(kernels, counts),
+            "misses": {name: kernel.misses for name, kernel in kernels.items()},
+        }
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -346,7 +409,9 @@ def triton_itself(results: str) -> dict[str, Any]:
     torch.cuda.init()
     counts = Counts()
     kernels = {
-        case.name: triton.autotune(list(case.configs), list(case.key), cache_results=results == "yes")(case.function)
+        case.name: triton.autotune(
+            list(case.configs), list(case.key), cache_results=results == "yes"
+        )(case.function)
         for case in tuned_kernels.tuned()
     }
     return call_all(kernels, counts)

@@ -46,7 +46,9 @@ def _built_here(step: Step, folder: Path) -> Iterator[dict[str, Any]]:
     yield _jit_row(f"built here for {built['target']}, without a GPU", step, folder, bundle)
 
 
-def _built_elsewhere(step: Step, folder: Path, path: Path, version: tuple[int, ...]) -> Iterator[dict[str, Any]]:
+def _built_elsewhere(
+    step: Step, folder: Path, path: Path, version: tuple[int, ...]
+) -> Iterator[dict[str, Any]]:
     name = f"built elsewhere under Python {version[0]}.{version[1]}"
     if version == sys.version_info[:2]:
         yield _jit_row(name, step, folder, path)
@@ -59,12 +61,18 @@ def _built_elsewhere(step: Step, folder: Path, path: Path, version: tuple[int, .
     yield _jit_row(f"{name}, rekey=True", step, folder, path, rekey=True)
 
 
-def _jit_row(name: str, step: Step, folder: Path, bundle: Path, *, rekey: bool = False) -> dict[str, Any]:
+def _jit_row(
+    name: str, step: Step, folder: Path, bundle: Path, *, rekey: bool = False
+) -> dict[str, Any]:
     """Restore into a new directory, and run the examples there with a ptxas that refuses to assemble."""
     check, cache = f"{name}: compiles of the JIT", folder / f"built-{bundle.stem}"
     restored = step(folder, "built-restore", str(bundle), "rekey" if rekey else "", cache=cache)
     if not restored["usable"]:
-        return {"check": check, "ok": False, "found": f"nothing can be used here: {_reasons(restored)}"}
+        return {
+            "check": check,
+            "ok": False,
+            "found": f"nothing can be used here: {_reasons(restored)}",
+        }
     try:
         replay = step(folder, "replay", cache=cache, refuse_ptxas=True)
     except RuntimeError as error:
@@ -83,7 +91,11 @@ def _reasons(restored: dict[str, Any]) -> str:
 
 
 def _broken(check: str, error: RuntimeError) -> dict[str, Any]:
-    return {"check": check, "ok": False, "found": f"broke off: {str(error).rstrip().splitlines()[-1]}"}
+    return {
+        "check": check,
+        "ok": False,
+        "found": f"broke off: {str(error).rstrip().splitlines()[-1]}",
+    }
 
 
 def build_here(output: str) -> dict[str, Any]:
@@ -91,9 +103,21 @@ def build_here(output: str) -> dict[str, Any]:
     from bundler.toolchain.targets import visible_targets
 
     target = str((visible_targets() or ())[0])
-    program = [sys.executable, "-m", "bundler", "build", "examples/kernels.py", "--target", target, "-o", output]
+    program = [
+        sys.executable,
+        "-m",
+        "bundler",
+        "build",
+        "examples/kernels.py",
+        "--target",
+        target,
+        "-o",
+        output,
+    ]
     hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "PYTHONPATH": python_path()}
-    done = subprocess.run(program, env={**os.environ, **hidden}, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        program, env={**os.environ, **hidden}, cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise RuntimeError(f"build failed: {done.stderr or done.stdout}")
     return {"target": target}

@@ -36,13 +36,23 @@ _TIMEOUT_S = 3600
 
 def main() -> int:
     """Capture, run on the GPU, compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="liger,fla,varlen", help="groups of operators: liger, fla, varlen, wide")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", default="liger,fla,varlen", help="groups of operators: liger, fla, varlen, wide"
+    )
     parser.add_argument("--target", default="cuda:90", help="what to capture for")
     parser.add_argument("--jobs", help="kernels compiled at a time; one a core without it")
-    parser.add_argument("--keep", type=Path, help="directory that keeps the captured bundle, and has it used again")
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where gpu-capture.json goes")
-    parser.add_argument("--check", action="store_true", help=f"exit status 1 below {LEAST_PERCENT} %%")
+    parser.add_argument(
+        "--keep", type=Path, help="directory that keeps the captured bundle, and has it used again"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=measurement.RESULTS, help="where gpu-capture.json goes"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help=f"exit status 1 below {LEAST_PERCENT} %%"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpu-capture.") as temporary:
         folder = options.keep or Path(temporary)
@@ -90,7 +100,9 @@ def _captured(folder: Path, only: str, target: str, jobs: str | None) -> dict[st
             stdout=subprocess.PIPE, text=True, check=False, timeout=_TIMEOUT_S, cwd=ROOT,
         )  # fmt: skip
         if not bundle.is_file():
-            raise SystemExit(f"nothing was captured; the command ended with {done.returncode}:\n{done.stdout[-4000:]}")
+            raise SystemExit(
+                f"nothing was captured; the command ended with {done.returncode}:\n{done.stdout[-4000:]}"
+            )
         said = json.loads(done.stdout)
         said["seconds"] = time.perf_counter() - started
         report.write_text(json.dumps(said))
@@ -103,7 +115,15 @@ def _captured(folder: Path, only: str, target: str, jobs: str | None) -> dict[st
         "status": said["status"],
         **{
             name: one[name]
-            for name in ("target", "device", "launches", "functions", "guesses", "unanswered", "failures")
+            for name in (
+                "target",
+                "device",
+                "launches",
+                "functions",
+                "guesses",
+                "unanswered",
+                "failures",
+            )
         },
         "operators": json.loads((folder / "captured-operators.json").read_text()),
     }
@@ -136,7 +156,9 @@ def run_really(folder: Path, only: str, result: Path) -> None:
     report = bundler.restore(captured)
 
     def hear(*, src: Any, metadata: dict[str, Any], cache_hit: bool, **_: Any) -> None:
-        asked.append({"key": kernel_key(metadata["hash"]), "name": src.name, "hit": bool(cache_hit)})
+        asked.append(
+            {"key": kernel_key(metadata["hash"]), "name": src.name, "hit": bool(cache_hit)}
+        )
 
     knobs.compilation.listener = hear
     started = time.perf_counter()
@@ -146,7 +168,9 @@ def run_really(folder: Path, only: str, result: Path) -> None:
     seconds = time.perf_counter() - started
     with captured, recording.collect("launch") as recorded:
         missed = {item["key"] for item in asked if not item["hit"]}
-        misses = [_explained(kernel, captured) for kernel in recorded.kernels if kernel.key in missed]
+        misses = [
+            _explained(kernel, captured) for kernel in recorded.kernels if kernel.key in missed
+        ]
     result.write_text(
         json.dumps(
             {
@@ -165,7 +189,9 @@ def _explained(kernel: Any, captured: Any) -> dict[str, Any]:
     """Say which parts of a key that was not captured differ from those of the nearest kernel of the same function that was."""
     own = dict(kernel.parts.parts) if kernel.parts is not None else {}
     others = [
-        dict(other.parts.parts) for other in captured.kernels if other.name == kernel.name and other.parts is not None
+        dict(other.parts.parts)
+        for other in captured.kernels
+        if other.name == kernel.name and other.parts is not None
     ]
     differing = [
         {

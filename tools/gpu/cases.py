@@ -52,7 +52,9 @@ class Maker:
 
     def integers(self, size: int, limit: int) -> Any:
         """Return whole numbers below a limit."""
-        values = self.torch.randint(0, limit, (size,), generator=self._generator, dtype=self.torch.int32)
+        values = self.torch.randint(
+            0, limit, (size,), generator=self._generator, dtype=self.torch.int32
+        )
         return values.to(self.device)
 
     def empty(self, *shape: int, dtype: str = "float32") -> Any:
@@ -77,9 +79,21 @@ def cases(devices: int) -> Iterator[Case]:
                {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 4})  # fmt: skip
     yield Case("layer norm, a float by value", "layer_norm", (32,),
                lambda m: [m.random(32, 500), m.random(500), m.empty(32, 500), 500, 500, 1e-5], (2,), {"BLOCK": 512})  # fmt: skip
-    yield Case("atomics", "histogram", (20,), lambda m: [m.integers(5000, 64), m.zeros(64), 5000], (1,), {"BLOCK": 256})
     yield Case(
-        "reduction", "row_sum", (32,), lambda m: [m.random(32, 500), m.empty(32), 500, 500], (1,), {"BLOCK": 512}
+        "atomics",
+        "histogram",
+        (20,),
+        lambda m: [m.integers(5000, 64), m.zeros(64), 5000],
+        (1,),
+        {"BLOCK": 256},
+    )
+    yield Case(
+        "reduction",
+        "row_sum",
+        (32,),
+        lambda m: [m.random(32, 500), m.empty(32), 500, 500],
+        (1,),
+        {"BLOCK": 512},
     )
     yield Case("integers of every width", "integers", (1,), lambda m: [
         # Triton 3.6 itself refuses a negative i8.
@@ -96,17 +110,42 @@ def cases(devices: int) -> Iterator[Case]:
                lambda m: [m.random(1024), m.random(1024), m.empty(1024), 1], (2,), {"BLOCK": 256})  # fmt: skip
     yield Case("2-D grid", "places", (7, 5), lambda m: [m.empty(35, dtype="int32"), 7, 5], (0,))
     yield Case("3-D grid", "places", (7, 5, 3), lambda m: [m.empty(105, dtype="int32"), 7, 5], (0,))
-    yield Case("cooperative launch", "add", (4,), _vectors(999), (2,), {"BLOCK": 256, "launch_cooperative_grid": True})
-    yield Case("programmatic dependent launch", "add", (4,), _vectors(999), (2,), {"BLOCK": 256, "launch_pdl": True})
-    yield Case("clusters of 2 blocks: vector add", "add", (10,), _vectors(9999), (2,), {"BLOCK": 1024, "num_ctas": 2})
+    yield Case(
+        "cooperative launch",
+        "add",
+        (4,),
+        _vectors(999),
+        (2,),
+        {"BLOCK": 256, "launch_cooperative_grid": True},
+    )
+    yield Case(
+        "programmatic dependent launch",
+        "add",
+        (4,),
+        _vectors(999),
+        (2,),
+        {"BLOCK": 256, "launch_pdl": True},
+    )
+    yield Case(
+        "clusters of 2 blocks: vector add",
+        "add",
+        (10,),
+        _vectors(9999),
+        (2,),
+        {"BLOCK": 1024, "num_ctas": 2},
+    )
     yield Case("clusters of 2 blocks: fp16 matmul", "matmul", (2, 2), _matrices, (2,),
                {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "num_ctas": 2})  # fmt: skip
     yield Case("global scratch (descriptors made on the device)", "device_descriptor", (4, 4),
                lambda m: [m.random(256, 256), m.empty(256, 256), 256, 256], (1,), {"SIZE": 64})  # fmt: skip
-    yield Case("host tensor descriptors", "host_descriptor", (4, 4), _descriptors, (1,), {"SIZE": 64})
+    yield Case(
+        "host tensor descriptors", "host_descriptor", (4, 4), _descriptors, (1,), {"SIZE": 64}
+    )
     yield Case("another stream", "add", (40,), _vectors(9999), (2,), {"BLOCK": 256}, where="stream")
     if devices > 1:
-        yield Case("another device", "add", (40,), _vectors(9999), (2,), {"BLOCK": 256}, where="device")
+        yield Case(
+            "another device", "add", (40,), _vectors(9999), (2,), {"BLOCK": 256}, where="device"
+        )
 
 
 def _vectors(size: int) -> Callable[[Maker], list[Any]]:

@@ -40,9 +40,19 @@ class Row:
 
 def main() -> int:
     """Run every row, print the table, write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where gpu-check.json goes")
-    parser.add_argument("--only", nargs="+", choices=sorted(PARTS), default=sorted(PARTS), help="run some parts only")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--results", type=Path, default=measurement.RESULTS, help="where gpu-check.json goes"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=sorted(PARTS),
+        default=sorted(PARTS),
+        help="run some parts only",
+    )
     parser.add_argument("--step", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.step:
@@ -53,7 +63,9 @@ def main() -> int:
     width = max(len(row.check) for row in rows)
     for row in rows:
         print(f"{'ok  ' if row.ok else 'FAIL'}  {row.check:<{width}}  {row.found}")
-    path = measurement.save("gpu-check", {"rows": [asdict(row) for row in rows], "figures": figures}, options.results)
+    path = measurement.save(
+        "gpu-check", {"rows": [asdict(row) for row in rows], "figures": figures}, options.results
+    )
     print(f"\nwritten to {path}")
     return 0 if all(row.ok for row in rows) else 1
 
@@ -72,7 +84,13 @@ def check_all(folder: Path, parts: Sequence[str]) -> tuple[list[Row], dict[str, 
             except RuntimeError as error:
                 print(error, file=sys.stderr)
                 found, measured = (
-                    [{"check": name, "ok": False, "found": f"broke off: {str(error).splitlines()[-1]}"}],
+                    [
+                        {
+                            "check": name,
+                            "ok": False,
+                            "found": f"broke off: {str(error).splitlines()[-1]}",
+                        }
+                    ],
                     {},
                 )
             rows += [Row(**row) for row in found]
@@ -112,12 +130,21 @@ def replays(step: Step, folder: Path) -> tuple[list[dict[str, Any]], dict[str, A
     return [asdict(row) for row in rows], figures
 
 
-def step(folder: Path, name: str, *arguments: str, cache: Path, refuse_ptxas: bool = False) -> dict[str, Any]:
+def step(
+    folder: Path, name: str, *arguments: str, cache: Path, refuse_ptxas: bool = False
+) -> dict[str, Any]:
     """Run one step in a process of its own, with `cache` as Triton's cache directory."""
-    environment, log = measurement.refusing_ptxas(folder) if refuse_ptxas else ({}, folder / "absent")
+    environment, log = (
+        measurement.refusing_ptxas(folder) if refuse_ptxas else ({}, folder / "absent")
+    )
     log.unlink(missing_ok=True)
     said = output(
-        "tools.gpu", "check", "--step", name, *arguments, environment={**environment, "TRITON_CACHE_DIR": str(cache)}
+        "tools.gpu",
+        "check",
+        "--step",
+        name,
+        *arguments,
+        environment={**environment, "TRITON_CACHE_DIR": str(cache)},
     )
     result: dict[str, Any] = json.loads(said.splitlines()[-1])
     if refuse_ptxas:

@@ -52,7 +52,9 @@ def available() -> dict[str, Callable[[], Any]]:
     """Return name -> loader of each workload whose package is installed; the examples always are."""
     clients = {"liger": ("liger_kernel", _liger), "fla": ("fla", _fla)}
     found: dict[str, Callable[[], Any]] = {"examples": example_kernels.load}
-    return found | {name: load for name, (package, load) in clients.items() if importlib.util.find_spec(package)}
+    return found | {
+        name: load for name, (package, load) in clients.items() if importlib.util.find_spec(package)
+    }
 
 
 def capture(bundle: Path, module: str, *words: object) -> None:
@@ -75,7 +77,10 @@ def _backward(results: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str
     """Return the results and the gradients of the inputs."""
     total: Any = sum(result.float().sum() for result in results.values())
     total.backward()
-    return {**results, **{f"d{name}": tensor.grad for name, tensor in inputs.items() if tensor.grad is not None}}
+    return {
+        **results,
+        **{f"d{name}": tensor.grad for name, tensor in inputs.items() if tensor.grad is not None},
+    }
 
 
 def _liger() -> Workload:
@@ -84,12 +89,22 @@ def _liger() -> Workload:
     def calls(device: str) -> Mapping[str, Any]:
         import torch
 
-        shapes = {"x": (_ROWS, _COLUMNS), "gate": (_ROWS, _COLUMNS), "weight": (_COLUMNS,), "bias": (_COLUMNS,)}
-        inputs = {name: torch.randn(shape, device=device, requires_grad=True) for name, shape in shapes.items()}
+        shapes = {
+            "x": (_ROWS, _COLUMNS),
+            "gate": (_ROWS, _COLUMNS),
+            "weight": (_COLUMNS,),
+            "bias": (_COLUMNS,),
+        }
+        inputs = {
+            name: torch.randn(shape, device=device, requires_grad=True)
+            for name, shape in shapes.items()
+        }
         x, gate, weight, bias = inputs.values()
         return _backward(
             {
-                "rms_norm": rms_norm.LigerRMSNormFunction.apply(x, weight, 1e-6, 0.0, "llama", False),
+                "rms_norm": rms_norm.LigerRMSNormFunction.apply(
+                    x, weight, 1e-6, 0.0, "llama", False
+                ),
                 # Their backward passes write into what was given.
                 "swiglu": swiglu.LigerSiLUMulFunction.apply(gate.clone(), x.clone()),
                 "geglu": geglu.LigerGELUMulFunction.apply(gate.clone(), x.clone()),
@@ -114,6 +129,9 @@ def _fla() -> Workload:
 
         inputs = {name: tensor(_WIDTH).requires_grad_() for name in ("q", "k", "v")}
         gates = torch.nn.functional.logsigmoid(tensor(_WIDTH).float())
-        return _backward({"gla": chunk_gla(**inputs, g=gates)[0], "retention": chunk_retention(**inputs)[0]}, inputs)
+        return _backward(
+            {"gla": chunk_gla(**inputs, g=gates)[0], "retention": chunk_retention(**inputs)[0]},
+            inputs,
+        )
 
     return Workload(calls)

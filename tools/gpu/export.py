@@ -30,16 +30,33 @@ SIZES = (16, 1008, 100_000, 1 << 20, 1 << 25)
 BLOCK = 1024
 # One of a plain launch, one that needs launch attributes.
 CASES: dict[str, dict[str, Any]] = {"plain": {}, "cluster of 2": {"num_ctas": 2}}
-FACTS = ("kernel_file", "kernel_hash", "grid", "stream", "num_warps", "num_stages", "kernel_kwargs", "kernel_num_gb")
+FACTS = (
+    "kernel_file",
+    "kernel_hash",
+    "grid",
+    "stream",
+    "num_warps",
+    "num_stages",
+    "kernel_kwargs",
+    "kernel_num_gb",
+)
 _TIMEOUT_S = 120
 
 
 def main() -> int:
     """Run every row, print the table, write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where gpu-export.json goes")
-    parser.add_argument("--prepare", type=Path, metavar="DIR", help="write exports and programs there, and end")
-    parser.add_argument("--programs", type=Path, metavar="DIR", help="what --prepare wrote; else it is made now")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--results", type=Path, default=measurement.RESULTS, help="where gpu-export.json goes"
+    )
+    parser.add_argument(
+        "--prepare", type=Path, metavar="DIR", help="write exports and programs there, and end"
+    )
+    parser.add_argument(
+        "--programs", type=Path, metavar="DIR", help="what --prepare wrote; else it is made now"
+    )
     parser.add_argument("--driver", metavar="LIBRARY", help="in place of libcuda.so.1")
     parser.add_argument("--arch", default="90", help="that --prepare compiles for")
     options = parser.parse_args()
@@ -56,8 +73,14 @@ def main() -> int:
         if options.driver is None:
             rows += profiler_rows(Path(folder))
     for row in rows:
-        words = [measurement.shown(row["figure"], row["unit"]), measurement.target(row), row["peer"]]
-        print(f"{'ok  ' if row['ok'] else 'FAIL'}  {row['work']:<60}  {'; '.join(w for w in words if w)}")
+        words = [
+            measurement.shown(row["figure"], row["unit"]),
+            measurement.target(row),
+            row["peer"],
+        ]
+        print(
+            f"{'ok  ' if row['ok'] else 'FAIL'}  {row['work']:<60}  {'; '.join(w for w in words if w)}"
+        )
     print(f"\nwritten to {measurement.save('gpu-export', {'rows': rows}, options.results)}")
     return 0 if all(row["ok"] for row in rows) else 1
 
@@ -75,9 +98,13 @@ def prepare(folder: Path, arch: str | None) -> None:
 
     compiler = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
     if compiler is None:
-        raise SystemExit("there is no compiler of C++ here; run with --prepare elsewhere, and give --programs")
+        raise SystemExit(
+            "there is no compiler of C++ here; run with --prepare elsewhere, and give --programs"
+        )
     driver = (
-        None if arch is None else DryDriver(properties=DeviceProperties(arch, 1024, 232448, 32, 132, cooperative=True))
+        None
+        if arch is None
+        else DryDriver(properties=DeviceProperties(arch, 1024, 232448, 32, 132, cooperative=True))
     )
     x = torch.empty(BLOCK)
     for name, more in CASES.items():
@@ -104,10 +131,20 @@ def program_rows(programs: Path, driver: str | None) -> list[dict[str, Any]]:
     for name in CASES:
         place = programs / name.replace(" ", "-")
         for size in SIZES:
-            words: list[str | Path] = [place / "program", place, str(size), *([driver] if driver else [])]
-            done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=_TIMEOUT_S)
+            words: list[str | Path] = [
+                place / "program",
+                place,
+                str(size),
+                *([driver] if driver else []),
+            ]
+            done = subprocess.run(
+                words, check=False, capture_output=True, text=True, timeout=_TIMEOUT_S
+            )
             said = done.stdout.splitlines()
-            right = done.returncode == 0 and said[:2] == [f"grid {-(-size // BLOCK)} 1 1", f"0 of {size} wrong"]
+            right = done.returncode == 0 and said[:2] == [
+                f"grid {-(-size // BLOCK)} 1 1",
+                f"0 of {size} wrong",
+            ]
             rows.append(measurement.row(
                 f"C++, {name}: {size:,} sums and the grid right", int(right), "", least=1,
                 peer=said[2] if right else f"{done.stdout} {done.stderr}".strip(),
@@ -123,7 +160,14 @@ def profiler_rows(folder: Path) -> list[dict[str, Any]]:
     import torch
 
     from bundler import autotune
-    from bundler.runtime import BandwidthReport, Config, LaunchDump, ProfilerClock, TextGrid, TunerOptions
+    from bundler.runtime import (
+        BandwidthReport,
+        Config,
+        LaunchDump,
+        ProfilerClock,
+        TextGrid,
+        TunerOptions,
+    )
     from bundler.runtime.tuning.benchmark import CudaClock
     from tools.gpu.tuned_kernels import add
 
@@ -131,13 +175,17 @@ def profiler_rows(folder: Path) -> list[dict[str, Any]]:
     x, y, out = (torch.full((size,), float(value), device="cuda") for value in (1, 2, 0))
     report = BandwidthReport(clock=ProfilerClock)
     dump = LaunchDump(folder / "launches", tensors=folder / "tensors")
-    options = TunerOptions(workers=1, record=False, bandwidth=report, dump=dump, gigabytes=size * 12 / 1e9)
+    options = TunerOptions(
+        workers=1, record=False, bandwidth=report, dump=dump, gigabytes=size * 12 / 1e9
+    )
     kernel = autotune([Config({"BLOCK": BLOCK})], ["n"], options=options)(add)
     kernel[grid](x, y, out, size)
     handle = kernel.handle(x, y, out, size)
     stream, programs = torch.cuda.current_stream().cuda_stream, -(-size // BLOCK)
     events_ms = (
-        CudaClock().sample(lambda: handle.launch(programs, 1, 1, stream, x, y, out, size), lambda: None).median_ms
+        CudaClock()
+        .sample(lambda: handle.launch(programs, 1, 1, stream, x, y, out, size), lambda: None)
+        .median_ms
     )
     (seen,) = report.rows
     with torch.profiler.profile(record_shapes=True) as profiler:
@@ -145,7 +193,11 @@ def profiler_rows(folder: Path) -> list[dict[str, Any]]:
         torch.cuda.synchronize()
     profiler.export_chrome_trace(str(folder / "trace.json"))
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    told = [event["args"] for event in events if event.get("name") == "add" and "kernel_hash" in event.get("args", {})]
+    told = [
+        event["args"]
+        for event in events
+        if event.get("name") == "add" and "kernel_hash" in event.get("args", {})
+    ]
     known = sum(name in told[0] for name in FACTS) if told else 0
     (kept,) = (folder / "tensors").glob("*/tensor_2.pt")
     saved = torch.load(kept, weights_only=True)

@@ -26,15 +26,24 @@ MOST = {"compiled": 2.0, "ctypes": 3.0}
 SPARE_BYTES = 50_000_000
 
 
-def rows(step: Callable[..., dict[str, Any]], folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def rows(
+    step: Callable[..., dict[str, Any]], folder: Path
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Record once, then let new processes take turns; returns the rows and the figures."""
     bundle, cubins, cache = folder / "first.tbundle", folder / "cubins", folder / "first-cache"
     cold = step(folder, "first-record", str(bundle), str(cubins), cache=cache)
-    taken: dict[str, list[dict[str, Any]]] = {"bare": [], "compiled": [], "ctypes": [], "triton": []}
+    taken: dict[str, list[dict[str, Any]]] = {
+        "bare": [],
+        "compiled": [],
+        "ctypes": [],
+        "triton": [],
+    }
     for number in range(ROUNDS):
         taken["bare"].append(step(folder, "first-bare", str(cubins), cache=folder / "nothing"))
         for path in launches.PATHS:
-            taken[path].append(step(folder, "first-static", str(bundle), path, cache=folder / "nothing"))
+            taken[path].append(
+                step(folder, "first-static", str(bundle), path, cache=folder / "nothing")
+            )
         if number < 2:  # each takes seconds, and is far from the others
             taken["triton"].append(step(folder, "first-triton", cache=cache))
     seconds = {name: [run["seconds"] for run in runs] for name, runs in taken.items()}
@@ -62,13 +71,19 @@ def rows(step: Callable[..., dict[str, Any]], folder: Path) -> tuple[list[dict[s
         phases[path] = [step(folder, "first-static", str(bundle), path, "watched", cache=folder / "nothing")["phases_us"]
                         for _ in range(PROFILED_ROUNDS)]  # fmt: skip
     found += [_phases_row(name, runs) for name, runs in phases.items()]
-    return found, {"first": {"figures": figures, "cold_s": cold["seconds"], "runs": taken, "phases_us": phases}}
+    return found, {
+        "first": {"figures": figures, "cold_s": cold["seconds"], "runs": taken, "phases_us": phases}
+    }
 
 
 def _phases_row(name: str, runs: list[dict[str, float]]) -> dict[str, Any]:
     """Return a row with the median microseconds a kernel of each phase."""
     words = [f"{phase} {measurement.median([run[phase] for run in runs]):.1f}" for phase in runs[0]]
-    return {"check": f"first launches, us a kernel by phase: {name}", "ok": True, "found": ", ".join(words)}
+    return {
+        "check": f"first launches, us a kernel by phase: {name}",
+        "ok": True,
+        "found": ", ".join(words),
+    }
 
 
 def _facts(taken: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -96,11 +111,16 @@ def record(bundle_path: str, cubins: str) -> dict[str, Any]:
     with recording.collect() as bundle:
         bundle.save(bundle_path)
         Path(cubins).mkdir()
-        numbers = {dict(kernel.launch.require_facts().constants)[(3,)].payload: kernel for kernel in bundle.kernels}
+        numbers = {
+            dict(kernel.launch.require_facts().constants)[(3,)].payload: kernel
+            for kernel in bundle.kernels
+        }
         for number, kernel in numbers.items():
             Path(cubins, f"{number}.cubin").write_bytes(bundle.read(kernel.binary))
             spec = kernel.launch
-            Path(cubins, f"{number}.json").write_text(json.dumps([spec.entry, spec.num_warps * 32, spec.shared_bytes]))
+            Path(cubins, f"{number}.json").write_text(
+                json.dumps([spec.entry, spec.num_warps * 32, spec.shared_bytes])
+            )
     return result
 
 
@@ -138,7 +158,9 @@ class Card:
         self.check(self.cuda.cuCtxSetCurrent(context))
         self.x, self.out = self._allocate(SIZE * 4), self._allocate(KERNELS * SIZE * 4)
         values = (ctypes.c_float * SIZE)(*range(SIZE))
-        self.check(self.cuda.cuMemcpyHtoD_v2(ctypes.c_uint64(self.x), values, ctypes.c_size_t(SIZE * 4)))
+        self.check(
+            self.cuda.cuMemcpyHtoD_v2(ctypes.c_uint64(self.x), values, ctypes.c_size_t(SIZE * 4))
+        )
         self.check(self.cuda.cuCtxSynchronize())
 
     @staticmethod
@@ -160,7 +182,9 @@ class Card:
         """Return a digest of everything that was written."""
         size = KERNELS * SIZE * 4
         memory = ctypes.create_string_buffer(size)
-        self.check(self.cuda.cuMemcpyDtoH_v2(memory, ctypes.c_uint64(self.out), ctypes.c_size_t(size)))
+        self.check(
+            self.cuda.cuMemcpyDtoH_v2(memory, ctypes.c_uint64(self.out), ctypes.c_size_t(size))
+        )
         return hashlib.sha256(memory.raw).hexdigest()
 
 
@@ -171,7 +195,12 @@ def bare(cubins: str, watched: str = "") -> dict[str, Any]:
     specs = [json.loads((folder / f"{number}.json").read_text()) for number in range(KERNELS)]
     calls = [
         getattr(card.cuda, name)
-        for name in ("cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel", "cuCtxSynchronize")
+        for name in (
+            "cuModuleLoadData",
+            "cuModuleGetFunction",
+            "cuLaunchKernel",
+            "cuCtxSynchronize",
+        )
     ]
     read = Path.read_bytes
     if watched:
@@ -197,7 +226,9 @@ def static(path: str, launch_path: str, watched: str = "") -> dict[str, Any]:
     card = Card()
     before = _resident_bytes()
     started = time.perf_counter()
-    driver = launches.open_driver(launch_path)  # before the import below, which looks for the extension
+    driver = launches.open_driver(
+        launch_path
+    )  # before the import below, which looks for the extension
     from bundler.runtime.launch.bundle_kernels import load
 
     imported = time.perf_counter() - started

@@ -38,21 +38,35 @@ Task = int | str
 
 def main() -> int:
     """Run the sections, save after each step; 1 when a target is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=SECTIONS, help="one section")
     parser.add_argument("--corpus", type=Path, help="the unpacked cache directory of the corpus")
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help=f"where {NAME}.json goes")
-    parser.add_argument("--processes", type=int, default=PROCESSES)
-    parser.add_argument("--seconds", type=float, default=235.0, help="begin nothing new after so long")
     parser.add_argument(
-        "--device", default="cuda", help="cpu compares numbers in Triton's interpreter, and times nothing"
+        "--results", type=Path, default=measurement.RESULTS, help=f"where {NAME}.json goes"
+    )
+    parser.add_argument("--processes", type=int, default=PROCESSES)
+    parser.add_argument(
+        "--seconds", type=float, default=235.0, help="begin nothing new after so long"
+    )
+    parser.add_argument(
+        "--device",
+        default="cuda",
+        help="cpu compares numbers in Triton's interpreter, and times nothing",
     )
     parser.add_argument("--kinds", nargs="+", help="names of kinds, for a trial")
-    parser.add_argument("--check", action="store_true", help="run nothing; exit 1 when the result misses a target")
+    parser.add_argument(
+        "--check", action="store_true", help="run nothing; exit 1 when the result misses a target"
+    )
     options = parser.parse_args()
     if options.check:
         return generated_table.show(json.loads((options.results / f"{NAME}.json").read_text()))
-    sections = [options.only] if options.only else [name for name in SECTIONS if name == "kinds" or options.corpus]
+    sections = (
+        [options.only]
+        if options.only
+        else [name for name in SECTIONS if name == "kinds" or options.corpus]
+    )
     run = Run(options, sections)
     try:
         run.numbers()
@@ -143,7 +157,9 @@ class Run:
                 continue
             try:
                 connection.send(("times", task))
-                answer = connection.recv()[2] if connection.poll(60) else {"error": "no answer in 60 s"}
+                answer = (
+                    connection.recv()[2] if connection.poll(60) else {"error": "no answer in 60 s"}
+                )
                 self.found[task]["times"] = answer
                 if "error" in answer and "no answer" in answer["error"]:
                     self._drop(connection)
@@ -158,7 +174,9 @@ class Run:
         """Return what was found so far, with the rows."""
         from tools.gpu.generated_kinds import KINDS
 
-        corpus = [self.found[task] for task in self.tasks if isinstance(task, str) and task in self.found]
+        corpus = [
+            self.found[task] for task in self.tasks if isinstance(task, str) and task in self.found
+        ]
         kinds = [
             {"kind": KINDS[task].name, **self.found[task]}
             for task in self.tasks
@@ -171,7 +189,9 @@ class Run:
         """Write what was found so far, whole or not at all."""
         self.options.results.mkdir(parents=True, exist_ok=True)
         path = self.options.results / f"{NAME}.json"
-        path.with_suffix(".tmp").write_text(json.dumps(self.result(), indent=1, sort_keys=True) + "\n")
+        path.with_suffix(".tmp").write_text(
+            json.dumps(self.result(), indent=1, sort_keys=True) + "\n"
+        )
         path.with_suffix(".tmp").rename(path)
 
     def close(self) -> None:
@@ -187,7 +207,9 @@ class Run:
         return time.monotonic() - self.started
 
     def _drop(self, connection: Connection) -> None:
-        self.owners = {task: owner for task, owner in self.owners.items() if owner is not connection}
+        self.owners = {
+            task: owner for task, owner in self.owners.items() if owner is not connection
+        }
 
     def _tell(self, task: Task) -> None:
         found = self.found[task]

@@ -62,7 +62,10 @@ class Graph:
         """Return the names of an operator's several results, in order: their numbers ascend, and no line of its own says it."""
         named = {name for node in self.nodes for name in re.findall(r"%(getitem_?\d*)", node.args)}
         inputs = {node.name for node in self.nodes if not node.operator} - {*self.returned}
-        return sorted((named | {name for name in self.returned if name.startswith("getitem")}) - inputs, key=_number)
+        return sorted(
+            (named | {name for name in self.returned if name.startswith("getitem")}) - inputs,
+            key=_number,
+        )
 
 
 class Graphs:
@@ -75,7 +78,9 @@ class Graphs:
             if line.startswith("# Graph fragment"):
                 graph = Graph()
             elif line.startswith("#   return "):
-                graph.returned = [name.strip("% ") for name in line.removeprefix("#   return ").split(",")]
+                graph.returned = [
+                    name.strip("% ") for name in line.removeprefix("#   return ").split(",")
+                ]
             elif match := _NODE.match(line):
                 graph.nodes.append(_node(match))
             elif (match := re.match(r"(\w+) = async_compile\.triton\(", line)) is not None:
@@ -91,7 +96,12 @@ class Graphs:
         args = generated_launches.launched(launch.ours.run, generated_launches.cloned(noted))
         after = [value for value in args if isinstance(value, torch.Tensor)]
         written = [one for one, old in zip(after, before, strict=True) if not _equal(one, old)]
-        best: dict[str, Any] = {"eager": "no inputs fit", "off": math.inf, "written": len(written), "loose": LOOSE}
+        best: dict[str, Any] = {
+            "eager": "no inputs fit",
+            "off": math.inf,
+            "written": len(written),
+            "loose": LOOSE,
+        }
         for given in itertools.islice(_assignments(graph, before), _MOST_TRIES):
             try:
                 values = evaluated(graph, given)
@@ -104,7 +114,9 @@ class Graphs:
                 best |= {
                     "eager": "compared",
                     "off": off,
-                    "outputs": [[str(t.dtype), *one] for t, one in zip(written, found, strict=True)],
+                    "outputs": [
+                        [str(t.dtype), *one] for t, one in zip(written, found, strict=True)
+                    ],
                 }
             if off <= 1.0:
                 break
@@ -116,19 +128,25 @@ def _random(args: list[Any]) -> list[Any]:
     torch.manual_seed(1)
     for value in args:
         if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
-            everything = value.as_strided((value.untyped_storage().nbytes() // value.itemsize,), (1,), 0)
+            everything = value.as_strided(
+                (value.untyped_storage().nbytes() // value.itemsize,), (1,), 0
+            )
             everything.copy_(torch.randn(everything.shape, device=value.device))
     return args
 
 
 def evaluated(graph: Graph, given: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Return the values of the nodes that follow from those of the placeholders."""
-    importlib.import_module("torch._inductor.inductor_prims")  # operators of its own that a graph may have
+    importlib.import_module(
+        "torch._inductor.inductor_prims"
+    )  # operators of its own that a graph may have
     values: dict[str, Any] = dict(given)
     for node in graph.nodes:
         if not node.operator or node.name in values:
             continue
-        with contextlib.suppress(KeyError):  # what needs another kernel's result is not computed here
+        with contextlib.suppress(
+            KeyError
+        ):  # what needs another kernel's result is not computed here
             args = _value(ast.parse(node.args.replace("%", "__"), mode="eval").body, values)
             found = _function(node.operator)(*args, **_value(_keywords(node.kwargs), values))
             values[node.name] = found
@@ -173,7 +191,11 @@ def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
         case ast.List(elts=parts):
             return [_value(part, values) for part in parts]
         case ast.Dict(keys=keys, values=parts):
-            return {ast.literal_eval(key): _value(part, values) for key, part in zip(keys, parts, strict=True) if key}
+            return {
+                ast.literal_eval(key): _value(part, values)
+                for key, part in zip(keys, parts, strict=True)
+                if key
+            }
         case ast.Name(id=name) if name.startswith("__"):
             return values[name[2:]]
         case ast.Name(id="inf"):
@@ -187,21 +209,37 @@ def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
 
 def _assignments(graph: Graph, tensors: list[torch.Tensor]) -> Any:
     """Give each placeholder an argument of its type and number of elements; the first way keeps the order of both."""
-    used = {name for node in graph.nodes if node.operator for name in re.findall(r"%(\w+)", node.args + node.kwargs)}
+    used = {
+        name
+        for node in graph.nodes
+        if node.operator
+        for name in re.findall(r"%(\w+)", node.args + node.kwargs)
+    }
     computed = {node.name for node in graph.nodes if node.operator} | {*graph.items()}
     placeholders = [node for node in graph.nodes if not node.operator]
     # A name may be both a placeholder and a node: another kernel has computed it, or this one does.  Or a buffer stands for it.
-    choices = [[node for node in placeholders if node.name in names] for names in (used - computed, used)]
+    choices = [
+        [node for node in placeholders if node.name in names] for names in (used - computed, used)
+    ]
     absent = sorted(used - {node.name for node in graph.nodes})
-    choices += [[replace(one, name=name)] for one in placeholders for name in absent if one.name.startswith("buf")]
+    choices += [
+        [replace(one, name=name)]
+        for one in placeholders
+        for name in absent
+        if one.name.startswith("buf")
+    ]
     for wanted in choices:
         fitting = [
-            [t for t in tensors if t.dtype == node.dtype and t.numel() == math.prod(node.shape)] for node in wanted
+            [t for t in tensors if t.dtype == node.dtype and t.numel() == math.prod(node.shape)]
+            for node in wanted
         ]
         for chosen in itertools.product(*fitting):
             # A kernel reads each input through an argument of its own.
             if len({id(tensor) for tensor in chosen}) == len(chosen):
-                yield {node.name: _shaped(tensor, node) for node, tensor in zip(wanted, chosen, strict=True)}
+                yield {
+                    node.name: _shaped(tensor, node)
+                    for node, tensor in zip(wanted, chosen, strict=True)
+                }
 
 
 def _shaped(tensor: torch.Tensor, node: Node) -> torch.Tensor:
@@ -210,7 +248,11 @@ def _shaped(tensor: torch.Tensor, node: Node) -> torch.Tensor:
 
 
 def _nearest(
-    tensor: torch.Tensor, graph: Graph, given: Mapping[str, Any], values: Mapping[str, Any], args: list[torch.Tensor]
+    tensor: torch.Tensor,
+    graph: Graph,
+    given: Mapping[str, Any],
+    values: Mapping[str, Any],
+    args: list[torch.Tensor],
 ) -> tuple[float, str]:
     """Return how far a tensor is from the nearest node that it may be, in tolerances, and which that is."""
     from tools.gpu.generated_workers import TOLERANCES, distance
@@ -225,15 +267,28 @@ def _nearest(
             continue
         if value.dtype == tensor.dtype and value.numel() == tensor.numel():
             found.append(
-                (distance(_shaped(tensor, node) if node else tensor.reshape(value.shape), value, tolerance), name)
+                (
+                    distance(
+                        _shaped(tensor, node) if node else tensor.reshape(value.shape),
+                        value,
+                        tolerance,
+                    ),
+                    name,
+                )
             )
         # A long sum is done by two kernels: the first leaves parts of it.
         parts = _sums(tensor, value.numel())
-        found += [(distance(part.to(value.dtype), value.reshape(-1), tolerance), f"{name}, in parts") for part in parts]
+        found += [
+            (distance(part.to(value.dtype), value.reshape(-1), tolerance), f"{name}, in parts")
+            for part in parts
+        ]
     if not any(name in values for name in graph.returned):
         # The second adds the parts, and the graph has no line for them.
         parts = [part for old in args for part in _sums(old, tensor.numel())]
-        found += [(distance(tensor.reshape(-1), part.to(tensor.dtype), tolerance), "sum of parts") for part in parts]
+        found += [
+            (distance(tensor.reshape(-1), part.to(tensor.dtype), tolerance), "sum of parts")
+            for part in parts
+        ]
     return min(found)
 
 

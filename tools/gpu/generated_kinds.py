@@ -59,12 +59,16 @@ def normal(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Make
 
 def integers(*shapes: tuple[int, ...], below: int = 1000, dtype: torch.dtype = torch.int64) -> Make:
     """Return what makes a tensor of whole numbers for each shape."""
-    return lambda device: [torch.randint(0, below, shape, device=device, dtype=dtype) for shape in shapes]
+    return lambda device: [
+        torch.randint(0, below, shape, device=device, dtype=dtype) for shape in shapes
+    ]
 
 
 def lists(count: int, *shape: int, groups: int) -> Make:
     """Return what makes `groups` lists of `count` tensors."""
-    return lambda device: [[torch.randn(shape, device=device) for _ in range(count)] for _ in range(groups)]
+    return lambda device: [
+        [torch.randn(shape, device=device) for _ in range(count)] for _ in range(groups)
+    ]
 
 
 def added_lists(x, y):
@@ -85,7 +89,9 @@ def rms_norm_backward(x, weight, gradient, scale):
     """Reductions along both dimensions of the same tensors: a norm's weight and input."""
     normed = x * scale
     grad = gradient * weight
-    return (gradient * normed).sum(0), scale * (grad - normed * (grad * normed).mean(-1, keepdim=True))
+    return (gradient * normed).sum(0), scale * (
+        grad - normed * (grad * normed).mean(-1, keepdim=True)
+    )
 
 
 def quantized(x):
@@ -115,7 +121,9 @@ def scattered(x, index, size=1000):
 
 def put(x, index):
     """Add rows to rows that repeat."""
-    return torch.zeros(64, x.shape[1], device=x.device, dtype=x.dtype).index_put((index,), x, accumulate=True)
+    return torch.zeros(64, x.shape[1], device=x.device, dtype=x.dtype).index_put(
+        (index,), x, accumulate=True
+    )
 
 
 def users_kernel(x, y):
@@ -152,7 +160,10 @@ def xor_in_turn(x):
 
 def rows_and_counts(device: str) -> list[Any]:
     """Return rows and places for them."""
-    return [torch.randint(0, 9, (4096, 32), device=device), torch.randint(0, 64, (4096,), device=device)]
+    return [
+        torch.randint(0, 9, (4096, 32), device=device),
+        torch.randint(0, 64, (4096,), device=device),
+    ]
 
 
 def floats_and_places(device: str) -> list[Any]:
@@ -162,7 +173,10 @@ def floats_and_places(device: str) -> list[Any]:
 
 def ints_and_places(device: str) -> list[Any]:
     """Return whole numbers and places for them."""
-    return [torch.randint(0, 50, (65536,), device=device), torch.randint(0, 1000, (65536,), device=device)]
+    return [
+        torch.randint(0, 50, (65536,), device=device),
+        torch.randint(0, 1000, (65536,), device=device),
+    ]
 
 
 def table_and_rows(device: str) -> list[Any]:

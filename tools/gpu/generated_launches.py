@@ -40,7 +40,9 @@ class Launch:
     def __init__(self, name: str, theirs: Any, text: str) -> None:
         self.name, self.theirs = name, theirs
         self.ours: Any = None
-        self.decorators = sorted({one for part in parts(theirs) for one in decorators_of(text, part.fn.__name__)})
+        self.decorators = sorted(
+            {one for part in parts(theirs) for one in decorators_of(text, part.fn.__name__)}
+        )
         self.args: list[Any] | None = None
         self.after: list[Any] | None = None
 
@@ -81,7 +83,11 @@ class Wrapper:
         self._names = vars(module)
         # A wrapper of several partitions, or of two graphs with one text, has the same kernels again.
         text = Path(self.path).read_text(encoding="utf-8")
-        self.launches = {name: Launch(name, value, text) for name, value in self._names.items() if is_kernel(value)}
+        self.launches = {
+            name: Launch(name, value, text)
+            for name, value in self._names.items()
+            if is_kernel(value)
+        }
         self._switches = {name: Switch(launch) for name, launch in self.launches.items()}
         self._names.update(self._switches)
 
@@ -91,7 +97,9 @@ class Wrapper:
         table = LookupTable({"kernel": name, "config": config} for name, config in configs.items())
         options = TunerOptions(table=table, record=False, reuse="none", workers=1)
         # The choice among kernels is made by number; which one it is to be is said below.
-        found = load_generated(self.path, options=options, clock=lambda: GivenClock(lambda *_, **_options: 1.0))
+        found = load_generated(
+            self.path, options=options, clock=lambda: GivenClock(lambda *_, **_options: 1.0)
+        )
         faults = []
         for name, launch in self.launches.items():
             launch.ours = found.get(name) or found.multi_kernels.get(name)
@@ -110,7 +118,12 @@ class Wrapper:
 
 def is_kernel(value: Any) -> bool:
     """Whether a value of a wrapper's namespace is a kernel of Inductor's, or several of them with one name."""
-    return type(value).__name__ in {"CachingAutotuner", "DebugAutotuner", "MultiKernelCall", "SizeHintMultiKernelCall"}
+    return type(value).__name__ in {
+        "CachingAutotuner",
+        "DebugAutotuner",
+        "MultiKernelCall",
+        "SizeHintMultiKernelCall",
+    }
 
 
 def parts(theirs: Any) -> list[Any]:

@@ -25,7 +25,12 @@ def rows(found: Found) -> list[Found]:
         if not mine:
             continue
         lines += _counts(section, max(least, len(mine)), mine)
-    return lines + [_line(module, what) for module in modules for what in ("gpu", "host") if module[what] is not None]
+    return lines + [
+        _line(module, what)
+        for module in modules
+        for what in ("gpu", "host")
+        if module[what] is not None
+    ]
 
 
 def _counts(section: str, least: int, modules: list[Found]) -> list[Found]:
@@ -79,7 +84,10 @@ def _corpus_modules(wrappers: list[Found]) -> list[Found]:
 def _kind_module(kind: Found) -> Found:
     kernels = kind.get("kernels", [])
     made = _module("kinds", kind["kind"], kernels, list(_timed(kind).values()))
-    return made | {"eager": bool(kind.get("close")), "loaded": made["loaded"] and not kind.get("faults", ["?"])}
+    return made | {
+        "eager": bool(kind.get("close")),
+        "loaded": made["loaded"] and not kind.get("faults", ["?"]),
+    }
 
 
 def _timed(found: Found) -> Found:

@@ -56,7 +56,9 @@ def paired_times(launch: Launch) -> dict[str, Any]:
 
 def ratio(samples: Samples) -> float:
     """Return the median of the ratios of the pairs, ours to Inductor's."""
-    return statistics.median(ours / theirs for ours, theirs in zip(samples[OURS], samples[THEIRS], strict=True))
+    return statistics.median(
+        ours / theirs for ours, theirs in zip(samples[OURS], samples[THEIRS], strict=True)
+    )
 
 
 def _count(run: Callable[..., Any], args: list[Any]) -> int:

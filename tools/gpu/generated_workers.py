@@ -43,7 +43,10 @@ def serve(connection: Any, device: str) -> None:
             else:
                 answer = times(tasks.pop(task))
         except Exception as error:  # noqa: BLE001  # one task that fails must not take the others with it
-            answer = {"error": f"{type(error).__name__}: {error}"[:2000], "where": traceback.format_exc()[-3000:]}
+            answer = {
+                "error": f"{type(error).__name__}: {error}"[:2000],
+                "where": traceback.format_exc()[-3000:],
+            }
         connection.send((what, task, answer))
 
 
@@ -77,7 +80,11 @@ def _kind_numbers(kind: Kind, device: str) -> tuple[list[Wrapper], Answer]:
     before = {id(module) for module in _modules()}
     run = functools.partial(_outputs, compiled, inputs)
     run()
-    wrappers = [Wrapper(module) for module in _modules() if id(module) not in before and hasattr(module, "call")]
+    wrappers = [
+        Wrapper(module)
+        for module in _modules()
+        if id(module) not in before and hasattr(module, "call")
+    ]
     wrappers = [wrapper for wrapper in wrappers if wrapper.launches]
     theirs = run()
     faults = [fault for wrapper in wrappers for fault in wrapper.load()]
@@ -108,7 +115,11 @@ def _modules() -> list[Any]:
 def _outputs(call: Callable[..., Any], inputs: list[Any]) -> list[torch.Tensor]:
     """Call with the same random numbers; returns the tensors, in order."""
     torch.manual_seed(SEED)
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(call(*inputs)) if isinstance(leaf, torch.Tensor)]  # noqa: SLF001
+    return [
+        leaf
+        for leaf in torch.utils._pytree.tree_leaves(call(*inputs))  # noqa: SLF001
+        if isinstance(leaf, torch.Tensor)
+    ]
 
 
 def distance(one: torch.Tensor, other: torch.Tensor, least: float = 0.0) -> float:
@@ -131,7 +142,9 @@ def distance(one: torch.Tensor, other: torch.Tensor, least: float = 0.0) -> floa
     off = torch.where(same, 0.0, (left - right).abs())
     # Relative to the largest number, since a sum's error is one of its summands, not of the sum.
     scale = (
-        right[right.isfinite()].abs().amax() if bool(right.isfinite().any()) else torch.ones((), dtype=torch.float64)
+        right[right.isfinite()].abs().amax()
+        if bool(right.isfinite().any())
+        else torch.ones((), dtype=torch.float64)
     )
     worst = float(off.max() / (tolerance * scale.clamp(min=1e-30)))
     return worst if worst == worst else float("inf")  # noqa: PLR0124  # not a number is never close
@@ -201,7 +214,11 @@ def _kernel(launch: Launch) -> Answer:
 
 def _our_configs(launch: Launch) -> list[str]:
     tuned = getattr(launch.ours, "tuned", None)
-    return [] if tuned is None else [f"{choice.config} by {choice.how}" for choice in tuned.choices.values()]
+    return (
+        []
+        if tuned is None
+        else [f"{choice.config} by {choice.how}" for choice in tuned.choices.values()]
+    )
 
 
 def _same_binary(launch: Launch) -> bool | None:

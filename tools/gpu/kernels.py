@@ -13,7 +13,9 @@ def add(x, y, out, n, BLOCK: tl.constexpr):
     """Out = x + y."""
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < n
-    tl.store(out + offsets, tl.load(x + offsets, mask=mask) + tl.load(y + offsets, mask=mask), mask=mask)
+    tl.store(
+        out + offsets, tl.load(x + offsets, mask=mask) + tl.load(y + offsets, mask=mask), mask=mask
+    )
 
 
 @triton.jit
@@ -48,7 +50,11 @@ def layer_norm(x, weight, out, stride, columns, epsilon, BLOCK: tl.constexpr):
     value = tl.load(x + row * stride + offsets, mask=mask, other=0.0)
     centered = tl.where(mask, value - tl.sum(value, axis=0) / columns, 0.0)
     scale = tl.rsqrt(tl.sum(centered * centered, axis=0) / columns + epsilon)
-    tl.store(out + row * stride + offsets, centered * scale * tl.load(weight + offsets, mask=mask), mask=mask)
+    tl.store(
+        out + row * stride + offsets,
+        centered * scale * tl.load(weight + offsets, mask=mask),
+        mask=mask,
+    )
 
 
 @triton.jit

@@ -49,7 +49,9 @@ int loop(launch_t launch, void *f, unsigned grid, unsigned block, unsigned share
 """
 
 
-def rows(step: Callable[..., dict[str, Any]], folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def rows(
+    step: Callable[..., dict[str, Any]], folder: Path
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Measure in one process; a row for each way, with the ratio to the C loop, and our targets."""
     result = step(folder, "cost", str(folder), cache=folder / "cost-cache")
     samples = result["samples_us"]
@@ -57,21 +59,35 @@ def rows(step: Callable[..., dict[str, Any]], folder: Path) -> tuple[list[dict[s
     targets = {name: target for name, target in OURS.values() if target}
     found, figures = [], {}
     for name, taken in samples.items():
-        ratio = measurement.median([one / other for one, other in zip(taken, samples[LIMIT], strict=True)])
+        ratio = measurement.median(
+            [one / other for one, other in zip(taken, samples[LIMIT], strict=True)]
+        )
         target = targets.get(name)
         words = f"{measurement.median(taken):.2f} us, {ratio:.2f} x the C loop" + (
             f" (at most {target})" if target else ""
         )
         found.append(
-            {"check": f"CPU cost of a launch: {name}", "ok": target is None or ratio <= target, "found": words}
+            {
+                "check": f"CPU cost of a launch: {name}",
+                "ok": target is None or ratio <= target,
+                "found": words,
+            }
         )
         figures[name] = {"name": name, "ours": measurement.median(taken), "limit": limit, "ratio": ratio, "target": target,
                          "unit": "us"}  # fmt: skip
     answers = ", ".join(f"{name} {taken:.3f}" for name, taken in result["questions_us"].items())
-    found.append({"check": "CPU cost of what a dispatcher asks torch, us", "ok": True, "found": answers})
+    found.append(
+        {"check": "CPU cost of what a dispatcher asks torch, us", "ok": True, "found": answers}
+    )
     for way, taken_ns in result["steps_ns"].items():
         words = ", ".join(f"{step} {spent:.0f}" for step, spent in taken_ns.items())
-        found.append({"check": f"CPU cost of the steps of a launch alone, ns: {way}", "ok": True, "found": words})
+        found.append(
+            {
+                "check": f"CPU cost of the steps of a launch alone, ns: {way}",
+                "ok": True,
+                "found": words,
+            }
+        )
     return found, {"cost": {"figures": figures, **result}}
 
 
@@ -87,7 +103,10 @@ def cost(folder: str) -> dict[str, Any]:
         compiled = kernel[GRID](*tensors[0], SIZE, BLOCK=BLOCK)
     bundle = recording.collect()
     absent: dict[str, str] = {}
-    ways = {LIMIT: c_loop(Path(folder), compiled, tensors), **peers(kernel, compiled, tensors, absent)}
+    ways = {
+        LIMIT: c_loop(Path(folder), compiled, tensors),
+        **peers(kernel, compiled, tensors, absent),
+    }
     ways |= ours(bundle, tensors)
     for run in ways.values():
         run()
@@ -106,7 +125,9 @@ def cost(folder: str) -> dict[str, Any]:
         "absent": absent,
         "launches": BATCHES * BATCH,
         "questions_us": questions(tensors[0][0]),
-        "steps_ns": launch_steps.steps(Path(folder), tensors, _compiled_kernel(bundle), GRID, SIZE, BLOCK),
+        "steps_ns": launch_steps.steps(
+            Path(folder), tensors, _compiled_kernel(bundle), GRID, SIZE, BLOCK
+        ),
     }
 
 
@@ -129,7 +150,10 @@ def questions(tensor: Any) -> dict[str, float]:
         "get_device": tensor.get_device,
         "dtype": functools.partial(getattr, tensor, "dtype"),
     }
-    return {name: min(timeit.repeat(ask, number=BATCH, repeat=SAMPLES)) / BATCH * 1e6 for name, ask in asked.items()}
+    return {
+        name: min(timeit.repeat(ask, number=BATCH, repeat=SAMPLES)) / BATCH * 1e6
+        for name, ask in asked.items()
+    }
 
 
 def c_loop(folder: Path, compiled: Any, tensors: list[list[Any]]) -> Callable[[], None]:
@@ -141,7 +165,10 @@ def c_loop(folder: Path, compiled: Any, tensors: list[list[Any]]) -> Callable[[]
     subprocess.run(["gcc", "-O2", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
     launch = ctypes.cast(ctypes.CDLL("libcuda.so.1").cuLaunchKernel, ctypes.c_void_p)
     loop = ctypes.CDLL(str(library)).loop
-    addresses = [(ctypes.c_uint64 * len(tensors))(*[each[i].data_ptr() for each in tensors]) for i in range(3)]
+    addresses = [
+        (ctypes.c_uint64 * len(tensors))(*[each[i].data_ptr() for each in tensors])
+        for i in range(3)
+    ]
     stream = torch.cuda.current_stream().cuda_stream
     warps, shared = compiled.metadata.num_warps, compiled.metadata.shared
 
@@ -173,7 +200,10 @@ def peers(
             run(*GRID, stream, function, packed, None, None, None, x, y, out, SIZE, BLOCK)
 
     found = {"Triton, kernel[grid](...)": jit, "Triton, CompiledKernel.run": run_directly}
-    for name, make in (("torch's static launcher", _torch_static), ("cuda.bindings", _cuda_bindings)):
+    for name, make in (
+        ("torch's static launcher", _torch_static),
+        ("cuda.bindings", _cuda_bindings),
+    ):
         try:
             found[name] = make(compiled, turns, stream)
             found[name]()
@@ -187,7 +217,9 @@ def _torch_static(compiled: Any, turns: list[list[Any]], stream: int) -> Callabl
     # Only what it reads of a compiled kernel, since the file it wants is the cache's own.
     from torch._C import _StaticCudaLauncher as launcher
 
-    path = next(Path(str(path)) for name, path in compiled.metadata_group.items() if name.endswith(".cubin"))
+    path = next(
+        Path(str(path)) for name, path in compiled.metadata_group.items() if name.endswith(".cubin")
+    )
     loaded = launcher._load_kernel(str(path), compiled.metadata.name, compiled.metadata.shared, 0)  # noqa: SLF001
     function = loaded[-3]  # newer releases return the module in front
     warps, shared = compiled.metadata.num_warps, compiled.metadata.shared
@@ -237,7 +269,10 @@ def ours(bundle: Any, tensors: list[list[Any]]) -> dict[str, Callable[[], None]]
             for x, y, out in turns:
                 kernel[GRID](x, y, out, SIZE, BLOCK=BLOCK)
 
-        found[OURS[path, "handle"][0]], found[OURS[path, "dispatcher"][0]] = by_handle, by_dispatcher
+        found[OURS[path, "handle"][0]], found[OURS[path, "dispatcher"][0]] = (
+            by_handle,
+            by_dispatcher,
+        )
     return found
 
 

@@ -136,7 +136,9 @@ def compile_all(path: str) -> dict[str, Any]:
     ))  # fmt: skip
     with bundler.recording() as recording:
         for number in range(KERNELS):
-            kernels.numbered.warmup(torch.float32, torch.float32, SIZE, NUMBER=number, BLOCK=BLOCK, grid=GRID)
+            kernels.numbered.warmup(
+                torch.float32, torch.float32, SIZE, NUMBER=number, BLOCK=BLOCK, grid=GRID
+            )
     with recording.collect() as bundle:
         bundle.save(path)
         return {"kernels": len(bundle.kernels)}
@@ -157,7 +159,9 @@ def launch_all(path: str, watched: str, library: str = "") -> dict[str, Any]:
         launch(number)
     seconds = time.process_time() - started
     if not library and len({launched.plan.key for launched in driver.launches}) != KERNELS:
-        raise RuntimeError(f"{len(driver.launches)} launches, expected one of each of {KERNELS} kernels")
+        raise RuntimeError(
+            f"{len(driver.launches)} launches, expected one of each of {KERNELS} kernels"
+        )
     return {"us": seconds / KERNELS * 1e6, "phases_us": profile.microseconds(KERNELS)}
 
 
@@ -178,12 +182,18 @@ STEPS: dict[str, Callable[..., dict[str, Any]]] = {"compile": compile_all, "laun
 
 def main() -> int:
     """Compile, let processes launch in turn, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7, help="processes of each kind (7)")
     parser.add_argument(
-        "--library", default="", help="a library that stands in for CUDA's driver; left out, the dry driver is used"
+        "--library",
+        default="",
+        help="a library that stands in for CUDA's driver; left out, the dry driver is used",
     )
-    parser.add_argument("--results", type=Path, help="where launch-profile.json goes; left out, nothing is written")
+    parser.add_argument(
+        "--results", type=Path, help="where launch-profile.json goes; left out, nothing is written"
+    )
     parser.add_argument("--step", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.step:
@@ -192,9 +202,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="launch-profile.") as folder:
         bundle = str(Path(folder, "first.tbundle"))
         _step(folder, "compile", bundle)
-        plain = [_step(folder, "launch", bundle, "", options.library)["us"] for _ in range(options.rounds)]
+        plain = [
+            _step(folder, "launch", bundle, "", options.library)["us"]
+            for _ in range(options.rounds)
+        ]
         watched = [
-            _step(folder, "launch", bundle, "watched", options.library)["phases_us"] for _ in range(options.rounds)
+            _step(folder, "launch", bundle, "watched", options.library)["phases_us"]
+            for _ in range(options.rounds)
         ]
     phases = {phase: min(each[phase] for each in watched) for phase in watched[0]}
     print(

@@ -104,7 +104,12 @@ PyObject *nothing(void) { return PyCFunction_New(&definition, NULL); }
 
 
 def steps(
-    folder: Path, tensors: list[list[Any]], kernel: Any, grid: tuple[int, ...], size: int, block: int
+    folder: Path,
+    tensors: list[list[Any]],
+    kernel: Any,
+    grid: tuple[int, ...],
+    size: int,
+    block: int,
 ) -> dict[str, Any]:
     """Return nanoseconds by step, of a launch by handle and by dispatcher.
 
@@ -163,7 +168,10 @@ def _addresses(library: Any, tensor: Any) -> dict[str, float]:
 
     found = find_handles()
     if found is None:
-        return {f"addresses of {TENSORS} tensors, by torch's data_ptr()": TENSORS * library.data_ptr(tensor, CALLS)}
+        return {
+            f"addresses of {TENSORS} tensors, by torch's data_ptr()": TENSORS
+            * library.data_ptr(tensor, CALLS)
+        }
     spent = library.address(found.function, id(tensor) + found.offset, CALLS)
     return {f"addresses of {TENSORS} tensors, by torch's function of C": TENSORS * spent}
 
@@ -176,7 +184,10 @@ def _facts(library: Any, tensor: Any, read: int) -> dict[str, float]:
         spent, way = library.tensor(read, tensor, CALLS), "by torch's table"
     else:
         told = (found.device_type, found.device, found.dtype, found.function)
-        spent, way = library.facts(*told, id(tensor) + found.offset, CALLS), "by torch's functions of C"
+        spent, way = (
+            library.facts(*told, id(tensor) + found.offset, CALLS),
+            "by torch's functions of C",
+        )
     return {f"address, device and type of {TENSORS} tensors, {way}": TENSORS * spent}
 
 
@@ -190,7 +201,18 @@ def _compiled(folder: Path) -> Any:
     source.write_text(CODE)
     include = sysconfig.get_paths()["include"]
     subprocess.run(
-        ["gcc", "-O2", "-shared", "-fPIC", f"-I{include}", f"-I{HEADERS}", str(source), "-o", str(path)], check=True
+        [
+            "gcc",
+            "-O2",
+            "-shared",
+            "-fPIC",
+            f"-I{include}",
+            f"-I{HEADERS}",
+            str(source),
+            "-o",
+            str(path),
+        ],
+        check=True,
     )
     library = ctypes.PyDLL(str(path))
     for name, kinds in (

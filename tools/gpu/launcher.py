@@ -44,14 +44,23 @@ WAYS = {
 
 def main() -> int:
     """Run everything, print the table, write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true", help="exit 1 also when a target is missed")
     parser.add_argument("--rounds", type=int, default=3, help="fresh processes a way and workload")
-    parser.add_argument("--only", default=",".join(WORKLOADS), help=f"workloads, of {', '.join(WORKLOADS)}")
     parser.add_argument(
-        "--captures", type=Path, metavar="DIR", help="where captured bundles are, and stay, for other programs"
+        "--only", default=",".join(WORKLOADS), help=f"workloads, of {', '.join(WORKLOADS)}"
     )
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where gpu-launcher.json goes")
+    parser.add_argument(
+        "--captures",
+        type=Path,
+        metavar="DIR",
+        help="where captured bundles are, and stay, for other programs",
+    )
+    parser.add_argument(
+        "--results", type=Path, default=measurement.RESULTS, help="where gpu-launcher.json goes"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpu-launcher.") as folder:
         rows: list[dict[str, Any]] = []
@@ -66,7 +75,9 @@ def main() -> int:
     return 0 if all(row["ok"] and (row["kept"] or not options.check) for row in rows) else 1
 
 
-def _all_rows(folder: Path, rounds: int, only: Sequence[str], captures: Path) -> Iterator[dict[str, Any]]:
+def _all_rows(
+    folder: Path, rounds: int, only: Sequence[str], captures: Path
+) -> Iterator[dict[str, Any]]:
     for name in only:
         captured = captures / f"{name}.tbundle"
         client_workloads.capture(captured, _MODULE, "call", folder, name)
@@ -89,14 +100,21 @@ def _row(check: str, *, ok: bool, found: str, kept: bool = True, **facts: Any) -
     return {"check": check, "ok": bool(ok), "kept": bool(kept), "found": found, **facts}
 
 
-def _workload_rows(name: str, recorded: dict[str, Any], runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    errors = {way: next((run["error"] for run in done if run.get("error")), "") for way, done in runs.items()}
+def _workload_rows(
+    name: str, recorded: dict[str, Any], runs: dict[str, list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    errors = {
+        way: next((run["error"] for run in done if run.get("error")), "")
+        for way, done in runs.items()
+    }
     if any(errors.values()):
         return [
             _row(f"{name}: {WAYS[way]}", ok=not error, found=error or "fine", runs=runs[way])
             for way, error in errors.items()
         ]
-    first = {way: measurement.median([run["first_ms"] for run in done]) for way, done in runs.items()}
+    first = {
+        way: measurement.median([run["first_ms"] for run in done]) for way, done in runs.items()
+    }
     rows = []
     for way, done in runs.items():
         same = all(run["numbers"] == recorded["numbers"] for run in done)
@@ -116,10 +134,19 @@ def _workload_rows(name: str, recorded: dict[str, Any], runs: dict[str, list[dic
 def _cases_row(folder: Path) -> dict[str, Any]:
     theirs, ours = _process(folder, "cases", "triton"), _process(folder, "cases", "ours")
     if theirs.get("error") or ours.get("error"):
-        return _row("launch cases, both launchers", ok=False, found=f"{theirs.get('error')}; {ours.get('error')}")
-    different = [name for name, digest in theirs["numbers"].items() if ours["numbers"].get(name) != digest]
+        return _row(
+            "launch cases, both launchers",
+            ok=False,
+            found=f"{theirs.get('error')}; {ours.get('error')}",
+        )
+    different = [
+        name for name, digest in theirs["numbers"].items() if ours["numbers"].get(name) != digest
+    ]
     same = (
-        not different and theirs["refused"] == ours["refused"] and ours["launchers"][0] > 0 and not ours["launchers"][1]
+        not different
+        and theirs["refused"] == ours["refused"]
+        and ours["launchers"][0] > 0
+        and not ours["launchers"][1]
     )
     return _row(
         "launch cases, both launchers", ok=same, theirs=theirs, ours=ours,
@@ -131,7 +158,9 @@ def _cost_row(done: dict[str, Any]) -> dict[str, Any]:
     if done.get("error"):
         return _row("one launch", ok=False, found=done["error"])
     ours, theirs = measurement.median(done["ours_us"]), measurement.median(done["triton_us"])
-    ratio = measurement.median([a / b for a, b in zip(done["ours_us"], done["triton_us"], strict=True)])
+    ratio = measurement.median(
+        [a / b for a, b in zip(done["ours_us"], done["triton_us"], strict=True)]
+    )
     return _row("one launch, our launcher", ok=True, kept=ratio <= MOST_LAUNCH, ratio=ratio, **done,
                 found=f"{ours:.2f} us, Triton's {theirs:.2f} us: {ratio:.2f} x (at most {MOST_LAUNCH})")  # fmt: skip
 
@@ -195,7 +224,11 @@ def _first(folder: Path, name: str, way: str) -> dict[str, Any]:
 
     torch.zeros(1, device="cuda")
     began = time.perf_counter()
-    session = None if way == "warm" else bundler.session(f"file://{folder}/store-{name}", "prod", push=None)
+    session = (
+        None
+        if way == "warm"
+        else bundler.session(f"file://{folder}/store-{name}", "prod", push=None)
+    )
     begin_ms = (time.perf_counter() - began) * 1e3
     calls = WORKLOADS[name]()
     torch.cuda.synchronize()
@@ -236,7 +269,9 @@ def _cost(_folder: Path) -> dict[str, Any]:
     answers: list[str | None] = []
     driver_modules.supply(JitModules(answers.append))
     active: Any = driver.active
-    active.utils = nvidia.CudaUtils()  # one object, whose functions are ours from now on; `theirs` holds its own
+    active.utils = (
+        nvidia.CudaUtils()
+    )  # one object, whose functions are ours from now on; `theirs` holds its own
     ours = nvidia.CudaLauncher(kernel.src, kernel.metadata)
     if any(answers):
         raise RuntimeError(f"our launcher was not given: {answers}")

@@ -20,7 +20,9 @@ Calls = Callable[[], dict[str, Any]]
 
 def _examples() -> Calls:
     kernels = example_kernels.load()
-    return lambda: {name: kernels.checksum(tensor) for name, tensor in kernels.run_all("cuda").items()}
+    return lambda: {
+        name: kernels.checksum(tensor) for name, tensor in kernels.run_all("cuda").items()
+    }
 
 
 def _cases() -> Calls:
@@ -29,7 +31,9 @@ def _cases() -> Calls:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     kernels = launches.load_kernels()
-    triton.set_allocator(lambda size, _align, _stream: torch.empty(size, device="cuda", dtype=torch.int8))
+    triton.set_allocator(
+        lambda size, _align, _stream: torch.empty(size, device="cuda", dtype=torch.int8)
+    )
 
     def calls() -> dict[str, Any]:
         return {case.row: launches.digest_of(torch, case, TensorDescriptor, getattr(kernels, case.kernel))
@@ -59,7 +63,9 @@ def _liger() -> Calls:
         }
         for result in results.values():
             result.sum().backward()
-        return {name: _digest(result) for name, result in results.items()} | {"gradient": _digest(y.grad)}
+        return {name: _digest(result) for name, result in results.items()} | {
+            "gradient": _digest(y.grad)
+        }
 
     return calls
 
@@ -74,7 +80,8 @@ def _fla() -> Calls:
     def calls() -> dict[str, Any]:
         torch.manual_seed(7)
         q, k, v = (
-            torch.randn(1, 256, 4, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+            torch.randn(1, 256, 4, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+            for _ in range(3)
         )
         gate = torch.nn.functional.logsigmoid(torch.randn(1, 256, 4, 64, device="cuda"))
         results = {"gla": chunk_gla(q, k, v, gate)[0], "retention": chunk_retention(q, k, v)[0]}
@@ -108,4 +115,9 @@ def _digest(tensor: Any) -> str:
     ).hexdigest()
 
 
-WORKLOADS: dict[str, Callable[[], Calls]] = {"examples": _examples, "cases": _cases, "liger": _liger, "fla": _fla}
+WORKLOADS: dict[str, Callable[[], Calls]] = {
+    "examples": _examples,
+    "cases": _cases,
+    "liger": _liger,
+    "fla": _fla,
+}

@@ -20,19 +20,34 @@ PACKAGE = "bundler.runtime.launch."
 PATHS = ("compiled", "ctypes")
 
 
-def rows(step: Callable[..., dict[str, Any]], folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def rows(
+    step: Callable[..., dict[str, Any]], folder: Path
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Record, launch again in a process that never sees Triton, and return a row for each case."""
     bundle = str(folder / "launch.tbundle")
     by_triton = step(folder, "launch-record", bundle, cache=folder / "launch-cache")
-    ours = {path: step(folder, "launch-static", bundle, path, cache=folder / "nothing") for path in PATHS}
+    ours = {
+        path: step(folder, "launch-static", bundle, path, cache=folder / "nothing")
+        for path in PATHS
+    }
     found = []
     for name, expected in by_triton["numbers"].items():
-        got = {f"{path}, {how}": ours[path]["numbers"].get(name, {}).get(how) for path in PATHS for how in WAYS}
+        got = {
+            f"{path}, {how}": ours[path]["numbers"].get(name, {}).get(how)
+            for path in PATHS
+            for how in WAYS
+        }
         wrong = [f"{way}: {value}" for way, value in got.items() if value != expected]
         found.append({"check": f"launch: {name}", "ok": not wrong,
                       "found": "; ".join(wrong) or f"the same bits as Triton's launch, by {len(got)} ways"})  # fmt: skip
     for name, reason in by_triton["refused"].items():
-        found.append({"check": f"launch: {name}", "ok": False, "found": f"Triton itself does not launch it: {reason}"})
+        found.append(
+            {
+                "check": f"launch: {name}",
+                "ok": False,
+                "found": f"Triton itself does not launch it: {reason}",
+            }
+        )
     binaries = by_triton["binaries"]
     same = all(ours[path]["binaries"] == binaries for path in PATHS)
     found.append({"check": "launch: the binaries are those that Triton launched", "ok": same, "found":
@@ -52,7 +67,9 @@ def record(path: str) -> dict[str, Any]:
     import bundler
 
     kernels = load_kernels()
-    triton.set_allocator(lambda size, _align, _stream: torch.empty(size, device="cuda", dtype=torch.int8))
+    triton.set_allocator(
+        lambda size, _align, _stream: torch.empty(size, device="cuda", dtype=torch.int8)
+    )
     numbers: dict[str, Any] = {}
     refused: dict[str, str] = {}
     with bundler.recording() as recording:
@@ -64,7 +81,11 @@ def record(path: str) -> dict[str, Any]:
                 refused[case.row] = f"{type(error).__name__}: {error}".splitlines()[0]
     bundle = recording.collect()
     bundle.save(path)
-    return {"numbers": numbers, "refused": refused, "binaries": sorted(k.binary.digest for k in bundle.kernels)}
+    return {
+        "numbers": numbers,
+        "refused": refused,
+        "binaries": sorted(k.binary.digest for k in bundle.kernels),
+    }
 
 
 WAYS = ("dispatcher", "handle")
@@ -103,7 +124,9 @@ class _ByHandle:
         def launch(*arguments: Any, **options: Any) -> None:
             handle = self._kernel.handle(*arguments, **options)
             names = {argument.name for argument in handle._arguments}  # noqa: SLF001  # options are not for values()
-            values = handle.values(*arguments, **{name: value for name, value in options.items() if name in names})
+            values = handle.values(
+                *arguments, **{name: value for name, value in options.items() if name in names}
+            )
             stream = self._driver.stream(self._driver.device())
             for _ in range(
                 1 if self._kernel.name == "histogram" else 2
@@ -163,12 +186,19 @@ def build_extension(folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     include = sysconfig.get_paths()["include"]
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["ext-modules"]
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
+        "setuptools"
+    ]["ext-modules"]
     for extension in listed:
         if extension["name"].startswith(PACKAGE):
             sources = [str(ROOT / source) for source in extension["sources"]]
-            path = folder / (extension["name"].removeprefix(PACKAGE) + sysconfig.get_config_var("EXT_SUFFIX"))
-            subprocess.run(["gcc", "-O2", "-shared", "-fPIC", f"-I{include}", *sources, "-o", str(path)], check=True)
+            path = folder / (
+                extension["name"].removeprefix(PACKAGE) + sysconfig.get_config_var("EXT_SUFFIX")
+            )
+            subprocess.run(
+                ["gcc", "-O2", "-shared", "-fPIC", f"-I{include}", *sources, "-o", str(path)],
+                check=True,
+            )
 
 
 def load_kernels() -> ModuleType:

@@ -24,7 +24,9 @@ DEVICE = "cuda"
 BATCH, LENGTH, HEADS, WIDTH = 2, 256, 4, 64
 HIDDEN, VOCABULARY = 512, 1000
 # Each of these is autotuned over 150 to 450 configurations, forward and backward.
-WIDE = frozenset({"chunk_gla", "chunk_linear_attn", "chunk_simple_gla", "chunk_rwkv6", "chunk_rwkv7"})
+WIDE = frozenset(
+    {"chunk_gla", "chunk_linear_attn", "chunk_simple_gla", "chunk_rwkv6", "chunk_rwkv7"}
+)
 HALF = frozenset({"fused_recurrent_gla", "fused_recurrent_retention", "chunk_delta_rule"})
 Case = tuple[str, Callable[[], Any]]
 
@@ -37,7 +39,11 @@ def tensor(*shape: int, dtype: Any = torch.bfloat16, grad: bool = True) -> Any:
 
 def gate(*shape: int, dtype: Any = torch.float32) -> Any:
     """Return logarithms of gates."""
-    return functional.logsigmoid(torch.randn(shape, device=DEVICE, dtype=torch.float32)).to(dtype).requires_grad_()
+    return (
+        functional.logsigmoid(torch.randn(shape, device=DEVICE, dtype=torch.float32))
+        .to(dtype)
+        .requires_grad_()
+    )
 
 
 def backward(result: Any) -> None:
@@ -78,16 +84,26 @@ def _liger(liger: Any, dtype: Any) -> Iterator[Case]:
     def weight() -> Any:
         return wide(HIDDEN)
 
-    yield "rms_norm", lambda: liger.LigerRMSNormFunction.apply(x(), weight(), 1e-6, 0.0, "llama", False)
-    yield "rms_norm_gemma", lambda: liger.LigerRMSNormFunction.apply(x(), weight(), 1e-6, 1.0, "gemma", False)
+    yield (
+        "rms_norm",
+        lambda: liger.LigerRMSNormFunction.apply(x(), weight(), 1e-6, 0.0, "llama", False),
+    )
+    yield (
+        "rms_norm_gemma",
+        lambda: liger.LigerRMSNormFunction.apply(x(), weight(), 1e-6, 1.0, "gemma", False),
+    )
     yield (
         "fused_add_rms_norm",
-        lambda: liger.LigerFusedAddRMSNormFunction.apply(x(), x(), weight(), 1e-6, 0.0, "llama", False),
+        lambda: liger.LigerFusedAddRMSNormFunction.apply(
+            x(), x(), weight(), 1e-6, 0.0, "llama", False
+        ),
     )
     yield "layer_norm", lambda: liger.LigerLayerNormFunction.apply(x(), weight(), weight(), 1e-6)
     yield (
         "group_norm",
-        lambda: liger.LigerGroupNormFunction.apply(wide(BATCH, 32, 128), wide(32), wide(32), 32, 4, 1e-6),
+        lambda: liger.LigerGroupNormFunction.apply(
+            wide(BATCH, 32, 128), wide(32), wide(32), 32, 4, 1e-6
+        ),
     )
     yield "rope", rope
     yield "swiglu", lambda: liger.LigerSiLUMulFunction.apply(x(), x())
@@ -117,13 +133,23 @@ def _liger(liger: Any, dtype: Any) -> Iterator[Case]:
     )
     yield (
         "kl_div",
-        lambda: liger.LigerKLDivLossFunction.apply(probabilities(), probabilities().exp(), "batchmean", False),
+        lambda: liger.LigerKLDivLossFunction.apply(
+            probabilities(), probabilities().exp(), "batchmean", False
+        ),
     )
-    yield "jsd", lambda: liger.LigerJSDFunction.apply(probabilities(), probabilities(), None, 0.5, -100)
-    yield "jsd_labels", lambda: liger.LigerJSDFunction.apply(probabilities(), probabilities(), labels(), 0.5, -100)
+    yield (
+        "jsd",
+        lambda: liger.LigerJSDFunction.apply(probabilities(), probabilities(), None, 0.5, -100),
+    )
+    yield (
+        "jsd_labels",
+        lambda: liger.LigerJSDFunction.apply(probabilities(), probabilities(), labels(), 0.5, -100),
+    )
     yield (
         "tvd",
-        lambda: liger.LigerTVDLossFunction.apply(probabilities().exp(), probabilities().exp(), None, "batchmean", -100),
+        lambda: liger.LigerTVDLossFunction.apply(
+            probabilities().exp(), probabilities().exp(), None, "batchmean", -100
+        ),
     )
 
 
@@ -136,7 +162,11 @@ def wide_cases() -> Iterator[Case]:
     """Yield FLA's operators that try hundreds of configurations, and some in a second type."""
     yield from ((f"fla.{name}", call) for name, call in _all_fla() if name in WIDE)
     fla = importlib.import_module("fla.ops")
-    yield from ((f"fla.{name}.float16", call) for name, call in _fla(fla, torch.float16, BATCH, None) if name in HALF)
+    yield from (
+        (f"fla.{name}.float16", call)
+        for name, call in _fla(fla, torch.float16, BATCH, None)
+        if name in HALF
+    )
 
 
 def _all_fla() -> Iterator[Case]:
@@ -165,43 +195,67 @@ def _fla(fla: Any, dtype: Any, batch: int, offsets: list[int] | None) -> Iterato
         return gate(batch, LENGTH, HEADS, *shape, dtype=dtype)
 
     def where() -> dict[str, Any]:
-        return {} if offsets is None else {"cu_seqlens": torch.tensor(offsets, device=DEVICE, dtype=torch.int64)}
+        return (
+            {}
+            if offsets is None
+            else {"cu_seqlens": torch.tensor(offsets, device=DEVICE, dtype=torch.int64)}
+        )
 
     def qkv() -> tuple[Any, Any, Any]:
         return states(), states(), states()
 
     yield "chunk_gla", lambda: fla.chunk_gla(*qkv(), small_gate(WIDTH), **where())
-    yield "fused_recurrent_gla", lambda: fla.fused_recurrent_gla(*qkv(), small_gate(WIDTH), **where())
+    yield (
+        "fused_recurrent_gla",
+        lambda: fla.fused_recurrent_gla(*qkv(), small_gate(WIDTH), **where()),
+    )
     yield "chunk_retention", lambda: fla.chunk_retention(*qkv(), **where())
     yield "fused_recurrent_retention", lambda: fla.fused_recurrent_retention(*qkv(), **where())
     yield "parallel_retention", lambda: fla.parallel_retention(*qkv())
-    yield "chunk_delta_rule", lambda: fla.chunk_delta_rule(states(), unit(), states(), beta(), **where())
+    yield (
+        "chunk_delta_rule",
+        lambda: fla.chunk_delta_rule(states(), unit(), states(), beta(), **where()),
+    )
     yield (
         "fused_recurrent_delta_rule",
         lambda: fla.fused_recurrent_delta_rule(states(), unit(), states(), beta(), **where()),
     )
     yield (
         "chunk_gated_delta_rule",
-        lambda: fla.chunk_gated_delta_rule(states(), unit(), states(), small_gate(), beta(), **where()),
+        lambda: fla.chunk_gated_delta_rule(
+            states(), unit(), states(), small_gate(), beta(), **where()
+        ),
     )
     yield (
         "fused_recurrent_gated_delta_rule",
         lambda: _no_backward(
-            fla.fused_recurrent_gated_delta_rule(states(), unit(), states(), small_gate(), beta(), **where())
+            fla.fused_recurrent_gated_delta_rule(
+                states(), unit(), states(), small_gate(), beta(), **where()
+            )
         ),
     )
     yield "chunk_linear_attn", lambda: fla.chunk_linear_attn(*qkv())
     yield "fused_recurrent_linear_attn", lambda: fla.fused_recurrent_linear_attn(*qkv())
     yield (
         "chunk_simple_gla",
-        lambda: fla.chunk_simple_gla(*qkv(), small_gate().float().detach().requires_grad_(), **where()),
+        lambda: fla.chunk_simple_gla(
+            *qkv(), small_gate().float().detach().requires_grad_(), **where()
+        ),
     )
-    yield "chunk_rwkv6", lambda: fla.chunk_rwkv6(*qkv(), small_gate(WIDTH), tensor(HEADS, WIDTH, dtype=dtype))
+    yield (
+        "chunk_rwkv6",
+        lambda: fla.chunk_rwkv6(*qkv(), small_gate(WIDTH), tensor(HEADS, WIDTH, dtype=dtype)),
+    )
     yield (
         "fused_recurrent_rwkv6",
-        lambda: fla.fused_recurrent_rwkv6(*qkv(), small_gate(WIDTH), tensor(HEADS, WIDTH, dtype=dtype)),
+        lambda: fla.fused_recurrent_rwkv6(
+            *qkv(), small_gate(WIDTH), tensor(HEADS, WIDTH, dtype=dtype)
+        ),
     )
-    yield "chunk_rwkv7", lambda: fla.chunk_rwkv7(states(), small_gate(WIDTH), unit(), states(), unit(), unit())
+    yield (
+        "chunk_rwkv7",
+        lambda: fla.chunk_rwkv7(states(), small_gate(WIDTH), unit(), states(), unit(), unit()),
+    )
     yield (
         "fused_recurrent_hgrn",
         lambda: fla.fused_recurrent_hgrn(
@@ -211,7 +265,9 @@ def _fla(fla: Any, dtype: Any, batch: int, offsets: list[int] | None) -> Iterato
     yield (
         "parallel_based",
         lambda: fla.parallel_based(
-            tensor(batch, LENGTH, HEADS, 16, dtype=dtype), tensor(batch, LENGTH, HEADS, 16, dtype=dtype), states()
+            tensor(batch, LENGTH, HEADS, 16, dtype=dtype),
+            tensor(batch, LENGTH, HEADS, 16, dtype=dtype),
+            states(),
         ),
     )
     yield "parallel_nsa", lambda: fla.parallel_nsa(
@@ -219,7 +275,10 @@ def _fla(fla: Any, dtype: Any, batch: int, offsets: list[int] | None) -> Iterato
         tensor(batch, LENGTH, 1, WIDTH, dtype=dtype), g_cmp=beta_like(batch, 16, dtype), g_slc=beta_like(batch, 16, dtype),
         block_counts=2, block_size=32,
     )  # fmt: skip
-    yield "chunk_kda", lambda: fla.chunk_kda(states(), unit(), states(), small_gate(WIDTH), beta(), **where())
+    yield (
+        "chunk_kda",
+        lambda: fla.chunk_kda(states(), unit(), states(), small_gate(WIDTH), beta(), **where()),
+    )
     yield "parallel_attn", lambda: importlib.import_module("fla.ops.attn").parallel_attn(*qkv())
     yield "parallel_forgetting_attn", lambda: fla.parallel_forgetting_attn(*qkv(), small_gate())
 
@@ -242,8 +301,12 @@ GROUPS: dict[str, Callable[[], Iterator[Case]]] = {"liger": liger_cases, "fla": 
 
 def main(argv: list[str]) -> int:
     """Call everything that was asked for; returns the exit status."""
-    parser = argparse.ArgumentParser(description="Call operators of Liger and FLA, forward and backward.")
-    parser.add_argument("--only", default="liger,fla,varlen", help="groups: liger, fla, varlen, wide")
+    parser = argparse.ArgumentParser(
+        description="Call operators of Liger and FLA, forward and backward."
+    )
+    parser.add_argument(
+        "--only", default="liger,fla,varlen", help="groups: liger, fla, varlen, wide"
+    )
     parser.add_argument("--seen", help="file for what happened to each operator, as JSON")
     options = parser.parse_args(argv)
     happened: dict[str, str] = {}
@@ -259,7 +322,10 @@ def main(argv: list[str]) -> int:
     if options.seen:
         with open(options.seen, "w", encoding="utf-8") as file:
             json.dump(happened, file, indent=1)
-    print(f"{sum(said == 'fine' for said in happened.values())} of {len(happened)} operators called", flush=True)
+    print(
+        f"{sum(said == 'fine' for said in happened.values())} of {len(happened)} operators called",
+        flush=True,
+    )
     return 0
 
 

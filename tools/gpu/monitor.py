@@ -39,24 +39,42 @@ class Monitor(replay.Witness):
 
 def main() -> int:
     """Run every row, print the table, write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--monitor", type=Path, required=True, metavar="FILE", help="vllm/utils/jit_monitor.py of the wheel"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default="", metavar="NAME,...", help="workloads: examples, liger, fla")
     parser.add_argument(
-        "--captures", type=Path, metavar="DIR", help="where captured bundles are, and stay, for other programs"
+        "--monitor",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="vllm/utils/jit_monitor.py of the wheel",
     )
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where gpu-monitor.json goes")
+    parser.add_argument(
+        "--only", default="", metavar="NAME,...", help="workloads: examples, liger, fla"
+    )
+    parser.add_argument(
+        "--captures",
+        type=Path,
+        metavar="DIR",
+        help="where captured bundles are, and stay, for other programs",
+    )
+    parser.add_argument(
+        "--results", type=Path, default=measurement.RESULTS, help="where gpu-monitor.json goes"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpu-monitor.") as folder:
         package = lay_out_monitor(Path(folder) / "package", options.monitor)
         captures = options.captures or Path(folder) / "captures"
         rows: list[dict[str, Any]] = []
-        for name in filter(None, options.only.split(",")) if options.only else client_workloads.available():
+        for name in (
+            filter(None, options.only.split(",")) if options.only else client_workloads.available()
+        ):
             for row in check(Path(folder) / name, name, package, captures / f"{name}.tbundle"):
                 rows.append(row)
-                print(f"{'ok  ' if row['ok'] else 'FAIL'}  {row['check']:<60}  {row['found']}", flush=True)
+                print(
+                    f"{'ok  ' if row['ok'] else 'FAIL'}  {row['check']:<60}  {row['found']}",
+                    flush=True,
+                )
                 # After each row: a machine that is taken away leaves what was found.
                 measurement.save("gpu-monitor", {"rows": rows}, options.results)
     print(f"\nwritten to {options.results}")
@@ -74,12 +92,17 @@ def check(folder: Path, workload: str, package: Path, captured: Path) -> Iterato
 
     recorded = run("record")
     yield replay.row(f"{workload}: recorded", recorded, ok=recorded["error"] == "")
-    for witness, words in (("hook", "a hook that raises"), ("monitor", "vLLM's monitor in error mode")):
+    for witness, words in (
+        ("hook", "a hook that raises"),
+        ("monitor", "vLLM's monitor in error mode"),
+    ):
         done = run("replay", witness)
         silent = done["error"] == "" and done["launches"] >= replay.CALLS
         yield replay.row(f"{workload}: replayed, {words}", done, ok=silent)
     restored = run("restore", "monitor")
-    yield replay.row(f"{workload}: restored alone, the monitor raises", restored, ok=_RAISED in restored["error"])
+    yield replay.row(
+        f"{workload}: restored alone, the monitor raises", restored, ok=_RAISED in restored["error"]
+    )
 
 
 def _step(step: str, where: str, workload: str, witness: str) -> dict[str, Any]:
@@ -103,7 +126,9 @@ def _step(step: str, where: str, workload: str, witness: str) -> dict[str, Any]:
         replayed = bundler.replay(bundle)
         return repr(replayed), replayed.milliseconds
 
-    return replay.serve(before, load=load, witness=Monitor() if witness == "monitor" else replay.Witness())
+    return replay.serve(
+        before, load=load, witness=Monitor() if witness == "monitor" else replay.Witness()
+    )
 
 
 if __name__ == "__main__":

@@ -30,13 +30,21 @@ _BUILD_TIMEOUT_S = 300
 
 def main() -> int:
     """Compare every kernel, print the table, write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("bundles", nargs="*", type=Path)
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where gpu-occupancy.json goes")
+    parser.add_argument(
+        "--results", type=Path, default=measurement.RESULTS, help="where gpu-occupancy.json goes"
+    )
     options = parser.parse_args()
     cuda, arch = _device()
     with tempfile.TemporaryDirectory(prefix="gpu-occupancy.") as folder:
-        rows = [row for path in options.bundles or [_built(Path(folder), arch)] for row in _rows(cuda, path, arch)]
+        rows = [
+            row
+            for path in options.bundles or [_built(Path(folder), arch)]
+            for row in _rows(cuda, path, arch)
+        ]
     for row in rows:
         print(f"{'ok  ' if row['ok'] else 'FAIL'}  {row['work']:<60}  {row['found']}")
     print(f"\nwritten to {measurement.save('gpu-occupancy', {'rows': rows}, options.results)}")
@@ -73,22 +81,41 @@ def _built(folder: Path, arch: str) -> Path:
 
 def _rows(cuda: Any, path: Path, arch: str) -> list[dict[str, Any]]:
     with Bundle.load(path) as bundle:
-        return [_row(cuda, bundle, kernel) for kernel in bundle.kernels if str(kernel.target) == f"cuda:{arch}"]
+        return [
+            _row(cuda, bundle, kernel)
+            for kernel in bundle.kernels
+            if str(kernel.target) == f"cuda:{arch}"
+        ]
 
 
 def _row(cuda: Any, bundle: Bundle, kernel: Kernel) -> dict[str, Any]:
     binary = bytes(bundle.read(kernel.binary))
     taken = read_resources(binary, kernel.spec.entry)
     ours = block_occupancy(
-        kernel.target, kernel.spec.num_warps, taken.registers, taken.shared_bytes, kernel.spec.shared_bytes
+        kernel.target,
+        kernel.spec.num_warps,
+        taken.registers,
+        taken.shared_bytes,
+        kernel.spec.shared_bytes,
     )
     module, function, blocks = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
     _check(cuda.cuModuleLoadData(ctypes.byref(module), binary), "cuModuleLoadData")
-    _check(cuda.cuModuleGetFunction(ctypes.byref(function), module, kernel.spec.entry.encode()), "cuModuleGetFunction")
-    _check(cuda.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, kernel.spec.shared_bytes), "cuFuncSetAttribute")
-    threads, shared = kernel.spec.num_warps * kernel.target.warp_size, ctypes.c_size_t(kernel.spec.shared_bytes)
     _check(
-        cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(ctypes.byref(blocks), function, threads, shared),
+        cuda.cuModuleGetFunction(ctypes.byref(function), module, kernel.spec.entry.encode()),
+        "cuModuleGetFunction",
+    )
+    _check(
+        cuda.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, kernel.spec.shared_bytes),
+        "cuFuncSetAttribute",
+    )
+    threads, shared = (
+        kernel.spec.num_warps * kernel.target.warp_size,
+        ctypes.c_size_t(kernel.spec.shared_bytes),
+    )
+    _check(
+        cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            ctypes.byref(blocks), function, threads, shared
+        ),
         "cuOccupancy…",
     )
     _check(cuda.cuModuleUnload(module), "cuModuleUnload")

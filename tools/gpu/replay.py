@@ -79,7 +79,13 @@ def check_all(folder: Path) -> list[dict[str, Any]]:
         same = done["numbers"] is not None and done["numbers"] == recorded["numbers"]
         rows.append(row(words, done, silent and same and done["launches"] >= CALLS))
     restored = process(folder, "restored")
-    rows.append(row("restored alone: the hook fires", restored, "jit_post_compile_hook fired" in restored["error"]))
+    rows.append(
+        row(
+            "restored alone: the hook fires",
+            restored,
+            "jit_post_compile_hook fired" in restored["error"],
+        )
+    )
     rows.append(_first_rounds(folder))
     return rows
 
@@ -89,7 +95,11 @@ def _first_rounds(folder: Path) -> dict[str, Any]:
     replayed, restored = (process(folder, step, "unarmed") for step in ("present", "restored"))
     figures = {"replayed_ms": replayed["first_ms"], "restored_ms": restored["first_ms"]}
     known = all(figures.values())
-    found = f"{figures['replayed_ms']:.1f} ms, restored alone {figures['restored_ms']:.1f} ms" if known else "failed"
+    found = (
+        f"{figures['replayed_ms']:.1f} ms, restored alone {figures['restored_ms']:.1f} ms"
+        if known
+        else "failed"
+    )
     return {"check": "first round of all kernels, replayed", "ok": known, "found": found, **figures}
 
 

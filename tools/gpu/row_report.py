@@ -12,10 +12,16 @@ from typing import Any
 from tools.shared import measurement
 
 
-def run(name: str, description: str | None, check_all: Callable[[Path], list[dict[str, Any]]]) -> int:
+def run(
+    name: str, description: str | None, check_all: Callable[[Path], list[dict[str, Any]]]
+) -> int:
     """Run every row in a folder of its own, print the table, write the result; 1 when any row is wrong."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help=f"where {name}.json goes")
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--results", type=Path, default=measurement.RESULTS, help=f"where {name}.json goes"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix=f"{name}.") as folder:
         rows = check_all(Path(folder))

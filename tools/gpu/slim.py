@@ -76,14 +76,24 @@ def check_all(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def run(folder: Path, name: str, variables: dict[str, str], *, record: Path | None = None) -> dict[str, Any]:
+def run(
+    folder: Path, name: str, variables: dict[str, str], *, record: Path | None = None
+) -> dict[str, Any]:
     """Run the example in a new process with a cache of its own; returns its status, numbers, report and last words."""
     numbers, report = folder / f"{name}.json", folder / f"{name}.report"
-    env = {"TRITON_CACHE_DIR": str(folder / f"cache-{name}"), "TRITON_BUNDLER_REPORT": str(report), **variables}
+    env = {
+        "TRITON_CACHE_DIR": str(folder / f"cache-{name}"),
+        "TRITON_BUNDLER_REPORT": str(report),
+        **variables,
+    }
     program = [str(example_kernels.PATH), "--json", str(numbers)]
     done = python(*(["-c", _RECORD, str(record)] if record is not None else []), *program, env=env)
     # The last line of ours is the summary that a report brings.
-    lines = [line for line in done.stderr.strip().splitlines() if not line.startswith("triton-bundler: hits ")]
+    lines = [
+        line
+        for line in done.stderr.strip().splitlines()
+        if not line.startswith("triton-bundler: hits ")
+    ]
     return {
         "status": done.returncode, "error": lines[-1] if lines else "",
         "numbers": json.loads(numbers.read_text()) if numbers.exists() else None,
@@ -96,7 +106,12 @@ def python(*words: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]
     inherited = {name: value for name, value in os.environ.items() if name not in {"CC", "CXX"}}
     whole = {**inherited, "PYTHONPATH": python_path(), **env}
     return subprocess.run(
-        [sys.executable, *words], env=whole, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
+        [sys.executable, *words],
+        env=whole,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_TIMEOUT_S,
     )
 
 
@@ -113,7 +128,11 @@ def without_compilers(folder: Path, *programs: str) -> dict[str, str]:
 
 
 def _same(found: dict[str, Any], cold: dict[str, Any]) -> bool:
-    return found["status"] == 0 and found["numbers"] is not None and found["numbers"] == cold["numbers"]
+    return (
+        found["status"] == 0
+        and found["numbers"] is not None
+        and found["numbers"] == cold["numbers"]
+    )
 
 
 def _row(check: str, found: dict[str, Any], ok: bool) -> dict[str, Any]:

@@ -39,18 +39,27 @@ EXPECTED_S = {"default": dict.fromkeys(VARIANTS, 32) | {"cold": 50},
 
 def main() -> int:
     """Run samples until all are there or the time is over."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--phase", choices=MODES, help="torch.compile's mode")
     parser.add_argument("--rounds", type=int, default=3, help="samples of each variant but cold")
     parser.add_argument("--cold-rounds", type=int, default=1, help="samples of cold")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS[1:], default=list(VARIANTS[1:]))
     parser.add_argument("--work", type=Path, default=Path("/tmp/gpu-torch-compile"))  # noqa: S108  # named, to go on with
     parser.add_argument("--out", type=Path, help="folder for the archive of samples and bundles")
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin no sample that would end later")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--small", action="store_true", help="a small model, to try this program without a GPU")
     parser.add_argument(
-        "--table", type=Path, nargs="+", help="print the table of the samples in folders, and write the result"
+        "--seconds", type=float, default=1e9, help="begin no sample that would end later"
+    )
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument(
+        "--small", action="store_true", help="a small model, to try this program without a GPU"
+    )
+    parser.add_argument(
+        "--table",
+        type=Path,
+        nargs="+",
+        help="print the table of the samples in folders, and write the result",
     )
     parser.add_argument("--results", type=Path, default=measurement.RESULTS)
     options = parser.parse_args()
@@ -92,7 +101,11 @@ class Phase:
         """Take what samples are missing; True when none is."""
         # Later cold runs make a directory of their own: everything is fed by the first.
         wanted = [("cold", 0)]
-        wanted += [(variant, number) for number in range(self.options.rounds) for variant in self.options.variants]
+        wanted += [
+            (variant, number)
+            for number in range(self.options.rounds)
+            for variant in self.options.variants
+        ]
         wanted += [("cold", number) for number in range(1, self.options.cold_rounds)]
         for variant, number in wanted:
             if (self.samples / self._name(variant, number)).exists():
@@ -111,7 +124,12 @@ class Phase:
 
     def _sample(self, variant: str, number: int) -> None:
         cache = self._cache(variant, number)
-        sample = {"mode": self.mode, "variant": variant, "round": number, **self._process(cache, variant, number)}
+        sample = {
+            "mode": self.mode,
+            "variant": variant,
+            "round": number,
+            **self._process(cache, variant, number),
+        }
         sample |= {"cache": contents(cache), **self.facts}
         if variant == "cold" and number == 0 and "error" not in sample:
             os.rename(cache, self.kept)
@@ -144,7 +162,9 @@ class Phase:
         ptxas = self.folder / f"ptxas-{variant}-{number}"
         for path in (log, ptxas):
             path.write_bytes(b"")
-        arguments = command("tools.gpu.torch_model", "--mode", self.mode, "--device", self.options.device)
+        arguments = command(
+            "tools.gpu.torch_model", "--mode", self.mode, "--device", self.options.device
+        )
         arguments += ["--small"] if self.options.small else []
         arguments += {
             "mega-cache": ["--load-torch", str(self.folder / "mega-cache.bin")],
@@ -161,7 +181,9 @@ class Phase:
         process_s = time.monotonic() - started
         if process.returncode:
             return {"error": errors[-4000:], "process_s": process_s}
-        parent = [line for line in log.read_text().splitlines() if line.split()[0] == str(process.pid)]
+        parent = [
+            line for line in log.read_text().splitlines() if line.split()[0] == str(process.pid)
+        ]
         return {
             **json.loads(output.splitlines()[-1]), "process_s": process_s, "ptxas": len(ptxas.read_text().splitlines()),
             "compiles": len(log.read_text().splitlines()), "compiles_in_parent": len(parent),
@@ -170,7 +192,9 @@ class Phase:
 
     def _environment(self, cache: Path, log: Path, ptxas: Path) -> dict[str, str]:
         clean = {
-            name: value for name, value in os.environ.items() if not name.startswith(("TRITON_", "TORCHINDUCTOR_"))
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("TRITON_", "TORCHINDUCTOR_"))
         }
         home = self.folder / "home"
         shutil.rmtree(home, ignore_errors=True)
@@ -207,7 +231,9 @@ def counting_ptxas(folder: Path) -> dict[str, str]:
 def ptxas_paths() -> tuple[Path, ...]:
     """Return where torch, and then Triton, would look for ptxas."""
     found = (importlib.util.find_spec(name) for name in ("torch", "triton"))
-    folders = [Path(spec.origin).parent for spec in found if spec is not None and spec.origin is not None]
+    folders = [
+        Path(spec.origin).parent for spec in found if spec is not None and spec.origin is not None
+    ]
     inside = ("bin", "backends/nvidia/bin")
     return tuple(folder / where / "ptxas" for folder in folders for where in inside)
 

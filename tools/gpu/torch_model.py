@@ -19,7 +19,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-ACTIVATIONS = (functional.silu, functional.gelu, torch.tanh, functional.relu, functional.mish, functional.hardswish)
+ACTIVATIONS = (
+    functional.silu,
+    functional.gelu,
+    torch.tanh,
+    functional.relu,
+    functional.mish,
+    functional.hardswish,
+)
 ITERATIONS = 3
 
 
@@ -33,7 +40,9 @@ class RootMeanSquare(nn.Module):  # type: ignore[misc]  # torch is not followed
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scale each row to a mean square of one."""
         wide = x.float()
-        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * self.weight
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(
+            x.dtype
+        ) * self.weight
 
 
 class Layer(nn.Module):  # type: ignore[misc]  # torch is not followed
@@ -48,13 +57,21 @@ class Layer(nn.Module):  # type: ignore[misc]  # torch is not followed
         self.second = nn.LayerNorm(width) if number % 2 else RootMeanSquare(width)
         self.gate, self.up = nn.Linear(width, 4 * width), nn.Linear(width, 4 * width)
         self.down = nn.Linear(4 * width, width)
-        self.activation: Callable[[torch.Tensor], torch.Tensor] = ACTIVATIONS[number % len(ACTIVATIONS)]
+        self.activation: Callable[[torch.Tensor], torch.Tensor] = ACTIVATIONS[
+            number % len(ACTIVATIONS)
+        ]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the rows for the next layer."""
         batch, length, width = x.shape
-        parts = self.queries(self.first(x)).view(batch, length, 3, self.heads, 64).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
+        parts = (
+            self.queries(self.first(x))
+            .view(batch, length, 3, self.heads, 64)
+            .permute(2, 0, 3, 1, 4)
+        )
+        mixed = functional.scaled_dot_product_attention(
+            parts[0], parts[1], parts[2], is_causal=True
+        )
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         y = self.second(x)
         out: torch.Tensor = x + self.down(self.activation(self.gate(y)) * self.up(y))
@@ -82,18 +99,28 @@ class Transformer(nn.Module):  # type: ignore[misc]  # torch is not followed
 
 def main() -> int:
     """Run one process's part and print what it measured."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--mode", default="default", help="torch.compile's mode")
-    parser.add_argument("--small", action="store_true", help="two narrow layers, to try the program without a GPU")
-    parser.add_argument("--load-torch", type=Path, help="what torch.compiler.save_cache_artifacts returned")
-    parser.add_argument("--load-ours", type=Path, help="a bundle of bundler.integrations.inductor.save")
+    parser.add_argument(
+        "--small", action="store_true", help="two narrow layers, to try the program without a GPU"
+    )
+    parser.add_argument(
+        "--load-torch", type=Path, help="what torch.compiler.save_cache_artifacts returned"
+    )
+    parser.add_argument(
+        "--load-ours", type=Path, help="a bundle of bundler.integrations.inductor.save"
+    )
     parser.add_argument("--save", type=Path, help="folder for what both save afterwards")
     options = parser.parse_args()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = measure(options)
-    found["warnings"] = sorted({str(warning.message) for warning in caught if "bundler" in str(warning.category)})
+    found["warnings"] = sorted(
+        {str(warning.message) for warning in caught if "bundler" in str(warning.category)}
+    )
     print(json.dumps(found))
     return 0
 
@@ -112,7 +139,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     from torch._dynamo.utils import counters
 
     words = ("cache", "bundler", "coordesc", "benchmark")
-    inductor = {name: count for name, count in counters["inductor"].items() if any(word in name for word in words)}
+    inductor = {
+        name: count
+        for name, count in counters["inductor"].items()
+        if any(word in name for word in words)
+    }
     return {
         "load_s": load_s, "loaded": loaded, "iterations_s": seconds, "first_s": seconds[0], "total_s": load_s + seconds[0],
         "losses": losses, "inductor": inductor, "aot_autograd": dict(counters["aot_autograd"]),
@@ -123,7 +154,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def _prepare(options: argparse.Namespace) -> Callable[[], str]:
     """Return a function for one iteration, which returns the loss exactly, as hexadecimal text."""
     torch.manual_seed(0)
-    layers, width, count, shape = (2, 64, 128, (2, 16)) if options.small else (6, 512, 8192, (4, 256))
+    layers, width, count, shape = (
+        (2, 64, 128, (2, 16)) if options.small else (6, 512, 8192, (4, 256))
+    )
     dtype = torch.float32 if options.device == "cpu" else torch.bfloat16
     model = Transformer(layers, width, count).to(options.device, dtype)
     tokens = torch.randint(0, count, shape, device=options.device)
@@ -145,7 +178,11 @@ def _prepare(options: argparse.Namespace) -> Callable[[], str]:
 def _load(options: argparse.Namespace) -> dict[str, Any]:
     if options.load_torch is not None:
         info = torch.compiler.load_cache_artifacts(options.load_torch.read_bytes())
-        return {"artifacts": {kind: len(keys) for kind, keys in info.artifacts.items()} if info is not None else None}
+        return {
+            "artifacts": {kind: len(keys) for kind, keys in info.artifacts.items()}
+            if info is not None
+            else None
+        }
     if options.load_ours is not None:
         from bundler.integrations import inductor
 

@@ -19,7 +19,11 @@ MOST_BYTES = {"default": 1 / 5, "max-autotune": 1 / 10}
 
 def read(folders: Iterable[Path]) -> list[Sample]:
     """Return the samples in folders, by mode, variant and round."""
-    return [json.loads(path.read_text()) for folder in folders for path in sorted(folder.glob("*.*.*.json"))]
+    return [
+        json.loads(path.read_text())
+        for folder in folders
+        for path in sorted(folder.glob("*.*.*.json"))
+    ]
 
 
 def line(sample: Sample) -> str:
@@ -54,13 +58,18 @@ def write(folders: Iterable[Path], results: Path) -> int:
     facts = {key: samples[0][key] for key in ("machine", "versions", "commit")} if samples else {}
     path = results / "gpu-torch-compile.json"
     results.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**facts, "rows": rows, "samples": samples}, indent=1, sort_keys=True) + "\n")
+    path.write_text(
+        json.dumps({**facts, "rows": rows, "samples": samples}, indent=1, sort_keys=True) + "\n"
+    )
     print(f"\nwritten to {path}")
     return 0 if all(row["ok"] for row in rows) else 1
 
 
 def _rows(samples: list[Sample], mode: str) -> Iterable[dict[str, Any]]:
-    by_variant = {v: _good(samples, mode, v) for v in ("cold", "warm", "mega-cache", "moved", "ours", "ours-winners")}
+    by_variant = {
+        v: _good(samples, mode, v)
+        for v in ("cold", "warm", "mega-cache", "moved", "ours", "ours-winners")
+    }
     failed = [sample for sample in samples if sample["mode"] == mode and "error" in sample]
     yield measurement.row(f"{mode}: samples that failed", len(failed), "", most=0)
     for variant, found in by_variant.items():
@@ -81,19 +90,32 @@ def _compared(by_variant: dict[str, list[Sample]], mode: str) -> Iterable[dict[s
         yield measurement.row(f"{mode}: ours, of the warm directory in place", ratio, "x",
                             most=MOST_OF_WARM if mode == "default" else None)  # fmt: skip
         different = sum(sample["losses"] != warm[0]["losses"] for sample in ours)
-        yield measurement.row(f"{mode}: samples of ours whose losses differ from the warm run's", different, "", most=0)
+        yield measurement.row(
+            f"{mode}: samples of ours whose losses differ from the warm run's",
+            different,
+            "",
+            most=0,
+        )
     if mode == "max-autotune" and ours:
-        yield measurement.row(f"{mode}: ours, load and first iteration", _median(ours, "total_s"), "s", most=MOST_S)
+        yield measurement.row(
+            f"{mode}: ours, load and first iteration", _median(ours, "total_s"), "s", most=MOST_S
+        )
     if mode == "max-autotune" and ours and mega:
         faster = _median(mega, "total_s") / _median(ours, "total_s")
-        yield measurement.row(f"{mode}: ours, times faster than the mega-cache", faster, "x", least=LEAST_FASTER)
+        yield measurement.row(
+            f"{mode}: ours, times faster than the mega-cache", faster, "x", least=LEAST_FASTER
+        )
     saved = cold[0]["saved"] if cold else None
     if saved and "mega-cache" in saved:
         for name in ("ours", "ours-winners"):
             share = saved[name]["bytes"] / saved["mega-cache"]["bytes"]
             peer = f"{saved[name]['bytes'] / 1e6:.3g} MB of {saved['mega-cache']['bytes'] / 1e6:.3g} MB"
             yield measurement.row(
-                f"{mode}, {name}: bundle, of the mega-cache", share, "x", most=MOST_BYTES[mode], peer=peer
+                f"{mode}, {name}: bundle, of the mega-cache",
+                share,
+                "x",
+                most=MOST_BYTES[mode],
+                peer=peer,
             )
 
 

@@ -20,7 +20,9 @@ SEED = 7
 def add(x, y, out, n, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < n
-    tl.store(out + offsets, tl.load(x + offsets, mask=mask) + tl.load(y + offsets, mask=mask), mask=mask)
+    tl.store(
+        out + offsets, tl.load(x + offsets, mask=mask) + tl.load(y + offsets, mask=mask), mask=mask
+    )
 
 
 @triton.jit
@@ -48,7 +50,11 @@ def layer_norm(x, weight, out, stride, columns, epsilon, BLOCK: tl.constexpr):
         offsets = start + tl.arange(0, BLOCK)
         mask = offsets < columns
         value = tl.load(x + row * stride + offsets, mask=mask, other=0.0)
-        tl.store(out + row * stride + offsets, (value - mean) * scale * tl.load(weight + offsets, mask=mask), mask=mask)
+        tl.store(
+            out + row * stride + offsets,
+            (value - mean) * scale * tl.load(weight + offsets, mask=mask),
+            mask=mask,
+        )
 
 
 @triton.jit
@@ -87,7 +93,11 @@ def whole_sum(x, out, n, BLOCK: tl.constexpr):
 def accumulate(x, out, n, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < n
-    tl.store(out + offsets, tl.load(out + offsets, mask=mask) + tl.load(x + offsets, mask=mask), mask=mask)
+    tl.store(
+        out + offsets,
+        tl.load(out + offsets, mask=mask) + tl.load(x + offsets, mask=mask),
+        mask=mask,
+    )
 
 
 @dataclass(frozen=True)
@@ -129,7 +139,9 @@ def tuned() -> tuple[Tuned, ...]:
 
 
 def _blocks(blocks: tuple[int, ...], warps: tuple[int, ...]) -> tuple[Any, ...]:
-    return tuple(triton.Config({"BLOCK": block}, num_warps=count) for block in blocks for count in warps)
+    return tuple(
+        triton.Config({"BLOCK": block}, num_warps=count) for block in blocks for count in warps
+    )
 
 
 def _warps(warps: tuple[int, ...]) -> tuple[Any, ...]:
@@ -145,7 +157,9 @@ def _tiles() -> tuple[Any, ...]:
         (256, 256, 128, 8, 5),
     )  # fmt: skip
     return tuple(
-        triton.Config({"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k}, num_warps=warps, num_stages=stages)
+        triton.Config(
+            {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k}, num_warps=warps, num_stages=stages
+        )
         for m, n, k, warps, stages in shapes
     )
 

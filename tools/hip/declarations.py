@@ -25,9 +25,23 @@ from bundler.runtime.launch.cuda_api import ATTRIBUTE_BYTES
 # The structures that we read and write, and the members whose places count.
 STRUCTURES = {
     "hipDeviceProp_tR0600": ("gcnArchName",),
-    "hipPointerAttribute_t": ("type", "device", "devicePointer", "hostPointer", "isManaged", "allocationFlags"),
+    "hipPointerAttribute_t": (
+        "type",
+        "device",
+        "devicePointer",
+        "hostPointer",
+        "isManaged",
+        "allocationFlags",
+    ),
     "hipLaunchAttribute": ("id", "val"),
-    "HIP_LAUNCH_CONFIG": ("gridDimX", "blockDimX", "sharedMemBytes", "hStream", "attrs", "numAttrs"),
+    "HIP_LAUNCH_CONFIG": (
+        "gridDimX",
+        "blockDimX",
+        "sharedMemBytes",
+        "hStream",
+        "attrs",
+        "numAttrs",
+    ),
 }
 # The bytes of the one string that we read, and what we have more room for than is needed.
 LENGTH = "hipDeviceProp_tR0600.gcnArchName length"
@@ -39,7 +53,14 @@ _LAUNCHES = {
     hip_api.LAUNCH_EXTENDED: [8, 8, 8, 8],
 }
 _BEGIN = "#include <hip/hip_runtime_api.h>\n#include <stddef.h>\n#include <stdio.h>\n"
-_HANDLES = {"hipModule_t", "hipFunction_t", "hipStream_t", "hipDeviceptr_t", "size_t", "unsigned long"}
+_HANDLES = {
+    "hipModule_t",
+    "hipFunction_t",
+    "hipStream_t",
+    "hipDeviceptr_t",
+    "size_t",
+    "unsigned long",
+}
 
 
 @dataclass
@@ -68,7 +89,10 @@ def ours() -> Declared:
         "hipDeviceProp_tR0600.gcnArchName": hip_api.ARCH_AT,
         LENGTH: hip_api.ARCH_BYTES,
         "hipPointerAttribute_t": ctypes.sizeof(attributes),
-        **{f"hipPointerAttribute_t.{name}": getattr(attributes, own[0]).offset for name, own in members},
+        **{
+            f"hipPointerAttribute_t.{name}": getattr(attributes, own[0]).offset
+            for name, own in members
+        },
         "hipLaunchAttribute": ATTRIBUTE_BYTES,
         "hipLaunchAttribute.id": 0,
         "hipLaunchAttribute.val": 8,
@@ -76,7 +100,9 @@ def ours() -> Declared:
         **{f"HIP_LAUNCH_CONFIG.{name}": at for name, at in config.items()},
     }
     sized: dict[str, Sequence[Any]] = {**hip_api.SIGNATURES, hip_api.ERROR_STRING: (ctypes.c_int,)}
-    found.arguments = {name: [ctypes.sizeof(kind) for kind in kinds] for name, kinds in sized.items()} | _LAUNCHES
+    found.arguments = {
+        name: [ctypes.sizeof(kind) for kind in kinds] for name, kinds in sized.items()
+    } | _LAUNCHES
     return found
 
 
@@ -96,10 +122,13 @@ def of_headers(include: Path) -> Declared:
         if re.search(rf"\b{structure}\b", text):
             lines.append(f'printf("places {structure} %zu\\n", sizeof({structure}));')
             lines += [
-                f'printf("places {structure}.{member} %zu\\n", offsetof({structure}, {member}));' for member in members
+                f'printf("places {structure}.{member} %zu\\n", offsetof({structure}, {member}));'
+                for member in members
             ]
     structure, _, member = LENGTH.partition(" ")[0].partition(".")
-    lines.append(f'printf("places {LENGTH.replace(" ", "/")} %zu\\n", sizeof((({structure} *)0)->{member}));')
+    lines.append(
+        f'printf("places {LENGTH.replace(" ", "/")} %zu\\n", sizeof((({structure} *)0)->{member}));'
+    )
     for function in wanted.arguments:
         types = _argument_types(text, function)
         if types is not None:
@@ -108,7 +137,12 @@ def of_headers(include: Path) -> Declared:
             lines.append('printf("\\n");')
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "declared")
-        _compile(include, f"{_BEGIN}int main(void) {{ {' '.join(lines)} return 0; }}\n", "-o", str(program))
+        _compile(
+            include,
+            f"{_BEGIN}int main(void) {{ {' '.join(lines)} return 0; }}\n",
+            "-o",
+            str(program),
+        )
         said = subprocess.run([program], capture_output=True, text=True, check=True).stdout
     found = Declared()
     for kind, name, *numbers in map(str.split, said.splitlines()):
@@ -129,7 +163,9 @@ def of_hip_python(folder: Path) -> Declared:
     """Return what AMD's hip-python, or rocm-bindings-hip, was built with; enumerators and structures need no GPU."""
     own = ours()
     is_new = (folder / "rocm").is_dir()
-    module, declared = ("rocm.bindings.hip", "rocm/bindings/cyhip.pxd") if is_new else ("hip.hip", "hip/chip.pxd")
+    module, declared = (
+        ("rocm.bindings.hip", "rocm/bindings/cyhip.pxd") if is_new else ("hip.hip", "hip/chip.pxd")
+    )
     told = subprocess.run(
         [sys.executable, "-m", "tools.hip.hip_python", module, json.dumps(sorted(own.numbers))],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])},
@@ -141,7 +177,9 @@ def of_hip_python(folder: Path) -> Declared:
         # The package calls this one by the name that the headers' macro replaces.
         types = _argument_types(text, function.removesuffix("R0600"))
         if types is not None:
-            found.arguments[function] = [8 if "*" in kind or kind in _HANDLES else 4 for kind in types]
+            found.arguments[function] = [
+                8 if "*" in kind or kind in _HANDLES else 4 for kind in types
+            ]
     return found
 
 
@@ -152,7 +190,11 @@ def _argument_types(text: str, function: str) -> list[str] | None:
         return None
     arguments = [" ".join(argument.split()) for argument in declared[1].split(",")]
     # Of each the name is cut off, which a lone `void` does not have.
-    return [re.sub(r"\w+$", "", argument).strip() for argument in arguments if argument not in {"", "void"}]
+    return [
+        re.sub(r"\w+$", "", argument).strip()
+        for argument in arguments
+        if argument not in {"", "void"}
+    ]
 
 
 def _preprocessed(include: Path) -> str:

@@ -23,7 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from bundler.runtime.launch import hip_api
-from tools.hip.declarations import AT_MOST, LENGTH, Declared, missing_functions, of_headers, of_hip_python, ours
+from tools.hip.declarations import (
+    AT_MOST,
+    LENGTH,
+    Declared,
+    missing_functions,
+    of_headers,
+    of_hip_python,
+    ours,
+)
 from tools.shared import measurement
 
 RESULT = "hip-headers"
@@ -61,25 +69,42 @@ SOURCES = (
 
 def main() -> int:
     """Compare, and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, metavar="DIR", help="where downloads are kept; made if it is not there")
-    parser.add_argument("--check", action="store_true", help="write nothing; compare with the committed result")
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where the result is")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "folder", type=Path, metavar="DIR", help="where downloads are kept; made if it is not there"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; compare with the committed result"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=measurement.RESULTS, help="where the result is"
+    )
     options = parser.parse_args()
     if sys.version_info[:2] != (3, 11):
         parser.error("hip-python's wheels are taken for Python 3.11; run this with that")
     rows = [row for source in SOURCES for row in _rows(source, unpacked(source, options.folder))]
     wrong = [row for row in rows if row["ok"] is False]
     for row in wrong:
-        print(f"differs: HIP {row['hip']}, {row['what']}: we have {row['ours']}, it has {row['theirs']}")
+        print(
+            f"differs: HIP {row['hip']}, {row['what']}: we have {row['ours']}, it has {row['theirs']}"
+        )
     if options.check:
         committed = json.loads((options.results / f"{RESULT}.json").read_text())
         if committed["rows"] != rows:
-            print(f"the rows are not those of {options.results / RESULT}.json; run this without --check")
+            print(
+                f"the rows are not those of {options.results / RESULT}.json; run this without --check"
+            )
             return 1
     else:
-        sources = [{"hip": one.hip, "package": f"{one.project} {one.version}", "sha256": one.digest} for one in SOURCES]
-        print(f"wrote {measurement.save(RESULT, {'sources': sources, 'rows': rows}, options.results)}")
+        sources = [
+            {"hip": one.hip, "package": f"{one.project} {one.version}", "sha256": one.digest}
+            for one in SOURCES
+        ]
+        print(
+            f"wrote {measurement.save(RESULT, {'sources': sources, 'rows': rows}, options.results)}"
+        )
     silent = [row for row in rows if row["ok"] is None]
     print(
         f"{len(rows) - len(silent)} compared, {len(wrong)} differ; {len(silent)} are not declared, or cannot be asked for"
@@ -98,7 +123,16 @@ def unpacked(source: Source, folder: Path) -> Path:
 def _unpack(source: Source, folder: Path, into: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{source.project.replace('-', '_')}-{source.version}-*.whl"
-    line = [sys.executable, "-m", "pip", "download", *_WHEELS, "--dest", ".", f"{source.project}=={source.version}"]
+    line = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        *_WHEELS,
+        "--dest",
+        ".",
+        f"{source.project}=={source.version}",
+    ]
     if source.project.startswith("lib"):
         name = f"{source.project}_{source.version}_*.deb"
         line = ["apt-get", "download", f"{source.project}={source.version}"]
@@ -115,7 +149,11 @@ def _unpack(source: Source, folder: Path, into: Path) -> None:
         subprocess.run(["dpkg-deb", "-x", file, into], check=True)
     else:
         with zipfile.ZipFile(file) as archive:
-            wanted = [each for each in archive.namelist() if each.startswith(("triton/backends/amd/", "hip/", "rocm/"))]
+            wanted = [
+                each
+                for each in archive.namelist()
+                if each.startswith(("triton/backends/amd/", "hip/", "rocm/"))
+            ]
             archive.extractall(into, wanted)
 
 
@@ -126,7 +164,9 @@ def _rows(source: Source, folder: Path) -> list[dict[str, Any]]:
         backend = folder / "triton" / "backends" / "amd"
         found = of_headers(backend / "include")
         # What the headers have no name for is the number that Triton's own launcher gives.
-        given = re.search(r"Cluster dimensions\s+attributes\[0\]\.id = (\d+);", (backend / "driver.c").read_text())
+        given = re.search(
+            r"Cluster dimensions\s+attributes\[0\]\.id = (\d+);", (backend / "driver.c").read_text()
+        )
         if _CLUSTER not in found.numbers and given is not None:
             found.numbers[_CLUSTER] = int(given[1])
         return compared(source.hip, found)
@@ -152,7 +192,9 @@ def compared(hip: str, found: Declared) -> list[dict[str, Any]]:
                 ok = None
             elif got is not None and what in AT_MOST:
                 ok = got <= expected
-            rows.append({"hip": hip, "kind": kind, "what": what, "ours": expected, "theirs": got, "ok": ok})
+            rows.append(
+                {"hip": hip, "kind": kind, "what": what, "ours": expected, "theirs": got, "ok": ok}
+            )
     return rows
 
 
@@ -160,5 +202,7 @@ def _may_lack(what: str, places: dict[str, Any]) -> bool:
     """Whether a release may lack it, or hip-python, which tells the size of its structure, has no way to tell this."""
     unasked = {"hipPointerAttribute_t.devicePointer", "hipPointerAttribute_t.hostPointer", LENGTH}
     return (
-        what == _CLUSTER or what.partition(".")[0] in OPTIONAL or (what in unasked and "hipDeviceProp_tR0600" in places)
+        what == _CLUSTER
+        or what.partition(".")[0] in OPTIONAL
+        or (what in unasked and "hipDeviceProp_tR0600" in places)
     )

@@ -31,15 +31,21 @@ _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 def main() -> int:
     """Try this torch."""
-    parser = argparse.ArgumentParser(prog=sys.argv[0], description="what torch.compile's bundles need of this torch")
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where to write the result")
+    parser = argparse.ArgumentParser(
+        prog=sys.argv[0], description="what torch.compile's bundles need of this torch"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=measurement.RESULTS, help="where to write the result"
+    )
     options = parser.parse_args()
     release = (identity.version_of("torch") or "none").partition("+")[0]
     found = {"names": _names(), "tests": _tests(), "precompile": _precompile()}
     path = measurement.save(f"torch-{release}", found, options.results)
     print(json.dumps(found, indent=1))
     print(f"wrote {path}")
-    failed = found["names"]["missing"] or found["tests"]["failed"] or found["precompile"].get("failed")
+    failed = (
+        found["names"]["missing"] or found["tests"]["failed"] or found["precompile"].get("failed")
+    )
     return 1 if failed else 0
 
 
@@ -70,7 +76,9 @@ def _tests() -> dict[str, Any]:
 def _precompile() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         try:
-            text = processes.output("tools.releases", "torch-precompile", folder, environment=_NO_GPU)
+            text = processes.output(
+                "tools.releases", "torch-precompile", folder, environment=_NO_GPU
+            )
         except RuntimeError as error:
             return {"failed": str(error).strip().splitlines()[-1]}
     found: dict[str, Any] = json.loads(text.splitlines()[-1])

@@ -28,17 +28,28 @@ _KEY = "A" * 52
 
 def main() -> int:
     """Carry a pair, or do one step of it in this process."""
-    parser = argparse.ArgumentParser(prog=sys.argv[0], description="a pair of torch.compiler.precompile in a bundle")
+    parser = argparse.ArgumentParser(
+        prog=sys.argv[0], description="a pair of torch.compiler.precompile in a bundle"
+    )
     parser.add_argument("directory", type=Path, help="an empty directory to work in")
-    parser.add_argument("step", nargs="?", choices=["capture", "load"], help="for the processes that it starts")
+    parser.add_argument(
+        "step", nargs="?", choices=["capture", "load"], help="for the processes that it starts"
+    )
     options = parser.parse_args()
-    steps: dict[str | None, Callable[[Path], Any]] = {"capture": _capture, "load": _load, None: _carry}
+    steps: dict[str | None, Callable[[Path], Any]] = {
+        "capture": _capture,
+        "load": _load,
+        None: _carry,
+    }
     print(json.dumps(steps[options.step](options.directory)))
     return 0
 
 
 def _carry(directory: Path) -> dict[str, Any]:
-    if importlib.util.find_spec("torch.compiler") is None or importlib.util.find_spec(_MODULE) is None:
+    if (
+        importlib.util.find_spec("torch.compiler") is None
+        or importlib.util.find_spec(_MODULE) is None
+    ):
         return {"skipped": f"this torch has no {_MODULE}"}
     first, second, untrusted = (directory / name for name in ("first", "second", "untrusted"))
     captured = _step(first, "capture")

@@ -33,15 +33,23 @@ _TIMEOUT_S = 300
 
 def main() -> int:
     """Run every row, print the table, write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sources", type=Path, metavar="DIR", help="what `python -m tools.servers wheels` filled")
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="where server-trees.json goes")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "sources", type=Path, metavar="DIR", help="what `python -m tools.servers wheels` filled"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=measurement.RESULTS, help="where server-trees.json goes"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="server-trees.") as folder:
         rows = check_all(options.sources.resolve(), Path(folder))
     for row in rows:
         print(f"{'ok  ' if row['ok'] else 'FAIL'}  {row['check']:<58}  {row['found']}")
-    print(f"\nwritten to {measurement.save('server-trees', {'vllm': RELEASES['vllm'], 'rows': rows}, options.results)}")
+    print(
+        f"\nwritten to {measurement.save('server-trees', {'vllm': RELEASES['vllm'], 'rows': rows}, options.results)}"
+    )
     return 0 if all(row["ok"] for row in rows) else 1
 
 
@@ -69,7 +77,14 @@ def check_all(sources: Path, folder: Path) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def lay_out(sources: Path, root: Path, ranks: int, environment: Mapping[str, str], *, ranks_of_model: int = 0) -> None:
+def lay_out(
+    sources: Path,
+    root: Path,
+    ranks: int,
+    environment: Mapping[str, str],
+    *,
+    ranks_of_model: int = 0,
+) -> None:
     """Let vLLM's own code lay out a cache root, one process a rank."""
     env = {**os.environ, "PYTHONPATH": python_path(), "VLLM_CACHE_ROOT": str(root), **environment}
     env.pop("TRITON_CACHE_DIR", None)
@@ -86,14 +101,21 @@ def lay_out(sources: Path, root: Path, ranks: int, environment: Mapping[str, str
 def restore(folder: Path, root: Path, *, ranks: str) -> bundler.RestoreReport:
     """Restore the bundle to a root, for a number of ranks."""
     facts = {"ranks": ranks, "vllm": RELEASES["vllm"]}
-    return bundler.restore(folder / "vllm.tbundle", trust="code", trees=bundler.TreeOptions({"vllm": root}, facts))
+    return bundler.restore(
+        folder / "vllm.tbundle", trust="code", trees=bundler.TreeOptions({"vllm": root}, facts)
+    )
 
 
 def contents(root: Path) -> dict[str, bytes]:
     """Return the files below a root, but for those that hold its path: Triton's group files, and locks."""
-    files = (path for path in root.rglob("*") if path.is_file() and not path.name.startswith("__grp__"))
+    files = (
+        path for path in root.rglob("*") if path.is_file() and not path.name.startswith("__grp__")
+    )
     # Metadata of kernels may hold the path of the cache; a kernel of another root differs in that alone.
-    named = {str(path.relative_to(root)): path.read_bytes().replace(str(root).encode(), b"<root>") for path in files}
+    named = {
+        str(path.relative_to(root)): path.read_bytes().replace(str(root).encode(), b"<root>")
+        for path in files
+    }
     return {name: data for name, data in named.items() if not name.endswith(".lock")}
 
 

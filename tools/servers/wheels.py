@@ -21,8 +21,12 @@ VARIABLE = "SERVER_SOURCES"
 
 def main() -> int:
     """Download what is not there, and unpack it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, metavar="DIR", help="where to; made if it is not there")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "folder", type=Path, metavar="DIR", help="where to; made if it is not there"
+    )
     options = parser.parse_args()
     for name, release in RELEASES.items():
         files = unpack(fetch(name, release, options.folder), options.folder / name)
@@ -34,7 +38,16 @@ def fetch(name: str, release: str, folder: Path) -> Path:
     """Return the wheel of a release, downloaded unless it is there."""
     folder.mkdir(parents=True, exist_ok=True)
     if not any(folder.glob(f"{name}-{release}-*.whl")):
-        line = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder), f"{name}=={release}"]
+        line = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--dest",
+            str(folder),
+            f"{name}=={release}",
+        ]
         subprocess.run(line, check=True)
     return next(folder.glob(f"{name}-{release}-*.whl"))
 
@@ -42,6 +55,10 @@ def fetch(name: str, release: str, folder: Path) -> Path:
 def unpack(wheel: Path, folder: Path) -> int:
     """Unpack the Python files of a wheel, and its entry points; returns their number."""
     with zipfile.ZipFile(wheel) as archive:
-        wanted = [name for name in archive.namelist() if name.endswith((".py", "METADATA", "entry_points.txt"))]
+        wanted = [
+            name
+            for name in archive.namelist()
+            if name.endswith((".py", "METADATA", "entry_points.txt"))
+        ]
         archive.extractall(folder, wanted)
     return len(wanted)

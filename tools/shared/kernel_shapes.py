@@ -31,16 +31,24 @@ def scaled_softmax(x, out, stride, n, BLOCK: tl.constexpr, SCALE: tl.constexpr):
 
 
 @triton.jit
-def scaled_matmul(a, b, out, m, n, k, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SCALE: tl.constexpr):
+def scaled_matmul(
+    a, b, out, m, n, k, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SCALE: tl.constexpr
+):
     """out = a @ b * SCALE for row-major half-precision matrices, one tile a program, summed in single precision."""
     rows = tl.program_id(0) * M + tl.arange(0, M)
     columns = tl.program_id(1) * N + tl.arange(0, N)
     total = tl.zeros((M, N), dtype=tl.float32)
     for start in range(0, k, K):
         depth = start + tl.arange(0, K)
-        left = tl.load(a + rows[:, None] * k + depth[None, :], mask=(rows[:, None] < m) & (depth[None, :] < k), other=0)
+        left = tl.load(
+            a + rows[:, None] * k + depth[None, :],
+            mask=(rows[:, None] < m) & (depth[None, :] < k),
+            other=0,
+        )
         right = tl.load(
-            b + depth[:, None] * n + columns[None, :], mask=(depth[:, None] < k) & (columns[None, :] < n), other=0
+            b + depth[:, None] * n + columns[None, :],
+            mask=(depth[:, None] < k) & (columns[None, :] < n),
+            other=0,
         )
         total = tl.dot(left, right, total)
     mask = (rows[:, None] < m) & (columns[None, :] < n)

@@ -24,7 +24,11 @@ TARGET = ("cuda", 90, 32)
 
 def cache_of(count: int, keep: Path) -> Path:
     """Return a cache directory with `count` kernels, compiled now unless an earlier run has left them in `keep`."""
-    wanted = [importlib.metadata.version("triton"), Path(__file__).with_name("kernel_shapes.py").read_text(), TARGET]
+    wanted = [
+        importlib.metadata.version("triton"),
+        Path(__file__).with_name("kernel_shapes.py").read_text(),
+        TARGET,
+    ]
     name = hashlib.sha256(repr([*wanted, *variants(count)]).encode()).hexdigest()[:16]
     cache, done = keep / f"kernels-{name}", keep / f"kernels-{name}.done"
     if not done.exists():
@@ -32,7 +36,9 @@ def cache_of(count: int, keep: Path) -> Path:
         _compile(count, cache)
         found = len(list(cache.glob("*/__grp__*.json")))
         if found != count:
-            raise RuntimeError(f"{found} kernels in {cache}, expected {count}: remove it and run again")
+            raise RuntimeError(
+                f"{found} kernels in {cache}, expected {count}: remove it and run again"
+            )
         done.touch()
     return cache
 
@@ -41,7 +47,9 @@ def _compile(count: int, cache: Path) -> None:
     cache.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
     started = [
-        subprocess.Popen(command(__name__, str(count), str(part), str(PROCESSES)), env=environment, cwd=ROOT)
+        subprocess.Popen(
+            command(__name__, str(count), str(part), str(PROCESSES)), env=environment, cwd=ROOT
+        )
         for part in range(PROCESSES)
     ]
     codes = [process.wait() for process in started]
@@ -55,12 +63,27 @@ def variants(count: int) -> Iterator[tuple[str, dict[str, str], dict[str, int], 
         shape, step = number % 3, number // 3
         if shape == 0:
             constants = {"BLOCK": 256 << step % 4, "SCALE": 1 + step // 4}
-            yield "scaled_gelu", {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32"}, constants, _warps(4)
+            yield (
+                "scaled_gelu",
+                {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32"},
+                constants,
+                _warps(4),
+            )
         elif shape == 1:
             constants = {"BLOCK": 512 << step % 3, "SCALE": 1 + step // 3}
-            yield "scaled_softmax", {"x": "*fp32", "out": "*fp32", "stride": "i32", "n": "i32"}, constants, _warps(4)
+            yield (
+                "scaled_softmax",
+                {"x": "*fp32", "out": "*fp32", "stride": "i32", "n": "i32"},
+                constants,
+                _warps(4),
+            )
         else:
-            constants = {"M": 32 << step % 2, "N": 32 << step // 2 % 2, "K": 32, "SCALE": 1 + step // 4}
+            constants = {
+                "M": 32 << step % 2,
+                "N": 32 << step // 2 % 2,
+                "K": 32,
+                "SCALE": 1 + step // 4,
+            }
             types = {"a": "*fp16", "b": "*fp16", "out": "*fp16", "m": "i32", "n": "i32", "k": "i32"}
             yield "scaled_matmul", types, constants, _warps(4)
 
@@ -81,7 +104,9 @@ def compile_part(count: int, part: int, of: int) -> None:
         if number % of == part:
             signature = {**types, **dict.fromkeys(constants, "constexpr")}
             aligned = {(place,): [["tt.divisibility", 16]] for place in range(len(types))}
-            source = ASTSource(getattr(kernel_shapes, name), signature, constexprs=constants, attrs=aligned)
+            source = ASTSource(
+                getattr(kernel_shapes, name), signature, constexprs=constants, attrs=aligned
+            )
             triton.compile(source, target=GPUTarget(*TARGET), options=options)
 
 

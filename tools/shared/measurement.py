@@ -135,7 +135,10 @@ def refusing_ptxas(directory: Path) -> tuple[dict[str, str], Path]:
     log = directory / "ptxas-calls"
     environment = {}
     tools = Path(_triton_dir()) / "backends" / "nvidia" / "bin"
-    for name, variable in (("ptxas", "TRITON_PTXAS_PATH"), ("ptxas-blackwell", "TRITON_PTXAS_BLACKWELL_PATH")):
+    for name, variable in (
+        ("ptxas", "TRITON_PTXAS_PATH"),
+        ("ptxas-blackwell", "TRITON_PTXAS_BLACKWELL_PATH"),
+    ):
         real = os.environ.get(variable, str(tools / name))
         if not Path(real).exists():
             continue
@@ -181,7 +184,9 @@ def _gpu() -> str | None:
 
 def _commit() -> str | None:
     try:
-        answer = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+        answer = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip()

@@ -29,7 +29,13 @@ BUCKET = "bench"
 DATE = "Sun, 22 Nov 2026 00:00:00 GMT"
 PAGE = 1000
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
-_REASONS = {200: "OK", 204: "No Content", 206: "Partial Content", 304: "Not Modified", 404: "Not Found"}
+_REASONS = {
+    200: "OK",
+    204: "No Content",
+    206: "Partial Content",
+    304: "Not Modified",
+    404: "Not Found",
+}
 _END = b"\r\n\r\n"
 
 
@@ -131,15 +137,28 @@ class ObjectServer:
         if part is None:
             return Answer(200, headers, data)
         first, last = int(part[1]), min(int(part[2]), len(data) - 1)
-        return Answer(206, headers | {"Content-Range": f"bytes {first}-{last}/{len(data)}"}, data[first : last + 1])
+        return Answer(
+            206,
+            headers | {"Content-Range": f"bytes {first}-{last}/{len(data)}"},
+            data[first : last + 1],
+        )
 
     def _page(self, asked: Request) -> Answer:
-        prefix, after = asked.query.get("prefix", [""])[0], asked.query.get("continuation-token", [""])[0]
+        prefix, after = (
+            asked.query.get("prefix", [""])[0],
+            asked.query.get("continuation-token", [""])[0],
+        )
         if not after:  # sorted once for all pages
             self._listed = sorted(self.objects)
-        start = bisect.bisect_right(self._listed, after) if after else bisect.bisect_left(self._listed, prefix)
+        start = (
+            bisect.bisect_right(self._listed, after)
+            if after
+            else bisect.bisect_left(self._listed, prefix)
+        )
         shown = [
-            name for name in self._listed[start : start + PAGE] if name.startswith(prefix) and name in self.objects
+            name
+            for name in self._listed[start : start + PAGE]
+            if name.startswith(prefix) and name in self.objects
         ]
         more = len(self._listed) > start + PAGE and self._listed[start + PAGE].startswith(prefix)
         entries = "".join(
@@ -147,7 +166,9 @@ class ObjectServer:
             f"<ETag>{escape(etag_of(self.objects[name]))}</ETag><Size>{len(self.objects[name])}</Size></Contents>"
             for name in shown
         )
-        following = f"<NextContinuationToken>{escape(shown[-1])}</NextContinuationToken>" if more else ""
+        following = (
+            f"<NextContinuationToken>{escape(shown[-1])}</NextContinuationToken>" if more else ""
+        )
         return _xml(
             f"<ListBucketResult><KeyCount>{len(shown)}</KeyCount><IsTruncated>{str(more).lower()}</IsTruncated>"
             f"{following}{entries}</ListBucketResult>"
@@ -161,7 +182,9 @@ class ObjectServer:
     async def start(self) -> asyncio.Server:
         """Listen on a free port of the loopback."""
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: _Link(self), "127.0.0.1", 0, ssl=self._tls, backlog=1024)
+        server = await loop.create_server(
+            lambda: _Link(self), "127.0.0.1", 0, ssl=self._tls, backlog=1024
+        )
         self.port = server.sockets[0].getsockname()[1]
         return server
 
@@ -203,7 +226,10 @@ class _Link(asyncio.Protocol):
         if end < 0:
             return
         first, *lines = self._received[:end].decode("latin-1").split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        headers = {
+            name.lower(): value.strip()
+            for name, _, value in (line.partition(":") for line in lines)
+        }
         start, size = end + len(_END), int(headers.get("content-length", 0))
         if headers.get("expect", "").lower() == "100-continue" and len(self._received) == start:
             self._link.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -238,8 +264,14 @@ class _Link(asyncio.Protocol):
             self._link.abort()
             return
         length = len(answer.body) if answer.length is None else answer.length
-        lines = [f"HTTP/1.1 {answer.status} {_REASONS.get(answer.status, 'Answer')}", f"Content-Length: {length}"]
-        head = "\r\n".join([*lines, *(f"{name}: {value}" for name, value in answer.headers.items())]) + "\r\n\r\n"
+        lines = [
+            f"HTTP/1.1 {answer.status} {_REASONS.get(answer.status, 'Answer')}",
+            f"Content-Length: {length}",
+        ]
+        head = (
+            "\r\n".join([*lines, *(f"{name}: {value}" for name, value in answer.headers.items())])
+            + "\r\n\r\n"
+        )
         body = b"" if method == "HEAD" or answer.status == 304 else answer.body[: answer.sent]
         self._link.write(head.encode() + body)
         if answer.sent is not None:
@@ -271,7 +303,11 @@ def _xml(text: str, status: int = 200) -> Answer:
 
 def files_of(folder: Path) -> dict[str, bytes]:
     """Return the files below a folder, by what they are called in a bucket."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 async def _serve(delay_s: float, objects: dict[str, bytes]) -> None:
@@ -284,4 +320,6 @@ async def _serve(delay_s: float, objects: dict[str, bytes]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(float(sys.argv[1]), files_of(Path(sys.argv[2])) if len(sys.argv) > 2 else {}))
+    asyncio.run(
+        _serve(float(sys.argv[1]), files_of(Path(sys.argv[2])) if len(sys.argv) > 2 else {})
+    )

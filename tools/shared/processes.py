@@ -28,14 +28,18 @@ def python_path() -> str:
     """
     given = os.environ.get("PYTHONPATH", "")
     finds_tools = any(
-        os.path.isdir(os.path.join(entry, "tools", "shared")) for entry in given.split(os.pathsep) if entry
+        os.path.isdir(os.path.join(entry, "tools", "shared"))
+        for entry in given.split(os.pathsep)
+        if entry
     )
     if sys.flags.safe_path and finds_tools:
         return given
     return os.pathsep.join(filter(None, [str(ROOT), given]))
 
 
-def output(module: str, *arguments: str, environment: Mapping[str, str], timeout_s: float = 900) -> str:
+def output(
+    module: str, *arguments: str, environment: Mapping[str, str], timeout_s: float = 900
+) -> str:
     """Run a module, which finds the package as `python_path` says; returns its standard output.
 
     Raises:
@@ -47,5 +51,7 @@ def output(module: str, *arguments: str, environment: Mapping[str, str], timeout
     )  # fmt: skip
     if answer.returncode:
         line = shlex.join([module, *arguments])
-        raise RuntimeError(f"{line} failed with {answer.returncode}:\n{answer.stdout}\n{answer.stderr}")
+        raise RuntimeError(
+            f"{line} failed with {answer.returncode}:\n{answer.stdout}\n{answer.stderr}"
+        )
     return answer.stdout

@@ -5,8 +5,28 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import sys
 from collections.abc import Mapping
+from pathlib import Path
+
+# What these measure and attack is another thing without the extensions.
+_OF_EXTENSIONS = ("tools.bench", "tools.fuzz")
+_EXTENSIONS = (
+    "lifecycle/_kernel_reader", "lifecycle/_kernel_writer", "runtime/launch/_dispatch", "runtime/launch/_jit_driver",
+    "runtime/launch/_launch",
+)  # fmt: skip
+
+
+def missing_extensions() -> list[str]:
+    """Return the names of extensions that the bundler which would be imported does not have."""
+    spec = importlib.util.find_spec("bundler")
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+    return [
+        name.rpartition("/")[2]
+        for name in _EXTENSIONS
+        if not any([*folder.glob(f"{name}.*.so")] for folder in folders)
+    ]
 
 
 def run(package: str, programs: Mapping[str, str]) -> int:
@@ -19,12 +39,22 @@ def run(package: str, programs: Mapping[str, str]) -> int:
     lines = (f"  {name:<15} {about}" for name, about in programs.items())
     parser = argparse.ArgumentParser(
         prog=f"python -m {package}",
-        description="\n".join(["programs:", *lines, "", f"python -m {package} PROGRAM --help says more."]),
+        description="\n".join(
+            ["programs:", *lines, "", f"python -m {package} PROGRAM --help says more."]
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("program", choices=programs, metavar="PROGRAM", help="one of those above")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the program")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the program"
+    )
     options = parser.parse_args()
+    if package in _OF_EXTENSIONS and (missing := missing_extensions()):
+        print(
+            f"note: bundler has no {', '.join(missing)} here, so that this is about Python alone; `make "
+            f"{package.rpartition('.')[2]} PROGRAM={options.program}` builds them first, with a C compiler",
+            file=sys.stderr,
+        )
     module = importlib.import_module(f"{package}.{options.program.replace('-', '_')}")
     sys.argv = [f"python -m {package} {options.program}", *options.arguments]
     status: int = module.main()

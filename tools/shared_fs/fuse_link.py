@@ -99,7 +99,9 @@ def answer(fd: int, call: Call, body: bytes = b"", error: int = 0) -> None:
 
 def pack_init() -> bytes:
     """Return what the kernel is told first: our version, and how much it may write at once."""
-    return _INIT_OUT.pack(VERSION, MINOR, MOST_BYTES, 0, 16, 12, MOST_BYTES, 1, MOST_BYTES // 4096, 0, 0, 0)
+    return _INIT_OUT.pack(
+        VERSION, MINOR, MOST_BYTES, 0, 16, 12, MOST_BYTES, 1, MOST_BYTES // 4096, 0, 0, 0
+    )
 
 
 def pack_attributes(found: os.stat_result, node: int) -> bytes:
@@ -120,7 +122,9 @@ def pack_entry(found: os.stat_result | None, node: int, known_s: float) -> bytes
 
 def pack_attributes_answer(found: os.stat_result, node: int, known_s: float) -> bytes:
     """Return attributes, and how long the kernel may keep them."""
-    return _ATTRIBUTES_OUT.pack(int(known_s), int(known_s % 1 * _NS), 0) + pack_attributes(found, node)
+    return _ATTRIBUTES_OUT.pack(int(known_s), int(known_s % 1 * _NS), 0) + pack_attributes(
+        found, node
+    )
 
 
 def pack_open(handle: int) -> bytes:

@@ -148,10 +148,14 @@ class NetworkLayer:
             return fuse_link.pack_entry(None, 0, self._kind.known_s)
 
     def _attributes(self, call: Call) -> bytes:
-        return fuse_link.pack_attributes_answer(self._found(call.node), call.node, self._kind.known_s)
+        return fuse_link.pack_attributes_answer(
+            self._found(call.node), call.node, self._kind.known_s
+        )
 
     def _set_attributes(self, call: Call) -> bytes:
-        valid, _, _, size, _, _, mtime, _, _, mtime_ns, _, mode = struct.unpack_from("<IIQQQQQQIIII", call.rest)
+        valid, _, _, size, _, _, mtime, _, _, mtime_ns, _, mode = struct.unpack_from(
+            "<IIQQQQQQIIII", call.rest
+        )
         self._found(call.node)
         where = self._where(call.node)
         if valid & _SET_MODE:
@@ -217,7 +221,9 @@ class NetworkLayer:
         (flags,) = struct.unpack_from("<I", call.rest)
         self._found(call.node)
         # The kernel has looked at these itself.
-        return fuse_link.pack_open(os.open(self._where(call.node), flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)))
+        return fuse_link.pack_open(
+            os.open(self._where(call.node), flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW))
+        )
 
     def _create(self, call: Call) -> bytes:
         flags, mode = struct.unpack_from("<II", call.rest)

@@ -37,14 +37,32 @@ PATIENCE_S = 120.0
 
 def main() -> int:
     """Race on each kind, print and write what happened."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--seconds", type=float, default=SECONDS, metavar="S", help=f"how long for each kind ({SECONDS:.0f})"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kinds", default=",".join(KINDS), metavar="NAMES", help=f"which ({','.join(KINDS)})")
-    parser.add_argument("--processes", type=int, default=PROCESSES, metavar="N", help=f"on each mount ({PROCESSES})")
-    parser.add_argument("--seed", type=int, default=SEED, metavar="N", help=f"of what is random ({SEED})")
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, metavar="DIR", help="where the counts go")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=SECONDS,
+        metavar="S",
+        help=f"how long for each kind ({SECONDS:.0f})",
+    )
+    parser.add_argument(
+        "--kinds", default=",".join(KINDS), metavar="NAMES", help=f"which ({','.join(KINDS)})"
+    )
+    parser.add_argument(
+        "--processes", type=int, default=PROCESSES, metavar="N", help=f"on each mount ({PROCESSES})"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=SEED, metavar="N", help=f"of what is random ({SEED})"
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=measurement.RESULTS,
+        metavar="DIR",
+        help="where the counts go",
+    )
     options = parser.parse_args()
     found = {}
     with tempfile.TemporaryDirectory(prefix="shared-fs.") as name:
@@ -52,7 +70,9 @@ def main() -> int:
         for kind in options.kinds.split(","):
             found[kind] = race(kind, bundle, options.seconds, options.processes, options.seed)
             print(f"{kind}: {summary(found[kind])}", flush=True)
-    print(f"written to {measurement.save(RESULT, {'seconds': options.seconds, 'kinds': found}, options.results)}")
+    print(
+        f"written to {measurement.save(RESULT, {'seconds': options.seconds, 'kinds': found}, options.results)}"
+    )
     return 1 if any(one["wrong"] for one in found.values()) else 0
 
 
@@ -79,13 +99,21 @@ def clients(kind: str, folder: Path, seed: int) -> Iterator[list[Path]]:
             place = folder / f"client{number}"
             place.mkdir()
             line = command(
-                "tools.shared_fs.network_layer", str(folder / "server"), str(place), kind, str(seed + number)
+                "tools.shared_fs.network_layer",
+                str(folder / "server"),
+                str(place),
+                kind,
+                str(seed + number),
             )
-            process = subprocess.Popen(line, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            process = subprocess.Popen(
+                line, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
             started.append(process)
             assert process.stdout is not None
             if not process.stdout.readline():
-                raise OSError(f"{place} cannot be mounted; this needs /dev/fuse and the right to mount")
+                raise OSError(
+                    f"{place} cannot be mounted; this needs /dev/fuse and the right to mount"
+                )
             places.append(place)
         yield places
     finally:
@@ -106,7 +134,10 @@ def race(kind: str, bundle: Path, seconds: float, processes: int, seed: int) -> 
                 for number, place in enumerate(places * processes)
             ]  # fmt: skip
             until_s = time.monotonic() + seconds + PATIENCE_S
-            said = [racer.communicate(timeout=max(1.0, until_s - time.monotonic()))[0] for racer in racers]
+            said = [
+                racer.communicate(timeout=max(1.0, until_s - time.monotonic()))[0]
+                for racer in racers
+            ]
         answers = [json.loads(text) for text in said]
         joined: dict[str, Counter[str]] = {what: Counter() for what in ("done", "typed", "peer")}
         for answer in answers:
@@ -118,7 +149,12 @@ def race(kind: str, bundle: Path, seconds: float, processes: int, seed: int) -> 
         # Without hard links two that swap at the same instant may both succeed, as docs/guarantees.md says.
         if lost and KINDS[kind].links:
             wrong.append(f"{counted} counts were acknowledged, and {lost} of them are lost")
-        return {**joined, "counted": counted, "lost": lost, "wrong": [*wrong, *_after(folder / "server")]}
+        return {
+            **joined,
+            "counted": counted,
+            "lost": lost,
+            "wrong": [*wrong, *_after(folder / "server")],
+        }
 
 
 def _value(server: Path) -> int:

@@ -78,7 +78,13 @@ class Racer:
                 self.typed[f"{name}: {type(error).__name__}: {_without_paths(error)}"] += 1
             except Exception as error:  # noqa: BLE001  # what must not happen is what we look for
                 self.wrong.append(f"{name} raised {type(error).__name__}: {error}")
-        return {"done": self.done, "typed": self.typed, "wrong": self.wrong, "peer": self.peer, "counted": self.counted}
+        return {
+            "done": self.done,
+            "typed": self.typed,
+            "wrong": self.wrong,
+            "peer": self.peer,
+            "counted": self.counted,
+        }
 
     def _key(self) -> str:
         return f"u/{self._random.randrange(OBJECTS)}"
@@ -115,7 +121,9 @@ class Racer:
         for kernel in self._bundle.kernels:
             folder, group = self._cache / kernel.key, None
             with contextlib.suppress(OSError):
-                group = next((name for name in os.listdir(folder) if name.startswith("__grp__")), None)
+                group = next(
+                    (name for name in os.listdir(folder) if name.startswith("__grp__")), None
+                )
             for name, data in self._files.items() if group is not None else ():
                 if name.startswith(kernel.key):
                     try:
@@ -132,7 +140,9 @@ class Racer:
 
     def _remove_kernel(self) -> None:
         with contextlib.suppress(OSError):
-            shutil.rmtree(self._cache / self._random.choice(self._bundle.kernels).key, ignore_errors=True)
+            shutil.rmtree(
+                self._cache / self._random.choice(self._bundle.kernels).key, ignore_errors=True
+            )
 
     def _triton(self) -> None:
         """Put a file into Triton's own cache, which is the peer: its errors are counted, and are not ours."""
@@ -141,7 +151,9 @@ class Racer:
         os.environ["TRITON_CACHE_DIR"] = str(self._mount / "triton")
         self.peer["puts"] += 1
         try:
-            FileCacheManager(hashlib.sha256(self._key().encode()).hexdigest()).put(b"x" * BYTES, "kernel.cubin")
+            FileCacheManager(hashlib.sha256(self._key().encode()).hexdigest()).put(
+                b"x" * BYTES, "kernel.cubin"
+            )
         except OSError as error:
             self.peer[errno.errorcode.get(error.errno or 0, "OSError")] += 1
 

@@ -41,7 +41,9 @@ class Kind:
         """Name it as messages do."""
         if self.extensions is None:
             return "source distribution"
-        tag = {"all": self.interpreter.tag, "abi3": "cp311-abi3", "none": "py3-none-any"}[self.extensions]
+        tag = {"all": self.interpreter.tag, "abi3": "cp311-abi3", "none": "py3-none-any"}[
+            self.extensions
+        ]
         return f"wheel {tag}" + (f" {self.machine}" if self.machine else "")
 
 
@@ -52,7 +54,11 @@ def has_zig() -> bool:
 
 def compiler(machine: str) -> list[str]:
     """Return the command that compiles for a machine."""
-    return [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-gnu.{GLIBC}"] if has_zig() else ["cc"]
+    return (
+        [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-gnu.{GLIBC}"]
+        if has_zig()
+        else ["cc"]
+    )
 
 
 def kinds_for(interpreters: Sequence[Interpreter]) -> tuple[list[Kind], list[str]]:
@@ -68,7 +74,9 @@ def kinds_for(interpreters: Sequence[Interpreter]) -> tuple[list[Kind], list[str
             if _compiles(interpreter, machine):
                 kinds.append(kind)
             else:
-                left_out.append(f"no {kind}: the headers of {interpreter.program} cannot be compiled for {machine}")
+                left_out.append(
+                    f"no {kind}: the headers of {interpreter.program} cannot be compiled for {machine}"
+                )
     return kinds, left_out
 
 
@@ -79,7 +87,9 @@ def build(kind: Kind, python: str, source: Path, out: Path, time: str) -> Path:
         subprocess.CalledProcessError: it cannot be built; what the compiler wrote was printed.
     """
     out.mkdir(parents=True)
-    call, options = ("build_sdist", {}) if kind.extensions is None else ("build_wheel", _options(kind))
+    call, options = (
+        ("build_sdist", {}) if kind.extensions is None else ("build_wheel", _options(kind))
+    )
     environment = {
         **clean_variables(), "SOURCE_DATE_EPOCH": time, "LC_ALL": "C", "TZ": "UTC", "PYTHONHASHSEED": "0",
         "BUNDLER_BUILD_EXTENSIONS": kind.extensions or "all", **_compiling(kind, source),
@@ -87,7 +97,13 @@ def build(kind: Kind, python: str, source: Path, out: Path, time: str) -> Path:
     command = [python, "-c", _BACKEND.format(options=options), call, str(out)]
     # Modes of files are part of a wheel, and git keeps one bit of them: the rest is the umask's.
     done = subprocess.run(
-        command, check=False, cwd=source, env=environment, capture_output=True, text=True, umask=0o022
+        command,
+        check=False,
+        cwd=source,
+        env=environment,
+        capture_output=True,
+        text=True,
+        umask=0o022,
     )
     if done.returncode:
         sys.stderr.write(done.stdout + done.stderr)
@@ -101,11 +117,20 @@ def build(kind: Kind, python: str, source: Path, out: Path, time: str) -> Path:
 def settled(archive: bytes, time: int) -> bytes:
     """Return a source distribution with one time, one owner and one order, as setuptools does not write it."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as old:
-        members = [(member, old.extractfile(member)) for member in sorted(old.getmembers(), key=lambda one: one.name)]
+        members = [
+            (member, old.extractfile(member))
+            for member in sorted(old.getmembers(), key=lambda one: one.name)
+        ]
         made = io.BytesIO()
         with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as new:
             for member, data in members:
-                member.mtime, member.uid, member.gid, member.uname, member.gname = time, 0, 0, "", ""
+                member.mtime, member.uid, member.gid, member.uname, member.gname = (
+                    time,
+                    0,
+                    0,
+                    "",
+                    "",
+                )
                 member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
                 member.pax_headers = {}
                 new.addfile(member, data)

@@ -20,7 +20,9 @@ from pathlib import Path
 
 from tools.wheels.bill import ROOT
 
-_LISTED = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["ext-modules"]
+_LISTED = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
+    "setuptools"
+]["ext-modules"]
 #: Base name of each extension, and whether it keeps to the limited API.
 EXTENSIONS = {one["name"].rpartition(".")[2]: one.get("py-limited-api", False) for one in _LISTED}
 _ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
@@ -39,7 +41,9 @@ def problems_of(file: Path) -> Iterator[str]:
     if file.suffix != ".whl":
         return
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(file) as archive:
-        objects = [archive.extract(name, folder) for name in archive.namelist() if name.endswith(".so")]
+        objects = [
+            archive.extract(name, folder) for name in archive.namelist() if name.endswith(".so")
+        ]
         found = {Path(path).name.partition(".")[0] for path in objects}
         if found != promised(file.name):
             yield f"{file.name} has the extensions {sorted(found)}, expected {sorted(promised(file.name))}"
@@ -47,20 +51,32 @@ def problems_of(file: Path) -> Iterator[str]:
             yield from _object_problems(file, Path(path))
     tag = re.search(r"manylinux_\d+_\d+_\w+(?=\.whl)", file.name)
     if tag is not None:
-        yield from _from_program("auditwheel", "show", str(file), expected=f'platform tag: "{tag[0]}".')
+        yield from _from_program(
+            "auditwheel", "show", str(file), expected=f'platform tag: "{tag[0]}".'
+        )
 
 
 def _object_problems(file: Path, path: Path) -> Iterator[str]:
     header = path.read_bytes()[:20]
     machine = next((name for name in _ELF_MACHINES if f"_{name}.whl" in file.name), None)
-    if machine is None or header[:4] != b"\x7fELF" or struct.unpack_from("<H", header, 18)[0] != _ELF_MACHINES[machine]:
+    if (
+        machine is None
+        or header[:4] != b"\x7fELF"
+        or struct.unpack_from("<H", header, 18)[0] != _ELF_MACHINES[machine]
+    ):
         yield f"{path.name} in {file.name} is not for the machine that the wheel names"
     limited = EXTENSIONS[path.name.partition(".")[0]]
-    tag = ".abi3." if limited else f".cpython-{file.name.split('-')[2].removeprefix('cp')}-{machine}-linux-gnu."
+    tag = (
+        ".abi3."
+        if limited
+        else f".cpython-{file.name.split('-')[2].removeprefix('cp')}-{machine}-linux-gnu."
+    )
     if tag not in path.name:
         yield f"{path.name} in {file.name} is not named {tag}, so that Python would not load it"
     if limited:
-        yield from _from_program("abi3audit", "--strict", "--assume-minimum-abi3", "3.11", str(path))
+        yield from _from_program(
+            "abi3audit", "--strict", "--assume-minimum-abi3", "3.11", str(path)
+        )
 
 
 def _from_program(module: str, *words: str, expected: str = "") -> Iterator[str]:

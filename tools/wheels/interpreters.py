@@ -44,7 +44,9 @@ def find(versions: Iterable[str] = SUPPORTED) -> list[Interpreter]:
     return [found for version in versions if (found := _find(version)) is not None]
 
 
-def environment(interpreter: Interpreter, folder: Path, *packages: str | Path, options: Iterable[str] = ()) -> str:
+def environment(
+    interpreter: Interpreter, folder: Path, *packages: str | Path, options: Iterable[str] = ()
+) -> str:
     """Make a virtual environment with packages, and return its Python.
 
     Raises:
@@ -65,7 +67,9 @@ def pip(*words: str) -> None:
         subprocess.CalledProcessError: it failed.
     """
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq", *words]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=clean_variables())
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, env=clean_variables()
+    )
     if done.returncode:
         sys.stderr.write(done.stdout + done.stderr)
         done.check_returncode()
@@ -73,12 +77,22 @@ def pip(*words: str) -> None:
 
 def clean_variables() -> dict[str, str]:
     """Return the environment without what would lead another Python to the packages of this one."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DISTUTILS"))}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "DISTUTILS"))
+    }
 
 
 def _find(version: str) -> Interpreter | None:
     for program in _candidates(version):
-        done = subprocess.run([program, "-c", _ASK], check=False, capture_output=True, text=True, env=clean_variables())
+        done = subprocess.run(
+            [program, "-c", _ASK],
+            check=False,
+            capture_output=True,
+            text=True,
+            env=clean_variables(),
+        )
         if done.returncode:
             continue  # pyenv puts a program on PATH for versions that are not selected, and Debian's may lack venv
         found, release, include, headers = json.loads(done.stdout)
@@ -94,7 +108,10 @@ def _candidates(version: str) -> Iterator[str]:
     if on_path is not None:
         yield on_path
     if (root := _output("pyenv", "root")) is not None:
-        yield from (str(path) for path in sorted(Path(root, "versions").glob(f"{version}*/bin/python{version}")))
+        yield from (
+            str(path)
+            for path in sorted(Path(root, "versions").glob(f"{version}*/bin/python{version}"))
+        )
     if (found := _output("uv", "python", "find", "--no-project", version)) is not None:
         yield found
 

@@ -37,7 +37,9 @@ def sources(commit: str, folder: Path) -> tuple[Path, str]:
     return source, _run("git", "-C", ROOT, "log", "-1", "--format=%ct", commit).strip()
 
 
-def release(commit: str, folder: Path, found: Sequence[interpreters.Interpreter], times: int = 2) -> list[Path]:
+def release(
+    commit: str, folder: Path, found: Sequence[interpreters.Interpreter], times: int = 2
+) -> list[Path]:
     """Write the files, bills and digests of a commit into a folder, and return them.
 
     Args:
@@ -60,12 +62,23 @@ def release(commit: str, folder: Path, found: Sequence[interpreters.Interpreter]
         old.unlink()
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(2) as threads:
         pin = f"setuptools=={pinned_versions()['setuptools']}"
-        pythons = {one: interpreters.environment(one, Path(scratch, one.version), pin) for one in found}
+        pythons = {
+            one: interpreters.environment(one, Path(scratch, one.version), pin) for one in found
+        }
         makers = [
-            threads.submit(_build, commit, kind, pythons[kind.interpreter], Path(scratch, f"{number}-" * 9), times)
+            threads.submit(
+                _build,
+                commit,
+                kind,
+                pythons[kind.interpreter],
+                Path(scratch, f"{number}-" * 9),
+                times,
+            )
             for number, kind in enumerate(kinds)
         ]
-        files = [Path(shutil.copyfile(maker.result(), folder / maker.result().name)) for maker in makers]
+        files = [
+            Path(shutil.copyfile(maker.result(), folder / maker.result().name)) for maker in makers
+        ]
     for wheel in [path for path in files if path.suffix == ".whl"]:
         bill = folder / f"{wheel.name}.cdx.json"
         bill.write_text(text_of(bill_of(wheel, pinned_versions())), encoding="utf-8")
@@ -84,12 +97,16 @@ def _build(commit: str, kind: Kind, python: str, folder: Path, times: int) -> Pa
         source, time = sources(commit, place)
         made.append(build(kind, python, source, place / "out", time))
     if len({path.read_bytes() for path in made}) > 1:
-        raise RuntimeError(f"two builds of {commit} differ: {made[0].name}; compare them with diffoscope")
+        raise RuntimeError(
+            f"two builds of {commit} differ: {made[0].name}; compare them with diffoscope"
+        )
     return made[0]
 
 
 def _run(*command: object) -> str:
-    return subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        [str(word) for word in command], check=True, capture_output=True, text=True
+    ).stdout
 
 
 def main() -> int:
@@ -97,7 +114,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.wheels release", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--commit", default="HEAD")
-    parser.add_argument("--once", action="store_true", help="build each file once, and compare nothing")
+    parser.add_argument(
+        "--once", action="store_true", help="build each file once, and compare nothing"
+    )
     parser.add_argument("--python", nargs="+", metavar="VERSION", default=interpreters.SUPPORTED,
                         help="which Python versions to build for; default: 3.11 3.12 3.13, of which those that are here")  # fmt: skip
     arguments = parser.parse_args()
@@ -105,9 +124,13 @@ def main() -> int:
     if not found:
         parser.error(f"no interpreter with venv and headers found of {', '.join(arguments.python)}")
     for version in set(arguments.python) - {one.version for one in found}:
-        sys.stderr.write(f"release: no wheels for Python {version}: no interpreter with venv and headers found\n")
+        sys.stderr.write(
+            f"release: no wheels for Python {version}: no interpreter with venv and headers found\n"
+        )
     if not has_zig():
-        sys.stderr.write("release: the package ziglang is not installed: wheels are for this machine's glibc\n")
+        sys.stderr.write(
+            "release: the package ziglang is not installed: wheels are for this machine's glibc\n"
+        )
     for path in release(arguments.commit, arguments.folder, found, 1 if arguments.once else 2):
         sys.stdout.write(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path}\n")
     return 0

@@ -34,7 +34,11 @@ def counted() -> dict[str, int]:
         except ImportError:
             continue
         counts[name] = 0
-        setattr(extension, function, functools.partial(_call, counts, name, getattr(extension, function)))
+        setattr(
+            extension,
+            function,
+            functools.partial(_call, counts, name, getattr(extension, function)),
+        )
     return counts
 
 

@@ -36,7 +36,9 @@ _RELEASED = re.compile(r"\[(\d+\.\d+\.\d+)\] - (\d{4}-\d\d-\d\d)")
 
 def faults(root: Path, tag: str | None = None) -> Iterator[str]:
     """Yield a sentence for each disagreement; with a tag, also for what an untagged checkout may have and a release may not."""
-    version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "version"
+    ]
     for name, expression in _PLACES.items():
         found = re.findall(expression, (root / name).read_text(encoding="utf-8"), re.MULTILINE)
         if found != [version]:
@@ -70,7 +72,11 @@ def changelog_faults(text: str, version: str) -> Iterator[str]:
             yield f"{place} stands under none of {', '.join(SECTIONS)}"
     if "[Unreleased]" in headings[1:]:
         yield "CHANGELOG.md has Unreleased below a release"
-    releases = [tuple(map(int, found[1].split("."))) for one in headings if (found := _RELEASED.fullmatch(one))]
+    releases = [
+        tuple(map(int, found[1].split(".")))
+        for one in headings
+        if (found := _RELEASED.fullmatch(one))
+    ]
     if releases != sorted(set(releases), reverse=True):
         yield f"CHANGELOG.md has the headings {', '.join(headings)}; expected each once, the newest first"
     if not any(one.startswith((f"[{version}]", "[Unreleased]")) for one in headings):
@@ -80,11 +86,16 @@ def changelog_faults(text: str, version: str) -> Iterator[str]:
 def program_faults(root: Path) -> Iterator[str]:
     """Yield what the programs that read these files say of them."""
     scripts = Path(sysconfig.get_path("scripts"))
-    for name, words in {"cffconvert": ("--validate", "-i", "CITATION.cff"), "hadolint": (IMAGE,)}.items():
+    for name, words in {
+        "cffconvert": ("--validate", "-i", "CITATION.cff"),
+        "hadolint": (IMAGE,),
+    }.items():
         if not (scripts / name).exists():
             print(f"skipped: {name} is not installed")
             continue
-        done = subprocess.run([scripts / name, *words], check=False, cwd=root, capture_output=True, text=True)
+        done = subprocess.run(
+            [scripts / name, *words], check=False, cwd=root, capture_output=True, text=True
+        )
         if done.returncode:
             yield f"{name} {' '.join(words)}:\n{done.stdout}{done.stderr}".rstrip()
         else:
@@ -99,7 +110,11 @@ def program_faults(root: Path) -> Iterator[str]:
         "print('; '.join(f'{one.recipe.package.name} {one.recipe.package.version} {one.recipe.build.string}' for one in recipe.render(variants)))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", render, RECIPE, VARIANTS], check=False, cwd=root, capture_output=True, text=True
+        [sys.executable, "-c", render, RECIPE, VARIANTS],
+        check=False,
+        cwd=root,
+        capture_output=True,
+        text=True,
     )
     if done.returncode:
         yield f"rattler-build does not render {RECIPE}:\n{done.stderr}".rstrip()
@@ -131,13 +146,19 @@ def _tag() -> str | None:
 def main() -> int:
     """Check this checkout; the status is 1 when something disagrees."""
     parser = argparse.ArgumentParser(prog="python -m tools.wheels texts", description=__doc__)
-    parser.add_argument("--tag", default=_tag(), help="what is to be released; default: the tag of the commit, if any")
+    parser.add_argument(
+        "--tag",
+        default=_tag(),
+        help="what is to be released; default: the tag of the commit, if any",
+    )
     arguments = parser.parse_args()
     found = [*faults(ROOT, arguments.tag), *program_faults(ROOT)]
     for fault in found:
         sys.stderr.write(f"texts: {fault}\n")
     if not found:
-        print(f"texts agree with each other, and with {arguments.tag or 'no tag, since the commit has none'}")
+        print(
+            f"texts agree with each other, and with {arguments.tag or 'no tag, since the commit has none'}"
+        )
     return 1 if found else 0
 
 

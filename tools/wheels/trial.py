@@ -23,10 +23,26 @@ from typing import Any
 
 from tools.wheels.bill import ROOT, pinned_versions
 from tools.wheels.file_checks import EXTENSIONS, problems_of, promised
-from tools.wheels.interpreters import SUPPORTED, Interpreter, clean_variables, environment, find, pip
+from tools.wheels.interpreters import (
+    SUPPORTED,
+    Interpreter,
+    clean_variables,
+    environment,
+    find,
+    pip,
+)
 
 GOLDEN = ROOT / "tests" / "data" / "v2.0" / "triton-3.7.1.tbundle"
-_NEEDED = ("msgpack", "msgspec", "zstandard", "filelock", "click", "rich", "click-man", "setuptools")
+_NEEDED = (
+    "msgpack",
+    "msgspec",
+    "zstandard",
+    "filelock",
+    "click",
+    "rich",
+    "click-man",
+    "setuptools",
+)
 # Python version, platform and what the name of the file that pip takes there has in it.
 PICKS = (
     *((version, f"manylinux_2_17_{machine}", f"-cp{version.replace('.', '')}-manylinux_2_17_{machine}")
@@ -42,7 +58,9 @@ def fits(file: str, interpreter: Interpreter) -> bool:
     """Whether a file can be installed for an interpreter on this machine."""
     if file.endswith((".tar.gz", "-none-any.whl")):
         return True
-    return file.endswith(f"_{platform.machine()}.whl") and ("-abi3-" in file or f"-{interpreter.tag}-" in file)
+    return file.endswith(f"_{platform.machine()}.whl") and (
+        "-abi3-" in file or f"-{interpreter.tag}-" in file
+    )
 
 
 def try_file(file: Path, interpreter: Interpreter, house: Path, folder: Path) -> dict[str, Any]:
@@ -54,10 +72,14 @@ def try_file(file: Path, interpreter: Interpreter, house: Path, folder: Path) ->
     """
     offline = ("--no-index", "--find-links", str(house))
     python = environment(interpreter, folder, file, options=("--no-compile", *offline))
-    found: dict[str, Any] = json.loads(_run(python, "-I", ROOT / "tools" / "wheels" / "smoke.py", GOLDEN))
+    found: dict[str, Any] = json.loads(
+        _run(python, "-I", ROOT / "tools" / "wheels" / "smoke.py", GOLDEN)
+    )
     expected = promised(file.name) if file.suffix == ".whl" or shutil.which("cc") else set()
     if set(found["extensions"]) != expected:
-        raise RuntimeError(f"extensions {found['extensions']} were used, expected {sorted(expected)}")
+        raise RuntimeError(
+            f"extensions {found['extensions']} were used, expected {sorted(expected)}"
+        )
     if not Path(found["where"]).is_relative_to(folder.resolve()):
         raise RuntimeError(f"bundler was imported from {found['where']}, expected below {folder}")
     version = file.name.removesuffix(".tar.gz").split("-")[1]
@@ -78,7 +100,16 @@ def trials(files: list[Path], found: list[Interpreter], folder: Path) -> Iterato
     houses = {one: folder / f"house-{one.version}" for one in found}
     for one, house in houses.items():
         bare = environment(one, folder / f"bare-{one.version}")
-        pip("--python", bare, "download", "-c", str(ROOT / "constraints.txt"), "-d", str(house), *pins)
+        pip(
+            "--python",
+            bare,
+            "download",
+            "-c",
+            str(ROOT / "constraints.txt"),
+            "-d",
+            str(house),
+            *pins,
+        )
     results: dict[str, str] = {}
     with ThreadPoolExecutor(2) as threads:
         numbers = itertools.count()
@@ -90,18 +121,29 @@ def trials(files: list[Path], found: list[Interpreter], folder: Path) -> Iterato
             except (RuntimeError, subprocess.CalledProcessError) as error:
                 yield f"{file.name} on Python {one.release}: {error}"
                 continue
-            results[f"{file.name} on Python {one.release}"] = json.dumps([outcome["results"], outcome["inspected"]])
+            results[f"{file.name} on Python {one.release}"] = json.dumps(
+                [outcome["results"], outcome["inspected"]]
+            )
             names = ", ".join(sorted(outcome["extensions"])) or "none"
-            print(f"{seconds:5.1f} s  Python {one.release:8} {file.name}  extensions used: {names}", flush=True)
+            print(
+                f"{seconds:5.1f} s  Python {one.release:8} {file.name}  extensions used: {names}",
+                flush=True,
+            )
     first = next(iter(results), "")
-    yield from (f"{name} came to other results than {first}" for name in results if results[name] != results[first])
+    yield from (
+        f"{name} came to other results than {first}"
+        for name in results
+        if results[name] != results[first]
+    )
 
 
 def picks(folder: Path, scratch: Path) -> Iterator[str]:
     """Ask pip which file of a folder it takes for each platform, print it, and yield where it is another than docs/release.md says."""
     for number, (version, system, expected) in enumerate(PICKS):
         if not list(folder.glob(f"*{expected}.whl")):
-            print(f"skipped: there is no {expected[1:]}, which pip would take on Python {version}, {system}")
+            print(
+                f"skipped: there is no {expected[1:]}, which pip would take on Python {version}, {system}"
+            )
             continue
         place = scratch / f"pick-{number}"
         pip("download", "--no-deps", "--no-index", "--find-links", str(folder), "--only-binary", ":all:",
@@ -112,16 +154,22 @@ def picks(folder: Path, scratch: Path) -> Iterator[str]:
             yield f"pip takes {taken.name} on Python {version}, {system}, expected {expected}"
 
 
-def _timed(file: Path, interpreter: Interpreter, house: Path, folder: Path) -> tuple[dict[str, Any], float]:
+def _timed(
+    file: Path, interpreter: Interpreter, house: Path, folder: Path
+) -> tuple[dict[str, Any], float]:
     start = time.monotonic()
     return try_file(file, interpreter, house, folder), time.monotonic() - start
 
 
 def _run(*command: object) -> str:
     words = [str(word) for word in command]
-    done = subprocess.run(words, check=False, capture_output=True, text=True, env=clean_variables(), cwd="/")
+    done = subprocess.run(
+        words, check=False, capture_output=True, text=True, env=clean_variables(), cwd="/"
+    )
     if done.returncode:
-        raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        raise RuntimeError(
+            f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+        )
     return done.stdout
 
 
@@ -131,19 +179,28 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python", nargs="+", metavar="VERSION", default=SUPPORTED)
     arguments = parser.parse_args()
-    files = sorted([*arguments.folder.resolve().glob("*.whl"), *arguments.folder.resolve().glob("*.tar.gz")])
+    files = sorted(
+        [*arguments.folder.resolve().glob("*.whl"), *arguments.folder.resolve().glob("*.tar.gz")]
+    )
     found = find(arguments.python)
     if not files or not found:
-        parser.error("nothing to try: " + ("no interpreter with venv and headers found" if files else "no files"))
+        parser.error(
+            "nothing to try: "
+            + ("no interpreter with venv and headers found" if files else "no files")
+        )
     faults = [sentence for file in files for sentence in problems_of(file)]
     print(f"checked {len(files)} files, which promise {len(EXTENSIONS)} extensions, fewer, or none")
     with tempfile.TemporaryDirectory() as scratch:
         faults += [*trials(files, found, Path(scratch)), *picks(arguments.folder, Path(scratch))]
     for version in sorted(set(arguments.python) - {one.version for one in found}):
-        print(f"skipped: Python {version}, of which there is no interpreter with venv and headers here")
+        print(
+            f"skipped: Python {version}, of which there is no interpreter with venv and headers here"
+        )
     for file in files:
         if not any(fits(file.name, one) for one in found):
-            print(f"skipped: {file.name} was checked but not installed, since nothing here can run it")
+            print(
+                f"skipped: {file.name} was checked but not installed, since nothing here can run it"
+            )
     for fault in faults:
         sys.stderr.write(f"trial: {fault}\n")
     return 1 if faults else 0

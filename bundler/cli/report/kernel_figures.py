@@ -89,7 +89,11 @@ class SourceFolder:
     def _search(self, name: str, function: str) -> str | None:
         defined = re.compile(rf"^\s*def {re.escape(function)}\b", re.MULTILINE)
         for path in sorted(self._folder.rglob("*.py")):
-            if path.name != name or not path.resolve().is_relative_to(self._folder) or not path.is_file():
+            if (
+                path.name != name
+                or not path.resolve().is_relative_to(self._folder)
+                or not path.is_file()
+            ):
                 continue
             if path.stat().st_size <= _MOST_SOURCE_BYTES:
                 text = path.read_text(encoding="utf-8", errors="replace")
@@ -157,7 +161,11 @@ def _occupancy_of(kernel: Kernel, resources: BinaryResources | None) -> BlockOcc
         return None
     registers = resources.allocated_registers or resources.registers
     return block_occupancy(
-        kernel.target, kernel.spec.num_warps, registers, resources.shared_bytes, kernel.spec.shared_bytes
+        kernel.target,
+        kernel.spec.num_warps,
+        registers,
+        resources.shared_bytes,
+        kernel.spec.shared_bytes,
     )
 
 

@@ -18,11 +18,13 @@ import msgspec
 from msgspec import Meta, Struct
 
 from bundler.cli import wording
+from bundler.cli.bundle_names import open_named
 from bundler.cli.command import FINE, example, reports
 from bundler.cli.pack import check_output
 from bundler.cli.quantities import to_bytes
 from bundler.cli.report.kernel_figures import SourceFolder
 from bundler.cli.report.report_page import LIMIT_BYTES, report_page
+from bundler.cli.stores import TIERS_HELP, from_environment, stores_option
 from bundler.cli.terminal import Screen
 from bundler.errors import FormatError, NotFound
 from bundler.format.bundle import Bundle
@@ -39,48 +41,68 @@ class _Usage(Struct, frozen=True):
 
 @click.command(
     short_help="Write a page that shows a bundle.",
-    epilog=example("report model.tbundle -o report.html", "report old.tbundle new.tbundle --sources . -o report.html"),
+    epilog=example(
+        "report model.tbundle",
+        "report llama3/h200 --store file:///var/cache/kernels -o report.html",
+        "report old.tbundle new.tbundle --sources . -o report.html",
+    ),
 )
 @click.argument("first")
 @click.argument("second", required=False)
-@click.option("-o", "--output", required=True, metavar="FILE", help="The HTML file to write.")
 @click.option(
-    "--sources", metavar="DIR", help="Where the Python files of the kernels are; they become part of the page."
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="The HTML file to write; without it FIRST-report.html, in the current directory.",
+)
+@click.option(
+    "--sources",
+    metavar="DIR",
+    help="Where the Python files of the kernels are; they become part of the page.",
 )
 @click.option("--usage", "usage", multiple=True, metavar="FILE",
               help="What TRITON_BUNDLER_REPORT made processes write: how often each kernel was found. Repeat it.")  # fmt: skip
-@click.option("--misses", "with_misses", is_flag=True, help="Also say what the latest process here compiled, and why.")
+@click.option(
+    "--misses",
+    "with_misses",
+    is_flag=True,
+    help="Also say what the latest process here compiled although it was recorded in FIRST, or nearly, and why.",
+)
 @click.option("--max-bytes", callback=to_bytes, metavar="SIZE", default=str(LIMIT_BYTES), show_default=True,
               help="Leave out texts of kernels where the page would be larger.")  # fmt: skip
+@stores_option("Where FIRST or SECOND may be a tag. " + TIERS_HELP, from_environment)
 @reports
 def report(
     screen: Screen,
     first: str,
     second: str | None,
-    output: str,
+    output: str | None,
     sources: str | None,
     max_bytes: int,
     usage: tuple[str, ...],
+    urls: tuple[str, ...],
     *,
     with_misses: bool,
 ) -> int:
     """Write one HTML file that shows the bundle FIRST: sizes, a table of kernels, a page for each with its stages side by side.
 
-    It opens from disk and fetches nothing. With SECOND it also shows what that has, lacks and has otherwise.
+    It opens from disk and fetches nothing. With SECOND it also shows what that has, lacks and has otherwise. Either may be a bundle, a Triton
+    cache directory, or with --store a tag.
     """
+    output = output if output is not None else _default_output(first)
     check_output(output)
     if sources is not None and not os.path.isdir(sources):
         raise NotFound(f"--sources {sources}: there is no such directory", path=sources)
     folder = SourceFolder(Path(sources)) if sources is not None else None
-    misses = _misses() if with_misses else []
     hits_of = _hits_of(usage) if usage else None
     with ExitStack() as stack:
-        one = stack.enter_context(Bundle.load(first))
-        two = stack.enter_context(Bundle.load(second)) if second is not None else None
+        one = stack.enter_context(open_named(first, urls))
+        two = stack.enter_context(open_named(second, urls)) if second is not None else None
+        misses = _misses(one) if with_misses else None
         with screen.progress(f"reading {first}"):
-            other = (os.path.basename(second), two) if second is not None and two is not None else None
+            other = (_base(second), two) if second is not None and two is not None else None
             page = report_page(
-                (os.path.basename(first), one),
+                (_base(first), one),
                 other,
                 sources=folder,
                 misses=misses,
@@ -95,8 +117,27 @@ def report(
     screen.done(
         f"wrote {output}: {wording.count(page.kernels, 'kernel')}, {wording.size(len(data))}; open it in a browser"
     )
-    screen.finish({"path": output, "size_bytes": len(data), "kernels": page.kernels, "with_texts": page.with_texts})
+    screen.finish(
+        {
+            "path": output,
+            "size_bytes": len(data),
+            "kernels": page.kernels,
+            "with_texts": page.with_texts,
+        }
+    )
     return FINE
+
+
+def _base(source: str) -> str:
+    """Return what the page calls a bundle: the name of its file or directory, or all of a tag."""
+    path = source.rstrip("/")
+    return os.path.basename(path) if os.path.lexists(path) else source
+
+
+def _default_output(source: str) -> str:
+    """Return where the page of a bundle goes: a file of its own in the current directory, for a tag too."""
+    stem = _base(source).removesuffix(".tbundle")
+    return "".join(c if c.isalnum() or c in "._-" else "-" for c in stem) + "-report.html"
 
 
 def _hits_of(paths: tuple[str, ...]) -> dict[str, int]:
@@ -109,12 +150,15 @@ def _hits_of(paths: tuple[str, ...]) -> dict[str, int]:
             found.update(msgspec.json.decode(content, type=_Usage).hits_of)
         except msgspec.MsgspecError as error:
             raise FormatError(
-                f"{path}: expected the report of a process, as TRITON_BUNDLER_REPORT names it: {error}", path=path
+                f"{path}: expected the report of a process, as TRITON_BUNDLER_REPORT names it: {error}",
+                path=path,
             ) from error
     return dict(found)
 
 
-def _misses() -> list[dict[str, Any]]:
+def _misses(recorded: Bundle) -> list[dict[str, Any]]:
+    """Return what was compiled here beside what a bundle has; it needs no store."""
     from bundler.integrations.explanations import explain
 
-    return [{**dataclasses.asdict(one), "sentence": one.sentence} for one in explain(last=True)]
+    found = explain(last=True, bundles=[recorded])
+    return [{**dataclasses.asdict(one), "sentence": one.sentence} for one in found]

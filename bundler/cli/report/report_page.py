@@ -8,8 +8,10 @@ page's script puts into it as text, and the page's policy lets no other script r
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import html
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
@@ -20,6 +22,7 @@ from msgspec import Struct
 
 import bundler
 from bundler.cli.comparison import changes_of
+from bundler.cli.program_facts import memory_words
 from bundler.cli.report.kernel_figures import KernelFigures, SourceFolder, figures_of
 from bundler.cli.report.text_archive import PackedTexts, TextArchive
 from bundler.cli.report.treemap import Box, squarified
@@ -27,12 +30,15 @@ from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import entry_name
 from bundler.format.candidate_timings import id_of, time_of
 from bundler.format.entries import Kernel, entry_artifacts, entry_kind
+from bundler.format.summary import printable
+from bundler.runtime.program.program_summary import programs_of
 
 #: A page larger than this opens slowly, and mails refuse it.
 LIMIT_BYTES = 3_000_000
 _AREA = Box(0.0, 0.0, 960.0, 360.0)
 # Of each kind the largest kernels have areas of their own.
 _LARGEST = 12
+_MARK = re.compile(r"\{\{([a-z-]+)\}\}")
 _NO_TEXTS = PackedTexts("", "")
 
 
@@ -55,7 +61,7 @@ def report_page(
     second: tuple[str, Bundle] | None = None,
     *,
     sources: SourceFolder | None = None,
-    misses: Sequence[dict[str, Any]] = (),
+    misses: Sequence[dict[str, Any]] | None = None,
     hits_of: Mapping[str, int] | None = None,
     limit_bytes: int = LIMIT_BYTES,
 ) -> ReportPage:
@@ -65,26 +71,42 @@ def report_page(
         first: what the bundle is called, and the bundle.
         second: another one, which the page compares it with.
         sources: where the Python files of kernels are looked for.
-        misses: why kernels were compiled here, as `explain --json` tells it.
+        misses: why kernels were compiled here, as `explain --json` tells it; None where nobody asked.
         hits_of: how often each kernel was found, by key; None where nobody tells.
         limit_bytes: texts of kernels are left out where the page would be larger.
     """
-    name, bundle = first
+    # A name of a file may hold anything, also what is no text.
+    name, bundle = printable(first[0]), first[1]
+    second = (printable(second[0]), second[1]) if second is not None else None
     order = sorted(bundle.kernels, key=lambda kernel: (kernel.name, str(kernel.target), kernel.key))
     told: dict[str, Any] = {
         "version": bundler.__version__,
         "name": name,
         "overview": _overview(bundle),
         "tunings": _tunings(bundle),
-        "diff": _diff(first, second) if second is not None else None,
-        "misses": list(misses),
+        "diff": _diff((name, bundle), second) if second is not None else None,
+        "programs": [
+            dataclasses.asdict(one)
+            | {
+                "memory": memory_words(one),
+                "inputs": list(map(str, one.inputs)),
+                "results": list(map(str, one.results)),
+            }
+            for one in programs_of(bundle)
+        ],
+        "misses": misses,
     }
     chosen = {kernel.key for kernel in order}
     while True:
         archive = TextArchive()
-        figures = [figures_of(bundle, k, archive if k.key in chosen else None, sources, hits_of) for k in order]
+        figures = [
+            figures_of(bundle, k, archive if k.key in chosen else None, sources, hits_of)
+            for k in order
+        ]
         page = _page(
-            told | {"kernels": figures, "treemap": _treemap(figures)}, archive.pack() if chosen else _NO_TEXTS, name
+            told | {"kernels": figures, "treemap": _treemap(figures)},
+            archive.pack() if chosen else _NO_TEXTS,
+            name,
         )
         if len(page) <= limit_bytes or not chosen:
             return ReportPage(page, len(order), len(chosen))
@@ -95,7 +117,10 @@ def report_page(
 def _fewer(figures: Sequence[KernelFigures], chosen: set[str], share: float) -> set[str]:
     """Return this share of what was chosen, and a little less: those that took longest to compile."""
     number = int(len(chosen) * max(0.0, min(share, 1.0)) * 0.9)
-    longest = sorted((one for one in figures if one.key in chosen), key=lambda one: (-(one.compile_us or 0), one.key))
+    longest = sorted(
+        (one for one in figures if one.key in chosen),
+        key=lambda one: (-(one.compile_us or 0), one.key),
+    )
     return {one.key for one in longest[:number]}
 
 
@@ -106,17 +131,17 @@ def _page(told: dict[str, Any], texts: PackedTexts, name: str) -> str:
     # In a script element only a "<" could end it; JSON has an escape for it.
     facts = msgspec.json.encode(told).decode().replace("<", "\\u003c")
     page = (parts / "report.html").read_text(encoding="utf-8")
-    for mark, text in (
-        ("{{title}}", html.escape(f"{name}: kernels")),
-        ("{{script-digest}}", f"sha256-{digest}"),
-        ("{{style}}", (parts / "report.css").read_text(encoding="utf-8")),
-        ("{{lines}}", texts.lines),
-        ("{{runs}}", texts.runs),
-        ("{{script}}", script),
-        ("{{facts}}", facts),  # the last: what a bundle holds may look like a mark
-    ):
-        page = page.replace(mark, text, 1)
-    return page
+    parts_by_mark = {
+        "title": html.escape(f"{name}: kernels"),
+        "script-digest": f"sha256-{digest}",
+        "style": (parts / "report.css").read_text(encoding="utf-8"),
+        "lines": texts.lines,
+        "runs": texts.runs,
+        "script": script,
+        "facts": facts,
+    }
+    # In one pass over the page: a name or a text of a bundle may look like a mark.
+    return _MARK.sub(lambda mark: parts_by_mark[mark[1]], page)
 
 
 def _overview(bundle: Bundle) -> dict[str, Any]:
@@ -142,7 +167,9 @@ def _overview(bundle: Bundle) -> dict[str, Any]:
         "compile_us": sum(times),
         "timed_kernels": sum(1 for time in times if time),
         "tuning_records": len(bundle.tuning_records),
-        "others": dict(Counter(entry_kind(entry) for entry in content.entries if not isinstance(entry, Kernel))),
+        "others": dict(
+            Counter(entry_kind(entry) for entry in content.entries if not isinstance(entry, Kernel))
+        ),
         "same_binaries": len(bundle.kernels) - len(binaries),
         "variants_dropped": bundle.variants_dropped,
         "environments": [dict(pairs) for pairs in bundle.observed.environments],
@@ -156,10 +183,13 @@ def _treemap(figures: Sequence[KernelFigures]) -> list[dict[str, Any]]:
         for kind, size in one.files:
             amounts.setdefault(kind, Counter())[one.key] += size
     kinds = sorted(
-        ((sum(sizes.values()), kind) for kind, sizes in amounts.items() if sum(sizes.values())), reverse=True
+        ((sum(sizes.values()), kind) for kind, sizes in amounts.items() if sum(sizes.values())),
+        reverse=True,
     )
     boxes = []
-    for (total, kind), area in zip(kinds, squarified([total for total, _ in kinds], _AREA), strict=True):
+    for (total, kind), area in zip(
+        kinds, squarified([total for total, _ in kinds], _AREA), strict=True
+    ):
         largest = [(key, size) for key, size in amounts[kind].most_common(_LARGEST) if size]
         rest = total - sum(size for _, size in largest)
         inner = sorted([*largest, *([("", rest)] if rest else [])], key=lambda pair: -pair[1])
@@ -208,6 +238,8 @@ def _diff(first: tuple[str, Bundle], second: tuple[str, Bundle]) -> dict[str, An
         "digest": two.digest,
         "added": ordered(told(theirs[key], []) for key in difference.added),
         "removed": ordered(told(mine[key], []) for key in difference.removed),
-        "changed": ordered(told(theirs[key], changes_of(mine[key], theirs[key])) for key in difference.changed),
+        "changed": ordered(
+            told(theirs[key], changes_of(mine[key], theirs[key])) for key in difference.changed
+        ),
         "same": len(mine) - len(difference.removed) - len(difference.changed),
     }

@@ -33,7 +33,9 @@ def squarified(amounts: Sequence[float], area: Box) -> list[Box]:
     while rest:
         side = min(left.width, left.height)
         number = 1
-        while number < len(rest) and _worst(rest[: number + 1], side) <= _worst(rest[:number], side):
+        while number < len(rest) and _worst(rest[: number + 1], side) <= _worst(
+            rest[:number], side
+        ):
             number += 1
         row, rest = rest[:number], rest[number:]
         boxes += _row(row, left)

@@ -68,7 +68,8 @@ def check_hints(hints: SizeHints) -> None:
     """Raise `ConfigError` unless the hints name known axes, and x among them, with powers of two."""
     if "x" not in hints or not hints.keys() <= _MAX_BLOCK.keys():
         raise ConfigError(
-            f"size hints: expected sizes for x and any of y, z, r0_, r1_, got {dict(hints)!r:.80}", got=dict(hints)
+            f"size hints: expected sizes for x and any of y, z, r0_, r1_, got {dict(hints)!r:.80}",
+            got=dict(hints),
         )
     for axis, size in hints.items():
         if type(size) is not int or size < 1 or size & (size - 1):
@@ -84,7 +85,12 @@ def _rounded(size: object) -> int:
 
 
 def warp_rule(
-    wanted: int, device: Device, *, most: int = _MAX_WARPS, least: int = _MIN_WARPS, registers: bool = False
+    wanted: int,
+    device: Device,
+    *,
+    most: int = _MAX_WARPS,
+    least: int = _MIN_WARPS,
+    registers: bool = False,
 ) -> int:
     """Return the number of warps: `wanted` within bounds, as a power of two.
 
@@ -130,7 +136,11 @@ def check_blocks(kwargs: Mapping[str, int], hints: SizeHints, setting: Setting) 
             continue
         most = max_block(axis, setting)
         if block > most or most % block:
-            raise ConfigError(f"{block_name(axis)}={block} does not divide {most}", name=block_name(axis), got=block)
+            raise ConfigError(
+                f"{block_name(axis)}={block} does not divide {most}",
+                name=block_name(axis),
+                got=block,
+            )
         if hint == 1 and block != 1 and not is_reduced(axis):
             raise ConfigError(
                 f"{block_name(axis)}={block}, but {axis} has one element, so its block is 1",

@@ -40,7 +40,13 @@ class SubKernel:
 
     def fingerprint(self) -> tuple[object, ...]:
         """Return what decides its candidates: equal fingerprints, equal candidates."""
-        return self.kind, tuple(sorted(self.hints.items())), repr(self.facts), self.reduction_hint, self.tile_hint
+        return (
+            self.kind,
+            tuple(sorted(self.hints.items())),
+            repr(self.facts),
+            self.reduction_hint,
+            self.tile_hint,
+        )
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,9 @@ class ComboPlan:
     @property
     def steps(self) -> tuple[tuple[Mapping[str, object], ...], ...]:
         """What a tuner tries, step by step, each change on top of the best so far: each group's candidates, then warps and stages."""
-        pairs = tuple({"num_warps": warps, "num_stages": stages} for warps, stages in self.warp_stages)
+        pairs = tuple(
+            {"num_warps": warps, "num_stages": stages} for warps, stages in self.warp_stages
+        )
         # A single candidate is what the base has already.
         blocks = tuple(group.changes for group in self.groups if len(group.changes) > 1)
         return (*blocks, pairs)
@@ -128,7 +136,10 @@ def combo_plan(
         origin="combination",
     )
     changes = [
-        [{**_numbered(_own_fields(kernel, config), number, parameters), **config.options} for config in configs]
+        [
+            {**_numbered(_own_fields(kernel, config), number, parameters), **config.options}
+            for config in configs
+        ]
         for number, (kernel, configs) in enumerate(zip(kernels, lists, strict=True))
     ]
     groups = _groups(kernels, owners, changes, grouping=grouping)
@@ -136,7 +147,9 @@ def combo_plan(
     return ComboPlan(base, groups, limits, tuple(dict.fromkeys([*pairs, most])))
 
 
-def _numbered(fields: Mapping[str, object], number: int, parameters: Collection[str] | None) -> dict[str, object]:
+def _numbered(
+    fields: Mapping[str, object], number: int, parameters: Collection[str] | None
+) -> dict[str, object]:
     """Return a kernel's fields under the names that they have in the combination."""
     names = {name: f"{name}_{number}" for name in fields}
     return {
@@ -187,7 +200,10 @@ def _groups(
             fields[numbers[0]],
             product(kernels[numbers[0]].hints.values()),
             # Kernels with equal fingerprints have equal candidates, and get the same one.
-            tuple(_merged(several) for several in zip(*(changes[number] for number in numbers), strict=True)),
+            tuple(
+                _merged(several)
+                for several in zip(*(changes[number] for number in numbers), strict=True)
+            ),
         )
         for numbers in members.values()
     ]

@@ -14,7 +14,13 @@ from typing import Literal
 
 SizeHints = Mapping[str, int]
 HeuristicKind = Literal[
-    "pointwise", "reduction", "persistent_reduction", "split_scan", "template", "user_autotune", "fixed"
+    "pointwise",
+    "reduction",
+    "persistent_reduction",
+    "split_scan",
+    "template",
+    "user_autotune",
+    "fixed",
 ]
 
 DEFAULT_WARP_SIZE = 32

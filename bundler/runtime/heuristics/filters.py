@@ -19,7 +19,9 @@ _TOO_SMALL_R = 4
 _TWO_AXES = {"XBLOCK", "R0_BLOCK"}
 
 
-def meet_descriptor_floors(configs: Sequence[Config], setting: Setting, *, persistent: bool = False) -> list[Config]:
+def meet_descriptor_floors(
+    configs: Sequence[Config], setting: Setting, *, persistent: bool = False
+) -> list[Config]:
     """Return the candidates that tensor descriptors allow, after a copy of the first that is raised to what they need.
 
     Args:
@@ -40,7 +42,10 @@ def meet_descriptor_floors(configs: Sequence[Config], setting: Setting, *, persi
         raise ConfigError(f"descriptor floors: the kernel has no {unknown[0]}", name=unknown[0])
     raised = {name: max(configs[0].kwargs[name], floor) for name, floor in floors.items()}
     first = replace(configs[0].with_kwargs(**raised), dynamic_scale=True)
-    return [first, *(c for c in configs if all(c.kwargs[name] >= floor for name, floor in floors.items()))]
+    return [
+        first,
+        *(c for c in configs if all(c.kwargs[name] >= floor for name, floor in floors.items())),
+    ]
 
 
 def one_for_determinism(configs: Sequence[Config], setting: Setting) -> list[Config]:
@@ -90,10 +95,14 @@ def raise_to_floors(configs: Sequence[Config], hints: SizeHints, setting: Settin
     return [_raised(config, floors, hints, setting) for config in configs]
 
 
-def _raised(config: Config, floors: Mapping[str, int], hints: SizeHints, setting: Setting) -> Config:
+def _raised(
+    config: Config, floors: Mapping[str, int], hints: SizeHints, setting: Setting
+) -> Config:
     others = {name for name in config.kwargs if name.endswith("BLOCK")} - _TWO_AXES
     if others:
-        raise ConfigError(f"block floors: {config} has {', '.join(sorted(others))}; floors are for x and r alone")
+        raise ConfigError(
+            f"block floors: {config} has {', '.join(sorted(others))}; floors are for x and r alone"
+        )
     before = {name: config.kwargs[name] for name in floors if name in config.kwargs}
     after = {name: max(size, floors[name]) for name, size in before.items()}
     for name, floor in floors.items():

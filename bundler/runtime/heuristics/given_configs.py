@@ -27,7 +27,9 @@ def template_configs(num_stages: int, num_warps: int, **options: Any) -> list[Co
         options: further options of the compiler; those that are None, and counts of 0, are left out.
     """
     given = {name: value for name, value in options.items() if _is_given(name, value)}
-    return [Config({}, num_warps=num_warps, num_stages=num_stages, options=given, origin="template")]
+    return [
+        Config({}, num_warps=num_warps, num_stages=num_stages, options=given, origin="template")
+    ]
 
 
 def fixed_configs(config: Mapping[str, Any]) -> list[Config]:
@@ -66,11 +68,16 @@ def foreach_configs(policy: Policy) -> list[Config]:
 def _from_flat(config: Mapping[str, Any], origin: str) -> Config:
     if not isinstance(config, Mapping):
         raise ConfigError(
-            f"config: expected a dictionary of parameters and counts, got {config!r:.80}", got=type(config).__name__
+            f"config: expected a dictionary of parameters and counts, got {config!r:.80}",
+            got=type(config).__name__,
         )
     counts = {name: config[name] for name in _COUNTS if config.get(name) is not None}
-    options = {name: config[name] for name in _WARP_SPECIALIZATION if _is_given(name, config.get(name))}
-    kwargs = {name: value for name, value in config.items() if name not in _COUNTS + _WARP_SPECIALIZATION}
+    options = {
+        name: config[name] for name in _WARP_SPECIALIZATION if _is_given(name, config.get(name))
+    }
+    kwargs = {
+        name: value for name, value in config.items() if name not in _COUNTS + _WARP_SPECIALIZATION
+    }
     return Config(kwargs, **counts, options=options, origin=origin)
 
 

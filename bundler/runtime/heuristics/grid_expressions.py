@@ -16,7 +16,14 @@ from bundler.errors import ConfigError
 from bundler.runtime.heuristics import launch_grids
 from bundler.runtime.heuristics.block_limits import MAX_GRID, ceil_div
 from bundler.runtime.heuristics.launch_expressions import bound, evaluate, names_in
-from bundler.runtime.heuristics.launch_grids import Blocks, ComboGrid, FixedGrid, Grid, LaunchGrid, PrecomputedGrid
+from bundler.runtime.heuristics.launch_grids import (
+    Blocks,
+    ComboGrid,
+    FixedGrid,
+    Grid,
+    LaunchGrid,
+    PrecomputedGrid,
+)
 
 # A number that is known, or an expression.
 Term = int | str
@@ -151,8 +158,13 @@ _KINDS: tuple[tuple[Grid, Callable[[Blocks], Terms]], ...] = (
 
 def _combined(grid: ComboGrid, blocks: Blocks) -> Terms:
     """Return the blocks of all kernels of a combination."""
-    sizes = [(_known(part.x, f"xnumel_{number}"), part.no_x_dim) for number, part in enumerate(grid.parts)]
-    heights = {number: _known(p.y, f"ynumel_{number}") for number, p in enumerate(grid.parts) if p.has_y}
+    sizes = [
+        (_known(part.x, f"xnumel_{number}"), part.no_x_dim)
+        for number, part in enumerate(grid.parts)
+    ]
+    heights = {
+        number: _known(p.y, f"ynumel_{number}") for number, p in enumerate(grid.parts) if p.has_y
+    }
     if grid.order == "flatten":
         flat = [
             _product(
@@ -165,11 +177,18 @@ def _combined(grid: ComboGrid, blocks: Blocks) -> Terms:
     if grid.order == "sequential":
         x = _sum([_pieces(size, None if whole else "XBLOCK", blocks) for size, whole in sizes])
     else:
-        longest, tunable = [size for size, whole in sizes if whole], [size for size, whole in sizes if not whole]
+        longest, tunable = (
+            [size for size, whole in sizes if whole],
+            [size for size, whole in sizes if not whole],
+        )
         if tunable:
             longest.append(_pieces(_largest(tunable), "XBLOCK", blocks))
         x = _product(_largest(longest), len(sizes))
-    y, z = _overflowing(_pieces(_largest(list(heights.values())), "YBLOCK", blocks)) if heights else (1, 1)
+    y, z = (
+        _overflowing(_pieces(_largest(list(heights.values())), "YBLOCK", blocks))
+        if heights
+        else (1, 1)
+    )
     return _largest([x, grid.min_blocks]), y, z
 
 
@@ -187,7 +206,9 @@ def _cover(axis: str, blocks: Blocks) -> Term:
 def _pieces(size: Term, block: str | None, blocks: Blocks) -> Term:
     """Return how many blocks cover a size; without a block each element is one."""
     return (
-        size if block is None or blocks.get(block) is None else _divided_up(size, launch_grids.block_of(block, blocks))
+        size
+        if block is None or blocks.get(block) is None
+        else _divided_up(size, launch_grids.block_of(block, blocks))
     )
 
 
@@ -205,7 +226,11 @@ def _overflowing(y: Term) -> tuple[Term, Term]:
 
 def _sum(terms: Sequence[Term]) -> Term:
     known, texts = _apart(terms)
-    return " + ".join([*map(_atom, texts), *([str(sum(known))] if sum(known) else [])]) if texts else sum(known)
+    return (
+        " + ".join([*map(_atom, texts), *([str(sum(known))] if sum(known) else [])])
+        if texts
+        else sum(known)
+    )
 
 
 def _product(first: Term, second: Term) -> Term:
@@ -226,7 +251,9 @@ def _largest(terms: Sequence[Term]) -> Term:
 
 
 def _apart(terms: Sequence[Term]) -> tuple[list[int], list[str]]:
-    return [term for term in terms if isinstance(term, int)], [term for term in terms if isinstance(term, str)]
+    return [term for term in terms if isinstance(term, int)], [
+        term for term in terms if isinstance(term, str)
+    ]
 
 
 def _atom(term: Term) -> str:

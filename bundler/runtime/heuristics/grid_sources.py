@@ -28,7 +28,13 @@ _RESERVED = frozenset(
     """)
 )  # fmt: skip
 _OWN = re.compile(r"bundler_|BUNDLER_|__|_[A-Z]|u?int\d+_t$|INT\d+_|UINT\d+_")
-_BINARY = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.FloorDiv: "floordiv", ast.Mod: "mod"}
+_BINARY = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.FloorDiv: "floordiv",
+    ast.Mod: "mod",
+}
 _MOST = 2**63 - 1
 
 HELPERS = r"""
@@ -126,7 +132,10 @@ def grid_function(name: str, grid: GridExpressions, backend: str, cluster: int =
     """
     names = identifiers(("grid", *grid.sizes))
     parameters = [f"int64_t {names[size]}, " for size in grid.sizes]
-    lines = [f"static inline int {name}({''.join(parameters)}uint32_t grid[3]) {{", "  int bundler_bad = 0;"]
+    lines = [
+        f"static inline int {name}({''.join(parameters)}uint32_t grid[3]) {{",
+        "  int bundler_bad = 0;",
+    ]
     lines += [
         f"  const int64_t bundler_{axis} = {expression_text(text, names)};"
         for axis, text in zip("xyz", grid.axes, strict=True)
@@ -151,13 +160,20 @@ def _text(node: ast.expr, names: Mapping[str, str]) -> str:
             return names[name]
         # How a division is rounded up where division rounds down; as one step it is easier to read, and cannot overflow.
         case ast.UnaryOp(
-            op=ast.USub(), operand=ast.BinOp(left=ast.UnaryOp(op=ast.USub(), operand=a), op=ast.FloorDiv(), right=b)
+            op=ast.USub(),
+            operand=ast.BinOp(
+                left=ast.UnaryOp(op=ast.USub(), operand=a), op=ast.FloorDiv(), right=b
+            ),
         ):
             return _call("ceildiv", (a, b), names)
         case ast.BinOp(left=left, op=op, right=right):
             return _call(_BINARY[type(op)], (left, right), names)
         case ast.UnaryOp(op=sign, operand=operand):
-            return _call("neg", (operand,), names) if isinstance(sign, ast.USub) else _text(operand, names)
+            return (
+                _call("neg", (operand,), names)
+                if isinstance(sign, ast.USub)
+                else _text(operand, names)
+            )
     assert isinstance(node, ast.Call)
     assert isinstance(node.func, ast.Name)
     if node.func.id == "abs":

@@ -23,7 +23,10 @@ _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
-_SIGNS: dict[type[ast.unaryop], Callable[[int], int]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
+_SIGNS: dict[type[ast.unaryop], Callable[[int], int]] = {
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
 _FUNCTIONS: dict[str, Callable[..., int]] = {"max": max, "min": min, "abs": abs}
 
 
@@ -48,12 +51,16 @@ def evaluate(expression: str | int, names: Mapping[str, int]) -> int:
 def parsed(expression: object) -> ast.expr:
     """Return an expression's tree, of the few kinds of nodes that `evaluate` knows; raises `ConfigError` for any other."""
     if not isinstance(expression, str) or len(expression) > MAX_TEXT:
-        raise ConfigError(f"grid: expected an expression of up to {MAX_TEXT} characters, got {expression!r:.80}")
+        raise ConfigError(
+            f"grid: expected an expression of up to {MAX_TEXT} characters, got {expression!r:.80}"
+        )
     try:
         tree = ast.parse(expression.strip(), mode="eval").body
         _check(tree, _DEEPEST)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"grid: not an expression over sizes: {expression!r:.80} ({error})") from error
+        raise ConfigError(
+            f"grid: not an expression over sizes: {expression!r:.80} ({error})"
+        ) from error
     return tree
 
 
@@ -61,7 +68,9 @@ def names_in(expression: str) -> tuple[str, ...]:
     """Return the names of an expression, each once, in order; raises as `parsed`."""
     tree = parsed(expression)
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called]
+    found = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called
+    ]
     return tuple(dict.fromkeys(node.id for node in sorted(found, key=lambda node: node.col_offset)))
 
 
@@ -105,7 +114,9 @@ def _check(node: ast.expr, depth: int) -> None:
             operands = (left, right)
         case ast.UnaryOp(op=sign, operand=operand) if type(sign) in _SIGNS:
             operands = (operand,)
-        case ast.Call(func=ast.Name(id=name), args=[_, *_] as args, keywords=[]) if name in _FUNCTIONS:
+        case ast.Call(func=ast.Name(id=name), args=[_, *_] as args, keywords=[]) if (
+            name in _FUNCTIONS
+        ):
             if name == "abs" and len(args) > 1:
                 raise ValueError("abs takes one number")
             operands = tuple(args)
@@ -135,5 +146,7 @@ def _value(node: ast.expr, names: Mapping[str, int]) -> int:
 def _named(name: str, names: Mapping[str, int]) -> int:
     value = names.get(name)
     if type(value) is not int:
-        raise ConfigError(f"grid: needs the size {name!r} as a whole number, got {value!r:.40}", name=name)
+        raise ConfigError(
+            f"grid: needs the size {name!r} as a whole number, got {value!r:.40}", name=name
+        )
     return value

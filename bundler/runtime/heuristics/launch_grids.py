@@ -128,7 +128,9 @@ class PrecomputedGrid:
         for wanted, grid in self.candidates:
             if all(name in blocks and blocks[name] == value for name, value in wanted.items()):
                 return grid
-        raise ConfigError(f"grid: none was computed for {dict(blocks)}; known: {count(len(self.candidates), 'other')}")
+        raise ConfigError(
+            f"grid: none was computed for {dict(blocks)}; known: {count(len(self.candidates), 'other')}"
+        )
 
 
 @dataclass(frozen=True)
@@ -176,8 +178,14 @@ class ComboGrid:
         blocks = {**self.default_blocks, **blocks}
         if self.order == "flatten":
             return max(self._flattened(blocks, sizes), self.min_blocks), 1, 1
-        x = self._sequential(blocks, sizes) if self.order == "sequential" else self._in_turn(blocks, sizes)
-        heights = [part.y_size(number, sizes) for number, part in enumerate(self.parts) if part.has_y]
+        x = (
+            self._sequential(blocks, sizes)
+            if self.order == "sequential"
+            else self._in_turn(blocks, sizes)
+        )
+        heights = [
+            part.y_size(number, sizes) for number, part in enumerate(self.parts) if part.has_y
+        ]
         y, z = _overflowing(_pieces(max(heights), "YBLOCK", blocks)) if heights else (1, 1)
         return max(x, self.min_blocks), y, z
 
@@ -188,7 +196,9 @@ class ComboGrid:
         )
 
     def _in_turn(self, blocks: Blocks, sizes: Sizes) -> int:
-        widths = [(part.no_x_dim, part.x_size(number, sizes)) for number, part in enumerate(self.parts)]
+        widths = [
+            (part.no_x_dim, part.x_size(number, sizes)) for number, part in enumerate(self.parts)
+        ]
         longest = [width for whole, width in widths if whole]
         tunable = [width for whole, width in widths if not whole]
         if tunable:
@@ -198,7 +208,9 @@ class ComboGrid:
     def _flattened(self, blocks: Blocks, sizes: Sizes) -> int:
         total = 0
         for number, part in enumerate(self.parts):
-            x = _pieces(part.x_size(number, sizes), None if part.no_x_dim else f"XBLOCK_{number}", blocks)
+            x = _pieces(
+                part.x_size(number, sizes), None if part.no_x_dim else f"XBLOCK_{number}", blocks
+            )
             y = _pieces(part.y_size(number, sizes), f"YBLOCK_{number}", blocks) if part.has_y else 1
             total += x * y
         return total
@@ -238,12 +250,17 @@ def open_grid(kind: str, metadata: Mapping[str, Any]) -> Grid:
             return FixedGrid(_three(metadata["fixed_grid"]))
         if kind == "PrecomputedGrid":
             return PrecomputedGrid(
-                tuple((dict(c["config"]), FixedGrid(_three(c["python"]))) for c in metadata["precomputed_grids"])
+                tuple(
+                    (dict(c["config"]), FixedGrid(_three(c["python"])))
+                    for c in metadata["precomputed_grids"]
+                )
             )
         if kind in _COMBINED:
             return _combo(_COMBINED[kind], metadata["combo_grid_meta"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"grid: the metadata of a {kind} is incomplete or odd: {error!r}", kind=kind) from error
+        raise ConfigError(
+            f"grid: the metadata of a {kind} is incomplete or odd: {error!r}", kind=kind
+        ) from error
     known = ", ".join([*_PLAIN, "FixedGrid", "PrecomputedGrid", *_COMBINED])
     raise ConfigError(f"grid: there is no kind {kind!r}; expected one of {known}", kind=kind)
 
@@ -261,8 +278,13 @@ def _combo(order: str, metadata: Mapping[str, Any]) -> ComboGrid:
         raise ValueError(f"{count!r:.40} kernels")
     parts = []
     for number in range(count):
-        x, y = _fixed_size(metadata[f"xnumel_{number}"]), _fixed_size(metadata.get(f"ynumel_{number}"))
-        parts.append(ComboPart(x, y, f"ynumel_{number}" in metadata, bool(metadata[f"no_x_dim_{number}"])))
+        x, y = (
+            _fixed_size(metadata[f"xnumel_{number}"]),
+            _fixed_size(metadata.get(f"ynumel_{number}")),
+        )
+        parts.append(
+            ComboPart(x, y, f"ynumel_{number}" in metadata, bool(metadata[f"no_x_dim_{number}"]))
+        )
     blocks = {} if default is None else dict(default)
     return ComboGrid(order, tuple(parts), _fixed_size(metadata.get("min_blocks"), 0) or 0, blocks)
 
@@ -285,14 +307,20 @@ def _cover(axis: str, blocks: Blocks, sizes: Sizes) -> int:
 
 def _pieces(size: int, block: str | None, blocks: Blocks) -> int:
     """Return how many blocks cover a size; without a block each element is one."""
-    return size if block is None or blocks.get(block) is None else ceil_div(size, block_of(block, blocks))
+    return (
+        size
+        if block is None or blocks.get(block) is None
+        else ceil_div(size, block_of(block, blocks))
+    )
 
 
 def size_of(name: str, sizes: Sizes) -> int:
     """Return a call's size by name; raises `ConfigError` where it is no number of at least 0."""
     size = sizes.get(name)
     if type(size) is not int or size < 0:
-        raise ConfigError(f"grid: needs the size {name!r} as a number of at least 0, got {size!r:.40}", name=name)
+        raise ConfigError(
+            f"grid: needs the size {name!r} as a number of at least 0, got {size!r:.40}", name=name
+        )
     return size
 
 
@@ -300,7 +328,10 @@ def block_of(name: str, blocks: Blocks) -> int:
     """Return a config's block by name; raises `ConfigError` where it is no number of at least 1."""
     block = blocks.get(name)
     if type(block) is not int or block < 1:
-        raise ConfigError(f"grid: needs the block {name!r} as a number of at least 1, got {block!r:.40}", name=name)
+        raise ConfigError(
+            f"grid: needs the block {name!r} as a number of at least 1, got {block!r:.40}",
+            name=name,
+        )
     return block
 
 
@@ -308,11 +339,15 @@ def rows_of(blocks: Blocks) -> int:
     """Return how many rows a group of a mix-order reduction has; raises `ConfigError` where that is not a whole number of blocks."""
     split, x = block_of("RSPLIT_SIZE", blocks), block_of("XBLOCK", blocks)
     if split % x:
-        raise ConfigError(f"grid: RSPLIT_SIZE={split} is no multiple of XBLOCK={x}", expected=x, got=split)
+        raise ConfigError(
+            f"grid: RSPLIT_SIZE={split} is no multiple of XBLOCK={x}", expected=x, got=split
+        )
     return split
 
 
 def check_split_scan(blocks: Blocks) -> None:
     """Raise `ConfigError` where a program of a split scan would have more than one row."""
     if blocks.get("XBLOCK", 1) != 1:
-        raise ConfigError(f"grid: a split scan has XBLOCK=1, got {blocks['XBLOCK']}", got=blocks["XBLOCK"])
+        raise ConfigError(
+            f"grid: a split scan has XBLOCK=1, got {blocks['XBLOCK']}", got=blocks["XBLOCK"]
+        )

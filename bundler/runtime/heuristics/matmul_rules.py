@@ -40,7 +40,10 @@ _PLAIN, _BATCHED = 3, 4
 
 def matmul_configs(hints: SizeHints) -> list[Config]:
     """Return the candidates of a product that loops over its inner dimension."""
-    return [_tile(hints, x, y, warps, stages).with_kwargs(R0_BLOCK=r) for x, y, r, warps, stages in _TILES]
+    return [
+        _tile(hints, x, y, warps, stages).with_kwargs(R0_BLOCK=r)
+        for x, y, r, warps, stages in _TILES
+    ]
 
 
 def persistent_matmul_configs(hints: SizeHints, setting: Setting) -> list[Config]:
@@ -55,11 +58,15 @@ def persistent_matmul_configs(hints: SizeHints, setting: Setting) -> list[Config
 def _tile(hints: SizeHints, x: int, y: int, warps: int, stages: int) -> Config:
     if len(hints) not in {_PLAIN, _BATCHED}:
         raise ConfigError(
-            f"matrix product: expected sizes for x, y and r0_, and z for batches; got {dict(hints)}", got=dict(hints)
+            f"matrix product: expected sizes for x, y and r0_, and z for batches; got {dict(hints)}",
+            got=dict(hints),
         )
     batch = {"ZBLOCK": 1} if len(hints) == _BATCHED else {}
     return Config(
-        {"XBLOCK": x, "YBLOCK": y, **batch}, num_warps=warps, num_stages=stages, origin=f"matrix product {x}x{y}"
+        {"XBLOCK": x, "YBLOCK": y, **batch},
+        num_warps=warps,
+        num_stages=stages,
+        origin=f"matrix product {x}x{y}",
     )
 
 

@@ -16,10 +16,19 @@ from bundler.errors import ConfigError
 from bundler.runtime.configs import Config, unique
 from bundler.runtime.heuristics.block_limits import is_reduced, pow2_down, rows
 from bundler.runtime.heuristics.facts import Device, ReductionHint, Setting, SizeHints
-from bundler.runtime.heuristics.filters import meet_descriptor_floors, one_for_determinism, raise_to_floors
+from bundler.runtime.heuristics.filters import (
+    meet_descriptor_floors,
+    one_for_determinism,
+    raise_to_floors,
+)
 from bundler.runtime.heuristics.matmul_rules import persistent_matmul_configs
 from bundler.runtime.heuristics.reduction_rules import reduction_hints, tiny_x
-from bundler.runtime.heuristics.tiles import reduction_tile, scores_of, share_by_score, tiled_reduction
+from bundler.runtime.heuristics.tiles import (
+    reduction_tile,
+    scores_of,
+    share_by_score,
+    tiled_reduction,
+)
 
 _X_BLOCKS, _X_BLOCKS_HIP = (1, 8, 32, 128), (1, 4, 8, 16, 32, 64, 128, 256)
 _MAX_ELEMENTS = 4096
@@ -50,7 +59,9 @@ def persistent_reduction_configs(
     if setting.facts.rsplit_size:
         configs = _mix_order(configs, hints, setting)
     if not configs:
-        raise ConfigError(f"persistent reduction: no tile holds a row of {rows(hints)} elements; loop over it instead")
+        raise ConfigError(
+            f"persistent reduction: no tile holds a row of {rows(hints)} elements; loop over it instead"
+        )
     configs = one_for_determinism(configs, setting)
     return unique(raise_to_floors(configs, hints, setting))
 
@@ -100,8 +111,13 @@ def _short_row(hints: SizeHints, setting: Setting) -> Config:
     tile = partial(reduction_tile, hints, setting, registers=True)
     if setting.device.type in _RULE_OF_ONE_WARP:
         # A row in one warp needs no shared memory to be reduced.
-        return tile(min(_LONG_ROW // row, _ROWS_EACH), row, warps=1, least_warps=1, hint=ReductionHint.INNER)
-    few = hints["x"] // _ROWS_EACH < _FEW_PROGRAMS or facts.num_load + facts.num_store >= _MANY_ACCESSES
+        return tile(
+            min(_LONG_ROW // row, _ROWS_EACH), row, warps=1, least_warps=1, hint=ReductionHint.INNER
+        )
+    few = (
+        hints["x"] // _ROWS_EACH < _FEW_PROGRAMS
+        or facts.num_load + facts.num_store >= _MANY_ACCESSES
+    )
     return tile(1 if few else _ROWS_EACH, row)
 
 

@@ -19,7 +19,9 @@ _LEAST_BLOCK, _MOST_BLOCK, _PROGRAMS = 256, 1024, 128
 _FINE = 64  # elements of a warp where more warps may hide latency better
 
 
-def pointwise_configs(hints: SizeHints, setting: Setting, *, tile_hint: TileHint = TileHint.DEFAULT) -> list[Config]:
+def pointwise_configs(
+    hints: SizeHints, setting: Setting, *, tile_hint: TileHint = TileHint.DEFAULT
+) -> list[Config]:
     """Return the candidates of a pointwise kernel, the default first.
 
     Pure: the same arguments give the same list in every process and on every machine.
@@ -47,7 +49,11 @@ def _one_axis(hints: SizeHints, setting: Setting, block: int, _hint: TileHint) -
     tile = partial(pointwise_tile, hints, setting)
     if not setting.policy.autotune_pointwise and not setting.policy.max_autotune:
         return [tile(block)]
-    configs = [tile(block), tile(block // 2, per_warp=_FINE), *_one_element_each(hints, setting, block)]
+    configs = [
+        tile(block),
+        tile(block // 2, per_warp=_FINE),
+        *_one_element_each(hints, setting, block),
+    ]
     if setting.device.is_hip:
         configs += [
             tile(max_block("x", setting), waves_per_eu=2),
@@ -68,7 +74,14 @@ def _two_axes(hints: SizeHints, setting: Setting, block: int, hint: TileHint) ->
     settled = hint is TileHint.SQUARE and not (device.is_hip or device.is_xpu)
     if (not policy.autotune_pointwise or settled) and not policy.max_autotune:
         return [tile(32, 32)]
-    configs = [tile(32, 32), tile(64, 64), tile(256, 16), tile(16, 256), tile(block, 1), tile(1, block)]
+    configs = [
+        tile(32, 32),
+        tile(64, 64),
+        tile(256, 16),
+        tile(16, 256),
+        tile(block, 1),
+        tile(1, block),
+    ]
     configs += _one_element_each(hints, setting, block)
     if device.is_hip:
         configs += [tile(64, 32), tile(128, 16), tile(128, 32), tile(32, 512)]
@@ -92,4 +105,7 @@ def _one_element_each(hints: SizeHints, setting: Setting, block: int) -> list[Co
         return []
     axes = range(len(hints))
     tiles = [tuple(block // 4 if axis == long else 1 for axis in axes) for long in axes]
-    return [pointwise_tile(hints, setting, *tile, per_warp=setting.device.warp_size, min_elem=0) for tile in tiles]
+    return [
+        pointwise_tile(hints, setting, *tile, per_warp=setting.device.warp_size, min_elem=0)
+        for tile in tiles
+    ]

@@ -15,9 +15,18 @@ from bundler.errors import ConfigError
 from bundler.runtime.configs import Config, unique
 from bundler.runtime.heuristics.block_limits import check_hints, pow2_up, rows
 from bundler.runtime.heuristics.facts import ReductionHint, Setting, SizeHints
-from bundler.runtime.heuristics.filters import meet_descriptor_floors, one_for_determinism, raise_to_floors
+from bundler.runtime.heuristics.filters import (
+    meet_descriptor_floors,
+    one_for_determinism,
+    raise_to_floors,
+)
 from bundler.runtime.heuristics.matmul_rules import matmul_configs
-from bundler.runtime.heuristics.tiles import reduction_tile, scores_of, share_by_score, tiled_reduction
+from bundler.runtime.heuristics.tiles import (
+    reduction_tile,
+    scores_of,
+    share_by_score,
+    tiled_reduction,
+)
 
 _HEAVY_X, _HEAVY_WORK = 1024, 10
 _MAX_R, _MAX_R_HEAVY = 2048, 1024
@@ -56,7 +65,8 @@ def reduction_hints(hints: SizeHints, setting: Setting) -> SizeHints:
     reduced = {axis for axis in hints if axis.startswith("r")}
     if not reduced or "z" in hints.keys() - _batched(setting):
         raise ConfigError(
-            f"reduction: expected sizes for x, maybe y, and r0_ or r0_ and r1_; got {dict(hints)}", got=dict(hints)
+            f"reduction: expected sizes for x, maybe y, and r0_ or r0_ and r1_; got {dict(hints)}",
+            got=dict(hints),
         )
     return {**hints, "x": 1} if setting.facts.no_x_dim else dict(hints)
 
@@ -106,7 +116,13 @@ def _tiler(hints: SizeHints, setting: Setting, hint: ReductionHint) -> Tile:
         del warps, dynamic_scale
         blocks = share_by_score(hints, scores, x * r, setting)
         return tiled_reduction(
-            hints, setting, blocks["x"], blocks["y"], blocks["r0_"], registers=registers, waves_per_eu=waves_per_eu
+            hints,
+            setting,
+            blocks["x"],
+            blocks["y"],
+            blocks["r0_"],
+            registers=registers,
+            waves_per_eu=waves_per_eu,
         )
 
     return tile
@@ -127,7 +143,11 @@ def _by_hint(hints: SizeHints, setting: Setting, hint: ReductionHint) -> list[Co
     if facts.add_persistent_rblock and facts.num_load + facts.num_reduction <= _PERSISTENT_WORK:
         x, r = max(_PERSISTENT_ELEMENTS // row, 1), min(row, _PERSISTENT_ROW)
         leading = [tile(x, r, registers=registers, dynamic_scale=False)]
-    chosen = {ReductionHint.INNER: contiguous, ReductionHint.OUTER: outer, ReductionHint.OUTER_TINY: tiny}
+    chosen = {
+        ReductionHint.INNER: contiguous,
+        ReductionHint.OUTER: outer,
+        ReductionHint.OUTER_TINY: tiny,
+    }
     if hint in chosen and "y" not in hints and not setting.policy.max_autotune:
         return [*leading, chosen[hint]]
     configs = [*leading, contiguous, outer, tiny, tile(64, 64), tile(8, 512), tile(64, 4, warps=8)]
@@ -135,12 +155,18 @@ def _by_hint(hints: SizeHints, setting: Setting, hint: ReductionHint) -> list[Co
 
 
 def _with_hip_extras(configs: list[Config], tile: Tile, setting: Setting) -> list[Config]:
-    configs = [*configs, tile(1024, 8, warps=4, waves_per_eu=2), tile(512, 8, warps=4, waves_per_eu=1)]
+    configs = [
+        *configs,
+        tile(1024, 8, warps=4, waves_per_eu=2),
+        tile(512, 8, warps=4, waves_per_eu=1),
+    ]
     beside = setting.facts.max_persistent_rblock
     if not beside:
         return configs
     # Large tiles of a persistent kernel in the same source take the compiler for AMD an hour.
-    return [config for config in configs if config.kwargs["XBLOCK"] * beside <= _PERSISTENT_ELEMENTS]
+    return [
+        config for config in configs if config.kwargs["XBLOCK"] * beside <= _PERSISTENT_ELEMENTS
+    ]
 
 
 def tiny_x(row: int) -> int:

@@ -14,7 +14,11 @@ from bundler.errors import ConfigError
 from bundler.runtime.configs import Config, unique
 from bundler.runtime.heuristics.block_limits import MAX_RSPLIT, pow2_down
 from bundler.runtime.heuristics.facts import ReductionHint, Setting, SizeHints
-from bundler.runtime.heuristics.filters import meet_descriptor_floors, one_for_determinism, raise_to_floors
+from bundler.runtime.heuristics.filters import (
+    meet_descriptor_floors,
+    one_for_determinism,
+    raise_to_floors,
+)
 from bundler.runtime.heuristics.persistent_rules import persistent
 from bundler.runtime.heuristics.reduction_rules import looped, reduction_hints
 
@@ -43,9 +47,13 @@ def cooperative_reduction_configs(
     x, r = hints["x"], hints["r0_"]
     split = max(1, min(r, pow2_down(setting.device.multiprocessors) // x, MAX_RSPLIT))
     parts = {"x": x, "r0_": r // split}
-    configs = persistent(parts, setting, hint) if is_persistent else looped(parts, _static(setting), hint)
+    configs = (
+        persistent(parts, setting, hint) if is_persistent else looped(parts, _static(setting), hint)
+    )
     configs = [config.with_kwargs(RSPLIT=split) for config in configs]
-    configs = one_for_determinism(meet_descriptor_floors(configs, setting, persistent=is_persistent), setting)
+    configs = one_for_determinism(
+        meet_descriptor_floors(configs, setting, persistent=is_persistent), setting
+    )
     return unique(raise_to_floors(configs, hints, setting))
 
 
@@ -66,13 +74,17 @@ def split_scan_configs(
 
 
 def _with_least_r(config: Config, least: int) -> Config:
-    return config.with_kwargs(**{name: max(size, least) for name, size in config.kwargs.items() if name[0] == "R"})
+    return config.with_kwargs(
+        **{name: max(size, least) for name, size in config.kwargs.items() if name[0] == "R"}
+    )
 
 
 def _two_axes(hints: SizeHints, setting: Setting, what: str) -> SizeHints:
     hints = reduction_hints(hints, setting)
     if len(hints) > 2:  # noqa: PLR2004  # x and one reduced axis
-        raise ConfigError(f"{what}: expected sizes for x and one reduced axis, got {dict(hints)}", got=dict(hints))
+        raise ConfigError(
+            f"{what}: expected sizes for x and one reduced axis, got {dict(hints)}", got=dict(hints)
+        )
     return hints
 
 

@@ -62,17 +62,25 @@ def pointwise_tile(
     blocks = {axis: min(size, hints[axis]) for axis, size in zip("xyz", tile, strict=False)}
     for axis, limit in zip(blocks, MAX_GRID, strict=False):
         most = min(hints[axis], max_block(axis, setting))
-        while blocks[axis] < most and (blocks[axis] * limit < hints[axis] or product(blocks.values()) < target):
+        while blocks[axis] < most and (
+            blocks[axis] * limit < hints[axis] or product(blocks.values()) < target
+        ):
             blocks[axis] *= 2
     elements = product(blocks.values())
     if warps is None:
         warps = warp_rule(elements // per_warp, setting.device, least=1)
     if elements >= _FOUR_WARPS_FROM and not setting.device.is_hip:
         warps = max(warps, 4)
-    least = (setting.facts.min_elem_per_thread if min_elem is None else min_elem) * setting.device.warp_size * warps
+    least = (
+        (setting.facts.min_elem_per_thread if min_elem is None else min_elem)
+        * setting.device.warp_size
+        * warps
+    )
     x = blocks["x"] * ceil_div(max(elements, least), elements)
     blocks["x"] = min(grow_for_grid(x, hints["x"], warps, setting), hints["x"])
-    return _config(blocks, hints, setting, warps, stages, waves_per_eu, f"pointwise {'x'.join(map(str, tile))}")
+    return _config(
+        blocks, hints, setting, warps, stages, waves_per_eu, f"pointwise {'x'.join(map(str, tile))}"
+    )
 
 
 def reduction_tile(
@@ -136,12 +144,15 @@ def spread_row(hints: SizeHints, setting: Setting, r: int) -> dict[str, int]:
         left //= blocks[axis]
     if left > 1:
         raise ConfigError(
-            f"a row of {min(r, rows(hints))} elements does not fit the largest blocks; loop over it, or split it", got=r
+            f"a row of {min(r, rows(hints))} elements does not fit the largest blocks; loop over it, or split it",
+            got=r,
         )
     return blocks
 
 
-def share_by_score(hints: SizeHints, scores: Mapping[str, float], target: int, setting: Setting) -> dict[str, int]:
+def share_by_score(
+    hints: SizeHints, scores: Mapping[str, float], target: int, setting: Setting
+) -> dict[str, int]:
     """Return blocks whose product reaches `target`, doubled one at a time where the score says that it pays most.
 
     Every axis begins with 1, a reduced one with 4.  An axis without a score is doubled only when no other can be.
@@ -170,7 +181,9 @@ def scores_of(hints: SizeHints, setting: Setting) -> Mapping[str, float]:
     scores = setting.facts.tiling_scores or dict.fromkeys(hints, 1.0)
     missing = sorted(hints.keys() - scores.keys())
     if missing:
-        raise ConfigError(f"tiling scores: none for {', '.join(missing)}; give every axis one", missing=missing)
+        raise ConfigError(
+            f"tiling scores: none for {', '.join(missing)}; give every axis one", missing=missing
+        )
     return scores
 
 
@@ -185,5 +198,7 @@ def _config(
 ) -> Config:
     kwargs = {block_name(axis): size for axis, size in blocks.items()}
     check_blocks(kwargs, hints, setting)
-    options = {} if waves_per_eu is None or not setting.device.is_hip else {"waves_per_eu": waves_per_eu}
+    options = (
+        {} if waves_per_eu is None or not setting.device.is_hip else {"waves_per_eu": waves_per_eu}
+    )
     return Config(kwargs, num_warps=warps, num_stages=stages, options=options, origin=origin)

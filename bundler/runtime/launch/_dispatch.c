@@ -34,7 +34,9 @@ static PyObject *sizes_of(dispatcher_t *self, PyObject *grids, PyObject *bound, 
     PyObject *found = PyDict_GetItemWithError(grids, grid);
     if (found != NULL)
       return Py_NewRef(found);
-    PyErr_Clear(); /* sizes of a kind that has no hash are Python's to check */
+    forget_error(); /* sizes of a kind that has no hash are Python's to check */
+    if (PyErr_Occurred())
+      return NULL;
   }
   return ask(self->measure, bound, grid, all + 1, count, names);
 }
@@ -136,7 +138,7 @@ static PyObject *launch_numbered(dispatcher_t *self, call_t *call, PyObject *ent
     return launch_read(call, PyTuple_GET_ITEM(entry, 0), grid, places, taken);
   found = PyTuple_CheckExact(grid) ? PyDict_GetItemWithError(PyTuple_GET_ITEM(entry, 2), grid) : NULL;
   if (found == NULL) {
-    PyErr_Clear(); /* numbers of a kind that has no hash are Python's to look at */
+    forget_error(); /* numbers of a kind that has no hash are Python's to look at */
     return NULL;
   }
   Py_INCREF(found);
@@ -170,11 +172,12 @@ static PyObject *launch_known(dispatcher_t *self, call_t *call, PyObject *entry,
   }
   for (index = 0; index < 3; index++) {
     out[index] = PyTuple_GET_ITEM(sizes, index);
-    some = some && PyObject_IsTrue(out[index]) > 0;
+    if (some > 0)
+      some = PyObject_IsTrue(out[index]);
   }
-  if (!some) {
+  if (some <= 0) {
     Py_DECREF(sizes);
-    Py_RETURN_NONE;
+    return some < 0 ? NULL : Py_NewRef(Py_None);
   }
   device = PyLong_FromLong(call->device);
   stream = device == NULL ? NULL : PyObject_CallMethodOneArg(self->driver, word_stream, device);
@@ -365,9 +368,12 @@ static const launch_call_t *find_launcher(void) {
 }
 
 PyMODINIT_FUNC PyInit__dispatch(void) {
-  PyObject *made = PyModule_Create(&module), *type = PyType_FromSpec(&spec), *gridded = PyType_FromSpec(&gridded_spec);
+  PyObject *made, *type, *gridded;
+  quick = find_launcher(); /* first, since it forgets errors */
+  made = PyModule_Create(&module);
+  type = PyType_FromSpec(&spec);
+  gridded = PyType_FromSpec(&gridded_spec);
   bound_type = (PyTypeObject *)PyType_FromSpec(&bound_spec);
-  quick = find_launcher();
   word_device = PyUnicode_InternFromString("device");
   word_stream = PyUnicode_InternFromString("stream");
   word_data_ptr = PyUnicode_InternFromString("data_ptr");

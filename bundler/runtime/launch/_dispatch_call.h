@@ -77,7 +77,7 @@ static unsigned next_type;
 /* How the compiled launcher is called with what was read; NULL where it was not built. */
 static const launch_call_t *quick;
 
-/* Each returns 1 when it was read, 0 when Python has to look at the call; no exception is left either way. */
+/* Each returns 1 when it was read, 0 when Python has to look at the call, or with an exception where that is an interrupt. */
 
 static inline int put(call_t *call, unsigned char tag, const void *data, size_t size) {
   if (call->used + 1 + size > KEY_BYTES)
@@ -313,7 +313,7 @@ static int read_value(dispatcher_t *self, call_t *call, PyObject *value, int by_
     done = 0;
   call->count++;
   if (!done) {
-    PyErr_Clear();
+    forget_error();
   } else if (by_value == OPEN) {
     call->open[call->opens].from = from;
     call->open[call->opens].to = call->used;
@@ -342,7 +342,7 @@ static int read_named(dispatcher_t *self, call_t *call, PyObject *const *values,
   char flags[MOST_VALUES]; /* reading a value may run Python, which may make another call */
   Py_ssize_t index, count = PyTuple_GET_SIZE(names);
   if (names != self->last_names && !read_flags(self, names)) {
-    PyErr_Clear();
+    forget_error();
     return 0;
   }
   memcpy(flags, self->last_flags, (size_t)count);

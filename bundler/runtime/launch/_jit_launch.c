@@ -52,6 +52,8 @@ int read_pointer(PyObject *value, uint64_t *to, Py_ssize_t place) {
     return *to == (uint64_t)-1 && PyErr_Occurred() ? -1 : 0;
   }
   address = PyObject_CallMethodNoArgs(value, word_data_ptr);
+  if (address == NULL && !PyErr_ExceptionMatches(PyExc_Exception))
+    return -1; /* an interrupt */
   if (address == NULL || !PyLong_Check(address)) {
     PyErr_SetString(PyExc_TypeError, address == NULL ? "Pointer argument must be either uint64 or have data_ptr method"
                                                      : "data_ptr method of Pointer object must return 64-bit int");

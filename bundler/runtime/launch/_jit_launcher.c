@@ -32,9 +32,11 @@ typedef struct {
 
 static unsigned char kind_36(PyObject *type) {
   const char *name = PyUnicode_AsUTF8(type);
-  if (name != NULL && (strcmp(name, "i1") == 0 || strcmp(name, "i8") == 0))
+  if (name == NULL)
+    return UNKNOWN;
+  if (strcmp(name, "i1") == 0 || strcmp(name, "i8") == 0)
     return BYTE_36;
-  return name != NULL && strcmp(name, "u1") == 0 ? U8 : kind_of(type);
+  return strcmp(name, "u1") == 0 ? U8 : kind_of(type);
 }
 
 static Py_ssize_t count_nodes(PyObject *signature) {

@@ -77,7 +77,7 @@ static int pack(launcher_t *self, PyObject *const *values, const uint64_t *addre
     if (value == NULL && field->kind == POINTER)
       memcpy(buffer + field->offset, &addresses[field->argument], 8);
     else if (value == NULL || !pack_one(field, value, buffer))
-      return pack_slowly(self, values, addresses, count, buffer);
+      return PyErr_Occurred() ? -1 : pack_slowly(self, values, addresses, count, buffer);
   }
   return 0;
 }

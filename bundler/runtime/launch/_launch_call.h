@@ -40,6 +40,12 @@ typedef struct {
   const torch_tensors_t *tensors;
 } launch_call_t;
 
+/* Forgets an error after which Python is asked anew, which meets it again.  An interrupt comes only once, and stays. */
+static inline void forget_error(void) {
+  if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_Exception))
+    PyErr_Clear();
+}
+
 /* Whether objects of a class are read so, `method` being their `data_ptr`. */
 static inline int is_read_directly(const torch_tensors_t *torch, PyTypeObject *type, PyObject *method) {
   Py_ssize_t index;

@@ -28,7 +28,7 @@ typedef struct {
   Py_ssize_t argument;
 } field_t;
 
-/* Each returns 1 when the value was packed, 0 when Python has to look at it; no exception is left either way. */
+/* Each returns 1 when the value was packed, 0 when Python has to look at it, or with an exception where that is an interrupt. */
 
 /* Reads an integer; returns 0 for one that has more than 64 bits. */
 static inline int read_integer(PyObject *value, long long *number) {
@@ -138,7 +138,7 @@ static int pack_pointer(PyObject *value, unsigned char *to) {
   }
   number = ask_address(value, row);
   if (number == NULL) {
-    PyErr_Clear();
+    forget_error();
     return 0;
   }
   done = pack_unsigned(number, to, 8);

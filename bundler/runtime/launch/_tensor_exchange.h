@@ -44,10 +44,11 @@ static int is_plain_tensor(PyTypeObject *type, PyObject *torch_tensor) {
     return 0;
   for (index = 0; index < 3; index++) {
     PyObject *own = PyObject_GetAttrString((PyObject *)type, names[index]);
-    PyObject *other = PyObject_GetAttrString(torch_tensor, names[index]);
+    PyObject *other = own == NULL ? NULL : PyObject_GetAttrString(torch_tensor, names[index]);
+    int same = own != NULL && own == other;
     Py_XDECREF(own);
     Py_XDECREF(other);
-    if (own == NULL || own != other)
+    if (!same)
       return 0;
   }
   /* Parameter's is torch's function for "as if there were none", in C; one in Python may answer otherwise. */

@@ -64,7 +64,9 @@ class _Feeding:
                 values.extend(self._apart(piece, size, tensor_map, value))
         return values
 
-    def _apart(self, piece: Piece, size: int, tensor_map: TensorMap | None, value: Any) -> list[Any]:
+    def _apart(
+        self, piece: Piece, size: int, tensor_map: TensorMap | None, value: Any
+    ) -> list[Any]:
         """Return what Triton's launcher passes for a tensor descriptor."""
         rank = piece.rank or 0
         if not is_descriptor(value) or len(value.shape) != rank or len(value.strides) != rank:
@@ -77,5 +79,8 @@ class _Feeding:
         if piece.kind == TENSOR_MAP and tensor_map is not None:
             return [self._driver.tensor_map(self._plan, tensor_map, value), *sides]
         # A pointer, shape and strides, then flags as many as this Triton passes, then shape and strides again.
-        flags = [getattr(value, "padding", "zero") == "nan", bool(getattr(value, "round_f32_to_tf32", False))]
+        flags = [
+            getattr(value, "padding", "zero") == "nan",
+            bool(getattr(value, "round_f32_to_tf32", False)),
+        ]
         return [value.base, *sides, *flags[: size - 1 - 2 * len(sides)], *sides]

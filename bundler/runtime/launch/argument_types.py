@@ -69,7 +69,11 @@ def specialize(value: Any, argument: Argument, backend: str) -> Seen:
 
 
 def _declared_type(annotation: str) -> str:
-    element = annotation.removeprefix("*k") if annotation.startswith("*k") else annotation.removeprefix("*")
+    element = (
+        annotation.removeprefix("*k")
+        if annotation.startswith("*k")
+        else annotation.removeprefix("*")
+    )
     return annotation if element in _TYPES else ""
 
 
@@ -107,7 +111,9 @@ class _Rules:
         name = integer_type(value)
         if name is None:
             raise CannotLaunchStatically(
-                f"argument {self.name!r}: {value} does not fit 64 bits", argument=self.name, got=value
+                f"argument {self.name!r}: {value} does not fit 64 bits",
+                argument=self.name,
+                got=value,
             )
         return Seen(name, self._divisible(value) if self.by_value else None)
 
@@ -119,9 +125,14 @@ class _Rules:
             name = f"{'*k' if self.constant_pointer else '*'}{element_type(value.dtype, self.name)}"
             if not self.by_value:
                 return Seen(name, None)
-            return Seen(name, self._divisible(value.data_ptr()) + ("S" if self._small(value) else ""))
+            return Seen(
+                name, self._divisible(value.data_ptr()) + ("S" if self._small(value) else "")
+            )
         if is_descriptor(value):
-            return Seen(f"tensordesc<{element_type(value.base.dtype, self.name)}{list(value.block_shape)}>", None)
+            return Seen(
+                f"tensordesc<{element_type(value.base.dtype, self.name)}{list(value.block_shape)}>",
+                None,
+            )
         if is_constant(value):
             return Seen(CONSTEXPR, value)
         raise CannotLaunchStatically(
@@ -151,7 +162,9 @@ def element_type(dtype: Any, name: str) -> str:
     """
     found = TYPE_NAMES.get(str(dtype).rpartition(".")[2])
     if found is None:
-        raise CannotLaunchStatically(f"argument {name!r}: no kernel takes elements of type {dtype}", argument=name)
+        raise CannotLaunchStatically(
+            f"argument {name!r}: no kernel takes elements of type {dtype}", argument=name
+        )
     return found
 
 
@@ -192,7 +205,11 @@ def same_constant(recorded: Value, value: Any) -> bool:
         case "bool" | "str":
             return type(value) is type(recorded.payload) and value == recorded.payload
         case "int":
-            return isinstance(value, int) and type(value) is not bool and value == int(recorded.payload)
+            return (
+                isinstance(value, int)
+                and type(value) is not bool
+                and value == int(recorded.payload)
+            )
         case "float":
             return isinstance(value, float) and struct.pack(">d", value) == recorded.payload
         case "tuple" | "list":
@@ -212,10 +229,14 @@ def _same_items(recorded: tuple[Value, ...], values: Any) -> bool:
 
 def _same_object(recorded: Value, value: Any) -> bool:
     if recorded.tag == "dtype":
-        return (isinstance(value, str) or type(value).__name__ == "dtype") and str(value) == recorded.payload
+        return (isinstance(value, str) or type(value).__name__ == "dtype") and str(
+            value
+        ) == recorded.payload
     if recorded.tag == "constexpr":
         return type(value).__name__ == CONSTEXPR and same_constant(recorded.payload, value.value)
     if recorded.tag == "jit":
         name, key = recorded.payload
-        return bool(value == name if isinstance(value, str) else getattr(value, "cache_key", None) == key)
+        return bool(
+            value == name if isinstance(value, str) else getattr(value, "cache_key", None) == key
+        )
     return False  # a value without an encoding: nobody can say whether it is the same

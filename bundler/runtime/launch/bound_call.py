@@ -75,9 +75,16 @@ def bind_call(
         call_values: of all parameters, defaults among them.
         given: the names of what the call gave, in its order.
     """
-    missing = {name: value for name, value in zip(names, call_values, strict=True) if name not in given}
-    places = [given.index(name) if name in given else len(given) + list(missing).index(name) for name in names]
-    pointers = {piece.path for piece in loaded.plan.pieces if piece.kind == "pointer" and piece.rank is None}
+    missing = {
+        name: value for name, value in zip(names, call_values, strict=True) if name not in given
+    }
+    places = [
+        given.index(name) if name in given else len(given) + list(missing).index(name)
+        for name in names
+    ]
+    pointers = {
+        piece.path for piece in loaded.plan.pieces if piece.kind == "pointer" and piece.rank is None
+    }
     addresses = tuple(
         (places[index], name)
         for index, (name, value) in enumerate(zip(names, call_values, strict=True))
@@ -94,7 +101,9 @@ def bind_like(other: BoundCall, loaded: Loaded, grids: Grids) -> BoundCall | Non
         return None
     _, passed, taken, _, addresses, names, defaults, _ = other
     # As `BoundCall(...)` does in one step more, which each first launch of a kernel would take.
-    return tuple.__new__(BoundCall, (loaded.launcher, passed, taken, grids, addresses, names, defaults, loaded))
+    return tuple.__new__(
+        BoundCall, (loaded.launcher, passed, taken, grids, addresses, names, defaults, loaded)
+    )
 
 
 def _passing(

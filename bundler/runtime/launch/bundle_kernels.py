@@ -57,7 +57,9 @@ def load(
         bundle = owned = Bundle.load(bundle)
     try:
         admit(bundle)
-        return Kernels(bundle, driver or _open_for(bundle), fallback or {}, owned=owned, debug=debug)
+        return Kernels(
+            bundle, driver or _open_for(bundle), fallback or {}, owned=owned, debug=debug
+        )
     except BaseException:
         if owned is not None:
             owned.close()
@@ -74,7 +76,13 @@ class Kernels(Mapping[str, StaticKernel]):
     """
 
     def __init__(
-        self, bundle: Bundle, driver: Driver, fallback: Mapping[str, Any], *, owned: Bundle | None, debug: bool
+        self,
+        bundle: Bundle,
+        driver: Driver,
+        fallback: Mapping[str, Any],
+        *,
+        owned: Bundle | None,
+        debug: bool,
     ) -> None:
         self._driver, self._owned, self._bundle = driver, owned, bundle
         self._loader, self._hooks = Loader(driver), Hooks()
@@ -95,9 +103,13 @@ class Kernels(Mapping[str, StaticKernel]):
             return kernel
         if name in self._found:
             return self._make(name)
-        refused = [f"{key}: {reason}" for key, (other, reason) in self._refused.items() if other == name]
+        refused = [
+            f"{key}: {reason}" for key, (other, reason) in self._refused.items() if other == name
+        ]
         if refused:
-            raise NotFound(f"no kernel {name!r} can be launched: {'; '.join(refused[:8])}", name=name)
+            raise NotFound(
+                f"no kernel {name!r} can be launched: {'; '.join(refused[:8])}", name=name
+            )
         targets = sorted({str(kernel.target) for kernel in self._bundle.kernels})
         raise NotFound(
             f"no kernel {name!r} for {self._driver.backend}; there are {', '.join(self._found) or 'none'} "
@@ -195,7 +207,9 @@ def _unknown(kernel: Kernel) -> str | None:
 
 
 def _open_for(bundle: Bundle) -> Driver:
-    backends = [backend for backend in BACKENDS if any(k.target.backend == backend for k in bundle.kernels)]
+    backends = [
+        backend for backend in BACKENDS if any(k.target.backend == backend for k in bundle.kernels)
+    ]
     if not backends:
         raise NotFound("the bundle has no kernel for CUDA or HIP")
     return open_first_driver(backends)

@@ -11,7 +11,12 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from bundler.runtime.launch.argument_types import has_small_range, is_constant, is_descriptor, is_tensor
+from bundler.runtime.launch.argument_types import (
+    has_small_range,
+    is_constant,
+    is_descriptor,
+    is_tensor,
+)
 
 _INT_MIN, _INT_MAX = -(2**31), 2**31 - 1
 _LONG_MIN, _LONG_MAX, _ULONG_MAX = -(2**63), 2**63 - 1, 2**64 - 1
@@ -39,7 +44,9 @@ class Reader:
         # Types met before whose tensors tell their device; empty on HIP, where the size of a tensor counts, too.
         self._tensor_types: frozenset[type] = frozenset()
 
-    def read(self, args: Any, constant: Any, device: int, key: list[Any], values: list[Any]) -> None:
+    def read(
+        self, args: Any, constant: Any, device: int, key: list[Any], values: list[Any]
+    ) -> None:
         """Append to `key` an entry for each argument, and to `values` the argument, or its address when it is a tensor.
 
         Args:

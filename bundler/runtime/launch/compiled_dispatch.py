@@ -73,7 +73,9 @@ def compiled_dispatcher(
             `measure` finds the grid for.
     """
     # On HIP more about a tensor counts than the dispatcher reads.
-    kind = dispatcher_type() if driver.launch_path == "compiled" and driver.backend == "cuda" else None
+    kind = (
+        dispatcher_type() if driver.launch_path == "compiled" and driver.backend == "cuda" else None
+    )
     if kind is None:
         return None
     made: Callable[..., None] = kind(

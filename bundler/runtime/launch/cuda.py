@@ -65,16 +65,22 @@ class CudaDriver(NativeDriver):
         ask = self._library.cuPointerGetAttribute
         if ask(ctypes.byref(kind), api.POINTER_MEMORY_TYPE, address):
             return None
-        self.check(ask(ctypes.byref(managed), api.POINTER_IS_MANAGED, address), "cuPointerGetAttribute")
+        self.check(
+            ask(ctypes.byref(managed), api.POINTER_IS_MANAGED, address), "cuPointerGetAttribute"
+        )
         if kind.value == api.MEMORY_ON_HOST or managed.value:
             return self.device()
-        self.check(ask(ctypes.byref(device), api.POINTER_DEVICE_ORDINAL, address), "cuPointerGetAttribute")
+        self.check(
+            ask(ctypes.byref(device), api.POINTER_DEVICE_ORDINAL, address), "cuPointerGetAttribute"
+        )
         return device.value
 
     def tensor_map(self, plan: LaunchPlan, tensor_map: TensorMap, descriptor: Any) -> bytes:
         """Return the 128 bytes that a tensor descriptor on the host becomes for this kernel."""
         self.check_alive()
-        encode = self._library.find("cuTensorMapEncodeTiled", api.OPTIONAL_SIGNATURES["cuTensorMapEncodeTiled"])
+        encode = self._library.find(
+            "cuTensorMapEncodeTiled", api.OPTIONAL_SIGNATURES["cuTensorMapEncodeTiled"]
+        )
         return encode_tensor_map(encode, self._version(), plan, tensor_map, descriptor)
 
     def _start(self) -> None:
@@ -93,7 +99,9 @@ class CudaDriver(NativeDriver):
 
     def _words(self, status: int) -> str:
         name, text = ctypes.c_char_p(), ctypes.c_char_p()
-        if self._library.cuGetErrorName(status, name) or self._library.cuGetErrorString(status, text):
+        if self._library.cuGetErrorName(status, name) or self._library.cuGetErrorString(
+            status, text
+        ):
             return f"status {status}"
         return f"{(name.value or b'').decode()} ({(text.value or b'').decode()})"
 
@@ -131,7 +139,8 @@ class CudaDriver(NativeDriver):
             if device not in self._retained:
                 context = ctypes.c_void_p()
                 self.check(
-                    self._library.cuDevicePrimaryCtxRetain(context, device), f"making a context on device {device}"
+                    self._library.cuDevicePrimaryCtxRetain(context, device),
+                    f"making a context on device {device}",
                 )
                 self._retained[device] = context.value or 0
             return self._retained[device]
@@ -158,7 +167,9 @@ class CudaDriver(NativeDriver):
 
     def _read_properties(self, device: int) -> DeviceProperties:
         return DeviceProperties(
-            arch=str(self._ask_device(api.MAJOR, device) * 10 + self._ask_device(api.MINOR, device)),
+            arch=str(
+                self._ask_device(api.MAJOR, device) * 10 + self._ask_device(api.MINOR, device)
+            ),
             max_threads_per_block=self._ask_device(api.MAX_THREADS_PER_BLOCK, device),
             max_shared_optin_bytes=self._ask_device(api.MAX_SHARED_OPTIN, device),
             warp_size=self._ask_device(api.WARP_SIZE, device),
@@ -166,9 +177,15 @@ class CudaDriver(NativeDriver):
             cooperative=bool(self._ask_device(api.COOPERATIVE_LAUNCH, device)),
         )
 
-    def _load_here(self, plan: LaunchPlan, image: bytes, device: int) -> tuple[int, int, int] | None:
+    def _load_here(
+        self, plan: LaunchPlan, image: bytes, device: int
+    ) -> tuple[int, int, int] | None:
         """Load a binary in one call of the extension: each call through ctypes costs as much as the driver's quicker ones."""
-        found = None if self.load_image is None else self.load_image(image, plan.entry.encode(), device, MAX_THREADS)
+        found = (
+            None
+            if self.load_image is None
+            else self.load_image(image, plan.entry.encode(), device, MAX_THREADS)
+        )
         if found is None:
             return None
         step, status, place, handle, function, threads = found
@@ -176,10 +193,18 @@ class CudaDriver(NativeDriver):
             self._refuse_image(plan, device, status)
         try:
             if status:
-                call = f"looking for the entry {plan.entry!r}" if step == _FINDING else "cuFuncGetAttribute"
+                call = (
+                    f"looking for the entry {plan.entry!r}"
+                    if step == _FINDING
+                    else "cuFuncGetAttribute"
+                )
                 self.refuse(status, call, plan)
             # As `_allow` finds out of nearly every kernel that it needs nothing.
-            if plan.shared_bytes or plan.cluster > api.PORTABLE_CLUSTER or plan.block_threads > threads:
+            if (
+                plan.shared_bytes
+                or plan.cluster > api.PORTABLE_CLUSTER
+                or plan.block_threads > threads
+            ):
                 self._allow(plan, function, device, threads)
         except DriverError:
             self._library.cuModuleUnload(handle)
@@ -193,7 +218,9 @@ class CudaDriver(NativeDriver):
             static = self._ask_function(function, api.FUNCTION_STATIC_SHARED, plan)
             if plan.shared_bytes + static > _SHARED_WITHOUT_ASKING_BYTES:
                 self._do("cuFuncSetCacheConfig", function, api.CACHE_PREFER_SHARED)
-                self._set_function(function, api.FUNCTION_MAX_DYNAMIC_SHARED, plan.shared_bytes, plan)
+                self._set_function(
+                    function, api.FUNCTION_MAX_DYNAMIC_SHARED, plan.shared_bytes, plan
+                )
         if plan.cluster > api.PORTABLE_CLUSTER:
             self._set_function(function, api.FUNCTION_NON_PORTABLE_CLUSTER, 1, plan)
 
@@ -236,5 +263,8 @@ def launch_attributes(plan: LaunchPlan) -> bytes:
     if plan.cooperative:
         found.append((api.COOPERATIVE, (1,)))
     if plan.cluster > 1:
-        found += [(api.CLUSTER_DIMENSION, (plan.cluster, 1, 1)), (api.CLUSTER_SCHEDULING, (api.CLUSTER_SPREAD,))]
+        found += [
+            (api.CLUSTER_DIMENSION, (plan.cluster, 1, 1)),
+            (api.CLUSTER_SCHEDULING, (api.CLUSTER_SPREAD,)),
+        ]
     return packed_attributes(*found)

@@ -67,6 +67,12 @@ OPTIONAL_SIGNATURES: dict[str, tuple[object, ...]] = {
     ),
 }  # fmt: skip
 # What the extension calls to load a binary, in the order in which it takes their addresses.
-LOADING = ("cuCtxGetCurrent", "cuCtxGetDevice", "cuModuleLoadData", "cuModuleGetFunction", "cuFuncGetAttribute")
+LOADING = (
+    "cuCtxGetCurrent",
+    "cuCtxGetDevice",
+    "cuModuleLoadData",
+    "cuModuleGetFunction",
+    "cuFuncGetAttribute",
+)
 # Called with ready-made arguments, so without declared types: converting them costs more than the call.
 LAUNCH, LAUNCH_EXTENDED = "cuLaunchKernel", "cuLaunchKernelEx"

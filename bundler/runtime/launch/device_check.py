@@ -17,7 +17,9 @@ from bundler.runtime.launch.call_key import device_of
 PointerDevice = Callable[[int], int | None]
 
 
-def check_memory(kernel: str, argument: str, value: Any, device: int, pointer_device: PointerDevice) -> None:
+def check_memory(
+    kernel: str, argument: str, value: Any, device: int, pointer_device: PointerDevice
+) -> None:
     """Raise unless every tensor in a value, which may be a tuple or a descriptor, lies on a device.
 
     Raises:
@@ -29,10 +31,14 @@ def check_memory(kernel: str, argument: str, value: Any, device: int, pointer_de
     elif is_descriptor(value):
         check_memory(kernel, f"{argument}.base", value.base, device, pointer_device)
     elif is_tensor(value) and value.data_ptr():
-        check_device(kernel, argument, device_of(value, pointer_device), device, f"a tensor ({value.dtype})")
+        check_device(
+            kernel, argument, device_of(value, pointer_device), device, f"a tensor ({value.dtype})"
+        )
 
 
-def check_address(kernel: str, argument: str, address: Any, device: int, pointer_device: PointerDevice) -> None:
+def check_address(
+    kernel: str, argument: str, address: Any, device: int, pointer_device: PointerDevice
+) -> None:
     """Raise unless an address given as an integer is null or lies on a device; a value that is no address passes."""
     if type(address) is int and address:
         check_device(kernel, argument, pointer_device(address), device, f"the address {address:#x}")

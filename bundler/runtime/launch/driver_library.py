@@ -29,7 +29,9 @@ class Calls(NamedTuple):
 class Library:
     """A driver's shared library: its functions as attributes, with their argument types."""
 
-    def __init__(self, name: str, signatures: Mapping[str, tuple[object, ...]], backend: str) -> None:
+    def __init__(
+        self, name: str, signatures: Mapping[str, tuple[object, ...]], backend: str
+    ) -> None:
         self._found: dict[str, Any | None] = {}
         try:
             self._library = ctypes.CDLL(name)

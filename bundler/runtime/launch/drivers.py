@@ -27,7 +27,9 @@ def open_driver(backend: str) -> Driver:
         from bundler.runtime.launch.hip import HipDriver
 
         return HipDriver()
-    raise ConfigError(f"there is no driver for {backend!r}; kernels run on 'cuda' or 'hip'", backend=backend)
+    raise ConfigError(
+        f"there is no driver for {backend!r}; kernels run on 'cuda' or 'hip'", backend=backend
+    )
 
 
 def open_first_driver(backends: Sequence[str]) -> Driver:

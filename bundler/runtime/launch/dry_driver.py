@@ -65,7 +65,10 @@ class DryDriver:
         handle: int = 0,
     ) -> None:  # fmt: skip
         if backend not in _PROPERTIES:
-            raise ConfigError(f"there is no driver for {backend!r}; kernels run on 'cuda' or 'hip'", backend=backend)
+            raise ConfigError(
+                f"there is no driver for {backend!r}; kernels run on 'cuda' or 'hip'",
+                backend=backend,
+            )
         self.backend, self.current, self.handle = backend, current, handle
         self.modules: list[DryModule] = []
         self.launches: list[DryLaunch] = []
@@ -121,7 +124,9 @@ class DryDriver:
     def check_process(self) -> None:
         """Raise `DriverUnavailable` in a process that was forked off."""
         if os.getpid() != self._process:
-            raise DriverUnavailable("this process was forked after the driver was opened; start it by spawn instead")
+            raise DriverUnavailable(
+                "this process was forked after the driver was opened; start it by spawn instead"
+            )
 
 
 class DryLauncher:
@@ -137,8 +142,12 @@ class DryLauncher:
         if not module.loaded:
             raise DriverError(f"{plan.kernel}: its module was unloaded", kernel=plan.kernel)
         programs = grid_x * grid_y * grid_z
-        needs = tuple(plan.scratch_bytes(programs, kind) for kind in ("global_scratch", "profile_scratch"))
+        needs = tuple(
+            plan.scratch_bytes(programs, kind) for kind in ("global_scratch", "profile_scratch")
+        )
         buffer = self._packer.pack(values, *(_SCRATCH_ADDRESS if need else 0 for need in needs))
         if programs:
             grid = (grid_x * plan.cluster, grid_y, grid_z)
-            module.driver.record(DryLaunch(plan, module.device, grid, stream, bytes(buffer), (needs[0], needs[1])))
+            module.driver.record(
+                DryLaunch(plan, module.device, grid, stream, bytes(buffer), (needs[0], needs[1]))
+            )

@@ -37,7 +37,9 @@ class Handle:
 
     launch: Callable[..., None]
 
-    def __init__(self, loaded: Loaded, driver: Driver, arguments: Sequence[Argument], *, debug: bool = False) -> None:
+    def __init__(
+        self, loaded: Loaded, driver: Driver, arguments: Sequence[Argument], *, debug: bool = False
+    ) -> None:
         self._loaded, self._driver, self._arguments, self._debug = loaded, driver, arguments, debug
         self._feed = feed_of(loaded.plan, driver)
         self._packer = Packer(loaded.plan)
@@ -65,7 +67,8 @@ class Handle:
         call = bind(self.plan.kernel, self._arguments, args, keywords)
         if call.options:
             raise CannotLaunchStatically(
-                f"{self.plan.kernel}: has no parameter {', '.join(map(repr, call.options))}", kernel=self.plan.kernel
+                f"{self.plan.kernel}: has no parameter {', '.join(map(repr, call.options))}",
+                kernel=self.plan.kernel,
             )
         return tuple(self._feed(call.values))
 
@@ -75,8 +78,12 @@ class Handle:
         self._packer.pack(values)
         for parameter, value in zip(plan.arguments, values, strict=True):
             if parameter.kind == "pointer":
-                check_memory(plan.kernel, parameter.name, value, self.device, self._driver.pointer_device)
-                check_address(plan.kernel, parameter.name, value, self.device, self._driver.pointer_device)
+                check_memory(
+                    plan.kernel, parameter.name, value, self.device, self._driver.pointer_device
+                )
+                check_address(
+                    plan.kernel, parameter.name, value, self.device, self._driver.pointer_device
+                )
         if grid_x and grid_y and grid_z:
             launcher(grid_x, grid_y, grid_z, stream, *values)
         if not self._debug:

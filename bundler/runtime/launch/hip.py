@@ -73,7 +73,11 @@ class HipDriver(NativeDriver):
             return None
         if found.type == api.UNREGISTERED:
             return None
-        return int(found.device) if found.type == api.ON_DEVICE and not found.managed else self.device()
+        return (
+            int(found.device)
+            if found.type == api.ON_DEVICE and not found.managed
+            else self.device()
+        )
 
     def tensor_map(self, plan: LaunchPlan, tensor_map: TensorMap, descriptor: Any) -> bytes:
         """Refuse: AMD's GPUs have no such maps."""
@@ -88,7 +92,9 @@ class HipDriver(NativeDriver):
                 if status == api.NOT_INITIALIZED
                 else f"{self._words(status)}; is there a GPU, and does HIP_VISIBLE_DEVICES show it?"
             )
-            raise DriverUnavailable(f"HIP cannot be used here: {why}", backend=self.backend, status=status)
+            raise DriverUnavailable(
+                f"HIP cannot be used here: {why}", backend=self.backend, status=status
+            )
 
     def _words(self, status: int) -> str:
         ask = self._library.find(api.ERROR_STRING, (c_int,))
@@ -121,7 +127,8 @@ class HipDriver(NativeDriver):
     def _read_properties(self, device: int) -> DeviceProperties:
         memory = ctypes.create_string_buffer(api.PROPERTIES_BYTES)
         self.check(
-            self._library.hipGetDevicePropertiesR0600(memory, device), f"asking for properties of device {device}"
+            self._library.hipGetDevicePropertiesR0600(memory, device),
+            f"asking for properties of device {device}",
         )
         name = memory.raw[api.ARCH_AT : api.ARCH_AT + api.ARCH_BYTES].partition(b"\0")[0].decode()
         return DeviceProperties(
@@ -164,4 +171,6 @@ class HipDriver(NativeDriver):
 
 def _attributes(plan: LaunchPlan) -> bytes:
     """Return the two attributes that Triton's launcher gives; HIP refuses a launch with one that it does not know."""
-    return packed_attributes((api.CLUSTER_DIMENSION, (plan.cluster, 1, 1)), (api.COOPERATIVE, (int(plan.cooperative),)))
+    return packed_attributes(
+        (api.CLUSTER_DIMENSION, (plan.cluster, 1, 1)), (api.COOPERATIVE, (int(plan.cooperative),))
+    )

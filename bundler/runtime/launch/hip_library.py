@@ -20,7 +20,14 @@ VARIABLE = "TRITON_LIBHIP_PATH"
 
 def library_path() -> str:
     """Return the path or name of the library: as told, the one already here, torch's, the loader's, or that of ROCm."""
-    return os.environ.get(VARIABLE) or _mapped() or _packaged() or _openable() or _installed() or LIBRARY
+    return (
+        os.environ.get(VARIABLE)
+        or _mapped()
+        or _packaged()
+        or _openable()
+        or _installed()
+        or LIBRARY
+    )
 
 
 def _mapped() -> str | None:

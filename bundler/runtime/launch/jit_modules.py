@@ -25,7 +25,13 @@ _ANY_SIGNATURE = (
     "ARG_KERNEL",
     "ARG_TUPLE",
 )
-_DEVICES = ("unload_module", "get_current_device", "set_current_device", "get_default_stream", "get_device_capability")
+_DEVICES = (
+    "unload_module",
+    "get_current_device",
+    "set_current_device",
+    "get_default_stream",
+    "get_device_capability",
+)
 
 
 def _same(*names: str, **others: str) -> Mapping[str, str]:
@@ -38,7 +44,12 @@ _LATER = (*_ALWAYS, *_ANY_SIGNATURE, *_DEVICES, "fill_tma_descriptor_im2col")
 # Release -> name in its `cuda_utils` -> name in our extension.
 _NAMES: Mapping[str, Mapping[str, str]] = {
     "3.6": _same(*_PLAIN, "fill_tma_descriptor"),
-    "3.7": _same(*_PLAIN, *_ANY_SIGNATURE, "launch", fill_tma_descriptor_im2col="fill_tma_descriptor_im2col_apart"),
+    "3.7": _same(
+        *_PLAIN,
+        *_ANY_SIGNATURE,
+        "launch",
+        fill_tma_descriptor_im2col="fill_tma_descriptor_im2col_apart",
+    ),
     "3.8": _same(*_LATER, **_OVERSIZED),
     "3.9": _same(*_LATER, "is_stream_capturing", **_OVERSIZED),
 }

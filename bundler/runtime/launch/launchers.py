@@ -155,11 +155,15 @@ def packed_attributes(*attributes: tuple[int, tuple[int, ...]]) -> bytes:
 def _packing(parameters: tuple[Parameter, ...]) -> tuple[int, tuple[tuple[str, int, int], ...]]:
     """Return how many values the extension packs, and for each parameter its kind, its offset and the value that fills it, or -1."""
     filled = sum(parameter.argument is not None for parameter in parameters)
-    return filled, tuple((p.kind, p.offset, -1 if p.argument is None else p.argument) for p in parameters)
+    return filled, tuple(
+        (p.kind, p.offset, -1 if p.argument is None else p.argument) for p in parameters
+    )
 
 
 # Plans of one signature share their parameters.
-_packings: SharedParts[tuple[Parameter, ...], tuple[int, tuple[tuple[str, int, int], ...]]] = SharedParts(1024)
+_packings: SharedParts[tuple[Parameter, ...], tuple[int, tuple[tuple[str, int, int], ...]]] = (
+    SharedParts(1024)
+)
 
 
 def _address(function: Any) -> int:
@@ -236,7 +240,9 @@ class CtypesLauncher:
     def _launch_with_scratch(
         self, scratch: Scratch, frame: _Frame, place: tuple[Any, ...], values: tuple[Any, ...]
     ) -> None:
-        leave = self._binding.enter()  # allocating needs the right context as much as launching does
+        leave = (
+            self._binding.enter()
+        )  # allocating needs the right context as much as launching does
         try:
             global_address, profile_address, release = scratch(*place)
             try:
@@ -253,7 +259,16 @@ class CtypesLauncher:
 class _Frame:
     """Memory for one launch: the parameter buffer, the pointers into it, and the configuration."""
 
-    __slots__ = ("_attributes", "_binding", "_config", "_memory", "_parameters", "buffer", "launch", "place")
+    __slots__ = (
+        "_attributes",
+        "_binding",
+        "_config",
+        "_memory",
+        "_parameters",
+        "buffer",
+        "launch",
+        "place",
+    )
 
     def __init__(self, binding: Binding) -> None:
         plan = binding.plan
@@ -262,9 +277,13 @@ class _Frame:
         start = -ctypes.addressof(self._memory) % _ALIGNMENT
         self.buffer = memoryview(self._memory)[start : start + plan.buffer_bytes]
         first = ctypes.addressof(self._memory) + start
-        self._parameters = (ctypes.c_void_p * len(plan.parameters))(*[first + p.offset for p in plan.parameters])
+        self._parameters = (ctypes.c_void_p * len(plan.parameters))(
+            *[first + p.offset for p in plan.parameters]
+        )
         self._config = ctypes.create_string_buffer(CONFIG.size)
-        self._attributes = ctypes.create_string_buffer(binding.attributes, len(binding.attributes) or 1)
+        self._attributes = ctypes.create_string_buffer(
+            binding.attributes, len(binding.attributes) or 1
+        )
         self.launch: Callable[[], int] = _unaimed
         # The grid and stream that `launch` launches on.
         self.place: tuple[Any, ...] | None = None
@@ -273,17 +292,29 @@ class _Frame:
         """Set the grid, in blocks, and the stream of the launches to come."""
         binding, plan = self._binding, self._binding.plan
         # ctypes passes on what is an argument already, and would make one of anything else at each launch.
-        function, parameters = ctypes.c_void_p.from_param(binding.function), ctypes.byref(self._parameters)
+        function, parameters = (
+            ctypes.c_void_p.from_param(binding.function),
+            ctypes.byref(self._parameters),
+        )
         if binding.extended is not None:
             count = len(binding.attributes) // ATTRIBUTE_BYTES
             address = ctypes.addressof(self._attributes) if count else 0
             CONFIG.pack_into(self._config, 0, grid_x, grid_y, grid_z, plan.block_threads, 1, 1, plan.shared_bytes,
                               stream, address, count)  # fmt: skip
-            self.launch = functools.partial(binding.extended, ctypes.byref(self._config), function, parameters, None)
-        else:
-            sizes = map(ctypes.c_uint, (grid_x, grid_y, grid_z, plan.block_threads, 1, 1, plan.shared_bytes))
             self.launch = functools.partial(
-                binding.plain, function, *sizes, ctypes.c_void_p.from_param(stream), parameters, None
+                binding.extended, ctypes.byref(self._config), function, parameters, None
+            )
+        else:
+            sizes = map(
+                ctypes.c_uint, (grid_x, grid_y, grid_z, plan.block_threads, 1, 1, plan.shared_bytes)
+            )
+            self.launch = functools.partial(
+                binding.plain,
+                function,
+                *sizes,
+                ctypes.c_void_p.from_param(stream),
+                parameters,
+                None,
             )
 
 

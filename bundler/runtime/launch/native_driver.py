@@ -83,7 +83,9 @@ class NativeDriver(ABC):
         self._library = library
         self._compiled = launchers.compiled_type() if compiled in {None, True} else None
         if compiled and self._compiled is None:
-            raise DriverUnavailable("the compiled launcher was not built here", backend=self.backend)
+            raise DriverUnavailable(
+                "the compiled launcher was not built here", backend=self.backend
+            )
         self._lost = ""
         self._torch_c: Any | None = None
         self._properties: dict[int, DeviceProperties] = {}
@@ -100,7 +102,9 @@ class NativeDriver(ABC):
 
     def device(self) -> int:
         """Return the current device of this thread."""
-        if "torch" not in sys.modules and not self._lost:  # each launch of a process without torch comes here
+        if (
+            "torch" not in sys.modules and not self._lost
+        ):  # each launch of a process without torch comes here
             return self._current_device()
         torch_c = self._torch()
         # torch's public functions cost ten times as much as these two.
@@ -134,12 +138,16 @@ class NativeDriver(ABC):
         if found is None or self._lost:
             found = self.properties(device)
         check_fits(plan, found, device)
-        place, handle, function = self._load_here(plan, image, device) or self._load_there(plan, image, device)
+        place, handle, function = self._load_here(plan, image, device) or self._load_there(
+            plan, image, device
+        )
         module = NativeModule(self, plan, device, place, handle, function)
         self._modules.add(module)
         return module
 
-    def _load_here(self, plan: LaunchPlan, image: bytes, device: int) -> tuple[int, int, int] | None:
+    def _load_here(
+        self, plan: LaunchPlan, image: bytes, device: int
+    ) -> tuple[int, int, int] | None:
         """Load a binary where the thread is in the right place already; None where it is not, or there is no quick way."""
         return None
 
@@ -153,8 +161,17 @@ class NativeDriver(ABC):
                 self._refuse_image(plan, device, status)
             try:
                 find = getattr(self._library, self.calls.module_function)
-                self.check(find(function, handle, plan.entry.encode()), f"looking for the entry {plan.entry!r}", plan)
-                self._allow(plan, function.value or 0, device, self._ask_function(function, MAX_THREADS, plan))
+                self.check(
+                    find(function, handle, plan.entry.encode()),
+                    f"looking for the entry {plan.entry!r}",
+                    plan,
+                )
+                self._allow(
+                    plan,
+                    function.value or 0,
+                    device,
+                    self._ask_function(function, MAX_THREADS, plan),
+                )
             except DriverError:
                 getattr(self._library, self.calls.module_unload)(handle)
                 raise
@@ -175,7 +192,9 @@ class NativeDriver(ABC):
         assert isinstance(module, NativeModule)
         # Either kind has close(), which only we call.
         made: Any = (
-            launchers.CtypesLauncher(self._bind(module)) if self._compiled is None else self._compiled_launcher(module)
+            launchers.CtypesLauncher(self._bind(module))
+            if self._compiled is None
+            else self._compiled_launcher(module)
         )
         launcher: Launcher = made
         with self.lock:
@@ -267,7 +286,10 @@ class NativeDriver(ABC):
         self._torch_c = torch._C  # noqa: SLF001  # where the two quick functions are
         launchers.tell_tensors_later(self._compiled)
         # They stand in for ours from now on: a method around each would cost more than the two of them.
-        vars(self).update(device=torch._C._cuda_getDevice, stream=torch._C._cuda_getCurrentRawStream)  # noqa: SLF001
+        vars(self).update(
+            device=torch._C._cuda_getDevice,  # noqa: SLF001
+            stream=torch._C._cuda_getCurrentRawStream,  # noqa: SLF001
+        )
         return self._torch_c
 
     # Memory that a kernel needs while it runs -------------------------------------------------------------------------
@@ -298,7 +320,9 @@ class NativeDriver(ABC):
         self.check(status, f"asking for properties of device {device}")
         return value.value
 
-    def _ask_function(self, function: ctypes.c_void_p | int, attribute: int, plan: LaunchPlan) -> int:
+    def _ask_function(
+        self, function: ctypes.c_void_p | int, attribute: int, plan: LaunchPlan
+    ) -> int:
         value = ctypes.c_int()
         self._do(self.calls.function_attribute, value, attribute, function, plan=plan)
         return value.value

@@ -52,7 +52,9 @@ class Packer:
         hidden = [p.kind for p in plan.parameters if p.argument is None]
         self._global, self._profile = GLOBAL_SCRATCH in hidden, PROFILE_SCRATCH in hidden
 
-    def pack_into(self, buffer: Any, values: Sequence[Any], global_scratch: int = 0, profile_scratch: int = 0) -> None:
+    def pack_into(
+        self, buffer: Any, values: Sequence[Any], global_scratch: int = 0, profile_scratch: int = 0
+    ) -> None:
         """Write all parameters.
 
         Args:
@@ -79,7 +81,9 @@ class Packer:
         except struct.error:
             self._refuse_range(values, packed)
 
-    def pack(self, values: Sequence[Any], global_scratch: int = 0, profile_scratch: int = 0) -> bytearray:
+    def pack(
+        self, values: Sequence[Any], global_scratch: int = 0, profile_scratch: int = 0
+    ) -> bytearray:
         """Return a new parameter buffer; raises as `pack_into`."""
         buffer = bytearray(self.nbytes)
         self.pack_into(buffer, values, global_scratch, profile_scratch)
@@ -100,10 +104,13 @@ class Packer:
                 struct.pack("<" + _CODES[parameter.kind], number)
             except struct.error as error:
                 pointer = parameter.kind == "pointer"
-                expected = "an address of 64 bits" if pointer else f"a number that fits {parameter.kind}"
+                expected = (
+                    "an address of 64 bits" if pointer else f"a number that fits {parameter.kind}"
+                )
                 raise self.refusal(parameter, value, expected) from error
         raise CannotLaunchStatically(
-            f"{self._plan.kernel}: a scratch address is not a 64-bit number", kernel=self._plan.kernel
+            f"{self._plan.kernel}: a scratch address is not a 64-bit number",
+            kernel=self._plan.kernel,
         )
 
     def refusal(self, parameter: Parameter, value: Any, expected: str) -> CannotLaunchStatically:

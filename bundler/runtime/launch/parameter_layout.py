@@ -24,7 +24,9 @@ MAX_BUFFER_BYTES = 32764
 _MAX_KNOWN_BYTES = 2048
 
 _KPARAM_INFO, _KPARAM_INFO_2, _CBANK_PARAM_SIZE, _REQUIRED_THREADS = 0x17, 0x45, 0x19, 0x10
-_KPARAM = struct.Struct("<IHHI")  # index, ordinal, offset, packed; the size is the packed word's upper 14 bits
+_KPARAM = struct.Struct(
+    "<IHHI"
+)  # index, ordinal, offset, packed; the size is the packed word's upper 14 bits
 _SIZE_SHIFT = 18
 _THREADS = struct.Struct("<III")
 
@@ -77,9 +79,13 @@ def read_layout(image: bytes, entry: str) -> Layout:
         if info is None:
             return _checked(_hsaco_layout(image, entry), entry)
         # Kernels that differ in their constants alone often declare the same, byte for byte.
-        return (_known_cubin_layout if len(info) <= _MAX_KNOWN_BYTES else _cubin_layout)(info, entry)
+        return (_known_cubin_layout if len(info) <= _MAX_KNOWN_BYTES else _cubin_layout)(
+            info, entry
+        )
     except (struct.error, UnicodeEncodeError, OverflowError) as error:
-        raise FormatError(f"{entry}: the device binary is damaged ({error})", kernel=entry) from error
+        raise FormatError(
+            f"{entry}: the device binary is damaged ({error})", kernel=entry
+        ) from error
 
 
 # NVIDIA ---------------------------------------------------------------------------------------------------------------
@@ -92,18 +98,27 @@ def _cubin_layout(info: bytes, entry: str) -> Layout:
         if attribute == _KPARAM_INFO:
             _, ordinal, offset, packed = _KPARAM.unpack_from(payload)
             if ordinal in slots:
-                raise FormatError(f"{entry}: the device binary describes parameter {ordinal} twice", kernel=entry)
+                raise FormatError(
+                    f"{entry}: the device binary describes parameter {ordinal} twice", kernel=entry
+                )
             slots[ordinal] = Slot(offset, packed >> _SIZE_SHIFT)
         elif attribute == _KPARAM_INFO_2:
-            raise FormatError(f"{entry}: the cubin describes its parameters in a form that is not known", kernel=entry)
+            raise FormatError(
+                f"{entry}: the cubin describes its parameters in a form that is not known",
+                kernel=entry,
+            )
         elif attribute == _CBANK_PARAM_SIZE:
             buffer_bytes = value
         elif attribute == _REQUIRED_THREADS:
             x, y, z = _THREADS.unpack_from(payload)
             threads = x * y * z
     if sorted(slots) != list(range(len(slots))):
-        raise FormatError(f"{entry}: the cubin numbers its parameters {sorted(slots)[:20]}", kernel=entry)
-    return _checked(Layout(tuple(slots[ordinal] for ordinal in sorted(slots)), buffer_bytes, threads), entry)
+        raise FormatError(
+            f"{entry}: the cubin numbers its parameters {sorted(slots)[:20]}", kernel=entry
+        )
+    return _checked(
+        Layout(tuple(slots[ordinal] for ordinal in sorted(slots)), buffer_bytes, threads), entry
+    )
 
 
 _known_cubin_layout = functools.lru_cache(maxsize=1024)(_cubin_layout)
@@ -118,12 +133,19 @@ def _hsaco_layout(image: bytes, entry: str) -> Layout:
 
 def _layout_of(kernel: dict[Any, Any], entry: str) -> Layout:
     arguments = kernel.get(".args", [])
-    if not isinstance(arguments, list) or not all(isinstance(argument, dict) for argument in arguments):
+    if not isinstance(arguments, list) or not all(
+        isinstance(argument, dict) for argument in arguments
+    ):
         raise FormatError(f"{entry}: the hsaco does not describe its arguments", kernel=entry)
     # What is called hidden is filled by the runtime library, not by who launches.
     hidden = [str(argument.get(".value_kind")).startswith("hidden_") for argument in arguments]
-    shown = [argument for argument, is_hidden in zip(arguments, hidden, strict=True) if not is_hidden]
-    slots = tuple(Slot(_natural(argument, ".offset", entry), _natural(argument, ".size", entry)) for argument in shown)
+    shown = [
+        argument for argument, is_hidden in zip(arguments, hidden, strict=True) if not is_hidden
+    ]
+    slots = tuple(
+        Slot(_natural(argument, ".offset", entry), _natural(argument, ".size", entry))
+        for argument in shown
+    )
     whole = _natural(kernel, ".kernarg_segment_size", entry)
     end = max((slot.offset + slot.size for slot in slots), default=0)
     threads = kernel.get(".max_flat_workgroup_size")

@@ -39,7 +39,10 @@ _NUMBERS = ("num_warps", "num_ctas", "warp_size", "shared_bytes", "global_scratc
 _numbers_of = operator.attrgetter(*_NUMBERS)
 _DESCRIPTOR = re.compile(r"tensordesc<([^[>]*)\[([^\]]*)\]")
 _MAX_SIGNATURES, _MAX_VARIANTS = 1024, 64
-_SCALARS = {"f32": "fp32", **{kind: kind for kind in KIND_BYTES if kind[0] in "iu" or kind[:2] in {"fp", "bf"}}}
+_SCALARS = {
+    "f32": "fp32",
+    **{kind: kind for kind in KIND_BYTES if kind[0] in "iu" or kind[:2] in {"fp", "bf"}},
+}
 
 
 def build_plan(kernel: Kernel, image: bytes) -> LaunchPlan:
@@ -70,7 +73,10 @@ def plan_with(kernel: Kernel, image: bytes, facts: LaunchFacts | None) -> Launch
     if found is None:
         if len(_plans) >= _MAX_SIGNATURES:
             _plans.clear()
-        found = _plans[number] = (spec, signature, layout, target), _new_plan(kernel, kernel.launch, layout)
+        found = _plans[number] = (
+            (spec, signature, layout, target),
+            _new_plan(kernel, kernel.launch, layout),
+        )
     return _of_kernel(found[1], kernel)
 
 
@@ -143,13 +149,16 @@ class _Refusal:
         self._entry, self._key = entry, key
 
     def __call__(self, reason: str, **facts: Any) -> CannotLaunchStatically:
-        return CannotLaunchStatically(f"{self._entry}: {reason}", kernel=self._entry, key=self._key, **facts)
+        return CannotLaunchStatically(
+            f"{self._entry}: {reason}", kernel=self._entry, key=self._key, **facts
+        )
 
 
 def _check_target(target: Target, refuse: _Refusal) -> None:
     if target.backend not in BACKENDS:
         raise refuse(
-            f"compiled for {target}; kernels are launched on {' and '.join(BACKENDS)} only", target=str(target)
+            f"compiled for {target}; kernels are launched on {' and '.join(BACKENDS)} only",
+            target=str(target),
         )
 
 
@@ -160,7 +169,9 @@ def _check_numbers(spec: LaunchSpec, refuse: _Refusal) -> None:
         return
     for name, number in zip(_NUMBERS, numbers, strict=True):
         if number is not None and number > MAX_NUMBER:
-            raise refuse(f"its record says {number} for {name}, at most {MAX_NUMBER} can be launched")
+            raise refuse(
+                f"its record says {number} for {name}, at most {MAX_NUMBER} can be launched"
+            )
 
 
 def _check_threads(spec: LaunchSpec, layout: Layout, refuse: _Refusal) -> None:
@@ -176,7 +187,9 @@ def _check_threads(spec: LaunchSpec, layout: Layout, refuse: _Refusal) -> None:
 # From the record: one piece for each value that a launch passes ----------------------------------------------------------
 
 
-def _pieces(facts: LaunchFacts, maps: tuple[TensorMap, ...] | None, flags: int, refuse: _Refusal) -> Iterator[Piece]:
+def _pieces(
+    facts: LaunchFacts, maps: tuple[TensorMap, ...] | None, flags: int, refuse: _Refusal
+) -> Iterator[Piece]:
     for index, (name, kind) in enumerate(facts.signature):
         yield from _pieces_of(name, kind, (index,), (maps is not None, flags), refuse)
 
@@ -190,7 +203,9 @@ def _pieces_of(
         return
     text = kind.payload
     if kind.tag != "str":
-        raise refuse(f"argument {name!r} has a type that cannot be read ({kind.tag})", argument=name)
+        raise refuse(
+            f"argument {name!r} has a type that cannot be read ({kind.tag})", argument=name
+        )
     if text.startswith("*"):
         yield Piece(name, "pointer", path)
     elif text.startswith("tensordesc"):
@@ -200,7 +215,11 @@ def _pieces_of(
     # A constant is compiled in, and passed to nobody.
     elif text != "constexpr":
         why = "; no launcher passes eight-bit floats by value" if text.startswith("fp8") else ""
-        raise refuse(f"argument {name!r} has type {text:.80}, which cannot be passed{why}", argument=name, got=text)
+        raise refuse(
+            f"argument {name!r} has type {text:.80}, which cannot be passed{why}",
+            argument=name,
+            got=text,
+        )
 
 
 def _descriptor_pieces(
@@ -210,7 +229,10 @@ def _descriptor_pieces(
     match = _DESCRIPTOR.match(text)
     rank = match[2].count(",") + 1 if match is not None else 0
     if not 0 < rank <= MAX_RANK or "input_rank" in text:
-        raise refuse(f"argument {name!r} is a tensor descriptor of a kind not known ({text:.80})", argument=name)
+        raise refuse(
+            f"argument {name!r} is a tensor descriptor of a kind not known ({text:.80})",
+            argument=name,
+        )
     # A map holds neither shape nor strides in a form that a kernel could read, so these follow it in any case.
     mapped, flags = descriptors
     kinds = [TENSOR_MAP] if mapped else ["pointer", *["i64"] * 2 * rank, *["i1"] * flags]
@@ -229,7 +251,9 @@ def _variants(_signature: Named) -> dict[tuple[Any, ...], _Shape]:
 
 
 # Plans by the numbers of what they follow from, which is kept beside them so that nothing else gets its number.
-_plans: dict[tuple[int, int, int, int], tuple[tuple[LaunchSpec, Named | None, Layout, Target], LaunchPlan]] = {}
+_plans: dict[
+    tuple[int, int, int, int], tuple[tuple[LaunchSpec, Named | None, Layout, Target], LaunchPlan]
+] = {}
 
 
 # Kernels that differ in their constants alone have one shape.
@@ -248,7 +272,10 @@ def _parameters(spec: LaunchSpec, backend: str, layout: Layout, refuse: _Refusal
         extra = [_SCRATCH[kind] for kind in hidden]
         maps = _tensor_maps(spec, backend, refuse)
         pieces = _fitting(facts, maps, len(layout.slots) - len(extra), extra, refuse)
-        shown = [Parameter(p.name, p.kind, 0, KIND_BYTES[p.kind], number) for number, p in enumerate(pieces)]
+        shown = [
+            Parameter(p.name, p.kind, 0, KIND_BYTES[p.kind], number)
+            for number, p in enumerate(pieces)
+        ]
         found = _placed([*shown, *extra], layout, refuse), pieces, _numbered(maps, pieces)
         if len(variants) >= _MAX_VARIANTS:
             variants.clear()
@@ -258,14 +285,19 @@ def _parameters(spec: LaunchSpec, backend: str, layout: Layout, refuse: _Refusal
 
 def _hidden(spec: LaunchSpec, backend: str) -> tuple[str, ...]:
     """Return the kinds of parameters that Triton appends: on CUDA as its metadata say, on HIP always two."""
-    if backend == "hip" or (spec.global_scratch_bytes is not None and spec.profile_scratch_bytes is not None):
+    if backend == "hip" or (
+        spec.global_scratch_bytes is not None and spec.profile_scratch_bytes is not None
+    ):
         return GLOBAL_SCRATCH, PROFILE_SCRATCH
     if spec.global_scratch_bytes is not None:
         return (GLOBAL_SCRATCH,)
     return () if spec.profile_scratch_bytes is None else (PROFILE_SCRATCH,)
 
 
-_SCRATCH = {kind: Parameter(kind, kind, 0, KIND_BYTES[kind], None) for kind in (GLOBAL_SCRATCH, PROFILE_SCRATCH)}
+_SCRATCH = {
+    kind: Parameter(kind, kind, 0, KIND_BYTES[kind], None)
+    for kind in (GLOBAL_SCRATCH, PROFILE_SCRATCH)
+}
 
 
 # Tensor maps ------------------------------------------------------------------------------------------------------------
@@ -279,7 +311,9 @@ def _tensor_maps(spec: LaunchSpec, backend: str, refuse: _Refusal) -> tuple[Tens
     if not found.payload:
         return None
     if backend != "cuda":
-        raise refuse("it takes tensor descriptors in a form that only newer AMD chips have, and which is not supported")
+        raise refuse(
+            "it takes tensor descriptors in a form that only newer AMD chips have, and which is not supported"
+        )
     return tuple(_tensor_map(item, refuse) for item in found.payload)
 
 
@@ -301,7 +335,9 @@ def _is_small(number: object) -> bool:
     return type(number) is int and 0 <= number <= MAX_NUMBER
 
 
-def _numbered(maps: tuple[TensorMap, ...] | None, pieces: tuple[Piece, ...]) -> tuple[TensorMap, ...]:
+def _numbered(
+    maps: tuple[TensorMap, ...] | None, pieces: tuple[Piece, ...]
+) -> tuple[TensorMap, ...]:
     places = [number for number, piece in enumerate(pieces) if piece.kind == TENSOR_MAP]
     return tuple(
         TensorMap(place, m.swizzle, m.elem_size, m.elem_type, m.block_size, m.fp4_padded)
@@ -313,7 +349,11 @@ def _numbered(maps: tuple[TensorMap, ...] | None, pieces: tuple[Piece, ...]) -> 
 
 
 def _fitting(
-    facts: LaunchFacts, maps: tuple[TensorMap, ...] | None, room: int, hidden: list[Parameter], refuse: _Refusal
+    facts: LaunchFacts,
+    maps: tuple[TensorMap, ...] | None,
+    room: int,
+    hidden: list[Parameter],
+    refuse: _Refusal,
 ) -> tuple[Piece, ...]:
     """Return the pieces, as many as the binary has room for.
 
@@ -335,7 +375,9 @@ def _fitting(
     # Each map belongs to one argument, by its place in the list.
     descriptors = sum(piece.kind == TENSOR_MAP for piece in pieces)
     if descriptors != len(maps or ()):
-        raise refuse(f"it takes {count(descriptors, 'tensor descriptor')}, and the record describes {len(maps or ())}")
+        raise refuse(
+            f"it takes {count(descriptors, 'tensor descriptor')}, and the record describes {len(maps or ())}"
+        )
     return pieces
 
 
@@ -351,5 +393,7 @@ def _placed(parameters: list[Parameter], layout: Layout, refuse: _Refusal) -> tu
                 expected=parameter.size,
                 got=slot.size,
             )
-        placed.append(Parameter(parameter.name, parameter.kind, slot.offset, slot.size, parameter.argument))
+        placed.append(
+            Parameter(parameter.name, parameter.kind, slot.offset, slot.size, parameter.argument)
+        )
     return tuple(placed)

@@ -78,14 +78,21 @@ class Choices:
             by_name: further such parameters; their constants will be given in this order, after those by position.
         """
         groups = self._of(target)
-        if len(groups) != 1:  # two functions of one name: which of them is called is a question of all arguments
+        if (
+            len(groups) != 1
+        ):  # two functions of one name: which of them is called is a question of all arguments
             return None
         numbers = {argument.name: number for number, argument in enumerate(groups[0].arguments)}
         if not numbers.keys() >= {
             *by_name
         }:  # an option that a function of this name for another target has as a parameter
             return None
-        return CallShape(groups[0], chosen.call, chosen.seen, [*by_position, *(numbers[name] for name in by_name)])
+        return CallShape(
+            groups[0],
+            chosen.call,
+            chosen.seen,
+            [*by_position, *(numbers[name] for name in by_name)],
+        )
 
     def _of(self, target: str) -> tuple[Group, ...]:
         groups = self._groups.get(target)
@@ -148,7 +155,9 @@ def _none_fits(name: str, target: str, calls: Sequence[tuple[Group, Call]]) -> N
         lines.append(f"  and {len(closest) - MAX_SHOWN} more")
     return NotFound(
         f"{name}: none of the {count(len(closest), 'recorded specialization')} for {target} fits this call; what differs, closest "
-        "first:\n" + "\n".join(lines) + "\nRecord this call too, or give load() the JIT function as fallback",
+        "first:\n"
+        + "\n".join(lines)
+        + "\nRecord this call too, or give load() the JIT function as fallback",
         kernel=name,
         target=target,
         differences=tuple((specialization.key, tuple(words)) for specialization, words in closest),
@@ -157,7 +166,10 @@ def _none_fits(name: str, target: str, calls: Sequence[tuple[Group, Call]]) -> N
 
 def _best(name: str, found: list[tuple[tuple[int, int], Chosen]]) -> Chosen:
     best = max(score for score, _ in found)
-    chosen = sorted((choice for score, choice in found if score == best), key=lambda choice: choice.specialization.key)
+    chosen = sorted(
+        (choice for score, choice in found if score == best),
+        key=lambda choice: choice.specialization.key,
+    )
     first = chosen[0].specialization
     for other, *_ in chosen[1:]:
         apart = _apart(first, other)

@@ -64,14 +64,20 @@ class Group:
         """Return all that may fit a call; each has still to be compared with it."""
         marks = tuple(map(called_mark, seen))
         marked = self._by_marks.get(marks, ())
-        named = self._with_dtype if any(type(mark) is tuple and mark[0] is str for mark in marks) else ()
+        named = (
+            self._with_dtype
+            if any(type(mark) is tuple and mark[0] is str for mark in marks)
+            else ()
+        )
         return [*marked, *self._unmarked, *(member for member in named if member not in marked)]
 
     def marked(self, marks: list[Mark]) -> Sequence[Specialization]:
         """Return all that have these marks."""
         return self._by_marks.get(tuple(marks), ())
 
-    def by_marks_at(self, open_at: Sequence[int], others: list[Mark]) -> dict[tuple[Mark, ...], Specialization]:
+    def by_marks_at(
+        self, open_at: Sequence[int], others: list[Mark]
+    ) -> dict[tuple[Mark, ...], Specialization]:
         """Return the specializations by their marks at these places; those alone that have these marks elsewhere, and no double."""
         closed = [index for index in range(len(others)) if index not in set(open_at)]
         # Of one place it returns what stands there, of none there is nothing to compare.
@@ -111,7 +117,9 @@ class CallShape:
         open_at: the parameters whose constants differ from call to call.
     """
 
-    def __init__(self, group: Group, call: Call, seen: Sequence[Seen], open_at: Sequence[int]) -> None:
+    def __init__(
+        self, group: Group, call: Call, seen: Sequence[Seen], open_at: Sequence[int]
+    ) -> None:
         self._group, self._call, self._seen, self._open_at = group, call, seen, tuple(open_at)
         self._marks = [called_mark(one) for one in seen]
         for index in open_at:
@@ -141,7 +149,9 @@ class CallShape:
 
     def _index(self) -> dict[tuple[Mark, ...], Specialization]:
         # A string may stand for a constant that is recorded as something else: such calls are compared in full.
-        self._by_constants = {} if self._group.takes_names else self._group.by_marks_at(self._open_at, self._marks)
+        self._by_constants = (
+            {} if self._group.takes_names else self._group.by_marks_at(self._open_at, self._marks)
+        )
         return self._by_constants
 
     def _entry_mark(self, entry: Any) -> Mark:

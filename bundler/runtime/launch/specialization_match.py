@@ -59,7 +59,17 @@ class Specialization:
     """
 
     # The dictionary is made when it is needed, for what few kernels are asked for: Python's collector walks each.
-    __slots__ = ("__dict__", "_own", "alike", "arguments", "kernel", "key", "profile", "tagged", "target")
+    __slots__ = (
+        "__dict__",
+        "_own",
+        "alike",
+        "arguments",
+        "kernel",
+        "key",
+        "profile",
+        "tagged",
+        "target",
+    )
 
     alike: LaunchFacts
     tagged: Tagged
@@ -77,7 +87,9 @@ class Specialization:
     def __getattr__(self, name: str) -> Any:
         """Decode what was recorded of the kernel, when the first of what follows from it is asked for; raises as `_read`."""
         if name not in _READ:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+            )
         self._read()
         return getattr(self, name)
 
@@ -89,7 +101,9 @@ class Specialization:
             FormatError: it cannot be read.
         """
         packed = self.kernel.facts_bytes
-        facts, tagged = (self.kernel.launch.require_facts(), None) if packed is None else read_alike(packed)
+        facts, tagged = (
+            (self.kernel.launch.require_facts(), None) if packed is None else read_alike(packed)
+        )
         self._own = facts if tagged is None else None
         if tagged is None:
             tagged = tuple([(path, (value.tag, value.payload)) for path, value in facts.constants])
@@ -141,7 +155,9 @@ class Specialization:
         ]
         defaults = DEFAULT_OPTIONS.get(self.target.backend, {})
         words += [
-            f"{n}={self.option(n, d)!r}" for n, d in defaults.items() if self.option(n, d) != d or n == "num_warps"
+            f"{n}={self.option(n, d)!r}"
+            for n, d in defaults.items()
+            if self.option(n, d) != d or n == "num_warps"
         ]
         return ", ".join(words)
 
@@ -149,10 +165,13 @@ class Specialization:
         """Return what Triton would make of a call's arguments."""
         backend = self.target.backend
         return [
-            specialize(value, argument, backend) for argument, value in zip(self.arguments, call.values, strict=True)
+            specialize(value, argument, backend)
+            for argument, value in zip(self.arguments, call.values, strict=True)
         ]
 
-    def differences(self, call: Call, call_seen: Sequence[Seen], besides: Collection[int] = ()) -> Iterator[str]:
+    def differences(
+        self, call: Call, call_seen: Sequence[Seen], besides: Collection[int] = ()
+    ) -> Iterator[str]:
         """Yield in words what keeps this specialization from being the one for a call; nothing when it is.
 
         Args:
@@ -167,9 +186,15 @@ class Specialization:
                 yield from self._argument_differences(argument.name, (kind, seen, value), (index,))
         yield from self._option_differences(call.options)
 
-    def _argument_differences(self, name: str, trio: tuple[Value, Seen, Any], path: tuple[int, ...]) -> Iterator[str]:
+    def _argument_differences(
+        self, name: str, trio: tuple[Value, Seen, Any], path: tuple[int, ...]
+    ) -> Iterator[str]:
         kind, seen, value = trio
-        if kind.tag == "tuple" and isinstance(seen.type, tuple) and len(kind.payload) == len(seen.type):
+        if (
+            kind.tag == "tuple"
+            and isinstance(seen.type, tuple)
+            and len(kind.payload) == len(seen.type)
+        ):
             for index, item in enumerate(kind.payload):
                 inner = (item, Seen(seen.type[index], seen.key[index]), value[index])
                 yield from self._argument_differences(f"{name}[{index}]", inner, (*path, index))
@@ -214,7 +239,9 @@ class Specialization:
 
 
 @functools.lru_cache(maxsize=1024)
-def _promises(attributes: tuple[tuple[tuple[int, ...], Value], ...]) -> Mapping[tuple[int, ...], frozenset[str]]:
+def _promises(
+    attributes: tuple[tuple[tuple[int, ...], Value], ...],
+) -> Mapping[tuple[int, ...], frozenset[str]]:
     found = {}
     for path, value in attributes:
         pairs = value.plain()
@@ -235,7 +262,9 @@ def _type_words(kind: Value) -> str:
     return "a constant" if kind.plain() == CONSTEXPR else str(kind.plain())
 
 
-def bind(name: str, arguments: Sequence[Argument], args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Call:
+def bind(
+    name: str, arguments: Sequence[Argument], args: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> Call:
     """Match a call's arguments to parameters, as Python would; keywords that are no parameter are options.
 
     Raises:
@@ -251,7 +280,9 @@ def bind(name: str, arguments: Sequence[Argument], args: tuple[Any, ...], keywor
     for argument in arguments[: len(args)]:
         if argument.name in options:
             raise CannotLaunchStatically(
-                f"{name}: argument {argument.name!r} is given twice", kernel=name, argument=argument.name
+                f"{name}: argument {argument.name!r} is given twice",
+                kernel=name,
+                argument=argument.name,
             )
     for argument in arguments[len(args) :]:
         if argument.name in options:
@@ -265,7 +296,9 @@ def default_of(name: str, argument: Argument) -> Any:
     """Return the default of a parameter; raises `CannotLaunchStatically` when it has none, or none that was kept."""
     if argument.default is None:
         raise CannotLaunchStatically(
-            f"{name}: argument {argument.name!r} is missing, and has no default", kernel=name, argument=argument.name
+            f"{name}: argument {argument.name!r} is missing, and has no default",
+            kernel=name,
+            argument=argument.name,
         )
     if not argument.default.portable:
         raise CannotLaunchStatically(

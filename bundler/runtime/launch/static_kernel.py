@@ -93,7 +93,9 @@ class StaticKernel(Gridded):
         self.add(specializations)
 
     def __repr__(self) -> str:
-        return f"<static kernel {self.name!r}, {count(len(self._specializations), 'specialization')}>"
+        return (
+            f"<static kernel {self.name!r}, {count(len(self._specializations), 'specialization')}>"
+        )
 
     @property
     def specializations(self) -> tuple[Specialization, ...]:
@@ -118,7 +120,9 @@ class StaticKernel(Gridded):
         for specialization in self._specializations:
             if specialization.key == key:
                 return self._handle(specialization, self._driver.device())
-        raise NotFound(f"{self.name}: no specialization has the key {key!r}", kernel=self.name, key=key)
+        raise NotFound(
+            f"{self.name}: no specialization has the key {key!r}", kernel=self.name, key=key
+        )
 
     def repeated(
         self, args: tuple[Any, ...], keywords: dict[str, Any]
@@ -156,7 +160,8 @@ class StaticKernel(Gridded):
         width = max(map(len, groups), default=0)
         self._by_value = flags
         self._positions = tuple(
-            any(len(group) > index and group[index].constexpr for group in groups) for index in range(width)
+            any(len(group) > index and group[index].constexpr for group in groups)
+            for index in range(width)
         )
         self.forget()
 
@@ -179,7 +184,12 @@ class StaticKernel(Gridded):
             tells: whether it returns what the compiled dispatcher needs to launch more calls like the one it had: see there.
         """
         driver, hooks, read = self._driver, self._hooks, self._reader.read
-        positions, by_value, remembered, meet = self._positions, self._by_value, self._bound, self._meet
+        positions, by_value, remembered, meet = (
+            self._positions,
+            self._by_value,
+            self._bound,
+            self._meet,
+        )
         current_device, current_stream, most = driver.device, driver.stream, len(self._positions)
 
         def launch(grid: grids.Grid, /, *args: Any, **keywords: Any) -> Any:
@@ -191,7 +201,13 @@ class StaticKernel(Gridded):
                 # A name that is no parameter is an option, and options count by their values.
                 names = tuple(keywords)
                 key.append(names)
-                read(keywords.values(), [by_value.get(name, True) for name in names], device, key, values)
+                read(
+                    keywords.values(),
+                    [by_value.get(name, True) for name in names],
+                    device,
+                    key,
+                    values,
+                )
             call = tuple(key)
             # With too many arguments the key ends before them, and is that of a call that is right.
             bound = remembered.get(call) if len(args) <= most else None
@@ -226,7 +242,9 @@ class StaticKernel(Gridded):
         self, bound: BoundCall, args: tuple[Any, ...], keywords: dict[str, Any], grid: grids.Grid
     ) -> tuple[int, int, int]:
         if callable(grid):
-            grid = grid({**bound.defaults, **dict(zip(bound.names, args, strict=False)), **keywords})
+            grid = grid(
+                {**bound.defaults, **dict(zip(bound.names, args, strict=False)), **keywords}
+            )
         sizes = grids.checked(grid, self.name, self._driver.backend, bound.loaded.plan.cluster)
         # Other kinds of grids are rare, or have no hash.
         if type(grid) is tuple:
@@ -235,7 +253,9 @@ class StaticKernel(Gridded):
             bound.grids[grid] = sizes
         return sizes
 
-    def _with_hooks(self, bound: BoundCall, grid: tuple[int, int, int], stream: int, values: list[Any]) -> None:
+    def _with_hooks(
+        self, bound: BoundCall, grid: tuple[int, int, int], stream: int, values: list[Any]
+    ) -> None:
         if 0 in grid:
             return
         facts = {
@@ -245,7 +265,12 @@ class StaticKernel(Gridded):
         self._hooks.around(facts, lambda: bound.launcher(*grid, stream, *bound.passed(values)))
 
     def _meet(
-        self, device: int, grid: grids.Grid, args: tuple[Any, ...], keywords: dict[str, Any], key: tuple[Any, ...]
+        self,
+        device: int,
+        grid: grids.Grid,
+        args: tuple[Any, ...],
+        keywords: dict[str, Any],
+        key: tuple[Any, ...],
     ) -> BoundCall | None:
         """Prepare for a call not seen before; None when Triton made it."""
         # What no key stands for is compared in full each time; so is a call with too many arguments, which is refused.
@@ -275,12 +300,20 @@ class StaticKernel(Gridded):
         """Return where in the key of a call its constants are; see `_launcher` for the order of a key."""
         found = self._cuts.get((count, names))
         if found is None:
-            by_position = [index for index in range(count) if self._positions[index : index + 1] == (True,)]
+            by_position = [
+                index for index in range(count) if self._positions[index : index + 1] == (True,)
+            ]
             by_name = [name for name in names if self._by_value.get(name, False)]
             # In front of the arguments stands the device, in front of the keywords their names.
             after = 1 + count + 1
-            constants = [1 + index for index in by_position] + [after + names.index(name) for name in by_name]
-            rest = [index for index in range(after + len(names) if names else 1 + count) if index not in constants]
+            constants = [1 + index for index in by_position] + [
+                after + names.index(name) for name in by_name
+            ]
+            rest = [
+                index
+                for index in range(after + len(names) if names else 1 + count)
+                if index not in constants
+            ]
             found = self._cuts[count, names] = _Cut(constants, rest, by_position, by_name, {})
         return found
 
@@ -299,13 +332,20 @@ class StaticKernel(Gridded):
         loaded = self._loader.load(specialization.kernel, device, specialization.alike)
         return bind_like(like, loaded, self._grids.setdefault(loaded.plan.cluster, {}))
 
-    def _again(self, device: int, key: tuple[Any, ...], count: int, names: tuple[str, ...]) -> Again | None:
+    def _again(
+        self, device: int, key: tuple[Any, ...], count: int, names: tuple[str, ...]
+    ) -> Again | None:
         """Return what binds calls that differ from this one in constants alone; None when only full comparisons can tell."""
         cut = self._cuts.get((count, names))
         met = None if cut is None else cut.shapes.get(tuple([key[index] for index in cut.rest]))
         if met is None:
             return None
-        (shape, like), load, constant, all_grids = met, self._loader.load, self._reader.constant, self._grids
+        (shape, like), load, constant, all_grids = (
+            met,
+            self._loader.load,
+            self._reader.constant,
+            self._grids,
+        )
 
         def again(*constants: Any) -> Told | None:
             specialization = shape.find([
@@ -319,7 +359,9 @@ class StaticKernel(Gridded):
 
         return again
 
-    def _remember_shape(self, cut: _Cut, device: int, key: tuple[Any, ...], chosen: Chosen, bound: BoundCall) -> None:
+    def _remember_shape(
+        self, cut: _Cut, device: int, key: tuple[Any, ...], chosen: Chosen, bound: BoundCall
+    ) -> None:
         shape = self._choices.shape(self._target(device), chosen, cut.by_position, cut.by_name)
         if shape is not None:
             cut.shapes[tuple([key[index] for index in cut.rest])] = shape, bound
@@ -332,7 +374,9 @@ class StaticKernel(Gridded):
         keywords: dict[str, Any],
         key: tuple[Any, ...],
     ) -> None:
-        if key in self._bound:  # Triton has it in memory, and what it compiled cannot be launched without it
+        if (
+            key in self._bound
+        ):  # Triton has it in memory, and what it compiled cannot be launched without it
             fallback.launch_again(grid, args, keywords)
             return
         fallback.launch(grid, args, keywords)
@@ -350,12 +394,18 @@ class StaticKernel(Gridded):
         loaded = self._loader.load(specialization.kernel, device, specialization.alike)
         return Handle(loaded, self._driver, specialization.arguments, debug=self._debug)
 
-    def _bind(self, chosen: Chosen, device: int, args: tuple[Any, ...], keywords: dict[str, Any]) -> BoundCall:
+    def _bind(
+        self, chosen: Chosen, device: int, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> BoundCall:
         values, ask = chosen.call.values, self._driver.pointer_device
         names = tuple(argument.name for argument in chosen.specialization.arguments)
         # A kernel that reads memory of the host, or of another device, fails long after its launch, and without a name.
         for name, value in zip(names, values, strict=True):
             check_memory(self.name, name, value, device, ask)
-        loaded = self._loader.load(chosen.specialization.kernel, device, chosen.specialization.alike)
+        loaded = self._loader.load(
+            chosen.specialization.kernel, device, chosen.specialization.alike
+        )
         remembered = self._grids.setdefault(loaded.plan.cluster, {})
-        return bind_call(loaded, self._driver, remembered, names, values, [*names[: len(args)], *keywords])
+        return bind_call(
+            loaded, self._driver, remembered, names, values, [*names[: len(args)], *keywords]
+        )

@@ -20,7 +20,9 @@ _SMALL_TENSOR_BYTES = 128 * 1024
 _FAULTY_BIT = 64 + 21
 
 
-def encode_tensor_map(encode: Any, driver_version: int, plan: LaunchPlan, wanted: TensorMap, descriptor: Any) -> bytes:
+def encode_tensor_map(
+    encode: Any, driver_version: int, plan: LaunchPlan, wanted: TensorMap, descriptor: Any
+) -> bytes:
     """Return the map.
 
     Args:
@@ -47,7 +49,9 @@ def encode_tensor_map(encode: Any, driver_version: int, plan: LaunchPlan, wanted
     if wanted.fp4_padded:
         shape[-1] *= 2
     rounds = getattr(descriptor, "round_f32_to_tf32", False)
-    element = api.TENSOR_MAP_TF32 if rounds else _DEVICE_TO_HOST.get(wanted.elem_type, wanted.elem_type)
+    element = (
+        api.TENSOR_MAP_TF32 if rounds else _DEVICE_TO_HOST.get(wanted.elem_type, wanted.elem_type)
+    )
     fill = api.FILL_NAN if getattr(descriptor, "padding", "zero") == "nan" else api.FILL_NONE
     return _encode(encode, driver_version, plan, wanted, address, element, fill, shape, strides)
 
@@ -81,7 +85,9 @@ def _encode(
     encoded = memory.raw[start : start + TENSOR_MAP_BYTES]
     last_byte = sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
     if driver_version <= _LAST_VERSION_WITH_FAULT and last_byte + 1 < _SMALL_TENSOR_BYTES:
-        encoded = (int.from_bytes(encoded, "little") & ~(1 << _FAULTY_BIT)).to_bytes(TENSOR_MAP_BYTES, "little")
+        encoded = (int.from_bytes(encoded, "little") & ~(1 << _FAULTY_BIT)).to_bytes(
+            TENSOR_MAP_BYTES, "little"
+        )
     return encoded
 
 

@@ -40,7 +40,9 @@ def autotune(
 
     ::
 
-        @bundler.autotune([triton.Config({"BLOCK": 128}), triton.Config({"BLOCK": 256}, num_warps=8)], key=["n"])
+        @bundler.autotune(
+            [triton.Config({"BLOCK": 128}), triton.Config({"BLOCK": 256}, num_warps=8)], key=["n"]
+        )
         @triton.jit
         def add(x, y, out, n, BLOCK: tl.constexpr): ...
 
@@ -67,12 +69,16 @@ def autotune(
         ConfigError: no config, a config with a `pre_hook` of its own, a name that is no argument, or something that is no config.
     """
     if (warmup is not None and not warmup >= 0) or (rep is not None and not rep > 0):
-        raise ConfigError(f"warmup={warmup!r}, rep={rep!r}: expected milliseconds, the second more than 0")
+        raise ConfigError(
+            f"warmup={warmup!r}, rep={rep!r}: expected milliseconds, the second more than 0"
+        )
     clock = _clock(warmup, rep, do_bench, use_cuda_graph=use_cuda_graph)
     listed = ListedConfigs.of(configs)
     pruning = Pruning.of(prune_configs_by)
     chosen = options or TunerOptions()
-    effects = ArgumentEffects(tuple(restore_value or ()), tuple(reset_to_zero or ()), pre_hook, post_hook)
+    effects = ArgumentEffects(
+        tuple(restore_value or ()), tuple(reset_to_zero or ()), pre_hook, post_hook
+    )
 
     def decorate(function: Any) -> AutotunedKernel:
         return AutotunedKernel(
@@ -84,7 +90,11 @@ def autotune(
 
 
 def _clock(
-    warmup: float | None, rep: float | None, do_bench: Callable[..., Any] | None, *, use_cuda_graph: bool
+    warmup: float | None,
+    rep: float | None,
+    do_bench: Callable[..., Any] | None,
+    *,
+    use_cuda_graph: bool,
 ) -> Callable[[], Any] | None:
     """Return what makes the clock, None for the device's own."""
     if warmup is None and rep is None and not use_cuda_graph:
@@ -93,4 +103,6 @@ def _clock(
         warn("do_bench does not count where warmup, rep or use_cuda_graph are given, as in Triton")
     if use_cuda_graph:
         return lambda: GivenClock(toolchain.graph_benchmark(rep if rep is not None else REP_MS))
-    return lambda: CudaClock(WARMUP_MS if warmup is None else warmup, REP_MS if rep is None else rep)
+    return lambda: CudaClock(
+        WARMUP_MS if warmup is None else warmup, REP_MS if rep is None else rep
+    )

@@ -85,7 +85,11 @@ class AutotunedKernel:
         self.fn, self.arg_names = function, list(function.arg_names)
         self.base = toolchain.innermost(function)
         self.__name__: str = self.base.__name__
-        for what, names in (("key", key), ("reset_to_zero", effects.zeroed), ("restore_value", effects.mutated)):
+        for what, names in (
+            ("key", key),
+            ("reset_to_zero", effects.zeroed),
+            ("restore_value", effects.mutated),
+        ):
             unknown = [name for name in names if name not in self.arg_names]
             if unknown:
                 raise ConfigError(
@@ -97,10 +101,20 @@ class AutotunedKernel:
         self.configs, self.keys, self.options = list(listed.originals), list(key), options
         self.best_config: Config | None = None
         self.misses: list[tuple[tuple[Any, ...], str]] = []
-        self._listed, self._pruning, self._make_clock, self._cache_results = listed, pruning, clock, cache_results
+        self._listed, self._pruning, self._make_clock, self._cache_results = (
+            listed,
+            pruning,
+            clock,
+            cache_results,
+        )
         self._effects = effects
-        self._interpreted, self._wrapped = toolchain.interpreted(function), function is not self.base
-        self._places = [self.arg_names.index(name) for name in key]  # once, since `_memo` runs at every call
+        self._interpreted, self._wrapped = (
+            toolchain.interpreted(function),
+            function is not self.base,
+        )
+        self._places = [
+            self.arg_names.index(name) for name in key
+        ]  # once, since `_memo` runs at every call
         self.metadata: Mapping[str, Any] = {}
         self._plugins = Plugins(self.__name__, options.plugins)
         self._watch = LaunchWatch(self.__name__, self.base, options, self._plugins)
@@ -108,7 +122,9 @@ class AutotunedKernel:
         self._state: LaunchState | None = None
         self._choices: dict[tuple[Any, ...], Choice] = {}
         self._lock = threading.RLock()
-        self.again: Any = None  # what launches a kernel's later calls of one form; None until it was tried
+        self.again: Any = (
+            None  # what launches a kernel's later calls of one form; None until it was tried
+        )
 
     def __repr__(self) -> str:
         return f"<autotuned kernel {self.__name__!r}, {count(len(self.configs), 'config')}, {count(len(self._choices), 'key')} chosen>"
@@ -189,21 +205,30 @@ class AutotunedKernel:
     def launch(self, choice: Choice, grid: grids.Grid, args: Args, keywords: Keywords) -> None:
         """Launch a choice that was made for a call like this one; what the choice adds is no part of `keywords`."""
         state = self._state or self.ready()
-        self.best_config = choice.config  # for programs that read it after a call, as Triton's tuner has it
+        self.best_config = (
+            choice.config
+        )  # for programs that read it after a call, as Triton's tuner has it
         # To show a launch takes longer than to launch.
         if not (self._watch.always or profiler_ranges.active()):
             self._launch(state, choice, grid, args, keywords)
             return
-        call, handle = self._calls.named(args, keywords), functools.partial(self._handle, state, choice, args, keywords)
+        call, handle = (
+            self._calls.named(args, keywords),
+            functools.partial(self._handle, state, choice, args, keywords),
+        )
         start = functools.partial(self._launch, state, choice, grid, args, keywords)
         self._watch.launch(state, choice, grid, call, len(args), handle, self.metadata, start)
 
-    def _launch(self, state: LaunchState, choice: Choice, grid: grids.Grid, args: Args, keywords: Keywords) -> None:
+    def _launch(
+        self, state: LaunchState, choice: Choice, grid: grids.Grid, args: Args, keywords: Keywords
+    ) -> None:
         try:
             state.start(self.fn, choice, grid, args, keywords)
         except (NotFound, ToolchainMismatch):
             # The same tuning key, but other alignments or types: the config is known, and its kernel for them not compiled yet.
-            state.adopt(self.__name__, choice.config, self._compile(state, choice.config, args, keywords))
+            state.adopt(
+                self.__name__, choice.config, self._compile(state, choice.config, args, keywords)
+            )
             state.start(self.fn, choice, grid, args, keywords)
 
     def handle(self, *args: Any, grid: grids.Grid | None = None, **keywords: Any) -> Handle:
@@ -227,7 +252,9 @@ class AutotunedKernel:
         try:
             return state.static.handle(*args, **keywords, **choice.keywords)
         except (NotFound, ToolchainMismatch):
-            state.adopt(self.__name__, choice.config, self._compile(state, choice.config, args, keywords))
+            state.adopt(
+                self.__name__, choice.config, self._compile(state, choice.config, args, keywords)
+            )
             return state.static.handle(*args, **keywords, **choice.keywords)
 
     def warmup(self, *args: Any, grid: grids.Grid | None = None, **keywords: Any) -> list[str]:
@@ -245,7 +272,11 @@ class AutotunedKernel:
         return [candidate.key for candidate in found if candidate.key]
 
     def export(
-        self, directory: str | os.PathLike[str], *args: Any, grid: grids.Grid | None = None, **keywords: Any
+        self,
+        directory: str | os.PathLike[str],
+        *args: Any,
+        grid: grids.Grid | None = None,
+        **keywords: Any,
     ) -> Exported:
         """Write the chosen kernel's binary and how to launch it, for programs in other languages; see `export_kernel`.
 
@@ -255,7 +286,9 @@ class AutotunedKernel:
             grid: a `TextGrid` is written as expressions and as C++; another says nothing of other sizes.
         """
         state = self.ready()
-        return self._export(state, self._choice(state, grid, args, keywords), directory, grid, args, keywords)
+        return self._export(
+            state, self._choice(state, grid, args, keywords), directory, grid, args, keywords
+        )
 
     def _export(
         self, state: LaunchState, choice: Choice, directory: str | os.PathLike[str], grid: grids.Grid | None, args: Args,
@@ -264,7 +297,9 @@ class AutotunedKernel:
         if self._wrapped:
             keywords = self._with_heuristics(args, keywords, choice)
         made = self._compile(state, choice.config, args, keywords, keep="all")
-        expressions, why = grid_notes(grid, {**self._calls.constants(args, keywords), **choice.keywords})
+        expressions, why = grid_notes(
+            grid, {**self._calls.constants(args, keywords), **choice.keywords}
+        )
         notes = ExportNotes(choice.config, expressions, why, self.metadata)
         return export_kernel(made.kernel, made.image, made.bundle, notes, directory)
 
@@ -286,7 +321,9 @@ class AutotunedKernel:
         if keywords:
             named = self._calls.named(args, keywords)
             values = [named[name] for name in self.keys if name in named]
-            types = [named[name].dtype for name in self.arg_names if hasattr(named.get(name), "dtype")]
+            types = [
+                named[name].dtype for name in self.arg_names if hasattr(named.get(name), "dtype")
+            ]
         else:
             count = len(args)
             values = [args[place] for place in self._places if place < count]
@@ -297,7 +334,9 @@ class AutotunedKernel:
         """Return what it launches with; the first call opens the driver and the bundle."""
         with self._lock:
             if self._state is None:
-                self._state = LaunchState.open(self.__name__, self.base, self.options, results=self._cache_results)
+                self._state = LaunchState.open(
+                    self.__name__, self.base, self.options, results=self._cache_results
+                )
             return self._state
 
     def _known(self, state: LaunchState, args: Args, keywords: Keywords) -> Choice | None:
@@ -310,10 +349,14 @@ class AutotunedKernel:
                 kernel=self.__name__,
             ) from error
 
-    def _choice(self, state: LaunchState, grid: grids.Grid | None, args: Args, keywords: Keywords) -> Choice:
+    def _choice(
+        self, state: LaunchState, grid: grids.Grid | None, args: Args, keywords: Keywords
+    ) -> Choice:
         return self._known(state, args, keywords) or self._choose(state, grid, args, keywords)
 
-    def _choose(self, state: LaunchState, grid: grids.Grid | None, args: Args, keywords: Keywords) -> Choice:
+    def _choose(
+        self, state: LaunchState, grid: grids.Grid | None, args: Args, keywords: Keywords
+    ) -> Choice:
         self._calls.check(args, keywords)
         memo = self._memo(state, args, keywords)
         # Under the lock, so that of several first calls one tunes and the others get its choice.
@@ -325,13 +368,19 @@ class AutotunedKernel:
             found = state.lookup.find(question)
             if isinstance(found, Miss):
                 self.misses.append((question.key, found.reason))
-                found = self._decided(found, question) or self._tune(state, question, grid, args, keywords)
+                found = self._decided(found, question) or self._tune(
+                    state, question, grid, args, keywords
+                )
             else:
                 state.adopt_from_bundle(found)
             if found.ignored:
                 ignored, backend = ", ".join(found.ignored), state.driver.backend
                 _LOG.info(
-                    "%s: %s has no %s; the config %s is used without", self.__name__, backend, ignored, found.config
+                    "%s: %s has no %s; the config %s is used without",
+                    self.__name__,
+                    backend,
+                    ignored,
+                    found.config,
                 )
             self._report(state, found, grid, args, keywords)
             if self.options.export is not None:
@@ -346,7 +395,12 @@ class AutotunedKernel:
     def _decided(self, miss: Miss, question: LookupQuestion) -> Choice | None:
         """Return a plug-in's choice where no record has one."""
         config = self._plugins.config(question.listed.configs, question.parts)
-        _LOG.info("%s is %s: %s", self.__name__, "tuned" if config is None else "chosen by a plug-in", miss.reason)
+        _LOG.info(
+            "%s is %s: %s",
+            self.__name__,
+            "tuned" if config is None else "chosen by a plug-in",
+            miss.reason,
+        )
         return None if config is None else Choice.of(config, "plugin", question.target)
 
     # Tuning ----------------------------------------------------------------------------------------------------------
@@ -356,13 +410,16 @@ class AutotunedKernel:
     ) -> Choice:  # fmt: skip
         if grid is None:
             raise ConfigError(
-                f"{self.__name__} has to be tuned first: give a grid to launch with", kernel=self.__name__
+                f"{self.__name__} has to be tuned first: give a grid to launch with",
+                kernel=self.__name__,
             )
         compiler = self._compiler(state, grid, args, keywords)
         outcome = self._trial(compiler).run(question.listed.configs)
         winner = outcome.winner
         assert isinstance(winner, StaticCandidate | TritonCandidate)
-        state.adopt(self.__name__, winner.config, winner.made)  # compiled already, so the launch need not
+        state.adopt(
+            self.__name__, winner.config, winner.made
+        )  # compiled already, so the launch need not
         winner.close()
         state.lookup.keep(outcome, question)
         named = tuning_winners.named_of(winner.config)
@@ -370,31 +427,57 @@ class AutotunedKernel:
         time_ms = None if best is None else best / _NS_OF_MS
         return Choice.of(winner.config, outcome.found_by, question.target, time_ms)
 
-    def _compiler(self, state: LaunchState, grid: grids.Grid, args: Args, keywords: Keywords) -> CandidateCompiler:
+    def _compiler(
+        self, state: LaunchState, grid: grids.Grid, args: Args, keywords: Keywords
+    ) -> CandidateCompiler:
         return CandidateCompiler(
             self.fn, self._calls.named(args, keywords),
             TuningDevice.of(state.driver, state.driver.device()), grid, state.hooks,
             workers=self.options.workers, service=self.options.service, source=self._source, told=self._plugins.compiled,
+            hook_args=self.options.hook_args,
         )  # fmt: skip
 
     def _trial(self, compiler: CandidateCompiler) -> Trial:
         return Trial(self.__name__, compiler, self._effects, self._make_clock, self.options)
 
     def _compile(
-        self, state: LaunchState, config: Config, args: Args, keywords: Keywords, *, keep: Keep = "launch"
+        self,
+        state: LaunchState,
+        config: Config,
+        args: Args,
+        keywords: Keywords,
+        *,
+        keep: Keep = "launch",
     ) -> CompiledConfig:
-        compiler = self._compiler(state, (1,), args, keywords)  # a grid is no part of what is compiled
-        made = make(self.base, compiler.keywords(config), compiler.place.target, keep=keep)
+        compiler = self._compiler(
+            state, (1,), args, keywords
+        )  # a grid is no part of what is compiled
+        made = make(
+            self.base,
+            compiler.keywords(config),
+            compiler.place.target,
+            keep=keep,
+            hook_args=compiler.hook_args,
+        )
         self._plugins.compiled(config, made)
         return made
 
     def _report(
-        self, state: LaunchState, choice: Choice, grid: grids.Grid | None, args: Args, keywords: Keywords
+        self,
+        state: LaunchState,
+        choice: Choice,
+        grid: grids.Grid | None,
+        args: Args,
+        keywords: Keywords,
     ) -> None:
         """Add the kernel to the bandwidth report, if there is one."""
         report = self.options.bandwidth
         if report is not None and grid is not None and report.wants(self.__name__):
             compiler = self._compiler(state, grid, args, keywords)
-            Trial(self.__name__, compiler, self._effects, report.clock or self._make_clock, self.options).add_to(
-                report, choice.config, choice.time_ms
-            )
+            Trial(
+                self.__name__,
+                compiler,
+                self._effects,
+                report.clock or self._make_clock,
+                self.options,
+            ).add_to(report, choice.config, choice.time_ms)

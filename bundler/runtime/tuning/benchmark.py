@@ -120,9 +120,13 @@ class GivenClock:
             launch()
 
         found = self._do_bench(call, quantiles=QUANTILES)
-        times = [float(found)] if isinstance(found, int | float) else [float(value) for value in found]
+        times = (
+            [float(found)] if isinstance(found, int | float) else [float(value) for value in found]
+        )
         if not times:
-            raise ConfigError("do_bench returned nothing; it has to return milliseconds", got=repr(found))
+            raise ConfigError(
+                "do_bench returned nothing; it has to return milliseconds", got=repr(found)
+            )
         median = times[0]
         return Sample(median, *(times[1:] if len(times) == len(QUANTILES) else (median, median)))
 
@@ -158,10 +162,17 @@ class Sandbox:
     """
 
     def __init__(
-        self, values: Mapping[str, Any], mutated: Iterable[str], zeroed: Iterable[str], *, stage: bool = True
+        self,
+        values: Mapping[str, Any],
+        mutated: Iterable[str],
+        zeroed: Iterable[str],
+        *,
+        stage: bool = True,
     ) -> None:
         self._zeroed = [name for name in zeroed if is_tensor(values.get(name))]
-        self._restored = [name for name in mutated if is_tensor(values.get(name)) and name not in self._zeroed]
+        self._restored = [
+            name for name in mutated if is_tensor(values.get(name)) and name not in self._zeroed
+        ]
         self.values = dict(values)
         self.staged: dict[str, Any] = {}
         self._originals: dict[str, Any] = {}
@@ -171,7 +182,12 @@ class Sandbox:
         for name in dict.fromkeys([*self._restored, *self._zeroed]):
             tensor = values[name]
             size = span_bytes(tensor)
-            identity = (tensor.data_ptr(), tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype)
+            identity = (
+                tensor.data_ptr(),
+                tuple(tensor.size()),
+                tuple(tensor.stride()),
+                tensor.dtype,
+            )
             # The same memory under two names stays the same memory: a kernel may rely on the two being one.
             if identity in same:
                 self.values[name] = same[identity]
@@ -222,7 +238,10 @@ class Sandbox:
 
     def _stage(self, name: str, tensor: Any) -> None:
         copy = tensor.new_empty_strided(
-            tensor.size(), tensor.stride(), device="cpu", pin_memory=bool(getattr(tensor, "is_cuda", False))
+            tensor.size(),
+            tensor.stride(),
+            device="cpu",
+            pin_memory=bool(getattr(tensor, "is_cuda", False)),
         )
         copy.copy_(tensor)
         self.staged[name] = copy

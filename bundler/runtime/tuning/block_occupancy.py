@@ -77,7 +77,11 @@ class BlockOccupancy(Struct, frozen=True):
 
 
 def block_occupancy(
-    target: Target, warps: int, registers: int | None, static_shared_bytes: int, dynamic_shared_bytes: int
+    target: Target,
+    warps: int,
+    registers: int | None,
+    static_shared_bytes: int,
+    dynamic_shared_bytes: int,
 ) -> BlockOccupancy | None:
     """Work out the occupancy of a kernel.
 
@@ -95,14 +99,21 @@ def block_occupancy(
         return None
     arch = target.arch.rstrip("af") if target.backend == "cuda" else target.arch
     if target.backend == "cuda" and arch in _CUDA:
-        return _cuda(_CUDA[arch], int(arch), warps, registers, static_shared_bytes, dynamic_shared_bytes)
+        return _cuda(
+            _CUDA[arch], int(arch), warps, registers, static_shared_bytes, dynamic_shared_bytes
+        )
     if target.backend == "hip" and arch in _AMD:
         return _amd(_AMD[arch], warps, registers, static_shared_bytes + dynamic_shared_bytes)
     return None
 
 
 def _cuda(
-    has: _Multiprocessor, capability: int, warps: int, registers: int, static_bytes: int, dynamic_bytes: int
+    has: _Multiprocessor,
+    capability: int,
+    warps: int,
+    registers: int,
+    static_bytes: int,
+    dynamic_bytes: int,
 ) -> BlockOccupancy:
     of_warp = _up(_up(max(registers, 1), _THREAD_STEP) * 32, _REGISTER_STEP)
     fitting = _REGISTERS // of_warp // _QUARTERS * _QUARTERS
@@ -126,7 +137,9 @@ def _amd(has: _Simd, warps: int, registers: int, lds_bytes: int) -> BlockOccupan
 
 
 def _least(limits: dict[str, int], warps: int, most: int) -> BlockOccupancy:
-    limit = min(limits, key=limits.__getitem__)  # the first of equals: what no change of the kernel lifts
+    limit = min(
+        limits, key=limits.__getitem__
+    )  # the first of equals: what no change of the kernel lifts
     return BlockOccupancy(limits[limit], limits[limit] * warps, most, limit)
 
 

@@ -17,6 +17,7 @@ from bundler.compile import module_import
 from bundler.compile.build_plan import jobs_of, source_of
 from bundler.compile.compile_job import Job, SourceRef
 from bundler.compile.service import CompileService
+from bundler.compile.service_arguments import worker_count
 from bundler.errors import (
     BundlerError,
     CannotLaunchStatically,
@@ -75,7 +76,9 @@ class TuningDevice:
     def of(driver: Driver, device: int) -> TuningDevice:
         """Return a driver's device with its target."""
         properties = driver.properties(device)
-        return TuningDevice(driver, device, Target(driver.backend, properties.arch, properties.warp_size))
+        return TuningDevice(
+            driver, device, Target(driver.backend, properties.arch, properties.warp_size)
+        )
 
 
 def expand(kernel: Any, call: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,7 +91,14 @@ def expand(kernel: Any, call: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def make(function: Any, call: Mapping[str, Any], target: Target, *, keep: Keep = "launch") -> CompiledConfig:
+def make(
+    function: Any,
+    call: Mapping[str, Any],
+    target: Target,
+    *,
+    keep: Keep = "launch",
+    hook_args: Any = None,
+) -> CompiledConfig:
     """Compile a call's kernel, or find it in Triton's cache.
 
     Args:
@@ -96,11 +106,13 @@ def make(function: Any, call: Mapping[str, Any], target: Target, *, keep: Keep =
         call: every argument by name, and options.
         target: what for.
         keep: `all` for the stages of the compile, too.
+        hook_args: what a hook for compiles is told besides, if it takes that.
 
     Raises:
         CompileFailed: it does not compile, or Triton left no complete kernel.
     """
-    found = _compiled(toolchain.compile_call(function, call, target), keep)
+    event = toolchain.compile_call(function, call, target, hook_args=hook_args)
+    found = _compiled(event, keep)
     if isinstance(found, CompiledConfig):
         return found
     # Processes that compile one key at the same time may leave files of both in its directory, for as long as the cache lives.
@@ -110,7 +122,9 @@ def make(function: Any, call: Mapping[str, Any], target: Target, *, keep: Keep =
         found = _compiled(event, keep)
     if isinstance(found, CompiledConfig):
         return found
-    raise CompileFailed(f"{function.__name__}: {found}", name=function.__name__, reason="incomplete", key=event.key)
+    raise CompileFailed(
+        f"{function.__name__}: {found}", name=function.__name__, reason="incomplete", key=event.key
+    )
 
 
 def _compiled(event: CompileEvent, keep: Keep) -> CompiledConfig | str:
@@ -121,7 +135,9 @@ def _compiled(event: CompileEvent, keep: Keep) -> CompiledConfig | str:
     builder = Builder(root, keep)
     # A hit has the times of the compile that made it, which is not this one.
     times = () if event.cache_hit else tuple(event.stage_times_us)
-    if not builder.add_directory(key, Observation(layouts=("triton",), times_us=times), known_facts(event, problems)):
+    if not builder.add_directory(
+        key, Observation(layouts=("triton",), times_us=times), known_facts(event, problems)
+    ):
         return dict(builder.left_out)[key]
     bundle = join([builder], identity.environment())
     kernel = bundle.kernels[0]
@@ -142,6 +158,7 @@ class CandidateCompiler:
         service: a compile service to use; None makes one for the call.
         source: where a worker finds the function; None where it can be imported by its name.
         told: hears of each config that was compiled.
+        hook_args: as for `make`.
     """
 
     def __init__(
@@ -156,9 +173,16 @@ class CandidateCompiler:
         service: CompileService | None = None,
         source: SourceRef | None = None,
         told: Callable[[Config, CompiledConfig], None] | None = None,
+        hook_args: Any = None,
     ) -> None:
-        self._told = told
-        self.kernel, self.call, self.place, self.grid, self.hooks = kernel, dict(call), place, grid, hooks
+        self._told, self.hook_args = told, hook_args
+        self.kernel, self.call, self.place, self.grid, self.hooks = (
+            kernel,
+            dict(call),
+            place,
+            grid,
+            hooks,
+        )
         self._function = toolchain.innermost(kernel)
         self._workers, self._service, self._source = workers, service, source
         self.made: dict[Config, CompiledConfig] = {}
@@ -166,10 +190,15 @@ class CandidateCompiler:
 
     def build(self, configs: Sequence[Config]) -> list[Candidate | Refused]:
         """Return a candidate for each config, or why there is none; see `CandidateBuilder`."""
-        same = {config: other for config in configs if (other := self._same_here(config)) is not None}
+        same = {
+            config: other for config in configs if (other := self._same_here(config)) is not None
+        }
         failed = self._compile_ahead([config for config in configs if config not in same])
         return [
-            Refused(config, f"here it is the same as {same[config]}: {_ignored_words(config, self.place.target)}")
+            Refused(
+                config,
+                f"here it is the same as {same[config]}: {_ignored_words(config, self.place.target)}",
+            )
             if config in same
             else self._candidate(config, failed.get(config))
             for config in configs
@@ -188,7 +217,12 @@ class CandidateCompiler:
         try:
             if failed is not None:
                 raise failed
-            made = self.made[config] = make(self._function, self.keywords(config), self.place.target)
+            made = self.made[config] = make(
+                self._function,
+                self.keywords(config),
+                self.place.target,
+                hook_args=self.hook_args,
+            )
         except CompileFailed as error:
             # A fault of the kernel is the user's to see; a config that is only too large is one candidate less.
             if not toolchain.tolerated(error):
@@ -214,16 +248,22 @@ class CandidateCompiler:
         if source is None:
             return {}
         jobs: dict[Config, Job] = {}
-        with toolchain.for_target(self.place.target):  # specializing asks Triton's driver for the target
+        with toolchain.for_target(
+            self.place.target
+        ):  # specializing asks Triton's driver for the target
             for config in configs:
                 try:
-                    found = jit_specialization.specialize_call(self._function, self.keywords(config))
+                    found = jit_specialization.specialize_call(
+                        self._function, self.keywords(config)
+                    )
                 except Exception:  # noqa: BLE001, S112  # the compile in this process will raise the reason
                     continue
-                jobs[config] = asked_for(jobs_of(self._function.__name__, source, found, self.place.target))
+                jobs[config] = asked_for(
+                    jobs_of(self._function.__name__, source, found, self.place.target)
+                )
         if self._service is not None:
             return _failures(jobs, self._service)
-        with CompileService(min(self._workers or os.cpu_count() or 1, len(configs))) as service:
+        with CompileService(min(worker_count(self._workers), len(configs))) as service:
             return {} if service.in_process else _failures(jobs, service)
 
 
@@ -251,7 +291,13 @@ def importable(function: Any) -> SourceRef | None:
     """Return where another process can import a JIT function from, None where it cannot: a script, a notebook, a closure."""
     module = sys.modules.get(function.__module__)
     path, name = getattr(module, "__file__", None), function.fn.__qualname__
-    if module is None or module.__name__ == "__main__" or not path or not path.endswith(".py") or _LOCAL in name:
+    if (
+        module is None
+        or module.__name__ == "__main__"
+        or not path
+        or not path.endswith(".py")
+        or _LOCAL in name
+    ):
         return None
     try:
         # Another decorator, or a later definition, may have taken the name: a worker would import the wrong function.
@@ -272,7 +318,9 @@ class _BaseCandidate:
         self._config, self._made, self._compiler = config, made, compiler
         try:
             self._usage = usage_of(made.image, made.kernel.spec.entry, made.kernel.target)
-        except FormatError:  # the binary may still run: unknown usage only means that it is not judged by it
+        except (
+            FormatError
+        ):  # the binary may still run: unknown usage only means that it is not judged by it
             self._usage = Usage(None, None)
 
     @property
@@ -331,7 +379,10 @@ class StaticCandidate(_BaseCandidate):
         given = handle.values(**{name: value for name, value in call.items() if name in names})
         grid = self._compiler.grid
         sizes = grids.checked(
-            grid(call) if callable(grid) else grid, handle.plan.kernel, place.target.backend, handle.plan.cluster
+            grid(call) if callable(grid) else grid,
+            handle.plan.kernel,
+            place.target.backend,
+            handle.plan.cluster,
         )
         stream = place.driver.stream(place.device)
         facts = {"name": self._made.kernel.name, "key": self.key, "grid": sizes, "stream": stream,

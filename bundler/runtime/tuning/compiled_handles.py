@@ -21,7 +21,9 @@ from bundler.runtime.launch.specialization_match import Specialization
 from bundler.toolchain import identity
 
 
-def handles_on(driver: Driver | None = None, device: int | None = None) -> Callable[[Compiled], Handle]:
+def handles_on(
+    driver: Driver | None = None, device: int | None = None
+) -> Callable[[Compiled], Handle]:
     """Return a function that loads a compiled kernel and returns its handle.
 
     Args:

@@ -41,13 +41,19 @@ class ListedConfigs:
             ConfigError: it is empty, or holds something else, or a config with a `pre_hook`.
         """
         if isinstance(given, str | bytes | Mapping) or not isinstance(given, Sequence):
-            raise ConfigError(f"configs: expected a list of configs, got {given!r:.80}", got=type(given).__name__)
+            raise ConfigError(
+                f"configs: expected a list of configs, got {given!r:.80}", got=type(given).__name__
+            )
         if not given:
-            raise ConfigError("configs: the list is empty; give at least one config to compile the kernel with")
+            raise ConfigError(
+                "configs: the list is empty; give at least one config to compile the kernel with"
+            )
         originals: dict[Config, Any] = {}
         for original in given:
             config = _checked(original)
-            originals.setdefault(config if parameters is None else config.for_parameters(parameters), original)
+            originals.setdefault(
+                config if parameters is None else config.for_parameters(parameters), original
+            )
         return ListedConfigs(tuple(originals.values()), tuple(originals), parameters)
 
     def for_kernel(self, kernel: str, parameters: Sequence[str]) -> ListedConfigs:
@@ -89,7 +95,9 @@ def effective_on(config: Config, target: Target) -> Config:
     if not ignored:
         return config
     options = {name: value for name, value in config.options.items() if name not in ignored}
-    return replace(config, options=options, maxnreg=None if "maxnreg" in ignored else config.maxnreg)
+    return replace(
+        config, options=options, maxnreg=None if "maxnreg" in ignored else config.maxnreg
+    )
 
 
 def ignored_on(config: Config, target: Target) -> tuple[str, ...]:
@@ -127,16 +135,25 @@ class Pruning:
         unknown = sorted(given.keys() - _PRUNERS)
         top_k = given.get("top_k", 1.0)
         if unknown:
-            raise ConfigError(f"prune_configs_by: {unknown[0]!r} is not one of {', '.join(sorted(_PRUNERS))}")
+            raise ConfigError(
+                f"prune_configs_by: {unknown[0]!r} is not one of {', '.join(sorted(_PRUNERS))}"
+            )
         if isinstance(top_k, bool) or not isinstance(top_k, int | float) or top_k <= 0:
             raise ConfigError(
-                f"prune_configs_by: top_k={top_k!r}; expected a part up to 1.0, or a number of configs", got=repr(top_k)
+                f"prune_configs_by: top_k={top_k!r}; expected a part up to 1.0, or a number of configs",
+                got=repr(top_k),
             )
         if isinstance(top_k, float) and top_k > 1.0:
-            raise ConfigError(f"prune_configs_by: top_k={top_k!r}; a number of configs is a whole one", got=top_k)
-        return Pruning(given.get("early_config_prune"), given.get("perf_model"), top_k, isinstance(top_k, int))
+            raise ConfigError(
+                f"prune_configs_by: top_k={top_k!r}; a number of configs is a whole one", got=top_k
+            )
+        return Pruning(
+            given.get("early_config_prune"), given.get("perf_model"), top_k, isinstance(top_k, int)
+        )
 
-    def apply(self, listed: ListedConfigs, named: Mapping[str, Any], keywords: Mapping[str, Any]) -> ListedConfigs:
+    def apply(
+        self, listed: ListedConfigs, named: Mapping[str, Any], keywords: Mapping[str, Any]
+    ) -> ListedConfigs:
         """Return what is left of a list for a call; raises `ConfigError` when nothing is."""
         if self.early is not None:
             left = list(self.early(list(listed.originals), dict(named), **keywords))
@@ -149,7 +166,9 @@ class Pruning:
         if self.model is None:
             return listed
         # A small part of a small list is still one config.
-        most = int(self.top_k if self.top_k > 1 or self.whole else max(1, len(listed.configs) * self.top_k))
+        most = int(
+            self.top_k if self.top_k > 1 or self.whole else max(1, len(listed.configs) * self.top_k)
+        )
         if len(listed.configs) <= most:
             return listed
         priced = [
@@ -158,5 +177,7 @@ class Pruning:
         ]
         kept = [place for _, place in sorted(priced)[:most]]
         return ListedConfigs(
-            tuple(listed.originals[i] for i in kept), tuple(listed.configs[i] for i in kept), listed.parameters
+            tuple(listed.originals[i] for i in kept),
+            tuple(listed.configs[i] for i in kept),
+            listed.parameters,
         )

@@ -108,7 +108,11 @@ class Space:
     def valid(self, config: Config) -> bool:
         """Whether the fields of a config go together."""
         blocks = config.kwargs
-        if self.mix_order and "RSPLIT_SIZE" in blocks and blocks.get("XBLOCK", 1) > blocks["RSPLIT_SIZE"]:
+        if (
+            self.mix_order
+            and "RSPLIT_SIZE" in blocks
+            and blocks.get("XBLOCK", 1) > blocks["RSPLIT_SIZE"]
+        ):
             return False
         tile = math.prod(blocks.get(name, 1) for name in BLOCKS)
         return not self.native_matmul or tile <= MAX_MATMUL_TILE
@@ -141,7 +145,9 @@ class Descent:
         """Whether a time is enough less than another."""
         return time < best * (1 - self.threshold)
 
-    def run(self, start: Config, space: Space, measure: Callable[[Config], float]) -> tuple[Config, float]:
+    def run(
+        self, start: Config, space: Space, measure: Callable[[Config], float]
+    ) -> tuple[Config, float]:
         """Return the best config found and its time.
 
         Args:
@@ -190,7 +196,8 @@ class _Walk:
         names = self._space.fields_of(start)
         # Each field also keeps its value, since two fields together may help where all of them do not.
         choices: list[Sequence[Any]] = [
-            [*self._space.neighbors(start, n, self._how.radius), get(start, n, hip=self._space.hip)] for n in names
+            [*self._space.neighbors(start, n, self._how.radius), get(start, n, hip=self._space.hip)]
+            for n in names
         ]
         for values in itertools.product(*choices):
             config = start

@@ -20,10 +20,24 @@ from dataclasses import replace
 from typing import Any
 
 from bundler.runtime.heuristics.combo_rules import SubKernel, combo_plan
-from bundler.runtime.heuristics.facts import HeuristicKind, ReductionHint, Setting, SizeHints, TileHint
-from bundler.runtime.heuristics.given_configs import fixed_configs, foreach_configs, template_configs, user_configs
+from bundler.runtime.heuristics.facts import (
+    HeuristicKind,
+    ReductionHint,
+    Setting,
+    SizeHints,
+    TileHint,
+)
+from bundler.runtime.heuristics.given_configs import (
+    fixed_configs,
+    foreach_configs,
+    template_configs,
+    user_configs,
+)
 from bundler.runtime.heuristics.launch_grids import Grid, open_grid
-from bundler.runtime.heuristics.persistent_rules import choose_rsplit_size, persistent_reduction_configs
+from bundler.runtime.heuristics.persistent_rules import (
+    choose_rsplit_size,
+    persistent_reduction_configs,
+)
 from bundler.runtime.heuristics.pointwise_rules import pointwise_configs
 from bundler.runtime.heuristics.reduction_rules import reduction_configs
 from bundler.runtime.heuristics.split_rules import cooperative_reduction_configs, split_scan_configs
@@ -56,7 +70,9 @@ def pointwise(
         ConfigError: sizes, grid or setting that cannot be.
     """
     configs = pointwise_configs(hints, setting, tile_hint=tile_hint)
-    return _decorator("pointwise", configs, setting, hints, grid or _POINTWISE_GRIDS[len(hints)], launch)
+    return _decorator(
+        "pointwise", configs, setting, hints, grid or _POINTWISE_GRIDS[len(hints)], launch
+    )
 
 
 def reduction(
@@ -82,7 +98,9 @@ def persistent_reduction(
 ) -> Decorator:
     """Give a reduction that holds its rows whole its candidates; arguments as `reduction` has them."""
     configs = persistent_reduction_configs(hints, setting, hint=hint)
-    return _decorator("persistent_reduction", configs, setting, hints, grid or _reduction_grid(hints), launch)
+    return _decorator(
+        "persistent_reduction", configs, setting, hints, grid or _reduction_grid(hints), launch
+    )
 
 
 def mix_order_reduction(
@@ -107,17 +125,29 @@ def cooperative_reduction(
 ) -> Decorator:
     """Give a reduction whose programs share rows, and wait for each other, its candidates; launched so that all run at once."""
     if setting.device.type == "cuda":
-        launch["compile_options"] = {"launch_cooperative_grid": True, **launch.get("compile_options", {})}
+        launch["compile_options"] = {
+            "launch_cooperative_grid": True,
+            **launch.get("compile_options", {}),
+        }
     configs = cooperative_reduction_configs(hints, setting, hint=hint, is_persistent=is_persistent)
     return _decorator("reduction", configs, setting, hints, "CooperativeReductionGrid", launch)
 
 
 def split_scan(
-    hints: SizeHints, setting: Setting, *, hint: ReductionHint = ReductionHint.DEFAULT, **launch: Any
+    hints: SizeHints,
+    setting: Setting,
+    *,
+    hint: ReductionHint = ReductionHint.DEFAULT,
+    **launch: Any,
 ) -> Decorator:
     """Give a scan whose rows are split over programs its candidates."""
     return _decorator(
-        "split_scan", split_scan_configs(hints, setting, hint=hint), setting, hints, "SplitScanGrid", launch
+        "split_scan",
+        split_scan_configs(hints, setting, hint=hint),
+        setting,
+        hints,
+        "SplitScanGrid",
+        launch,
     )
 
 
@@ -135,7 +165,9 @@ def template(
     return _decorator("template", configs, setting, {}, grid, launch)
 
 
-def fixed_config(config: Mapping[str, Any], setting: Setting, *, grid: GridLike, **launch: Any) -> Decorator:
+def fixed_config(
+    config: Mapping[str, Any], setting: Setting, *, grid: GridLike, **launch: Any
+) -> Decorator:
     """Give a kernel the one config that a flat dictionary describes."""
     return _decorator("fixed", fixed_configs(config), setting, {}, grid, launch)
 

@@ -119,13 +119,18 @@ class HeuristicKernel:
         self.parameters: tuple[str, ...] = tuple(fn.arg_names)
         self.__name__: str = fn.__name__
         self.__doc__ = fn.__doc__
-        fixed = _constexprs(fn)  # metadata of generated code may name constants that the function does not have
+        fixed = _constexprs(
+            fn
+        )  # metadata of generated code may name constants that the function does not have
         self.constants = {name: value for name, value in (constants or {}).items() if name in fixed}
         self.configs = self._fitting(candidates.configs)
         # A call gives the parameters that neither a constant nor a config does, then what only the grid needs.
         known = self.constants.keys() | self.configs[0].kwargs.keys()
         self.extra_arguments = tuple(extra_arguments)
-        self.arguments = (*(name for name in self.parameters if name not in known), *extra_arguments)
+        self.arguments = (
+            *(name for name in self.parameters if name not in known),
+            *extra_arguments,
+        )
         self.compile_options = dict(compile_options or {})
         self.tuned = self._tuner(options or TunerOptions(), clock)
         self._fixed = {**self.constants, **self.compile_options}
@@ -149,11 +154,17 @@ class HeuristicKernel:
                 )
             configs = [config.without_kwargs("XBLOCK") for config in configs]
         if not configs:
-            raise ConfigError(f"{self.__name__}: expected at least one config", kernel=self.__name__)
+            raise ConfigError(
+                f"{self.__name__}: expected at least one config", kernel=self.__name__
+            )
         return ListedConfigs.of(unique(configs)).for_kernel(self.__name__, self.parameters).configs
 
     def _tuner(self, options: TunerOptions, clock: Callable[[], Clock] | None) -> AutotunedKernel:
-        kind, policy, device = self.candidates.kind, self.candidates.setting.policy, self.candidates.setting.device
+        kind, policy, device = (
+            self.candidates.kind,
+            self.candidates.setting.policy,
+            self.candidates.setting.device,
+        )
         options = replace(
             options,
             kind=kind,
@@ -166,7 +177,8 @@ class HeuristicKernel:
                 DeviceLimits(device.regs_per_multiprocessor, device.max_threads_per_multiprocessor)
             ),
             # Other blocks add in another order, which gives other numbers; a pointwise kernel adds nothing up.
-            deterministic=options.deterministic or (policy.deterministic and kind in SKIPPED_DETERMINISTIC),
+            deterministic=options.deterministic
+            or (policy.deterministic and kind in SKIPPED_DETERMINISTIC),
         )
         effects = ArgumentEffects(self.mutated, self.zeroed)
         return AutotunedKernel(
@@ -196,7 +208,9 @@ class HeuristicKernel:
         if self._in_order and not kwargs and len(args) == len(self.arguments):
             again = tuned.again
             if again and (stream is None or stream == again.stream(again.device())):
-                again.launch(args[again.start :], *(args[: self._count] if self.extra_arguments else args))
+                again.launch(
+                    args[again.start :], *(args[: self._count] if self.extra_arguments else args)
+                )
                 return
             if self._launch_known(args, stream):
                 if again is None:
@@ -240,7 +254,9 @@ class HeuristicKernel:
         extra = {*self.extra_arguments}
         given = {name: value for name, value in bound.items() if name not in extra}
         if 0 not in grid:
-            self.fn.run(**given, **self.constants, **self.configs[0].kwargs, grid=grid, warmup=False)
+            self.fn.run(
+                **given, **self.constants, **self.configs[0].kwargs, grid=grid, warmup=False
+            )
 
     def _first_run(self, bound: dict[str, Any]) -> None:
         if self.tuned.best_config is None and 0 in self.grid_of(self.configs[0], bound):
@@ -249,7 +265,9 @@ class HeuristicKernel:
 
     def _call_grid(self, bound: dict[str, Any]) -> _CallGrid:
         """Return the grid of a call as the tuner takes it, and take what only the grid needs out of the arguments."""
-        extra = {name: bound.pop(name) for name in self.extra_arguments}  # the kernel has no such parameters
+        extra = {
+            name: bound.pop(name) for name in self.extra_arguments
+        }  # the kernel has no such parameters
         return _CallGrid(self.grid, self._grid, extra)
 
     def export(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Exported:
@@ -284,7 +302,9 @@ class HeuristicKernel:
             ConfigError: no other process can import the function, or the arguments do not fit it.
         """
         call = {**self.constants, **self.compile_options}
-        return compile_candidates(self, self.fn, self.configs, call, arguments, service, target, self.source)
+        return compile_candidates(
+            self, self.fn, self.configs, call, arguments, service, target, self.source
+        )
 
     def bind(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return a call's arguments by name; raises `ConfigError` when one is missing, unknown, given twice or too many."""
@@ -296,7 +316,9 @@ class HeuristicKernel:
         bound = dict(zip(self.arguments, args, strict=False))
         wrong = sorted(kwargs.keys() & bound.keys()) or sorted(kwargs.keys() - set(self.arguments))
         if wrong:
-            raise ConfigError(f"{self.__name__}: argument {wrong[0]!r} is given twice, or is none of {self.arguments}")
+            raise ConfigError(
+                f"{self.__name__}: argument {wrong[0]!r} is given twice, or is none of {self.arguments}"
+            )
         bound |= kwargs
         missing = [name for name in self.arguments if name not in bound]
         if missing:
@@ -310,7 +332,10 @@ class HeuristicKernel:
             ConfigError: a size that the grid needs is no argument.
             CannotLaunchStatically: the device cannot launch so many programs.
         """
-        return self._grid({**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}, arguments)
+        return self._grid(
+            {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages},
+            arguments,
+        )
 
     def _grid(self, blocks: Mapping[str, Any], sizes: Mapping[str, Any]) -> LaunchGrid:
         backend = self.candidates.setting.device.type
@@ -318,7 +343,11 @@ class HeuristicKernel:
 
     def space(self) -> Space:
         """Return the configs that coordinate descent may try, starting from the candidates."""
-        setting, hints, facts = self.candidates.setting, self.candidates.hints, self.candidates.setting.facts
+        setting, hints, facts = (
+            self.candidates.setting,
+            self.candidates.hints,
+            self.candidates.setting.facts,
+        )
         device, combo = setting.device, self.candidates.combo
         limits = dict(combo.field_limits) if combo else {}
         floors = {"x": facts.min_xblock or 1, "r0_": facts.min_rblock or 1}
@@ -340,4 +369,6 @@ def _constexprs(fn: Any) -> set[str]:
     parameters = getattr(fn, "params", None)
     if parameters is not None:
         return {parameter.name for parameter in parameters if parameter.is_constexpr}
-    return {name for name, annotation in fn.fn.__annotations__.items() if "constexpr" in str(annotation)}
+    return {
+        name for name, annotation in fn.fn.__annotations__.items() if "constexpr" in str(annotation)
+    }

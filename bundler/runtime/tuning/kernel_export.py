@@ -87,7 +87,11 @@ def grid_notes(grid: Any, values: Mapping[str, Any]) -> tuple[GridExpressions | 
 
 
 def export_kernel(
-    kernel: Kernel, image: bytes, bundle: Bundle, notes: ExportNotes, directory: str | os.PathLike[str]
+    kernel: Kernel,
+    image: bytes,
+    bundle: Bundle,
+    notes: ExportNotes,
+    directory: str | os.PathLike[str],
 ) -> Exported:
     """Write a kernel's binary, its stages, and how to launch it.
 
@@ -120,8 +124,12 @@ def export_kernel(
         for artifact in kernel.artifacts
         if (kind := names.artifact_kind(artifact.filename)) not in _NOT_STAGES
     }
-    exported = Exported(place(kernel.binary.kind), place("json"), place("h"), {kind: place(kind) for kind in stages})
-    header = header_text(plan, exported.binary.name, kernel.binary.digest, divisors, notes.grid, notes.why_no_grid)
+    exported = Exported(
+        place(kernel.binary.kind), place("json"), place("h"), {kind: place(kind) for kind in stages}
+    )
+    header = header_text(
+        plan, exported.binary.name, kernel.binary.digest, divisors, notes.grid, notes.why_no_grid
+    )
     facts = {
         **_facts(plan, divisors), "compiled_in": compiled_in(kernel), "binary": exported.binary.name, "digest": kernel.binary.digest, "bundle": bundle.digest,
         "header": exported.header.name, "stages": {kind: path.name for kind, path in exported.stages.items()},

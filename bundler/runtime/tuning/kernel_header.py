@@ -85,7 +85,9 @@ def header_text(
     if grid is None:
         grid_text = f"/* There is no {name}_grid: {_words(why_no_grid)}. */"
     else:
-        told = ", ".join(f"{axis} = {_words(text)}" for axis, text in zip("xyz", grid.axes, strict=True))
+        told = ", ".join(
+            f"{axis} = {_words(text)}" for axis, text in zip("xyz", grid.axes, strict=True)
+        )
         grid_text = f"/* {told} */\n{grid_function(f'{name}_grid', grid, plan.target.backend, plan.cluster)}"
     return "\n".join((
         f"/* Kernel {_words(plan.kernel)}, written by triton-bundler; C++ and C. */",
@@ -95,15 +97,31 @@ def header_text(
 
 
 def _facts(name: str, plan: LaunchPlan, binary: str, digest: str) -> str:
-    rows = [f"  {{{_quoted(p.name)}, {_quoted(p.kind)}, {p.offset}, {p.size}}}," for p in plan.parameters]
-    table = [f"static const bundler_parameter {name}_parameters[] = {{", *rows, "};"] if rows else []
+    rows = [
+        f"  {{{_quoted(p.name)}, {_quoted(p.kind)}, {p.offset}, {p.size}}},"
+        for p in plan.parameters
+    ]
+    table = (
+        [f"static const bundler_parameter {name}_parameters[] = {{", *rows, "};"] if rows else []
+    )
     words = [*map(_quoted, (plan.entry, str(plan.target), binary, digest))]
     numbers = (
         plan.block_threads, plan.cluster, plan.shared_bytes, plan.cooperative, plan.pdl, plan.global_scratch_bytes,
         plan.global_scratch_align, plan.profile_scratch_bytes, plan.profile_scratch_align, plan.buffer_bytes, len(rows),
     )  # fmt: skip
-    fields = [*words, *(str(int(number)) for number in numbers), f"{name}_parameters" if rows else "0"]
-    return "\n".join([*table, f"static const bundler_kernel {name}_kernel = {{", *(f"  {f}," for f in fields), "};"])
+    fields = [
+        *words,
+        *(str(int(number)) for number in numbers),
+        f"{name}_parameters" if rows else "0",
+    ]
+    return "\n".join(
+        [
+            *table,
+            f"static const bundler_kernel {name}_kernel = {{",
+            *(f"  {f}," for f in fields),
+            "};",
+        ]
+    )
 
 
 def _arguments(name: str, parameters: Sequence[Parameter], divisors: Mapping[str, int]) -> str:
@@ -115,7 +133,11 @@ def _arguments(name: str, parameters: Sequence[Parameter], divisors: Mapping[str
         demand = f", divisible by {divisors[p.name]}" if p.name in divisors else ""
         members.append(f"  {_TYPES[p.kind]} {names[p.name]}{length};  /* {p.kind}{demand} */")
     return "\n".join(
-        [f"typedef struct {name}_arguments {{", *(members or ["  char bundler_none;"]), f"}} {name}_arguments;"]
+        [
+            f"typedef struct {name}_arguments {{",
+            *(members or ["  char bundler_none;"]),
+            f"}} {name}_arguments;",
+        ]
     )
 
 
@@ -139,9 +161,17 @@ def _pack(name: str, plan: LaunchPlan) -> str:
 
 def _quoted(text: str) -> str:
     """Return a text as a literal of C++ and C; whatever is no plain character is written as a number."""
-    return '"' + "".join(chr(b) if _PLAIN.fullmatch(chr(b)) else f"\\{b:03o}" for b in text.encode()) + '"'
+    return (
+        '"'
+        + "".join(chr(b) if _PLAIN.fullmatch(chr(b)) else f"\\{b:03o}" for b in text.encode())
+        + '"'
+    )
 
 
 def _words(text: str) -> str:
     """Return a text that can stand in a comment."""
-    return "".join(c if _PLAIN.fullmatch(c) else "_" for c in text).replace("*/", "* /").replace("/*", "/ *")
+    return (
+        "".join(c if _PLAIN.fullmatch(c) else "_" for c in text)
+        .replace("*/", "* /")
+        .replace("/*", "/ *")
+    )

@@ -38,7 +38,9 @@ class KnownGrids:
         pure: whether a grid follows from whole numbers alone.
     """
 
-    def __init__(self, grid: Grid, work: Work, arguments: Sequence[str], fixed: Mapping[str, Any]) -> None:
+    def __init__(
+        self, grid: Grid, work: Work, arguments: Sequence[str], fixed: Mapping[str, Any]
+    ) -> None:
         # The kinds of grids here look at whole numbers alone; a function of the user's may look at anything.
         self.pure = getattr(grid, "__module__", None) == launch_grids.__name__
         self._work, self._arguments, self._fixed = work, tuple(arguments), fixed

@@ -51,11 +51,15 @@ class LaunchDump:
         pattern: str | None = None,
     ) -> None:
         if type(runs) is not int or runs < 1:
-            raise ConfigError(f"runs={runs!r}: expected how many launches are kept, at least 1", got=runs)
+            raise ConfigError(
+                f"runs={runs!r}: expected how many launches are kept, at least 1", got=runs
+            )
         try:
             self._pattern = re.compile(pattern or "")
         except re.error as error:
-            raise ConfigError(f"pattern={pattern!r}: no regular expression: {error}", got=pattern) from error
+            raise ConfigError(
+                f"pattern={pattern!r}: no regular expression: {error}", got=pattern
+            ) from error
         self._path, self._lock = os.fspath(path), threading.Lock()
         self._tensors, self._runs = None if tensors is None else Path(tensors), runs
         self._counts: Counter[str] = Counter()
@@ -68,19 +72,34 @@ class LaunchDump:
         """
         values = list(launch.arguments.items())
         args, keywords = values[: launch.by_position], dict(values[launch.by_position :])
-        self.add(launch.kernel, [value for _, value in args], keywords, launch.config.all_kwargs(), launch.grid)
+        self.add(
+            launch.kernel,
+            [value for _, value in args],
+            keywords,
+            launch.config.all_kwargs(),
+            launch.grid,
+        )
         if self._tensors is not None and self._pattern.match(launch.kernel):
             self._write_tensors(self._tensors, launch)
 
     def add(
-        self, kernel: str, args: Iterable[Any], keywords: Mapping[str, Any], config: Mapping[str, Any], grid: Any
+        self,
+        kernel: str,
+        args: Iterable[Any],
+        keywords: Mapping[str, Any],
+        config: Mapping[str, Any],
+        grid: Any,
     ) -> None:
         """Append the line of one launch; raises as `write`."""
         words = [_word(value) for value in args]
         words += [f"{name}={_word(value)}" for name, value in keywords.items()]
         words += [f"{name}={value}" for name, value in config.items()]
         line = f"{kernel} | {' '.join(words)} | {grid}\n"
-        with self._lock, os_errors(self._path, "write"), open(self._path, "a", encoding="utf-8") as file:
+        with (
+            self._lock,
+            os_errors(self._path, "write"),
+            open(self._path, "a", encoding="utf-8") as file,
+        ):
             file.write(line)
 
     def _write_tensors(self, directory: Path, launch: TunedLaunch) -> None:

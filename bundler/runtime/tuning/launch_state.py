@@ -61,7 +61,9 @@ class LaunchState:
         if bundle is not None:
             admit(bundle)
         lookup = ResultLookup(name, function, bundle, options, results=results)
-        return LaunchState(driver, StaticKernel(name, [], loader, hooks), loader, hooks, bundle, lookup)
+        return LaunchState(
+            driver, StaticKernel(name, [], loader, hooks), loader, hooks, bundle, lookup
+        )
 
     def close(self, *, bundle_stays: bool) -> None:
         """Take everything off the device; a bundle that the user gave stays open, one that was opened from a path is closed."""
@@ -72,7 +74,9 @@ class LaunchState:
 
     def adopt(self, name: str, config: Config, made: CompiledConfig) -> None:
         """Let a compiled config be launched from now on."""
-        if made.reason is not None:  # it needs something that only Triton's own launcher gives a kernel
+        if (
+            made.reason is not None
+        ):  # it needs something that only Triton's own launcher gives a kernel
             _LOG.info("%s is launched by Triton: %s", name, made.reason)
             self.through_triton.add(config)
             return
@@ -86,7 +90,12 @@ class LaunchState:
             self.static.add(choice.specializations)
 
     def start(
-        self, fn: Any, choice: Choice, grid: grids.Grid, args: tuple[Any, ...], keywords: Mapping[str, Any]
+        self,
+        fn: Any,
+        choice: Choice,
+        grid: grids.Grid,
+        args: tuple[Any, ...],
+        keywords: Mapping[str, Any],
     ) -> None:
         """Launch a chosen config; raises as a call of `StaticKernel`."""
         stream = getattr(self.streams, "stream", None)
@@ -113,7 +122,13 @@ class LaunchState:
         return self.driver.stream(self.driver.device()) if named is None else named
 
     def _start_on(
-        self, stream: int, fn: Any, choice: Choice, grid: grids.Grid, args: tuple[Any, ...], keywords: dict[str, Any]
+        self,
+        stream: int,
+        fn: Any,
+        choice: Choice,
+        grid: grids.Grid,
+        args: tuple[Any, ...],
+        keywords: dict[str, Any],
     ) -> None:
         if choice.config in self.through_triton:
             raise ConfigError(
@@ -124,7 +139,9 @@ class LaunchState:
         names = toolchain.innermost(fn).arg_names
         call = {**dict(zip(names, args, strict=False)), **keywords}
         cluster = handle.plan.cluster
-        sizes = grids.checked(grid(call) if callable(grid) else grid, self.static.name, self.driver.backend, cluster)
+        sizes = grids.checked(
+            grid(call) if callable(grid) else grid, self.static.name, self.driver.backend, cluster
+        )
         values = handle.values(**{name: value for name, value in call.items() if name in names})
         if 0 in sizes:
             return

@@ -64,7 +64,9 @@ class LaunchWatch:
             metadata: of the generator that wrote the kernel.
             start: launches.
         """
-        launch = replace(self._described(state, choice, grid, call, handle), by_position=by_position)
+        launch = replace(
+            self._described(state, choice, grid, call, handle), by_position=by_position
+        )
         if self._plugins.launched(launch):
             return
         if self._options.dump is not None:
@@ -96,5 +98,12 @@ class LaunchWatch:
         given = grid({**call, **choice.keywords}) if callable(grid) else grid
         sizes = grids.checked(given, self._name, state.driver.backend, cluster)
         return TunedLaunch(
-            self._name, self._file, key, choice.config, sizes, state.stream(), state.driver.device(), dict(call)
+            self._name,
+            self._file,
+            key,
+            choice.config,
+            sizes,
+            state.stream(),
+            state.driver.device(),
+            dict(call),
         )

@@ -72,7 +72,9 @@ class MultiKernel:
         self._reasons: dict[str, str] = dict(refused or {})
         unknown = sorted((arguments or {}).keys() - kernels.keys() - self._reasons.keys())
         if not kernels or unknown:
-            raise ConfigError(f"{name}: expected kernels to choose from, and arguments for them alone; got {unknown}")
+            raise ConfigError(
+                f"{name}: expected kernels to choose from, and arguments for them alone; got {unknown}"
+            )
         self.name = name
         self._kernels, self._measure = dict(kernels), measure
         self._arguments = {kernel: tuple(places) for kernel, places in (arguments or {}).items()}
@@ -110,7 +112,8 @@ class MultiKernel:
         """
         if kernel not in self._kernels:
             raise ConfigError(
-                f"{self.name}: there is no kernel {kernel!r}; expected one of {', '.join(self._kernels)}", name=kernel
+                f"{self.name}: there is no kernel {kernel!r}; expected one of {', '.join(self._kernels)}",
+                name=kernel,
             )
         with self._lock:
             self._choice, self._how = kernel, "given"
@@ -205,17 +208,27 @@ def multi_kernel_future(
 
     def make(outcomes: list[Any]) -> MultiKernel:
         by_name = dict(zip(kernels, outcomes, strict=True))
-        reasons = {name: str(made) for name, made in by_name.items() if isinstance(made, BundlerError)}
+        reasons = {
+            name: str(made) for name, made in by_name.items() if isinstance(made, BundlerError)
+        }
         if len(reasons) == len(by_name):
             words = "; ".join(f"{kernel}: {reason}" for kernel, reason in reasons.items())
             raise NoValidConfig(
                 f"{name}: none of {count(len(by_name), 'kernel')} compiles: {words}",
                 kernel=name, reasons=tuple(reasons.items()),
             )  # fmt: skip
-        usable = {kernel: getattr(made, "run", made) for kernel, made in by_name.items() if kernel not in reasons}
-        known = {kernel: made for kernel, made in by_name.items() if isinstance(made, HeuristicKernel)}
+        usable = {
+            kernel: getattr(made, "run", made)
+            for kernel, made in by_name.items()
+            if kernel not in reasons
+        }
+        known = {
+            kernel: made for kernel, made in by_name.items() if isinstance(made, HeuristicKernel)
+        }
         records = MultiKernelRecords(name, known, options) if len(known) == len(usable) else None
-        return MultiKernel(name, usable, measure, arguments=arguments, records=records, refused=reasons)
+        return MultiKernel(
+            name, usable, measure, arguments=arguments, records=records, refused=reasons
+        )
 
     return JoinedFuture(name, list(kernels.values()), make)
 
@@ -255,9 +268,13 @@ class ShapeKernel:
         ConfigError: there is no kernel, or `memo` is less than 1.
     """
 
-    def __init__(self, name: str, kernels: Mapping[Shapes | None, Kernel], *, memo: int = DEFAULT_MEMO) -> None:
+    def __init__(
+        self, name: str, kernels: Mapping[Shapes | None, Kernel], *, memo: int = DEFAULT_MEMO
+    ) -> None:
         if not kernels or memo < 1:
-            raise ConfigError(f"{name}: expected kernels to choose from, and to remember 1 or more shapes, not {memo}")
+            raise ConfigError(
+                f"{name}: expected kernels to choose from, and to remember 1 or more shapes, not {memo}"
+            )
         self.name = name
         self._kernels, self._most = dict(kernels), memo
         self._lock = threading.Lock()

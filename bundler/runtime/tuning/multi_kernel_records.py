@@ -38,7 +38,9 @@ class ChoiceRecords(Protocol):
     def find(self) -> tuple[str, str] | Miss:
         """Return (the kernel to run, how it is known), or why nothing is known."""
 
-    def keep(self, choice: str, times_ms: Mapping[str, float], reasons: Mapping[str, str], spent_s: float) -> None:
+    def keep(
+        self, choice: str, times_ms: Mapping[str, float], reasons: Mapping[str, str], spent_s: float
+    ) -> None:
         """Keep a choice that was measured: the times of kernels, and why others have none."""
 
 
@@ -56,7 +58,9 @@ class MultiKernelRecords:
         ConfigError: there is no kernel.
     """
 
-    def __init__(self, name: str, kernels: Mapping[str, HeuristicKernel], options: TunerOptions | None = None) -> None:
+    def __init__(
+        self, name: str, kernels: Mapping[str, HeuristicKernel], options: TunerOptions | None = None
+    ) -> None:
         if not kernels:
             raise ConfigError(f"{name}: expected kernels to choose from")
         self._name, self._kernels, self._options = name, dict(kernels), options or TunerOptions()
@@ -83,12 +87,16 @@ class MultiKernelRecords:
             return Miss(f"{found.source}: {error}")
         chosen = config.kwargs.get(_KERNEL)
         if set(config.kwargs) != {_KERNEL} or chosen not in self._kernels:
-            return Miss(f"{found.source}: its choice {chosen!r} is none of {', '.join(self._kernels)}")
+            return Miss(
+                f"{found.source}: its choice {chosen!r} is none of {', '.join(self._kernels)}"
+            )
         tuning_listeners.tell(found.record, found.tuning)
         METER.found(found.tuning)
         return str(chosen), "record"
 
-    def keep(self, choice: str, times_ms: Mapping[str, float], reasons: Mapping[str, str], spent_s: float) -> None:
+    def keep(
+        self, choice: str, times_ms: Mapping[str, float], reasons: Mapping[str, str], spent_s: float
+    ) -> None:
         """Tell recordings of a choice, and write it where the next process looks."""
         timings = tuple(
             Timing(_named(name), time_ns=round(times_ms[name] * _NS_OF_MS))
@@ -98,7 +106,9 @@ class MultiKernelRecords:
         )
         record = TuningRecord(self._name, self._parts(), _named(choice), SEARCH)
         keep_record(
-            record, Tuning(id_of(record), timings, 0, round(spent_s * _US_OF_S), int(time.time())), self._options
+            record,
+            Tuning(id_of(record), timings, 0, round(spent_s * _US_OF_S), int(time.time())),
+            self._options,
         )
 
     def _first(self) -> HeuristicKernel:

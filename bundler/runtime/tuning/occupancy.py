@@ -19,7 +19,18 @@ _BY_SYMBOL = struct.Struct("<II")  # index of the function's symbol, a number
 _SPILL_UNIT_BYTES = 4
 _REGISTERS = 65536
 # Threads that a multiprocessor holds, by compute capability; newer chips than these are taken for the last.
-_CUDA_THREADS = {75: 1024, 80: 2048, 86: 1536, 87: 1536, 89: 1536, 90: 2048, 100: 2048, 103: 2048, 110: 1536, 120: 1536}
+_CUDA_THREADS = {
+    75: 1024,
+    80: 2048,
+    86: 1536,
+    87: 1536,
+    89: 1536,
+    90: 2048,
+    100: 2048,
+    103: 2048,
+    110: 1536,
+    120: 1536,
+}
 _AMD_THREADS = 2048
 
 
@@ -67,7 +78,9 @@ class Occupancy:
     multiprocessors: int
 
     @staticmethod
-    def of(backend: str, properties: DeviceProperties, told: DeviceLimits | None = None) -> Occupancy:
+    def of(
+        backend: str, properties: DeviceProperties, told: DeviceLimits | None = None
+    ) -> Occupancy:
         """Return what is known of a device: as it was told, else the figures of its architecture.
 
         Args:
@@ -93,7 +106,9 @@ def usage_of(image: bytes, entry: str, target: Target) -> Usage:
     if target.backend == "hip":
         found = amd_kernel(image, entry)
         registers, spills = found.get(".vgpr_count"), found.get(".vgpr_spill_count")
-        return Usage(registers if type(registers) is int else None, spills if type(spills) is int else None)
+        return Usage(
+            registers if type(registers) is int else None, spills if type(spills) is int else None
+        )
     return _cubin_usage(image, entry)
 
 
@@ -105,6 +120,8 @@ def _cubin_usage(image: bytes, entry: str) -> Usage:
             if attribute in counts and len(payload) >= _BY_SYMBOL.size:
                 counts[attribute].append(_BY_SYMBOL.unpack_from(payload)[1])
     except struct.error as error:
-        raise FormatError(f"{entry}: the device binary is damaged ({error})", kernel=entry) from error
+        raise FormatError(
+            f"{entry}: the device binary is damaged ({error})", kernel=entry
+        ) from error
     registers, frames = counts[_REGCOUNT], counts[_FRAME_SIZE]
     return Usage(max(registers, default=None), max(frames) // _SPILL_UNIT_BYTES if frames else None)

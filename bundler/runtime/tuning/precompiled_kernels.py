@@ -62,13 +62,21 @@ def compile_candidates(
     jobs = [
         job
         for config in reversed(counted.values())
-        for job in _jobs(function, found, arguments, {**call, **keywords_on(config, target)}, target)
+        for job in _jobs(
+            function, found, arguments, {**call, **keywords_on(config, target)}, target
+        )
     ]
-    return JoinedFuture(name, [service.submit(job) for job in jobs], lambda outcomes: _checked(kernel, outcomes))
+    return JoinedFuture(
+        name, [service.submit(job) for job in jobs], lambda outcomes: _checked(kernel, outcomes)
+    )
 
 
 def _jobs(
-    function: Any, source: SourceRef, arguments: Mapping[str, Spec], keywords: Mapping[str, Any], target: Target
+    function: Any,
+    source: SourceRef,
+    arguments: Mapping[str, Spec],
+    keywords: Mapping[str, Any],
+    target: Target,
 ) -> Iterator[Job]:
     name = toolchain.innermost(function).__name__
     for specialized in jit_specialization.specialize(function, arguments, keywords, target):
@@ -79,6 +87,8 @@ def _checked(kernel: K, outcomes: Sequence[Any]) -> K:
     """Return the kernel unless it does not compile: a candidate that is only too large is one candidate less."""
     failures = [outcome for outcome in outcomes if not isinstance(outcome, Compiled)]
     for failure in failures:
-        if not (isinstance(failure, CompileFailed) and toolchain.tolerated(failure)) or len(failures) == len(outcomes):
+        if not (isinstance(failure, CompileFailed) and toolchain.tolerated(failure)) or len(
+            failures
+        ) == len(outcomes):
             raise failure
     return kernel

@@ -16,7 +16,9 @@ from bundler.toolchain import tuner_toolchain as toolchain
 WARMUPS, RUNS = 5, 25
 _MS_OF_US = 1e-3
 # What restores tensors and empties the cache between launches: torch's own kernels, copies and fills; and the wait at the end.
-_AROUND = re.compile(r"Memcpy|Memset|(void )?at::|(void )?at_cuda_detail::|(Context|Device|Stream|Event) Sync")
+_AROUND = re.compile(
+    r"Memcpy|Memset|(void )?at::|(void )?at_cuda_detail::|(Context|Device|Stream|Event) Sync"
+)
 # Names that an error lists.
 _MOST_NAMED = 5
 
@@ -46,11 +48,15 @@ class ProfilerClock:
         flush: Launch | None = None,
     ) -> None:
         if runs < 1 or warmups < 0:
-            raise ConfigError(f"runs={runs}, warmups={warmups}: expected at least 1 and 0", got=runs)
+            raise ConfigError(
+                f"runs={runs}, warmups={warmups}: expected at least 1 and 0", got=runs
+            )
         try:
             self._pattern = None if pattern is None else re.compile(pattern)
         except re.error as error:
-            raise ConfigError(f"pattern={pattern!r}: no regular expression: {error}", got=pattern) from error
+            raise ConfigError(
+                f"pattern={pattern!r}: no regular expression: {error}", got=pattern
+            ) from error
         self._warmups, self._runs = warmups, runs
         self._profile, self._flush = profile, flush
 
@@ -64,7 +70,10 @@ class ProfilerClock:
         """Return how long `launch` keeps the GPU at work; raises `ConfigError` where the profiler saw no kernel that counts."""
         # Made now: a program may name its clock where there is no GPU.
         if self._profile is None:
-            self._profile, self._flush = toolchain.profiled_kernels, self._flush or toolchain.cache_flusher()
+            self._profile, self._flush = (
+                toolchain.profiled_kernels,
+                self._flush or toolchain.cache_flusher(),
+            )
         flush = self._flush or _nothing
 
         def repeat(times: int) -> None:
@@ -78,8 +87,15 @@ class ProfilerClock:
         times = [us * _MS_OF_US for name, us in found if self._counts(name)]
         if not times:
             names = sorted({name for name, _ in found})[:_MOST_NAMED]
-            wanted = "that is not torch's own" if self._pattern is None else f"that {self._pattern.pattern!r} matches"
-            raise ConfigError(f"the profiler saw no kernel {wanted}, but {', '.join(names) or 'nothing'}", got=names)
+            wanted = (
+                "that is not torch's own"
+                if self._pattern is None
+                else f"that {self._pattern.pattern!r} matches"
+            )
+            raise ConfigError(
+                f"the profiler saw no kernel {wanted}, but {', '.join(names) or 'nothing'}",
+                got=names,
+            )
         # A launch may run several kernels; each of its turns has as many, one after the other.
         each, rest = divmod(len(times), self._runs)
         if rest:  # the profiler lost some, so that no turn is whole for certain
@@ -88,7 +104,11 @@ class ProfilerClock:
         return summary([sum(times[i : i + each]) for i in range(0, len(times), each)])
 
     def _counts(self, name: str) -> bool:
-        return _AROUND.match(name) is None if self._pattern is None else self._pattern.search(name) is not None
+        return (
+            _AROUND.match(name) is None
+            if self._pattern is None
+            else self._pattern.search(name) is not None
+        )
 
 
 def _nothing() -> None:

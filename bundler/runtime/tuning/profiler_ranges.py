@@ -43,7 +43,10 @@ def facts_of(launch: TunedLaunch, known: Mapping[str, float]) -> dict[str, Any]:
         "num_stages": config.num_stages,
         "kernel_kwargs": ",".join(f"{name}={value}" for name, value in config.kwargs.items()),
         # torch 2.13 writes a whole float as `4.` into its trace, which no reader of JSON takes.
-        **{name: int(value) if float(value).is_integer() else value for name, value in known.items()},
+        **{
+            name: int(value) if float(value).is_integer() else value
+            for name, value in known.items()
+        },
     }
 
 

@@ -18,10 +18,16 @@ LEAST_MAJOR = 8
 
 def r_blocks(config: Config) -> dict[str, int]:
     """Return the reduction blocks of a config; RSPLIT and the like are none."""
-    return {n: v for n, v in config.kwargs.items() if n.startswith("R") and n.endswith("BLOCK") and type(v) is int}
+    return {
+        n: v
+        for n, v in config.kwargs.items()
+        if n.startswith("R") and n.endswith("BLOCK") and type(v) is int
+    }
 
 
-def may_rescale(kind: str, size_hints: Mapping[str, int], device: Occupancy, *, deterministic: bool) -> bool:
+def may_rescale(
+    kind: str, size_hints: Mapping[str, int], device: Occupancy, *, deterministic: bool
+) -> bool:
     """Whether a kernel's configs are looked at: a looped reduction with size hints, on a GPU that is new enough.
 
     Persistent reductions have no block to halve; in deterministic mode the order of additions must not depend on registers.
@@ -37,7 +43,11 @@ def may_rescale(kind: str, size_hints: Mapping[str, int], device: Occupancy, *, 
 
 
 def rescaled(
-    config: Config, registers: int | None, size_hints: Mapping[str, int], device: Occupancy, min_r: int = 1
+    config: Config,
+    registers: int | None,
+    size_hints: Mapping[str, int],
+    device: Occupancy,
+    min_r: int = 1,
 ) -> Config | None:
     """Return the config with its largest reduction block halved, None when it is fine as it is.
 
@@ -49,7 +59,12 @@ def rescaled(
         min_r: the smallest block of the first reduced axis (`R0_BLOCK`) allowed.
     """
     blocks = r_blocks(config)
-    if registers is None or not config.dynamic_scale or math.prod(blocks.values()) <= SMALLEST_R or not blocks:
+    if (
+        registers is None
+        or not config.dynamic_scale
+        or math.prod(blocks.values()) <= SMALLEST_R
+        or not blocks
+    ):
         return None
     if registers <= device.registers // device.threads:
         return None

@@ -42,9 +42,19 @@ class RepeatedLaunches:
     def __init__(
         self, tuned: AutotunedKernel, start: int, count: int, slow: Callable[[Args], None], grid_of: GridOf, fixed: dict[str, Any]
     ) -> None:  # fmt: skip
-        self.tuned, self.start, self.slow, self.grid_of, self.fixed = tuned, start, slow, grid_of, fixed
+        self.tuned, self.start, self.slow, self.grid_of, self.fixed = (
+            tuned,
+            start,
+            slow,
+            grid_of,
+            fixed,
+        )
         state = tuned.ready()
-        self.device, self.stream, self._hooks = state.driver.device, state.driver.stream, state.hooks
+        self.device, self.stream, self._hooks = (
+            state.driver.device,
+            state.driver.stream,
+            state.hooks,
+        )
         self._backend = state.driver.backend
         self.launch = compiled_dispatcher(
             state.driver,
@@ -85,7 +95,9 @@ class RepeatedLaunches:
         known: dict[Args, tuple[int, int, int]] = {}
         return launcher, taken, known, _Repeated(choice, cluster, known), None
 
-    def _measure(self, row: _Repeated, args: Args, _keywords: dict[str, Any], numbers: Args) -> tuple[int, int, int]:
+    def _measure(
+        self, row: _Repeated, args: Args, _keywords: dict[str, Any], numbers: Args
+    ) -> tuple[int, int, int]:
         grid = self.grid_of(row.choice, (*args[: self.start], *numbers))
         sizes = grids.checked(grid, self.tuned.__name__, self._backend, row.cluster)
         # True and 1.0 are equal to 1, and no sizes.
@@ -122,7 +134,11 @@ def repeated_launches(
     while start and type(first[start - 1]) is int:
         start -= 1
     # A number in front of a tensor may be a size, too, and has no place in what the dispatcher looks grids up by.
-    if tuned.options.dump is not None or tuned.options.plugins or any(type(value) is int for value in first[:start]):
+    if (
+        tuned.options.dump is not None
+        or tuned.options.plugins
+        or any(type(value) is int for value in first[:start])
+    ):
         return None
     found = RepeatedLaunches(tuned, start, count, slow, grid_of, fixed)
     return None if found.launch is None else found

@@ -58,10 +58,21 @@ class Choice:
 
     @staticmethod
     def of(
-        config: Config, how: str, target: Target, time_ms: float | None = None, found: Sequence[Specialization] = ()
+        config: Config,
+        how: str,
+        target: Target,
+        time_ms: float | None = None,
+        found: Sequence[Specialization] = (),
     ) -> Choice:
         """Return a choice with what its config adds to a call on a target."""
-        return Choice(config, how, keywords_on(config, target), time_ms, tuple(found), ignored_on(config, target))
+        return Choice(
+            config,
+            how,
+            keywords_on(config, target),
+            time_ms,
+            tuple(found),
+            ignored_on(config, target),
+        )
 
 
 @dataclass(frozen=True)
@@ -85,17 +96,27 @@ class ResultLookup:
     """
 
     def __init__(
-        self, name: str, function: Any, bundle: Bundle | None, options: TunerOptions, *, results: bool
+        self,
+        name: str,
+        function: Any,
+        bundle: Bundle | None,
+        options: TunerOptions,
+        *,
+        results: bool,
     ) -> None:
         self._name, self._function, self._bundle, self._options = name, function, bundle, options
         self._results = results or toolchain.caches_results()
         self._source = toolchain.source_part(function)
         table = options.table
         self._table = (
-            table if isinstance(table, tuning_winners.LookupTable | None) else tuning_winners.LookupTable.load(table)
+            table
+            if isinstance(table, tuning_winners.LookupTable | None)
+            else tuning_winners.LookupTable.load(table)
         )
 
-    def question(self, driver: Driver, listed: ListedConfigs, memo: Sequence[Any]) -> LookupQuestion:
+    def question(
+        self, driver: Driver, listed: ListedConfigs, memo: Sequence[Any]
+    ) -> LookupQuestion:
         """Return what to ask for: a kernel's source, its configs, the key, the device and who compiles."""
         # Element types are objects of torch; as text they are the same in every process.
         key = tuple(str(value) if hasattr(value, "itemsize") else value for value in memo)
@@ -126,7 +147,11 @@ class ResultLookup:
         found = self._recorded(question)
         if isinstance(found, Miss) and self._results and self._options.reuse == "all":
             results = self._triton_results(question)
-            return results if isinstance(results, Choice) else Miss(f"{found.reason}; {results.reason}")
+            return (
+                results
+                if isinstance(results, Choice)
+                else Miss(f"{found.reason}; {results.reason}")
+            )
         return found
 
     def _recorded(self, question: LookupQuestion) -> Choice | Miss:
@@ -150,7 +175,11 @@ class ResultLookup:
 
     def _kernels_of(self, hit: Hit) -> list[Specialization]:
         """Return kernels of the bundle that may be launched: the record's winner, and others of the very same source."""
-        won = {t.key for t in (hit.tuning.timings if hit.tuning else ()) if t.config == hit.record.config}
+        won = {
+            t.key
+            for t in (hit.tuning.timings if hit.tuning else ())
+            if t.config == hit.record.config
+        }
         source = self._function.cache_key
         return [
             Specialization(kernel)
@@ -162,12 +191,16 @@ class ResultLookup:
     def _triton_results(self, question: LookupQuestion) -> Choice | Miss:
         names = [str(original) for original in question.listed.originals]
         text = toolchain.read_results(self._function, question.target, question.key, names)
-        timings = Miss("no result file of Triton's tuner") if text is None else results_timings(text)
+        timings = (
+            Miss("no result file of Triton's tuner") if text is None else results_timings(text)
+        )
         if isinstance(timings, Miss):
             return timings
         # In Triton's file a config is as its user wrote it, with options among the parameters.
         pairs = zip(question.listed.originals, question.listed.configs, strict=True)
-        known = {tuning_winners.named_of(_as_in_triton(original)): config for original, config in pairs}
+        known = {
+            tuning_winners.named_of(_as_in_triton(original)): config for original, config in pairs
+        }
         timed = [(ms, known[named]) for named, ms in timings if named in known and ms is not None]
         # Triton's file may be of an earlier list of configs: only times of configs that are still listed count.
         if not timed:
@@ -177,7 +210,10 @@ class ResultLookup:
     def keep(self, outcome: TuningOutcome, question: LookupQuestion) -> None:
         """Tell recordings of a winner, and write it where the next process looks; a failure to write is a warning."""
         record = TuningRecord(
-            self._name, question.parts, tuning_winners.named_of(outcome.winner.config), outcome.found_by
+            self._name,
+            question.parts,
+            tuning_winners.named_of(outcome.winner.config),
+            outcome.found_by,
         )
         spent = (round(outcome.compile_s * _US_OF_S), round(outcome.measure_s * _US_OF_S))
         measured = Tuning(id_of(record), outcome.timings, *spent, when_s=int(time.time()))
@@ -195,7 +231,9 @@ class ResultLookup:
                 toolchain.as_triton_fields(_as_in_triton(original).to_triton(kind)),
                 by_config[tuning_winners.named_of(config)],
             )
-            for original, config in zip(question.listed.originals, question.listed.configs, strict=True)
+            for original, config in zip(
+                question.listed.originals, question.listed.configs, strict=True
+            )
         ]
         names = [str(original) for original in question.listed.originals]
         text = results_text(question.key, rows)
@@ -210,7 +248,11 @@ def _as_in_triton(original: Any) -> Config:
     """Return a config of a user's list as Triton's own tuner has it: an option of ours that is no field there is among the parameters."""
     if not isinstance(original, Config):
         return Config.from_triton(original)
-    apart = {name: value for name, value in original.options.items() if name not in toolchain.triton_config_fields()}
+    apart = {
+        name: value
+        for name, value in original.options.items()
+        if name not in toolchain.triton_config_fields()
+    }
     return replace(
         original,
         kwargs={**original.kwargs, **apart},

@@ -13,7 +13,11 @@ from typing import Any
 from bundler.format.cached_properties import cached_property
 from bundler.runtime.configs import Config
 from bundler.runtime.tuning.benchmark import Clock, CudaClock, Sample, Sandbox
-from bundler.runtime.tuning.candidate_compiler import CandidateCompiler, StaticCandidate, TritonCandidate
+from bundler.runtime.tuning.candidate_compiler import (
+    CandidateCompiler,
+    StaticCandidate,
+    TritonCandidate,
+)
 from bundler.runtime.tuning.occupancy import DeviceLimits, Occupancy
 from bundler.runtime.tuning.tuner import Candidate, Refused, Search, Traits, TuningOutcome
 from bundler.runtime.tuning.tuner_options import TunerOptions
@@ -63,7 +67,10 @@ class Trial:
         # A user's own hook prepares the arguments, so restoring or zeroing them as well would undo its work.
         own = effects.before is not None
         self._sandbox = Sandbox(
-            compiler.call, () if own else effects.mutated, () if own else effects.zeroed, stage=options.stage_to_host
+            compiler.call,
+            () if own else effects.mutated,
+            () if own else effects.zeroed,
+            stage=options.stage_to_host,
         )
 
     def run(self, configs: Sequence[Config]) -> TuningOutcome:
@@ -75,7 +82,9 @@ class Trial:
             ).run(configs)  # fmt: skip
             # After the last launch the hook runs once more, so that the arguments are as before the first one.
             if self._effects.before is not None:
-                self._effects.before(self._compiler.keywords(outcome.winner.config), reset_only=True)
+                self._effects.before(
+                    self._compiler.keywords(outcome.winner.config), reset_only=True
+                )
         return outcome
 
     def add_to(self, report: BandwidthReport, config: Config, time_ms: float | None) -> None:
@@ -96,7 +105,11 @@ class Trial:
             finally:
                 candidate.close()
         known = self._options.gigabytes
-        report.add(self._name, time_ms, moved_bytes(self._compiler.call) / _BYTES_OF_GB if known is None else known)
+        report.add(
+            self._name,
+            time_ms,
+            moved_bytes(self._compiler.call) / _BYTES_OF_GB if known is None else known,
+        )
 
     def _traits(self) -> Traits:
         options, place = self._options, self._compiler.place
@@ -118,13 +131,20 @@ class Trial:
         assert isinstance(candidate, StaticCandidate | TritonCandidate)
         call = self._compiler.call
         # Clones take the place of the caller's tensors; all other arguments are the caller's own.
-        changed = {name: value for name, value in self._sandbox.values.items() if value is not call.get(name)}
+        changed = {
+            name: value
+            for name, value in self._sandbox.values.items()
+            if value is not call.get(name)
+        }
         launch = candidate.prepare(changed)
         before, after = self._effects.before, self._effects.after
         if before is None and after is None:
             return self._clock.sample(launch, self._sandbox.reset)
         around = _HookedLaunches(
-            self._sandbox.reset, before, after, {**self._compiler.keywords(candidate.config), **changed}
+            self._sandbox.reset,
+            before,
+            after,
+            {**self._compiler.keywords(candidate.config), **changed},
         )
         try:
             sample = self._clock.sample(launch, around.reset)
@@ -139,7 +159,11 @@ class _HookedLaunches:
     """Calls the user's hooks around launches; a clock only says that the next launch is due, so the hook after one runs then."""
 
     def __init__(
-        self, reset: Callable[[], None], before: Hook | None, after: Hook | None, arguments: dict[str, Any]
+        self,
+        reset: Callable[[], None],
+        before: Hook | None,
+        after: Hook | None,
+        arguments: dict[str, Any],
     ) -> None:
         self._reset, self._before, self._after, self._arguments = reset, before, after, arguments
         self._launched = False

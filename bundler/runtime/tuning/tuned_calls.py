@@ -29,7 +29,9 @@ class TunedCalls:
         listed: the configs.
     """
 
-    def __init__(self, name: str, function: Any, keys: tuple[str, ...], listed: ListedConfigs) -> None:
+    def __init__(
+        self, name: str, function: Any, keys: tuple[str, ...], listed: ListedConfigs
+    ) -> None:
         self._name, self._function, self._listed = name, function, listed
         self._parameters = list(function.arg_names)
         self._keys = [(key, self._parameters.index(key)) for key in keys]
@@ -41,7 +43,11 @@ class TunedCalls:
     def constants(self, args: Args, keywords: Keywords) -> dict[str, Any]:
         """Return the arguments that are compiled in: whoever launches the binary gives no others."""
         call = self.named(args, keywords)
-        return {name: call[name] for name in toolchain.constexprs(toolchain.innermost(self._function)) if name in call}
+        return {
+            name: call[name]
+            for name in toolchain.constexprs(toolchain.innermost(self._function))
+            if name in call
+        }
 
     def launches_nothing(self, grid: grids.Grid, args: Args, keywords: Keywords) -> bool:
         """Whether the grid of a call has no program, so that there is nothing to measure or launch."""

@@ -147,7 +147,13 @@ class Search:
         descent: Descent | None = None,
         spill_threshold: int | None = None,
     ) -> None:
-        self._name, self._compiler, self._bench, self._traits, self._descent = name, compiler, bench, traits, descent
+        self._name, self._compiler, self._bench, self._traits, self._descent = (
+            name,
+            compiler,
+            bench,
+            traits,
+            descent,
+        )
         hip = traits.occupancy is not None and traits.occupancy.backend == "hip"
         default = SPILL_THRESHOLD_HIP if hip else SPILL_THRESHOLD
         self._spill_threshold = default if spill_threshold is None else spill_threshold
@@ -192,7 +198,9 @@ class Search:
         return len(candidates) == 1 and not self._refines() and not self._traits.steps
 
     def _refines(self) -> bool:
-        if self._descent is None or (self._traits.kind in SKIPPED and self._traits.space.fields is None):
+        if self._descent is None or (
+            self._traits.kind in SKIPPED and self._traits.space.fields is None
+        ):
             return False
         return not (self._traits.deterministic and self._traits.kind in SKIPPED_DETERMINISTIC)
 
@@ -203,12 +211,16 @@ class Search:
         built = []
         for found in self._compiler.build(configs):
             if isinstance(found, Refused):
-                self._timings[found.config] = Timing(named_of(found.config), found.key, reason=found.reason)
+                self._timings[found.config] = Timing(
+                    named_of(found.config), found.key, reason=found.reason
+                )
                 _LOG.info("%s: %s is left out: %s", self._name, found.config, found.reason)
             else:
                 built.append(found)
                 # Replaced by its time, if it is measured; what is left says why a config has none.
-                self._timings[found.config] = Timing(named_of(found.config), found.key, reason="not measured")
+                self._timings[found.config] = Timing(
+                    named_of(found.config), found.key, reason="not measured"
+                )
         self._compile_s += time.perf_counter() - started
         return built
 
@@ -217,11 +229,17 @@ class Search:
         traits, hints = self._traits, self._traits.space.size_hints
         if not traits.rescale or traits.occupancy is None:
             return []
-        if not may_rescale(traits.kind, hints, traits.occupancy, deterministic=traits.deterministic):
+        if not may_rescale(
+            traits.kind, hints, traits.occupancy, deterministic=traits.deterministic
+        ):
             return []
-        found: dict[Config, None] = {}  # an ordered set: two configs may lead to the same smaller one
+        found: dict[
+            Config, None
+        ] = {}  # an ordered set: two configs may lead to the same smaller one
         for candidate in candidates:
-            smaller = rescaled(candidate.config, candidate.registers, hints, traits.occupancy, traits.min_r)
+            smaller = rescaled(
+                candidate.config, candidate.registers, hints, traits.occupancy, traits.min_r
+            )
             if smaller is not None and smaller not in self._timings:
                 found[smaller] = None
         return list(found)
@@ -269,10 +287,14 @@ class Search:
         except DriverError as error:  # too many registers or too much shared memory for this device: the others may do
             return math.inf, replace(blank, reason=f"cannot be launched: {error.message}")
         if not usable(sample):
-            return math.inf, replace(blank, reason="invalid configuration: the benchmark returned no time")
+            return math.inf, replace(
+                blank, reason="invalid configuration: the benchmark returned no time"
+            )
         times = (round(ms * _NS_OF_MS) for ms in (sample.median_ms, sample.low_ms, sample.high_ms))
         median, low, high = times
-        return sample.median_ms, replace(blank, time_ns=median, low_ns=max(low, 0), high_ns=max(high, 0))
+        return sample.median_ms, replace(
+            blank, time_ns=median, low_ns=max(low, 0), high_ns=max(high, 0)
+        )
 
     def _spills(self, candidate: Candidate) -> bool:
         # Spilled words go through memory at each use.  Only a user's own config is timed all the same: its author chose it.
@@ -291,7 +313,9 @@ class Search:
     def _refine(self, start: Config) -> None:
         # A persistent kernel holds its row whole, in its source; a block for it would be a field that changes nothing.
         if self._traits.kind == "persistent_reduction" and r_blocks(start):
-            raise ConfigError(f"{self._name}: {start} has a reduction block, and a persistent reduction has none")
+            raise ConfigError(
+                f"{self._name}: {start} has a reduction block, and a persistent reduction has none"
+            )
         assert self._descent is not None
         self._descent.run(start, self._traits.space, self._time_of)
 
@@ -302,9 +326,7 @@ class Search:
             return self._samples.get(config, math.inf)
         try:
             built = self._build([config])
-        except (
-            BundlerError
-        ) as error:  # descent goes beyond the user's list, so a config of its own may fail and end nothing
+        except BundlerError as error:  # descent goes beyond the user's list, so a config of its own may fail and end nothing
             self._timings[config] = Timing(named_of(config), reason=str(error))
             return math.inf
         if built and self._spills(built[0]):
@@ -321,7 +343,9 @@ class Search:
                        len(self._samples))  # fmt: skip
 
     def _none(self) -> NoValidConfig:
-        reasons = tuple((describe(timing.config), timing.reason) for timing in self._timings.values())
+        reasons = tuple(
+            (describe(timing.config), timing.reason) for timing in self._timings.values()
+        )
         lines = "\n".join(f"  {config}: {reason}" for config, reason in reasons)
         return NoValidConfig(
             f"{self._name}: none of {count(len(reasons), 'config')} can be used; give smaller blocks, fewer stages, or fix the "

@@ -54,6 +54,7 @@ class TunerOptions:
         gigabytes: that a launch reads and writes, for the figures; None to count the tensors.
         limits: registers and threads of a multiprocessor, where the driver of this process does not tell them.
         export: a directory; each chosen kernel is exported there, as `AutotunedKernel.export` does it.
+        hook_args: what Triton's `jit_post_compile_hook` is told as `inductor_args` of each config that is compiled, if it takes that.
         plugins: asked before configs are compiled, searched and launched, and told of what was compiled.
 
     Raises:
@@ -82,16 +83,28 @@ class TunerOptions:
     limits: DeviceLimits = field(default_factory=DeviceLimits)
     export: str | os.PathLike[str] | None = None
     plugins: tuple[TunerPlugin, ...] = ()
+    hook_args: Any = None
 
     def __post_init__(self) -> None:
         if self.workers is not None and (type(self.workers) is not int or self.workers < 1):
-            raise ConfigError(f"workers={self.workers!r}: expected a number of processes, at least 1", got=self.workers)
+            raise ConfigError(
+                f"workers={self.workers!r}: expected a number of processes, at least 1",
+                got=self.workers,
+            )
         if self.spill_threshold is not None and self.spill_threshold < 0:
-            raise ConfigError(f"spill_threshold={self.spill_threshold}: expected 0 or more", got=self.spill_threshold)
+            raise ConfigError(
+                f"spill_threshold={self.spill_threshold}: expected 0 or more",
+                got=self.spill_threshold,
+            )
         if self.reuse not in get_args(Reuse):
-            raise ConfigError(f"reuse={self.reuse!r}: expected one of {', '.join(get_args(Reuse))}", got=self.reuse)
+            raise ConfigError(
+                f"reuse={self.reuse!r}: expected one of {', '.join(get_args(Reuse))}",
+                got=self.reuse,
+            )
         if self.gigabytes is not None and not self.gigabytes >= 0:
-            raise ConfigError(f"gigabytes={self.gigabytes!r}: expected 0 or more", got=self.gigabytes)
+            raise ConfigError(
+                f"gigabytes={self.gigabytes!r}: expected 0 or more", got=self.gigabytes
+            )
 
     @property
     def search(self) -> str:
@@ -106,6 +119,12 @@ class TunerOptions:
             return f"{kind}autotune"
         d, space = self.descent, self.space
         # Sorted: the same limits in another order are the same search.
-        limits = sorted({**space.max_blocks, **{f"min {k}": v for k, v in space.min_blocks.items()}}.items())
-        words = [f"radius {d.radius}", f"threshold {d.threshold}", *(["all directions"] if d.all_directions else [])]
+        limits = sorted(
+            {**space.max_blocks, **{f"min {k}": v for k, v in space.min_blocks.items()}}.items()
+        )
+        words = [
+            f"radius {d.radius}",
+            f"threshold {d.threshold}",
+            *(["all directions"] if d.all_directions else []),
+        ]
         return f"{kind}coordinate descent ({', '.join(words)}; {space.fields or 'usual'}; {limits})"

@@ -89,7 +89,9 @@ class Plugins:
     def __init__(self, kernel: str, plugins: Sequence[TunerPlugin]) -> None:
         self._kernel, self._plugins = kernel, tuple(plugins)
         # A launch is looked at only where somebody wants to see it: that takes longer than the launch.
-        self._watching = [p for p in plugins if type(p).before_launch is not TunerPlugin.before_launch]
+        self._watching = [
+            p for p in plugins if type(p).before_launch is not TunerPlugin.before_launch
+        ]
 
     @property
     def watching(self) -> bool:
@@ -111,7 +113,9 @@ class Plugins:
                 )
             kept = [place for place, config in enumerate(listed.configs) if config in wanted]
             listed = ListedConfigs(
-                tuple(listed.originals[i] for i in kept), tuple(listed.configs[i] for i in kept), listed.parameters
+                tuple(listed.originals[i] for i in kept),
+                tuple(listed.configs[i] for i in kept),
+                listed.parameters,
             )
         return listed
 

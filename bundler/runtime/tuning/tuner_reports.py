@@ -90,7 +90,9 @@ class BandwidthReport:
         try:
             self._pattern = None if pattern is None else re.compile(pattern)
         except re.error as error:
-            raise ConfigError(f"pattern={pattern!r}: no regular expression: {error}", got=pattern) from error
+            raise ConfigError(
+                f"pattern={pattern!r}: no regular expression: {error}", got=pattern
+            ) from error
 
     def wants(self, name: str) -> bool:
         """Whether a kernel of this name is measured."""
@@ -138,5 +140,8 @@ class BandwidthReport:
     def _append(self, text: str) -> None:
         if self._path is None:
             return
-        with os_errors(os.fspath(self._path), "write"), open(self._path, "a", encoding="utf-8") as file:
+        with (
+            os_errors(os.fspath(self._path), "write"),
+            open(self._path, "a", encoding="utf-8") as file,
+        ):
             file.write(text + "\n")

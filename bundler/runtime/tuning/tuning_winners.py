@@ -48,7 +48,9 @@ def config_of(named: Named) -> Config:
     """Return the config that a record holds; raises `FormatError` when it holds none."""
     values = {name: decode_value(value) for name, value in named}
     counts = {name: values.pop(name) for name in _COUNTS if name in values}
-    options = {name[len(_OPTION) :]: values.pop(name) for name in list(values) if name.startswith(_OPTION)}
+    options = {
+        name[len(_OPTION) :]: values.pop(name) for name in list(values) if name.startswith(_OPTION)
+    }
     try:  # a record may come from anybody, and hold counts that are none
         return Config(values, **counts, options=options)
     except (ConfigError, TypeError) as error:
@@ -63,7 +65,11 @@ def configs_part(configs: Iterable[Config]) -> str:
 def device_part(backend: str, properties: DeviceProperties, name: str) -> str:
     """Return the facts of a device that decide about speed; its index is none of them."""
     p = properties
-    words = [f"{backend}:{p.arch}", f"{p.multiprocessors} multiprocessors", f"{p.max_shared_optin_bytes} bytes shared"]
+    words = [
+        f"{backend}:{p.arch}",
+        f"{p.multiprocessors} multiprocessors",
+        f"{p.max_shared_optin_bytes} bytes shared",
+    ]
     return ", ".join([*([name] if name else []), *words])
 
 
@@ -72,7 +78,9 @@ def arguments_part(key: Sequence[Any]) -> str:
     return ", ".join(str(value) if type(value) is not str else value for value in key)
 
 
-def parts_of(source: str, configs: str, arguments: str, device: str, toolchain: str, search: str) -> Parts:
+def parts_of(
+    source: str, configs: str, arguments: str, device: str, toolchain: str, search: str
+) -> Parts:
     """Return the named parts of a tuning key, in the order in which messages list them."""
     return (
         ("source", source),
@@ -105,7 +113,9 @@ class LookupTable:
                 raise ConfigError(
                     f"lookup table: an entry needs a config, and a kernel or a source; got {dict(entry)!r:.200}"
                 )
-            self._entries[kernel, source, entry.get("arguments")] = Config.from_dict(entry["config"])
+            self._entries[kernel, source, entry.get("arguments")] = Config.from_dict(
+                entry["config"]
+            )
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -151,7 +161,9 @@ def table_entries(data: bytes, name: str) -> list[dict[str, Any]]:
 def plain_config(named: Named) -> dict[str, Any]:
     """Return a record's config as JSON has it: `kwargs`, the counts, `options`; types and functions become their names."""
     values = {name: value.plain() for name, value in named}
-    options = {name[len(_OPTION) :]: values.pop(name) for name in list(values) if name.startswith(_OPTION)}
+    options = {
+        name[len(_OPTION) :]: values.pop(name) for name in list(values) if name.startswith(_OPTION)
+    }
     counts = {name: values.pop(name) for name in _COUNTS if name in values}
     return {"kwargs": values, **counts, "options": options}
 
@@ -175,12 +187,19 @@ def record_of(entry: Mapping[str, Any]) -> tuple[TuningRecord, Tuning | None]:
     try:
         named = named_of(Config.from_dict(entry["config"]))
         parts = tuple((str(name), str(text)) for name, text in entry.get("parts", ()))
-        known = parts or (("source", str(entry.get("source", ""))), ("arguments", str(entry.get("arguments") or "")))
-        record = TuningRecord(str(entry["kernel"]), known, named, str(entry.get("found_by", "table")))
+        known = parts or (
+            ("source", str(entry.get("source", ""))),
+            ("arguments", str(entry.get("arguments") or "")),
+        )
+        record = TuningRecord(
+            str(entry["kernel"]), known, named, str(entry.get("found_by", "table"))
+        )
         time_ns = None if entry.get("time_ns") is None else int(entry["time_ns"])
         if time_ns is not None and not 0 <= time_ns < MAX_TIME_NS:
             raise ValueError("its time in nanoseconds is negative or has more than 63 bits")
         timing = Timing(named, time_ns=time_ns, reason="" if time_ns else "not told")
     except (ConfigError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise FormatError(f"not an entry of a lookup table: {type(error).__name__}: {error}") from error
+        raise FormatError(
+            f"not an entry of a lookup table: {type(error).__name__}: {error}"
+        ) from error
     return record, Tuning(id_of(record), (timing,))

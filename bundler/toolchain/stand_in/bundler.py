@@ -64,7 +64,9 @@ def _manager(place: str, name: str) -> Any:
             f"triton-bundler is not installed for {sys.executable}; its stand-in has no {place}.{name}"
         )
     _tell()
-    module, _, attribute = (os.environ.get(variable) or "triton.runtime.cache:FileCacheManager").partition(":")
+    module, _, attribute = (
+        os.environ.get(variable) or "triton.runtime.cache:FileCacheManager"
+    ).partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 

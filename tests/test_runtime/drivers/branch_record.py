@@ -61,19 +61,34 @@ class Branches:
         found = set()
         for place, code in self._codes.items():
             steps = list(dis.get_instructions(code))
-            lines = {offset: line for start, end, line in code.co_lines() for offset in range(start, end, 2)}
+            lines = {
+                offset: line
+                for start, end, line in code.co_lines()
+                for offset in range(start, end, 2)
+            }
             for step, following in zip(steps, [*steps[1:], None], strict=True):
                 words = f"{place[1]}, line {lines.get(step.offset)}"
-                conditional = ("JUMP" in step.opname and "_IF" in step.opname) or step.opname == "FOR_ITER"
+                conditional = (
+                    "JUMP" in step.opname and "_IF" in step.opname
+                ) or step.opname == "FOR_ITER"
                 if not conditional or following is None:
                     continue
-                after = {seen[2] for seen in self._seen if len(seen) == 3 and seen[:2] == (place, step.offset)}
+                after = {
+                    seen[2]
+                    for seen in self._seen
+                    if len(seen) == 3 and seen[:2] == (place, step.offset)
+                }
                 if following.offset not in after:
                     found.add(f"{words}: never goes on after {step.opname}")
                 if not after - {following.offset}:
                     found.add(f"{words}: never jumps at {step.opname}")
-            reached = {lines.get(seen[1]) for seen in self._seen if len(seen) == 2 and seen[0] == place}
-            found |= {f"{place[1]}, line {line}: never reached" for line in set(lines.values()) - reached - {None}}
+            reached = {
+                lines.get(seen[1]) for seen in self._seen if len(seen) == 2 and seen[0] == place
+            }
+            found |= {
+                f"{place[1]}, line {line}: never reached"
+                for line in set(lines.values()) - reached - {None}
+            }
         return sorted(found)
 
 

@@ -53,12 +53,23 @@ class Fake:
 
     @property
     def calls(self):
-        return (ctypes.c_char * (1 << 16)).in_dll(self.library, "fake_calls").value.decode().split("\n")[:-1]
+        return (
+            (ctypes.c_char * (1 << 16))
+            .in_dll(self.library, "fake_calls")
+            .value.decode()
+            .split("\n")[:-1]
+        )
 
     def forget(self):
         """Begin a new record."""
         (ctypes.c_char * (1 << 16)).in_dll(self.library, "fake_calls").value = b""
-        for name in ("fake_launches", "fake_loaded", "fake_unloaded", "fake_live_scratch", "fake_torn"):
+        for name in (
+            "fake_launches",
+            "fake_loaded",
+            "fake_unloaded",
+            "fake_live_scratch",
+            "fake_torn",
+        ):
             self.number(name).value = 0
         self.number("fake_max_threads").value = 1024
         self.number("fake_static_shared").value = 0
@@ -97,7 +108,10 @@ class Tensor:
 def fake_library(tmp_path_factory):
     """Compile the library once."""
     path = tmp_path_factory.mktemp("fake") / "libfake.so"
-    subprocess.run([compiling.compiler(), "-shared", "-fPIC", "-O1", HERE / "fake_driver.c", "-o", path], check=True)
+    subprocess.run(
+        [compiling.compiler(), "-shared", "-fPIC", "-O1", HERE / "fake_driver.c", "-o", path],
+        check=True,
+    )
     return Fake(str(path), ctypes.CDLL(str(path)))
 
 

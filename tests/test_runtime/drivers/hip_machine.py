@@ -73,15 +73,21 @@ class Machine:
 
     # What there is ----------------------------------------------------------------------------------------------------
 
-    def device(self, arch="gfx942:sramecc+:xnack-", *, shared=65536, units=304, warp=64, cooperative=True):
+    def device(
+        self, arch="gfx942:sramecc+:xnack-", *, shared=65536, units=304, warp=64, cooperative=True
+    ):
         """Add a GPU."""
         numbers = [MACHINES[arch.partition(":")[0]]]
         numbers += [ON if f"{feature}+" in arch else OFF for feature in ("xnack", "sramecc")]
-        self._library.stand_in_device(arch.encode(), *numbers, 1024, shared, units, warp, int(cooperative))
+        self._library.stand_in_device(
+            arch.encode(), *numbers, 1024, shared, units, warp, int(cooperative)
+        )
 
     def memory(self, start, end, kind, device=0, *, managed=False):
         """Add memory of one of HIP's types."""
-        self._library.stand_in_memory(ctypes.c_uint64(start), ctypes.c_uint64(end), kind, device, int(managed))
+        self._library.stand_in_memory(
+            ctypes.c_uint64(start), ctypes.c_uint64(end), kind, device, int(managed)
+        )
 
     def fail(self, call, status):
         """Let the next call of a name fail."""
@@ -100,13 +106,16 @@ class Machine:
             return HipDriver(compiled=self._compiled)
 
     def kernel(self, **wanted):
-        """Return plan and image of the recorded `add` whose plan has these fields."""
-        bundle = self.recorded.bundle
+        """Return plan and image of the recorded `add` whose plan has these fields, and four wavefronts where nothing is said."""
+        # Which kernel is the first is luck: their order is that of their keys.
+        bundle, wanted = self.recorded.bundle, {"block_threads": 256, **wanted}
         for kernel in bundle.kernels:
             if kernel.name == "add" and str(kernel.target) == "hip:gfx942":
                 image = bundle.read(kernel.binary)
                 plan = build_plan(kernel, image)
-                if plan.parameters[3].kind == "i32" and all(getattr(plan, name) == wanted[name] for name in wanted):
+                if plan.parameters[3].kind == "i32" and all(
+                    getattr(plan, name) == wanted[name] for name in wanted
+                ):
                     return plan, self.expect(image)
         raise AssertionError(f"no such kernel was recorded: {wanted}")
 

@@ -24,7 +24,9 @@ def opening(machine):
     machine.device()
     machine.device("gfx942:sramecc+:xnack+", cooperative=False)
     driver = machine.open(named=True)
-    machine.say(f"{driver.device_count()} devices, current {driver.device()}, stream {driver.stream(0)}")
+    machine.say(
+        f"{driver.device_count()} devices, current {driver.device()}, stream {driver.stream(0)}"
+    )
     for device in (0, 1):
         machine.say(str(driver.properties(device)))
 
@@ -140,14 +142,24 @@ def refused_images(machine):
         ("no code object", DriverError, b"no code object"),
         ("an x86 library", DriverError, image[:18] + b"\x3e\x00" + image[20:]),
         ("gfx950", ToolchainMismatch, hip_machine.retargeted(image, "gfx950")),
-        ("xnack on", ToolchainMismatch, hip_machine.retargeted(image, "gfx942", xnack=hip_machine.ON)),
-        ("sramecc off", ToolchainMismatch, hip_machine.retargeted(image, "gfx942", sramecc=hip_machine.OFF)),
+        (
+            "xnack on",
+            ToolchainMismatch,
+            hip_machine.retargeted(image, "gfx942", xnack=hip_machine.ON),
+        ),
+        (
+            "sramecc off",
+            ToolchainMismatch,
+            hip_machine.retargeted(image, "gfx942", sramecc=hip_machine.OFF),
+        ),
     ):
         machine.say(words)
         with machine.refuses(error):
             driver.load(plan, bad, 0)
     machine.say("xnack off, sramecc on: as the device is")
-    matching = hip_machine.retargeted(image, "gfx942", xnack=hip_machine.OFF, sramecc=hip_machine.ON)
+    matching = hip_machine.retargeted(
+        image, "gfx942", xnack=hip_machine.OFF, sramecc=hip_machine.ON
+    )
     driver.load(plan, matching, 0).unload()
     machine.fail("hipModuleLoadData", 2)
     with machine.refuses(DriverError):
@@ -167,7 +179,9 @@ def other_architectures(machine):
     for device in (0, 1):
         with machine.refuses(ToolchainMismatch):
             driver.load(plan, image, device)
-    narrow = replace(plan, target=Target("hip", "gfx1100", 32), block_threads=plan.block_threads // 2)
+    narrow = replace(
+        plan, target=Target("hip", "gfx1100", 32), block_threads=plan.block_threads // 2
+    )
     launch = driver.launcher(driver.load(narrow, hip_machine.retargeted(image, "gfx1100"), 1))
     launch(16, 1, 1, hip_machine.STREAM_OF_1, *VALUES)
     wide = replace(plan, target=Target("hip", "gfx950", 64), shared_bytes=131072)
@@ -232,8 +246,12 @@ def with_torch(machine):
         caching_allocator_alloc=lambda size, device, stream: 0x7F00_0000_0000,
         caching_allocator_delete=lambda address: None,
     )
-    raw = types.SimpleNamespace(_cuda_getDevice=lambda: 1, _cuda_getCurrentRawStream=lambda device: 0x5000 + device)
-    sys.modules["torch"] = types.SimpleNamespace(cuda=cuda, _C=raw, version=types.SimpleNamespace(hip="7.1"))
+    raw = types.SimpleNamespace(
+        _cuda_getDevice=lambda: 1, _cuda_getCurrentRawStream=lambda device: 0x5000 + device
+    )
+    sys.modules["torch"] = types.SimpleNamespace(
+        cuda=cuda, _C=raw, version=types.SimpleNamespace(hip="7.1")
+    )
     try:
         device = driver.device()
         machine.say(f"device {device}, stream {driver.stream(device):#x}")

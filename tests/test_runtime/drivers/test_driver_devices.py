@@ -44,8 +44,12 @@ def torch(monkeypatch):
         caching_allocator_alloc=lambda size, device, stream: 0x700 + size + device + stream,
         caching_allocator_delete=freed.append,
     )
-    raw = types.SimpleNamespace(_cuda_getDevice=lambda: 1, _cuda_getCurrentRawStream=lambda device: 70 + device)
-    module = types.SimpleNamespace(cuda=cuda, _C=raw, version=types.SimpleNamespace(hip=None), freed=freed)
+    raw = types.SimpleNamespace(
+        _cuda_getDevice=lambda: 1, _cuda_getCurrentRawStream=lambda device: 70 + device
+    )
+    module = types.SimpleNamespace(
+        cuda=cuda, _C=raw, version=types.SimpleNamespace(hip=None), freed=freed
+    )
     return lambda: monkeypatch.setitem(sys.modules, "torch", module) or module
 
 
@@ -57,7 +61,11 @@ def test_properties(open_driver, backend):
         "cuda": DeviceProperties("90", 1024, 232448, 32, 132, cooperative=True),
         "hip": DeviceProperties("gfx942", 1024, 65536, 64, 304, cooperative=True),
     }
-    assert (driver.properties(1), driver.device_count(), driver.backend) == (wanted[backend], 2, backend)
+    assert (driver.properties(1), driver.device_count(), driver.backend) == (
+        wanted[backend],
+        2,
+        backend,
+    )
     assert driver.properties(1) is driver.properties(1)
 
 
@@ -110,7 +118,9 @@ def test_torch_is_asked_directly_where_the_device_is_the_current_one(torch, plan
     """Another device has to be made current first, which torch's own function does; what was taken is given back when more is refused."""
     module = torch()
     asked = []
-    module._C._cuda_cudaCachingAllocator_raw_alloc = lambda size, stream: asked.append((size, stream)) or 0x1080
+    module._C._cuda_cudaCachingAllocator_raw_alloc = lambda size, stream: (
+        asked.append((size, stream)) or 0x1080
+    )
     one = plan("i32", global_scratch_bytes=64, global_scratch_align=512)
     assert scratch_for(one, lambda: TorchPool(1))(2, 3, 1, 9)[:2] == (0x1200, 0)
     assert scratch_for(one, lambda: TorchPool(0))(1, 1, 1, 9)[0] == 0xA00
@@ -132,7 +142,8 @@ def test_torch_is_asked_directly_where_the_device_is_the_current_one(torch, plan
 
 @BOTH
 @pytest.mark.parametrize(
-    ("address", "device"), [(0xD00010, 0), (0xE00010, 1), (0xF00010, 0), (0x10, None), (0xC00010, None)]
+    ("address", "device"),
+    [(0xD00010, 0), (0xE00010, 1), (0xF00010, 0), (0x10, None), (0xC00010, None)],
 )
 def test_where_an_address_lies(open_driver, backend, address, device):
     """Device memory belongs to its device, pinned host memory to the current one, other memory to none."""
@@ -155,12 +166,18 @@ def test_a_current_context_is_respected(open_driver, fake, plan, backend):
 @pytest.mark.parametrize(
     ("fields", "kind", "words"),
     [
-        ({"block_threads": 2048}, DriverError, "needs 2048 threads a block, and device 0 has at most 1024"),
+        (
+            {"block_threads": 2048},
+            DriverError,
+            "needs 2048 threads a block, and device 0 has at most 1024",
+        ),
         ({"shared_bytes": 300_000}, DriverError, "needs 300000 bytes of shared memory a block"),
         ({"target": None}, ToolchainMismatch, "compiled for .*:other, but device 0 is"),
     ],
 )
-def test_a_kernel_that_does_not_fit_the_device(open_driver, fake, plan, backend, fields, kind, words):
+def test_a_kernel_that_does_not_fit_the_device(
+    open_driver, fake, plan, backend, fields, kind, words
+):
     """Too many threads, too much shared memory, another architecture: the driver never sees the binary."""
     driver = open_driver(backend)
     fields = {name: value or Target(backend, "other") for name, value in fields.items()}
@@ -177,7 +194,9 @@ def test_a_binary_is_loaded_where_its_context_is_current(open_driver, fake, plan
     if not quick:
         driver.load_image = None
     elif driver.launch_path == "compiled" and driver.load_image is None:
-        pytest.skip("the extension is not built into this installation; `make test` installs a wheel that has it")
+        pytest.skip(
+            "the extension is not built into this installation; `make test` installs a wheel that has it"
+        )
     fake.forget()
     module = driver.load(plan("i32", shared_bytes=60000), b"im\0age", 1)
     assert fake.calls == [
@@ -199,7 +218,10 @@ def test_a_binary_is_loaded_where_its_context_is_current(open_driver, fake, plan
         with pytest.raises(kind, match=words):
             driver.load(plan("i32", **fields), image, 1)
     fake.number("fake_max_threads").value = 64
-    with pytest.raises(DriverError, match="needs 128 threads a block, and with its registers device 1 runs at most 64"):
+    with pytest.raises(
+        DriverError,
+        match="needs 128 threads a block, and with its registers device 1 runs at most 64",
+    ):
         driver.load(plan("i32"), b"image", 1)
     assert (fake.number("fake_loaded").value, fake.number("fake_unloaded").value) == (4, 2)
 
@@ -209,7 +231,10 @@ def test_registers_limit_the_threads(open_driver, fake, plan, backend):
     """A kernel whose registers allow fewer threads than it was compiled for is refused and unloaded."""
     driver = open_driver(backend)
     fake.number("fake_max_threads").value = 64
-    with pytest.raises(DriverError, match="needs 128 threads a block, and with its registers device 0 runs at most 64"):
+    with pytest.raises(
+        DriverError,
+        match="needs 128 threads a block, and with its registers device 0 runs at most 64",
+    ):
         driver.load(plan("i32", backend=backend), b"image", 0)
     assert fake.number("fake_loaded").value == fake.number("fake_unloaded").value == 1
 
@@ -228,7 +253,8 @@ def test_a_binary_that_the_driver_refuses(open_driver, fake, plan, backend):
 
 
 @pytest.mark.parametrize(
-    ("shared", "static", "asked"), [(49152, 0, False), (49153, 0, True), (40000, 10000, True), (0, 0, False)]
+    ("shared", "static", "asked"),
+    [(49152, 0, False), (49153, 0, True), (40000, 10000, True), (0, 0, False)],
 )
 def test_much_shared_memory_is_asked_for(open_driver, fake, plan, shared, static, asked):
     """Above 48 kB, static and dynamic together, the kernel is allowed what it needs, and no more."""
@@ -290,7 +316,9 @@ def test_a_descriptor_that_does_not_fit(open_driver, plan, descriptor, words):
 def test_hip_has_no_tensor_maps(open_driver, plan, tensor):
     """On HIP a kernel that wants a map is refused."""
     with pytest.raises(CannotLaunchStatically, match="HIP has no tensor maps"):
-        open_driver("hip").tensor_map(plan("tensormap", backend="hip"), MAP, Descriptor(tensor(0xD00000)))
+        open_driver("hip").tensor_map(
+            plan("tensormap", backend="hip"), MAP, Descriptor(tensor(0xD00000))
+        )
 
 
 @pytest.mark.parametrize("kind", [CudaDriver, HipDriver])
@@ -320,9 +348,14 @@ def test_there_is_no_such_backend():
 def test_many_threads_make_one_context(open_driver, fake, plan):
     """Of threads that load at once, one retains the context of a device."""
     driver = open_driver()
-    threads = [threading.Thread(target=driver.load, args=(plan("i32"), b"image", 1)) for _ in range(8)]
+    threads = [
+        threading.Thread(target=driver.load, args=(plan("i32"), b"image", 1)) for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (fake.calls.count("cuDevicePrimaryCtxRetain"), fake.number("fake_loaded").value) == (1, 8)
+    assert (fake.calls.count("cuDevicePrimaryCtxRetain"), fake.number("fake_loaded").value) == (
+        1,
+        8,
+    )

@@ -54,7 +54,10 @@ def test_a_cluster_multiplies_the_grid(ready, fake, plan):
     launch(5, 3, 1, 0, 4)
     assert list(fake.last.grid) == [10, 3, 1]
     attributes = bytes(fake.last.attributes)
-    found = [struct.unpack_from("<I4x3I", attributes, 72 * index) for index in range(fake.last.attribute_count)]
+    found = [
+        struct.unpack_from("<I4x3I", attributes, 72 * index)
+        for index in range(fake.last.attribute_count)
+    ]
     assert found == [(6, 1, 0, 0), (2, 1, 0, 0), (4, 2, 1, 1), (5, 1, 0, 0)]
     with pytest.raises(CannotLaunchStatically):
         launch(2**30, 1, 1, 0, 4)
@@ -83,7 +86,10 @@ def test_large_parameter_buffers_fit(ready, fake, plan, backend):
     for kinds in (("tensormap",) * 40, ("i8",) * 300):
         one = plan(*kinds, backend=backend)
         _, _, launch = ready(one)
-        values = [bytes([index]) * 128 if kinds[0] == "tensormap" else index % 100 for index in range(len(kinds))]
+        values = [
+            bytes([index]) * 128 if kinds[0] == "tensormap" else index % 100
+            for index in range(len(kinds))
+        ]
         launch(1, 1, 1, 0, *values)
         wanted = b"".join(values) if kinds[0] == "tensormap" else bytes(values)
         assert fake.parameters(one)[: len(wanted)] == wanted
@@ -139,9 +145,15 @@ def test_a_refused_launch_is_an_error(ready, fake, plan, backend, status):
     launch(1, 1, 1, 0, 4)
     name = fake.calls[-1]
     fake.fail(name, status)
-    with pytest.raises(DriverError, match=r"kernel: the launch failed: .*as the test wished") as caught:
+    with pytest.raises(
+        DriverError, match=r"kernel: the launch failed: .*as the test wished"
+    ) as caught:
         launch(1, 1, 1, 0, 4)
-    assert (caught.value.status, caught.value.kernel, caught.value.backend) == (status, "kernel", backend)
+    assert (caught.value.status, caught.value.kernel, caught.value.backend) == (
+        status,
+        "kernel",
+        backend,
+    )
     launch(1, 1, 1, 0, 4)
     assert fake.number("fake_launches").value == 2
 
@@ -154,7 +166,9 @@ def test_an_unloaded_module_launches_nothing(ready, fake, plan, backend):
     module.unload()
     assert fake.number("fake_unloaded").value == 1
     for one in (launch, driver.launcher(module)):
-        with pytest.raises(DriverError, match="kernel: cannot be launched, since its module was unloaded"):
+        with pytest.raises(
+            DriverError, match="kernel: cannot be launched, since its module was unloaded"
+        ):
             one(1, 1, 1, 0, 4)
     assert fake.number("fake_launches").value == 0
 
@@ -162,7 +176,9 @@ def test_an_unloaded_module_launches_nothing(ready, fake, plan, backend):
 @BOTH
 def test_scratch_is_there_for_one_launch(ready, fake, plan, backend):
     """Scratch is grid x cluster x size, at the alignment asked for, and given back also when the launch fails."""
-    one = plan("i32", backend=backend, cluster=2, global_scratch_bytes=100, global_scratch_align=128)
+    one = plan(
+        "i32", backend=backend, cluster=2, global_scratch_bytes=100, global_scratch_align=128
+    )
     _, _, launch = ready(one)
     launch(3, 2, 1, 0, 4)
     assert fake.number("fake_scratch_bytes").value == 3 * 2 * 2 * 100

@@ -81,10 +81,20 @@ def test_all_kinds_of_parameters_are_packed_as_python_packs_them(plan, tmp_path,
         global_scratch_align=128, profile_scratch_bytes=64, profile_scratch_align=16,
         tensor_maps=(TensorMap(15, 3, 4, 9, (16, 64), fp4_padded=False),),
     )  # fmt: skip
-    values = [VALUES[kind][1] if kind in VALUES else bytes(range(TENSOR_MAP_BYTES)) for kind in KINDS]
-    lines = [f"arguments.a{number} = {VALUES[kind][0]};" for number, kind in enumerate(KINDS) if kind in VALUES]
-    lines.append(f"for (int i = 0; i < {TENSOR_MAP_BYTES}; i++) arguments.a15[i] = (unsigned char)i;")
-    header = header_text(one, "k.cubin", "sha256:00ff", {"a0": 16}, GridExpressions("-(-n // 3)"), "")
+    values = [
+        VALUES[kind][1] if kind in VALUES else bytes(range(TENSOR_MAP_BYTES)) for kind in KINDS
+    ]
+    lines = [
+        f"arguments.a{number} = {VALUES[kind][0]};"
+        for number, kind in enumerate(KINDS)
+        if kind in VALUES
+    ]
+    lines.append(
+        f"for (int i = 0; i < {TENSOR_MAP_BYTES}; i++) arguments.a15[i] = (unsigned char)i;"
+    )
+    header = header_text(
+        one, "k.cubin", "sha256:00ff", {"a0": 16}, GridExpressions("-(-n // 3)"), ""
+    )
     text = program("kernel", one, header, "\n  ".join(lines))
     library = ctypes.CDLL(str(compiling.compile_text(text, tmp_path / "lib.so", language=language)))
     buffer = (ctypes.c_ubyte * one.buffer_bytes)()
@@ -92,7 +102,20 @@ def test_all_kinds_of_parameters_are_packed_as_python_packs_them(plan, tmp_path,
     assert bytes(buffer) == bytes(Packer(one).pack(values, 0xAAAA, 0xBBBB))
     library.fact.restype, library.number_of.restype = ctypes.c_char_p, ctypes.c_uint64
     assert [library.fact(n) for n in range(4)] == [b"entry", b"cuda:90", b"k.cubin", b"sha256:00ff"]
-    numbers = [256, 2, 70000, 1, 1, 512, 128, 64, 16, one.buffer_bytes, len(one.parameters), one.parameters[1].offset]
+    numbers = [
+        256,
+        2,
+        70000,
+        1,
+        1,
+        512,
+        128,
+        64,
+        16,
+        one.buffer_bytes,
+        len(one.parameters),
+        one.parameters[1].offset,
+    ]
     assert [library.number_of(n) for n in range(12)] == numbers
     grid = (ctypes.c_uint32 * 3)()
     assert (library.grid_for(ctypes.c_int64(10), grid), tuple(grid)) == (0, (4, 1, 1))
@@ -109,7 +132,8 @@ def test_odd_names_make_no_odd_code(plan, tmp_path, language):
 
     one = plan("i32", "i32", hidden=())
     parameters = tuple(
-        replace(p, name=name) for p, name in zip(one.parameters, ("class", 'a*/ int x = "\\\n'), strict=True)
+        replace(p, name=name)
+        for p, name in zip(one.parameters, ("class", 'a*/ int x = "\\\n'), strict=True)
     )
     one = replace(one, kernel='2 bad"*/\n??/name', entry='e"\\\n??/é', parameters=parameters)
     header = header_text(one, 'k"\n.cubin', "sha256:00ff", {}, GridExpressions("n // 2"), "")

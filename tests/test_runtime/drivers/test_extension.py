@@ -50,12 +50,28 @@ class Whole(int):
 EDGES = [2**bits + step for bits in (7, 8, 15, 16, 31, 32, 63, 64) for step in (-1, 0, 1)]
 VALUES = st.one_of(
     st.sampled_from(
-        [None, True, False, "text", b"\1" * 128, b"short", bytearray(128), 1j, Odd(), Text(), Whole(7), [], ()]
+        [
+            None,
+            True,
+            False,
+            "text",
+            b"\1" * 128,
+            b"short",
+            bytearray(128),
+            1j,
+            Odd(),
+            Text(),
+            Whole(7),
+            [],
+            (),
+        ]
     ),
     st.sampled_from([*EDGES, *[-edge for edge in EDGES], 0, 1]),
     st.integers(-(2**70), 2**70),
     st.floats(),
-    st.sampled_from([65504.0, 65519.99, 65520.0, -65520.0, 3.4e38, 3.5e38, 1e-46, 5e-324, -0.0, math.pi]),
+    st.sampled_from(
+        [65504.0, 65519.99, 65520.0, -65520.0, 3.4e38, 3.5e38, 1e-46, 5e-324, -0.0, math.pi]
+    ),
 )
 
 
@@ -104,7 +120,24 @@ def test_c_and_python_pack_the_same(launcher, plan, kind, value):
 
 def test_all_kinds_in_one_buffer(launcher, plan, tensor):
     """Each value lands where the plan says, and what lies between is zero."""
-    values = (tensor(5), True, -1, -2, -3, -4, False, 1, 2, 3, 4, 1.5, 2.5, 3.5, 4.5, bytes(range(128)))
+    values = (
+        tensor(5),
+        True,
+        -1,
+        -2,
+        -3,
+        -4,
+        False,
+        1,
+        2,
+        3,
+        4,
+        1.5,
+        2.5,
+        3.5,
+        4.5,
+        bytes(range(128)),
+    )
     assert launcher(*KINDS).pack(*values) == bytes(Packer(plan(*KINDS)).pack(values))
 
 
@@ -196,21 +229,33 @@ def test_without_the_extension(fake, monkeypatch):
 @pytest.mark.parametrize("name", ["_launch", "_dispatch"])
 def test_the_extensions_need_no_driver(name):
     """The sources include Python's headers, C's and their own, and link to nothing else."""
-    folder, wanted, found = Path(__file__).parents[3] / "bundler" / "runtime" / "launch", [f"{name}.c"], set()
+    folder, wanted, found = (
+        Path(__file__).parents[3] / "bundler" / "runtime" / "launch",
+        [f"{name}.c"],
+        set(),
+    )
     for file in wanted:
         lines = (folder / file).read_text().splitlines()
         includes = {line.split()[1] for line in lines if line.startswith("#include")}
         found |= {include for include in includes if include.startswith("<")}
-        wanted += [include.strip('"') for include in includes - found if include.strip('"') not in wanted]
+        wanted += [
+            include.strip('"') for include in includes - found if include.strip('"') not in wanted
+        ]
     assert found == {"<Python.h>", "<structmember.h>", "<stddef.h>", "<stdint.h>", "<string.h>"}
 
 
 def test_an_installed_extension_is_taken():
     """Where it was built, a driver takes it without being asked."""
     if launchers.compiled_type() is None:
-        pytest.skip("the extension is not built into this installation; `make test` installs a wheel that has it")
-    code = "from bundler.runtime.launch import launchers; print(launchers.compiled_type().__module__)"
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+        pytest.skip(
+            "the extension is not built into this installation; `make test` installs a wheel that has it"
+        )
+    code = (
+        "from bundler.runtime.launch import launchers; print(launchers.compiled_type().__module__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "bundler.runtime.launch._launch"
 
 
@@ -226,7 +271,13 @@ def test_tensors_of_torch(launcher):
             return 0xD00000
 
     plain = torch.zeros(4)
-    values = (plain, torch.nn.Parameter(plain), plain.as_subclass(Own), plain.as_subclass(Moved), plain[1:])
+    values = (
+        plain,
+        torch.nn.Parameter(plain),
+        plain.as_subclass(Own),
+        plain.as_subclass(Moved),
+        plain[1:],
+    )
     wanted = [plain.data_ptr()] * 3 + [0xD00000, plain.data_ptr() + 4]
     for _ in range(2):  # the second time a type is known
         for value, address in zip(values, wanted, strict=True):
@@ -259,7 +310,9 @@ def untold(launcher_type):
     """
     asked = []
 
-    @ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.py_object), ctypes.POINTER(ctypes.c_uint64))
+    @ctypes.CFUNCTYPE(
+        ctypes.c_int32, ctypes.POINTER(ctypes.py_object), ctypes.POINTER(ctypes.c_uint64)
+    )
     def read(handle, address):
         asked.append(handle[0])
         address[0] = handle[0] + 256
@@ -267,7 +320,10 @@ def untold(launcher_type):
 
     def tell():
         launcher_type.tell_tensors(
-            (Slotted,), Slotted.data_ptr, ctypes.cast(read, ctypes.c_void_p).value, object.__basicsize__
+            (Slotted,),
+            Slotted.data_ptr,
+            ctypes.cast(read, ctypes.c_void_p).value,
+            object.__basicsize__,
         )
 
     yield tell, asked
@@ -318,7 +374,9 @@ def test_a_driver_has_the_extension_told_some_launches_after_torch_is_in_use(fak
     torch = types.SimpleNamespace(
         cuda=types.SimpleNamespace(is_initialized=lambda: bool(in_use)),
         version=types.SimpleNamespace(hip=None),
-        _C=types.SimpleNamespace(_cuda_getDevice=lambda: 1, _cuda_getCurrentRawStream=lambda device: 5),
+        _C=types.SimpleNamespace(
+            _cuda_getDevice=lambda: 1, _cuda_getCurrentRawStream=lambda device: 5
+        ),
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
     driver = CudaDriver(fake.path, compiled=True)
@@ -368,7 +426,9 @@ def test_what_fails_when_it_is_called_later_fails_in_that_launch_alone(counted, 
         counted(1, 1, 1, 0, 64)
 
 
-def test_objects_are_read_by_their_method_until_the_extension_is_told(counted, launcher_type, untold):
+def test_objects_are_read_by_their_method_until_the_extension_is_told(
+    counted, launcher_type, untold
+):
     """The launch after which Python tells the extension still asks the method; each launch from then on asks the function."""
     tell, asked = untold
     launcher_type.ask_later(tell, 2)
@@ -384,7 +444,10 @@ def test_threads_may_launch_while_the_extension_is_told(counted, launcher_type, 
     calls = []
     launcher_type.ask_later(lambda: (calls.append(threading.get_ident()), untold[0]()), 1000)
     with ThreadPoolExecutor(4) as threads:
-        done = [threads.submit(lambda: [counted(1, 1, 1, 0, Slotted(1)) for _ in range(500)]) for _ in range(4)]
+        done = [
+            threads.submit(lambda: [counted(1, 1, 1, 0, Slotted(1)) for _ in range(500)])
+            for _ in range(4)
+        ]
         assert [one.result() for one in done] == [[None] * 500] * 4
     assert len(calls) == 1
     assert 990 <= len(untold[1]) <= 1000
@@ -392,23 +455,39 @@ def test_threads_may_launch_while_the_extension_is_told(counted, launcher_type, 
 
 def test_more_classes_than_are_kept(launcher):
     """Values of ten classes take turns, and each gives its own address."""
-    kinds = [type(f"Tensor{number}", (), {"data_ptr": lambda self, number=number: 64 * number}) for number in range(10)]
+    kinds = [
+        type(f"Tensor{number}", (), {"data_ptr": lambda self, number=number: 64 * number})
+        for number in range(10)
+    ]
     for _ in range(3):
-        assert [address(launcher, kind()) for kind in kinds] == [64 * number for number in range(10)]
+        assert [address(launcher, kind()) for kind in kinds] == [
+            64 * number for number in range(10)
+        ]
 
 
 def test_tensors_of_torch_are_read_by_torchs_function(launcher, launcher_type):
     """With what is found for this torch, tensors give what data_ptr() gives, and one without an address the same refusal."""
     torch = pytest.importorskip("torch")
     plain = torch.zeros(4)
-    values = (plain, plain[1:], torch.nn.Parameter(plain), torch.empty(0), torch.empty(4, device="meta"))
+    values = (
+        plain,
+        plain[1:],
+        torch.nn.Parameter(plain),
+        torch.empty(0),
+        torch.empty(4, device="meta"),
+    )
     words = packed(lambda values: launcher("pointer").pack(*values), (torch.eye(3).to_sparse(),))
     found = find_handles()
     assert found is not None
     launcher_type.tell_tensors(*found)
     try:
-        assert [address(launcher, value) for value in values] == [value.data_ptr() for value in values]
-        assert packed(lambda values: launcher("pointer").pack(*values), (torch.eye(3).to_sparse(),)) == words
+        assert [address(launcher, value) for value in values] == [
+            value.data_ptr() for value in values
+        ]
+        assert (
+            packed(lambda values: launcher("pointer").pack(*values), (torch.eye(3).to_sparse(),))
+            == words
+        )
     finally:
         launcher_type.tell_tensors((), None, 0, 0)
     assert isinstance(words, str)
@@ -421,16 +500,24 @@ def test_kernels_of_one_kind_have_launchers_alike(fake, launcher_type, monkeypat
     driver = CudaDriver(fake.path, compiled=True)
     shape = plan("pointer", "i32")
     fake.expect(shape)
-    one, two = driver.load(shape, b"image", 0), driver.load(replace(shape, kernel="second"), b"image", 0)
+    one, two = (
+        driver.load(shape, b"image", 0),
+        driver.load(replace(shape, kernel="second"), b"image", 0),
+    )
     one.function, two.function = 0xF1, 0xF2
     made = []
     compiled_launcher = launchers.compiled_launcher
-    monkeypatch.setattr(launchers, "compiled_launcher", lambda *args: made.append(args) or compiled_launcher(*args))
+    monkeypatch.setattr(
+        launchers, "compiled_launcher", lambda *args: made.append(args) or compiled_launcher(*args)
+    )
     first, second = driver.launcher(one), driver.launcher(two)
     assert len(made) == 1
     for launch, function in ((first, 0xF1), (second, 0xF2), (first, 0xF1)):
         launch(2, 1, 1, 0, tensor(64), 7)
-        assert (fake.last.function, bytes(fake.last.grid)) == (function, struct.pack("<III", 2, 1, 1))
+        assert (fake.last.function, bytes(fake.last.grid)) == (
+            function,
+            struct.pack("<III", 2, 1, 1),
+        )
         assert fake.parameters(shape)[:12] == struct.pack("<Qi", 64, 7)
     with pytest.raises(CannotLaunchStatically, match="second: argument 'a1'"):
         second(2, 1, 1, 0, tensor(64), 2**40)
@@ -445,3 +532,24 @@ def test_kernels_of_one_kind_have_launchers_alike(fake, launcher_type, monkeypat
     other = driver.launcher(driver.load(replace(shape, block_threads=64), b"image", 0))
     other(1, 1, 1, 0, tensor(64), 7)
     assert fake.last.block[0] == 64
+
+
+class Interrupted:
+    """Looks like a tensor; whoever asks for its address is interrupted."""
+
+    dtype = "float32"
+
+    def data_ptr(self):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_a_value_is_packed_is_not_forgotten(launcher_type):
+    """It comes only once, so that Python, asked to pack in its place, would not meet it."""
+    asked = []
+    launcher = launcher_type(
+        plain=0, extended=0, where=0, place=0, function=0, block=1, cluster=1, shared=0, attributes=b"", buffer_bytes=8,
+        arguments=1, fields=(("pointer", 0, 0),), slow_pack=asked.append, fail=print, enter=print, scratch=None,
+    )  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        launcher.pack(Interrupted())
+    assert asked == []

@@ -22,7 +22,9 @@ from bundler.runtime.launch import hip, hip_library, launchers
 # Images, headers and how parameters lie are Triton's, so each release has its turn.
 pytestmark = [pytest.mark.release, pytest.mark.toolchain]
 SEQUENCES = Path(__file__).resolve().parent / "hip_sequences"
-NAMES = {scenario.__name__: scenario for scenario in (*hip_scenarios.SCENARIOS, *hip_scenarios.LACKING)}
+NAMES = {
+    scenario.__name__: scenario for scenario in (*hip_scenarios.SCENARIOS, *hip_scenarios.LACKING)
+}
 PATHS = ("compiled", "ctypes")
 
 
@@ -30,7 +32,9 @@ PATHS = ("compiled", "ctypes")
 def libraries(tmp_path_factory):
     """The library, whole and without what is optional."""
     folder = tmp_path_factory.mktemp("hip")
-    return {lacking: hip_machine.compile_stand_in(folder, lacking=lacking) for lacking in (False, True)}
+    return {
+        lacking: hip_machine.compile_stand_in(folder, lacking=lacking) for lacking in (False, True)
+    }
 
 
 @pytest.fixture
@@ -62,7 +66,9 @@ def test_a_sequence_of_calls_is_as_written_down(play, name, path):
 
 def test_there_is_no_sequence_too_many():
     """A file without its scenario would be a promise that nothing keeps."""
-    assert sorted(SEQUENCES.glob("*/*")) == sorted(SEQUENCES / path / f"{name}.txt" for path in PATHS for name in NAMES)
+    assert sorted(SEQUENCES.glob("*/*")) == sorted(
+        SEQUENCES / path / f"{name}.txt" for path in PATHS for name in NAMES
+    )
 
 
 def test_every_branch_of_the_driver_is_driven(play):
@@ -79,8 +85,12 @@ def test_a_branch_that_is_not_driven_is_told(play):
     with branch_record.Branches(hip) as branches:
         play(hip_scenarios.launches, "compiled")
     missing = branches.missing()
-    assert any(line.startswith("HipDriver._enter, ") and "never goes on" in line for line in missing)
-    assert any(line.startswith("HipDriver.tensor_map, ") and "never reached" in line for line in missing)
+    assert any(
+        line.startswith("HipDriver._enter, ") and "never goes on" in line for line in missing
+    )
+    assert any(
+        line.startswith("HipDriver.tensor_map, ") and "never reached" in line for line in missing
+    )
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -115,7 +125,9 @@ def bare(monkeypatch, tmp_path):
     maps = tmp_path / "maps"
     maps.write_text("")
     real = Path
-    monkeypatch.setattr(hip_library, "Path", lambda *parts: maps if parts == ("/proc/self/maps",) else real(*parts))
+    monkeypatch.setattr(
+        hip_library, "Path", lambda *parts: maps if parts == ("/proc/self/maps",) else real(*parts)
+    )
     monkeypatch.setattr(sys, "path", [])
     return maps
 
@@ -141,7 +153,11 @@ def test_the_library_that_is_here_is_taken(libraries):
     )
     clean = {name: value for name, value in os.environ.items() if name != "TRITON_LIBHIP_PATH"}
     done = subprocess.run(
-        [sys.executable, "-c", code, libraries[False]], capture_output=True, text=True, check=True, env=clean
+        [sys.executable, "-c", code, libraries[False]],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=clean,
     )
     assert done.stdout.strip() == str(libraries[False])
 
@@ -149,11 +165,15 @@ def test_the_library_that_is_here_is_taken(libraries):
 def test_a_copy_that_is_gone_is_no_copy(bare, tmp_path):
     """A file that was replaced while it was in use cannot be opened by its old name."""
     here = touch(tmp_path / "torch" / "lib" / "libamdhip64.so")
-    bare.write_text(f"7f 00 /gone/libamdhip64.so.6 (deleted)\n7f 00 [stack]\n7f 00 rw-p 0 00:00 0   {here}\n")
+    bare.write_text(
+        f"7f 00 /gone/libamdhip64.so.6 (deleted)\n7f 00 [stack]\n7f 00 rw-p 0 00:00 0   {here}\n"
+    )
     assert hip_library.library_path() == str(here)
 
 
-@pytest.mark.parametrize("place", ["torch/lib/libamdhip64.so", "_rocm_sdk_core/lib/libamdhip64.so.7"])
+@pytest.mark.parametrize(
+    "place", ["torch/lib/libamdhip64.so", "_rocm_sdk_core/lib/libamdhip64.so.7"]
+)
 def test_the_library_of_torch_is_taken(bare, monkeypatch, tmp_path, place):
     """torch opens its copy when it is imported, perhaps after us."""
     copy = touch(tmp_path / "site" / place)
@@ -182,7 +202,9 @@ def test_the_library_of_an_installation_is_taken(bare, monkeypatch, tmp_path, va
 
 def test_without_any_library_the_error_names_it(bare):
     """Nothing found is an error that says what is missing, also where there is no /proc."""
-    with pytest.raises(DriverUnavailable, match=r"hip kernels need the driver's library libamdhip64\.so"):
+    with pytest.raises(
+        DriverUnavailable, match=r"hip kernels need the driver's library libamdhip64\.so"
+    ):
         hip.HipDriver()
     bare.unlink()
     assert hip_library.library_path() == "libamdhip64.so"

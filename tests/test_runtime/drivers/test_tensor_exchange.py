@@ -34,9 +34,15 @@ class Found(ctypes.Structure):
 
 
 READ = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(Found))
-TELL = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.py_object), ctypes.POINTER(ctypes.c_int32))
-TELL_ADDRESS = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.py_object), ctypes.POINTER(ctypes.c_uint64))
-ASK = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_uint64))
+TELL = ctypes.PYFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(ctypes.py_object), ctypes.POINTER(ctypes.c_int32)
+)
+TELL_ADDRESS = ctypes.PYFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(ctypes.py_object), ctypes.POINTER(ctypes.c_uint64)
+)
+ASK = ctypes.PYFUNCTYPE(
+    ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_uint64)
+)
 
 
 class Table(ctypes.Structure):
@@ -88,7 +94,18 @@ def read(tensor, found):
         return -1
     code, bits = CODES[tensor.dtype]
     # As torch: all of it in the address; another library may have a part of it in the offset.
-    found[0] = Found(tensor.address - 64, tensor.place, max(tensor.get_device(), 0), 1, code, bits, 1, None, None, 64)
+    found[0] = Found(
+        tensor.address - 64,
+        tensor.place,
+        max(tensor.get_device(), 0),
+        1,
+        code,
+        bits,
+        1,
+        None,
+        None,
+        64,
+    )
     return 0
 
 
@@ -133,8 +150,13 @@ def tensor_type(monkeypatch, way):
     table = Table(1, 3, None, (ctypes.c_void_p * 3)(), READ(read), ASK(stream))
     _kept.append(table)
     new = ctypes.pythonapi.PyCapsule_New
-    new.argtypes, new.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p], ctypes.py_object
-    members = {"__dlpack_c_exchange_api__": new(ctypes.addressof(table), b"dlpack_exchange_api", None)}
+    new.argtypes, new.restype = (
+        [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p],
+        ctypes.py_object,
+    )
+    members = {
+        "__dlpack_c_exchange_api__": new(ctypes.addressof(table), b"dlpack_exchange_api", None)
+    }
     found = type("Tensor", (Handle, Tensor), members)
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=found))
     launcher = launchers.compiled_type()
@@ -147,14 +169,18 @@ def tensor_type(monkeypatch, way):
 
 def tell_functions(launcher, kind):
     address, *others = (ctypes.cast(function, ctypes.c_void_p).value for function in _functions)
-    launcher.tell_tensors((kind,), kind.data_ptr, address, object.__basicsize__, *others, ON_CUDA - 1)
+    launcher.tell_tensors(
+        (kind,), kind.data_ptr, address, object.__basicsize__, *others, ON_CUDA - 1
+    )
 
 
 @pytest.fixture
 def kernels(recorded, fake, tensor_type):
     """All recorded kernels, over the library that stands in for CUDA's, with the compiled launcher and dispatcher."""
     if compiled_dispatch.dispatcher_type() is None or launchers.compiled_type() is None:
-        pytest.skip("the extensions are not built into this installation; `make test` installs a wheel that has them")
+        pytest.skip(
+            "the extensions are not built into this installation; `make test` installs a wheel that has them"
+        )
     with load(recorded.bundle, driver=CudaDriver(fake.path, compiled=True)) as found:
         yield found
 
@@ -175,7 +201,10 @@ def test_a_launch_asks_no_method(add, fake, tensor_type, way):
     tensors = [tensor_type(FIRST + 256 * number) for number in range(1, 4)]
     add[(5, 2)](*tensors, 1024, BLOCK=64)
     assert [tensor.asked for tensor in tensors] == [[way]] * 3
-    assert struct.unpack_from("<3Qi", bytes(fake.last.parameters)) == (*(t.address for t in tensors), 1024)
+    assert struct.unpack_from("<3Qi", bytes(fake.last.parameters)) == (
+        *(t.address for t in tensors),
+        1024,
+    )
     assert (list(fake.last.grid), fake.last.stream) == ([5, 2, 1], STREAM)
 
 
@@ -201,7 +230,9 @@ def test_a_thread_that_is_elsewhere_launches_nothing_there(add, fake, tensor_typ
     """With another device current, tensors of the first one are refused, and launched again once it is current."""
     tensors = [tensor_type() for _ in range(3)]
     fake.library.cuCtxPushCurrent_v2(ctypes.c_void_p(0xC1))
-    with pytest.raises(CannotLaunchStatically, match="in device 0, and the kernel is launched on device 1"):
+    with pytest.raises(
+        CannotLaunchStatically, match="in device 0, and the kernel is launched on device 1"
+    ):
         add[GRID](*tensors, 1024, BLOCK=64)
     there = [tensor_type(SECOND) for _ in range(3)]
     for _ in range(3):
@@ -211,7 +242,9 @@ def test_a_thread_that_is_elsewhere_launches_nothing_there(add, fake, tensor_typ
     fake.library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
     add[GRID](*tensors, 1024, BLOCK=64)
     assert (fake.number("fake_launches").value, fake.last.context) == (4, 0xC0)
-    with pytest.raises(CannotLaunchStatically, match="in device 1, and the kernel is launched on device 0"):
+    with pytest.raises(
+        CannotLaunchStatically, match="in device 1, and the kernel is launched on device 0"
+    ):
         add[GRID](*there, 1024, BLOCK=64)
 
 
@@ -227,7 +260,11 @@ def test_tensors_of_two_devices_are_refused(add, fake, tensor_type):
 def test_types_and_alignments_are_told_apart(add, fake, tensor_type):
     """A tensor of another type, or at an odd address, is another kind of call: none is recorded for it."""
     tensors = [tensor_type() for _ in range(3)]
-    for other in (tensor_type(dtype="float16"), tensor_type(FIRST + 4), tensor_type(dtype="unknown")):
+    for other in (
+        tensor_type(dtype="float16"),
+        tensor_type(FIRST + 4),
+        tensor_type(dtype="unknown"),
+    ):
         for _ in range(2):
             with pytest.raises((NotFound, CannotLaunchStatically)):
                 add[GRID](tensors[0], other, tensors[2], 1024, BLOCK=64)
@@ -244,7 +281,10 @@ def test_hooks_hear_of_such_launches(kernels, add, fake, tensor_type):
     add[GRID](*tensors, 1024, BLOCK=64)
     kernels.hooks.enter.clear()
     add[GRID](*tensors, 1024, BLOCK=64)
-    assert ([facts["name"] for facts in heard], fake.number("fake_launches").value) == (["add", "add"], 3)
+    assert ([facts["name"] for facts in heard], fake.number("fake_launches").value) == (
+        ["add", "add"],
+        3,
+    )
 
 
 def test_a_class_with_methods_of_its_own_is_asked_by_them(add, fake, tensor_type):
@@ -270,7 +310,10 @@ def test_a_class_with_methods_of_its_own_is_asked_by_them(add, fake, tensor_type
 def test_functions_that_are_told_later_are_asked_from_then_on(add, fake, tensor_type):
     """What was kept of a class is looked at again when other functions are told, or none."""
     launcher = launchers.compiled_type()
-    for tell, way in ((tell_functions, "functions"), (lambda kind, _: kind.tell_tensors((), None, 0, 0), "table")) * 2:
+    for tell, way in (
+        (tell_functions, "functions"),
+        (lambda kind, _: kind.tell_tensors((), None, 0, 0), "table"),
+    ) * 2:
         tell(launcher, tensor_type)
         for _ in range(2):  # the first call of each way is one that is not known yet
             tensors = [tensor_type(FIRST + 256) for _ in range(3)]
@@ -295,7 +338,9 @@ def test_launches_of_the_dispatcher_count_until_the_functions_are_told(add, fake
 
 
 @pytest.mark.parametrize("fact", ["address", "type", "device", "dtype"])
-def test_a_tensor_of_which_a_function_tells_nothing_is_asked_by_its_methods(add, fake, tensor_type, fact, way):
+def test_a_tensor_of_which_a_function_tells_nothing_is_asked_by_its_methods(
+    add, fake, tensor_type, fact, way
+):
     """Python launches then what the methods tell, as it does where the table tells nothing."""
     tensors = [tensor_type(FIRST + 256) for _ in range(3)]
     tensors[1].handle[fact] = None
@@ -345,7 +390,9 @@ def test_what_torch_itself_tells_is_the_same():
     torch = pytest.importorskip("torch")
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.argtypes, pointer.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
-    table = Table.from_address(pointer(torch.Tensor.__dlpack_c_exchange_api__, b"dlpack_exchange_api"))
+    table = Table.from_address(
+        pointer(torch.Tensor.__dlpack_c_exchange_api__, b"dlpack_exchange_api")
+    )
     plain = torch.zeros(64)
     kinds = {}
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
@@ -355,8 +402,18 @@ def test_what_torch_itself_tells_is_the_same():
         assert table.read(torch.zeros(4, dtype=dtype), ctypes.pointer(found)) == 0
         kinds[found.code, found.bits, found.lanes] = dtype
     assert (table.major, len(kinds)) == (1, 16)
-    for tensor in (plain, plain[3:], plain[::2], torch.empty(0), torch.nn.Parameter(plain), plain.reshape(8, 8).T):
+    for tensor in (
+        plain,
+        plain[3:],
+        plain[::2],
+        torch.empty(0),
+        torch.nn.Parameter(plain),
+        plain.reshape(8, 8).T,
+    ):
         found = Found()
         assert table.read(tensor, ctypes.pointer(found)) == 0
         assert (found.data or 0) + found.byte_offset == tensor.data_ptr()
-        assert (found.device_type, kinds[found.code, found.bits, found.lanes]) == (ON_HOST, torch.float32)
+        assert (found.device_type, kinds[found.code, found.bits, found.lanes]) == (
+            ON_HOST,
+            torch.float32,
+        )

@@ -16,7 +16,16 @@ HERE = Path(__file__).parent
 def fake_cuda(tmp_path_factory):
     """Compile the library once; returns its folder, for LD_LIBRARY_PATH."""
     folder = tmp_path_factory.mktemp("cuda")
-    line = [compiling.compiler(), "-shared", "-fPIC", "-O1", "-w", HERE / "fake_cuda.c", "-o", folder / "libcuda.so.1"]
+    line = [
+        compiling.compiler(),
+        "-shared",
+        "-fPIC",
+        "-O1",
+        "-w",
+        HERE / "fake_cuda.c",
+        "-o",
+        folder / "libcuda.so.1",
+    ]
     subprocess.run(line, check=True)
     return folder
 

@@ -39,10 +39,14 @@ class Witness:
         self.images, self.launches, self.sizes = {}, [], None
         self._keep = (
             ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_void_p)(self._loaded),
-            ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p))(self._launched),
+            ctypes.CFUNCTYPE(
+                None, ctypes.c_void_p, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p)
+            )(self._launched),
         )
         for name, function in zip(("fake_loaded", "fake_launched"), self._keep, strict=True):
-            ctypes.c_void_p.in_dll(self.library, name).value = ctypes.cast(function, ctypes.c_void_p).value
+            ctypes.c_void_p.in_dll(self.library, name).value = ctypes.cast(
+                function, ctypes.c_void_p
+            ).value
 
     def _loaded(self, module, image):
         header = ctypes.string_at(image, 64)
@@ -68,7 +72,12 @@ class Witness:
 
     @property
     def calls(self):
-        return (ctypes.c_char * (1 << 20)).in_dll(self.library, "fake_calls").value.decode().splitlines()
+        return (
+            (ctypes.c_char * (1 << 20))
+            .in_dll(self.library, "fake_calls")
+            .value.decode()
+            .splitlines()
+        )
 
     @property
     def names(self):
@@ -123,7 +132,10 @@ def by_jit(witness):
     import triton
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    compile_calls, calls = load(HERE.parent / "compile_calls.py"), load(HERE.parent / "launch_calls.py")
+    compile_calls, calls = (
+        load(HERE.parent / "compile_calls.py"),
+        load(HERE.parent / "launch_calls.py"),
+    )
     kernels = load(HERE.parent / "launch_kernels.py")
     cases, gpu_kernels = load(ROOT / "tools/gpu/cases.py"), load(ROOT / "tools/gpu/kernels.py")
     calls.ITEM_BYTES.setdefault("float8_e4m3fn", 1)
@@ -136,7 +148,10 @@ def by_jit(witness):
     for number, call in enumerate(calls.CALLS):
         args = compile_calls.for_triton(call.args, calls, kernels)
         kernel = kernels.FUNCTIONS[call.kernel]
-        yield f"{number} {call.kernel}", lambda k=kernel, a=args, c=call: k[(2, 3, 1)](*a, **c.keywords)
+        yield (
+            f"{number} {call.kernel}",
+            lambda k=kernel, a=args, c=call: k[(2, 3, 1)](*a, **c.keywords),
+        )
 
 
 SIZES = {"i1": 1, "i8": 1, "u1": 1, "u8": 1, "i16": 2, "u16": 2, "fp16": 2, "bf16": 2, "i32": 4, "u32": 4, "fp32": 4, "f32": 4,
@@ -202,7 +217,10 @@ def by_hand(witness):
     yield "scratch", hand(witness, *plain, scratch=(64, 128))
     yield "a hook that raises", hand(witness, *plain, enter=_raises)
     yield "a hook that raises afterwards", hand(witness, *plain, leave=_raises)
-    yield "a value that is none, behind a hook", hand(witness, ("fp16",), ("text",), [2], enter=witness.noted)
+    yield (
+        "a value that is none, behind a hook",
+        hand(witness, ("fp16",), ("text",), [2], enter=witness.noted),
+    )
     yield "hooks", hand(witness, *plain, enter=witness.noted, leave=witness.noted)
     yield "large numbers", hand(witness, *plain, stream=2**64 - 1)
 
@@ -219,12 +237,16 @@ def hand(witness, signature, values, sizes, *, grid=(1, 2, 3), warps=4, clusters
         num_ctas=clusters, global_scratch_size=scratch[0], global_scratch_align=16, profile_scratch_size=scratch[1],
         profile_scratch_align=8, launch_cooperative_grid=cooperative, launch_pdl=pdl, tensordesc_meta=None,
     )  # fmt: skip
-    source = types.SimpleNamespace(constants={}, signature={f"a{index}": kind for index, kind in enumerate(signature)})
+    source = types.SimpleNamespace(
+        constants={}, signature={f"a{index}": kind for index, kind in enumerate(signature)}
+    )
 
     def launch():
         witness.sizes = [*sizes, 8, 8]
         launcher = CudaLauncher(source, metadata)
-        launcher(*grid, stream, 0xF00D, (warps, clusters, shared), {"name": "k"}, enter, leave, *values)
+        launcher(
+            *grid, stream, 0xF00D, (warps, clusters, shared), {"name": "k"}, enter, leave, *values
+        )
 
     return launch
 
@@ -253,7 +275,11 @@ def helpers(witness, utils):
     ):  # fmt: skip
         if name in names:
             yield f"{name}{args}", lambda n=name, a=args: getattr(utils, n)(*a)
-    tiled = "fill_tma_descriptor_tiled" if "fill_tma_descriptor_tiled" in names else "fill_tma_descriptor"
+    tiled = (
+        "fill_tma_descriptor_tiled"
+        if "fill_tma_descriptor_tiled" in names
+        else "fill_tma_descriptor"
+    )
     for args in (
         (1 << 40, 1, 2, 6, [64, 32], [100, 200], [200, 1], 0), (1 << 40, 3, 4, 7, (8, 16, 32), (9, 99, 999), (98901, 999, 1), 1),
         (1 << 40, 3, 4, 7, [16], [99], [1], 0), (1 << 40, 3, 4, 7, [16, 16], [99], [1], 0), (1 << 40, 3, 4, 7, [16], [99], [1, 1], 0),
@@ -282,14 +308,21 @@ def outcome(witness, work):
             said = ctypes.string_at(id(answer) + 128, 128).hex()
     except Exception as error:  # noqa: BLE001  # whatever it is, both must raise it
         said = [type(error).__name__, str(error)]
-    return {"said": said, "launches": witness.launches, "calls": witness.calls, "hooked": witness.hooked}
+    return {
+        "said": said,
+        "launches": witness.launches,
+        "calls": witness.calls,
+        "hooked": witness.hooked,
+    }
 
 
 def main(way, fake):
     compile_calls = load(HERE.parent / "compile_calls.py")
     compile_calls.stand_in_for_torch()
     witness = Witness(fake)
-    witness.noted = lambda metadata: witness.hooked.append((metadata["name"], len(witness.launches)))
+    witness.noted = lambda metadata: witness.hooked.append(
+        (metadata["name"], len(witness.launches))
+    )
     answers = []
     if way == "bundler":
         import triton.backends.nvidia.driver  # noqa: F401

@@ -55,7 +55,10 @@ def test_launches_are_those_of_triton(fake_cuda, tmp_path):
     compiling.compiler()
     if jit_modules.compiled_driver() is None:
         pytest.skip("needs the extension _jit_driver, which was not built")
-    by_triton, ours = run("triton", fake_cuda, tmp_path), run("bundler", fake_cuda, tmp_path, CC="/bin/false")
+    by_triton, ours = (
+        run("triton", fake_cuda, tmp_path),
+        run("bundler", fake_cuda, tmp_path, CC="/bin/false"),
+    )
     expected, found = outcomes(by_triton["found"]), outcomes(ours["found"])
     different = {name for name, row in expected.items() if row != found[name]}
     assert different <= {*RAISED_EARLIER, *LAUNCHED_ALL_THE_SAME}
@@ -63,5 +66,7 @@ def test_launches_are_those_of_triton(fake_cuda, tmp_path):
     assert all(len(found[name]["launches"]) == 1 for name in LAUNCHED_ALL_THE_SAME)
     assert expected.keys() == found.keys()
     assert sum(len(row["launches"]) for row in found.values()) > 330
-    assert set(ours["answers"]) - {None} <= {"a launcher of ('*fp32', 'fp8e5'): Unknown data type: 'fp8e5'"}
+    assert set(ours["answers"]) - {None} <= {
+        "a launcher of ('*fp32', 'fp8e5'): Unknown data type: 'fp8e5'"
+    }
     assert None in ours["answers"]

@@ -52,7 +52,11 @@ def other_bundle(path, to):
 
 def files(folder):
     """Return every file below a folder with its bytes."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in Path(folder).rglob("*")
+        if path.is_file()
+    }
 
 
 def test_a_stripped_signature(signers, kernels, refused):
@@ -73,8 +77,12 @@ def test_kernels_that_were_swapped_after_signing(signers, kernels, refused, tmp_
     bundler.sign(kernels, signers.alice)
     with Bundle.load(kernels) as bundle:
         first, second = bundle.kernels[:2]
-        swapped = [second.with_artifacts(first.artifacts) if k == second else k for k in bundle.kernels]
-        blobs = {digest: bytes(bundle.view_blob(digest, "blob")) for digest, _ in bundle.content.blobs}
+        swapped = [
+            second.with_artifacts(first.artifacts) if k == second else k for k in bundle.kernels
+        ]
+        blobs = {
+            digest: bytes(bundle.view_blob(digest, "blob")) for digest, _ in bundle.content.blobs
+        }
         envelopes = bundle.signatures
         content = bundler.Content.of(swapped)
         Bundle(content, bundler.Observed(), MemoryBlobs(blobs)).save(tmp_path / "evil.tbundle")
@@ -99,7 +107,10 @@ def test_keys_that_are_confused(signers, kernels, refused):
     with Bundle.load(kernels) as bundle:
         payload = bundle_statement(bundle).encode()
     whole = Envelope(BundleStatement.payload_type, payload)
-    by_mallory, by_alice = whole.seal(signers.mallory).signatures[0], whole.seal(signers.alice).signatures[0]
+    by_mallory, by_alice = (
+        whole.seal(signers.mallory).signatures[0],
+        whole.seal(signers.alice).signatures[0],
+    )
     for signatures in (
         [(signers.alice.key_id, by_mallory[1])],
         [(signers.mallory.key_id, by_alice[1])],
@@ -107,7 +118,9 @@ def test_keys_that_are_confused(signers, kernels, refused):
         [(signers.alice.key_id, by_alice[1][:32] + by_mallory[1][32:])],
     ):
         refused(
-            with_envelopes(kernels, [Envelope(whole.payload_type, payload, tuple(signatures)).encode()]),
+            with_envelopes(
+                kernels, [Envelope(whole.payload_type, payload, tuple(signatures)).encode()]
+            ),
             "no trusted key",
         )
 
@@ -134,28 +147,42 @@ def test_code_under_a_signature_for_kernels(signers, code, tmp_path):
     signers.trust(trust=("kernels", "code"))
     bundler.sign(code, signers.alice, trust="kernels")
     with pytest.raises(Untrusted, match="for kernels alone"):
-        bundler.restore(code, tmp_path / "out", only="all", trust="code", signatures=signers.policy())
+        bundler.restore(
+            code, tmp_path / "out", only="all", trust="code", signatures=signers.policy()
+        )
     assert not (tmp_path / "out").exists()
-    report = bundler.restore(code, tmp_path / "out", only="all", trust="signed", signatures=signers.policy())
+    report = bundler.restore(
+        code, tmp_path / "out", only="all", trust="signed", signatures=signers.policy()
+    )
     assert not [path for path in report.companions if path.endswith(".so")]
 
 
-def test_many_signatures_do_not_hide_the_good_one_nor_stand_for_it(signers, kernels, refused, tmp_path):
+def test_many_signatures_do_not_hide_the_good_one_nor_stand_for_it(
+    signers, kernels, refused, tmp_path
+):
     """Sixty of strangers are looked at; more than a reader takes is not signed."""
     bundler.sign(kernels, signers.alice)
     (good,) = envelopes_of(kernels)
     with Bundle.load(kernels) as bundle:
         payload = bundle_statement(bundle).encode()
-    noise = [Envelope(BundleStatement.payload_type, payload).seal(signers.mallory).encode(), b"{", b"\xff" * 99] * 20
+    noise = [
+        Envelope(BundleStatement.payload_type, payload).seal(signers.mallory).encode(),
+        b"{",
+        b"\xff" * 99,
+    ] * 20
     path = with_envelopes(kernels, [*noise, good])
-    assert bundler.restore(path, tmp_path / "good", only="all", signatures=signers.policy()).restored
+    assert bundler.restore(
+        path, tmp_path / "good", only="all", signatures=signers.policy()
+    ).restored
     with Bundle.load(kernels) as bundle:
         data = bundle.to_bytes()
     kernels.write_bytes(data)
     refused(with_envelopes(kernels, noise), "no trusted key")
 
 
-def test_a_file_that_is_replaced_between_the_look_and_the_use(signers, kernels, tmp_path, monkeypatch):
+def test_a_file_that_is_replaced_between_the_look_and_the_use(
+    signers, kernels, tmp_path, monkeypatch
+):
     """What was judged is what is placed: the open file, not the name."""
     bundler.sign(kernels, signers.alice)
     bundler.restore(kernels, tmp_path / "expected", only="all", signatures=signers.policy())
@@ -175,7 +202,9 @@ def test_a_file_that_is_replaced_between_the_look_and_the_use(signers, kernels, 
 
 
 @pytest.mark.parametrize("changed", ["one byte", "everything"])
-def test_a_file_that_is_written_over_between_the_look_and_the_use(changed, signers, kernels, tmp_path, monkeypatch):
+def test_a_file_that_is_written_over_between_the_look_and_the_use(
+    changed, signers, kernels, tmp_path, monkeypatch
+):
     """Bytes that are not those that were signed for are left out as damaged."""
     bundler.sign(kernels, signers.alice)
     real = restoration.admit
@@ -212,13 +241,17 @@ def test_a_file_that_is_replaced_while_minisign_signs_it(signers, kernels, tmp_p
     assert not Path(f"{kernels}.minisig").exists()
 
 
-def test_a_file_that_is_replaced_while_its_signature_beside_it_is_judged(signers, kernels, tmp_path):
+def test_a_file_that_is_replaced_while_its_signature_beside_it_is_judged(
+    signers, kernels, tmp_path
+):
     """`verify --signed` judges the file that it opened: the good one of the same name, put there meanwhile, does not speak for it."""
     from bundler.trust import minisign
     from bundler.trust.file_signatures import judge_file
 
     evil = other_bundle(kernels, tmp_path / "evil.tbundle")
-    Path(f"{evil}.minisig").write_text(minisign.write_signature(signers.alice, [kernels.read_bytes()], "by hand"))
+    Path(f"{evil}.minisig").write_text(
+        minisign.write_signature(signers.alice, [kernels.read_bytes()], "by hand")
+    )
     with Bundle.load(evil) as opened:
         os.replace(shutil.copy(kernels, tmp_path / "copy"), evil)
         assert not judge_file(opened, evil).good

@@ -86,6 +86,51 @@ def test_a_key_file_that_others_could_write_to(signers):
         signers.policy()
 
 
+@pytest.mark.parametrize("mode", [0o666, 0o620])
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_key_file_that_is_a_link_in_a_private_folder(mode, link, signers, tmp_path):
+    """What it leads to lies where others may get, so its own mode counts, however private the folder is."""
+    elsewhere = tmp_path / "elsewhere.json"
+    os.rename(signers.folder / "alice.json", elsewhere)
+    link(elsewhere, signers.folder / "alice.json")
+    assert signers.policy().keys.by_name
+    elsewhere.chmod(mode)
+    with pytest.raises(AccessDenied, match=r"alice\.json: owner \d+, mode"):
+        signers.policy()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_key_file_of_another_user(linked, signers, tmp_path):
+    """Whoever owns a file can change it and its mode, wherever a link to it lies."""
+    place = tmp_path / "elsewhere.json" if linked else signers.folder / "alice.json"
+    if linked:
+        os.rename(signers.folder / "alice.json", place)
+        os.symlink(place, signers.folder / "alice.json")
+    place.chmod(0o600)
+    os.chown(place, 12345, 12345)
+    with pytest.raises(AccessDenied, match=r"alice\.json: owner 12345"):
+        signers.policy()
+
+
+def test_a_key_file_that_is_exchanged_is_the_one_that_was_looked_at(signers, tmp_path, monkeypatch):
+    """Between the look at a file and its reading nothing can be put in its place."""
+    evil = tmp_path / "evil.json"
+    evil.write_text((signers.folder / "alice.json").read_text().replace("alice", "mallory"))
+    evil.chmod(0o666)
+    looked = os.fstatvfs
+
+    def exchanged(fd):
+        monkeypatch.setattr(os, "fstatvfs", looked)
+        (signers.folder / "alice.json").unlink()
+        (signers.folder / "alice.json").symlink_to(evil)
+        return looked(fd)
+
+    monkeypatch.setattr(os, "fstatvfs", exchanged)
+    with pytest.raises(AccessDenied, match=r"alice\.json"):
+        signers.policy()
+
+
 @pytest.mark.parametrize("name", ["../evil", "a/b", "", ".hidden", "x" * 101, "a\0b"])
 def test_names_that_lead_out_of_the_folder(name, signers, tmp_path):
     """Nothing is written."""
@@ -99,7 +144,8 @@ def test_names_that_lead_out_of_the_folder(name, signers, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\xff" * 100, b"untrusted comment: x\nRWQ\n", b"x" * 100_000, b"ssh-ed25519 AAAA me\n"]
+    "data",
+    [b"", b"\xff" * 100, b"untrusted comment: x\nRWQ\n", b"x" * 100_000, b"ssh-ed25519 AAAA me\n"],
 )
 def test_hostile_public_keys(data, signers, tmp_path):
     """Whatever somebody sends as a public key, it is a typed error or nothing."""
@@ -111,10 +157,20 @@ def test_hostile_public_keys(data, signers, tmp_path):
 
 def test_keys_of_which_anything_would_be_a_signature(signers):
     """Points of small order, for which libraries accept a signature of everything, verify nothing, and are no keys."""
-    for point in (bytes(32), b"\x01" + bytes(31), b"\xec" + b"\xff" * 30 + b"\x7f", b"\xed" + b"\xff" * 31):
+    for point in (
+        bytes(32),
+        b"\x01" + bytes(31),
+        b"\xec" + b"\xff" * 30 + b"\x7f",
+        b"\xed" + b"\xff" * 31,
+    ):
         zero = b"\x01" + bytes(63)
-        assert not any(ed25519.verifies(point, zero, message) for message in (b"one", b"two", b"three", b"four"))
-        (signers.folder / "evil.json").write_text(json.dumps({"key": base64.b64encode(point).decode()}))
+        assert not any(
+            ed25519.verifies(point, zero, message)
+            for message in (b"one", b"two", b"three", b"four")
+        )
+        (signers.folder / "evil.json").write_text(
+            json.dumps({"key": base64.b64encode(point).decode()})
+        )
         with pytest.raises(FormatError, match="anybody can sign"):
             signers.policy()
 
@@ -143,7 +199,9 @@ def test_a_signature_beyond_its_time(signers, kernels, tmp_path, monkeypatch):
     """One that has expired, and one from a future that no clock explains."""
     bundler.sign(kernels, signers.alice, expires_s=3600)
     for later, reason in ((3601, "expired"), (-3600, "in the future")):
-        policy = SignaturePolicy(signers.policy().keys, kernels="require", now=lambda by=later: time.time() + by)
+        policy = SignaturePolicy(
+            signers.policy().keys, kernels="require", now=lambda by=later: time.time() + by
+        )
         with pytest.raises(Untrusted, match=reason):
             bundler.restore(kernels, tmp_path / "out", only="all", signatures=policy)
     assert not (tmp_path / "out").exists()

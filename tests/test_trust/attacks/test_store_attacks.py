@@ -65,7 +65,9 @@ def test_a_tag_of_another_store(signers, store, kernels, refused, tmp_path):
     refused("is for store '.*staging")
 
 
-def test_stores_are_known_by_the_name_that_is_set(signers, store, kernels, refused, tmp_path, monkeypatch):
+def test_stores_are_known_by_the_name_that_is_set(
+    signers, store, kernels, refused, tmp_path, monkeypatch
+):
     """A mirror under the same name is the same store, wherever it is mounted."""
     monkeypatch.setenv("TRITON_BUNDLER_STORE_NAME", "prod")
     store.push(Bundle.load(kernels), TAG, key=signers.alice)
@@ -100,7 +102,9 @@ def test_an_old_tag_that_is_played_again(signers, store, kernels, refused):
     assert store.pull(TAG).kernels
 
 
-def test_a_machine_that_has_seen_nothing_believes_an_old_tag(signers, store, kernels, monkeypatch, tmp_path):
+def test_a_machine_that_has_seen_nothing_believes_an_old_tag(
+    signers, store, kernels, monkeypatch, tmp_path
+):
     """That is not promised otherwise; an expiry of the key bounds it."""
     store.push(half(kernels, 0), TAG, key=signers.alice)
     old = value(store)
@@ -181,7 +185,9 @@ def test_signatures_of_a_store_are_bounded(signers, store, kernels, refused):
 
 
 @pytest.mark.parametrize("signed", [False, True])
-def test_a_session_compiles_as_if_the_store_were_empty(signed, signers, store, kernels, monkeypatch, tmp_path, recwarn):
+def test_a_session_compiles_as_if_the_store_were_empty(
+    signed, signers, store, kernels, monkeypatch, tmp_path, recwarn
+):
     """With one warning that names the tag; what is signed is there at the start."""
     store.push(Bundle.load(kernels), TAG, key=signers.alice if signed else signers.mallory)
     store.kernel_records().publish(half(kernels, 0))
@@ -190,7 +196,9 @@ def test_a_session_compiles_as_if_the_store_were_empty(signed, signers, store, k
     with bundler.session(store.urls[0], TAG, push=None) as session:
         shelves = session._engine._shelves
         found = shelves.find_in_tag(key) or shelves.find(key, turn=False)
-    warned = [str(one.message) for one in recwarn if issubclass(one.category, bundler.BundlerWarning)]
+    warned = [
+        str(one.message) for one in recwarn if issubclass(one.category, bundler.BundlerWarning)
+    ]
     assert found is None or signed
     assert (found is not None) is signed
     ours = [text for text in warned if "nothing in this bundle can be used here" not in text]
@@ -200,18 +208,27 @@ def test_a_session_compiles_as_if_the_store_were_empty(signed, signers, store, k
         assert not (tmp_path / "cache").exists() or not [*(tmp_path / "cache").iterdir()]
 
 
-@pytest.mark.parametrize("demands", [{"kernels": "off", "code": "require"}, {"kernels": "require", "code": "off"}])
+@pytest.mark.parametrize(
+    "demands", [{"kernels": "off", "code": "require"}, {"kernels": "require", "code": "off"}]
+)
 def test_code_beside_the_signed_tags(demands, signers, store, kernels):
     """A library that was published alone, and one in a kernel that was, have no signature: neither is taken where code, or all, needs one."""
     store.file_records().publish("helper", "launcher.so", b"code")
-    with bundler.open_store(*store.urls, signatures=signers.policy(**demands), trust="code") as strict:
+    with bundler.open_store(
+        *store.urls, signatures=signers.policy(**demands), trust="code"
+    ) as strict:
         assert strict.file_records("code").look_up("helper") is None
-        assert (strict.file_records().look_up("helper") is None) == (demands["kernels"] == "require")
+        assert (strict.file_records().look_up("helper") is None) == (
+            demands["kernels"] == "require"
+        )
         with bundler.session(strict, push=None) as session:
             assert session._engine.fetch_file("A" * 52, "launcher.so", "source") is None
             kernel = half(kernels, 0).kernels[0]
             for place, trust in (("store", "kernels"), ("tag", "code")):
-                assert session._engine._shelves.trust_in(Found(kernel, store, place, None), "code") == trust
+                assert (
+                    session._engine._shelves.trust_in(Found(kernel, store, place, None), "code")
+                    == trust
+                )
     with bundler.open_store(*store.urls) as anybodys:
         assert anybodys.file_records("code").look_up("helper") == b"code"
 
@@ -235,3 +252,41 @@ def test_a_library_in_a_kernel_of_the_store_is_not_placed(signers, store, kernel
         assert why_not_trusted(found.kernel, "all", "code") is None
         shelves.reject(found)
     assert store.kernel_records().look_up([kernel.key]).bundle.kernels
+
+
+def test_code_alone_is_required_to_be_signed(signers, store, kernels, code, tmp_path):
+    """Then kernels need no signature, however they come: of a tag, of a record, of a file; code needs one of its bundle and of its tag."""
+    policy = signers.policy(kernels="off", code="require")
+    with bundler.Bundle.load(kernels) as whole:
+        store.push(whole, "kernels")
+        store.kernel_records().publish(whole)
+    with bundler.Bundle.load(code) as both:
+        store.push(both, "code")
+    with bundler.open_store(*store.urls, signatures=policy) as strict:
+        restored = strict.restore("kernels", tmp_path / "a", only="all")
+        assert restored.restored
+        assert "not signed" in restored.signatures
+        assert strict.kernel_records().look_up(restored.restored).bundle.kernels
+        # What is unsigned is refused where its code is wanted, and left out where it is not.
+        strict.restore("code", tmp_path / "b", only="all")
+        with pytest.raises(Untrusted, match="required for code"):
+            strict.restore("code", tmp_path / "c", only="all", trust="code")
+    assert not (tmp_path / "c").exists()
+
+
+def test_signed_code_behind_a_tag_that_nobody_vouches_for(signers, store, code, tmp_path):
+    """Whoever may write to the store could let a tag name an older bundle that was signed once."""
+    signers.trust(trust=("kernels", "code"))
+    policy = signers.policy(kernels="off", code="require")
+    with bundler.Bundle.load(code) as both:
+        store.push(both, "t", key=signers.alice)
+        with bundler.open_store(*store.urls, signatures=policy) as strict:
+            strict.restore("t", tmp_path / "a", only="all", trust="code")
+        tag = store._backend.read_ref("v1/t/t")
+        store._backend.swap_ref("v1/t/forged", None, tag)
+    with bundler.open_store(*store.urls, signatures=policy) as strict:
+        with pytest.raises(Untrusted, match="required for code, and tag 'forged'"):
+            strict.restore("forged", tmp_path / "b", only="all", trust="code")
+        report = strict.restore("forged", tmp_path / "c", only="all", trust="signed")
+        assert "tag 'forged'" in report.signatures
+        assert not list((tmp_path / "c").rglob("*.so"))

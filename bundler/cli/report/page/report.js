@@ -33,6 +33,10 @@ function duration(microseconds) {
   if (microseconds >= 1e8) return `${Math.round(microseconds / 6e7)} min`;
   return microseconds >= 1e6 ? `${(microseconds / 1e6).toFixed(1)} s` : `${(microseconds / 1e3).toFixed(1)} ms`;
 }
+// Numbers in names and constants count as numbers: 64 goes before 128.
+const compare = new Intl.Collator("en", { numeric: true }).compare;
+// As many colours as there are kinds: hues at equal steps, every second one darker.
+const colour = (place, count) => `hsl(${Math.round((360 * place) / count)} var(--saturation) var(--${place % 2 ? "deep" : "pale"}))`;
 const words = (values) => (values ? Object.entries(values).map(([name, value]) => `${name}=${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ") : "");
 const say = (text) => { document.getElementById("status").textContent = text; };
 
@@ -146,7 +150,7 @@ function map() {
   facts.treemap.forEach((kind, place) => {
     for (const { key, bytes: size, box: [x, y, width, height] } of kind.cells) {
       const named = kernels.get(key);
-      const cell = make("svg:rect", { x, y, width, height, class: "cell", style: `fill: var(--k${place % 8})` },
+      const cell = make("svg:rect", { x, y, width, height, class: "cell", style: `fill: ${colour(place, facts.treemap.length)}` },
         make("svg:title", {}, `${kind.kind}: ${named ? `${named.name} ${named.target}` : "all other kernels"}, ${bytes(size)}`));
       if (named) { cell.style.cursor = "pointer"; cell.addEventListener("click", () => { location.hash = `#/kernel/${key}`; }); }
       drawing.append(cell);
@@ -160,7 +164,7 @@ function map() {
 
 function legend() {
   return make("ul", { class: "legend" }, ...facts.treemap.map((one, place) =>
-    make("li", {}, make("span", { style: `background: var(--k${place % 8})` }), `${one.kind}: ${bytes(one.bytes)}`)));
+    make("li", {}, make("span", { style: `background: ${colour(place, facts.treemap.length)}` }), `${one.kind}: ${bytes(one.bytes)}`)));
 }
 
 const COLUMNS = [
@@ -174,6 +178,14 @@ const COLUMNS = [
   ["hits", "hits", (one) => one.hits],
 ];
 const view = { sort: "name", down: false, text: "", target: "" };
+// What rows are ordered by where the chosen column says nothing: of one name by target, constants, then what they were compiled with.
+const TIES = [(one) => one.name, (one) => one.target, (one) => words(one.constants), (one) => one.warps, (one) => one.stages, (one) => words(one.signature), (one) => one.key];
+const in_order = [...facts.kernels].sort((one, two) => TIES.reduce((found, tie) => found || compare(String(tie(one)), String(tie(two))), 0));
+// Inductor names a kernel after everything in it.  The whole name is the title, and stands on the kernel's own page.
+const LONGEST = 72;
+const shortened = (text) => (text.length > LONGEST ? `${text.slice(0, LONGEST - 24)}…${text.slice(-20)}` : text);
+// A name may go on in the next line after an underscore.
+const breakable = (text) => text.split(/(?<=_)(?=[^_])/).flatMap((part, place) => (place ? [make("wbr"), part] : [part]));
 
 function table() {
   const body = make("tbody", {});
@@ -188,17 +200,19 @@ function table() {
   const fill = () => {
     const [, , value] = COLUMNS.find(([id]) => id === view.sort);
     const wanted = view.text.toLowerCase().split(/\s+/).filter(Boolean);
-    const rows = facts.kernels.filter((one) => (!view.target || one.target === view.target)
+    const rows = in_order.filter((one) => (!view.target || one.target === view.target)
       && wanted.every((word) => `${one.name} ${one.target} ${one.key} ${words(one.constants)}`.toLowerCase().includes(word)));
     const sign = view.down ? -1 : 1;
     rows.sort((one, two) => {
       const [a, b] = [value(one), value(two)];
       if (a === null || a === undefined || b === null || b === undefined) return (a === null || a === undefined ? 1 : 0) - (b === null || b === undefined ? 1 : 0);
-      return sign * (typeof a === "number" ? a - b : String(a).localeCompare(String(b)));
+      return sign * (typeof a === "number" ? a - b : compare(String(a), String(b)));
     });
     body.replaceChildren(...rows.map((one) => make("tr", {}, ...COLUMNS.map(([id, , read, show], place) => {
       const shown = show ? show(read(one)) : place > 2 ? number(read(one)) : read(one);
-      return make("td", { class: place > 2 ? "number" : id === "constants" ? "wide" : null }, id === "name" ? make("a", { href: `#/kernel/${one.key}` }, shown) : shown);
+      const cell = make("td", { class: place > 2 ? "number" : id, "data-title": COLUMNS[place][1] });
+      cell.append(id === "name" ? make("a", { href: `#/kernel/${one.key}`, title: shown }, ...breakable(shortened(shown))) : id === "target" ? shown : place > 2 ? shown : make("span", { title: shown }, shortened(shown)));
+      return cell;
     }))));
     heads.forEach((head, place) => head.setAttribute("aria-sort", COLUMNS[place][0] === view.sort ? (view.down ? "descending" : "ascending") : "none"));
     say(`${rows.length} of ${facts.kernels.length} kernels, sorted by ${view.sort}`);
@@ -211,7 +225,7 @@ function table() {
       make("label", {}, "Filter", make("input", { type: "search", id: "filter", value: view.text, placeholder: "name, target, constant, key", oninput: (event) => { view.text = event.target.value; fill(); } })),
       make("label", {}, "Target", make("select", { id: "target", onchange: (event) => { view.target = event.target.value; fill(); } },
         make("option", { value: "" }, "all"), ...targets.map((one) => make("option", { value: one, selected: one === view.target }, one)))), count),
-    make("div", { class: "scroll" }, make("table", { id: "kernels" }, make("caption", { class: "soft" }, "Press a heading to sort by it."), make("thead", {}, make("tr", {}, ...heads)), body)));
+    make("div", { class: "scroll" }, make("table", { id: "kernels", class: "cards-when-narrow" }, make("caption", { class: "soft" }, "Press a heading to sort by it."), make("thead", {}, make("tr", {}, ...heads)), body)));
   fill();
 }
 
@@ -220,7 +234,7 @@ function kernel(key) {
   if (!one) { main.append(make("h2", {}, "No such kernel"), make("p", {}, key)); return; }
   const stages = Object.entries(one.stages_us);
   const longest = Math.max(1, ...stages.map(([, time]) => time));
-  main.append(make("h2", {}, `${one.name} · ${one.target}`), list([
+  main.append(make("h2", {}, ...breakable(one.name), ` · ${one.target}`), list([
     ["key", one.key], ["constants", words(one.constants)], ["signature", words(one.signature)], ["options", words(one.options)],
     ["launch", `${one.warps} warps, ${one.blocks_of_cluster} block${one.blocks_of_cluster === 1 ? "" : "s"} a cluster${one.stages === null ? "" : `, ${one.stages} stages`}`],
     ["a thread", `${number(one.registers)} registers, ${number(one.spills)} spilled, ${bytes(one.stack_bytes)} of stack`],
@@ -318,8 +332,22 @@ function difference() {
   }
 }
 
+function programs() {
+  main.append(make("h2", {}, "Programs"));
+  for (const one of facts.programs) {
+    main.append(make("h3", {}, one.name), list(one.problem ? [["problem", one.problem]] : [
+      ["does", `${number(one.launches)} launches of ${number(one.kernels)} kernels`],
+      ["inputs", one.inputs.join(", ") || "none"], ["sizes", Object.entries(one.sizes).map(([size, place]) => `${size} is ${place}`).join(", ")],
+      ["constants", one.constants.join(", ") || "none"], ["results", one.results.join(", ") || "none"], ["memory", one.memory],
+      ["needs torch", one.operators.join(", ") || "no"], ["random", one.random ? "it draws random numbers" : ""],
+      ["code", one.code ? "it calls operators of yours or of others: trust in code is needed" : ""], ["targets", one.targets.join(", ") || (one.kernels ? "none" : "any")],
+    ]));
+  }
+}
+
 function misses() {
   main.append(make("h2", {}, "Why kernels were compiled here"));
+  if (!facts.misses.length) main.append(make("p", { class: "soft" }, "The latest process here compiled nothing."));
   for (const one of facts.misses) {
     main.append(make("p", {}, one.sentence));
     if (one.source_diff) main.append(make("pre", {}, one.source_diff));
@@ -331,7 +359,8 @@ function misses() {
 const TABS = [["overview", "Overview", overview], ["kernels", "Kernels", table]];
 if (facts.tunings.length) TABS.push(["tuning", "Tuning", tunings]);
 if (facts.diff) TABS.push(["diff", "Diff", difference]);
-if (facts.misses.length) TABS.push(["misses", "Misses", misses]);
+if (facts.programs.length) TABS.push(["programs", "Programs", programs]);
+if (facts.misses) TABS.push(["misses", "Misses", misses]);
 
 function go() {
   const [, place = "overview", key] = location.hash.split("/");
@@ -351,5 +380,5 @@ const name_theme = () => { theme.textContent = dark() ? "Light" : "Dark"; };
 theme.addEventListener("click", () => { document.documentElement.dataset.theme = dark() ? "light" : "dark"; name_theme(); });
 name_theme();
 document.getElementById("title").textContent = facts.name;
-addEventListener("hashchange", () => { go(); main.focus(); });
+addEventListener("hashchange", () => { go(); main.focus({ preventScroll: true }); });
 go();

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the command `build` does on many machines: an engine's executor, shards, their collection, and comparison with what was used."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, cast
+
+import click
+
+from bundler.cli import wording
+from bundler.cli.specializations import specialization_of, types
+from bundler.cli.terminal import Bar, Screen
+from bundler.compile.build_plan import Plan
+from bundler.compile.compile_job import Job
+from bundler.compile.completeness import Completeness, compare_with_use
+from bundler.compile.service_progress import Progress
+from bundler.compile.shards import RecordedTimes, Shard, identity
+from bundler.errors import ConfigError
+from bundler.format.bundle import Bundle
+from bundler.format.entries import Kernel
+
+# So many kernels are named, one a line; --json has all.
+_NAMED = 20
+
+
+def parse_shard(
+    _context: click.Context, _option: click.Parameter, text: str | None
+) -> Shard | None:
+    """Read what `--shard` was given."""
+    try:
+        return None if text is None else Shard.parse(text)
+    except ConfigError as error:
+        raise click.BadParameter(error.message) from error
+
+
+def executor_maker(name: str, stack: ExitStack) -> Callable[[], Executor]:
+    """Return what makes the executor that a function of the user's gives.
+
+    Args:
+        name: `module:function`; the module is looked for in the working directory too.  The function returns an executor, or a context
+            manager that gives one.
+        stack: ends such context managers.
+
+    Raises:
+        ConfigError: there is no such module or function.
+    """
+    module, colon, function = name.partition(":")
+    if not (module and colon and function):
+        raise ConfigError(f"--executor {name!r}: expected module:function", got=name)
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)  # as `python -m` has it; a command installed by pip has not
+    try:
+        make: Any = importlib.import_module(module)
+        for part in function.split("."):
+            make = getattr(make, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"--executor {name}: {error}", got=name) from error
+    if not callable(make):
+        raise ConfigError(f"--executor {name}: {function} is not a function", got=name)
+
+    def executor() -> Executor:
+        try:
+            made = make()
+            if not isinstance(made, Executor) and hasattr(made, "__enter__"):
+                made = stack.enter_context(made)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            raise ConfigError(
+                f"--executor {name}: the function failed: {said}", got=name
+            ) from error
+        return cast(Executor, made)  # the service says so where it is none
+
+    return executor
+
+
+def narrowed(screen: Screen, plan: Plan, shard: Shard, times: str | None) -> Plan:
+    """Return the part of a plan that is a shard's, and say how much it is."""
+    known = None
+    if times is not None:
+        with Bundle.load(times) as bundle:
+            known = RecordedTimes.of(bundle)
+    mine = {identity(job) for job in shard.part(plan.jobs.values(), known)}
+    jobs = {name: job for name, job in plan.jobs.items() if identity(job) in mine}
+    screen.line(f"shard {shard}: {len(jobs):,} of {wording.count(len(plan.jobs), 'kernel')}")
+    return Plan(jobs, plan.failures, plan.notes)
+
+
+def tell_missing(screen: Screen, missing: Sequence[Job], store: str) -> None:
+    """Say which kernels shards did not leave in the store."""
+    if not missing:
+        screen.line(f"nothing is missing in {store}")
+        return
+    screen.line(f"missing in {store}, compiled now: {wording.count(len(missing), 'kernel')}")
+    names = sorted(f"{job.name} for {job.target}" for job in missing)
+    _listed(screen, names)
+
+
+def _tell_completeness(
+    screen: Screen, found: Completeness, recording: Bundle, built: Bundle
+) -> None:
+    """Say what was used and not built, as errors, and what was built and never used."""
+    for kernel in found.unbuilt[:_NAMED]:
+        screen.complain(f"used and not built: {_described(recording, kernel)}")
+    if len(found.unbuilt) > _NAMED:
+        screen.complain(
+            f"used and not built: {len(found.unbuilt) - _NAMED:,} more; --json lists all"
+        )
+    if found.unused:
+        screen.line(f"built and never used: {wording.count(len(found.unused), 'kernel')}")
+        _listed(screen, [_described(built, kernel) for kernel in found.unused])
+
+
+def _described(bundle: Bundle, kernel: Kernel) -> str:
+    """Return a kernel's specialization in a line: name, target, types, constants, warps and stages."""
+    one, _ = specialization_of(bundle, kernel)
+    kinds = ", ".join(f"{name}: {kind}" for name, kind in types(one).items())
+    constants = ", ".join(f"{name}={value}" for name, value in (one.constants or {}).items())
+    counted = [f"num_warps={kernel.spec.num_warps}"]
+    if one.stages is not None:
+        counted.append(f"num_stages={one.stages}")
+    inner = "; ".join(part for part in (kinds, constants, ", ".join(counted)) if part)
+    return f"{kernel.name} for {kernel.target} ({inner}), key {kernel.key}"
+
+
+def _rows(bundle: Bundle, kernels: Sequence[Kernel]) -> list[dict[str, Any]]:
+    """Return kernels for `--json`."""
+    return [
+        {
+            "key": kernel.key,
+            "name": kernel.name,
+            "target": str(kernel.target),
+            "specialization": _described(bundle, kernel),
+        }
+        for kernel in kernels
+    ]
+
+
+def watching(bar: Bar) -> Callable[[Progress], None]:
+    """Return what advances a bar, with what a user wants to know of many machines: how many there are, what failed, how long it takes."""
+
+    def watch(progress: Progress) -> None:
+        if progress.happened not in {"compiled", "hit", "failed"}:
+            return
+        counters = progress.counters
+        words = [progress.name]
+        if counters.hits:
+            words.append(f"{counters.hits:,} of the store")
+        if progress.machines > 1:
+            words.append(f"{progress.machines:,} machines")
+        if counters.failed:
+            words.append(f"{counters.failed:,} failed")
+        if progress.left_s is not None:
+            words.append(f"about {wording.duration(progress.left_s)} left")
+        bar.advance(", ".join(words))
+
+    return watch
+
+
+@dataclass(frozen=True)
+class UseCheck:
+    """What `--complete` asks for.
+
+    Attributes:
+        recording: the file of the recording.
+        exact: whether what was built and never used is a failure too.
+    """
+
+    recording: str
+    exact: bool
+
+    def of(self, screen: Screen, built: Bundle) -> tuple[dict[str, Any], str | None]:
+        """Tell how a build fits the recording; returns that for `--json`, and why the build fails, None where it does not."""
+        with Bundle.load(self.recording) as recording:
+            found = compare_with_use(built, recording)
+            _tell_completeness(screen, found, recording, built)
+            facts = {
+                "recording": recording.digest,
+                "used": found.used,
+                "unbuilt": _rows(recording, found.unbuilt),
+                "unused": _rows(built, found.unused),
+            }
+        problems = []
+        if found.unbuilt:
+            problems.append(
+                f"{len(found.unbuilt):,} of {wording.count(found.used, 'kernel')} that {self.recording} used "
+                f"{'is' if len(found.unbuilt) == 1 else 'are'} not built"
+            )
+        if found.unused and self.exact:
+            problems.append(f"{wording.count(len(found.unused), 'kernel')} built and never used")
+        return facts, "; ".join(problems) or None
+
+
+def _listed(screen: Screen, names: Sequence[str]) -> None:
+    for name in names[:_NAMED]:
+        screen.line(f"  {name}")
+    if len(names) > _NAMED:
+        screen.line(f"  … and {len(names) - _NAMED:,} more; --json lists all")

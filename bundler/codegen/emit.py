@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`emit_bundle`: the kernels of a program, compiled for targets that need not be here, in a bundle with the program's plan.
+
+Each kernel is built with the first candidates of its heuristic on the target's device.  The plan notes them, and a replay launches the one that a
+tuning record names, else the first.
+`Program.build` calls it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from bundler.codegen.data_types import FLOAT8_TYPES
+from bundler.compile.build_plan import Plan
+from bundler.compile.bundle_build import build
+from bundler.compile.compile_job import SourceRef
+from bundler.errors import CompileFailed, ConfigError, UnsupportedOperator
+from bundler.format.bundle import Bundle, MemoryBlobs
+from bundler.format.bundle_union import merge
+from bundler.format.digest import digest_text, sha256
+from bundler.format.entries import Artifact, Opaque, Target
+from bundler.format.manifest import Content, Observed
+from bundler.format.program_paths import program_path
+from bundler.runtime.configs import Config
+from bundler.runtime.heuristics.facts import Device
+from bundler.runtime.program.allowed_operators import unlisted
+from bundler.runtime.program.program_plan import KernelChoice, ProgramPlan
+from bundler.toolchain.option_defaults import float8_types
+from bundler.toolchain.tuner_toolchain import source_part
+
+if TYPE_CHECKING:
+    from bundler.codegen.module_decorators import ModuleKernel
+
+# One chip of each architecture: heuristics look at the number of multiprocessors.
+_MULTIPROCESSORS = {
+    "80": 108,
+    "86": 84,
+    "89": 142,
+    "90": 132,
+    "100": 148,
+    "120": 188,
+    "gfx90a": 104,
+    "gfx942": 304,
+    "gfx950": 256,
+}
+_ASSEMBLY = "tl.inline_asm_elementwise("
+_DEFAULT_MULTIPROCESSORS = 108
+_WAVE = {"cuda": 32, "hip": 64}
+
+
+def device_of(target: Target) -> Device:
+    """Return the device that a target stands for."""
+    major = int(target.arch[:-1]) if target.backend == "cuda" and target.arch.isdigit() else None
+    count = _MULTIPROCESSORS.get(target.arch, _DEFAULT_MULTIPROCESSORS)
+    return Device(target.backend, count, target.warp_size or _WAVE[target.backend], major)
+
+
+@dataclass(frozen=True)
+class Buildable:
+    """What a build needs of a program.
+
+    Attributes:
+        name: of the program in the bundle.
+        sources: text of each kernel's module, by the kernel's name.
+        modules: the kernels, imported.
+        plan: what the program does.
+    """
+
+    name: str
+    sources: Mapping[str, str]
+    modules: Mapping[str, ModuleKernel]
+    plan: ProgramPlan
+
+
+def emit_bundle(
+    program: Buildable,
+    targets: Sequence[str],
+    workers: int | None,
+    candidates: int | Literal["all"] = 1,
+) -> Bundle:
+    """Return a bundle with the program's kernels for all targets, and its plan; see `Program.build`."""
+    most = None if candidates == "all" else candidates
+    if most is not None and (type(most) is not int or most < 1):
+        raise ConfigError(
+            f"candidates={candidates!r}: expected a number from 1 on, or 'all'", got=candidates
+        )
+    chosen = [Target.parse(target) for target in targets]
+    for target in chosen:
+        refuse_missing_types(program.sources, target)
+        refuse_assembly(program.sources, target)
+    plan = Plan()
+    planned = [
+        _Planned(name, target, _planned(plan, program, name, target, most))
+        for target in chosen
+        for name in program.sources
+    ]
+    built = build(plan, workers)
+    there = {kernel.key for kernel in built.bundle.kernels}
+    # A later candidate may need more of a device than it has; without the first there is no program.
+    if built.failures and not all(item.candidates[0][1] in there for item in planned):
+        first = built.failures[0]
+        raise CompileFailed(
+            f"{first.name} for {first.target}: {first.reason}", name=first.name, reason=first.reason
+        )
+    entries = dict(program.plan.kernels)
+    for item in planned:
+        choices = tuple(choice for choice, key in item.candidates if key in there)
+        entry, source = entries[item.name], source_part(program.modules[item.name].fn)
+        entries[item.name] = replace(
+            entry, choices={**entry.choices, str(item.target): choices}, source=source
+        )
+    return merge([built.bundle, _of_plan(program.name, replace(program.plan, kernels=entries))])
+
+
+class _Planned(NamedTuple):
+    """A kernel for a target, and its candidates with the key that each is compiled under; no key where it cannot be."""
+
+    name: str
+    target: Target
+    candidates: list[tuple[KernelChoice, str]]
+
+
+def _planned(
+    plan: Plan, program: Buildable, name: str, target: Target, most: int | None
+) -> list[tuple[KernelChoice, str]]:
+    kernel = program.modules[name]
+    source = SourceRef("text", name, data=program.sources[name].encode())
+    found = []
+    for config in kernel.on(device_of(target)).configs[:most]:
+        jobs = plan.add_calls(
+            kernel.fn,
+            source,
+            [(_arguments(kernel), _keywords(config) | kernel.compile_options)],
+            target,
+        )
+        found.append((_choice(config), jobs[0].key if jobs else ""))
+    return found
+
+
+def has_float8(
+    sources: Mapping[str, str], types: Collection[str] = tuple(FLOAT8_TYPES.values())
+) -> list[str]:
+    """Return the kernels that have one of these types, as signatures name them, in their text."""
+    pattern = re.compile(rf"\b(?:tl\.float|fp)(?:{'|'.join(text[2:] for text in types)})\b")
+    return [kernel for kernel, source in sources.items() if types and pattern.search(source)]
+
+
+def refuse_missing_types(sources: Mapping[str, str], target: Target) -> None:
+    """Raise where a kernel has a type that the compiler lacks for a target.
+
+    Raises:
+        UnsupportedOperator: an 8-bit float, as float8_e4m3fn before cuda:89.
+    """
+    there = float8_types(target)
+    for dtype, text in FLOAT8_TYPES.items():
+        if text not in there and (kernels := has_float8(sources, [text])):
+            known = ", ".join(name for name, other in FLOAT8_TYPES.items() if other in there)
+            raise UnsupportedOperator(
+                f"{kernels[0]} for {target}: Triton has no {dtype} there; expected one of {known}; "
+                "build for a newer architecture, or convert outside of the program",
+                operator=kernels[0],
+                dtypes=(dtype,),
+            )
+
+
+def refuse_assembly(sources: Mapping[str, str], target: Target) -> None:
+    """Raise where a kernel holds assembly, which is PTX, and a target has other instructions.
+
+    Raises:
+        UnsupportedOperator: for every target but CUDA's.
+    """
+    kernels = [name for name, source in sources.items() if _ASSEMBLY in source]
+    if kernels and target.backend != "cuda":
+        raise UnsupportedOperator(
+            f"{kernels[0]} for {target}: inline_asm_elementwise holds PTX, which only cuda targets have; "
+            "build for one of them, or compute it by other operators",
+            operator="inline_asm_elementwise",
+        )
+
+
+def _choice(config: Config) -> KernelChoice:
+    return KernelChoice(
+        dict(config.kwargs), config.num_warps, config.num_stages, dict(config.options)
+    )
+
+
+def _keywords(config: Config) -> dict[str, Any]:
+    return config.all_kwargs()
+
+
+def _arguments(kernel: ModuleKernel) -> dict[str, str]:
+    """Return what Triton's JIT would see in a call, as specs: a type, and that it is a multiple of 16 or one."""
+    meta: Mapping[str, Any] = kernel.triton_meta
+    aligned = {place for (place,) in meta["configs"][0]}
+    found = {}
+    for place, (name, kind) in enumerate(meta["signature"].items()):
+        if name in meta["constants"]:
+            found[name] = "i32:1"
+        elif kind != "constexpr":
+            found[name] = f"{kind}:16" if place in aligned else kind
+    return found
+
+
+def _of_plan(name: str, plan: ProgramPlan) -> Bundle:
+    data = plan.to_json()
+    raw = sha256(data)
+    path = program_path(name, code=bool(unlisted(plan)))
+    entry = Opaque(path, Artifact(path.rpartition("/")[2], digest_text(raw), len(data)))
+    return Bundle(Content.of([entry]), Observed(), MemoryBlobs({raw: data}))

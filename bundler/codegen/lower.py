@@ -1,0 +1,667 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lower_graph`: an FX graph of ATen operators, with fake tensors, becomes loops and extern calls.  Imports torch, as `trace` does.
+
+`schedule` calls it.  Sizes that torch keeps symbolic become symbols `ks0`, `ks1`, ... in the order in which inputs show them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch._guards import detect_fake_mode
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._sympy import functions
+
+from bundler.codegen.graph_devices import CPU, program_device
+from bundler.codegen.graph_errors import located
+from bundler.codegen.host_tensors import HostTensors
+from bundler.codegen.index_functions import FloorDiv
+from bundler.codegen.lazy_tensors import GraphBuilder, LazyTensor, variables
+from bundler.codegen.loop_nodes import Buffer, Reference, TensorLayout, TorchValue
+from bundler.codegen.loop_terms import loads_of
+from bundler.codegen.lowerings import HIGHER_ORDER, RefusedOperator, lower
+from bundler.codegen.operator_calls import OperatorCall
+from bundler.codegen.rng_states import RNG_STATE, SET_RNG_STATE, state_elements
+from bundler.codegen.size_values import SizeValues, guards_of
+from bundler.codegen.trace import EXPORTED, RETURNED_INPUTS
+from bundler.errors import UnsupportedOperator
+from bundler.runtime.program.program_plan import HOST
+
+_SHAPES = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in ("sym_size", "sym_stride", "sym_numel", "sym_storage_offset")
+)
+# Its schema says that the result is new, but no kernel runs: it has the memory of its argument.
+_UNSAFE_VIEWS = frozenset({torch.ops.aten._unsafe_view.default})  # noqa: SLF001
+# Ask for what every call of a traced program has.
+_CHECKED_IN_TRACING = frozenset({torch.ops.aten._assert_tensor_metadata})  # noqa: SLF001
+_ALIGNED_BYTES = 16
+_LARGEST_NARROW = 2**31 - 1
+_NUMBERS = frozenset(
+    {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+    | {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+)
+_ASSEMBLY = "inline_asm_elementwise"
+# torch's operator around one that does more than it returns.
+_EFFECT = "with_effects"
+# torch's operators around one that draws random numbers which another graph draws again.
+_SAVED_STATE, _GIVEN_STATE = "run_and_save_rng_state", "run_with_rng_state"
+# Parameters that say where and how memory is taken, which no kernel is told.
+_PLACEMENT = frozenset(
+    {
+        "device",
+        "layout",
+        "pin_memory",
+        "memory_format",
+        "requires_grad",
+        "non_blocking",
+        "generator",
+    }
+)
+
+
+@dataclass
+class LoweredGraph:
+    """What a graph became.
+
+    Attributes:
+        builder: buffers and nodes.
+        inputs: name of a buffer, symbol of a size, or the example's number, for each argument; None
+            for one that is none of them.
+        outputs: a buffer seen through a layout, a size, or None, for each result.
+        constants: tensors that the graph holds, by buffer.
+        hints: symbol of a size -> its value in the example.
+        values: name -> expression over sizes that the host computes.
+        guards: conditions on sizes that every call of the program is checked by.
+        conditions: returns those under which the graph is the function's.
+        fallbacks: operators that are called as they are.
+        device: where the tensors lie, as torch names it.
+        changed: buffers of inputs, and of constants, that the program changes.
+        guarded: has torch guard that a size is at most 2**31 - 1 in every call of what it compiles; returns False where torch takes no guard any more.
+    """
+
+    builder: GraphBuilder
+    inputs: list[str | sympy.Symbol | float | None] = field(default_factory=list)
+    outputs: list[Reference | sympy.Expr | None] = field(default_factory=list)
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    hints: dict[sympy.Symbol, int] = field(default_factory=dict)
+    values: dict[str, str] = field(default_factory=dict)
+    guards: list[str] = field(default_factory=list)
+    fallbacks: list[RefusedOperator] = field(default_factory=list)
+    device: str = "cpu"
+    changed: frozenset[str] = frozenset()
+    guarded: Callable[[sympy.Expr], bool] = lambda _: False
+    conditions: Callable[[], list[str]] = list
+
+
+def lower_graph(module: fx.GraphModule) -> LoweredGraph:
+    """Lower every operator of a graph.
+
+    Args:
+        module: functional but for `copy_` to inputs; its nodes have fake tensors as `meta["val"]`.
+
+    Raises:
+        UnsupportedOperator: a node that is no ATen operator, as a higher-order one; the whole graph has to run as it is then.
+    """
+    return _Reader(module).read()
+
+
+class _Reader:
+    def __init__(self, module: fx.GraphModule) -> None:
+        self._module = module
+        self._graph = LoweredGraph(GraphBuilder())
+        self._values: dict[fx.Node, Any] = {}
+        self._mutations: list[tuple[str, LazyTensor]] = []
+        # By id, and kept alive, so that no id is used twice.
+        self._bound_tensors: dict[int, LazyTensor] = {}
+        self._environment: Any = None
+        self._sizes = SizeValues(self._example_of, self._bounds_of)
+        self._graph.guarded, self._graph.hints = self._guarded, self._sizes.hints
+        self._graph.conditions = self.conditions
+        self._graph.device = program_device(n.meta.get("val") for n in module.graph.nodes)
+        self._host = HostTensors(self._graph.builder, self._graph.fallbacks, self._graph.device)
+        self._graph.builder.deterministic = torch.are_deterministic_algorithms_enabled()
+
+    def read(self) -> LoweredGraph:
+        for node in self._module.graph.nodes:
+            with located(node):
+                self._values[node] = self._value_of(node)
+        self._graph.values = {name: value.text for name, value in self._sizes.values.items()}
+        self._check_shown()
+        return self._graph
+
+    def _check_shown(self) -> None:
+        """Raise for a size that no input shows."""
+        shown = {item for item in self._graph.inputs if isinstance(item, sympy.Symbol)}
+        for item in self._graph.inputs:
+            if isinstance(item, str):
+                layout = self._graph.builder.buffers[item].layout
+                shown |= {*layout.sizes, *layout.strides}
+        hidden = sorted(map(str, set(self._sizes.sizes.values()) - shown))
+        if hidden:
+            raise UnsupportedOperator(
+                f"the sizes {', '.join(hidden)} are sizes, strides or numbers of no input: expected to read each of them there",
+                operator="a size that no input shows",
+            )
+
+    def conditions(self) -> list[str]:
+        """Return the conditions on sizes under which the graph is the function's."""
+        exported = bool(self._module.meta.get(EXPORTED))
+        return (
+            []
+            if self._environment is None
+            else guards_of(self._environment, self._sizes, ranges=not exported)
+        )
+
+    def _value_of(self, node: fx.Node) -> Any:
+        match node.op:
+            case "placeholder":
+                return self._input(node)
+            case "get_attr":
+                return self._constant(node)
+            case "call_function":
+                return self._called(node)
+            case "output":
+                return self._finish(node)
+        raise UnsupportedOperator(
+            f"{node.op} {node.target}: expected a call of an ATen operator",
+            operator=str(node.target),
+        )
+
+    # Inputs ---------------------------------------------------------------------------------------------------------------
+
+    def _input(self, node: fx.Node) -> Any:
+        value, number = node.meta.get("val"), len(self._graph.inputs)
+        if _is_token(node):  # torch passes None
+            self._graph.inputs.append(None)
+            return None
+        if isinstance(value, torch.Tensor):
+            name = f"arg{number}"
+            self._graph.inputs.append(name)
+            layout = self._layout(value)
+            aligned = _is_aligned(value) and not layout.device
+            tensor = self._graph.builder.stored(name, layout, "input", aligned=aligned)
+            return self._bound(tensor, value, None)
+        if isinstance(value, torch.SymInt):
+            expr = self._size(value)
+            self._graph.inputs.append(expr if isinstance(expr, sympy.Symbol) else None)
+            return expr
+        if isinstance(value, torch.SymFloat):
+            self._environment = value.node.shape_env
+            symbol = self._sizes.given(value.node.expr, "float64")
+            self._graph.inputs.append(symbol)
+            return self._on_host(symbol, "float64")
+        self._graph.inputs.append(value if isinstance(value, (bool, int, float)) else None)
+        return value
+
+    def _constant(self, node: fx.Node) -> Any:
+        value = self._module
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if not isinstance(value, torch.Tensor):
+            raise UnsupportedOperator(
+                f"{node.target}: the graph holds a {type(value).__name__}",
+                operator=str(node.target),
+            )
+        builder, fake = self._graph.builder, node.meta.get("val", value)
+        known = value.dim() == 0 and fake.device.type == CPU and type(value) is torch.Tensor
+        if known and value.dtype in _NUMBERS and not _is_changed(node):
+            with (
+                unset_fake_temporarily()
+            ):  # torch.compile's fake tensors would be asked for it else
+                number = value.item()
+            dtype = dtype_name(value.dtype)
+            tensor = builder.lazy(
+                (), dtype, lambda _: builder.pool.constant(number, dtype), frozenset()
+            )
+            if self._graph.device != CPU:
+                tensor.host = cache(lambda: str(self._stored_constant(value, fake).buffer))
+            return tensor
+        return self._stored_constant(value, fake)
+
+    def _stored_constant(self, value: torch.Tensor, fake: torch.Tensor) -> LazyTensor:
+        name = f"constant{len(self._graph.constants)}"
+        self._graph.constants[name] = value
+        stored = self._graph.builder.stored(name, self._layout(fake), "constant")
+        return self._bound(stored, fake, None)
+
+    # Operators ------------------------------------------------------------------------------------------------------------
+
+    def _called(self, node: fx.Node) -> Any:
+        value = node.meta.get("val")
+        if _is_number(node):
+            # Its value is known of torch's symbols; one that only other numbers are made of is none of the program's.
+            inner = node.users and all(map(_is_number, node.users))
+            return None if inner else self._size(value)
+        if node.target is operator.getitem:
+            source, key = node.args
+            return self._values[source][key]
+        if isinstance(node.target, HigherOrderOperator):
+            return self._higher_order(node)
+        if not isinstance(node.target, OpOverload):
+            raise UnsupportedOperator(
+                f"{node.target}: no operator of ATen", operator=str(node.target)
+            )
+        if node.target is torch.ops.aten.copy_.default:
+            return self._mutated(node)
+        if node.target._schema.is_mutable:  # noqa: SLF001  # torch shows a schema nowhere else
+            raise UnsupportedOperator(
+                f"{node.target}: changes its arguments", operator=str(node.target)
+            )
+        return self._lowered(node)
+
+    def _higher_order(self, node: fx.Node) -> Any:
+        """Return the results of one of torch's operators that take operators or texts."""
+        name = str(node.target)
+        if name == _ASSEMBLY:
+            return self._assembly(node)
+        readers: Mapping[str, Callable[..., Any]] = {
+            _EFFECT: self._effect,
+            _SAVED_STATE: self._drawn_and_saved,
+            _GIVEN_STATE: self._drawn_again,
+        }
+        if name not in readers:
+            raise UnsupportedOperator(f"{name}: no operator of ATen", operator=name)
+        return readers[name](*node.args, **node.kwargs)
+
+    def _lowered(self, node: fx.Node) -> Any:
+        if not node.target._schema.returns:  # noqa: SLF001
+            return self._checked(node.target, node.args, node.kwargs)
+        value, builder = node.meta.get("val"), self._graph.builder
+        single = not isinstance(value, (list, tuple))
+        if single and not isinstance(value, torch.Tensor):
+            raise UnsupportedOperator(
+                f"{node.target}: gives a number that values decide, {value}: expected a tensor",
+                operator=str(node.target),
+            )
+        values = [value] if single else value
+        results, before = tuple(self._result(item) for item in values), builder.made
+        call = self._operator_call(node, results, single=single)
+        found = self._host.computed(call) or lower(builder, call, self._graph.fallbacks)
+        base, made = self._viewed(node), builder.made_since(before)
+        bound: list[LazyTensor | None] = []
+        for lowered, layout, given in zip(found, results, values, strict=True):
+            if lowered is None or layout is None:
+                bound.append(None)
+                continue
+            tensor = self._bound(lowered, given, base)
+            tensor.made = made
+            builder.mark_reuse(tensor, len(node.users))
+            bound.append(tensor)
+        return bound[0] if single else tuple(bound)
+
+    def _checked(self, target: OpOverload, given: Sequence[Any], named: Mapping[str, Any]) -> None:
+        """Call an operator without results, which raises where values are not as it asks."""
+        if target.overloadpacket in _CHECKED_IN_TRACING:
+            return
+        name, reason = str(target), "it has no result: it is called for what it checks"
+        positional = tuple(self._argument(item) for item in given)
+        keywords = {key: self._argument(item) for key, item in named.items()}
+        self._graph.fallbacks.append(RefusedOperator(name, reason))
+        self._graph.builder.call(name, positional, keywords, (None,), reason, single=True)
+
+    def _effect(self, token: Any, target: Any, *given: Any, **named: Any) -> tuple[Any, None]:
+        """Return the token that torch orders operators by, and call one without results, whose order the program keeps itself."""
+        schema = getattr(target, "_schema", None)
+        if schema is None or schema.returns or schema.is_mutable:
+            raise UnsupportedOperator(
+                f"{target}: it does more than its results say", operator=str(target)
+            )
+        self._checked(target, given, named)
+        return self._argument(token), None
+
+    def _bound(
+        self, tensor: LazyTensor, value: torch.Tensor, base: LazyTensor | None
+    ) -> LazyTensor:
+        """Return a tensor as that of one node, with what torch knows of it.
+
+        Args:
+            tensor: what a lowering returned, which may be one of its arguments.
+            value: torch's fake tensor.
+            base: what the operator shows a view of.
+        """
+        if id(tensor) in self._bound_tensors:
+            tensor = LazyTensor(
+                tensor.sizes, tensor.dtype, tensor.at, tensor.origins, host=tensor.host
+            )
+        self._bound_tensors[id(tensor)] = tensor
+        tensor.sizes = tuple(map(self._size, value.shape))  # the same numbers, as torch writes them
+        tensor.strides = tuple(map(self._size, value.stride()))
+        tensor.storage_offset = self._size(value.storage_offset())
+        tensor.base = base if tensor.buffer is None else None
+        return tensor
+
+    def _viewed(self, node: fx.Node) -> LazyTensor | None:
+        """Return the argument whose memory the results of a node share, as the operator's schema says; None where they are new."""
+        schema = node.target._schema  # noqa: SLF001
+        if node.target in _UNSAFE_VIEWS:
+            return self._tensor(node.args[0])
+        if all(result.alias_info is None for result in schema.returns):
+            return None
+        given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
+        for argument in schema.arguments:
+            if argument.alias_info is not None:
+                return self._tensor(given.get(argument.name))
+        return None
+
+    def _tensor(self, item: Any) -> LazyTensor | None:
+        found = self._values.get(item) if isinstance(item, fx.Node) else None
+        return found if isinstance(found, LazyTensor) else None
+
+    def _assembly(self, node: fx.Node) -> LazyTensor:
+        """Return the result of torch's operator for assembly, which takes tensors and texts."""
+        keywords = {name: self._argument(item) for name, item in node.kwargs.items()}
+        positional = tuple(self._argument(item) for item in node.args)
+        results = (self._result(node.meta["val"]),)
+        call = OperatorCall(
+            f"{HIGHER_ORDER}.{_ASSEMBLY}.default",
+            {},
+            positional,
+            keywords,
+            results,
+            True,
+            None,
+            frozenset({_ASSEMBLY}),
+        )
+        (found,) = lower(self._graph.builder, call, self._graph.fallbacks)
+        assert found is not None
+        return self._bound(found, node.meta["val"], None)
+
+    def _drawn_and_saved(self, target: OpOverload, *given: Any, **named: Any) -> Any:
+        """Return the state of the generator, and the results of an operator that draws in it."""
+        state, _ = self._rng_state()
+        return state, self._drawn(target, given, named)
+
+    def _drawn_again(self, state: Any, target: OpOverload, *given: Any, **named: Any) -> Any:
+        """Return the results of an operator that draws in a state of the generator, which has its own one again afterwards."""
+        kept, device = self._rng_state()
+        self._called_in_order(SET_RNG_STATE, [self._argument(state), device], {}, (None,))
+        results = self._drawn(target, given, named)
+        self._called_in_order(SET_RNG_STATE, [kept, device], {}, (None,))
+        return results
+
+    def _rng_state(self) -> tuple[LazyTensor, str]:
+        device = self._graph.device.partition(":")[0]
+        sizes = (sympy.Integer(state_elements(device)),)
+        away = HOST if device != CPU else ""
+        layout = TensorLayout("uint8", sizes, (sympy.Integer(1),), device=away)
+        (state,) = self._called_in_order(RNG_STATE, [device], {}, (layout,))
+        assert state is not None
+        state.strides = layout.strides
+        return state, device
+
+    def _drawn(self, target: OpOverload, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Return the results of an operator that draws random numbers of torch's."""
+        examples = [_example_values([*given]), _example_values(dict(named))]
+        mode = detect_fake_mode(tree_leaves(examples)) or FakeTensorMode()
+        with mode:
+            value = target(*examples[0], **examples[1])
+        single = not isinstance(value, (list, tuple))
+        values = [value] if single else value
+        found = self._called_in_order(
+            str(target),
+            [self._argument(item) for item in given],
+            {name: self._argument(item) for name, item in named.items()},
+            tuple(self._result(item) for item in values),
+            single=single,
+        )
+        bound = [
+            None if one is None else self._bound(one, fake, None)
+            for one, fake in zip(found, values, strict=True)
+        ]
+        return bound[0] if single else tuple(bound)
+
+    def _called_in_order(
+        self, operator: str, arguments: Any, keywords: dict[str, Any], results: tuple[TensorLayout | None, ...],
+        *, single: bool = True,
+    ) -> tuple[LazyTensor | None, ...]:  # fmt: skip
+        """Call an operator that reads or changes the state of torch's generators."""
+        reason = "random numbers that are drawn twice are drawn by torch"
+        self._graph.fallbacks.append(RefusedOperator(operator, reason))
+        return self._graph.builder.call(
+            operator, arguments, keywords, results, reason, single=single, ordered=True
+        )
+
+    def _operator_call(
+        self, node: fx.Node, results: tuple[TensorLayout | None, ...], *, single: bool
+    ) -> OperatorCall:
+        schema = node.target._schema  # noqa: SLF001
+        positional = tuple(self._argument(item) for item in node.args)
+        keywords = {name: self._argument(item) for name, item in node.kwargs.items()}
+        named = {
+            argument.name: value
+            for argument, value in zip(schema.arguments, positional, strict=False)
+        } | keywords
+        arguments = {
+            name: value.name if isinstance(value, TorchValue) else value
+            for name, value in named.items()
+            if name not in _PLACEMENT
+        }
+        return OperatorCall(
+            str(node.target), arguments, positional, keywords, results, single, _operand_dtype(node), _origins(node),
+            view=any(result.alias_info is not None for result in schema.returns),
+            refused=self._host.refusal(results, positional, keywords),
+        )  # fmt: skip
+
+    def _argument(self, item: Any) -> Any:
+        if isinstance(item, fx.Node):
+            return self._values[item]
+        if isinstance(item, (list, tuple)):
+            return [self._argument(part) for part in item]
+        for kind, cls in _TORCH_KINDS.items():
+            if isinstance(item, cls):
+                name = str(item).removeprefix("torch.")
+                away = kind == "device" and name == CPU != self._graph.device
+                return TorchValue(kind, HOST if away else name)
+        if isinstance(item, torch.Generator):
+            raise UnsupportedOperator(
+                "a generator of random numbers: expected torch's own", operator="generator"
+            )
+        return item
+
+    def _result(self, value: Any) -> TensorLayout | None:
+        return self._layout(value) if isinstance(value, torch.Tensor) else None
+
+    # Results --------------------------------------------------------------------------------------------------------------
+
+    def _mutated(self, node: fx.Node) -> Any:
+        target, value = (self._values[argument] for argument in node.args[:2])
+        if not isinstance(target, LazyTensor) or target.buffer is None:
+            raise UnsupportedOperator("aten.copy_: changes what is no input", operator="aten.copy_")
+        self._mutations.append((target.buffer, value))
+        return value
+
+    def _finish(self, node: fx.Node) -> None:
+        builder = self._graph.builder
+        values = [self._argument(item) for item in tree_leaves(node.args[0])]
+        # Before any input is changed, everything that is read of the old one is computed.
+        changed = {buffer for buffer, _ in self._mutations}
+        for buffer, value in self._mutations:
+            if value.host is None and self._reads_elsewhere(buffer, value, changed):
+                builder.realize(value)
+        held = [self._host.held(value, changed) for _, value in self._mutations]
+        self._graph.outputs = [
+            self._returned(place, changed) or self._output(value, changed)
+            for place, value in enumerate(values)
+        ]
+        self._graph.changed = frozenset(changed)
+        for (buffer, value), source in zip(self._mutations, held, strict=True):
+            if builder.buffers[buffer].layout.device or (value.host is not None and value.sizes):
+                self._host.copy(source or builder.reference(value), buffer)
+            else:
+                builder.write(buffer, value, builder.buffers[buffer].layout)
+
+    def _reads_elsewhere(self, buffer: str, value: LazyTensor, changed: set[str]) -> bool:
+        """Whether what an input becomes is computed of elements that a kernel may have changed already."""
+        builder = self._graph.builder
+        names = variables("i", value.sizes)
+        own = sympy.expand(builder.buffers[buffer].layout.index(names))
+        return any(
+            read in changed and (read != buffer or sympy.expand(index - own) != 0)
+            for read, index, _ in loads_of(value.at(names))
+        )
+
+    def _returned(self, place: int, changed: set[str]) -> Reference | None:
+        """Return a result that is an input, or a view of one that the program changes: as torch has it, the changed one."""
+        found = self._module.meta.get(RETURNED_INPUTS, {}).get(place)
+        name = "" if found is None else f"arg{found.number}"
+        if found is None or not (found.itself or name in changed):
+            return None
+        layout = self._graph.builder.buffers[name].layout
+        if found.itself:
+            return Reference(name, layout)
+        sizes, strides = (tuple(map(self._size, part)) for part in (found.sizes, found.strides))
+        offset = self._size(found.offset)
+        seen = replace(layout, sizes=sizes, strides=strides, offset=offset)
+        return Reference(name, seen, view=True)
+
+    def _output(self, value: Any, changed: set[str]) -> Reference | sympy.Expr | None:
+        if isinstance(value, LazyTensor):
+            if value.host is not None:
+                return self._host.held(value, changed)
+            if value.root.buffer in changed:  # what the input held before
+                value = LazyTensor(
+                    value.sizes, value.dtype, value.at, value.origins, strides=value.strides
+                )
+            found = self._graph.builder.owned(value)
+            return replace(found, view=value.base is not None)
+        return None if value is None else sympy.sympify(value)
+
+    # torch's values as ours -------------------------------------------------------------------------------------------------
+
+    def _layout(self, tensor: torch.Tensor) -> TensorLayout:
+        dtype = dtype_name(tensor.dtype)
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            raise UnsupportedOperator(
+                f"a tensor of layout {tensor.layout}: expected a strided one", operator="layout"
+            )
+        sizes, strides = (tuple(map(self._size, part)) for part in (tensor.shape, tensor.stride()))
+        away = str(tensor.device) != self._graph.device
+        return TensorLayout(dtype, sizes, strides, device=HOST if away else "")
+
+    def _size(self, value: Any) -> Any:
+        """Return a number of torch's as ours: an index expression for a SymInt, the symbol of a value for a SymFloat or SymBool."""
+        if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return sympy.sympify(value)
+        self._environment = value.node.shape_env
+        if isinstance(value, torch.SymInt):
+            return self._sizes.integer(value.node.expr)
+        dtype = "float64" if isinstance(value, torch.SymFloat) else "bool"
+        found = self._sizes.number(value.node.expr, dtype)
+        return self._on_host(found, dtype) if isinstance(found, sympy.Symbol) else found
+
+    def _on_host(self, symbol: sympy.Symbol, dtype: str) -> sympy.Symbol:
+        """Make a number that the host computes known as a buffer, which kernels load it from."""
+        layout = TensorLayout(dtype, (), ())
+        self._graph.builder.buffers[str(symbol)] = Buffer(str(symbol), layout, "value")
+        return symbol
+
+    def _guarded(self, size: sympy.Expr) -> bool:
+        if self._environment is None or self._environment.frozen:
+            return False
+        fits = sympy.Le(_of_torch(self._sizes.theirs(size)), _LARGEST_NARROW)
+        return bool(self._environment.evaluate_expr(fits))
+
+    def _example_of(self, symbol: sympy.Symbol) -> int | float | None:
+        known = getattr(self._environment, "backed_var_to_val", None) or getattr(
+            self._environment, "var_to_val", {}
+        )
+        value = known.get(symbol)
+        return None if value is None else float(value) if value.is_Float else int(value)
+
+    def _bounds_of(self, expr: sympy.Expr) -> tuple[int | None, int | None]:
+        found = self._environment.bound_sympy(_of_torch(expr))
+        least, most = (
+            int(end) if getattr(end, "is_Integer", False) else None
+            for end in (found.lower, found.upper)
+        )
+        return least, most
+
+
+_TORCH_KINDS: Mapping[str, type] = {
+    "dtype": torch.dtype,
+    "device": torch.device,
+    "memory_format": torch.memory_format,
+    "layout": torch.layout,
+}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a dtype's name without `torch.`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _of_torch(expr: sympy.Expr) -> sympy.Expr:
+    """Return an expression with torch's functions in the place of ours of the same name."""
+    if not expr.args:
+        return expr
+    made = (
+        getattr(functions, type(expr).__name__, expr.func)
+        if type(expr).__module__ == FloorDiv.__module__
+        else expr.func
+    )
+    return made(*map(_of_torch, expr.args))
+
+
+def _is_number(node: fx.Node) -> bool:
+    """Whether a node computes a number of sizes."""
+    kinds = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+    known = not isinstance(node.target, OpOverload) or node.target.overloadpacket in _SHAPES
+    return node.op == "call_function" and known and isinstance(node.meta.get("val"), kinds)
+
+
+def _is_token(node: fx.Node) -> bool:
+    """Whether an input is none but what torch orders operators by."""
+    return bool(node.users) and all(
+        str(user.target) == _EFFECT and user.args[0] is node for user in node.users
+    )
+
+
+def _is_changed(node: fx.Node) -> bool:
+    """Whether the graph changes a tensor that it holds."""
+    return any(
+        user.target is torch.ops.aten.copy_.default and user.args[0] is node for user in node.users
+    )
+
+
+def _is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's offset in its storage is a multiple of 16 bytes, as that of a whole tensor is."""
+    offset = tensor.storage_offset()
+    return isinstance(offset, int) and offset * tensor.element_size() % _ALIGNED_BYTES == 0
+
+
+def _operand_dtype(node: fx.Node) -> str | None:
+    """Return what torch promotes the first tensor operands of a node to."""
+    values: list[Any] = [_example(argument) for argument in node.args[:2]]
+    found = [value for value in values if isinstance(value, (torch.Tensor, int, float, bool))]
+    tensors = [value for value in found if isinstance(value, torch.Tensor)]
+    if not tensors:
+        return None
+    return dtype_name(tensors[0].dtype if len(found) == 1 else torch.result_type(*found))
+
+
+def _example_values(arguments: Any) -> Any:
+    """Return arguments with torch's fake tensors and symbols in the place of nodes."""
+    return tree_map(lambda item: item.meta["val"] if isinstance(item, fx.Node) else item, arguments)
+
+
+def _example(argument: Any) -> Any:
+    value = argument.meta.get("val") if isinstance(argument, fx.Node) else argument
+    kinds = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}
+    return kinds.get(type(value), value)
+
+
+def _origins(node: fx.Node) -> frozenset[str]:
+    """Return the name of the operator that the user's program called, before torch took it apart."""
+    original = node.meta.get("original_aten")
+    name = str(original) if original is not None else str(node.target)
+    return frozenset({name.split(".")[1].lstrip("_") if "." in name else name})

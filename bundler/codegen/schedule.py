@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`schedule_program`: a graph that was read becomes kernels and a plan: loops normalized, dead ones dropped, the others fused, written, and put in order.
+
+`program` calls it.  Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import sympy
+
+from bundler.codegen.fusion import LoopGroup, fused, is_extern
+from bundler.codegen.kernel_plan import LARGEST_NARROW, Bounded, KernelText, write_kernel
+from bundler.codegen.lazy_tensors import GraphBuilder
+from bundler.codegen.loop_nodes import (
+    SEEDS,
+    ExternCall,
+    Loop,
+    Node,
+    Reference,
+    TensorLayout,
+    TorchValue,
+    numel,
+)
+from bundler.codegen.loop_order import normalized
+from bundler.codegen.memory_reuse import reusable
+from bundler.codegen.module_text import KernelModules, ProgramKernel, inductor_meta
+from bundler.codegen.online_softmax import paired
+from bundler.codegen.size_text import size_text
+from bundler.codegen.split_reductions import split
+from bundler.runtime.program.program_plan import (
+    BUFFER_MARK,
+    NUMBER_MARK,
+    Allocate,
+    Input,
+    KernelEntry,
+    Launch,
+    OperatorStep,
+    Output,
+    ProgramPlan,
+    Release,
+    Seeds,
+    Size,
+    Step,
+    TensorSpec,
+)
+
+
+class Graph(Protocol):
+    """What `lower` returns, without torch's types."""
+
+    builder: GraphBuilder
+    inputs: list[Any]
+    outputs: list[Any]
+    changed: frozenset[str]
+    hints: dict[sympy.Symbol, int]
+    values: dict[str, str]
+    guards: list[str]
+
+
+@dataclass(frozen=True)
+class ScheduledProgram:
+    """Kernels by name, and what to do with them."""
+
+    kernels: Mapping[str, ProgramKernel]
+    plan: ProgramPlan
+    groups: tuple[LoopGroup, ...] = field(repr=False)
+
+
+def schedule_program(
+    graph: Graph, bounded: Bounded | None = None, *, asserted: bool = True, harness: bool = False
+) -> ScheduledProgram:
+    """Return the program of a graph.
+
+    Args:
+        graph: that was read.
+        bounded, asserted: as `write_kernel` has them.
+        harness: as `KernelModules` has it.
+    """
+    return _Scheduler(graph, bounded, asserted=asserted, harness=harness).build()
+
+
+class _Scheduler:
+    def __init__(
+        self, graph: Graph, bounded: Bounded | None, *, asserted: bool, harness: bool
+    ) -> None:
+        self._graph, self._builder, self._bounded, self._asserted = (
+            graph,
+            graph.builder,
+            bounded,
+            asserted,
+        )
+        self._limits: dict[str, int] = {}
+        self._buffers = graph.builder.buffers
+        self._modules = KernelModules(harness=harness)
+        self._outputs = {item.buffer for item in graph.outputs if isinstance(item, Reference)}
+        self._steps: list[Step] = []
+        # Memory reuse: buffer -> the buffer whose memory it took over.
+        self._alias: dict[str, str] = {}
+
+    def build(self) -> ScheduledProgram:
+        nodes = [
+            normalized(self._builder.pool, n) if isinstance(n, Loop) else n
+            for n in self._alive(self._builder.nodes)
+        ]
+        nodes = split(self._builder, paired(nodes))
+        groups = fused(nodes, self._buffers, self._graph.hints)
+        last = _last_uses(groups)
+        self._allocate_empty(groups)
+        if any(SEEDS in group.touched for group in groups):
+            self._steps.append(Seeds(SEEDS, int(numel(self._buffers[SEEDS].layout.sizes))))
+        for number, group in enumerate(groups):
+            if is_extern(group):
+                self._call(group.nodes[0])
+            else:
+                self._launch(groups, number, last)
+            for name in sorted(group.touched):
+                if last[name] == number and self._is_own(name) and name not in self._outputs:
+                    self._release(name)
+        kernels = self._modules.kernels
+        plan = ProgramPlan(
+            tuple(self._input(item) for item in self._graph.inputs),
+            self._size_places(),
+            tuple(self._steps),
+            tuple(self._output(item) for item in self._graph.outputs),
+            {name: _entry(kernel.text) for name, kernel in kernels.items()},
+            tuple(name for name, buffer in self._buffers.items() if buffer.source == "constant"),
+            dict(sorted(self._limits.items())),
+            dict(self._graph.values),
+            tuple(self._graph.guards),
+        )
+        return ScheduledProgram(kernels, plan, tuple(groups))
+
+    def _alive(self, nodes: Sequence[Node]) -> list[Node]:
+        """Return the nodes without those that nobody needs: what they write is neither read nor returned, nor an input, and they check nothing.
+
+        An operator's results that nobody needs get no buffer: torch may return None in their place.
+        """
+        needed = set(self._outputs)
+        alive: list[Node] = []
+        for node in reversed(nodes):
+            checks = isinstance(node, ExternCall) and node.is_check
+            if not checks and not any(n in needed or not self._is_own(n) for n in node.writes):
+                continue
+            if isinstance(node, ExternCall):
+                used = (name if name in needed else None for name in node.outputs)
+                alive.append(replace(node, outputs=tuple(used)))
+            elif numel(node.sizes) != 0:
+                alive.append(node)
+            needed |= node.reads
+        return alive[::-1]
+
+    def _allocate_empty(self, groups: Sequence[LoopGroup]) -> None:
+        """Allocate buffers without elements, which no kernel writes."""
+        written = {name for group in groups for name in group.written}
+        needed = self._outputs.union(*(group.touched for group in groups))
+        for name in sorted(needed - written, key=_order):
+            if self._is_own(name):
+                self._steps.append(Allocate(name, self._spec(self._buffers[name].layout)))
+
+    def _is_own(self, name: str) -> bool:
+        return self._buffers[name].source == "node"
+
+    # Steps --------------------------------------------------------------------------------------------------------------
+
+    def _launch(self, groups: Sequence[LoopGroup], number: int, last: Mapping[str, int]) -> None:
+        group = groups[number]
+        written = {loop.buffer for loop in group.loops if self._is_own(loop.buffer)}
+        added = {loop.buffer for loop in group.loops if loop.mode is not None}
+        kept_elsewhere = {name for other in groups if other is not group for name in other.touched}
+        removed = frozenset(written - self._outputs - kept_elsewhere - added)
+        dying = {
+            n
+            for n in group.touched
+            if last[n] == number and self._is_own(n) and n not in self._outputs and n not in written
+        }
+        reused = reusable(group, self._buffers, written - removed - added, dying)
+        text = write_kernel(
+            group,
+            self._builder.pool,
+            self._buffers,
+            removed,
+            reused,
+            self._graph.hints,
+            self._bounded,
+            asserted=self._asserted,
+        )
+        self._limits |= {str(size_text(size)): LARGEST_NARROW for size in text.bounds}
+        kernel = self._modules.add(text)
+        for name in sorted(written - removed, key=_order):
+            if name in reused:
+                self._alias[name] = self._memory(reused[name])
+            elif self._is_first(name):
+                self._steps.append(Allocate(name, self._spec(self._buffers[name].layout)))
+        arguments = tuple(self._passed(parameter.outer) for parameter in text.parameters)
+        sizes = {
+            f"{prefix}numel": size_text(size)
+            for prefix, size in text.dimensions
+            if not prefix.startswith("r")
+        }
+        self._steps.append(Launch(kernel.name, arguments, sizes))
+
+    def _is_first(self, name: str) -> bool:
+        return not any(isinstance(step, Allocate) and step.name == name for step in self._steps)
+
+    def _memory(self, name: str) -> str:
+        return self._alias.get(name, name)
+
+    def _passed(self, outer: str | sympy.Expr) -> Size:
+        if not isinstance(outer, str):
+            return size_text(outer)
+        buffer = self._buffers[outer]
+        if buffer.source == "value":
+            return outer
+        return f"{NUMBER_MARK if buffer.by_value else BUFFER_MARK}{self._memory(outer)}"
+
+    def _release(self, name: str) -> None:
+        memory = self._memory(name)
+        # Memory that another buffer took lives on under its first name.
+        users = [other for other, first in self._alias.items() if first == memory and other != name]
+        exists = any(memory in _made_by(step) for step in self._steps)
+        if (
+            exists
+            and not any(other in self._outputs for other in (*users, memory))
+            and not self._used_later(memory, name)
+        ):
+            self._steps.append(Release(memory))
+
+    def _used_later(self, memory: str, name: str) -> bool:
+        newest = [other for other, first in self._alias.items() if first == memory]
+        return bool(newest) and newest[-1] != name
+
+    def _call(self, node: Node) -> None:
+        assert isinstance(node, ExternCall)
+        made = [None if name is None else self._buffers[name] for name in node.outputs]
+        self._steps.append(
+            OperatorStep(
+                node.operator,
+                tuple(self._encoded(item) for item in node.arguments),
+                {name: self._encoded(item) for name, item in node.keywords},
+                node.outputs,
+                node.single,
+                tuple(None if buffer is None else self._spec(buffer.layout) for buffer in made),
+                any(buffer.bases for buffer in made if buffer is not None),
+            )
+        )
+
+    def _seen(self, item: Reference) -> TensorSpec | None:
+        """Return how a buffer's memory is seen; None where the tensor that was made there is meant, whole and with its own strides."""
+        own = self._memory(item.buffer) == item.buffer
+        if own and not item.view and item.layout == self._buffers[item.buffer].layout:
+            return None
+        return self._spec(item.layout)
+
+    def _encoded(self, item: Any) -> Any:
+        match item:
+            case Reference(buffer):
+                spec = self._seen(item)
+                return {
+                    "buffer": self._memory(buffer),
+                    "spec": None if spec is None else vars(spec),
+                }
+            case TorchValue(kind, name):
+                return {kind: name}
+            case list() | tuple():
+                return [self._encoded(part) for part in item]
+            case sympy.Expr():
+                return {"size": size_text(item)}
+        return item
+
+    # Inputs and outputs -------------------------------------------------------------------------------------------------
+
+    def _input(self, item: Any) -> Input:
+        if isinstance(item, str):
+            buffer = self._buffers[item]
+            changed = item in self._graph.changed
+            return Input(item, self._spec(buffer.layout), buffer.aligned, changed)
+        if isinstance(item, (bool, int, float)):
+            return Input("", number=item)
+        return Input("" if item is None else str(item))
+
+    def _size_places(self) -> dict[str, tuple[int, int]]:
+        """Return where each size is read, by the places that `ProgramPlan.sizes` has."""
+        found: dict[str, tuple[int, int]] = {}
+        for number, item in enumerate(self._graph.inputs):
+            if isinstance(item, sympy.Symbol):
+                found[str(item)] = (number, -1)
+            elif isinstance(item, str):
+                layout = self._buffers[item].layout
+                for place, size in enumerate((*layout.sizes, *layout.strides)):
+                    if isinstance(size, sympy.Symbol) and str(size) not in self._graph.values:
+                        found.setdefault(str(size), (number, place))
+        return dict(sorted(found.items()))
+
+    def _output(self, item: Any) -> Output:
+        if isinstance(item, Reference):
+            return Output(self._memory(item.buffer), self._seen(item))
+        return Output(None, size=None if item is None else size_text(item))
+
+    def _spec(self, layout: TensorLayout) -> TensorSpec:
+        sizes, strides = (
+            tuple(size_text(part) for part in parts) for parts in (layout.sizes, layout.strides)
+        )
+        return TensorSpec(layout.dtype, sizes, strides, size_text(layout.offset), layout.device)
+
+
+def _made_by(step: Step) -> tuple[str | None, ...]:
+    """Return the buffers that begin with a step."""
+    if isinstance(step, Allocate):
+        return (step.name,)
+    return step.outputs if isinstance(step, OperatorStep) else ()
+
+
+def _entry(text: KernelText) -> KernelEntry:
+    return KernelEntry(
+        str(inductor_meta(text)["grid_type"]),
+        tuple(parameter.name for parameter in text.parameters),
+    )
+
+
+def _order(name: str) -> tuple[int, str]:
+    digits = name.lstrip("abcdefghijklmnopqrstuvwxyz")
+    return (int(digits) if digits.isdigit() else 0, name)
+
+
+def _last_uses(groups: Iterable[LoopGroup]) -> dict[str, int]:
+    """Return the number of the last group that touches each buffer."""
+    return {name: number for number, group in enumerate(groups) for name in group.touched}

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trace`: a function, module or exported program as an FX graph of ATen operators, with operators taken apart by `decompositions`.  Imports torch.
+
+`schedule` calls it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import UnsupportedOperatorException
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from bundler.codegen.decompositions import decompositions
+from bundler.codegen.device_tracing import tracing_for
+from bundler.errors import ConfigError, UnsupportedOperator
+from bundler.toolchain.user_lines import recorded_lines
+
+# Of a graph's `meta`: place of a result -> the `InputView` that it is, which the graph itself does
+# not say once it is functional.
+RETURNED_INPUTS = "returned_inputs"
+# Of a graph's `meta`: that torch.export made it, whose sizes may be 0 or 1 too.
+EXPORTED = "exported"
+# What torch says where it cannot trace -> what that means.
+_REFUSALS = {
+    "symbolic sizes": "an operator asks in C++ for sizes that are symbols, as dropout does: generate for the sizes of the example, or use "
+    'torch.compile(backend="triton_bundler", dynamic=True)',
+    "mutating a non-functional tensor": "the function changes a tensor that is no input: pass it as an input, or give the module "
+    "with a device",
+    "is not linked with support for": "an operator asks the device itself how to compute, and this build of torch has no support for it: trace with a "
+    "build of torch that has, no GPU is needed",
+    "Unhandled FakeTensor Device Propagation": "tensors lie on two devices: what a function has from elsewhere stays where it is, so give the module "
+    "itself, or its tensors as inputs",
+}  # fmt: skip
+# What torch says of an operator, not one of its own, that changes an argument or returns one.
+_CHANGING_OPERATOR = re.compile(r"Found a custom \(non-ATen\) operator .*?: ([\w:.]+)\(")
+
+
+class InputView(NamedTuple):
+    """A result that shares an input's memory.
+
+    Attributes:
+        number: of the input.
+        sizes, strides: of the result.
+        offset: of its first element, counted from the input's.
+        itself: whether it is the input's own tensor object, as it was.
+    """
+
+    number: int
+    sizes: Sequence[Any]
+    strides: Sequence[Any]
+    offset: Any
+    itself: bool
+
+
+def trace(
+    function: Any,
+    example_inputs: Sequence[Any],
+    *,
+    dynamic: bool = False,
+    device: str | None = None,
+) -> fx.GraphModule:
+    """Return the functional graph of a call.
+
+    Args:
+        function: a function of tensors, or a `torch.export.ExportedProgram`, whose parameters and buffers are inputs in front of the user's.
+        example_inputs: one tensor or number for each argument.
+        dynamic: keep sizes symbolic; else the graph is for the sizes of the example.
+        device: that the graph is for, which need not be here: see `device_tracing`.  None takes that of the example.
+
+    Raises:
+        UnsupportedOperator: an operator that cannot be traced so, as one whose sizes follow from values, or one of a library that changes its
+            arguments.
+        ConfigError: there is no such device, or the program was exported for another one.
+    """
+    if is_exported(function):
+        if device is not None:
+            raise ConfigError(
+                f"device={device!r}: an exported program has its own device; export it for this one",
+                got=device,
+            )
+        module = function.run_decompositions(decompositions()).graph_module
+        module.meta[EXPORTED] = True
+        return module
+
+    if device is not None:
+        return _traced_for(function, example_inputs, device, dynamic=dynamic)
+    return _traced(function, example_inputs, "symbolic" if dynamic else "fake")
+
+
+def _traced_for(
+    function: Any, example_inputs: Sequence[Any], device: str, *, dynamic: bool
+) -> fx.GraphModule:
+    """Return the graph for a device, in which the module's own tensors are constants again."""
+    named: dict[str, torch.Tensor] = {}
+    called = function
+    if isinstance(function, torch.nn.Module):
+        named = {**dict(function.named_parameters()), **dict(function.named_buffers())}
+
+        def called(*inputs: Any) -> Any:
+            given = dict(zip(named, inputs, strict=False))
+            return torch.func.functional_call(function, given, tuple(inputs[len(named) :]))
+
+    with tracing_for(device, dynamic=dynamic) as tracing:
+        traced = _traced(called, tracing.faked([*named.values(), *example_inputs]), "real")
+    placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
+    for number, (node, tensor) in enumerate(zip(placeholders, named.values(), strict=False)):
+        name = f"_tensor_of_module{number}"
+        traced.register_buffer(name, tensor.detach())
+        with traced.graph.inserting_before(node):
+            constant = traced.graph.get_attr(name)
+        constant.meta.update(node.meta)
+        node.replace_all_uses_with(constant)
+        traced.graph.erase_node(node)
+    count = len(named)
+    views = traced.meta[RETURNED_INPUTS]
+    traced.meta[RETURNED_INPUTS] = {
+        place: view._replace(number=view.number - count)
+        for place, view in views.items()
+        if view.number >= count
+    }
+    traced.recompile()
+    return traced.to(tracing.device) if tracing.is_here else traced
+
+
+def _traced(function: Any, example_inputs: Sequence[Any], mode: str) -> fx.GraphModule:
+    returned: dict[int, InputView] = {}
+
+    # make_fx counts parameters, and those with a default may be left out.
+    def called(*inputs: Any) -> Any:
+        given = {_storage(x): n for n, x in enumerate(inputs) if _is_strided(x)}
+        before = {n: _layout(inputs[n]) for n in given.values()}
+        with recorded_lines(), _ChangesInPlace() as changes:
+            result = function(*inputs)
+        for place, leaf in enumerate(tree_leaves(result)):
+            number = given.get(_storage(leaf)) if _is_strided(leaf) else None
+            if number is not None and leaf.dtype == inputs[number].dtype:
+                itself = leaf is inputs[number] and id(leaf) not in changes.reshaped
+                sizes, strides, offset = before[number] if itself else _synced(leaf)
+                first = before[number][2]
+                if not itself and id(inputs[number]) not in changes.reshaped:
+                    first = _synced(inputs[number])[2]
+                returned[place] = InputView(number, sizes, strides, offset - first, itself)
+        return result
+
+    functional = torch.func.functionalize(called, remove="mutations")
+    # Tensors that the function has from elsewhere, as a module its parameters, are constants of the graph.
+    take = partial(make_fx, tracing_mode=mode, _allow_non_fake_inputs=True)
+    try:
+        traced = take(functional, decomposition_table=decompositions())(*example_inputs)
+    except RuntimeError as error:
+        refusal = _refusal(error)
+        if refusal is None:
+            raise
+        raise refusal from error
+    if _changes_what_it_made(traced):
+        functional = torch.func.functionalize(traced, remove="mutations")
+        traced = take(functional, decomposition_table=decompositions())(*example_inputs)
+    _forget_callers(traced)
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+    placeholders = (node for node in traced.graph.nodes if node.op == "placeholder")
+    for node, value in zip(placeholders, example_inputs, strict=False):
+        if isinstance(value, (bool, int, float)):  # part of the graph, unless it is a symbol there
+            node.meta.setdefault("val", value)
+    traced.meta[RETURNED_INPUTS] = returned
+    return traced
+
+
+class _ChangesInPlace(TorchFunctionMode):  # type: ignore[misc]  # torch is not read
+    """Keeps the strides of tensors that are changed in place.
+
+    `functionalize` gives a changed tensor the strides and the offset of the value that it holds from
+    then on, a new result of an operator.  A `copy_` keeps the tensor's strides; the offset is lost
+    where torch has the value's fake tensor from its cache.
+
+    Attributes:
+        reshaped: ids of tensors whose sizes, strides or memory a call changed, as `t_` does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reshaped: set[int] = set()
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
+    ) -> Any:
+        keywords = keywords or {}
+        target: Any = arguments[0] if arguments else None
+        if not _is_strided(target):
+            return function(*arguments, **keywords)
+        if _resizes_nothing(function, target, arguments[1:], keywords):
+            return target
+        change = _change_of(function)
+        if change == "layout":
+            self.reshaped.add(id(target))
+        if change != "numbers" or _is_whole(target):
+            return function(*arguments, **keywords)
+        changed = target.clone()
+        function(changed, *arguments[1:], **keywords)
+        target.copy_(changed)
+        return None if function is torch.Tensor.__setitem__ else target
+
+
+# Methods of Python's operators -> the operator of torch that they are.
+_AUGMENTED = {
+    "__iadd__": "add_",
+    "__isub__": "sub_",
+    "__imul__": "mul_",
+    "__idiv__": "div_",
+    "__itruediv__": "div_",
+    "__ifloordiv__": "floor_divide_",
+    "__imod__": "remainder_",
+    "__ipow__": "pow_",
+    "__iand__": "bitwise_and_",
+    "__ior__": "bitwise_or_",
+    "__ixor__": "bitwise_xor_",
+    "__ilshift__": "bitwise_left_shift_",
+    "__irshift__": "bitwise_right_shift_",
+}
+
+
+def _change_of(function: Any) -> Literal["", "numbers", "layout"]:
+    """Return what a function of torch changes of its first argument: its elements, where they lie, or neither."""
+    name = getattr(function, "__name__", "")
+    name = _AUGMENTED.get(name, name)
+    if name in _PLACED_ANEW:
+        return "layout"
+    if name == "__setitem__":
+        return "numbers"
+    packet = getattr(torch.ops.aten, name, None) if name.endswith("_") else None
+    if packet is None or name.startswith("__") or name in {"copy_", "requires_grad_"}:
+        return ""
+    overloads = [getattr(packet, overload) for overload in packet.overloads()]
+    if any(torch.Tag.inplace_view in one.tags for one in overloads):
+        return "layout"
+    mutable = any(one._schema.is_mutable for one in overloads)  # noqa: SLF001
+    return "numbers" if mutable else ""
+
+
+def _resizes_nothing(
+    function: Any, target: torch.Tensor, others: Sequence[Any], keywords: Any
+) -> bool:
+    """Whether a call resizes a tensor to the sizes that it has: torch's kernels leave it as it is, `functionalize` makes it dense."""
+    name = getattr(function, "__name__", "")
+    if name not in {"resize_", "resize_as_"} or keywords or not others:
+        return False
+    sizes = others[0].shape if name == "resize_as_" else others
+    if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
+        sizes = sizes[0]
+    return len(sizes) == target.dim() and all(
+        statically_known_true(one == other) for one, other in zip(sizes, target.shape, strict=True)
+    )
+
+
+_PLACED_ANEW = frozenset({"resize_", "resize_as_", "set_"})
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies as a new one of its sizes does."""
+    return tensor.is_contiguous() and bool(statically_known_true(tensor.storage_offset() == 0))
+
+
+def _refusal(error: RuntimeError) -> UnsupportedOperator | None:
+    """Return what an error of torch's tracing says of an operator, None where it says nothing of one."""
+    text, changing = str(error), _CHANGING_OPERATOR.search(str(error))
+    if changing:
+        return UnsupportedOperator(
+            f"{changing[1]}: an operator of a library changes its arguments, which no program does "
+            "for it: return what is new from it, or use torch.compile(backend='triton_bundler'), "
+            "which runs such a graph as torch has it",
+            operator=changing[1],
+        )
+    if isinstance(error, UnsupportedOperatorException) or "no fake impl registered" in text:
+        return UnsupportedOperator(
+            f"an operator of a library does not say what its results are without running ({error}): "
+            "register that by torch.library.register_fake",
+            operator=str(getattr(error, "func", "")),
+        )
+    reason = next((why for said, why in _REFUSALS.items() if said in text), None)
+    if reason is not None:
+        return UnsupportedOperator(reason, operator=text.partition("\n")[0])
+    return None
+
+
+def _forget_callers(traced: fx.GraphModule) -> None:
+    """Forget what recording lines records too: kernels are named after the operators that are in the graph."""
+    for node in traced.graph.nodes:
+        node.meta.pop("original_aten", None)
+
+
+def is_exported(function: Any) -> bool:
+    """Whether torch.export made something."""
+    return isinstance(function, torch.export.ExportedProgram)
+
+
+def _is_strided(value: Any) -> bool:
+    """Whether a value is a tensor that lies in one storage, as sparse ones do not."""
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def _synced(tensor: torch.Tensor) -> tuple[Any, Any, Any]:
+    """Return the layout that a functional tensor has after all changes of its memory."""
+    if torch._is_functional_tensor(tensor):  # noqa: SLF001  # torch's own functions for it
+        torch._sync(tensor)  # noqa: SLF001
+    return _layout(tensor)
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, Any, Any]:
+    return tensor.shape, tensor.stride(), tensor.storage_offset()
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Return what names a tensor's memory; functional tensors share one name with their views."""
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  # torch itself tells aliases so
+
+
+def _changes_what_it_made(traced: fx.GraphModule) -> bool:
+    """Whether some operator of a graph changes a tensor that is no input, as decompositions do that came after the graph was made functional."""
+    return any(
+        isinstance(changed, fx.Node) and changed.op != "placeholder"
+        for node in traced.graph.nodes
+        if node.op == "call_function" and isinstance(node.target, OpOverload)
+        for changed in _changed_arguments(node)
+    )
+
+
+def _changed_arguments(node: fx.Node) -> list[Any]:
+    """Return the arguments of a call that the operator writes to, by its schema."""
+    schema = node.target._schema.arguments  # noqa: SLF001
+    named = dict(zip((argument.name for argument in schema), node.args, strict=False))
+    named |= node.kwargs
+    return [
+        leaf
+        for argument in schema
+        if argument.alias_info is not None and argument.alias_info.is_write
+        for leaf in tree_leaves(named.get(argument.name))
+    ]

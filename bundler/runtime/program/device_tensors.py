@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`DeviceTensor`: a tensor of any library as a launch sees it: an address with dtype and shape; `device_tensor` makes one of what a program is given.
+
+A tensor of torch is passed as it is.  `run` converts the inputs of a program with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+from bundler.errors import CannotLaunchStatically, ConfigError
+from bundler.runtime.launch.argument_types import is_tensor
+from bundler.runtime.program.dlpack_tensors import dlpack_tensor
+
+# What arrays call their elements, by kind and size in bytes, beside what torch calls them.
+_TYPES = {
+    "f8": "float64", "f4": "float32", "f2": "float16", "i8": "int64", "i4": "int32", "i2": "int16", "i1": "int8", "u8": "uint64",
+    "u4": "uint32", "u2": "uint16", "u1": "uint8", "b1": "bool",
+}  # fmt: skip
+_BYTES = {
+    "float64": 8,
+    "int64": 8,
+    "uint64": 8,
+    "float32": 4,
+    "int32": 4,
+    "uint32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int16": 2,
+    "uint16": 2,
+    "complex128": 16,
+    "complex64": 8,
+    "complex32": 4,
+}
+# How `struct` reads them.
+_CODES = {
+    "float64": "d", "float32": "f", "float16": "e", "int64": "q", "int32": "i", "int16": "h", "int8": "b", "uint64": "Q",
+    "uint32": "I", "uint16": "H", "uint8": "B", "bool": "?",
+}  # fmt: skip
+
+
+def item_bytes(dtype: str) -> int:
+    """Return how many bytes an element has."""
+    return _BYTES.get(dtype, 1)
+
+
+@dataclass(frozen=True)
+class DeviceTensor:
+    """Memory of a device.
+
+    Attributes:
+        address: of the first element.
+        dtype: as torch names it.
+        shape, strides: in elements.
+        owner: what keeps the memory.
+    """
+
+    address: int
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    owner: Any = field(default=None, repr=False, compare=False)
+
+    def data_ptr(self) -> int:
+        """Return the address, as torch's tensors do."""
+        return self.address
+
+    def ptr_range(self) -> int:
+        """Return how many bytes the tensor spans, as launches for AMD ask."""
+        if 0 in self.shape:
+            return 0
+        last = sum(
+            (size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)
+        )
+        return (last + 1) * item_bytes(self.dtype)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        names = {name: code for code, name in _TYPES.items()}
+        size = item_bytes(self.dtype)
+        if self.dtype not in names:
+            raise AttributeError(f"arrays have no name for {self.dtype}")
+        return {
+            "shape": self.shape,
+            "strides": tuple(stride * size for stride in self.strides),
+            "typestr": f"|{names[self.dtype]}" if size == 1 else f"<{names[self.dtype]}",
+            "data": (self.address, False),
+            "version": 3,
+        }
+
+
+def device_tensor(value: Any, *, host: bool = False) -> Any:
+    """Return a value as a launch takes it: torch's tensors as they are, others by `__cuda_array_interface__` or DLPack.
+
+    Args:
+        value: of any library.
+        host: take memory of the host too, for kernels that no GPU runs.
+
+    Raises:
+        CannotLaunchStatically: it is no tensor of a device, or of an element type that no kernel takes.
+    """
+    if is_tensor(value):
+        return value
+    described = getattr(value, "__cuda_array_interface__", None)
+    if described is None and hasattr(value, "__dlpack__"):
+        address, name, sizes, steps, owner = dlpack_tensor(value, host=host)
+        return DeviceTensor(
+            address, name, sizes, contiguous(sizes) if steps is None else steps, owner
+        )
+    if described is None:
+        raise CannotLaunchStatically(
+            f"an input of the program: expected a tensor of a device, with data_ptr, __cuda_array_interface__ or __dlpack__, got {type(value).__name__}",
+            got=type(value).__name__,
+        )
+    code = str(described["typestr"])
+    dtype = _TYPES.get(code[1:])
+    if dtype is None or code[0] == ">":
+        raise CannotLaunchStatically(
+            f"an input of the program: no kernel takes elements of type {code}", got=code
+        )
+    shape, size = tuple(described["shape"]), item_bytes(dtype)
+    given = described.get("strides")
+    strides = tuple(stride // size for stride in given) if given else contiguous(shape)
+    return DeviceTensor(int(described["data"][0]), dtype, shape, strides, value)
+
+
+def host_tensor(value: Any) -> Any:
+    """Return a tensor that a program was generated to find on the host: torch's as it is, others by DLPack.
+
+    Raises:
+        ConfigError: its memory is a device's.
+    """
+    where = getattr(getattr(value, "device", None), "type", None)
+    if is_tensor(value) and where in {None, "cpu"}:
+        return value
+    if not is_tensor(value) and hasattr(value, "__dlpack_device__"):
+        if value.__dlpack_device__()[0] == 1:
+            return device_tensor(value, host=True)
+        where = "a device"
+    raise ConfigError(
+        f"an input of the program: expected a tensor on the CPU, got {type(value).__name__} on {where}; copy it there first",
+        got=where,
+    )
+
+
+def host_number(tensor: Any) -> int | float | bool:
+    """Return the number of a tensor on the host that has one element."""
+    if hasattr(tensor, "item"):
+        number: int | float | bool = tensor.item()
+        return number
+    data = ctypes.string_at(tensor.address, item_bytes(tensor.dtype))
+    if tensor.dtype == "bfloat16":
+        return float(struct.unpack("<f", b"\0\0" + data)[0])
+    code = _CODES.get(tensor.dtype)
+    if code is None:
+        raise ConfigError(
+            f"a tensor of {tensor.dtype} on the host: expected one of {', '.join(_CODES)}",
+            got=tensor.dtype,
+        )
+    found: int | float | bool = struct.unpack(f"<{code}", data)[0]
+    return found
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a dense tensor."""
+    return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))

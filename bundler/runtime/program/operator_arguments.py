@@ -1,0 +1,743 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`check_arguments`: refuses arguments that would lead an operator of torch out of its tensors.
+
+torch trusts its own autograd to hand matching tensors to backward operators, and some forward ones
+look at no index.  Each function here has the parameters of its operator, by the names in torch's
+schema, so that Python binds arguments as torch does, and raises `ArgumentRefused`. `checked_memory`
+asks for each call of a loaded plan; `python -m tools.fuzz operators` looks for what is missing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Check = Callable[..., None]
+_LEAST = -(2**63)
+
+
+class ArgumentRefused(ValueError):
+    """What was expected of an argument, and what was given."""
+
+
+def check_arguments(operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+    """Raise `ArgumentRefused` where an operator must not be called with these arguments.
+
+    Looking at the values of indices waits for the device that they lie on.
+    """
+    check = CHECKS.get(operator)
+    if check is None:
+        return
+    try:
+        check(*arguments, **keywords)
+    except (
+        TypeError,
+        AttributeError,
+        IndexError,
+        ValueError,
+        OverflowError,
+        RuntimeError,
+    ) as error:
+        # Of another type or rank than the operator takes, unless a check said so itself.
+        if isinstance(error, ArgumentRefused):
+            raise
+        raise ArgumentRefused(
+            f"expected arguments of the operator's types and ranks: {error}"
+        ) from error
+
+
+def _demand(holds: bool, expected: str, got: object) -> None:
+    if not holds:
+        raise ArgumentRefused(f"expected {expected}, got {got}")
+
+
+# Values -----------------------------------------------------------------------------------------
+
+
+def _between(name: str, tensor: Any, least: int, most: int) -> None:
+    """Demand that all numbers of a tensor of integers are within bounds."""
+    _demand(
+        not (tensor.is_floating_point() or tensor.is_complex()),
+        f"integers for {name}",
+        tensor.dtype,
+    )
+    if tensor.numel():
+        low, high = (int(bound) for bound in tensor.detach().aminmax())
+        _demand(least <= low and high <= most, f"{name} from {least} to {most}", f"{low} to {high}")
+
+
+def _below(name: str, tensor: Any, size: int) -> None:
+    _between(name, tensor, 0, size - 1)
+
+
+def _size(tensor: Any, dim: int) -> int:
+    return int(tensor.shape[dim]) if tensor.dim() else 1
+
+
+def _same(**tensors: Any) -> None:
+    """Demand that tensors have the sizes of the first."""
+    (first, wanted), *others = tensors.items()
+    for name, tensor in others:
+        expected, got = tuple(wanted.shape), tuple(tensor.shape)
+        _demand(expected == got, f"sizes {expected} of {first} for {name}", got)
+
+
+def _vectors(size: int, **tensors: Any) -> None:
+    """Demand that tensors, where they are given, have one dimension of a size."""
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            _demand(
+                tuple(tensor.shape) == (size,), f"sizes {(size,)} for {name}", tuple(tensor.shape)
+            )
+
+
+def _ranks(tensor: Any, *ranks: int) -> None:
+    _demand(
+        tensor.dim() in ranks,
+        f"a tensor of {' or '.join(map(str, ranks))} dimensions",
+        tensor.dim(),
+    )
+
+
+def _filled(**tensors: Any) -> None:
+    for name, tensor in tensors.items():
+        _demand(tensor.numel() > 0, f"elements in {name}", tuple(tensor.shape))
+
+
+# Places that values decide ----------------------------------------------------------------------
+
+
+def _embedding(weight: Any, indices: Any, *_: Any, **__: Any) -> None:
+    _below("indices", indices, _size(weight, 0))
+
+
+def _embedding_dense_backward(
+    grad_output: Any, indices: Any, num_weights: int, padding_idx: int, *_: Any, **__: Any
+) -> None:
+    _demand(num_weights >= 0, "num_weights from 0", num_weights)
+    expected = (*indices.shape, grad_output.shape[-1])
+    _demand(
+        tuple(grad_output.shape) == expected,
+        f"sizes {expected} of a gradient",
+        tuple(grad_output.shape),
+    )
+    _below("indices", indices, num_weights)
+
+
+def _at_dim(self: Any, dim: int, index: Any, *_: Any, **__: Any) -> None:
+    _below("index", index, _size(self, dim))
+
+
+def _at_list(self: Any, indices: Sequence[Any], *_: Any, **__: Any) -> None:
+    dim = 0
+    for index in indices:
+        if index is not None and str(index.dtype) in {"torch.bool", "torch.uint8"}:
+            dim += int(index.dim())  # a mask, whose sizes torch compares
+            continue
+        if index is not None:
+            _between("indices", index, -_size(self, dim), _size(self, dim) - 1)
+        dim += 1
+
+
+def _taken(self: Any, index: Any, *_: Any, **__: Any) -> None:
+    _between("index", index, -self.numel(), self.numel() - 1)
+
+
+def _pool_backward(rank: int, place: Callable[..., tuple[Any, Any, Any]]) -> Check:
+    """Return the check of a maximum pool's gradient, whose indices are places in the input."""
+
+    def check(*arguments: Any, **keywords: Any) -> None:
+        gradient, self, indices = place(*arguments, **keywords)
+        _ranks(self, rank + 1, rank + 2)
+        _same(grad_output=gradient, indices=indices)
+        leading = tuple(self.shape[:-rank])
+        _demand(
+            tuple(gradient.shape[:-rank]) == leading,
+            f"leading sizes {leading} of self",
+            tuple(gradient.shape),
+        )
+        _below("indices", indices, math.prod(self.shape[-rank:]))
+
+    return check
+
+
+def _max_pool(
+    grad_output: Any,
+    self: Any,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: Any,
+    indices: Any,
+) -> tuple[Any, Any, Any]:
+    return grad_output, self, indices
+
+
+def _adaptive_max_pool(grad_output: Any, self: Any, indices: Any) -> tuple[Any, Any, Any]:
+    return grad_output, self, indices
+
+
+def _fractional_max_pool(
+    grad_output: Any, self: Any, kernel_size: Any, output_size: Any, indices: Any
+) -> tuple[Any, Any, Any]:
+    return grad_output, self, indices
+
+
+def _unpooled(self: Any, indices: Any, output_size: Sequence[int], *_: Any, **__: Any) -> None:
+    _same(self=self, indices=indices)
+    _below("indices", indices, math.prod(output_size))
+
+
+def _class_loss(self: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> None:
+    dim = 1 if self.dim() > 1 else 0
+    classes = _size(self, dim)
+    sizes = tuple(size for place, size in enumerate(self.shape) if place != dim)
+    _demand(
+        tuple(target.shape) in {sizes, sizes or (1,)},
+        f"sizes {sizes} of a target",
+        tuple(target.shape),
+    )
+    _vectors(classes, weight=weight)
+    # What is ignored is no class, and so may be any number.
+    kept = target[target != ignore_index]
+    _below("target", kept, classes)
+
+
+def _class_loss_backward(
+    grad_output: Any,
+    self: Any,
+    target: Any,
+    weight: Any,
+    reduction: int,
+    ignore_index: int,
+    total_weight: Any,
+) -> None:
+    _class_loss(self, target, weight, reduction, ignore_index)
+    _demand(total_weight.numel() == 1, "one number for total_weight", tuple(total_weight.shape))
+    sizes = tuple(target.shape) if reduction == 0 else ()
+    _demand(
+        tuple(grad_output.shape) in {sizes, sizes or (1,)},
+        f"sizes {sizes} of a gradient",
+        tuple(grad_output.shape),
+    )
+
+
+def _margin_loss(
+    self: Any, target: Any, p: Any = 1, margin: Any = 1, weight: Any = None, *_: Any, **__: Any
+) -> None:
+    classes = _size(self, -1)
+    _below("target", target, classes)
+    _vectors(classes, weight=weight)
+
+
+def _sorted_search(sorted_sequence: Any, self: Any, *, sorter: Any = None, **_: Any) -> None:
+    if sorter is not None:
+        _same(sorted_sequence=sorted_sequence, sorter=sorter)
+        _below("sorter", sorter, _size(sorted_sequence, -1))
+
+
+def _repeats(repeats: Any, *, output_size: int | None = None) -> None:
+    _between("repeats", repeats, 0, 2**48)
+    if output_size is not None:
+        total = int(repeats.sum())
+        _demand(total == output_size, f"output_size {total}", output_size)
+
+
+def _factors(LU: Any, pivots: Any) -> None:
+    rows, columns = LU.shape[-2:]
+    expected = (*LU.shape[:-2], min(rows, columns))
+    _demand(tuple(pivots.shape) == expected, f"sizes {expected} of pivots", tuple(pivots.shape))
+    _between("pivots", pivots, 1, rows)
+
+
+def _lu_unpack(LU_data: Any, LU_pivots: Any, *_: Any, **__: Any) -> None:
+    _factors(LU_data, LU_pivots)
+
+
+def _lu_solve(LU: Any, pivots: Any, *_: Any, **__: Any) -> None:
+    _factors(LU, pivots)
+
+
+# Sizes that torch does not compare --------------------------------------------------------------
+
+
+def _softmax_backward(grad_output: Any, output: Any, *_: Any, **__: Any) -> None:
+    _same(output=output, grad_output=grad_output)
+
+
+def _fourier_dims(self: Any, dim: Sequence[int]) -> None:
+    rank = self.dim()
+    _demand(all(0 <= place < rank for place in dim), f"dimensions from 0 to {rank - 1}", dim)
+    _demand(0 < len(dim) == len(set(dim)), "dimensions, each once", dim)
+    _filled(self=self)
+
+
+def _fourier(self: Any, dim: Sequence[int], *_: Any, **__: Any) -> None:
+    _fourier_dims(self, dim)
+
+
+def _fourier_real(self: Any, dim: Sequence[int], normalization: int, last_dim_size: int) -> None:
+    _fourier_dims(self, dim)
+    _demand(last_dim_size > 0, "last_dim_size from 1", last_dim_size)
+    expected = last_dim_size // 2 + 1
+    _demand(
+        self.shape[dim[-1]] == expected,
+        f"size {expected} of the last dimension",
+        self.shape[dim[-1]],
+    )
+
+
+def _adaptive_mean_backward(rank: int) -> Check:
+    def check(grad_output: Any, self: Any) -> None:
+        _ranks(self, rank + 1, rank + 2)
+        leading = tuple(self.shape[:-rank])
+        _demand(
+            tuple(grad_output.shape[:-rank]) == leading,
+            f"leading sizes {leading} of self",
+            tuple(grad_output.shape),
+        )
+        _filled(self=self, grad_output=grad_output)
+
+    return check
+
+
+def _mean_backward(grad_output: Any, self: Any, *_: Any, **__: Any) -> None:
+    leading = tuple(self.shape[: max(self.dim() - 3, 0)])
+    _demand(
+        tuple(grad_output.shape[: len(leading)]) == leading,
+        f"leading sizes {leading} of self",
+        tuple(grad_output.shape),
+    )
+
+
+def _attention(query: Any, key: Any, value: Any) -> None:
+    """Demand (batch, heads, rows, columns); keys may have fewer heads, for grouped queries."""
+    for tensor in (query, key, value):
+        _ranks(tensor, 4)
+    _filled(query=query, key=key, value=value)
+    batch, heads, _, columns = query.shape
+    _demand(
+        key.shape[0] == value.shape[0] == batch,
+        f"batch {batch} of keys and values",
+        (key.shape[0], value.shape[0]),
+    )
+    _demand(
+        key.shape[1] == value.shape[1] and heads % key.shape[1] == 0,
+        f"a divisor of {heads} heads",
+        key.shape[1],
+    )
+    _demand(key.shape[2] == value.shape[2], f"{key.shape[2]} rows of values", value.shape[2])
+    _demand(key.shape[3] == columns, f"{columns} columns of keys", key.shape[3])
+
+
+def _attention_forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> None:
+    _attention(query, key, value)
+
+
+def _bias_of(query: Any, key: Any, bias: Any) -> None:
+    """Demand that a bias broadcasts to (batch, heads, rows of queries, rows of keys)."""
+    if bias is not None:
+        full = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+        fits = 0 < bias.dim() <= len(full) and all(
+            size in {1, wanted}
+            for size, wanted in zip(reversed(bias.shape), reversed(full), strict=False)
+        )
+        _demand(fits, f"a bias that broadcasts to {full}", tuple(bias.shape))
+
+
+def _attention_on_cpu(
+    query: Any,
+    key: Any,
+    value: Any,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Any = None,
+    scale: Any = None,
+) -> None:
+    _attention(query, key, value)
+    _same(key=key, value=value)
+    _bias_of(query, key, attn_mask)
+
+
+def _attention_backward(
+    grad_out: Any, query: Any, key: Any, value: Any, out: Any, logsumexp: Any
+) -> None:
+    _attention(query, key, value)
+    expected = (*query.shape[:3], value.shape[3])
+    for name, tensor in (("grad_out", grad_out), ("out", out)):
+        _demand(tuple(tensor.shape) == expected, f"sizes {expected} of {name}", tuple(tensor.shape))
+    # Kernels pad its rows.
+    least = (*query.shape[:2], query.shape[2])
+    fits = logsumexp.dim() in {3, 4} and all(
+        got >= wanted for got, wanted in zip(logsumexp.shape, least, strict=False)
+    )
+    _demand(fits, f"sizes {least} of logsumexp", tuple(logsumexp.shape))
+
+
+def _attention_backward_on_cpu(
+    grad_out: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    out: Any,
+    logsumexp: Any,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Any = None,
+    scale: Any = None,
+) -> None:
+    _attention_backward(grad_out, query, key, value, out, logsumexp)
+    _same(key=key, value=value)
+    expected = tuple(query.shape[:3])
+    _demand(
+        tuple(logsumexp.shape) == expected, f"sizes {expected} of logsumexp", tuple(logsumexp.shape)
+    )
+    _bias_of(query, key, attn_mask)
+
+
+def _flash_backward(
+    grad_out: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    out: Any,
+    logsumexp: Any,
+    cum_seq_q: Any,
+    cum_seq_k: Any,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    philox_seed: Any,
+    philox_offset: Any,
+    *,
+    scale: Any = None,
+) -> None:
+    _attention_backward(grad_out, query, key, value, out, logsumexp)
+    _demand(cum_seq_q is None and cum_seq_k is None, "no cumulative lengths", "some")
+    _demand(
+        (max_q, max_k) == (query.shape[2], key.shape[2]),
+        f"{query.shape[2]} and {key.shape[2]} rows",
+        (max_q, max_k),
+    )
+
+
+def _efficient_forward(
+    query: Any, key: Any, value: Any, attn_bias: Any, *_: Any, **__: Any
+) -> None:
+    _attention(query, key, value)
+    _bias_of(query, key, attn_bias)
+
+
+def _efficient_backward(
+    grad_out_: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_bias: Any,
+    out: Any,
+    logsumexp: Any,
+    *_: Any,
+    **__: Any,
+) -> None:
+    _attention_backward(grad_out_, query, key, value, out, logsumexp)
+    _bias_of(query, key, attn_bias)
+
+
+def _cudnn_backward(
+    grad_out: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    out: Any,
+    logsumexp: Any,
+    philox_seed: Any,
+    philox_offset: Any,
+    attn_bias: Any,
+    cum_seq_q: Any,
+    cum_seq_k: Any,
+    max_q: int,
+    max_k: int,
+    *_: Any,
+    **__: Any,
+) -> None:
+    _flash_backward(
+        grad_out,
+        query,
+        key,
+        value,
+        out,
+        logsumexp,
+        cum_seq_q,
+        cum_seq_k,
+        max_q,
+        max_k,
+        0.0,
+        False,
+        philox_seed,
+        philox_offset,
+    )
+    _bias_of(query, key, attn_bias)
+
+
+def _batch_norm(
+    input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, *_: Any, **__: Any
+) -> None:
+    _demand(input.dim() > 1, "a tensor of at least 2 dimensions", input.dim())
+    _vectors(
+        input.shape[1], weight=weight, bias=bias, running_mean=running_mean, running_var=running_var
+    )
+
+
+def _batch_norm_of_batch(
+    input: Any, weight: Any, bias: Any, training: bool, *_: Any, **__: Any
+) -> None:
+    _batch_norm(input, weight, bias, None, None)
+    _demand(training is True, "training where no statistics are given", training)
+
+
+def _batch_norm_backward(
+    grad_out: Any,
+    input: Any,
+    weight: Any,
+    running_mean: Any,
+    running_var: Any,
+    save_mean: Any,
+    save_invstd: Any,
+    train: bool,
+    *_: Any,
+    **__: Any,
+) -> None:
+    _same(input=input, grad_out=grad_out)
+    _batch_norm(input, weight, None, running_mean, running_var)
+    _vectors(input.shape[1], save_mean=save_mean, save_invstd=save_invstd)
+    needed = (save_mean, save_invstd) if train else (running_mean, running_var)
+    _demand(all(one is not None for one in needed), "the statistics that it needs", None)
+
+
+def _layer_norm_backward(
+    grad_out: Any,
+    input: Any,
+    normalized_shape: Sequence[int],
+    mean: Any,
+    rstd: Any,
+    weight: Any,
+    bias: Any,
+    *_: Any,
+    **__: Any,
+) -> None:
+    _same(input=input, grad_out=grad_out)
+    rank = len(normalized_shape)
+    _demand(
+        0 < rank <= input.dim() and tuple(input.shape[-rank:]) == tuple(normalized_shape),
+        f"the last sizes of {tuple(input.shape)}",
+        normalized_shape,
+    )
+    rows = math.prod(input.shape[:-rank])
+    for name, tensor in (("mean", mean), ("rstd", rstd)):
+        _demand(tensor.numel() == rows, f"{rows} numbers of {name}", tensor.numel())
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None:
+            _demand(
+                tuple(tensor.shape) == tuple(normalized_shape),
+                f"sizes {tuple(normalized_shape)} of {name}",
+                tuple(tensor.shape),
+            )
+
+
+def _group_norm_sizes(input: Any, weight: Any, N: int, C: int, HxW: int, group: int) -> None:
+    _demand(
+        min(N, C, HxW, group) > 0 and C % group == 0,
+        "sizes from 1, and groups that divide them",
+        (N, C, HxW, group),
+    )
+    expected = N * C * HxW
+    _demand(input.numel() == expected, f"{expected} elements", input.numel())
+    _vectors(C, weight=weight)
+
+
+def _group_norm(
+    input: Any, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float
+) -> None:
+    _group_norm_sizes(input, weight, N, C, HxW, group)
+    _vectors(C, bias=bias)
+
+
+def _group_norm_backward(
+    grad_out: Any,
+    input: Any,
+    mean: Any,
+    rstd: Any,
+    weight: Any,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    output_mask: Any,
+) -> None:
+    _same(input=input, grad_out=grad_out)
+    _group_norm_sizes(input, weight, N, C, HxW, group)
+    for name, tensor in (("mean", mean), ("rstd", rstd)):
+        _demand(
+            tuple(tensor.shape) == (N, group), f"sizes {(N, group)} of {name}", tuple(tensor.shape)
+        )
+
+
+def _resized(input_sizes: Sequence[int], output_size: Sequence[int], scales: Sequence[Any]) -> None:
+    """Demand that scales, where they are given, are those of the sizes."""
+    for size, wanted, scale in zip(
+        reversed(input_sizes), reversed(output_size), reversed(scales), strict=False
+    ):
+        if scale is not None:
+            fits = math.isfinite(scale) and scale > 0 and math.floor(size * scale) == wanted
+            _demand(fits, f"a scale from {size} to {wanted}", scale)
+
+
+def _scales(options: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    """Return the scales among what follows the sizes; by position, so that each has its place."""
+    _demand(all(item is None for item in named.values()), "scales by position", sorted(named))
+    return [item for item in options if not isinstance(item, bool)]
+
+
+def _upsample(self: Any, output_size: Sequence[int], *options: Any, **named: Any) -> None:
+    _resized(self.shape, output_size, _scales(options, named))
+
+
+def _upsample_backward(
+    grad_output: Any,
+    output_size: Sequence[int],
+    input_size: Sequence[int],
+    *options: Any,
+    **named: Any,
+) -> None:
+    _resized(input_size, output_size, _scales(options, named))
+
+
+def _common_multiple(self: Any, other: Any) -> None:
+    # The least integer divided by -1 ends the process.
+    for tensor in (self, other):
+        _between("operands", tensor, _LEAST + 1, 2**63 - 1)
+
+
+def _distances_backward(grad: Any, x1: Any, x2: Any, p: float, cdist: Any) -> None:
+    expected = (*x1.shape[:-1], x2.shape[-2])
+    _demand(
+        tuple(x2.shape[:-2]) == tuple(x1.shape[:-2]) and x2.shape[-1] == x1.shape[-1],
+        "batches and columns of x1 in x2",
+        tuple(x2.shape),
+    )
+    for name, tensor in (("grad", grad), ("cdist", cdist)):
+        _demand(tuple(tensor.shape) == expected, f"sizes {expected} of {name}", tuple(tensor.shape))
+
+
+def _padded_backward(grad_output: Any, self: Any, padding: Sequence[int]) -> None:
+    sizes, padded = list(self.shape), len(padding) // 2
+    _ranks(self, padded + 1, padded + 2)
+    for place in range(padded):
+        sizes[-1 - place] += padding[2 * place] + padding[2 * place + 1]
+        inside = all(
+            -1 < width < self.shape[-1 - place] for width in padding[2 * place : 2 * place + 2]
+        )
+        _demand(inside, f"padding below {self.shape[-1 - place]}", padding)
+    _demand(
+        tuple(grad_output.shape) == tuple(sizes),
+        f"sizes {tuple(sizes)} of a gradient",
+        tuple(grad_output.shape),
+    )
+
+
+_UPSAMPLED = (
+    "_upsample_bicubic2d_aa",
+    "_upsample_bilinear2d_aa",
+    "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d",
+    "upsample_bicubic2d",
+    "upsample_bilinear2d",
+    "upsample_linear1d",
+    "upsample_nearest1d",
+    "upsample_nearest2d",
+    "upsample_nearest3d",
+    "upsample_trilinear3d",
+)
+
+#: Operator -> what raises where its arguments would lead it out of its tensors.
+CHECKS: Mapping[str, Check] = {
+    "aten._adaptive_avg_pool2d_backward.default": _adaptive_mean_backward(2),
+    "aten._adaptive_avg_pool3d_backward.default": _adaptive_mean_backward(3),
+    "aten._batch_norm_no_update.default": _batch_norm,
+    "aten._batch_norm_with_update_functional.default": _batch_norm,
+    "aten._cdist_backward.default": _distances_backward,
+    "aten._fft_c2c.default": _fourier,
+    "aten._fft_c2r.default": _fourier_real,
+    "aten._fft_r2c.default": _fourier,
+    "aten._log_softmax_backward_data.default": _softmax_backward,
+    "aten._native_batch_norm_legit.no_stats": _batch_norm_of_batch,
+    "aten._native_batch_norm_legit_functional.default": _batch_norm,
+    "aten._native_batch_norm_legit_no_training.default": _batch_norm,
+    "aten._scaled_dot_product_cudnn_attention.default": _efficient_forward,
+    "aten._scaled_dot_product_cudnn_attention_backward.default": _cudnn_backward,
+    "aten._scaled_dot_product_efficient_attention.default": _efficient_forward,
+    "aten._scaled_dot_product_efficient_attention_backward.default": _efficient_backward,
+    "aten._scaled_dot_product_flash_attention.default": _attention_forward,
+    "aten._scaled_dot_product_flash_attention_backward.default": _flash_backward,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention_on_cpu,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward_on_cpu,
+    "aten._softmax_backward_data.default": _softmax_backward,
+    "aten._unsafe_index.Tensor": _at_list,
+    "aten._unsafe_index_put.default": _at_list,
+    "aten.adaptive_max_pool2d_backward.default": _pool_backward(2, _adaptive_max_pool),
+    "aten.adaptive_max_pool3d_backward.default": _pool_backward(3, _adaptive_max_pool),
+    "aten.avg_pool2d_backward.default": _mean_backward,
+    "aten.avg_pool3d_backward.default": _mean_backward,
+    "aten.embedding.default": _embedding,
+    "aten.embedding_dense_backward.default": _embedding_dense_backward,
+    "aten.fractional_max_pool2d_backward.default": _pool_backward(2, _fractional_max_pool),
+    "aten.fractional_max_pool3d_backward.default": _pool_backward(3, _fractional_max_pool),
+    "aten.gather.default": _at_dim,
+    "aten.index.Tensor": _at_list,
+    "aten.index_add.default": _at_dim,
+    "aten.index_copy.default": _at_dim,
+    "aten.index_fill.int_Scalar": _at_dim,
+    "aten.index_fill.int_Tensor": _at_dim,
+    "aten.index_put.default": _at_list,
+    "aten.index_reduce.default": _at_dim,
+    "aten.index_select.default": _at_dim,
+    "aten.lcm.default": _common_multiple,
+    "aten.linalg_lu_solve.default": _lu_solve,
+    "aten.lu_unpack.default": _lu_unpack,
+    "aten.max_pool2d_with_indices_backward.default": _pool_backward(2, _max_pool),
+    "aten.max_pool3d_with_indices_backward.default": _pool_backward(3, _max_pool),
+    "aten.max_unpool2d.default": _unpooled,
+    "aten.max_unpool3d.default": _unpooled,
+    "aten.multi_margin_loss.default": _margin_loss,
+    "aten.native_batch_norm_backward.default": _batch_norm_backward,
+    "aten.native_group_norm.default": _group_norm,
+    "aten.native_group_norm_backward.default": _group_norm_backward,
+    "aten.native_layer_norm_backward.default": _layer_norm_backward,
+    "aten.nll_loss2d_backward.default": _class_loss_backward,
+    "aten.nll_loss2d_forward.default": _class_loss,
+    "aten.nll_loss_backward.default": _class_loss_backward,
+    "aten.nll_loss_forward.default": _class_loss,
+    "aten.put.default": _taken,
+    "aten.repeat_interleave.Tensor": _repeats,
+    "aten.scatter.reduce": _at_dim,
+    "aten.scatter.src": _at_dim,
+    "aten.scatter.value": _at_dim,
+    "aten.scatter.value_reduce": _at_dim,
+    "aten.scatter_add.default": _at_dim,
+    "aten.scatter_reduce.two": _at_dim,
+    "aten.searchsorted.Tensor": _sorted_search,
+    "aten.take.default": _taken,
+    **{
+        f"aten.{kind}_pad{rank}d_backward.default": _padded_backward
+        for kind in ("reflection", "replication")
+        for rank in (1, 2, 3)
+    },
+    **{f"aten.{name}.default": _upsample for name in _UPSAMPLED},
+    **{f"aten.{name}_backward.default": _upsample_backward for name in _UPSAMPLED},
+}

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ProgramInputs`: whether a program may be run with some inputs, looked at once for each signature.
+
+A program is generated for the dtypes, strides and alignment of its example's tensors, and reads wrong
+memory for others.  `run` asks before each call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from bundler.errors import ConfigError
+from bundler.runtime.heuristics.launch_expressions import evaluate
+from bundler.runtime.program.device_tensors import device_tensor, host_tensor, item_bytes
+from bundler.runtime.program.host_values import host_value
+from bundler.runtime.program.program_plan import (
+    BUFFER_MARK,
+    HOST,
+    Input,
+    Launch,
+    ProgramPlan,
+    TensorSpec,
+)
+
+ALIGNED_BYTES = 16
+# Calls with ever new shapes forget the old ones together.
+_MOST_SIGNATURES = 1024
+# Of what keeps the random numbers of attention for its gradient.
+_STATE_TYPES, _MOST_STATE = frozenset({"int64", "uint64"}), 2
+
+
+class ProgramInputs:
+    """Checks inputs, and reads sizes from them.
+
+    Threads may share one: a signature that two of them look at is looked at twice.
+
+    Args:
+        plan: of the program.
+        host: take tensors of the host.
+        device: where tensors have to be, as their `device` says; None looks at no device.
+        separate: refuse inputs that share memory with one that the program changes.
+    """
+
+    def __init__(
+        self, plan: ProgramPlan, *, host: bool, device: Any = None, separate: bool = True
+    ) -> None:
+        self._inputs, self._places, self._limits = plan.inputs, plan.sizes, plan.limits
+        self._guards, self._values = plan.guards, plan.values
+        self._host, self._device = host, device
+        self._read = frozenset(_read_by_kernels(plan))
+        self._tensors = [number for number, item in enumerate(plan.inputs) if item.spec is not None]
+        self._aligned = [n for n in self._tensors if plan.inputs[n].aligned]
+        changed = [n for n in self._tensors if plan.inputs[n].changed]
+        self._apart = changed if separate and len(self._tensors) > 1 else []
+        self._known: dict[Any, dict[str, Any]] = {}
+
+    def taken(self, inputs: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Return inputs as launches take them, and the sizes that they give.
+
+        Raises:
+            ConfigError: too many or too few, or one that the program was not generated for.
+        """
+        if len(inputs) != len(self._inputs):
+            raise ConfigError(
+                f"the program takes {len(self._inputs)} inputs, got {len(inputs)}", got=len(inputs)
+            )
+        values = [
+            value if item.spec is None else self._tensor(item.spec, value)
+            for item, value in zip(self._inputs, inputs, strict=True)
+        ]
+        signature = tuple(
+            [
+                _signature(value) if item.spec is not None else _number(item, value)
+                for item, value in zip(self._inputs, values, strict=True)
+            ]
+        )
+        sizes = self._known.get(signature)
+        if sizes is None:
+            sizes = self._checked(values)
+            if len(self._known) >= _MOST_SIGNATURES:
+                self._known.clear()
+            self._known[signature] = sizes
+        if self._apart:
+            self._check_apart(values)
+        return values, sizes
+
+    def _tensor(self, spec: TensorSpec, value: Any) -> Any:
+        return host_tensor(value) if spec.device == HOST else device_tensor(value, host=self._host)
+
+    def may_be_anywhere(self, name: str, dtype: str, sizes: Sequence[int]) -> bool:
+        """Whether a tensor may lie on another device than traced.
+
+        Attention hands its seed and its offset to its gradient: torch traces these on the GPU, and
+        has them on the host unless a CUDA graph is captured.
+        """
+        small = dtype in _STATE_TYPES and math.prod(sizes) <= _MOST_STATE
+        return small and name not in self._read
+
+    def misaligned(self, values: Sequence[Any]) -> list[int]:
+        """Return the numbers of inputs that begin at no multiple of 16 bytes, where kernels count on it."""
+        return [n for n in self._aligned if values[n].data_ptr() % ALIGNED_BYTES]
+
+    def _checked(self, values: Sequence[Any]) -> dict[str, Any]:
+        for number in self._tensors:
+            spec, rank = self._inputs[number].spec, len(values[number].shape)
+            if spec is not None and rank != len(spec.sizes):
+                raise _refusal(number, "dimensions", len(spec.sizes), rank)
+        sizes = {name: _size_at(values[n], place) for name, (n, place) in self._places.items()}
+        for text in self._guards:
+            if not host_value(text, sizes):
+                raise ConfigError(
+                    f"the program holds for sizes with {text}, got {sizes}; generate it for an example with these",
+                    expected=text,
+                    got=sizes,
+                )
+        sizes |= {name: host_value(text, sizes) for name, text in self._values.items()}
+        for number, (item, value) in enumerate(zip(self._inputs, values, strict=True)):
+            if item.spec is not None:
+                self._check_tensor(number, item.name, item.spec, value, sizes)
+            elif item.number is not None and _number(item, value) != _number(item, item.number):
+                raise _refusal(number, "the number", item.number, value)
+        self._check_limits(sizes)
+        return sizes
+
+    def _check_tensor(
+        self, number: int, name: str, spec: TensorSpec, value: Any, sizes: Mapping[str, int]
+    ) -> None:
+        dtype = dtype_of(value)
+        if dtype != spec.dtype:
+            raise _refusal(number, "dtype", spec.dtype, dtype)
+        expected = tuple(evaluate(size, sizes) for size in spec.sizes)
+        got = tuple(int(size) for size in value.shape)
+        if got != expected:
+            raise _refusal(number, "sizes", expected, got, ", or with dynamic=True")
+        strides = tuple(evaluate(stride, sizes) for stride in spec.strides)
+        if not same_strides(expected, strides, strides_of(value)):
+            raise _refusal(number, "strides", strides, strides_of(value))
+        device = getattr(value, "device", None)
+        if spec.device == HOST or self.may_be_anywhere(name, dtype, got):
+            return
+        if self._device is not None and device is not None and device != self._device:
+            raise _refusal(number, "device", str(self._device), str(device))
+
+    def _check_limits(self, sizes: Mapping[str, int]) -> None:
+        for text, most in self._limits.items():
+            found = evaluate(text, sizes)
+            if found > most:
+                raise ConfigError(
+                    f"the program's indices have 32 bits: expected {text} to be at most {most}, "
+                    f"got {found}; generate it with GenerateOptions(wide_indices=True)",
+                    expected=most,
+                    got=found,
+                )
+
+    def _check_apart(self, values: Sequence[Any]) -> None:
+        """Raise where an input that the program changes overlaps another: what is read of that one would depend on the order of kernels."""
+        spans = sorted((*_span(values[n]), n) for n in self._tensors)
+        reach, owner = 0, -1
+        for first, last, number in spans:
+            if first < reach and (number in self._apart or owner in self._apart):
+                one, other = sorted((owner, number))
+                raise ConfigError(
+                    f"inputs {one} and {other} of the program share memory, and it changes one of "
+                    "them: expected tensors apart; pass a clone of one",
+                    got=(one, other),
+                )
+            if last > reach:
+                reach, owner = last, number
+
+
+def _read_by_kernels(plan: ProgramPlan) -> Iterator[str]:
+    """Yield the names of the tensors that kernels are given."""
+    for step in plan.steps:
+        if isinstance(step, Launch):
+            for item in step.arguments:
+                if isinstance(item, str) and item.startswith(BUFFER_MARK):
+                    yield item.removeprefix(BUFFER_MARK)
+
+
+def _size_at(value: Any, place: int) -> Any:
+    """Return what stands at a place of an input: see `ProgramPlan.sizes`."""
+    if place < 0:
+        return value if type(value) in {int, float, bool} else int(value)
+    rank = len(value.shape)
+    return int(value.shape[place] if place < rank else strides_of(value)[place - rank])
+
+
+def dtype_of(value: Any) -> str:
+    """Return a tensor's dtype by torch's name."""
+    return str(value.dtype).removeprefix("torch.")
+
+
+def strides_of(value: Any) -> tuple[int, ...]:
+    """Return a tensor's strides in elements."""
+    return tuple(value.stride() if hasattr(value, "stride") else value.strides)
+
+
+def same_strides(sizes: Sequence[int], expected: Sequence[int], got: Sequence[int]) -> bool:
+    """Whether every element is at the same place: strides of dimensions of one element say nothing."""
+    if tuple(expected) == tuple(got) or 0 in sizes:
+        return True
+    return all(a == b for size, a, b in zip(sizes, expected, got, strict=True) if size != 1)
+
+
+def _signature(tensor: Any) -> Any:
+    if hasattr(tensor, "stride"):
+        return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    return tensor.shape, tensor.strides, tensor.dtype
+
+
+def _number(item: Input, value: Any) -> Any:
+    """Return a number with its type, since 1, 1.0 and True are equal; None for an argument that nobody reads."""
+    return (type(value), value) if item.name or item.number is not None else None
+
+
+def _span(value: Any) -> tuple[int, int]:
+    """Return the addresses of a tensor's first byte and behind its last one."""
+    first, shape = value.data_ptr(), value.shape
+    if 0 in shape:
+        return first, first
+    last = sum((int(n) - 1) * s for n, s in zip(shape, strides_of(value), strict=True))
+    return first, first + (last + 1) * item_bytes(dtype_of(value))
+
+
+def _refusal(number: int, what: str, expected: Any, got: Any, more: str = "") -> ConfigError:
+    return ConfigError(
+        f"input {number} of the program: expected {what} {expected}, got {got}; "
+        f"generate the program for these{more}",
+        input=number,
+        expected=expected,
+        got=got,
+    )

@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`KernelIndex`: which bundle of a store has a kernel, by the kernel's key; so a kernel that was
+pushed is found without a tag.
+
+::
+
+    v1/b/<kernel key>   an object: magic, digest and zstd as of a manifest, and in it [1, manifest,
+                        tag] of a bundle with that kernel
+
+An entry is a hint: who follows it reads what the tag names now, else the manifest, and takes the
+kernel where one of them has it.  So one that names what was pruned, replaced or never arrived costs
+a miss and nothing else.  All entries of one push have the same value.
+
+`BundleStore.push` and `Mirror` add entries once the manifest is there, `KernelRecords` follows
+them, `Maintenance` mends and prunes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from bundler.backends.batches import batches
+from bundler.backends.port import Backend
+from bundler.errors import AccessDenied, FormatError, NotFound, Untrusted
+from bundler.format import names, wire
+from bundler.format.bundle import Bundle, MemoryBlobs
+from bundler.format.entries import Kernel
+from bundler.format.limits import DEFAULT_LIMITS, Limits
+from bundler.format.manifest import Content, Observation, Observed
+from bundler.package_loggers import logger
+from bundler.store import bounds, store_layout
+from bundler.store.damage import DAMAGED, checked
+from bundler.store.error_translation import store_errors
+from bundler.store.moved_index import MovedIndex
+from bundler.store.store_signatures import StoreSignatures, envelopes_in
+from bundler.store.stored_manifests import read_manifest
+
+INDEX = store_layout.INDEX
+# Of a bundle that has entries already so many are looked at, spread evenly: where one is missing,
+# each is looked at.
+SAMPLE = 8
+# Bundles that were read for a kernel: the next kernel is often of the same one.
+_REMEMBERED = 8
+_VERSION = 1
+_log = logger("bundler.store")
+
+
+class BundlePlace(NamedTuple):
+    """The bundle that an entry names: its manifest, and the tag under which it was pushed, empty
+    for none.
+    """
+
+    manifest: str
+    tag: str
+
+
+class Indexed(NamedTuple):
+    """A kernel that was found: the manifest that has it, what was observed of it, and whether
+    code of its bundle may be used.
+    """
+
+    kernel: Kernel
+    seen: Observation
+    manifest: str
+    code: bool
+
+
+class _Held(NamedTuple):
+    """A bundle that was read, its kernels by key, and what its signatures allow."""
+
+    manifest: str
+    kernels: Mapping[str, Kernel]
+    observed: Observed
+    usable: bool
+    code: bool
+
+    def find(self, key: str) -> Indexed | None:
+        kernel = self.kernels.get(key) if self.usable else None
+        if kernel is None:
+            return None
+        seen = self.observed.kernels.get(key, Observation())
+        return Indexed(kernel, seen, self.manifest, self.code)
+
+
+#: Judges a bundle by its signatures: whether its kernels may be used, and whether the code in it
+#: may; raises `Untrusted` for the former.
+Judge = Callable[[Bundle], bool]
+
+
+def _allow(_bundle: Bundle) -> bool:
+    return True
+
+
+class KernelIndex:
+    """Which bundles of a store have which kernels.
+
+    Guarantees: what it returns is in a manifest whose bytes are what its key says, and is allowed
+        by `judge`.  Safe under threads.
+    Does not guarantee that the units of a kernel are there: who reads them finds out.
+
+    Args:
+        backend, name: the store.
+        limits: bounds on what is read.
+        judge: says of a bundle whether its code may be used; raises `Untrusted` where nothing of
+            it may.
+
+    Attributes:
+        moved: by which kernels are found that only moved.
+    """
+
+    def __init__(
+        self, backend: Backend, name: str, limits: Limits = DEFAULT_LIMITS, judge: Judge = _allow
+    ) -> None:
+        self._backend, self._name, self._limits, self._judge = backend, name, limits, judge
+        # The one that was read last is the first.  Replaced as a whole: threads read it without a
+        # lock, which a fork could leave locked.
+        self._held: tuple[_Held, ...] = ()
+        self.moved = MovedIndex(backend, name, limits)
+
+    def remembered(self, keys: Iterable[str]) -> dict[str, Indexed]:
+        """Return the kernels that bundles which were read before have; asks the store nothing."""
+        held = self._held
+        found = ((key, _first(held, key)) for key in keys) if held else ()
+        return {key: kernel for key, kernel in found if kernel is not None}
+
+    def forget(self) -> None:
+        """Forget the bundles that were read: one of them lacks what it had."""
+        self._held = ()
+
+    def find(self, keys: Collection[str]) -> dict[str, Indexed]:
+        """Return the kernels that a bundle has, by key: two round trips more for each bundle that
+        was not read before.
+
+        Raises:
+            StoreUnavailable, AccessDenied: the store cannot be read.
+        """
+        places = self.places(keys)
+        bundles = {place: tuple(self._followed(place)) for place in set(places.values())}
+        found = ((key, _first(bundles[place], key)) for key, place in places.items())
+        return {key: kernel for key, kernel in found if kernel is not None}
+
+    def places(self, keys: Collection[str]) -> dict[str, BundlePlace]:
+        """Return what the entries of these kernels name; a damaged entry is removed and counts as
+        none.
+
+        Raises:
+            StoreUnavailable, AccessDenied: the store cannot be read.
+        """
+        wanted = {index_key(key): key for key in keys}
+        found: dict[str, BundlePlace] = {}
+        decoded: dict[bytes, BundlePlace] = {}  # all entries of one push are alike
+        for batch in batches(wanted, store_layout.BATCH_KEYS):
+            with store_errors(self._name):
+                values = self._backend.get_within(bounds.of_keys(batch, self._limits))
+            for stored, value in values.items():
+                if (place := decoded.get(value)) is None:
+                    try:
+                        decode = partial(decode_place, stored)
+                        place = checked(self._backend, self._name, stored, value, decode)
+                    except DAMAGED:
+                        continue
+                    decoded[value] = place
+                found[wanted[stored]] = place
+        return found
+
+    def add(
+        self,
+        kernels: Sequence[Kernel],
+        place: BundlePlace,
+        held: Collection[str] = (),
+        *,
+        fresh: bool = False,
+        over: bool = False,
+    ) -> int:
+        """Let kernels be found in a bundle whose manifest is there; returns how many bytes were
+        sent.
+
+        An entry that leads to another bundle stays, unless that bundle is gone, or `over` says
+        that this one counts more.  A store that may not
+        be written there keeps the bundle without entries, which is then found by its tag.
+
+        Args:
+            kernels: which.
+            place: the bundle.
+            held: those of them that were in a bundle of the store before, and have entries since.
+            fresh: nothing of the bundle was there before: as a rule these kernels have no entries,
+                and nobody asks for them first.
+            over: put these entries in the place of others.
+
+        Raises:
+            StoreUnavailable, StoreFull: they could not be stored.
+        """
+        try:
+            wanted = sorted(kernel.key for kernel in kernels if kernel.key not in held)
+            there = {} if fresh else self.places(wanted)
+            sent = self._put([key for key in wanted if key not in there], place)
+            others = [key for key in wanted if key not in sent]
+            there = self.places(others) if fresh else there
+            sent |= self._put_over(others, there, place, over=over)
+        except AccessDenied as error:
+            _log.warning("%s: kernels are found by tag alone: %s", self._name, error)
+            return 0
+        if self._backend.reads_are_cheap and sent:
+            self.places(sent)  # which removes one that did not arrive whole
+        moved = self.moved.add(kernel for kernel in kernels if kernel.key in sent) if sent else 0
+        return len(sent) * len(encode_place(place)) + moved
+
+    def mend(self, tagged: Iterable[tuple[BundlePlace, frozenset[str]]]) -> int:
+        """Add the entries that kernels of tagged bundles lack, or that name what no tag names;
+        returns how many.
+
+        Args:
+            tagged: what each tag names, and the keys of its kernels.
+
+        Raises:
+            StoreUnavailable, StoreFull, AccessDenied: the store cannot be read or written.
+        """
+        bundles = dict(tagged)
+        tags = {place.tag: keys for place, keys in bundles.items()}
+        manifests = {place.manifest: keys for place, keys in bundles.items()}
+        none: frozenset[str] = frozenset()
+        written: set[str] = set()
+        for place, keys in bundles.items():
+            there = self.places(keys - written)
+            bad = [
+                key
+                for key in keys - written
+                if (held := there.get(key)) is None
+                or not (
+                    key in tags.get(held.tag, none) or key in manifests.get(held.manifest, none)
+                )
+            ]
+            try:
+                with store_errors(self._name):
+                    self._backend.delete([index_key(key) for key in bad if key in there])
+            except AccessDenied as error:  # as damage in a store that we may only read
+                _log.warning("%s: entries cannot be removed: %s", self._name, error)
+                continue
+            written |= self._put(sorted(bad), place)
+        return len(written)
+
+    def _put(self, keys: Sequence[str], place: BundlePlace) -> set[str]:
+        """Add entries; returns the kernels that had none."""
+        value, created = encode_place(place), set[str]()
+        for batch in batches(keys, store_layout.BATCH_KEYS):
+            with store_errors(self._name):
+                created |= self._backend.put({index_key(key): value for key in batch})
+        return {key for key in keys if index_key(key) in created}
+
+    def _put_over(
+        self,
+        keys: Collection[str],
+        there: Mapping[str, BundlePlace],
+        place: BundlePlace,
+        *,
+        over: bool,
+    ) -> set[str]:
+        """Put entries in the place of those that lead nowhere, or of all others; returns the
+        kernels.
+        """
+        elsewhere = {there[key] for key in keys if key in there}
+        elsewhere -= {
+            one for one in elsewhere if one == place or (one.tag and one.tag == place.tag)
+        }
+        wrong = elsewhere if over else {one for one in elsewhere if not self._leads(one)}
+        again = [key for key in keys if there.get(key) in wrong]
+        if again:
+            with store_errors(self._name):
+                self._backend.delete(list(map(index_key, again)))
+        return self._put(again, place)
+
+    def _leads(self, place: BundlePlace) -> bool:
+        """Tell whether something is where an entry points to."""
+        with store_errors(self._name):
+            return bool(
+                (place.tag and self._backend.read_ref(store_layout.tag_key(place.tag)) is not None)
+                or self._backend.exists([place.manifest])
+            )
+
+    def _followed(self, place: BundlePlace) -> Iterator[_Held]:
+        """Yield the bundles that an entry leads to: what the tag names now has, as a rule, all
+        that was ever pushed to it.
+        """
+        if place.tag:
+            with store_errors(self._name):
+                value = self._backend.read_ref(store_layout.tag_key(place.tag))
+            try:
+                manifest = store_layout.decode_tag(value or b"", place.tag)
+            except FormatError:  # the tag is gone or damaged
+                manifest = ""
+            if manifest and (held := self._bundle(manifest, value)) is not None:
+                yield held
+            if manifest == place.manifest:
+                return
+        if (held := self._bundle(place.manifest)) is not None:
+            yield held
+
+    def _bundle(self, manifest: str, tag_value: bytes | None = None) -> _Held | None:
+        for held in self._held:
+            if held.manifest == manifest:
+                return held
+        read = self._read(manifest, tag_value)
+        if read is not None:
+            self._held = (read, *self._held[: _REMEMBERED - 1])
+        return read
+
+    def _read(self, manifest: str, tag_value: bytes | None) -> _Held | None:
+        """Read and judge a bundle; None where it is gone or damaged."""
+        backend, name, limits = self._backend, self._name, self._limits
+        try:
+            content_bytes, observed_bytes = read_manifest(
+                backend, name, manifest, limits, read_only=True
+            )
+            content = Content.decode(content_bytes, limits)
+            observed = Observed.decode(observed_bytes, limits)
+        except (NotFound, *DAMAGED) as error:
+            _log.info("%s: a kernel is not found where it was: %s", name, error)
+            return None
+        signed = StoreSignatures(backend, name, manifest, envelopes_in(tag_value))
+        kernels = {kernel.key: kernel for kernel in content.kernels}
+        bundle = Bundle(
+            content, observed, MemoryBlobs({}), content_bytes=content_bytes, signed=signed
+        )
+        try:
+            return _Held(manifest, kernels, observed, usable=True, code=self._judge(bundle))
+        except Untrusted as error:
+            _log.info("%s: kernels of a bundle are not used: %s", name, error)
+            return _Held(manifest, {}, observed, usable=False, code=False)
+
+
+def _first(bundles: Iterable[_Held], key: str) -> Indexed | None:
+    return next(filter(None, (held.find(key) for held in bundles)), None)
+
+
+def sample(kernels: Iterable[str]) -> list[str]:
+    """Return the keys of some entries, spread in the order in which a push adds them, the last
+    included: where these are there, a push that ended added all.
+    """
+    ordered = sorted(kernels)
+    step = max(1, len(ordered) // SAMPLE)
+    return [index_key(key) for key in dict.fromkeys((*ordered[::step], *ordered[-1:]))]
+
+
+def index_key(kernel: str) -> str:
+    """Return the key of an entry; raises `UnsafeName`."""
+    return f"{INDEX}/{names.check_kernel_key(kernel)}"
+
+
+def encode_place(place: BundlePlace) -> bytes:
+    """Return the stored value of an entry."""
+    return store_layout.seal(wire.pack([_VERSION, *place]))
+
+
+def decode_place(key: str, value: bytes) -> BundlePlace:
+    """Return what an entry names; raises `FormatError`, `DigestMismatch`."""
+    payload = wire.unpack(store_layout.unseal(value, key, None, most_bytes=bounds.PLACE_BYTES), key)
+    version, manifest, tag = wire.fields(payload, key, int, str, str, open_ended=True)
+    if version != _VERSION:
+        raise FormatError(f"{key}: version {version}, expected {_VERSION}", key=key)
+    store_layout.digest_of_manifest(manifest)
+    if tag and not store_layout.is_tag(tag):
+        raise FormatError(f"{key}: names the tag {tag!r:.80}, which is none", key=key)
+    return BundlePlace(manifest, tag)

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs programs that were traced for a GPU on the CPU's memory, beside eager torch, and prints what differs; TRITON_INTERPRET=1."""
+
+import json
+import sys
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from bundler.codegen.program import GenerateOptions, generate
+from bundler.toolchain.torch_memory import TorchMemory
+
+torch.manual_seed(0)
+norm = torch.nn.BatchNorm2d(3)
+
+
+def mixed(x):
+    number, places = torch.tensor(2.5) * 3, torch.arange(3)
+    return x * number + places[1] * torch.sqrt(number), number + 1, places.to(x.device) + x[:3, 0]
+
+
+CASES = {
+    "numbers of the host": mixed,
+    "there and back": lambda x: (x.to("cpu").sum() + 2) * x,
+    "made on the host": lambda x: (
+        torch.zeros_like(x, device="cpu"),
+        x + torch.ones(x.shape[0], 1, device="cpu").to(x.device),
+        x.new_zeros(3, device="cpu") + 1,
+    ),
+    "float64": lambda x: x.double() * (1.0 / x.shape[0]) + torch.tensor(1 / 3, dtype=torch.float64),
+    "integers": lambda x: x.long() * torch.tensor(7) + torch.tensor(True),
+    "places of the host": lambda x: x[torch.tensor([2, 0])] + 1,
+    "changed": lambda x: x.add_(torch.tensor(0.5)),
+}
+
+
+def run(program, inputs):
+    def launch(name, arguments, _sizes):
+        program.modules[name].run(*arguments)
+
+    memory = TorchMemory("cpu")
+    return program.runner(memory, launch, memory.seeds)(*inputs)
+
+
+def differs(found, expected):
+    try:
+        torch.testing.assert_close(found, expected)
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+wrong, options = {}, GenerateOptions(sources=sys.argv[1])
+for name, function in CASES.items():
+    program = generate(function, [torch.randn(5, 4)], dynamic=True, device="cuda", options=options)
+    for size in (5, 7):
+        given = torch.randn(size, 4)
+        copy = given.clone()
+        found, expected = run(program, [given]), tree_leaves(function(copy))
+        if difference := differs([*found, given], [*expected, copy]):
+            wrong[f"{name} {size}"] = difference
+
+program = generate(norm, [torch.randn(2, 3, 4, 4)], device="cuda", options=options)
+eager = torch.nn.BatchNorm2d(3)
+given = torch.randn(2, 3, 4, 4)
+found = run(program, [given])
+if difference := differs([*found, *norm.buffers()], [eager(given), *eager.buffers()]):
+    wrong["batch norm"] = difference
+print(json.dumps({"cases": len(CASES) + 1, "wrong": wrong}))

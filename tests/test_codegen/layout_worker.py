@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs functions by `generate` and by torch.compile beside eager torch, and prints for each what differs: numbers, dtype, strides, aliases."""
+
+import copy
+import json
+import os
+import sys
+
+os.environ["XDG_CACHE_HOME"] = sys.argv[1]
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+import bundler.codegen
+from bundler.codegen.torch_backend import triton_bundler
+
+F = torch.nn.functional
+
+
+def added_to(x):
+    x.add_(1)
+    return x.view(-1), x * 2
+
+
+def reversed_in_place(x):
+    x.copy_(x.flip(0))
+    return x.sum()
+
+
+def swapped(x, y):
+    old = x.clone()
+    x.copy_(y)
+    y.copy_(old * 2)
+    return x + y
+
+
+def products(x, y):
+    z = (x * 2).t()
+    return z @ y, (x + 1).t() @ (y - 1), (x * y.sum()).expand(3, 6, 8).transpose(1, 2) @ y[:6]
+
+
+def attention(x):
+    q, k, v = (x * 1.5).chunk(3, -1)
+    q, k, v = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in (q, k, v))
+    # On the CPU torch's rule for fake tensors has other strides than its kernel.
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).contiguous()
+
+
+def reused(x, y):
+    a = torch.relu(x + 1)
+    b = a.reshape(12, 4) * 2
+    return b @ y
+
+
+def contiguous(x):
+    return x.t().contiguous(), x.t().clone(memory_format=torch.contiguous_format).view(-1)
+
+
+def channels_last(x):
+    y = x.relu().contiguous(memory_format=torch.channels_last)
+    return y, F.conv2d(y, torch.ones(4, 3, 3, 3)), y.mean((2, 3), keepdim=True)
+
+
+def slices(x):
+    y = x.exp()
+    return y[:, 1:], y[::2].t(), y, y.flatten()[3:]
+
+
+def seen_before_a_change(x, y):
+    product = (x * 2) @ y
+    # The view is a called operator's, so that who reads it reads the input.
+    length = torch.view_as_complex(x.unflatten(-1, (4, 2))).abs()
+    x.mul_(3)
+    return product, length
+
+
+def clones(x):
+    y = x.clone()
+    return y.view(y.shape), y.sum(0), x.sum(0), x.detach(), x.sum(0).clone()
+
+
+def changed_and_seen(x):
+    x.add_(1)
+    x *= 2
+    return x[1:], x.t(), x
+
+
+def assigned(x):
+    x[x > 0] = 0.5
+    x[1] = 2
+    x[:, [0, 2]] += 1
+    return x, x[2:]
+
+
+def seen_and_changed(x):
+    row = x[1]
+    row.mul_(2)
+    x.clamp_(-1, 1)
+    return row, x
+
+
+def written_diagonals(x, y):
+    return (
+        torch.diagonal_scatter(x, y),
+        torch.diagonal_scatter(x.t(), y, 0),
+        x.select_scatter(y, 1, 2),
+    )
+
+
+def resized(x, y):
+    z = y.clone()
+    return x.clone().resize_as_(y), z.resize_(z.shape), x.resize_(tuple(x.shape)).mul_(2)
+
+
+def unpooled(x):
+    places = torch.arange(2 * 3 * 4 * 2).view(2, 2, 4, 3).permute(0, 1, 3, 2) % 12
+    return F.max_unpool2d(x, places, 2), F.max_unpool2d(x.contiguous(), places, 2)
+
+
+def small(shape, *, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator)
+
+
+def filled(x, places):
+    y = x.permute(2, 0, 1)
+    return y.index_fill(1, places, 0.5), x[..., ::2].index_fill(-1, places, x[0, 0, 0])
+
+
+def decided(x):
+    product = x * 1.7
+    return product.argmax(-1), (x * 1.5 * 4).long(), product == product.amax(-1, keepdim=True)
+
+
+GENERATED = {
+    "decided by 16-bit floats": (decided, lambda: [small((16, 24)).bfloat16()]),
+    "filled": (filled, lambda: [small((4, 5, 6)), torch.tensor([2, 0, 2])]),
+    "added_to": (added_to, lambda: [small((4, 6))]),
+    "reversed_in_place": (reversed_in_place, lambda: [small((64,))]),
+    "swapped": (swapped, lambda: [small((4, 6)), small((4, 6), seed=1)]),
+    "products": (products, lambda: [small((6, 8)), small((6, 8), seed=1)]),
+    "attention": (attention, lambda: [small((2, 5, 24))]),
+    "reused": (reused, lambda: [small((6, 8)), small((4, 5), seed=1)]),
+    "contiguous": (contiguous, lambda: [small((6, 8))]),
+    "channels_last": (channels_last, lambda: [small((2, 3, 5, 7))]),
+    "slices": (slices, lambda: [small((6, 8))]),
+    "seen before a change": (seen_before_a_change, lambda: [small((6, 8)), small((8, 3), seed=1)]),
+    "clones": (clones, lambda: [small((6, 8))]),
+    "turned input": (slices, lambda: [small((6, 8)).t()]),
+    "sliced input": (slices, lambda: [small((6, 9))[:, 1:]]),
+    "changed, sliced input": (changed_and_seen, lambda: [small((4, 5, 2))[..., 1]]),
+    "changed, turned input": (changed_and_seen, lambda: [small((5, 4)).t()]),
+    "changed input at an offset": (changed_and_seen, lambda: [small((24,))[4:].view(4, 5)]),
+    "sliced input with other elements": (assigned, lambda: [small((4, 5, 2))[..., 1]]),
+    "changed part of a sliced input": (seen_and_changed, lambda: [small((4, 5, 2))[..., 1]]),
+    "sliced input with another diagonal": (
+        written_diagonals,
+        lambda: [small((5, 5, 2))[..., 1], small((5,), seed=1)],
+    ),
+    "expanded input with another diagonal": (
+        written_diagonals,
+        lambda: [small((5, 1)).expand(5, 5), small((5,), seed=1)],
+    ),
+    "resized to their own sizes": (
+        resized,
+        lambda: [small((5, 4)).t(), small((5, 4), seed=1).t()],
+    ),
+    "unpooled in channels last": (
+        unpooled,
+        lambda: [small((2, 2, 3, 4)).contiguous(memory_format=torch.channels_last)],
+    ),
+    "expanded input": (slices, lambda: [small((1, 8)).expand(6, 8)]),
+}
+
+
+class GatedBlock(torch.nn.Module):
+    """A decoder block: norm, rotary positions over a chunk, attention, gated linear units with bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.projected = torch.nn.LayerNorm(16), torch.nn.Linear(16, 48)
+        self.out, self.gate = torch.nn.Linear(16, 16), torch.nn.Linear(16, 64)
+        self.down, self.query_norm = torch.nn.Linear(32, 16), torch.nn.RMSNorm(4)
+
+    def forward(self, x):
+        q, k, v = self.projected(self.norm(x)).chunk(3, -1)
+        q, k, v = (t.unflatten(-1, (4, 4)).transpose(1, 2) for t in (q, k, v))
+        a, b = self.query_norm(q).chunk(2, -1)
+        q = torch.cat([-b, a], -1) + q
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        value, gate = self.gate(x).chunk(2, -1)
+        return x + self.down(value * F.gelu(gate))
+
+
+class Convolutions(torch.nn.Module):
+    """Convolutions, normalization over a transposed input, pooling and a flattened head."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 8, 3, groups=2)
+        self.norm, self.head = torch.nn.BatchNorm2d(8), torch.nn.Linear(8 * 2 * 3, 5)
+
+    def forward(self, x):
+        y = self.norm(self.first(x).transpose(2, 3)).relu()
+        y = F.max_pool2d(self.second(y), 2)
+        return self.head(torch.flatten(y, 1))
+
+
+class Transposed(torch.nn.Module):
+    """Batch norm over a transposed input."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(6)
+
+    def forward(self, x):
+        return self.norm(x.transpose(1, 2)) * 2
+
+
+class Ties(torch.nn.Module):
+    """A maximum in bfloat16: its gradient goes to the numbers that are equal to what forward stored."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x):
+        return ((x.bfloat16() * self.scale.bfloat16()).amax(-2) * 2).float()
+
+
+class ChangesWhatIsSaved(torch.nn.Module):
+    """A bias that is changed after the norm that forward computes again for its gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(1, 2, 6))
+        self.vector = torch.nn.Parameter(torch.linspace(-1, 1, 6))
+        self.register_buffer("shift", torch.linspace(0, 1, 6))
+
+    def forward(self, x):
+        found = F.group_norm(x, 6, self.weight, self.shift.clone()) @ self.vector
+        shift = self.shift.detach()
+        found = found + F.group_norm(x / 2, 2, self.weight, shift) @ self.vector
+        shift.add_(1)
+        return found
+
+
+TRAINED = {
+    "ties in bfloat16": (Ties, (2, 5, 6), None, 2e-2),
+    "a saved input that is changed": (ChangesWhatIsSaved, (5, 6), None),
+    "decoder block": (GatedBlock, (2, 6, 16), None),
+    "convolutions": (Convolutions, (2, 3, 10, 8), None),
+    "convolutions in channels last": (Convolutions, (2, 3, 10, 8), torch.channels_last),
+    "batch norm over a transposed input": (Transposed, (3, 5, 6), None),
+}
+
+
+def described(tensors, given):
+    """Return of each tensor dtype, sizes, strides, and with which others it shares memory."""
+    places = [t.untyped_storage().data_ptr() for t in [*given, *tensors]]
+    return [
+        [
+            str(t.dtype),
+            list(t.shape),
+            significant(t),
+            [n for n, p in enumerate(places) if p == place],
+        ]
+        for t, place in zip(tensors, places[len(given) :], strict=True)
+    ]
+
+
+def significant(tensor):
+    """Return the strides of dimensions of several elements, which alone say something."""
+    return [s for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1]
+
+
+def differences(ours, theirs, inputs, expected_inputs):
+    """Return what differs between two runs."""
+    found = []
+    pairs = zip([*ours, *inputs], [*theirs, *expected_inputs], strict=True)
+    for place, (mine, other) in enumerate(pairs):
+        if mine.shape != other.shape or distance(mine, other) > 1e-4:
+            found.append(f"numbers of {place}")
+    mine, other = described(ours, inputs), described(theirs, expected_inputs)
+    return found + [f"{a} for {b}" for a, b in zip(mine, other, strict=True) if a != b]
+
+
+def distance(ours, theirs):
+    """Return how far numbers are apart, in parts of their size."""
+    ours, theirs = ours.detach().double(), theirs.detach().double()
+    return ((ours - theirs).norm() / theirs.norm().clamp_min(1e-2)).item()
+
+
+def generated(function, inputs):
+    theirs, ours = inputs(), inputs()
+    program = bundler.codegen.generate(function, inputs())
+    expected = tree_leaves(function(*theirs))
+    return differences(list(program.run(*ours)), expected, ours, theirs), program.copies
+
+
+def trained(kind, shape, memory_format, tolerance=1e-4):
+    torch.manual_seed(0)
+    model = kind()
+    eager, programs = copy.deepcopy(model), []
+    options = {"programs": programs}
+    compiled = torch.compile(model, backend=triton_bundler, dynamic=False, options=options)
+    found = []
+    for batch in (shape[0], shape[0] + 1):
+        x = small((batch, *shape[1:]))
+        if memory_format is not None:
+            x = x.contiguous(memory_format=memory_format)
+        mine, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+        ours, theirs = compiled(mine), eager(other)
+        for out in (ours, theirs):
+            (out * torch.arange(out.numel()).view(out.shape)).mean().backward()
+        pairs = zip(model.parameters(), eager.parameters(), strict=True)
+        values = [(ours, theirs), (mine.grad, other.grad), *((a.grad, b.grad) for a, b in pairs)]
+        values += zip(model.buffers(), eager.buffers(), strict=True)
+        found += [
+            f"numbers of {n}" for n, (a, b) in enumerate(values) if distance(a, b) > tolerance
+        ]
+    whole = [item.reason for item in programs if isinstance(item, bundler.codegen.FallbackCall)]
+    return found + whole, 0
+
+
+parts = {"generated": (GENERATED, generated), "trained": (TRAINED, trained)}
+cases, judged = parts[sys.argv[2]]
+print(json.dumps({name: judged(*case) for name, case in cases.items()}))

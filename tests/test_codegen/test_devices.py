@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices: programs for one that is not here, tensors on the host beside them, two GPUs in one graph, deterministic algorithms."""
+
+import json
+
+import pytest
+
+pytest.importorskip("triton")
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+
+from bundler.codegen.device_tracing import tracing_for  # noqa: E402
+from bundler.codegen.lower import lower_graph  # noqa: E402
+from bundler.codegen.program import generate, program_of_graph  # noqa: E402
+from bundler.codegen.trace import decompositions  # noqa: E402
+from bundler.errors import ConfigError, UnsupportedOperator  # noqa: E402
+from bundler.runtime.program.plan_reading import read_plan  # noqa: E402
+
+
+def called(program):
+    return [fallback.operator.split(".")[1] for fallback in program.fallbacks]
+
+
+def traced(function, *devices):
+    """Trace a function of vectors of four that lie on devices, as torch.compile does; "cpu number" has one element."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with tracing_for("cuda", dynamic=False) as tracing:
+        given = [
+            torch.empty(() if "number" in name else (4,), device=name.partition(" ")[0])
+            for name in devices
+        ]
+        functional = torch.func.functionalize(function, remove="mutations")
+        assert tracing.mode is given[0].fake_mode
+        return make_fx(functional, decomposition_table=decompositions())(*given)
+
+
+def test_results_are_eager_s(interpreted, tmp_path):
+    """What is computed on the host, passed by value, copied and changed, on the CPU's memory."""
+    result = json.loads(interpreted("device_worker.py", tmp_path, timeout=200))
+    assert (result["cases"], result["wrong"]) == (8, {})
+
+
+def test_a_model_is_traced_for_a_device_that_is_not_here():
+    """No operator of the CPU alone is left, the module's tensors are constants, and the kernels compile."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.norm = torch.nn.Linear(16, 16), torch.nn.LayerNorm(16)
+            self.recurrent = torch.nn.LSTM(16, 16, batch_first=True)
+
+        def forward(self, x):
+            y = self.recurrent(self.norm(self.linear(x)))[0]
+            q = y.view(x.shape[0], x.shape[1], 2, 8).transpose(1, 2)
+            attended = F.scaled_dot_product_attention(q, q, q).transpose(1, 2).reshape(x.shape)
+            return attended.gelu() if hasattr(attended, "gelu") else F.gelu(attended) + x[:, :1]
+
+    program = generate(Model(), [torch.randn(2, 3, 16)], device="cuda")
+    assert program.device == "cuda"
+    assert not [name for name in called(program) if "mkldnn" in name or "cpu" in name]
+    assert len(program.plan.constants) == 8
+    assert program.build(["cuda:90"]).kernels
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mask", "expected"),
+    [
+        (torch.float16, None, "_scaled_dot_product_flash_attention"),
+        (torch.float32, None, "_scaled_dot_product_efficient_attention"),
+        (torch.float32, (16, 16), "_scaled_dot_product_efficient_attention"),
+        (torch.float32, (16, 1), "bmm"),
+    ],
+)
+def test_attention_is_chosen_by_a_rule(dtype, mask, expected):
+    """Every machine chooses the same; a mask that is not aligned is no reason to fail at the call."""
+    q = torch.randn(1, 2, 16, 8, dtype=dtype)
+    inputs = [q] if mask is None else [q, torch.randn(*mask, dtype=dtype)]
+    program = generate(
+        lambda q, m=None: F.scaled_dot_product_attention(q, q, q, attn_mask=m),
+        inputs,
+        device="cuda",
+    )
+    assert expected in called(program)
+
+
+def test_another_name_than_a_device_s_is_refused():
+    """The error says what there is."""
+    for name in ("gpu", "mps", "meta"):
+        with pytest.raises(ConfigError, match="device"):
+            generate(torch.relu, [torch.ones(4)], device=name)
+
+
+def test_a_number_on_the_host_is_passed_by_value():
+    """No kernel is given the address of memory on the host."""
+    program = program_of_graph(traced(lambda x, s: x * (s + 1), "cuda", "cpu number"))
+    (kernel,) = program.kernels.values()
+    assert [p.type for p in kernel.text.parameters] == ["*fp32", "*fp32", "fp64", "i32"]
+    (launch,) = (step for step in program.plan.steps if hasattr(step, "kernel"))
+    assert "#arg1" in launch.arguments
+    assert program.plan.inputs[1].spec.device == "host"
+    assert read_plan(program.plan.to_json()) == program.plan
+    assert program.build(["cuda:90"]).kernels
+
+
+def test_a_tensor_on_the_host_is_changed_there():
+    """A counter of steps, as optimizers have it, is copied to by torch, no kernel."""
+    program = program_of_graph(traced(lambda x, s: (s.add_(1), x * s)[1], "cuda", "cpu number"))
+    assert called(program) == ["add", "copy_"]
+
+
+def test_results_lie_where_the_function_has_them():
+    """What was made on the host is an operator's result there; the plan names the host."""
+    program = program_of_graph(
+        traced(lambda x: (x.cpu(), torch.zeros_like(x, device="cpu"), x + 1), "cuda")
+    )
+    steps = [step for step in program.plan.steps if hasattr(step, "operator")]
+    assert sorted(step.operator.split(".")[1] for step in steps) == ["_to_copy", "full_like"]
+    assert all(step.results[0].device == "host" for step in steps)
+    assert all({"device": "host"} in step.keywords.values() for step in steps)
+
+
+def test_two_gpus_in_one_graph_are_refused():
+    """torch.compile runs such a graph as torch has it."""
+    with pytest.raises(UnsupportedOperator, match="cuda:0 and cuda:1"):
+        lower_graph(traced(lambda x, y: (x + 1, y + 1), "cuda:0", "cuda:1"))
+
+
+def test_the_second_gpu_alone_is_the_program_s_device():
+    """Its number is part of the device that allocations and launches are made on."""
+    assert program_of_graph(traced(lambda x: x + 1, "cuda:1")).device == "cuda:1"
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_deterministic_algorithms_are_obeyed(on):
+    """Sums in an open order, and writes of several numbers to one place, are torch's operators then."""
+
+    def function(x, index, rows):
+        return (
+            torch.zeros(4, 3).index_add(0, index, rows),
+            torch.zeros(4, 3).index_put((index,), rows),
+            x.scatter_add(0, index, rows[:, 0]),
+            x.long().scatter_add(0, index, index),
+        )
+
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(on)
+    try:
+        given = [torch.ones(4), torch.tensor([1, 1, 2]), torch.ones(3, 3)]
+        program = generate(function, given)
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert len(called(program)) == (3 if on else 0)
+
+
+@pytest.mark.gpu
+def test_tensors_of_the_second_gpu_are_computed_there():
+    """The current device is another one."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    x = torch.randn(64, 32, device="cuda:1")
+    compiled = torch.compile(
+        lambda x: torch.softmax(x, -1) + torch.tensor(2.0), backend="triton_bundler"
+    )
+    torch.testing.assert_close(compiled(x), torch.softmax(x, -1) + 2)
+
+
+@pytest.mark.gpu
+def test_numbers_of_the_host_reach_kernels():
+    """Of every dtype, and floats that are made of sizes."""
+    for dtype in (torch.float64, torch.float16, torch.int64, torch.bool, torch.uint8):
+        number = torch.tensor(1, dtype=dtype)
+        compiled = torch.compile(
+            lambda x, s: x * s + 1 / x.shape[0], backend="triton_bundler", dynamic=True
+        )
+        for rows in (3, 5):
+            x = torch.randn(rows, 7, device="cuda", dtype=torch.float64)
+            torch.testing.assert_close(compiled(x, number), x * number + 1 / rows)

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole models through the backend: what judges them, how they are run, and a sample; models of libraries are among the slow tests."""
+
+import argparse
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from tools.codegen import model_cases, model_process, model_rows, models  # noqa: E402
+from tools.codegen.model_judge import flat, wrong, wrong_beside_all  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def begun():
+    """What starts the processes of models stands ready, and stays for the tests that follow."""
+    models._forked("cpu")
+
+
+def sides(exact, eager_error=1e-6, our_error=1e-6, name="result"):
+    """Three sides of a result: float64, and two in float32 that are off by so much."""
+    noise = torch.randn(exact.shape, generator=torch.Generator().manual_seed(1), dtype=exact.dtype)
+    size = exact.square().mean().sqrt()
+    eager, ours = ((exact + error * size * noise).float() for error in (eager_error, our_error))
+    return {name: ours}, {name: eager}, {name: exact}
+
+
+def drawn(*shape, scale=1.0):
+    return scale * torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)  # fmt: skip
+
+
+def test_results_as_good_as_those_of_eager_mode_are_right():
+    """Close results, and results no further from float64 than eager's, are right."""
+    assert wrong(*sides(drawn(40, 50)), 1e-3) == []
+    assert wrong(*sides(drawn(40, 50), eager_error=0.5, our_error=0.6), 1e-3) == []
+
+
+def test_results_worse_than_those_of_eager_mode_are_wrong():
+    """What is neither close nor as good as eager's is wrong, with its name and by how much."""
+    (line,) = wrong(*sides(drawn(40, 50), eager_error=0.1, our_error=0.5), 1e-3)
+    assert line.startswith("result: RMSE")
+    assert "off by 0.5 of its size, eager by 0.1" in line
+
+
+def test_results_as_good_as_another_run_of_eager_mode_are_right():
+    """A run with weights that differ in the last bit may be as far off as ours; what is further off than all of them stays wrong."""
+    ours, eager, exact = sides(drawn(40, 50), eager_error=1e-6, our_error=0.05)
+    _, other, _ = sides(drawn(40, 50), eager_error=0.04)
+    lines = wrong(ours, eager, exact, 1e-3)
+    assert len(lines) == 1
+    assert wrong_beside_all(lines, ours, [eager, other], exact, 1e-3) == []
+    worse, _, _ = sides(drawn(40, 50), our_error=0.5)
+    assert wrong_beside_all(lines, worse, [eager, other], exact, 1e-3) == lines
+
+
+def test_small_gradients_are_judged_on_their_own_scale():
+    """A gradient far under the tolerance is wrong when it is half as large again; the dashboard's own rule would let it pass."""
+    ours, eager, exact = sides(drawn(40, 50, scale=1e-4))
+    ours["result"] = ours["result"] * 1.5
+    assert torch._dynamo.utils.same(eager["result"], ours["result"], exact["result"], tol=1e-2)
+    assert len(wrong(ours, eager, exact, 1e-2)) == 1
+
+
+def test_gradients_that_are_zero_but_for_rounding_are_right():
+    """The gradient of a bias that softmax cancels is rounding: it is judged on the scale of the others."""
+    ours, eager, exact = sides(drawn(40, 50))
+    ours["zero"], eager["zero"] = torch.full((64,), 5e-9), torch.full((64,), -1e-9)
+    exact["zero"] = torch.zeros(64, dtype=torch.float64)
+    assert wrong(ours, eager, exact, 1e-2) == []
+    ours["zero"] += 1e-3
+    assert len(wrong(ours, eager, exact, 1e-2)) == 1
+
+
+@pytest.mark.parametrize(
+    ("ours", "words"),
+    [
+        (torch.ones(3, dtype=torch.float64), "float64"),
+        (torch.ones(3, 1), "(3, 1)"),
+        (torch.full((3,), float("nan")), "nan"),
+        (torch.tensor([1.0, 1.0, float("inf")]), "inf"),
+    ],
+)
+def test_other_types_shapes_and_infinities_are_wrong(ours, words):
+    """A result has eager's dtype and shape, and is finite where eager's is."""
+    (line,) = wrong({"a": ours}, {"a": torch.ones(3)}, {"a": torch.ones(3).double()}, 1e-2)
+    assert words in line
+
+
+def test_integers_are_equal_and_no_result_is_missing():
+    """Counts of batches seen have to be equal, and both sides have the same results."""
+    two, three = torch.tensor(2), torch.tensor(3)
+    assert wrong({"a": two}, {"a": two}, {"a": two}, 1e-2) == []
+    assert wrong({"a": three}, {"a": two}, {"a": two}, 1e-2) == ["a: integers differ"]
+    assert wrong({}, {"a": two}, {"a": two}, 1e-2) == ["results ['a'] are not on both sides"]
+
+
+def test_tensors_of_nested_results_are_named_by_where_they_are():
+    """Dictionaries, tuples and what is no tensor: each tensor has one name."""
+    a, b = torch.ones(1), torch.ones(2)
+    found = flat({"loss": a, "more": (None, {"x": b}), "text": "no"})
+    assert list(found) == ["loss", "more.1.x"]
+    assert flat(a) == {"result": a}
+
+
+def test_parameters_that_are_one_number_are_moved_and_dropout_is_off():
+    """No branch of a model is multiplied by zero, and nothing random is drawn."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm2d(4), torch.nn.Dropout(0.5))
+    model_process.without_dropout(model)
+    model_process.without_constants(model)
+    assert model[1].p == 0.0
+    assert all(one.std() > 0 for one in model.parameters())
+
+
+def options(**overrides):
+    """The command line of `models`, parsed."""
+    given = {"kind": "cases", "mode": "inference,training", "only": [], "shard": "1/1", "resume": False, "again": False, "device": "cpu", "workers": 2, "seconds": 60.0, "limit": None, "no_inductor": True, "drawn_candidates": False}  # fmt: skip
+    return argparse.Namespace(**{**given, **overrides})
+
+
+def test_shards_have_each_task_once_and_forty_of_each_library():
+    """The parts of a run are disjoint and complete, and the lists are long enough."""
+    everything = models.chosen(options(kind="transformers,timm,cases"))
+    parts = [models.chosen(options(kind="transformers,timm,cases", shard=f"{part}/3")) for part in (1, 2, 3)]  # fmt: skip
+    assert sorted(task for part in parts for task in part) == sorted(everything)
+    assert len(set(everything)) == len(everything)
+    for library in ("transformers", "timm"):
+        assert len({name for kind, name, _ in everything if kind == library}) >= 80
+
+
+@pytest.mark.parametrize("given", [{"kind": "models"}, {"mode": "eager"}, {"only": ["Bert"]}])
+def test_a_name_that_is_not_there_is_refused(given):
+    """Kinds, modes and models are named from lists."""
+    with pytest.raises(SystemExit, match="models: "):
+        models.chosen(options(**given))
+
+
+@pytest.mark.parametrize(
+    ("code", "limit_s", "words"),
+    [
+        (
+            "import os\ndef main():\n    print('last words', flush=True); os.abort()",
+            60.0,
+            "ended with -6: last words",
+        ),
+        ("import time\ndef main():\n    time.sleep(60)", 0.5, "not done in 0 s"),
+    ],
+)
+@pytest.mark.usefixtures("begun")
+def test_a_crash_and_a_hang_are_each_a_model_that_raises(
+    monkeypatch, tmp_path, code, limit_s, words
+):
+    """A process that dies, or takes too long, is one answer and no more."""
+    (tmp_path / "broken_model.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(models, "_OF_LIBRARIES", "broken_model")
+    found = models.judged(("timm", "vgg", "training"), "cpu", limit_s, inductor=False)
+    assert found["status"] == "raises"
+    assert words in found["error"]
+
+
+def test_a_run_goes_on_where_it_was_and_begins_anew_for_other_sources(monkeypatch, tmp_path):
+    """`--resume` asks for what has no answer; answers about other sources are dropped, and what Inductor calls is kept for its torch."""
+    asked = []
+
+    def judged(task, *_, **__):
+        asked.append(task[1])
+        return {"status": "right", "inductor": {"called": {}, "torch": torch.__version__}}
+
+    monkeypatch.setattr(models, "judged", judged)
+    path = tmp_path / "models.json"
+    given = options(out=path, resume=True)
+    for _ in range(2):
+        models.run(models.chosen(given), models.begun(path, "cpu"), given)
+    assert sorted(asked) == sorted(model_cases.names("cases"))
+    saved = json.loads(path.read_text())
+    assert models.merged([saved, saved])["models"] == saved["models"]
+    with pytest.raises(SystemExit, match="same sources"):
+        models.merged([saved, {**saved, "sources": "others"}])
+    monkeypatch.setattr(models, "_sources", lambda: "others")
+    begun = models.begun(path, "cpu")
+    assert begun["models"] == {}
+    assert begun["inductor"] == saved["inductor"]
+
+
+RIGHT = {"status": "right", "graphs": 1, "as_torch_has_them": [], "breaks": {}, "called": {"aten.mm.default": 2}, "launches": 1, "first_call_s": 1.0}  # fmt: skip
+INDUCTOR = {"called": {"extern_kernels.mm": 2}, "breaks": {}, "torch": "2"}
+
+
+@pytest.mark.parametrize(
+    ("change", "missed"),
+    [
+        ({}, None),
+        ({"called": {"aten.mm.default": 2, "aten.cumsum.default": 1, "aten.sort.stable": 1}}, None),
+        ({"called": {"aten.mm.default": 3}}, "that call more operators than Inductor"),
+        ({"breaks": {"a reason": 1}}, "with more graph breaks than Inductor"),
+        ({"as_torch_has_them": ["no operator"]}, "with a graph that runs as torch has it"),
+        ({"status": "wrong", "wrong": {"batch 8, static": ["1 of 9"]}}, "models and cases that are wrong"),
+        ({"status": "raises", "error": "RuntimeError: no"}, "that raise"),
+        ({"status": "broken", "error": "eager mode has a NaN"}, "that eager mode cannot run"),
+    ],
+)  # fmt: skip
+def test_each_target_is_missed_by_what_it_is_about(capsys, change, missed):
+    """More calls and breaks than Inductor's, graphs that torch runs, and wrong numbers give status 1; scans and sorts may be called."""
+    name = "timm vgg training"
+    result = {"models": {name: {**RIGHT, **change}}, "inductor": {name: INDUCTOR}}
+    assert model_rows.show(result) == (missed is not None)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("! ")]
+    assert [line[2:].split(":")[0] for line in lines] == ([missed] if missed else [])
+
+
+def test_a_committed_result_has_both_libraries_and_what_inductor_calls(capsys):
+    """`--check` misses models that were never run, and those with nothing to compare with."""
+    result = {"models": {"timm vgg training": RIGHT}, "inductor": {}}
+    assert model_rows.show(result) == 0
+    assert model_rows.show(result, whole=True) == 1
+    out = capsys.readouterr().out
+    assert "! models of transformers that were judged: 0" in out
+    assert "! without Inductor's calls to compare with: 1" in out
+
+
+def judged(kind, name, mode=""):
+    return models.judged((kind, name, mode), "cpu", 400.0, inductor=False)
+
+
+@pytest.mark.usefixtures("begun")
+def test_a_model_with_batch_norm_is_trained_to_the_same_state():
+    """A sample of what `models` judges: convolutions and batch norm, four steps, parameters and running statistics."""
+    found = judged("cases", "running-statistics")
+    assert found["status"] == "right", found
+    assert found["as_torch_has_them"] == []
+    assert found["kernels"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["autocast", "dropout", "checkpointing", "generate-static-cache"])
+@pytest.mark.usefixtures("begun")
+def test_uses_of_models_have_the_results_of_eager_mode(name):
+    """Autocast, dropout, checkpoints and `generate` of transformers."""
+    if name == "generate-static-cache":
+        pytest.importorskip("transformers")
+    found = judged("cases", name)
+    assert found["status"] == "right", found
+    assert found["as_torch_has_them"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["DistilBertForMaskedLM", "Llama-3.2-1B", "ResNet"])
+@pytest.mark.usefixtures("begun")
+def test_models_of_transformers_are_trained_as_in_eager_mode(name):
+    """Attention with and without a mask of time, and convolutions with batch norm: results and gradients, at sizes that change."""
+    pytest.importorskip("transformers", reason="transformers is not installed: no whole model is judged")  # fmt: skip
+    found = judged("transformers", name, "training")
+    assert found["status"] == "right", found
+    assert found["as_torch_has_them"] == []

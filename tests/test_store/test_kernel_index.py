@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels of pushed bundles by their keys: found however they came there, for as long as something has them, and never wrong."""
+
+import warnings
+
+import msgpack
+import pytest
+import shelf
+import store_builders as build
+
+import bundler
+from bundler.errors import BundlerWarning
+from bundler.store import store_layout
+
+
+def found(store, *seeds, **choices):
+    """Return the keys of these kernels that a process which has read nothing yet finds, each with the bytes that it should have."""
+    with bundler.open_store(*store.urls) if store.urls else _again(store) as fresh:
+        bundle = fresh.kernel_records().look_up(sorted(shelf.keys(*seeds)), **choices).bundle
+        right = shelf.contents(shelf.bundle(*seeds))
+        assert shelf.contents(bundle).items() <= right.items()
+        return shelf.kernels(bundle)
+
+
+def _again(store):
+    """Return a store over the same bytes in memory."""
+    return shelf.Store(shelf.innermost(store), store.name)
+
+
+def entries(store):
+    """Return the kernels that have an entry."""
+    return {key.rpartition("/")[2] for key in shelf.of_kind(store, "b")}
+
+
+def test_what_was_pushed_is_found_by_key(store):
+    """With a tag or without, merged or not; what nobody pushed is missing."""
+    store.push(shelf.bundle("A", "B"), "t")
+    store.push(shelf.bundle("B", "C"), "t")
+    store.push(shelf.bundle("D"))
+    assert found(store, *"ABCDE") == shelf.keys(*"ABCD")
+    assert found(store, *"ABCDE", keep="launch") == shelf.keys(*"ABCD")
+    assert {kernel.key for kernel in store.kernel_records().recorded(99)} == shelf.keys(*"ABCD")
+    assert len(list(store.kernel_records().recorded(2))) == 2
+    assert store.stats().kernels == 4
+
+
+def test_what_was_mirrored_is_found_by_key(memory, local):
+    """Also where an earlier mirror had no entries."""
+    memory.push(shelf.bundle("A", "B"), "t")
+    memory.sync_to(local)
+    assert found(local, "A", "B") == shelf.keys("A", "B")
+    shelf.drop(local, *shelf.of_kind(local, "b"))
+    assert memory.sync_to(local).kept == ("t",)
+    assert found(local, "A", "B") == shelf.keys("A", "B")
+
+
+def test_what_is_served_is_found_by_key(store):
+    """A store over HTTP hands on what says where a kernel is, and kernels that were published by themselves."""
+    store.push(shelf.bundle("A"), "t")
+    store.kernel_records().publish(shelf.bundle("B"))
+    with (
+        store.serve("127.0.0.1:0") as server,
+        bundler.open_store(server.url.replace("http", "tb+http")) as far,
+    ):
+        assert found(far, "A", "B", "C") == shelf.keys("A", "B")
+
+
+def test_a_tag_that_moves_on_keeps_its_kernels_found(store):
+    """Of what was merged into a tag the first manifest may be pruned; of what was replaced or deleted nothing is found then."""
+    store.push(shelf.bundle("A"), "t")
+    store.push(shelf.bundle("B"), "t")
+    store.prune(grace_s=0)
+    assert found(store, "A", "B") == shelf.keys("A", "B")
+    store.push(shelf.bundle("C"), "t", "replace")
+    assert found(store, "C") == shelf.keys("C")
+    store.prune(grace_s=0)
+    assert found(store, "A", "B", "C") == shelf.keys("C")
+    assert entries(store) == shelf.keys("C")
+
+
+@pytest.mark.parametrize("how", ["prune", "verify", "push"])
+def test_entries_that_lead_nowhere_are_mended(store, how):
+    """A kernel of two tags is found by the second when the first is gone."""
+    store.push(shelf.bundle("A", "B"), "first")
+    if how != "push":
+        store.push(shelf.bundle("B", "C"), "second")
+    store.delete_tag("first")
+    shelf.drop(store, *(k for k in shelf.of_kind(store, "m") if k != _named(store, "second")))
+    if how == "prune":
+        store.prune(grace_s=0)
+    elif how == "verify":
+        assert store.verify(repair=True).indexed == 1
+        assert store.verify(repair=True).indexed == 0
+    else:
+        store.push(shelf.bundle("B", "C"), "second")
+    assert found(store, "A", "B", "C") == shelf.keys("B", "C")
+
+
+def _named(store, tag):
+    return shelf.manifest_of(store, tag) if tag in {info.name for info in store.tags()} else None
+
+
+@pytest.mark.parametrize("how", ["prune", "verify", "push", "merge"])
+def test_bundles_of_a_version_without_an_index_are_found_then(store, how):
+    """What was pushed before there were entries gets them from the next prune, repair or push."""
+    store.push(shelf.bundle("A", "B"), "t")
+    shelf.drop(store, *shelf.of_kind(store, "b"))
+    assert found(store, "A", "B") == set()
+    assert store.verify().sound
+    assert store.prune(dry_run=True, grace_s=0).removed == ()
+    assert entries(store) == set()
+    if how == "prune":
+        store.prune()
+    elif how == "verify":
+        assert store.verify(repair=True).indexed == 2
+    else:
+        store.push(shelf.bundle("A", "B", *("C" if how == "merge" else "")), "t")
+    assert found(store, "A", "B") == shelf.keys("A", "B")
+
+
+def test_a_push_again_sends_nothing(store):
+    """Entries that are there are not written again, nor by another tag with the same kernels."""
+    store.push(shelf.bundle("A", "B"), "t")
+    before = shelf.raw(store)
+    assert store.push(shelf.bundle("A", "B"), "t").bytes_sent == 0
+    assert store.push(shelf.bundle("A", "B"), "u").bytes_sent == 0
+    assert shelf.raw(store) == before
+
+
+def test_a_second_tag_of_the_same_bundle_asks_for_a_few_entries(memory):
+    """Not for all of them, and with what is asked anyway; where one is missing, all are looked at and made again."""
+    seeds = [f"{number:064x}" for number in range(300)]
+    pushed = shelf.restorable(*seeds)
+    memory.push(pushed, "t")
+    far = shelf.wrapped(memory, shelf.Noting, cheap=False)
+    far.push(pushed, "u")
+    asked = [key for keys in far._backend.named("exists", "get") for key in keys]
+    assert len({key for key in asked if key.startswith("v1/b/")}) < 16
+    assert far._backend.named("put") == []
+    for key in sorted(entries(memory))[:40]:
+        del shelf.innermost(memory)._objects[f"v1/b/{key}"]
+    memory.push(pushed, "w")
+    assert len(entries(memory)) == len(pushed.kernels)
+
+
+def test_the_first_record_counts_before_a_bundle(store):
+    """A kernel that was published by itself is the one that everybody gets who reads nothing else."""
+    store.kernel_records().publish(shelf.bundle("A"))
+    store.push(shelf.bundle("A"), "t")
+    noting = shelf.wrapped(store, shelf.Noting)
+    assert noting.kernel_records().look_up(sorted(shelf.keys("A"))).bundle.kernels
+    read = {key[:5] for name, keys in noting._backend.calls if name == "get" for key in keys}
+    assert read == {"v1/k/", "v1/u/"}
+
+
+def test_the_next_kernel_of_a_bundle_asks_for_its_units_alone(store):
+    """The manifest is read once; what was pruned meanwhile is a miss, and what came since is found."""
+    store.push(shelf.bundle(*"ABC"), "t")
+    noting = shelf.wrapped(store, shelf.Noting)
+    records, (a, b, c) = noting.kernel_records(), sorted(shelf.keys(*"ABC"))
+    assert records.look_up([a]).bundle.kernels
+    noting._backend.calls.clear()
+    assert records.look_up([b]).bundle.kernels
+    read = [key[:5] for name, keys in noting._backend.calls if name == "get" for key in keys]
+    assert set(read) == {"v1/u/"}
+    store.push(shelf.bundle("D"), "t", "replace")
+    store.prune(grace_s=0)
+    assert records.look_up([c]).missing == (c,)
+    assert shelf.kernels(records.look_up(sorted(shelf.keys("D"))).bundle) == shelf.keys("D")
+
+
+def test_a_lost_unit_is_a_miss_with_its_reason_and_the_next_build_is_published(store):
+    """A kernel whose bytes are gone is compiled, and found by its record from then on."""
+    store.push(shelf.bundle("A"), "t")
+    (key,) = shelf.keys("A")
+    gone = shelf.unit_of(store, shelf.bundle("A"), 0, "cubin")
+    shelf.drop(store, gone)
+    looked_up = store.kernel_records().look_up([key])
+    assert (looked_up.missing, gone in looked_up.damaged[key]) == ((key,), True)
+    assert store.kernel_records().publish(shelf.bundle("A")).created == {key}
+    assert found(store, "A") == {key}
+
+
+def _value(*row):
+    return store_layout.seal(msgpack.packb(row))
+
+
+MANIFEST = "v1/m/" + "0" * 64 + "/" + "0" * 16
+HOSTILE = {
+    "noise": b"noise",
+    "nothing": b"",
+    "an empty row": _value(),
+    "a map": store_layout.seal(msgpack.packb({1: 2})),
+    "a newer version": _value(2, MANIFEST, ""),
+    "no manifest": _value(1, "v1/u/" + "0" * 64, ""),
+    "a path": _value(1, "v1/m/../../x", ""),
+    "a tag that is none": _value(1, MANIFEST, "../x"),
+    "numbers": _value(1, 2, 3),
+    "a manifest that is not there": _value(1, MANIFEST, ""),
+    "a tag that is not there": _value(1, MANIFEST, "other"),
+    "another bundle": None,
+    "too large": store_layout.seal(b"x" * 100_000),
+}
+
+
+@pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_entry_is_a_miss(store, value):
+    """Whatever stands there: no exception, the other kernels are found, and a repair mends it."""
+    store.push(shelf.bundle("A", "B"), "t")
+    store.push(shelf.bundle("C"), "u")
+    (key,) = shelf.keys("A")
+    if value is None:
+        value = shelf.raw(store)[shelf.entry_of(shelf.bundle("C").kernels[0])]
+    shelf.overwrite(store, f"v1/b/{key}", value)
+    assert found(store, "A", "B", "C") == shelf.keys("B", "C")
+    assert store.push(shelf.bundle("A"), "u").digest
+    assert found(store, "A", "B", "C") >= shelf.keys("B", "C")
+    store.verify(repair=True)
+    assert store.verify().sound
+    assert found(store, "A", "B", "C") == shelf.keys("A", "B", "C")
+
+
+def test_who_may_not_write_entries_pushes_all_the_same(store):
+    """A user of one prefix of tags keeps that right; his kernels are found by their tag."""
+
+    class Denying(shelf.Wrapped):
+        def around(self, name, call, argument):
+            if name == "put" and any(key.startswith("v1/b/") for key in argument):
+                raise shelf.BackendDenied("not there")
+            return call(argument)
+
+    shelf.wrapped(store, Denying).push(shelf.bundle("A"), "t")
+    assert shelf.kernels(store.pull("t")) == shelf.keys("A")
+    assert found(store, "A") == set()
+
+
+def test_near_and_far(tmp_path):
+    """Through a near tier a pushed kernel is found, and again while the far one is gone."""
+    near, far = f"file://{tmp_path}/near", f"file://{tmp_path}/far"
+    with bundler.open_store(far) as store:
+        store.push(shelf.bundle("A", "B"), "t")
+    with bundler.open_store(near, far) as tiers:
+        assert found(tiers, "A", "B") == shelf.keys("A", "B")
+    with bundler.open_store(near) as alone, warnings.catch_warnings():
+        warnings.simplefilter("error", BundlerWarning)
+        assert alone.kernel_records().look_up(sorted(shelf.keys("A"))).bundle.kernels
+
+
+def test_other_entries_of_a_bundle_do_not_matter(memory):
+    """A bundle without kernels has no entries."""
+    files = build.Files()
+    memory.push(files.bundle(), "t", allow_empty=True)
+    assert entries(memory) == set()
+    assert memory.verify(repair=True).indexed == 0

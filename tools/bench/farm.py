@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels on 1, 2 and 4 workers of each engine beside the local pool: what an engine costs a job, on one machine.
+
+The kernels are compiled once.  After that a job takes its kernel's files in place of a compile, so that what is measured is the way of a job and of
+its kernel: messages, processes, the bundle that a worker sends back and its restore.
+
+python -m tools.bench farm [--quick] [--engines processes,dask,mpi,ray] [--json FILE]
+
+An engine that is not installed is said and left out.  Each run is a process of its own with empty directories.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from tools.shared.processes import ROOT
+
+KERNELS, QUICK_KERNELS = 300, 24
+WORKERS, QUICK_WORKERS = (1, 2, 4), (2,)
+# What a job on an engine may cost above one of the local pool, on one machine.
+MOST_MS = 5.0
+ENGINES = {"processes": "", "dask": "distributed", "mpi": "mpi4py", "ray": "ray"}
+_PAGE = ROOT / "docs" / "howto" / "many-machines.md"
+_LIMIT_S = 1200
+_BUILT = "FARM_BUILT"
+# So many jobs a worker start its processes, and are not counted.
+FIRST = 4
+
+
+@contextmanager
+def engine(name: str, workers: int) -> Iterator[Executor]:
+    """Start an engine with so many workers, and end it."""
+    with ExitStack() as stack:
+        if name == "processes":
+            import multiprocessing
+            from concurrent.futures import ProcessPoolExecutor
+
+            spawn = multiprocessing.get_context("spawn")
+            yield stack.enter_context(ProcessPoolExecutor(workers, mp_context=spawn))
+        elif name == "dask":
+            distributed: Any = importlib.import_module("distributed")
+            cluster = distributed.LocalCluster(
+                n_workers=workers, threads_per_worker=1, dashboard_address=None
+            )
+            client = stack.enter_context(distributed.Client(stack.enter_context(cluster)))
+            yield client.get_executor()
+        elif name == "mpi":
+            futures: Any = importlib.import_module("mpi4py.futures")
+            yield stack.enter_context(futures.MPIPoolExecutor(workers))
+        else:
+            ray: Any = importlib.import_module("ray")
+            stack.enter_context(ray.init(num_cpus=workers, include_dashboard=False))
+            yield _ray_executor()
+
+
+def _ray_executor() -> Executor:
+    """Return the executor of the page that users copy."""
+    from tools.docs_site.code_blocks import blocks
+
+    (text,) = [block.text for block in blocks(_PAGE, ROOT) if block.title == "ray_cluster.py"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "ray_cluster.py")
+        path.write_text(text, encoding="utf-8")
+        spec = importlib.util.spec_from_file_location("ray_cluster", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules["ray_cluster"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    made: Executor = module.RayExecutor()
+    return made
+
+
+def carry(payload: bytes, cache_dir: str) -> bytes:
+    """Do a job without a compiler: take a kernel that was compiled before.  What is left is what a pool or an engine costs."""
+    from bundler.compile.compile_job import Compiled, Job
+
+    built = Path(os.environ[_BUILT])
+    keys: dict[str, str] = json.loads((built / "keys.json").read_text(encoding="utf-8"))
+    key = keys[Job.from_bytes(payload).digest]
+    directory = Path(cache_dir, key)
+    shutil.copytree(built / "cache" / key, directory)
+    for group in directory.glob("__grp__*.json"):
+        text = group.read_text(encoding="utf-8")
+        group.write_text(text.replace(str(built / "cache"), cache_dir), encoding="utf-8")
+    return Compiled(key, str(directory), 0.0, (), hit=False).to_bytes()
+
+
+def compile_first(kernels: int, folder: Path) -> None:
+    """Compile the kernels once, for all sides to carry."""
+    from bundler.compile.service import CompileService
+    from tools.bench.compile_sides import jobs
+
+    asked = jobs(kernels)
+    with CompileService(cache_dir=folder / "cache", isolate=True) as service:
+        made = service.compile_all(asked)
+    failed = [str(one) for one in made if isinstance(one, Exception)]
+    if failed:
+        raise RuntimeError(failed[0])
+    keys = {
+        job.digest: one.key
+        for job, one in zip(asked, made, strict=True)
+        if not isinstance(one, Exception)
+    }
+    (folder / "keys.json").write_text(json.dumps(keys), encoding="utf-8")
+
+
+def measure(side: str, workers: int, kernels: int, cache_dir: str) -> dict[str, float]:
+    """Have so many kernels carried on one side, after a few that start its processes."""
+    from bundler.compile.service import CompileService
+    from tools.bench.compile_sides import jobs
+
+    asked = jobs(kernels + FIRST * workers)
+    first, rest = asked[: FIRST * workers], asked[FIRST * workers :]
+    with ExitStack() as stack:
+        executor = None if side == "local" else stack.enter_context(engine(side, workers))
+        service = stack.enter_context(
+            CompileService(
+                workers,
+                cache_dir=cache_dir,
+                isolate=True,
+                executor=executor,
+                perform="tools.bench.farm:carry",
+            )
+        )
+        service.compile_all(first)
+        began_s = time.perf_counter()
+        made = service.compile_all(rest)
+        whole_s = time.perf_counter() - began_s
+    failed = [str(one) for one in made if isinstance(one, Exception)]
+    if failed:
+        raise RuntimeError(failed[0])
+    return {"whole_s": whole_s, "kernels": len(rest)}
+
+
+def run_side(side: str, workers: int, kernels: int, built: Path) -> dict[str, float]:
+    """Run `measure` in a process of its own; returns what it printed."""
+    folder = tempfile.mkdtemp(prefix="farm-", dir="/tmp")
+    command = [sys.executable, "-W", "ignore", "-m", "tools.bench.farm", "--side", side]
+    if side == "mpi":
+        launcher = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or "mpiexec"
+        prefix = [
+            launcher,
+            "-n",
+            str(workers + 1),
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "mpi4py.futures",
+        ]
+        command = [*prefix, *command[3:]]
+    command += ["--workers", str(workers), "--kernels", str(kernels), "--folder", folder]
+    environment = os.environ | {
+        "TMPDIR": folder,
+        "HOME": folder,
+        "RAY_AUTH_MODE": "disabled",
+        _BUILT: str(built),
+    }
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{side}: {done.stderr[-2000:]}")
+        figures: dict[str, float] = json.loads(
+            Path(folder, "figures.json").read_text(encoding="utf-8")
+        )
+        return figures
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def compare(engines: list[str], workers: tuple[int, ...], kernels: int) -> list[dict[str, Any]]:
+    """Measure each engine beside the local pool; returns a row for each."""
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="farm-built-") as folder:
+        built = Path(folder)
+        compile_first(kernels + FIRST * max(workers), built)
+        for count in workers:
+            local = run_side("local", count, kernels, built)
+            rows.append(_row("local pool", count, local, local))
+            rows += [
+                _row(name, count, run_side(name, count, kernels, built), local) for name in engines
+            ]
+    return rows
+
+
+def _row(
+    name: str, workers: int, figures: dict[str, float], local: dict[str, float]
+) -> dict[str, Any]:
+    each_ms, local_ms = (1000 * side["whole_s"] / side["kernels"] for side in (figures, local))
+    return {
+        "engine": name, "workers": workers, "kernels": figures["kernels"], "each_ms": each_ms, "more_ms": each_ms - local_ms,
+    }  # fmt: skip
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print the rows as a table."""
+    print(
+        f"{'engine':<12} {'workers':>7} {'kernels':>7} {'ms a job':>9} {'more than the pool':>18}"
+    )
+    for row in rows:
+        print(
+            f"{row['engine']:<12} {row['workers']:>7} {row['kernels']:>7} {row['each_ms']:>9.2f} {row['more_ms']:>18.2f}"
+        )
+
+
+def main() -> int:
+    """Compare, or be one side of the comparison; returns 1 where an engine costs more than it may."""
+    parser = argparse.ArgumentParser(prog="python -m tools.bench farm", description=__doc__)
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{QUICK_KERNELS} kernels on two workers"
+    )
+    parser.add_argument("--engines", default=",".join(ENGINES), help="which, with commas")
+    parser.add_argument("--json", metavar="FILE", help="write the rows there too")
+    for name in ("--side", "--workers", "--kernels", "--folder"):
+        parser.add_argument(name, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        figures = measure(
+            options.side, int(options.workers), int(options.kernels), f"{options.folder}/cache"
+        )
+        Path(options.folder, "figures.json").write_text(json.dumps(figures), encoding="utf-8")
+        return 0
+    asked = options.engines.split(",")
+    engines = [
+        name for name in asked if not ENGINES[name] or importlib.util.find_spec(ENGINES[name])
+    ]
+    for name in asked:
+        if name not in engines:
+            print(f"{name}: not installed, left out: pip install {ENGINES[name]}")
+    kernels, workers = (QUICK_KERNELS, QUICK_WORKERS) if options.quick else (KERNELS, WORKERS)
+    rows = compare(engines, workers, kernels)
+    show(rows)
+    if options.json:
+        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    slow = [row for row in rows if row["more_ms"] > MOST_MS]
+    for row in slow:
+        print(
+            f"over {MOST_MS} ms a job: {row['engine']} on {row['workers']} workers, {row['more_ms']:.1f} ms"
+        )
+    return 1 if slow else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One model in a process of its own: eager mode, float64, our backend, and what Inductor calls; `models` starts it and reads the JSON that it writes.
+
+    python -m tools.codegen.model_process LIBRARY NAME MODE DEVICE FILE [--inductor]
+
+Three batch sizes, one after the other, through one compiled model: the first has fixed sizes, the second has torch compile for sizes that change, and the third
+takes the program of the second.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import _dynamo as dynamo
+from torch import nn
+
+from tools.codegen.drawn_candidates import draw_candidates
+from tools.codegen.model_judge import Tensors, flat, wrong, wrong_beside_all
+
+Found = dict[str, Any]
+# Rows of an example.  Batch norm needs some, or its gradients are all rounding.
+BATCHES = {"cuda": (8, 12, 10), "cpu": (3, 5, 4)}
+WHOLE_GRAPH = "the whole graph"
+# Results that are wrong, of one model, that are listed.
+_LISTED = 8
+# Other runs of eager mode in float32 that a result is compared with that is wrong beside the first.
+_NUDGED = 3
+
+
+def judged(library: str, name: str, mode: str, device: str, *, inductor: bool) -> Found:
+    """Return what is known of a model: `status` is right, wrong, raises, absent (not in this release) or broken (eager mode fails)."""
+    models = importlib.import_module(f"tools.codegen.{library}_models")
+    try:
+        subject = Subject(models, name, mode, device)
+        eager, exact = subject.results(subject.model), subject.results(subject.exact())
+    except LookupError as error:
+        return {"status": "absent", "error": str(error)}
+    except Exception as error:  # noqa: BLE001  # whatever is raised says that the list is wrong
+        return {"status": "broken", **told(error)}
+    if any(one.isnan().any() for results in eager for one in results.values()):
+        return {"status": "broken", "error": "eager mode has a NaN"}
+    found = _ours(subject, eager, exact, models.tolerance(name, mode))
+    return found | ({"inductor": _inductor(subject)} if inductor else {})
+
+
+class Subject:
+    """A model, its examples, and how it is run."""
+
+    def __init__(self, models: Any, name: str, mode: str, device: str) -> None:
+        self.training, self.device = mode == "training", device
+        torch.manual_seed(0)
+        model = models.build(name, device)
+        self._loss = models.loss
+        without_dropout(model)
+        without_constants(model)
+        if self.training and hasattr(model, "set_experts_implementation"):
+            # The gradient of the other ways reads how many tokens an expert has, which no backend traces.
+            model.set_experts_implementation("batched_mm")
+        dtype = torch.float32 if self.training else torch.bfloat16
+        self.model = model.to(device=device, dtype=dtype).train(self.training)
+        self.examples = [self._example(models.inputs(name, batch, device), dtype) for batch in BATCHES[device]]  # fmt: skip
+
+    def exact(self) -> torch.nn.Module:
+        """Return the same model in float64, with experts that are multiplied in a way that torch has for it."""
+        found = copy.deepcopy(self.model).double()
+        if hasattr(found, "set_experts_implementation"):
+            found.set_experts_implementation("eager")
+        return found
+
+    def nudged(self, seed: int) -> torch.nn.Module:
+        """Return the model with weights that are off by a unit in the last place or two, up or down."""
+        found, draw = copy.deepcopy(self.model), torch.Generator().manual_seed(seed)
+        for parameter in found.parameters():
+            signs = torch.randint(0, 2, parameter.shape, generator=draw).to(parameter) * 2 - 1
+            parameter.data *= 1 + signs * torch.finfo(parameter.dtype).eps
+        return found
+
+    def results(self, model: torch.nn.Module, call: Callable[..., Any] | None = None) -> list[Tensors]:  # fmt: skip
+        """Run a copy of a model on all examples."""
+        steps = self.steps(copy.deepcopy(model), call)
+        before = torch.get_default_dtype()
+        # What a model makes while it runs has its type then: some make the least number of float64.
+        torch.set_default_dtype(torch.float64 if _is_wide(model) else before)
+        try:
+            return [one() for one in steps]
+        finally:
+            torch.set_default_dtype(before)
+
+    def steps(self, model: torch.nn.Module, call: Callable[..., Any] | None = None) -> list[Callable[[], Tensors]]:  # fmt: skip
+        """Return what runs a model, an example each; `call` makes of the model what is called."""
+        called = (call or (lambda one: one))(model)
+        dtype = next(one.dtype for one in model.parameters() if one.is_floating_point())
+        return [lambda given=given: self._step(model, called, _cast(given, dtype)) for given in self.examples]  # type: ignore[misc]  # fmt: skip
+
+    def _step(self, model: torch.nn.Module, called: Callable[..., Any], given: Tensors) -> Tensors:
+        torch.manual_seed(1)
+        inputs = given if "x" not in given else {"x": given["x"]}
+        if not self.training:
+            with torch.no_grad():
+                return _copied(flat(called(**inputs)))
+        model.zero_grad(set_to_none=True)
+        outputs = called(**inputs)
+        loss = self._loss(outputs, given)
+        loss.backward()
+        gradients = {f"gradient of {name}": one.grad for name, one in model.named_parameters() if one.grad is not None}  # fmt: skip
+        buffers = {f"buffer {name}": one for name, one in model.named_buffers()}
+        return _copied(flat(outputs) | {"loss": loss.detach()} | gradients | buffers)
+
+    def _example(self, given: Tensors, dtype: torch.dtype) -> Tensors:
+        return _cast({name: one.to(self.device) if isinstance(one, torch.Tensor) else one for name, one in given.items()}, dtype)  # fmt: skip
+
+
+def _is_wide(model: torch.nn.Module) -> bool:
+    return any(one.dtype == torch.float64 for one in model.parameters())
+
+
+def without_dropout(model: torch.nn.Module) -> None:
+    """Turn off what draws random numbers; the dashboard sets a probability of 1e-30."""
+    for module in model.modules():
+        if isinstance(
+            module, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+        ):
+            module.p = 0.0
+        for name in ("drop_prob", "drop_rate", "attn_drop_rate", "dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+
+
+def without_constants(model: torch.nn.Module) -> None:
+    """Move parameters that are one number everywhere: a branch that is multiplied by 0 at first would hide what is wrong in it."""
+    for parameter in model.parameters():
+        if parameter.numel() and bool((parameter == parameter.flatten()[0]).all()):
+            parameter.data += 0.1 * torch.randn_like(parameter)
+
+
+def _cast(given: Tensors, dtype: torch.dtype) -> Tensors:
+    return {name: one.to(dtype) if isinstance(one, torch.Tensor) and one.is_floating_point() else one for name, one in given.items()}  # fmt: skip
+
+
+def _copied(results: Tensors) -> Tensors:
+    return {name: one.detach().clone() for name, one in results.items()}
+
+
+def _ours(subject: Subject, eager: list[Tensors], exact: list[Tensors], tolerance: tuple[float, bool]) -> Found:  # fmt: skip
+    from bundler.codegen.torch_backend import triton_bundler
+
+    programs: list[Any] = []
+    found: Found = {"status": "right", "wrong": {}, "first_call_s": None, "launches": None}
+    dynamo.reset()
+    dynamo.utils.counters.clear()
+    steps = subject.steps(
+        copy.deepcopy(subject.model),
+        lambda model: torch.compile(model, backend=triton_bundler, options={"programs": programs}),
+    )
+    try:
+        for number, step in enumerate(steps):
+            batch, started = BATCHES[subject.device][number], time.perf_counter()
+            found["at"] = f"batch {batch}, {('static', 'dynamic', 'dynamic again')[number]}"
+            results = step()
+            if number == 0:
+                found["first_call_s"] = round(time.perf_counter() - started, 2)
+                found["launches"] = sum(_launches(program) for program in programs)
+            lines = wrong(results, eager[number], exact[number], tolerance[0], larger=tolerance[1])
+            if lines and subject.training:
+                nudged = (subject.results(subject.nudged(seed))[number] for seed in range(_NUDGED))
+                lines = wrong_beside_all(lines, results, nudged, exact[number], tolerance[0], larger=tolerance[1])  # fmt: skip
+            if lines:
+                found["status"] = "wrong"
+                found["wrong"][found["at"]] = [f"{len(lines)} of {len(results)}", *lines[:_LISTED]]
+    except Exception as error:  # noqa: BLE001  # whatever is raised is the finding
+        found |= {"status": "raises", **told(error)}
+    else:
+        del found["at"]
+    return found | counted(programs)
+
+
+def _launches(program: Any) -> int:
+    return sum(type(step).__name__ == "Launch" for step in program.plan.steps) if hasattr(program, "plan") else 0  # fmt: skip
+
+
+def counted(programs: list[Any]) -> Found:
+    """Return how many graphs there were, which ran as torch has them, where the graph broke, and what was called."""
+    made = [one for one in programs if hasattr(one, "fallbacks")]
+    calls = Counter(call.operator for program in made for call in program.fallbacks)
+    reasons = {call.operator: call.reason for program in made for call in program.fallbacks}
+    return {
+        "graphs": len(programs),
+        "as_torch_has_them": [one.reason for one in programs if not hasattr(one, "fallbacks")],
+        "kernels": sum(len(program.kernels) for program in made),
+        "breaks": _breaks(),
+        "called": dict(calls.most_common()),
+        "reasons": reasons,
+    }
+
+
+def _breaks() -> dict[str, int]:
+    return {str(reason)[:200]: count for reason, count in dynamo.utils.counters["graph_break"].items()}  # fmt: skip
+
+
+def _inductor(subject: Subject) -> Found:
+    """Return what Inductor calls for the same model, in the same three calls."""
+    from torch._functorch import config as functorch
+    from torch._inductor import config
+
+    from tools.codegen.inductor_calls import InductorCalls
+
+    dynamo.reset()
+    dynamo.utils.counters.clear()
+    calls = InductorCalls()
+    settings = {"fx_graph_cache": False, "compile_threads": 1, "fallback_random": True}
+    try:
+        with calls.noted(), config.patch(settings), functorch.patch({"enable_autograd_cache": False}):  # fmt: skip
+            started = time.perf_counter()
+            steps = subject.steps(copy.deepcopy(subject.model), torch.compile)
+            steps[0]()
+            first_call_s = round(time.perf_counter() - started, 2)
+            for step in steps[1:]:
+                step()
+    except Exception as error:  # noqa: BLE001  # then there is nothing to compare with
+        return told(error)
+    return {
+        "graphs": calls.graphs, "kernels": calls.kernels, "called": dict(calls.operators.most_common()), "breaks": _breaks(),
+        "first_call_s": first_call_s, "torch": torch.__version__,
+    }  # fmt: skip
+
+
+def told(error: Exception) -> Found:
+    """Return an exception in words, and where it comes from."""
+    text = str(error)
+    return {
+        "error": f"{type(error).__name__}: {text[:600]}{' ... ' + text[-600:] if len(text) > 1200 else text[600:]}",
+        "where": [f"{one.filename.rpartition('site-packages/')[2].rpartition('/bundler/')[2]}:{one.lineno} {one.name}" for one in traceback.extract_tb(error.__traceback__)[-6:]],
+    }  # fmt: skip
+
+
+def prepared() -> None:
+    """Set up this process as the dashboard does: nothing random, no TF32, one thread."""
+    draw_candidates()
+    torch.set_num_threads(1)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def main() -> int:
+    """Judge one model."""
+    library, name, mode, device, path, *rest = sys.argv[1:]
+    prepared()
+    found = judged(library, name, mode, device, inductor="--inductor" in rest)
+    Path(path).write_text(json.dumps(found), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

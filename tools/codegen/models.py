@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole models of transformers and timm through our backend, judged as TorchInductor's dashboard judges, and what is called beside what Inductor calls.
+
+    python -m tools.codegen models --shard 1/3 --out FILE         a third of the models; FILE is added to, while the sources stay the same
+    python -m tools.codegen models --resume --out FILE            what FILE has no answer for
+    python -m tools.codegen models --only BertForMaskedLM --mode training
+    python -m tools.codegen models --device cpu --no-inductor     tiny sizes, in Triton's interpreter (TRITON_INTERPRET=1 is set)
+    python -m tools.codegen models --merge FILE FILE --out FILE   one result of several
+    python -m tools.codegen models --kind multi-gpu               cuda:1, and two ranks of DistributedDataParallel; needs two GPUs
+    python -m tools.codegen models --check --out FILE             runs nothing
+
+Each model runs in a process of its own, `model_process`, and has to be right: three batch sizes, inference in bfloat16, training in float32 with all
+gradients.  `cases` are uses that are no model of a list: autocast, dropout, checkpoints, `generate`.  Exit status 1 when something is wrong, raises, runs as
+torch has it, breaks the graph more often than with Inductor, or calls more operators than Inductor does, scans, sorts and lists of tensors excepted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+from tools.codegen import model_rows
+from tools.codegen.drawn_candidates import ASKED
+from tools.shared import measurement
+from tools.shared.processes import ROOT, command, python_path
+
+Found = dict[str, Any]
+# Library or kind of case, name, mode.
+Task = tuple[str, str, str]
+KINDS = ("transformers", "timm", "cases", "multi-gpu")
+MODES = ("inference", "training")
+# Whose `main` a task's process runs.
+_MODULES = dict.fromkeys(("cases", "multi-gpu"), "tools.codegen.model_cases")
+_OF_LIBRARIES = "tools.codegen.model_process"
+# What a task's process has imported when it begins.
+_IMPORTED = [
+    "torch._dynamo", "triton", "bundler.codegen.torch_backend", "tools.codegen.model_cases", "tools.codegen.transformers_models", "transformers", "timm",
+]  # fmt: skip
+# A model that is not done after so long counts as one that raises, by device.
+LIMIT_S = {"cuda": 240.0, "cpu": 900.0}
+
+
+def main() -> int:
+    """Run models, save after each; 1 when a target is missed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=measurement.RESULTS / f"{model_rows.NAME}.json", help="the result, which is added to")  # fmt: skip
+    parser.add_argument("--kind", default="transformers,timm,cases", help=f"of {', '.join(KINDS)}, with commas between")  # fmt: skip
+    parser.add_argument("--mode", default=",".join(MODES), help="inference, training, or both with a comma")  # fmt: skip
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a model; may be given several times")  # fmt: skip
+    parser.add_argument("--shard", default="1/1", metavar="I/N", help="the I-th of N parts, from 1")
+    parser.add_argument("--resume", action="store_true", help="only what the result has no answer for")  # fmt: skip
+    parser.add_argument("--again", action="store_true", help="only what the result says is not right")  # fmt: skip
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--seconds", type=float, default=520.0, help="begin nothing new after so long")  # fmt: skip
+    parser.add_argument("--limit", type=float, help="seconds that a model may take")
+    parser.add_argument("--no-inductor", action="store_true", help="leave out what Inductor calls; a result that has it for this torch keeps it anyway")  # fmt: skip
+    parser.add_argument("--drawn-candidates", action="store_true", help="one candidate a kernel, and no timing")  # fmt: skip
+    parser.add_argument("--merge", nargs="+", type=Path, metavar="FILE", help="run nothing; put results of the same sources together")  # fmt: skip
+    parser.add_argument("--check", action="store_true", help="run nothing; exit 1 when the result misses a target")  # fmt: skip
+    options = parser.parse_args()
+    if options.check:
+        return model_rows.show(json.loads(options.out.read_text()), whole=True)
+    if options.merge:
+        result = merged([json.loads(path.read_text()) for path in options.merge])
+    else:
+        tasks, result = chosen(options), begun(options.out, options.device)
+        run(tasks, result, options)
+    save(result, options.out)
+    return model_rows.show(result)
+
+
+def chosen(options: argparse.Namespace) -> list[Task]:
+    """Return the tasks that the command line asks for; those of a shard are spread over the lists."""
+    kinds, modes = options.kind.split(","), options.mode.split(",")
+    unknown = sorted({*kinds} - {*KINDS} | {*modes} - {*MODES})
+    if unknown:
+        raise SystemExit(f"models: expected of {', '.join(KINDS + MODES)}, got {', '.join(unknown)}")  # fmt: skip
+    tasks = [task for kind in kinds for task in _tasks(kind, modes)]
+    if options.only:
+        missing = sorted({*options.only} - {name for _, name, _ in tasks})
+        if missing:
+            raise SystemExit(f"models: no model or case {', '.join(missing)}; there are {', '.join(sorted({name for _, name, _ in tasks}))}")  # fmt: skip
+        tasks = [task for task in tasks if task[1] in options.only]
+    part, parts = (int(one) for one in options.shard.split("/"))
+    return tasks[part - 1 :: parts]
+
+
+def _tasks(kind: str, modes: list[str]) -> list[Task]:
+    if kind in {"cases", "multi-gpu"}:
+        from tools.codegen import model_cases
+
+        return [(kind, name, "") for name in model_cases.names(kind)]
+    models = importlib.import_module(f"tools.codegen.{kind}_models")
+    return [(kind, name, mode) for name in models.ROWS for mode in models.modes(name) if mode in modes]  # fmt: skip
+
+
+def begun(path: Path, device: str) -> Found:
+    """Return the result that a file has, without answers about other sources, and without what another torch's Inductor calls."""
+    sources = _sources()
+    if not path.exists():
+        return {"models": {}, "inductor": {}, "sources": sources, "device": device}
+    result: Found = json.loads(path.read_text())
+    if (result.get("sources"), result.get("device")) != (sources, device):
+        result["models"] = {}
+    torch = importlib.metadata.version("torch")
+    result["inductor"] = {name: one for name, one in result["inductor"].items() if one.get("torch") == torch}  # fmt: skip
+    return result | {"sources": sources, "device": device}
+
+
+def _sources() -> str:
+    """Return a digest of what generates and runs programs, and of the lists: a machine may have no repository to ask for a commit."""
+    digest, tools = hashlib.sha256(), ROOT / "tools" / "codegen"
+    folders = [ROOT / "bundler" / name for name in ("codegen", "runtime", "toolchain")]
+    generating = [path for folder in folders for path in folder.rglob("*.py")]
+    for path in sorted([*generating, *tools.glob("*model*.py")]):
+        digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def merged(results: list[Found]) -> Found:
+    """Return one result of several."""
+    about = {(one["sources"], one["device"]) for one in results}
+    if len(about) > 1:
+        raise SystemExit(f"models: expected results of the same sources and device, got {sorted(about)}")  # fmt: skip
+    found = dict(results[0])
+    for part in ("models", "inductor"):
+        found[part] = {name: one for result in results for name, one in result[part].items()}
+    return found
+
+
+def run(tasks: Iterable[Task], result: Found, options: argparse.Namespace) -> None:
+    """Run tasks side by side; each answer goes into the result, which is saved after it."""
+    started, models = time.monotonic(), result["models"]
+    waiting = [task for task in tasks if _asked(task, models, options)]
+    limit_s = options.limit or LIMIT_S[options.device]
+
+    cores: queue.SimpleQueue[int] = queue.SimpleQueue()
+    usable = sorted(os.sched_getaffinity(0))
+    for number in range(options.workers):
+        cores.put(usable[number % len(usable)])
+
+    def answer(task: Task) -> Found | None:
+        if time.monotonic() - started > options.seconds:
+            return None
+        wanted = not options.no_inductor and task[2] != "" and key(task) not in result["inductor"]
+        core = cores.get()
+        try:
+            return judged(
+                task, options.device, limit_s, inductor=wanted, core=core, kernels=kernels
+            )
+        finally:
+            cores.put(core)
+
+    if options.drawn_candidates:
+        os.environ[ASKED] = "1"
+    # Models have kernels in common, which are compiled once.
+    with (
+        tempfile.TemporaryDirectory(prefix="models.kernels.") as kernels,
+        concurrent.futures.ThreadPoolExecutor(options.workers) as pool,
+    ):
+        futures = {pool.submit(answer, task): key(task) for task in waiting}
+        for done in concurrent.futures.as_completed(futures):
+            name, found = futures[done], done.result()
+            if found is None:
+                continue
+            counted = found.pop("inductor", None)
+            if counted is not None:
+                result["inductor"][name] = counted
+            models[name] = found
+            save(result, options.out)
+            print(f"{time.monotonic() - started:6.1f} s  {model_rows.line(name, found, result['inductor'].get(name))}", flush=True)  # fmt: skip
+    late = [key(task) for task in waiting if key(task) not in models]
+    if late:
+        print(f"not begun in {options.seconds:.0f} s, --resume goes on: {len(late)} of {len(waiting)}")  # fmt: skip
+
+
+def _asked(task: Task, models: Found, options: argparse.Namespace) -> bool:
+    found = models.get(key(task))
+    if options.again:
+        return found is not None and found["status"] != "right"
+    return found is None or not options.resume
+
+
+def judged(task: Task, device: str, limit_s: float, *, inductor: bool, core: int | None = None, kernels: str | None = None) -> Found:  # fmt: skip
+    """Return what a process of its own, on one core, says of a task; a crash, and more time than there is, raise.
+
+    Args:
+        task: kind, name and mode.
+        device: `cuda` or `cpu`.
+        limit_s: how long it may take.
+        inductor: count what Inductor calls, too.
+        core: that it runs on.
+        kernels: Triton's directory; None for one of its own.
+    """
+    kind, name, mode = task
+    module = _MODULES.get(kind, _OF_LIBRARIES)
+    with tempfile.TemporaryDirectory(prefix="models.") as folder:
+        answer, log = Path(folder, "answer.json"), Path(folder, "log")
+        arguments = [kind, name, mode or "-", device, str(answer), *(["--inductor"] if inductor else [])]  # fmt: skip
+        environment = {
+            "TRITON_CACHE_DIR": kernels or str(Path(folder, "triton")), "TORCHINDUCTOR_CACHE_DIR": str(Path(folder, "inductor")), "XDG_CACHE_HOME": str(Path(folder, "cache")),
+        }  # fmt: skip
+        started = time.monotonic()
+        process = _forked(device).Process(
+            target=_run_here, args=(module, arguments, environment, str(log), core)
+        )
+        process.start()
+        process.join(limit_s)
+        ended = f"its process ended with {process.exitcode}"
+        if process.exitcode is None:
+            ended = f"not done in {limit_s:.0f} s"
+            process.kill()
+            with contextlib.suppress(ProcessLookupError):  # of what it started
+                os.killpg(process.pid, signal.SIGKILL)
+            process.join()
+        seconds = round(time.monotonic() - started, 1)
+        if answer.exists() and answer.stat().st_size:
+            return {**json.loads(answer.read_text()), "seconds": seconds}
+        text = log.read_bytes().decode(errors="replace") if log.exists() else ""
+    return {"status": "raises", "error": f"{ended}: {text[-1500:]}", "seconds": seconds}
+
+
+@functools.cache
+def _forked(device: str) -> Any:
+    """Return what starts processes that have the libraries imported, and have not looked at the GPU."""
+    environment = {
+        "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", "HF_HUB_OFFLINE": "1",
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # whoever asks CUDA itself cannot be forked any more
+        **({"TRITON_INTERPRET": "1"} if device == "cpu" else {}),
+    }  # fmt: skip
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_IMPORTED)
+    before = dict(os.environ)
+    os.environ |= environment
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ |= before
+    return context
+
+
+def _run_here(module: str, arguments: list[str], environment: dict[str, str], log: str, core: int | None) -> None:  # fmt: skip
+    """Be the process of a task."""
+    os.setsid()
+    os.environ |= environment
+    with open(log, "wb") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    if importlib.import_module("torch").cuda._is_in_bad_fork():  # noqa: SLF001  # a library did ask CUDA when it was imported
+        os.execv(sys.executable, command(module, *arguments))  # noqa: S606  # what stands there is this program
+    sys.argv = [module, *arguments]
+    sys.exit(importlib.import_module(module).main())
+
+
+def save(result: Found, path: Path) -> None:
+    """Write a result with its rows, beside the facts of this machine."""
+    result["rows"] = model_rows.rows(result)
+    facts = {name: value for name, value in measurement.facts().items() if name != "commit" or value}  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps({**result, **facts}, indent=1, sort_keys=True) + "\n")
+    partial.replace(path)
+
+
+def key(task: Task) -> str:
+    """Return the name of a task in a result."""
+    return " ".join(part for part in task if part)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random programs through torch.compile, beside eager torch: products, convolutions, attention, sorts, norms, views, in-place changes, gradients, sizes.
+
+    python -m tools.codegen random-programs --count 5000 --shard 1/4 --results OUT       on a GPU
+    python -m tools.codegen random-programs --device cpu --count 500 --results OUT       in Triton's interpreter
+    python -m tools.codegen random-programs --first SEED --count 1                       one again
+    python -m tools.codegen random-programs --merge --results OUT                        the shards as one result
+    python -m tools.codegen random-programs --check --results OUT
+
+The programs are those of tests/test_codegen/random_programs.py, which draws, compares and makes smaller: numbers by the rule of TorchInductor's
+dashboard against float64, dtype, sizes, strides and shared memory as eager's.  A failure is printed as Python text, as small as it gets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from tools.codegen import bench_rows
+from tools.codegen.drawn_candidates import ASKED
+from tools.codegen.worker_pool import Answer, WorkerPool
+from tools.shared import measurement
+
+NAME = "codegen-random-programs"
+LEAST = 5000
+# Seeds that one answer is about: a process that dies takes no more with it.
+_CHUNK = 5
+Found = dict[str, Any]
+
+
+def main() -> int:
+    """Run all seeds of a shard; 1 when something is wrong."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--first", type=int, default=0, help="first seed")
+    parser.add_argument("--count", type=int, default=LEAST)
+    parser.add_argument("--shard", default="1/1", metavar="I/N", help="each Nth chunk of seeds")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument(
+        "--seconds", type=float, default=500.0, help="begin nothing new after so long"
+    )
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--drawn-candidates", action="store_true", help="one candidate a kernel, and no timing")  # fmt: skip
+    parser.add_argument("--no-smaller", action="store_true", help="show failures as drawn")
+    parser.add_argument("--results", type=Path, default=measurement.RESULTS)
+    parser.add_argument("--merge", action="store_true", help="run nothing; merge the shards there")
+    parser.add_argument(
+        "--check", action="store_true", help="run nothing; exit 1 when the result misses a target"
+    )
+    options = parser.parse_args()
+    name = f"{NAME}-{options.device}"
+    if options.check:
+        return bench_rows.show(json.loads((options.results / f"{name}.json").read_text()))
+    if options.merge:
+        shards = sorted(options.results.glob(f"{name}.shard-*.json"))
+        whole = merged([json.loads(path.read_text()) for path in shards])
+        return _save(name, whole, options.results, LEAST)
+    number, of = map(int, options.shard.split("/"))
+    tasks = _tasks(options.first, options.count, number, of, small=not options.no_smaller)
+    os.environ["CODEGEN_BENCH_DEVICE"] = options.device
+    if options.drawn_candidates:
+        os.environ[ASKED] = "1"
+    if options.device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+    result = run(tasks, options.processes, options.seconds)
+    if of > 1:
+        return _save(f"{name}.shard-{number}-of-{of}", result, options.results, 0)
+    return _save(name, result, options.results, LEAST)
+
+
+def _save(name: str, result: Found, folder: Path, least: int) -> int:
+    result["rows"] = rows(result, least)
+    measurement.save(name, result, folder)
+    return bench_rows.show(result)
+
+
+def _tasks(
+    first: int, count: int, number: int, of: int, *, small: bool
+) -> list[tuple[int, int, bool]]:
+    chunks = range(first, first + count, _CHUNK)[number - 1 :: of]
+    return [(seed, min(_CHUNK, first + count - seed), small) for seed in chunks]
+
+
+def run(tasks: list[tuple[int, int, bool]], processes: int, seconds: float) -> Found:
+    """Return how many programs were right, and what is wrong with the others, by seed."""
+    started = time.monotonic()
+    counts: collections.Counter[str] = collections.Counter()
+    wrong: dict[str, Any] = {}
+
+    def tell(task: tuple[int, int, bool], answer: Answer) -> None:
+        counts.update(answer.get("counts", {}))
+        found = answer.get("wrong", {})
+        if "error" in answer:
+            found = {f"{task[0]} to {task[0] + task[1] - 1}": [answer["error"], ""]}
+        for seed, (problem, text) in found.items():
+            wrong[seed] = [problem, text]
+            print(f"{time.monotonic() - started:6.1f} s  seed {seed}: {problem}\n{text}", flush=True)  # fmt: skip
+
+    pool = WorkerPool("tools.codegen.random_program_sides", min(processes, len(tasks)))
+    try:
+        answers = pool.answers("compare", tasks, seconds, tell)
+    finally:
+        pool.close()
+    late = [list(task[:2]) for task in tasks if "not done" in answers[task].get("error", "")]
+    return {
+        "counts": dict(counts),
+        "wrong": wrong,
+        "late": late,
+        "kinds": kinds(wrong),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def kinds(wrong: Found) -> dict[str, int]:
+    """Return how many programs fail in each way, which the first word of a problem says."""
+    return dict(collections.Counter(problem.partition(":")[0] for problem, _ in wrong.values()))
+
+
+def merged(shards: list[Found]) -> Found:
+    """Return results of several shards as one."""
+    counts: collections.Counter[str] = collections.Counter()
+    wrong: dict[str, Any] = {}
+    for shard in shards:
+        counts.update(shard["counts"])
+        wrong |= shard["wrong"]
+    return {
+        "counts": dict(counts),
+        "wrong": wrong,
+        "late": [late for shard in shards for late in shard["late"]],
+        "kinds": kinds(wrong),
+        "seconds": round(sum(shard["seconds"] for shard in shards), 1),
+    }
+
+
+def rows(result: Found, least: int) -> list[Found]:
+    """Return what `--check` shows; `least` is how many programs there have to be."""
+    counts = result["counts"]
+    drawn = counts.get("programs", 0)
+    return [
+        measurement.row(
+            "random programs through torch.compile, equal to eager torch's", counts.get("right", 0),
+            f"of {drawn:,}", least=max(least, drawn),
+            peer=f"{counts.get('backward', 0):,} with gradients, {counts.get('dynamic', 0):,} at two sizes, {counts.get('kernels', 0):,} kernels",
+            wrong=sorted(result["wrong"]),
+        ),
+        measurement.row(
+            "graphs that ran as torch has them", counts.get("as torch has it", 0),
+            f"of {counts.get('graphs', 0):,}", most=0, peer="",
+        ),
+    ]  # fmt: skip

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker of `suites` does: runs one case eagerly, in float64, and as a program, and judges it.  Imports torch.
+
+On the CPU kernels run in Triton's interpreter, which `suites` switches on before Triton is imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+import resource
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from bundler.codegen.program import FallbackCall, GenerateOptions, Program, generate
+from bundler.codegen.torch_backend import triton_bundler
+from bundler.errors import BundlerError, ConfigError
+from tools.codegen import suite_judge
+from tools.codegen.drawn_candidates import draw_candidates
+from tools.codegen.suite_cases import Call, Case, call_of, copied, differentiable
+from tools.codegen.suite_exceptions import exception_of
+from tools.codegen.suite_judge import Compared, Outcome
+from tools.codegen.worker_pool import SPENT
+
+DEVICE = os.environ.get("CODEGEN_SUITES_DEVICE", "cpu")
+# A process that has come to so much memory is not asked again: torch keeps what it compiled.
+_MOST_MEMORY_KIB = (4 if DEVICE == "cpu" else 6) * 2**20
+Answer = dict[str, Any]
+
+
+def judged(task: tuple[str, str, str, str, int]) -> Answer:
+    """Return the verdict on a case: `right`, `wrong`, `raises`, `unchecked` where its numbers are random, `skipped` or `absent`, and why."""
+    _prepare()
+    case = Case(*task)
+    try:
+        answer = _verdict(case)
+    except Exception as error:  # noqa: BLE001  # whatever is raised is the finding
+        answer = _raised(error)
+    finally:
+        torch._dynamo.reset()  # noqa: SLF001
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if memory > _MOST_MEMORY_KIB or (DEVICE != "cpu" and _broken_device(answer)):
+        answer[SPENT] = True
+    return answer
+
+
+def _broken_device(answer: Answer) -> bool:
+    """Whether nothing else can run on the GPU in this process."""
+    return answer["outcome"] == "raises" and any(
+        word in answer["why"] for word in ("CUDA", "illegal", "Accelerator", "device-side")
+    )
+
+
+def _raised(error: Exception) -> Answer:
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if f"{os.sep}bundler{os.sep}" in frame.filename] or frames
+    place = f"{os.path.basename(ours[-1].filename)}:{ours[-1].lineno}"
+    kind = type(error).__name__
+    words = " ".join(str(error).split())
+    cause = error.__cause__ or getattr(error, "inner_exception", None)
+    typed = isinstance(error, BundlerError) or isinstance(cause, BundlerError)
+    return {"outcome": "raises", "why": f"{kind} ({place}): {words}"[:600], "typed": typed}
+
+
+def _verdict(case: Case) -> Answer:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        call = call_of(case, DEVICE)
+        if call is None:
+            return {"outcome": "absent", "why": ""}
+        theirs = _eager(case, call)
+        if isinstance(theirs, str):
+            return {"outcome": "skipped", "why": theirs}
+        notes: list[str] = []
+        function = _function(case, call, notes)
+        try:
+            found = _difference(case, call, function, theirs, notes)
+        except Exception:
+            whose = _without_us(case, call)
+            if whose:
+                return {"outcome": "skipped", "why": whose}
+            raise
+        if not found and call.resized is not None:
+            found = _at_other_sizes(case, call, function, notes)
+    answer = {"outcome": "wrong" if found else "right", "why": found}
+    if theirs.compared != "numbers" and not found:
+        answer["outcome"] = "unchecked"
+    return answer | ({"notes": notes} if notes else {})
+
+
+@dataclass(frozen=True)
+class _Eager:
+    """What eager torch does in a call, what it does in float64, and what can be compared of that."""
+
+    expected: Outcome
+    exact: Outcome | None
+    compared: Compared
+
+
+def _eager(case: Case, call: Call) -> _Eager | str:
+    """Return what eager torch does, or in words what it raises."""
+    gradients = differentiable(case, DEVICE)
+    try:
+        compared = _compared(case, call)
+        expected = _run(call.function, call, gradients=gradients)
+    except Exception as error:  # noqa: BLE001  # not ours to judge
+        words = " ".join(str(error).split())[:160]
+        return f"torch itself raises {type(error).__name__}: {words}"
+    return _Eager(expected, _exact(call, gradients=gradients), compared)
+
+
+def _difference(
+    case: Case, call: Call, function: Callable[..., Any], theirs: _Eager, notes: list[str]
+) -> str:
+    """Return what a function does that eager torch does not."""
+    got = _run(function, call, gradients=differentiable(case, DEVICE))
+    found = suite_judge.difference(
+        theirs.expected, got, theirs.exact, call.tolerance, theirs.compared
+    )
+    return found or _misplaced(case, call, theirs.expected, got, notes)
+
+
+def _at_other_sizes(case: Case, call: Call, function: Callable[..., Any], notes: list[str]) -> str:
+    """Return what is wrong at sizes that a function was not made with; a program may refuse those that torch found to be fixed."""
+    other = replace(call, tensors=call.resized or [])
+    theirs = _eager(case, other)
+    if isinstance(theirs, str):
+        return ""
+    try:
+        found = _difference(case, other, function, theirs, notes)
+    except ConfigError as error:
+        notes.append("refuses other sizes: " + re.sub(r"\d+", "N", error.message))
+        return ""
+    notes.append("right at other sizes too" if not found else "wrong at other sizes")
+    return found and f"at other sizes: {found}"
+
+
+def _misplaced(case: Case, call: Call, expected: Outcome, got: Outcome, notes: list[str]) -> str:
+    """Return which outputs have other strides than eager torch's, or alias in another way; what torch decides itself while it traces is only noted."""
+    strides = suite_judge.strides(expected, got)
+    aliasing = suite_judge.aliasing(expected, got)
+    if strides and not suite_judge.strides(_traced(case, call), got):
+        notes.append("strides as torch traces them")
+        strides = ""
+    if aliasing and _compiled(case) and not suite_judge.aliasing(_traced(case, call), got):
+        notes.append("aliasing as torch.compile has it with any backend")
+        aliasing = ""
+    return strides or aliasing
+
+
+def _traced(case: Case, call: Call) -> Outcome:
+    """Return what torch makes of a call without us: torch.compile with no backend behind AOTAutograd, or fake tensors."""
+    if _compiled(case):
+        torch._dynamo.reset()  # noqa: SLF001
+        plain = torch.compile(call.function, backend="aot_eager", dynamic="dynamic" in case.mode)
+        return _run(plain, call, gradients=False)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        given = [mode.from_tensor(tensor) for tensor in copied(call.tensors)]
+        return Outcome(given, tree_leaves(call.function(*given)), [])
+
+
+def _without_us(case: Case, call: Call) -> str:
+    """Return what torch.compile raises with no backend behind AOTAutograd, where it does."""
+    if not _compiled(case):
+        return ""
+    try:
+        _traced(case, call)
+    except Exception as error:  # noqa: BLE001  # not ours to judge
+        return (
+            f"torch.compile itself raises {type(error).__name__}: {' '.join(str(error).split())}"[
+                :200
+            ]
+        )
+    return ""
+
+
+def _compiled(case: Case) -> bool:
+    return "compiled" in case.mode or case.mode == "inplace"
+
+
+def _function(case: Case, call: Call, notes: list[str]) -> Callable[..., Any]:
+    """Return what is judged: the program of a call, or what torch.compile makes of it."""
+    if _compiled(case):
+        programs: list[Program | FallbackCall] = []
+
+        def backend(module: Any, inputs: Any, **_: Any) -> Any:
+            return triton_bundler(module, inputs, options={"programs": programs})
+
+        compiled = torch.compile(call.function, backend=backend, dynamic="dynamic" in case.mode)
+
+        def run(*tensors: Any) -> Any:
+            result = compiled(*tensors)
+            whole = [one.reason for one in programs if isinstance(one, FallbackCall)]
+            notes.extend(f"as torch has it: {reason}" for reason in whole)
+            return result
+
+        return run
+    example = copied(call.tensors)
+    program = generate(
+        call.function,
+        example,
+        dynamic=case.mode == "dynamic",
+        options=GenerateOptions(sources=os.path.join(_folder(), "sources")),
+    )
+    return program.run
+
+
+def _run(
+    function: Callable[..., Any], call: Call, *, gradients: bool, dtype: Any = None
+) -> Outcome:
+    """Return what a call does with tensors of its own."""
+    torch.manual_seed(0)
+    given = copied(call.tensors, dtype)
+    result = function(*given)
+    found = _gradients(tree_leaves(call.finished(result)), given) if gradients else []
+    if DEVICE != "cpu":
+        torch.cuda.synchronize()  # what a kernel raises is raised here, not in the next case
+    return Outcome(given, tree_leaves(result), found)
+
+
+def _gradients(outputs: list[Any], inputs: list[Any]) -> list[Any]:
+    """Return the gradients of the inputs, for gradients of the outputs that are the same each time."""
+    ends = [one for one in outputs if isinstance(one, torch.Tensor) and one.requires_grad]
+    needing = [one for one in inputs if one.requires_grad]
+    if not ends or not needing:
+        return []
+    with torch.no_grad():
+        starts = [_start(number, end) for number, end in enumerate(ends)]
+    return list(torch.autograd.grad(ends, needing, starts, allow_unused=True))
+
+
+def _start(number: int, end: Any) -> Any:
+    """Return a gradient of an output: multiples of an eighth, which all dtypes hold."""
+    count = end.numel()
+    steps = (torch.arange(count, device=end.device) * 5 + number) % 13 - 6
+    return (steps / 8.0).reshape(end.shape).to(end.dtype)
+
+
+def _exact(call: Call, *, gradients: bool) -> Outcome | None:
+    """Return what a call does in float64; None where torch cannot do it."""
+    try:
+        return _run(call.function, call, gradients=gradients, dtype=torch.float64)
+    except Exception:  # noqa: BLE001  # there is no reference then, which the verdict names
+        return None
+
+
+class _DrawMode(TorchDispatchMode):  # type: ignore[misc]  # torch is not read
+    """Notes whether an operator draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drew = False
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
+    ) -> Any:
+        self.drew |= torch.Tag.nondeterministic_seeded in function.tags
+        return function(*arguments, **(keywords or {}))
+
+
+def _compared(case: Case, call: Call) -> Compared:
+    """Return what can be compared of a call's numbers: their range where it draws them."""
+    if exception_of(case.name, ("uncompared",)) is not None:
+        return "nothing"
+    with _DrawMode() as mode, torch.no_grad():
+        call.function(*(tensor.detach() for tensor in copied(call.tensors)))
+    return "range" if mode.drew else "numbers"
+
+
+@functools.cache
+def _prepare() -> None:
+    """Make this process one that runs cases: quiet, on one core, with a cache of its own."""
+    torch.set_num_threads(1)  # there are as many processes as cores
+    # Processes that compile equal text at one time would mix their files.
+    os.environ["TRITON_CACHE_DIR"] = os.path.join(_folder(), f"triton-{os.getpid()}")
+    logging.disable(logging.WARNING)
+    draw_candidates()
+    if DEVICE == "cpu":
+        _round_to_bfloat16()
+
+
+def _folder() -> str:
+    """Return the folder that `suites` made for this run."""
+    return os.environ["XDG_CACHE_HOME"]
+
+
+def _round_to_bfloat16() -> None:
+    """Let Triton's interpreter round float32 to bfloat16 as a GPU does, to the nearest; it cuts digits off, which is twice the error."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    original = InterpreterBuilder.cast_impl
+
+    def cast(builder: Any, value: Any, dtype: Any) -> Any:
+        if (value.dtype.scalar, dtype.scalar) != (tl.float32, tl.bfloat16):
+            return original(builder, value, dtype)
+        rounded = torch.from_numpy(value.data.copy()).to(torch.bfloat16)
+        return TensorHandle(rounded.view(torch.uint16).numpy(), tl.bfloat16)
+
+    InterpreterBuilder.cast_impl = cast
