@@ -572,9 +572,9 @@ class _Reader:
         return bool(self._environment.evaluate_expr(fits))
 
     def _example_of(self, symbol: sympy.Symbol) -> int | float | None:
-        known = getattr(self._environment, "backed_var_to_val", None) or getattr(
-            self._environment, "var_to_val", {}
-        )
+        known = getattr(self._environment, "backed_var_to_val", None)
+        if known is None:  # torch before 2.12 has another name for it, which warns since
+            known = self._environment.var_to_val
         value = known.get(symbol)
         return None if value is None else float(value) if value.is_Float else int(value)
 

@@ -244,10 +244,10 @@ def test_parameters_of_a_module_are_constants_that_a_replay_is_given(tmp_path):
     with pytest.raises(ConfigError, match="constant0"):
         load_program(tmp_path / "norm.tbundle", memory=memory, driver=driver)
     given = {
-        name: DeviceTensor(0x7000_0000 + 0x10000 * n, "fp32", (64,), (1,))
+        name: DeviceTensor(0x7000_0000 + 0x10000 * n, "float32", (64,), (1,))
         for n, name in enumerate(program.constants)
     }
-    x = DeviceTensor(0x7800_0000, "fp32", (32, 64), (64, 1))
+    x = DeviceTensor(0x7800_0000, "float32", (32, 64), (64, 1))
     load_program(tmp_path / "norm.tbundle", memory=memory, driver=driver, constants=given)(x)
     parameters = b"".join(launch.parameters for launch in driver.launches)
     for tensor in (x, *given.values()):
@@ -265,3 +265,17 @@ def test_what_cannot_be_traced_with_symbols_is_refused_by_name():
         UnsupportedOperator, match=r"generate for the sizes of the example, or use torch\.compile"
     ):
         generate(lambda x: torch.nn.functional.dropout(x, 0.5), [torch.randn(32, 32)], dynamic=True)
+
+
+@pytest.mark.parametrize(
+    "sized", [lambda x: x.nonzero(), lambda x: x.masked_select(x > 0) + 1, lambda x: x[x > 0].sum()]
+)
+def test_sizes_that_values_decide_are_refused(sized):
+    """No memory can be planned for them; torch.compile breaks the graph there, so only `generate` meets them."""
+    import torch
+
+    from bundler.codegen.program import generate
+    from bundler.errors import UnsupportedOperator
+
+    with pytest.raises(UnsupportedOperator, match="known only once values are"):
+        generate(sized, [torch.randn(6, 8)])

@@ -76,6 +76,7 @@ for make in (softmax, transposed, columns, changing):
     inputs = [name for name, buffer in builder.buffers.items() if buffer.source == "input"]
     graph = SimpleNamespace(
         builder=builder, inputs=inputs, outputs=[Reference(name, builder.buffers[name].layout)], hints={sympy.Symbol("ks0", integer=True, positive=True): 60},
+        changed=(), values={}, guards=(),
     )  # fmt: skip
     built = schedule_program(graph, lambda _: True)
     digest.update(
