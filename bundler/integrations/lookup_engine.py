@@ -310,7 +310,10 @@ class Engine(Keeper):
             return None
         with self.troubles.excused(f"looking up {filename}"):
             files = self.store.file_records("code" if library else "kernels")
-            data = files.look_up(file_known_by(key, filename, origin))
+            # A pushed bundle has a library by its place, and not what it was built of.
+            known_by = (file_known_by(key, filename, origin), file_known_by(key, filename, None))
+            found = files.look_up_all(dict.fromkeys(known_by))
+            data = next((found[name] for name in known_by if name in found), None)
             self.tally.add("bytes_fetched", len(data or b""))
             return data
         return None

@@ -71,12 +71,15 @@ class Store(BundleStore):
         """Return the kernels of this store one by one, by their keys."""
         if self._kernel_records is None:
             kind = UnsignedRecords if self.requires_signatures() else KernelRecords
-            policy = policy_in_force() if self.signatures is None else self.signatures
-            index = KernelIndex(
-                self._backend, self.name, self._limits, partial(_code_allowed, policy)
+            self._kernel_records = kind(
+                self._backend, self.name, self._limits, index=self._kernel_index()
             )
-            self._kernel_records = kind(self._backend, self.name, self._limits, index=index)
         return self._kernel_records
+
+    def _kernel_index(self) -> KernelIndex:
+        policy = policy_in_force() if self.signatures is None else self.signatures
+        judge = partial(_code_allowed, policy)
+        return KernelIndex(self._backend, self.name, self._limits, judge)
 
     def requires_signatures(self, trust: TrustLevel = "kernels") -> bool:
         """Whether what is not signed, as single kernels and files are, may not be used; for code where either level is required."""
@@ -87,9 +90,14 @@ class Store(BundleStore):
         return "require" in asked
 
     def file_records(self, trust: TrustLevel = "kernels") -> FileRecords:
-        """Return the files of this store that were published one by one: tuning files, or with `code` helper libraries too."""
+        """Return the single files of this store, published one by one or in bundles: tuning files, or with `code` helper libraries too."""
         return FileRecords(
-            self._backend, self.name, self._limits, readable=not self.requires_signatures(trust)
+            self._backend,
+            self.name,
+            self._limits,
+            readable=not self.requires_signatures(trust),
+            index=self._kernel_index(),
+            code=trust == "code",
         )
 
     def serve(self, listen: str) -> StoreServer:

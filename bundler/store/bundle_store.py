@@ -36,7 +36,7 @@ from bundler.store.bundle_units import BundleUnits
 from bundler.store.damage import DAMAGED, checked
 from bundler.store.dictionaries import UnitCompression
 from bundler.store.error_translation import store_errors
-from bundler.store.kernel_index import BundlePlace, KernelIndex, sample
+from bundler.store.kernel_index import BundlePlace, KernelIndex, names_in, sample
 from bundler.store.maintenance import Maintenance
 from bundler.store.prune_choice import GRACE_S, PruneRequest
 from bundler.store.pull_marks import Marks
@@ -160,9 +160,9 @@ class BundleStore:
             place = BundlePlace(manifest, tag or "")
             fresh, over = not sent.present, signatures.signed
             if sent.known and not over and not held:  # under another tag, whose push added them
-                held = frozenset(kernel.key for kernel in final.kernels)
+                held = names_in(final.content)
             held = held if sent.indexed else frozenset()
-            sent.bytes += self._index.add(final.kernels, place, held, fresh=fresh, over=over)
+            sent.bytes += self._index.add(final.content, place, held, fresh=fresh, over=over)
             if ref is None or before == value or self._swap(ref, before, value):
                 return PushReport(
                     final.digest, sent.units, sent.present, sent.bytes, sent.repaired, final.variants_dropped,
@@ -289,17 +289,17 @@ class BundleStore:
         hints: Sequence[Hint],
         check_merge: Callable[[Bundle], None],
     ) -> tuple[Bundle, frozenset[str]]:
-        """Return what the tag is to name, and the keys of the kernels that it names already."""
+        """Return what the tag is to name, and the names of what is in it already."""
         nothing: frozenset[str] = frozenset()
         if current is None:
             return bundle, nothing
         same = store_layout.digest_of_manifest(current) == bundle.digest
-        kernels = frozenset(kernel.key for kernel in bundle.kernels) if same else nothing
+        there = names_in(bundle.content) if same else nothing
         if mode == "replace":
-            return bundle, kernels
+            return bundle, there
         if mode == "create":
             if same:
-                return bundle, kernels
+                return bundle, there
             raise MergeConflict(
                 f"{self.name}: tag {tag} is set already; use mode='merge' or 'replace'", tag=tag
             )
@@ -307,7 +307,7 @@ class BundleStore:
             if same:
                 # Merged with itself a bundle stays what it is: nothing is decoded.
                 stored = read_manifest(self._backend, self.name, current, self._limits)
-                return seen_too(bundle, stored, self._limits), kernels
+                return seen_too(bundle, stored, self._limits), there
             held = self._open(SignedTag(tag, current, hints))
             check_merge(held)
         except (NotFound, DigestMismatch) as error:
@@ -318,7 +318,7 @@ class BundleStore:
             _log.warning("%s: tag %s is dangling and is set anew: %s", self.name, tag, error)
             return bundle, nothing
         try:
-            return merge([bundle, held]), frozenset(kernel.key for kernel in held.kernels)
+            return merge([bundle, held]), names_in(held.content)
         except (NotFound, *DAMAGED) as error:
             _log.warning(
                 "%s: tag %s: what is damaged gives way to what is pushed: %s", self.name, tag, error
@@ -332,8 +332,8 @@ class BundleStore:
         units = {unit.key: unit for unit in store_layout.units_of(bundle.content)}
         observed = bundle.observed.encode()
         manifest = store_layout.manifest_key(bundle.digest, observed)
-        # With what is asked anyway: whether the kernels that were pushed before, all if the bundle is known, are found by their keys.
-        entries = sample(held or [kernel.key for kernel in bundle.kernels])
+        # With what is asked anyway: whether what was pushed before, all if the bundle is known, is found by its keys.
+        entries = sample(held or names_in(bundle.content))
         asked = [manifest, *map(_key_of, hints)]
         try:
             present = self._look(units, [*asked, *entries], sent)

@@ -5,7 +5,8 @@
 
     v1/s/<64 hex>   an object: a sealed [1, name, file name, bytes]; the hex is the sha256 of the name
 
-Created and never changed: the first is everybody's.
+Created and never changed: the first is everybody's.  What was pushed in a bundle is found by the same
+look-up (kernel_index.py): a file by its path, a tuning record by its id.
 
 `FileRecords` looks files up and publishes them: `Store.file_records` makes it for sessions (`bundler/integrations/lookup_engine.py`) and for
 Helion's cache (`helion_cache.py`); `maintenance.py` prunes what it wrote.
@@ -26,6 +27,7 @@ from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.store import bounds, store_layout
 from bundler.store.damage import DAMAGED, checked
 from bundler.store.error_translation import store_errors
+from bundler.store.kernel_index import KernelIndex
 
 FILES = f"{store_layout.MAJOR}/s"
 _VERSION = 1
@@ -41,20 +43,33 @@ class FileRecords:
         backend: the byte store.
         name: what to call it in messages; holds no secret.
         limits: bounds on what is read.
-        readable: whether files are taken from it; nobody signs them, so that a policy may forbid it.
+        readable: whether files that were published by themselves are taken; nobody signs them, so
+            that a policy may forbid it.
+        index: where files of bundles are found; None for all bundles of the store, whoever signed
+            them.
+        code: whether helper libraries of bundles are taken.
     """
 
     def __init__(
-        self, backend: Backend, name: str, limits: Limits = DEFAULT_LIMITS, *, readable: bool = True
+        self,
+        backend: Backend,
+        name: str,
+        limits: Limits = DEFAULT_LIMITS,
+        *,
+        readable: bool = True,
+        index: KernelIndex | None = None,
+        code: bool = False,
     ) -> None:
         self._backend, self.name, self._limits, self._readable = backend, name, limits, readable
+        self._index, self._code = index or KernelIndex(backend, name, limits), code
 
     def look_up(self, name: str) -> bytes | None:
         """Return the bytes of a file, None when there is none or it is damaged; as `look_up_all`."""
         return self.look_up_all([name]).get(name)
 
     def look_up_all(self, known_by: Collection[str]) -> dict[str, bytes]:
-        """Return the bytes of the files that are there and whole, by name: one round trip.
+        """Return the bytes of the files that are there and whole, by name: one round trip, and one
+        more for those that are in no record, with two for each bundle that has some.
 
         Args:
             known_by: what they are known by, any texts.
@@ -62,8 +77,11 @@ class FileRecords:
         Raises:
             StoreUnavailable, AccessDenied: the store cannot be read.
         """
-        if not self._readable:
-            return {}
+        found = self._published(known_by) if self._readable else {}
+        left = [name for name in known_by if name not in found]
+        return found | self._index.find_files(left, code=self._code) if left else found
+
+    def _published(self, known_by: Collection[str]) -> dict[str, bytes]:
         wanted = {_key(name): name for name in known_by}
         found: dict[str, bytes] = {}
         for batch in batches(wanted, store_layout.BATCH_KEYS):

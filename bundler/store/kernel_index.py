@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`KernelIndex`: which bundle of a store has a kernel, by the kernel's key; so a kernel that was
-pushed is found without a tag.
+"""`KernelIndex`: which bundle of a store has a kernel or a single file, by the kernel's key or what
+the file is known by; so what was pushed is found without a tag.
 
 ::
 
     v1/b/<kernel key>   an object: magic, digest and zstd as of a manifest, and in it [1, manifest,
                         tag] of a bundle with that kernel
+    v1/b/f/<64 hex>     the same of a tuning file, helper library or tuning record; the hex is the
+                        sha256 of what it is known by (file_records.py)
 
 An entry is a hint: who follows it reads what the tag names now, else the manifest, and takes the
 kernel where one of them has it.  So one that names what was pruned, replaced or never arrived costs
 a miss and nothing else.  All entries of one push have the same value.
 
-`BundleStore.push` and `Mirror` add entries once the manifest is there, `KernelRecords` follows
-them, `Maintenance` mends and prunes them.
+`BundleStore.push` and `Mirror` add entries once the manifest is there, `KernelRecords` and
+`FileRecords` follow them, `Maintenance` mends and prunes them.
 """
 
 from __future__ import annotations
@@ -26,11 +28,14 @@ from bundler.backends.port import Backend
 from bundler.errors import AccessDenied, FormatError, NotFound, Untrusted
 from bundler.format import names, wire
 from bundler.format.bundle import Bundle, MemoryBlobs
-from bundler.format.entries import Kernel
+from bundler.format.candidate_timings import id_of, time_of, to_file
+from bundler.format.digest import digest_raw, sha256
+from bundler.format.entries import HelperLibrary, Kernel, TuningFile
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content, Observation, Observed
 from bundler.package_loggers import logger
 from bundler.store import bounds, store_layout
+from bundler.store.blob_source import StoreBlobs
 from bundler.store.damage import DAMAGED, checked
 from bundler.store.error_translation import store_errors
 from bundler.store.moved_index import MovedIndex
@@ -38,6 +43,7 @@ from bundler.store.store_signatures import StoreSignatures, envelopes_in
 from bundler.store.stored_manifests import read_manifest
 
 INDEX = store_layout.INDEX
+FILES_INDEX = f"{INDEX}/f"
 # Of a bundle that has entries already so many are looked at, spread evenly: where one is missing,
 # each is looked at.
 SAMPLE = 8
@@ -72,6 +78,7 @@ class _Held(NamedTuple):
 
     manifest: str
     kernels: Mapping[str, Kernel]
+    content: Content
     observed: Observed
     usable: bool
     code: bool
@@ -141,8 +148,43 @@ class KernelIndex:
         found = ((key, _first(bundles[place], key)) for key, place in places.items())
         return {key: kernel for key, kernel in found if kernel is not None}
 
+    def find_files(self, known_by: Iterable[str], *, code: bool = False) -> dict[str, bytes]:
+        """Return the bytes of single files that a bundle has, by what they are known by; `code`
+        for helper libraries too.  Damaged ones are left out.
+
+        Raises:
+            StoreUnavailable, AccessDenied: the store cannot be read.
+        """
+        names_of = {file_name(one): one for one in known_by}
+        found: dict[str, bytes] = {}
+        for name, place in self.places(names_of).items():
+            for held in self._followed(place):
+                data = self._file(held, name, code=code)
+                if data is not None:
+                    found[names_of[name]] = data
+                    break
+        return found
+
+    def _file(self, held: _Held, name: str, *, code: bool) -> bytes | None:
+        if not held.usable:
+            return None
+        entry = _files(held.content).get(name)
+        if isinstance(entry, HelperLibrary) and not (code and held.code):
+            return None
+        if entry is None:
+            return _record(held, name)
+        artifact = entry.artifact
+        digest = digest_raw(artifact.digest)
+        unit = store_layout.Unit(((digest, artifact.size),))
+        blobs = StoreBlobs(self._backend, self._name, [unit], self._limits, read_only=True)
+        try:
+            return blobs.read_blob(digest)
+        except (NotFound, *DAMAGED) as error:
+            _log.info("%s: %s is not found where it was: %s", self._name, entry.path, error)
+            return None
+
     def places(self, keys: Collection[str]) -> dict[str, BundlePlace]:
-        """Return what the entries of these kernels name; a damaged entry is removed and counts as
+        """Return what the entries of these names name; a damaged entry is removed and counts as
         none.
 
         Raises:
@@ -167,14 +209,14 @@ class KernelIndex:
 
     def add(
         self,
-        kernels: Sequence[Kernel],
+        content: Content,
         place: BundlePlace,
         held: Collection[str] = (),
         *,
         fresh: bool = False,
         over: bool = False,
     ) -> int:
-        """Let kernels be found in a bundle whose manifest is there; returns how many bytes were
+        """Let what is in a bundle whose manifest is there be found; returns how many bytes were
         sent.
 
         An entry that leads to another bundle stays, unless that bundle is gone, or `over` says
@@ -182,18 +224,18 @@ class KernelIndex:
         be written there keeps the bundle without entries, which is then found by its tag.
 
         Args:
-            kernels: which.
-            place: the bundle.
-            held: those of them that were in a bundle of the store before, and have entries since.
-            fresh: nothing of the bundle was there before: as a rule these kernels have no entries,
-                and nobody asks for them first.
+            content: of the bundle.
+            place: where it is.
+            held: names in it that were in a bundle of the store before, and have entries since.
+            fresh: nothing of the bundle was there before: as a rule it has no entries, and nobody
+                asks for them first.
             over: put these entries in the place of others.
 
         Raises:
             StoreUnavailable, StoreFull: they could not be stored.
         """
         try:
-            wanted = sorted(kernel.key for kernel in kernels if kernel.key not in held)
+            wanted = sorted(names_in(content).difference(held))
             there = {} if fresh else self.places(wanted)
             sent = self._put([key for key in wanted if key not in there], place)
             others = [key for key in wanted if key not in sent]
@@ -204,7 +246,8 @@ class KernelIndex:
             return 0
         if self._backend.reads_are_cheap and sent:
             self.places(sent)  # which removes one that did not arrive whole
-        moved = self.moved.add(kernel for kernel in kernels if kernel.key in sent) if sent else 0
+        new = (kernel for kernel in content.kernels if kernel.key in sent)
+        moved = self.moved.add(new) if sent else 0
         return len(sent) * len(encode_place(place)) + moved
 
     def mend(self, tagged: Iterable[tuple[BundlePlace, frozenset[str]]]) -> int:
@@ -212,7 +255,7 @@ class KernelIndex:
         returns how many.
 
         Args:
-            tagged: what each tag names, and the keys of its kernels.
+            tagged: what each tag names, and the names of what is in it.
 
         Raises:
             StoreUnavailable, StoreFull, AccessDenied: the store cannot be read or written.
@@ -324,14 +367,46 @@ class KernelIndex:
             content, observed, MemoryBlobs({}), content_bytes=content_bytes, signed=signed
         )
         try:
-            return _Held(manifest, kernels, observed, usable=True, code=self._judge(bundle))
+            code = self._judge(bundle)
+            return _Held(manifest, kernels, content, observed, usable=True, code=code)
         except Untrusted as error:
             _log.info("%s: kernels of a bundle are not used: %s", name, error)
-            return _Held(manifest, {}, observed, usable=False, code=False)
+            return _Held(manifest, {}, Content(), observed, usable=False, code=False)
 
 
 def _first(bundles: Iterable[_Held], key: str) -> Indexed | None:
     return next(filter(None, (held.find(key) for held in bundles)), None)
+
+
+def names_in(content: Content) -> frozenset[str]:
+    """Return what a bundle is found by: keys of kernels, and the names of single files."""
+    records = (file_name(f"tuning {id_of(record)}") for record in content.tuning_records)
+    return frozenset((*(kernel.key for kernel in content.kernels), *_files(content), *records))
+
+
+def file_name(known_by: str) -> str:
+    """Return the name of the entry of a single file."""
+    return f"f/{sha256(known_by.encode()).hex()}"
+
+
+def _files(content: Content) -> dict[str, TuningFile | HelperLibrary]:
+    """Return the files that a bundle's entries lead to, by name."""
+    files: tuple[TuningFile | HelperLibrary, ...] = (*content.tuning_files, *content.helpers)
+    return {file_name(f"file {one.path}"): one for one in files}
+
+
+def _record(held: _Held, name: str) -> bytes | None:
+    """Return a tuning record as a file; of several of that name the one with the fastest winner."""
+    records = [
+        record
+        for record in held.content.tuning_records
+        if file_name(f"tuning {id_of(record)}") == name
+    ]
+    known = {tuning.record: tuning for tuning in held.observed.tunings}
+    pairs = [(record, known.get(id_of(record))) for record in records]
+    timed = [(time, pair) for pair in pairs if (time := time_of(*pair)) is not None]
+    best = min(timed, key=lambda one: one[0])[1] if timed else pairs[0] if pairs else None
+    return None if best is None else to_file(*best)
 
 
 def sample(kernels: Iterable[str]) -> list[str]:
@@ -343,9 +418,10 @@ def sample(kernels: Iterable[str]) -> list[str]:
     return [index_key(key) for key in dict.fromkeys((*ordered[::step], *ordered[-1:]))]
 
 
-def index_key(kernel: str) -> str:
-    """Return the key of an entry; raises `UnsafeName`."""
-    return f"{INDEX}/{names.check_kernel_key(kernel)}"
+def index_key(name: str) -> str:
+    """Return the key of an entry, by a kernel's key or a file's name; raises `UnsafeName`."""
+    names.check_kernel_key(name.removeprefix("f/"))
+    return f"{INDEX}/{name}"
 
 
 def encode_place(place: BundlePlace) -> bytes:

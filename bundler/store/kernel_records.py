@@ -44,7 +44,7 @@ from bundler.store.blob_source import StoreBlobs, unit_batches
 from bundler.store.damage import DAMAGED, checked
 from bundler.store.dictionaries import Dictionaries
 from bundler.store.error_translation import store_errors
-from bundler.store.kernel_index import INDEX, Indexed, KernelIndex, index_key
+from bundler.store.kernel_index import FILES_INDEX, INDEX, Indexed, KernelIndex, index_key
 from bundler.store.moved_index import MovedIndex
 from bundler.user_warnings import warn
 
@@ -266,7 +266,8 @@ class KernelRecords:
 
     def _listed(self) -> list[Stat]:
         kinds = (RECORDS, INDEX) if self.readable else (INDEX,)
-        return [stat for kind in kinds for stat in self._backend.list(kind)]
+        stats = (stat for kind in kinds for stat in self._backend.list(kind))
+        return [stat for stat in stats if not stat.key.startswith(f"{FILES_INDEX}/")]
 
     def units(self, stored: str, value: bytes) -> list[store_layout.Unit]:
         """Return the units that a record names, by its key in the store and its value; raises as a damaged object does."""

@@ -24,7 +24,15 @@ from bundler.store.damage import DAMAGED, checked, quarantine
 from bundler.store.dictionaries import Dictionaries, opened
 from bundler.store.error_translation import store_errors
 from bundler.store.file_records import FILES
-from bundler.store.kernel_index import INDEX, BundlePlace, KernelIndex, decode_place, index_key
+from bundler.store.kernel_index import (
+    FILES_INDEX,
+    INDEX,
+    BundlePlace,
+    KernelIndex,
+    decode_place,
+    index_key,
+    names_in,
+)
 from bundler.store.kernel_records import FAILURES, RECORDS, KernelRecords, decode_failure
 from bundler.store.moved_index import decode_kernel, moved_entry, moved_keys
 from bundler.store.prune_choice import GRACE, UNREAD_TAGS, PruneRequest, choose
@@ -54,7 +62,7 @@ class _Reached(NamedTuple):
     Attributes:
         keys: of objects.
         unfollowed: (tag, reason) of tags of which it is not known what they reach.
-        bundles: what each of the others names, and the keys of its kernels.
+        bundles: what each of the others names, and the names of what is in it.
         moved: keys of these kernels, by what is the same once they moved.
     """
 
@@ -125,7 +133,7 @@ class Maintenance:
             len(units), _bytes(units), len(manifests), _bytes(manifests), tags,
             sum(stat.size_bytes for stat in (*units, *manifests, *dictionaries, *entries, *moved) if stat.key in reached),
             len(records) + len(files), _bytes([*records, *files]), failures, len(dictionaries), _bytes(dictionaries),
-            len({stat.key.rpartition("/")[2] for stat in (*records, *entries)}), _bytes([*entries, *moved]),
+            len({s.key.rpartition("/")[2] for s in (*records, *entries) if not _is_file(s.key)}), _bytes([*entries, *moved]),
         )  # fmt: skip
 
     def verify(self, *, repair: bool, watch: Watch | None = None) -> VerifyReport:
@@ -338,11 +346,11 @@ class Maintenance:
             except DAMAGED as error:
                 unfollowed.append((tag, error.message))
                 continue
-            kernels = frozenset(kernel.key for kernel in content.kernels)
+            names = names_in(content)
             reached |= {unit.key for unit in store_layout.units_of(content)}
-            reached |= set(map(index_key, kernels))
+            reached |= set(map(index_key, names))
             moved |= moved_keys(content.kernels)
-            bundles.append((BundlePlace(manifest, tag), kernels))
+            bundles.append((BundlePlace(manifest, tag), names))
         reached |= set(map(moved_entry, moved))
         return _Reached(reached, tuple(unfollowed), bundles, moved)
 
@@ -489,6 +497,10 @@ def _last_used_s(stats: list[Stat], needed: dict[str, list[str]]) -> dict[str, f
 
 def _is_entry(key: str) -> bool:
     return key.startswith((f"{INDEX}/", f"{MOVED}/"))
+
+
+def _is_file(key: str) -> bool:
+    return key.startswith(f"{FILES_INDEX}/")
 
 
 def _is_record(key: str) -> bool:

@@ -34,7 +34,7 @@ from bundler.package_loggers import logger
 from bundler.store import bounds, store_layout
 from bundler.store.blob_source import unit_batches
 from bundler.store.error_translation import store_errors
-from bundler.store.kernel_index import BundlePlace, KernelIndex, sample
+from bundler.store.kernel_index import BundlePlace, KernelIndex, names_in, sample
 from bundler.store.maintenance import Watch
 from bundler.store.object_proofs import unit_payload_of
 from bundler.store.references import did_you_mean
@@ -180,7 +180,7 @@ class Mirror:
         )
         content = Content.decode(stored[0], self._limits)
         units = {unit.key: unit for unit in store_layout.units_of(content)}
-        keys = [kernel.key for kernel in content.kernels]
+        keys = names_in(content)
         with store_errors(self._source_name):
             signed = envelope_keys(self._source, manifest)
         hinted = [store_layout.dictionary_key(digest) for _, digest in store_layout.hints_of(value)]
@@ -207,7 +207,7 @@ class Mirror:
         over, held = bool(signed or envelopes_in(value)), keys if indexed else ()
         fresh = len(missing) == len(units)
         self._bytes_moved += index.add(
-            content.kernels, BundlePlace(manifest, tag), held, fresh=fresh, over=over
+            content, BundlePlace(manifest, tag), held, fresh=fresh, over=over
         )
         return moved
 

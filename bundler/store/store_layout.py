@@ -9,7 +9,7 @@
     v1/t/<tag>      a ref: which manifest, which dictionaries its units were compressed with lately, and signatures (store_signatures.py)
     v1/e/<64 hex>/<16 hex>   a signature of a bundle, by the digests of both
     v1/k/<kernel key>   a kernel that was published by itself (kernel_records.py)
-    v1/b/<kernel key>   which bundle has that kernel (kernel_index.py)
+    v1/b/<kernel key>   which bundle has that kernel (kernel_index.py), and v1/b/f/<64 hex>, which has that single file
     v1/l/<moved key>    the key under which a kernel was recorded, by what is the same once it moved (moved_index.py)
 
     value   TBV1, digest of the rest, one zstd frame

@@ -37,7 +37,7 @@ DRAIN_S = 5.0
 _LISTEN = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{1,253})):(\d{1,5})", re.ASCII)
 _OBJECT = re.compile(
     rf"(?:{UNITS}|{DICTIONARIES})/[0-9a-f]{{64}}|(?:{MANIFESTS}|{ENVELOPES})/[0-9a-f]{{64}}/[0-9a-f]{{16}}"
-    rf"|(?:{RECORDS}|{INDEX}|{MOVED})/(?:[A-Z2-7]{{52}}|[0-9a-f]{{64}})",
+    rf"|(?:{RECORDS}|{INDEX}|{MOVED})/(?:[A-Z2-7]{{52}}|[0-9a-f]{{64}})|{INDEX}/f/[0-9a-f]{{64}}",
     re.ASCII,
 )
 _MOST_PORT = 65535

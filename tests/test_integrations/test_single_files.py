@@ -100,6 +100,42 @@ def test_results_of_the_tuner_travel(store_url, tmp_path):
     assert best == same
 
 
+def pushed(cache, store_url):
+    """Push what a Triton directory holds, as an operator would who packs an image."""
+    with bundler.open_store(store_url) as store, bundler.pack(cache) as bundle:
+        store.push(bundle, "from-a-directory")
+
+
+def test_results_of_the_tuner_in_a_pushed_bundle_are_found(store_url, tmp_path):
+    """No tag is named, and the first machine had no store."""
+    cache = tmp_path / "cache0"
+    alone = plugged.environment(None, cache, TRITON_CACHE_MANAGER=None)
+    (first, _, best), _ = plugged.run(_TUNE, alone)
+    pushed(cache, store_url)
+    env = plugged.environment(store_url, tmp_path / "cache1")
+    (second, only_hooked, same), _ = plugged.run(_TUNE, env)
+    assert (first, second, only_hooked) == (2, 1, True)
+    assert best == same
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc to build a library with")
+def test_a_library_in_a_pushed_bundle_is_found_with_trust(store_url, tmp_path):
+    """By its place, which is the same where the machine is: a bundle does not say what it was built of."""
+    cache, include = tmp_path / "a", tmp_path / "include"
+    alone = plugged.environment(None, cache, TRITON_CACHE_MANAGER=None)
+    assert plugged.run(_LIBRARY, alone, include)[0] == 42
+    pushed(cache, store_url)
+    without, tried = plugged.failing_compiler(tmp_path / "bin")
+    env = plugged.environment(store_url, tmp_path / "b", **without)
+    assert plugged.run(_LIBRARY, env, include)[0] == "CalledProcessError"
+    tried.unlink()
+    trusting = plugged.environment(
+        store_url, tmp_path / "c", TRITON_BUNDLER_TRUST="code", **without
+    )
+    assert plugged.run(_LIBRARY, trusting, include)[0] == 42
+    assert not tried.exists()
+
+
 def test_a_name_that_is_no_file_is_refused(store_url):
     """Nothing is stored under a name that could leave its directory; what is damaged is a miss."""
     with bundler.open_store(store_url) as store:

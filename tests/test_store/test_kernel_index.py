@@ -10,6 +10,10 @@ import store_builders as build
 
 import bundler
 from bundler.errors import BundlerWarning
+from bundler.format.candidate_timings import Timing, Tuning, from_file, record_id
+from bundler.format.constant_values import Value
+from bundler.format.launch_spec import TuningRecord
+from bundler.format.manifest import Observed
 from bundler.store import store_layout
 
 
@@ -252,3 +256,88 @@ def test_other_entries_of_a_bundle_do_not_matter(memory):
     memory.push(files.bundle(), "t", allow_empty=True)
     assert entries(memory) == set()
     assert memory.verify(repair=True).indexed == 0
+
+
+# Single files ------------------------------------------------------------------------------------
+
+KEY = build.key("T")
+PARTS = (("device", "cuda:90"),)
+PATHS = (f"{KEY}/k.autotune.json", f"{KEY}/cuda_utils.so")
+
+
+def winner(block):
+    """Return a winner of one tuning."""
+    return TuningRecord("k", PARTS, (("BLOCK", Value("int", block)),), "autotune")
+
+
+def with_files():
+    """Return a bundle of a kernel, a tuning file, a library, and two winners of which the second is faster."""
+    files = build.Files()
+    timings = (Timing(winner(n).config, time_ns=time_ns) for n, time_ns in ((1, 20), (2, 10)))
+    measured = Tuning(record_id("k", PARTS), tuple(timings))
+    return files.bundle(
+        files.kernel("A"),
+        files.tuning(PATHS[0], b"tuned"),
+        files.helper(PATHS[1], b"library"),
+        records=[winner(1), winner(2)],
+        observed=Observed({}, tunings=(measured,)),
+    )
+
+
+def of_files(store, trust="kernels"):
+    """Return what a process that has read nothing yet finds of these files, by what they are known by."""
+    known_by = [*(f"file {path}" for path in PATHS), f"tuning {record_id('k', PARTS)}", "file x/y"]
+    with bundler.open_store(*store.urls) if store.urls else _again(store) as fresh:
+        return fresh.file_records(trust).look_up_all(known_by)
+
+
+def test_single_files_of_a_bundle_are_found_by_what_they_are_known_by(store):
+    """Tuning files by their places, records by their ids, the faster of two; libraries with trust alone."""
+    store.push(with_files(), "t")
+    found = of_files(store)
+    assert found.pop(f"file {PATHS[0]}") == b"tuned"
+    (data,) = found.values()
+    assert from_file(data)[0] == winner(2)
+    assert of_files(store, "code")[f"file {PATHS[1]}"] == b"library"
+    assert store.stats().kernels == 1
+
+
+def test_what_was_published_by_itself_counts_before_a_bundle(store):
+    """As for kernels: the first is everybody's."""
+    store.file_records().publish(f"file {PATHS[0]}", "k.autotune.json", b"first")
+    store.push(with_files(), "t")
+    assert of_files(store)[f"file {PATHS[0]}"] == b"first"
+
+
+def test_entries_of_files_are_mended_mirrored_and_pruned(memory, local):
+    """As those of kernels are."""
+    memory.push(with_files(), "t")
+    memory.sync_to(local)
+    assert of_files(local) == of_files(memory) != {}
+    lost = [key for key in shelf.of_kind(local, "b") if key.startswith("v1/b/f/")]
+    assert len(lost) == 3
+    shelf.drop(local, *lost)
+    assert of_files(local) == {}
+    assert local.verify(repair=True).indexed == 3
+    assert of_files(local) == of_files(memory)
+    local.prune(grace_s=0)
+    assert of_files(local) == of_files(memory)
+    local.delete_tag("t")
+    local.prune(grace_s=0)
+    assert of_files(local) == {}
+    assert not shelf.of_kind(local, "b")
+
+
+def test_a_push_again_sends_nothing_for_files(store):
+    """Of a bundle that is there the entries are there too."""
+    store.push(with_files(), "t")
+    assert store.push(with_files(), "t").bytes_sent == 0
+    assert store.push(with_files(), "u").bytes_sent == 0
+
+
+@pytest.mark.parametrize("lost", ["u", "m"])
+def test_a_lost_file_is_a_miss(store, lost):
+    """Without the unit or the manifest that an entry leads to."""
+    store.push(with_files(), "t")
+    shelf.drop(store, *shelf.of_kind(store, lost))
+    assert f"file {PATHS[0]}" not in of_files(store)
