@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `demo`: the whole life of a bundle in one command, and the count that proves it.
 
-It runs `demo_record.py` and `demo_check.py` as child processes, through `demo_processes.py`.
+It runs `demo_record.py` and `demo_check.py` as child processes; a ptxas that refuses to assemble counts what a child compiles
+(`PtxasWatch`).
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,17 +26,17 @@ import click
 import bundler
 from bundler.cli import wording
 from bundler.cli.command import FINE, PROBLEM, example, reports
-from bundler.cli.demo_processes import PtxasWatch, environment, run_program
 from bundler.cli.pack import check_output
 from bundler.cli.report.kernel_figures import SourceFolder
 from bundler.cli.report.report_page import report_page
 from bundler.cli.terminal import Column, Screen
-from bundler.errors import BundlerError, RecordingError
+from bundler.errors import BundlerError, RecordingError, ToolchainMismatch
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import cleaned_up, os_errors, replace_content
 from bundler.format.entries import Kernel
 from bundler.project import install
 from bundler.toolchain import identity
+from bundler.toolchain.diagnostics import telling_line
 from bundler.toolchain.events import kernel_key
 
 DEFAULT_TARGETS = ("cuda:90", "hip:gfx942")
@@ -46,6 +51,26 @@ COLUMNS = (
     Column("found in", True),
 )
 _TARGET = re.compile(r"cuda:\d{2,3}|hip:gfx[0-9a-f]{3,5}")
+# Triton's settings that would make it compile whatever the cache holds, look elsewhere, or not compile at all.
+_DISTURBING = (
+    "TRITON_ALWAYS_COMPILE",
+    "TRITON_CACHE_AUTOTUNING",
+    "TRITON_CACHE_MANAGER",
+    "TRITON_DUMP_DIR",
+    "TRITON_INTERPRET",
+    "TRITON_KERNEL_DUMP",
+    "TRITON_KERNEL_OVERRIDE",
+    "TRITON_OVERRIDE_DIR",
+    "TRITON_REMOTE_CACHE_BACKEND",
+)
+PTXAS = {"TRITON_PTXAS_PATH": "ptxas", "TRITON_PTXAS_BLACKWELL_PATH": "ptxas-blackwell"}
+_VERSION, _ASSEMBLE = "version", "assemble"
+_WRAPPER = """#!/bin/sh
+if [ "$1" = --version ]; then echo {version} >> {log}; exec {real} --version; fi
+echo {assemble} >> {log}
+echo 'this ptxas only tells its version' >&2
+exit 1
+"""
 
 
 @dataclass(frozen=True)
@@ -192,7 +217,7 @@ class _Demo:
         started = time.monotonic()
         with self.screen.progress(what) as bar:
             arguments = [str(output), str(KERNELS), *self.targets]
-            run_program(
+            _run_program(
                 FOLDER / program, arguments, env, lambda name: bar.advance(f"{what}: {name}"), what
             )
         return time.monotonic() - started
@@ -281,3 +306,93 @@ class _Row:
             "compile_ms": self.compile_ms,
             "hit_ms": None if self.hit_ms is None else round(self.hit_ms, 3),
         }
+
+
+def environment(cache_dir: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment of a child that compiles into `cache_dir`."""
+    quiet = {name: value for name, value in os.environ.items()
+             if name not in _DISTURBING and not name.startswith("TRITON_BUNDLER_")}  # fmt: skip
+    return quiet | {"TRITON_CACHE_DIR": str(cache_dir)} | dict(more or {})
+
+
+class PtxasWatch:
+    """Programs in place of Triton's ptxas that tell the real one's version, which is part of each key, and assemble nothing.
+
+    Args:
+        folder: an existing directory for the programs and for the log of their calls.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._log = folder / "ptxas.log"
+        self.variables: dict[str, str] = {}
+        for variable, program in PTXAS.items():
+            real = _real(variable, program)
+            if real is not None:
+                wrapper = folder / program
+                wrapper.write_text(
+                    _WRAPPER.format(
+                        real=shlex.quote(real),
+                        log=shlex.quote(str(self._log)),
+                        version=_VERSION,
+                        assemble=_ASSEMBLE,
+                    ),
+                    encoding="utf-8",
+                )
+                wrapper.chmod(0o755)
+                self.variables[variable] = str(wrapper)
+
+    def calls(self) -> tuple[int, int]:
+        """Return how often a version was asked for, and how often something was to be assembled."""
+        lines = self._log.read_text(encoding="utf-8").split() if self._log.exists() else []
+        return lines.count(_VERSION), lines.count(_ASSEMBLE)
+
+    def require_asked(self) -> None:
+        """Raise if Triton never asked: then another ptxas was in use, and the count would prove nothing."""
+        if not self.calls()[0]:
+            raise ToolchainMismatch(
+                "the second process did not ask our ptxas for its version, so it was not watched; programs may not be "
+                f"executed in {self._log.parent}: set TMPDIR to a directory where they may"
+            )
+
+
+def _real(variable: str, program: str) -> str | None:
+    """Return the ptxas that the first process used: the one the environment names, or Triton's own."""
+    own = os.path.join(identity.triton_dir() or "", "backends", "nvidia", "bin", program)
+    for path in (os.environ.get(variable), own):
+        if path and os.access(path, os.X_OK):
+            return os.path.abspath(path)
+    return None
+
+
+def _run_program(
+    program: Path,
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    tell: Callable[[str], None],
+    what: str,
+) -> None:
+    """Run one of the demo's programs; `tell` gets each line that it prints.
+
+    Raises:
+        BundlerError: it failed, with the line in which a compiler says why, or the last one.
+    """
+    with tempfile.TemporaryFile() as errors:
+        # -P: files beside the program must not be importable by their short names.
+        with subprocess.Popen(
+            [sys.executable, "-P", str(program), *arguments], env=dict(env), stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as child:  # fmt: skip
+            assert child.stdout is not None
+            try:
+                for line in child.stdout:
+                    tell(line.strip())
+            except BaseException:
+                child.kill()  # after Ctrl-C nobody needs what it compiles
+                raise
+        if child.returncode:
+            errors.seek(0)
+            text = errors.read().decode("utf-8", "replace").strip()
+            said = text.splitlines() or ["it said nothing"]
+            raise BundlerError(
+                f"{what} failed with status {child.returncode}: {telling_line(text) or said[-1]}",
+                status=child.returncode, stderr=said,
+            )  # fmt: skip

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands `inspect` and `verify`: what a bundle holds, and whether all of it is sound.
 
-`app.py` lists both; `verify --store` goes on in `store_upkeep.py`.
+What kernels take of a GPU is read from their binaries (`_show_resources`). `app.py` lists both;
+`verify --store` goes on in `store_upkeep.py`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
+from msgspec.structs import asdict
 
 from bundler.cli import wording
 from bundler.cli.command import FINE, PROBLEM, example, reports
 from bundler.cli.extraction import KINDS_SHOWN, show_text
-from bundler.cli.kernel_resources import show_resources
 from bundler.cli.leak_search import find_leaks, show_leaks
 from bundler.cli.pack import count_files, counts
 from bundler.cli.program_facts import program_facts, show_programs
@@ -32,7 +33,7 @@ from bundler.cli.specializations import (
 )
 from bundler.cli.store_upkeep import verify_store
 from bundler.cli.stores import STORE_METAVAR, one_given_or_set, only_one
-from bundler.cli.terminal import Column, Screen
+from bundler.cli.terminal import Column, Row, Screen
 from bundler.cli.tree_choices import tree_facts, tree_lines
 from bundler.errors import BundlerError, DigestMismatch, FormatError
 from bundler.format.bundle import Bundle
@@ -44,6 +45,7 @@ from bundler.format.names import is_key_of
 from bundler.format.program_paths import is_program_path
 from bundler.format.tree_index import is_tree_path
 from bundler.images.bundle_sources import open_bundle_file
+from bundler.lifecycle.binary_resources import BinaryResources, read_resources
 from bundler.runtime.program.program_summary import ProgramSummary, programs_of
 
 KERNELS = (
@@ -64,6 +66,22 @@ KERNELS = (
 # Where kernels are alike in all of the above.
 OTHER = Column("differs in", folds=True)
 PROBLEMS_SHOWN = 10
+_RESOURCES = (
+    Column("name", folds=True),
+    Column("target"),
+    Column("warps", True, needs=80),
+    Column("registers", True),
+    Column("scalars", True, needs=125),
+    Column("spills", True),
+    Column("stack", True),
+    Column("static", True),
+    Column("dynamic", True),
+    Column("barriers", True, needs=150),
+    Column("constants", True, needs=160),
+    Column("binary", True, needs=90),
+    Column("key", needs=110),
+)
+_UNKNOWN = "-"
 
 
 @click.command(
@@ -114,7 +132,7 @@ def inspect(
         if kind is not None:
             return show_text(screen, opened, only_kernel(kernels, bundle), kind, bundle)
         if resources:
-            return show_resources(screen, opened, kernels, bundle)
+            return _show_resources(screen, opened, kernels, bundle)
         known = _specializations(screen, opened, kernels)
         programs = programs_of(opened)
         facts = {"path": bundle, **_facts(path, opened, kernels, known)}
@@ -452,3 +470,83 @@ def _metadata_problem(bundle: Bundle, kernel: Kernel) -> str | None:
         if got != expected and got is not None and expected is not None:
             return f"{what}: the metadata says {got}, the manifest {expected}"
     return None
+
+
+def _show_resources(screen: Screen, bundle: Bundle, kernels: list[Kernel], source: str) -> int:
+    """Print a row for each kernel, and say which binaries cannot be read; those have exit status 1."""
+    with screen.progress(f"reading binaries of {source}", len(kernels)) as bar:
+        found = []
+        for kernel in kernels:
+            bar.advance()
+            found.append(_resources_of(bundle, kernel))
+    if kernels:
+        screen.table(
+            _RESOURCES,
+            [
+                _resource_row(kernel, known)
+                for kernel, (known, _) in zip(kernels, found, strict=True)
+            ],
+        )
+        screen.line()
+        screen.line(
+            "a thread: registers, spills, bytes of stack; a block: bytes of shared memory, static and dynamic; - is not known"
+        )
+        screen.line()
+    problems = [problem for _, problem in found if problem is not None]
+    if problems:
+        screen.complain(
+            f"the binaries of {wording.count(len(problems), 'kernel')} cannot be read: {problems[0]}; fetch the bundle again"
+        )
+    screen.done(wording.count(len(kernels), "kernel"))
+    facts = [_resource_facts(kernel, *pair) for kernel, pair in zip(kernels, found, strict=True)]
+    screen.finish({"path": source, "digest": bundle.digest, "kernels": facts})
+    return PROBLEM if problems else FINE
+
+
+def _resources_of(bundle: Bundle, kernel: Kernel) -> tuple[BinaryResources | None, str | None]:
+    """Return what the binary says, or why it cannot be read."""
+    try:
+        return read_resources(bundle.read(kernel.binary), kernel.spec.entry), None
+    except (FormatError, DigestMismatch) as error:
+        return None, error.message
+
+
+def _resource_facts(
+    kernel: Kernel, known: BinaryResources | None, problem: str | None
+) -> dict[str, Any]:
+    return {
+        "key": kernel.key,
+        "name": kernel.name,
+        "target": str(kernel.target),
+        "warps": kernel.spec.num_warps,
+        "dynamic_shared_bytes": kernel.spec.shared_bytes,
+        "binary_bytes": kernel.binary.size,
+        "resources": None
+        if known is None
+        else asdict(known) | {"constant_bytes": dict(known.constant_bytes)},
+        "problem": problem,
+    }
+
+
+def _resource_row(kernel: Kernel, known: BinaryResources | None) -> Row:
+    banks = [size for _, size in known.constant_bytes] if known is not None else []
+
+    def told(name: str) -> str:
+        figure = getattr(known, name, None)
+        return _UNKNOWN if figure is None else str(figure)
+
+    return (
+        kernel.name,
+        str(kernel.target),
+        str(kernel.spec.num_warps),
+        told("registers"),
+        told("scalar_registers"),
+        told("spilled_registers"),
+        told("stack_bytes"),
+        told("shared_bytes"),
+        str(kernel.spec.shared_bytes),
+        told("barriers"),
+        str(sum(banks)) if banks else _UNKNOWN,
+        wording.size(kernel.binary.size),
+        wording.short_key(kernel.key),
+    )

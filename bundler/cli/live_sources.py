@@ -1,28 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`open_source`: what `top` watches, a store or an endpoint of metrics, each asked now and then for a `Sight`.
+"""`open_source`: what `top` watches, a store or an endpoint of metrics, each asked now and then for
+a `Sight`.
 
-What is dear is asked for seldom: no question takes more than about a twentieth of the time.
+What is dear is asked for seldom: no question takes more than about a twentieth of the time. Of
+metrics nothing but the text format of Prometheus is understood (`read_metrics`), and no library of
+it is needed.
 """
 
 from __future__ import annotations
 
+import base64
+import http.client
+import math
 import os
+import re
 import time
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, TypeVar
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from bundler.backends.lease_holders import HeldLease
-from bundler.cli.metrics_reading import Samples, is_endpoint, read_metrics, total
 from bundler.cli.stores import as_url, with_environment
 from bundler.cli.wording import masked
-from bundler.errors import BundlerError, NotFound
+from bundler.errors import BundlerError, NotFound, StoreUnavailable
 from bundler.store.bundle_store import BundleStore
 from bundler.store.error_translation import store_errors
 from bundler.store.kernel_records import LEASES
 from bundler.store.store_reports import StoreStats
 from bundler.store.store_urls import Opening, local_directory, open_backend
 
+_TIMEOUT_S = 2.0
+# Thousands of samples; an address that sends more is none of ours.
+MOST_BYTES = 4 * 1024 * 1024
+_SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][A-Za-z0-9_:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
+_LABEL = re.compile(r'(?P<name>[A-Za-z_]\w*)="(?P<value>(?:[^"\\]|\\.)*)"')
+_ESCAPED = re.compile(r"\\(.)")
+
+Labels = tuple[tuple[str, str], ...]
+_Samples = dict[tuple[str, Labels], float]
 T = TypeVar("T")
 # A listing that takes a second is made every twenty.
 REST = 20
@@ -154,7 +171,7 @@ def _unseen(url: str, kind: str, error: BundlerError) -> Sight:
     return Sight(url, kind, masked(error.message).removeprefix(f"{url}: "))
 
 
-def _numbers(samples: Samples) -> dict[str, float]:
+def _numbers(samples: _Samples) -> dict[str, float]:
     def of(name: str, **labels: str) -> float:
         return total(samples, f"{_PREFIX}{name}", **labels)
 
@@ -171,3 +188,67 @@ def _numbers(samples: Samples) -> dict[str, float]:
         "requests": of("serve_requests_total"),
         "served_bytes": of("serve_sent_bytes_total"),
     }
+
+
+def is_endpoint(url: str) -> bool:
+    """Tell whether a URL is one of metrics: `http://host:port`, or one that ends in `/metrics`; others are stores."""
+    parts = urlsplit(url)
+    return parts.scheme in {"http", "https"} and (
+        parts.path in {"", "/"} or parts.path.endswith("/metrics")
+    )
+
+
+def read_metrics(url: str) -> _Samples:
+    """Return what an endpoint shows; raises `StoreUnavailable`."""
+    parts = urlsplit(url)
+    user, _, host = parts.netloc.rpartition("@")
+    path, query = (parts.path, parts.query) if parts.path.endswith("/metrics") else ("/metrics", "")
+    asked = urllib.request.Request(urlunsplit((parts.scheme, host, path, query, "")))  # noqa: S310  # `is_endpoint` looked at the scheme
+    if user:
+        asked.add_header(
+            "Authorization", f"Basic {base64.b64encode(unquote(user).encode()).decode()}"
+        )
+    # The endpoint is near: a proxy of the environment would be asked for an address that only this host knows.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(asked, timeout=_TIMEOUT_S) as answer:
+            data = answer.read(MOST_BYTES + 1)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise StoreUnavailable(f"{asked.full_url}: {error}") from error
+    if len(data) > MOST_BYTES:
+        raise StoreUnavailable(f"{asked.full_url}: more than {MOST_BYTES} bytes, expected metrics")
+    return parsed(data.decode("utf-8", "replace"))
+
+
+def parsed(text: str) -> _Samples:
+    """Return the samples of a text; what is none is left out."""
+    found: _Samples = {}
+    for line in text.splitlines():
+        match = _SAMPLE.match(line)
+        if match is None:
+            continue
+        try:
+            value = float(match["value"])
+        except ValueError:
+            continue
+        if math.isfinite(value):
+            labels = {
+                one["name"]: _unescaped(one["value"])
+                for one in _LABEL.finditer(match["labels"] or "")
+            }
+            found[match["name"], tuple(sorted(labels.items()))] = value
+    return found
+
+
+def total(samples: Mapping[tuple[str, Labels], float], name: str, **labels: str) -> float:
+    """Return the sum of a metric, of all labels that agree with these; 0 where there is none."""
+    wanted = labels.items()
+    return sum(
+        value
+        for (of, held), value in samples.items()
+        if of == name and wanted <= dict(held).items()
+    )
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPED.sub(lambda match: "\n" if match[1] == "n" else match[1], text)

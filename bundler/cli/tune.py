@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `tune`: the configs that tuners chose, in a bundle or a cache directory: look, take out, put in, compare.
+"""The command `tune`: the configs that tuners chose, in a bundle or a cache directory: look, take
+out, put in, compare.
 
-`app.py` lists it; `tuning_sources.py` reads the configs.
+`app.py` lists it; `tuning_sources.py` reads the configs. Config files of other projects are read
+and written (`_import_configs`, `_export_configs`), and the kernels that won as files for programs
+in other languages (`_export_kernels`).
 """
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,11 +20,9 @@ import click
 
 from bundler.cli import wording
 from bundler.cli.command import FINE, PROBLEM, Commands, example, output_option, reports
-from bundler.cli.kernel_files import export_kernels, grid_of, grid_option
 from bundler.cli.pack import save
 from bundler.cli.selection import kernel_option
 from bundler.cli.terminal import Column, Screen
-from bundler.cli.tuning_exchange import export_configs, format_options, import_configs, key_option
 from bundler.cli.tuning_sources import (
     INDUCTOR,
     INDUCTOR_DESCENT,
@@ -35,13 +37,142 @@ from bundler.format import names
 from bundler.format.bundle import Bundle, MemoryBlobs
 from bundler.format.bundle_file import os_errors, replace_content
 from bundler.format.candidate_timings import Tuning, id_of, time_of
+from bundler.format.entries import Kernel
 from bundler.format.launch_spec import TuningRecord
 from bundler.format.manifest import Content, Observed
 from bundler.lifecycle.config_files import FileFacts
 from bundler.lifecycle.triton_results import results_text
-from bundler.lifecycle.tuning_directory import Pair, winners_only, with_tunings
+from bundler.lifecycle.tuning_directory import Pair, tunings_of, winners_only, with_tunings
+from bundler.lifecycle.tuning_formats import FORMATS, read_configs, write_configs
+from bundler.runtime.heuristics.grid_expressions import TextGrid
+from bundler.runtime.tuning.kernel_export import ExportNotes, compiled_in, export_kernel, grid_notes
 from bundler.runtime.tuning.tuner import describe
-from bundler.runtime.tuning.tuning_winners import plain_config, table_entry
+from bundler.runtime.tuning.tuning_winners import config_of, plain_config, table_entry
+
+_key_option = click.option(
+    "--key", "key", metavar="NAMES", default="",
+    help="What the values of your tuner's key are, for --format vllm-moe and sglang-moe: E,N,M and dtype; _ for what does not count.",
+)  # fmt: skip
+_AXES = 3
+_grid_option = click.option(
+    "--grid", "grid", metavar="X[,Y[,Z]]", default="",
+    help="With --as kernels: the grid as expressions over arguments and parameters: '-(-n // BLOCK)'.",
+)  # fmt: skip
+
+
+def _format_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command `--format`, as `project`, and what it may be told by `--device`, `--triton` and `--key`, as `told`."""
+
+    @click.option(
+        "--format",
+        "project",
+        type=click.Choice(list(FORMATS)),
+        help="Config files of another project.",
+    )
+    @click.option(
+        "--device",
+        metavar="NAME",
+        default="",
+        help="With --format: the GPU, where files or records do not say it.",
+    )
+    @click.option(
+        "--triton",
+        metavar="RELEASE",
+        default="",
+        help="With --format: the release of Triton, where they do not say it.",
+    )
+    @functools.wraps(command)
+    def with_told(
+        *args: Any, device: str, triton: str, key: str = "", project: str | None, **others: Any
+    ) -> Any:
+        names = tuple(name.strip() for name in key.split(",")) if key else ()
+        if project is None and (device or triton or names):
+            raise click.UsageError("--device, --triton and --key are about the files of --format")
+        return command(*args, project=project, told=FileFacts(device, triton, names), **others)
+
+    return with_told
+
+
+def _import_configs(screen: Screen, source: str, project: str, told: FileFacts) -> list[Pair]:
+    """Return the records in a file or directory of a project; files of a directory that are none are warned of."""
+    pairs, unreadable = read_configs(source, project, told)
+    for problem in unreadable:
+        screen.warn(f"left out {problem}")
+    return pairs
+
+
+def _export_configs(
+    screen: Screen, pairs: Sequence[Pair], project: str, told: FileFacts, output: str
+) -> int:
+    """Write records as the files of a project; records that it cannot hold are warned of."""
+    written = write_configs(pairs, project, told, output)
+    for kernel, why in written.left_out:
+        screen.warn(f"left out {kernel}: {why}")
+    screen.done(
+        f"wrote {wording.count(written.records, 'record')} to {wording.count(len(written.files), 'file')} below {output}"
+    )
+    screen.finish({"path": output, "records": written.records, "files": list(written.files),
+                   "left_out": [list(pair) for pair in written.left_out]})  # fmt: skip
+    return FINE
+
+
+def _grid_of(text: str) -> TextGrid | None:
+    """Return the grid that `--grid` names, None where it names none.
+
+    Raises:
+        UsageError: more than three expressions.
+        ConfigError: one of them is no arithmetic on names and whole numbers.
+    """
+    if not text.strip():
+        return None
+    axes, depth, start = [], 0, 0
+    for at, character in enumerate(text):  # a comma inside of max(a, b) is no end
+        depth += (character == "(") - (character == ")")
+        if character == "," and depth == 0:
+            axes.append(text[start:at])
+            start = at + 1
+    axes.append(text[start:])
+    if len(axes) > _AXES:
+        raise click.UsageError(f"--grid {text}: expected one to three expressions, got {len(axes)}")
+    grid = TextGrid(*(axis.strip() for axis in axes))
+    grid.expressions({})
+    return grid
+
+
+def _export_kernels(
+    screen: Screen, source: str, wanted: str | None, grid: TextGrid | None, output: str
+) -> int:
+    """Write the kernel of each record of a bundle; records whose kernel is not there are warned of."""
+    files, left_out = [], []
+    with Bundle.load(source) as bundle:
+        pairs = tunings_of(bundle)
+        if not pairs:
+            raise NotFound(f"{source} has no tuning record to export", path=source)
+        kernels = {kernel.key: kernel for kernel in bundle.kernels}
+        for record, tuning in matching(pairs, wanted, source):
+            kernel = _winner(record, tuning, kernels)
+            if kernel is None or not kernel.has_facts:
+                left_out.append(record.kernel)
+                screen.warn(f"left out {record.kernel}: {source} does not have the kernel that won")
+                continue
+            config = config_of(record.config)
+            expressions, why = grid_notes(grid, {**compiled_in(kernel), **config.all_kwargs()})
+            notes = ExportNotes(config, expressions, why)
+            files.append(
+                str(export_kernel(kernel, bundle.read(kernel.binary), bundle, notes, output).header)
+            )
+    screen.done(f"wrote {wording.count(len(files), 'kernel')} to {output}")
+    screen.finish({"path": output, "kernels": len(files), "headers": files, "left_out": left_out})
+    return FINE
+
+
+def _winner(
+    record: TuningRecord, tuning: Tuning | None, kernels: dict[str, Kernel]
+) -> Kernel | None:
+    timings = tuning.timings if tuning is not None else ()
+    won = [timing.key for timing in timings if dict(timing.config) == dict(record.config)]
+    return next((kernels[key] for key in won if key in kernels), None)
+
 
 RECORDS = (
     Column("kernel", folds=True),
@@ -128,9 +259,9 @@ def show(screen: Screen, source: str, everything: bool, wanted: str | None) -> i
 @click.option("--as", "form", type=click.Choice(["table", "triton", "winners", "kernels"]), default="table", show_default=True,
               help="A lookup table in JSON; result files of Triton's own tuner; a bundle without what lost; "
               "the kernels that won, for C++.")  # fmt: skip
-@grid_option
-@format_options
-@key_option
+@_grid_option
+@_format_options
+@_key_option
 @kernel_option
 @reports
 def export(
@@ -146,11 +277,11 @@ def export(
         if form != "table":
             raise click.UsageError("--as and --format each name what to write: give one of them")
         pairs = matching(_read(screen, source).records, wanted, source)
-        return export_configs(screen, pairs, project, told, output)
+        return _export_configs(screen, pairs, project, told, output)
     if grid and form != "kernels":
         raise click.UsageError("--grid is about --as kernels")
     if form == "kernels":
-        return export_kernels(screen, source, wanted, grid_of(grid), output)
+        return _export_kernels(screen, source, wanted, _grid_of(grid), output)
     if form == "winners":
         with Bundle.load(source) as opened:
             if not opened.tuning_records:
@@ -191,7 +322,7 @@ def export(
     metavar="BUNDLE",
     help="The bundle to add to; without it, a new one of nothing but records.",
 )
-@format_options
+@_format_options
 @output_option
 @reports
 def import_(
@@ -283,7 +414,7 @@ def _read(screen: Screen, source: str) -> Winners:
 
 def _to_import(screen: Screen, file: str, project: str | None, told: FileFacts) -> list[Pair]:
     return (
-        records_to_import(file) if project is None else import_configs(screen, file, project, told)
+        records_to_import(file) if project is None else _import_configs(screen, file, project, told)
     )
 
 
@@ -297,15 +428,15 @@ def _write_table(pairs: Sequence[Pair], output: str) -> str:
 
 
 def _write_results(record: TuningRecord, tuning: Tuning | None, folder: str) -> str:
-    place = Path(folder, id_of(record).partition(":")[2][:12])
-    path = place / f"{record.kernel}{names.AUTOTUNE_SUFFIX}"
+    directory = Path(folder, id_of(record).partition(":")[2][:12])
+    path = directory / f"{record.kernel}{names.AUTOTUNE_SUFFIX}"
     timings = tuning.timings if tuning is not None else ()
     rows = []
     for timing in timings:
         config = plain_config(timing.config)
         rows.append(({**config.pop("options"), **config}, timing))
     with os_errors(folder, "write"):
-        place.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
     replace_content(path, results_text(_arguments(record).split(", "), rows).encode())
     return str(path)
 

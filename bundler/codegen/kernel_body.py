@@ -1,9 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`BodyWriter`: the body of one kernel, from its loops: index parts, loads, operators, reductions, stores.
+"""`BodyWriter`: the body of one kernel, from its loops: index parts, loads, operators, reductions,
+stores.
 
-A pointwise or persistent kernel is one run of lines.  A looped reduction has a loop over the row for each pass: a loop that uses the result of a
-reduction comes in a later pass, and computes anew what the earlier one computed of each element.  What does not depend on the row is computed
-before the loop.  Every value is computed once in its scope; stores come last, so that nothing is read after it was changed.
+A pointwise or persistent kernel is one run of lines. A looped reduction has a loop over the row for
+each pass: a loop that uses the result of a reduction comes in a later pass, and computes anew what
+the earlier one computed of each element. What does not depend on the row is computed before the
+loop. Every value is computed once in its scope; stores come last, so that nothing is read after it
+was changed.
+
+What comes after a load decides whether its elements stay in the cache, so the policies of all loads
+are filled in at the end (`LoadPolicies`). An index that is provably within its dimension
+(`_is_within`) gets no assertion.
 
 `kernel_plan` calls it; `reduction_text` writes the reductions.
 """
@@ -12,7 +19,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import sympy
 
@@ -24,6 +31,7 @@ from bundler.codegen.data_types import (
     loaded_text,
     stored_text,
 )
+from bundler.codegen.index_ranges import Ranges
 from bundler.codegen.index_text import index_text
 from bundler.codegen.kernel_arguments import KernelArguments, number_type
 from bundler.codegen.kernel_shape import (
@@ -35,15 +43,12 @@ from bundler.codegen.kernel_shape import (
     placed_loops,
 )
 from bundler.codegen.literals import constant_text
-from bundler.codegen.load_policies import LoadPolicies
 from bundler.codegen.loop_nodes import SEEDS, Buffer, Loop
 from bundler.codegen.loop_terms import Argument, Term, TermPool, in_order, symbols_of
 from bundler.codegen.operation_text import Value
 from bundler.codegen.operator_support import options_of
 from bundler.codegen.range_trees import Dimension, Part
 from bundler.codegen.reduction_text import ReductionWriter, row_of
-from bundler.codegen.store_text import store_lines
-from bundler.codegen.value_bounds import is_within
 from bundler.runtime.program.device_tensors import item_bytes
 
 _NAME = re.compile(r"tmp\d+")
@@ -52,6 +57,12 @@ _NUMBERS = {"fp64": "float64", "i64": "int64", "u64": "uint64"}
 _INFIX_NUMBERS = frozenset(
     {"add", "sub", "mul", "truediv", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge"}
 )
+_MARK = re.compile(r"LOAD_(\d+)_AGAIN")
+_RELAXED = "sem='relaxed'"
+# AMD's instruction for halves within one device takes pairs alone, which Triton 3.7 finds out too late; the one for all devices does not.
+_ATOMIC_OPTIONS = {"float16": f"{_RELAXED}, scope='sys'"}
+_Bounds = tuple[int, int]
+_INTEGERS = frozenset({"int32", "int64"})  # what arithmetic of indices does not leave
 
 
 class BodyWriter:
@@ -297,7 +308,7 @@ class BodyWriter:
     def _checked(self, term: Term, masks: Masks) -> Value:
         value = self._value(term.terms[0], masks)
         limit = dict(term.details)["size"]
-        if not self._shape.asserted or is_within(term.terms[0], limit, self._space.ranges()):
+        if not self._shape.asserted or _is_within(term.terms[0], limit, self._space.ranges()):
             return value
         size = self._index(limit, term, masks)
         self.num_assert += 1
@@ -476,7 +487,134 @@ class BodyWriter:
         spread = any(
             d.numel != 1 and d not in self._dimensions_of(carrier) for d in self._space.dimensions
         )
-        scope.stores += store_lines(
+        scope.stores += _store_lines(
             f"{pointer} + ({address})", text, mask, buffer.layout.dtype,
             atomic=atomic, shape=shape, shared=spread and pointer.startswith("in_out"),
         )  # fmt: skip
+
+
+class LoadPolicies:
+    """The loads of one kernel, in the order in which they are written."""
+
+    def __init__(self) -> None:
+        self._buffers: list[str] = []
+        self._read: dict[tuple[str, str], list[int]] = {}
+
+    def load(self, buffer: str) -> str:
+        """Count a load; returns the mark that stands for its policy."""
+        self._buffers.append(buffer)
+        return f"LOAD_{len(self._buffers) - 1}_AGAIN"
+
+    def along_row(self, buffer: str, address: str, size: int) -> None:
+        """Count a load of so many bytes for each element of the row."""
+        self._read.setdefault((buffer, address), []).append(size)
+
+    def repeated(self, stored: int) -> float:
+        """Return how many times as much memory the kernel moves as one that held its rows whole, where it stores so many bytes for each element."""
+        every = sum(map(sum, self._read.values())) + stored
+        return every / max(1, sum(sizes[0] for sizes in self._read.values()) + stored)
+
+    def decided(self, lines: Sequence[str]) -> list[str]:
+        """Return lines with policies in the place of marks."""
+        return [_MARK.sub(self._policy, line) for line in lines]
+
+    def _policy(self, mark: re.Match[str]) -> str:
+        number = int(mark[1])
+        return (
+            "evict_last" if self._buffers[number] in self._buffers[number + 1 :] else "evict_first"
+        )
+
+
+def _store_lines(
+    place: str, value: str, mask: str, dtype: str, *, atomic: str | None, shape: str, shared: bool
+) -> list[str]:
+    """Return the lines of a store.
+
+    Args:
+        place: text of the pointer.
+        value: text of what is stored.
+        mask: text of which lanes do, or `None`.
+        dtype: of the buffer.
+        atomic: name of Triton's function that combines; None for a plain store.
+        shape: text of the shape of the block.
+        shared: whether other warps hold the same element, and may read it in memory that the store changes.
+    """
+    if atomic is not None:
+        options = _ATOMIC_OPTIONS.get(dtype, _RELAXED)
+        return [f"tl.{atomic}({place}, tl.broadcast_to({value}, {shape}), {mask}, {options})"]
+    # Every warp has to have read the element before it changes.
+    return [*(["tl.debug_barrier()"] if shared else []), f"tl.store({place}, {value}, {mask})"]
+
+
+def _is_within(term: Term, size: sympy.Expr, ranges: Ranges) -> bool:
+    """Whether a value is at least 0 and below a size."""
+    if term.operator == "index_expr" and not term.terms:  # also over sizes that change
+        return ranges.nonnegative(term.details[0]) and ranges.below(term.details[0], size)
+    found = _bounds(term, ranges)
+    return found is not None and found[0] >= 0 and bool(size.is_Integer and found[1] < size)
+
+
+def _bounds(value: Argument, ranges: Ranges) -> _Bounds | None:
+    """Return the least and the greatest number that a value can be; None where that is not known."""
+    if not isinstance(value, Term):
+        return (value, value) if type(value) is int else None
+    if value.dtype not in _INTEGERS:
+        return None
+    match value.operator:
+        case "constant":
+            return int(value.details[0]), int(value.details[0])
+        case "index_expr":
+            largest = (
+                ranges.largest(value.details[0]) if ranges.nonnegative(value.details[0]) else None
+            )
+            return (
+                (0, int(largest))
+                if largest is not None and largest.is_Integer and not value.terms
+                else None
+            )
+        case "to_dtype" | "check_bounds":
+            return _bounds(value.arguments[0], ranges)
+        case "where":
+            return _chosen_bounds(value, ranges)
+        case "add" | "sub" | "mul":
+            return _computed_bounds(value, ranges)
+    return None
+
+
+def _chosen_bounds(term: Term, ranges: Ranges) -> _Bounds | None:
+    condition, one, other = term.arguments
+    right = _bounds(other, ranges)
+    # An index that would count from the end where it is negative, which it never is.
+    asked = (
+        condition.arguments
+        if isinstance(condition, Term) and condition.operator == "lt"
+        else (None, 0)
+    )
+    if (
+        asked[0] is other
+        and right is not None
+        and right[0] >= 0
+        and _bounds(asked[1], ranges) == (0, 0)
+    ):
+        return right
+    left = _bounds(one, ranges)
+    return (
+        None if left is None or right is None else (min(left[0], right[0]), max(left[1], right[1]))
+    )
+
+
+def _computed_bounds(term: Term, ranges: Ranges) -> _Bounds | None:
+    left, right = (_bounds(argument, ranges) for argument in term.arguments)
+    if left is None or right is None:
+        return None
+    if term.operator == "mul":
+        products = [a * b for a in left for b in right]
+        found = min(products), max(products)
+    elif term.operator == "add":
+        found = left[0] + right[0], left[1] + right[1]
+    else:
+        found = left[0] - right[1], left[1] - right[0]
+    limit = 1 << (31 if term.dtype == "int32" else 63)
+    return (
+        found if -limit <= found[0] and found[1] < limit else None
+    )  # what overflows may be anything

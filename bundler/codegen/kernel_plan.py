@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`write_kernel`: one group of loops becomes the function of a kernel, with what its launch and its heuristic need to know.
+"""`write_kernel`: one group of loops becomes the function of a kernel, with what its launch and its
+heuristic need to know.
 
-It decides dimensions and tiling, whether rows are held whole, which masks are constant and how wide indices are; `kernel_body` writes the lines.
-`schedule` calls it for each group, `module_text` puts the function into a module.
+It decides dimensions and tiling (`_tiled`), whether rows are held whole, which masks are constant
+and how wide indices are; `kernel_body` writes the lines. `schedule` calls it for each group,
+`module_text` puts the function into a module.
 """
 
 from __future__ import annotations
@@ -17,11 +19,10 @@ from bundler.codegen.fusion import LoopGroup
 from bundler.codegen.kernel_arguments import KernelArguments, KernelParameter, numel_parameter
 from bundler.codegen.kernel_body import BodyWriter
 from bundler.codegen.kernel_shape import KernelShape, block_name
-from bundler.codegen.loop_nodes import Buffer, numel
-from bundler.codegen.loop_terms import TermPool
+from bundler.codegen.loop_nodes import Buffer, Loop, numel
+from bundler.codegen.loop_terms import TermPool, loads_of
 from bundler.codegen.range_trees import Dimension, IterationSpace
 from bundler.codegen.row_direction import runs_along
-from bundler.codegen.tiling import tiled
 from bundler.runtime.heuristics.block_limits import pow2_up
 
 # A row of this many elements is held whole: where memory runs along it, and where it runs across.
@@ -37,6 +38,11 @@ _GRID_AXES = {"x": 0, "y": 1, "z": 2}
 # Rows that a block may hold whole though the kernel loops over them, and from how much saved traffic that is tried.
 _HELD_BY_A_BLOCK, _WORTH_HOLDING = (2048, 32768), 1.3
 Bounded = Callable[[sympy.Expr], bool]
+_Dimensions = tuple[tuple[str, sympy.Expr], ...]
+# Fewer elements than a warp has threads along a dimension gain nothing by a block of their own.
+_LEAST_LENGTH = 2
+# Three blocks are small; each has to be as long as what memory brings at once.
+_LEAST_OF_THREE = 16
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,7 @@ def write_kernel(
         asserted: whether indices that are read are asserted to be in range.
     """
     reduces = any(loop.is_reduction for loop in group.loops)
-    dimensions = group.dimensions if reduces else tiled(group, size_hints)
+    dimensions = group.dimensions if reduces else _tiled(group, size_hints)
     space = IterationSpace(dimensions)
     direction = _direction(group) if reduces else "DEFAULT"
     inner = direction == "INNER"
@@ -295,3 +301,68 @@ def _program(dimension: Dimension, shape: KernelShape) -> str:
     if _overflows(dimension, shape.space):
         text = f"({text} + tl.program_id({axis + 1}) * tl.num_programs({axis}))"
     return f"{text}.to(tl.int64)" if shape.wide else text
+
+
+def _tiled(group: LoopGroup, hints: Mapping[sympy.Symbol, int]) -> _Dimensions:
+    """Return the dimensions of a pointwise kernel that suit the addresses through which most elements go.
+
+    Args:
+        group: of the kernel.
+        hints: symbol of a size -> its value in the example.
+    """
+    votes: dict[_Dimensions, int] = {}
+    for loop in group.loops:
+        for split, elements in _splits_of(loop, hints).items():
+            votes[split] = votes.get(split, 0) + elements
+    order = sorted(votes, key=lambda found: (-votes[found], str(found)))
+    fitting = [split for split in order if _fits_all(group, split)]
+    # A second split that asks for another dimension is content with a block of its own.
+    for split in fitting[1:]:
+        together = _three_dimensions(fitting[0], split)
+        if together is not None and _fits_all(group, together):
+            return together
+    return fitting[0] if fitting else group.dimensions
+
+
+def _fits_all(group: LoopGroup, dimensions: _Dimensions) -> bool:
+    space = IterationSpace(dimensions)
+    return all(space.place(loop) is not None for loop in group.loops)
+
+
+def _splits_of(loop: Loop, hints: Mapping[sympy.Symbol, int]) -> dict[_Dimensions, int]:
+    """Return a split for each address that memory runs along in another than the last variable, behind that variable, and how many elements go through it."""
+    found: dict[_Dimensions, int] = {}
+    for index in {loop.index, *(index for root in loop.roots for _, index, _ in loads_of(root))}:
+        for place, variable in enumerate(loop.variables[:-1]):
+            if index.coeff(variable) != 1 or not any(
+                index.has(later) for later in loop.variables[place + 1 :]
+            ):
+                continue  # what later variables do not move is read once for all of them
+            outer, inner = numel(loop.sizes[: place + 1]), numel(loop.sizes[place + 1 :])
+            if _is_long(outer, _LEAST_LENGTH) and _is_long(inner, _LEAST_LENGTH):
+                touched = numel(
+                    [s for v, s in zip(loop.variables, loop.sizes, strict=True) if index.has(v)]
+                )
+                known = touched.subs(dict(hints))
+                split = (("y", outer), ("x", inner))
+                found[split] = found.get(split, 0) + (
+                    int(known) if known.is_Integer else _UNKNOWN_SIZE
+                )
+    return found
+
+
+def _three_dimensions(one: _Dimensions, other: _Dimensions) -> _Dimensions | None:
+    """Return three dimensions that have the ends of both splits; None where one of them would be short."""
+    (_, near), (_, far) = sorted((one[0], other[0]), key=lambda found: str(found[1]))
+    for first, second in ((near, far), (far, near)):
+        middle = sympy.cancel(second / first)
+        if middle.is_integer and middle.as_numer_denom()[1] == 1 and middle != 1:
+            inner = (one if one[0][1] == second else other)[1][1]
+            parts = (first, middle, inner)
+            if all(_is_long(size, _LEAST_OF_THREE) for size in parts):
+                return (("z", first), ("y", middle), ("x", inner))
+    return None
+
+
+def _is_long(size: sympy.Expr, least: int) -> bool:
+    return not size.is_Integer or bool(size >= least)

@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lower_graph`: an FX graph of ATen operators, with fake tensors, becomes loops and extern calls.  Imports torch, as `trace` does.
+"""`lower_graph`: an FX graph of ATen operators, with fake tensors, becomes loops and extern calls.
+Imports torch, as `trace` does.
 
-`schedule` calls it.  Sizes that torch keeps symbolic become symbols `ks0`, `ks1`, ... in the order in which inputs show them.
+`schedule` calls it. Sizes that torch keeps symbolic become symbols `ks0`, `ks1`, ... in the order
+in which inputs show them.
+
+Kernels run on the one device of the graph; tensors on the host beside it are for `host_tensors`.
+The random numbers of a checkpointed part are drawn twice: `run_and_save_rng_state` keeps the state
+of the generator before an operator of the forward graph, `run_with_rng_state` calls the operator of
+the backward graph in that state. Both become calls of operators that are defined here, beside the
+operator itself.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -21,7 +29,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils._sympy import functions
 
-from bundler.codegen.graph_devices import CPU, program_device
 from bundler.codegen.graph_errors import located
 from bundler.codegen.host_tensors import HostTensors
 from bundler.codegen.index_functions import FloorDiv
@@ -30,7 +37,6 @@ from bundler.codegen.loop_nodes import Buffer, Reference, TensorLayout, TorchVal
 from bundler.codegen.loop_terms import loads_of
 from bundler.codegen.lowerings import HIGHER_ORDER, RefusedOperator, lower
 from bundler.codegen.operator_calls import OperatorCall
-from bundler.codegen.rng_states import RNG_STATE, SET_RNG_STATE, state_elements
 from bundler.codegen.size_values import SizeValues, guards_of
 from bundler.codegen.trace import EXPORTED, RETURNED_INPUTS
 from bundler.errors import UnsupportedOperator
@@ -67,6 +73,12 @@ _PLACEMENT = frozenset(
         "generator",
     }
 )
+CPU = "cpu"
+_RNG_STATE, _SET_RNG_STATE = (
+    "triton_bundler.rng_state.default",
+    "triton_bundler.set_rng_state.default",
+)
+_LIBRARY = torch.library.Library("triton_bundler", "DEF")
 
 
 @dataclass
@@ -127,7 +139,7 @@ class _Reader:
         self._sizes = SizeValues(self._example_of, self._bounds_of)
         self._graph.guarded, self._graph.hints = self._guarded, self._sizes.hints
         self._graph.conditions = self.conditions
-        self._graph.device = program_device(n.meta.get("val") for n in module.graph.nodes)
+        self._graph.device = _program_device(n.meta.get("val") for n in module.graph.nodes)
         self._host = HostTensors(self._graph.builder, self._graph.fallbacks, self._graph.device)
         self._graph.builder.deterministic = torch.are_deterministic_algorithms_enabled()
 
@@ -384,17 +396,17 @@ class _Reader:
     def _drawn_again(self, state: Any, target: OpOverload, *given: Any, **named: Any) -> Any:
         """Return the results of an operator that draws in a state of the generator, which has its own one again afterwards."""
         kept, device = self._rng_state()
-        self._called_in_order(SET_RNG_STATE, [self._argument(state), device], {}, (None,))
+        self._called_in_order(_SET_RNG_STATE, [self._argument(state), device], {}, (None,))
         results = self._drawn(target, given, named)
-        self._called_in_order(SET_RNG_STATE, [kept, device], {}, (None,))
+        self._called_in_order(_SET_RNG_STATE, [kept, device], {}, (None,))
         return results
 
     def _rng_state(self) -> tuple[LazyTensor, str]:
         device = self._graph.device.partition(":")[0]
-        sizes = (sympy.Integer(state_elements(device)),)
+        sizes = (sympy.Integer(_state_elements(device)),)
         away = HOST if device != CPU else ""
         layout = TensorLayout("uint8", sizes, (sympy.Integer(1),), device=away)
-        (state,) = self._called_in_order(RNG_STATE, [device], {}, (layout,))
+        (state,) = self._called_in_order(_RNG_STATE, [device], {}, (layout,))
         assert state is not None
         state.strides = layout.strides
         return state, device
@@ -665,3 +677,60 @@ def _origins(node: fx.Node) -> frozenset[str]:
     original = node.meta.get("original_aten")
     name = str(original) if original is not None else str(node.target)
     return frozenset({name.split(".")[1].lstrip("_") if "." in name else name})
+
+
+def _program_device(values: Iterable[Any]) -> str:
+    """Return the device of a graph, as torch names it.
+
+    Args:
+        values: what the nodes of the graph are in the example: tensors, numbers, and lists of these.
+
+    Raises:
+        UnsupportedOperator: there are two devices beside the CPU.
+    """
+    found = sorted(
+        {str(tensor.device) for value in values for tensor in _tensors_in(value)} - {CPU}
+    )
+    if len(found) > 1:
+        raise UnsupportedOperator(
+            f"tensors lie on {' and '.join(found)}: expected one device beside the CPU; "
+            "generate a program for each device, and copy between them",
+            operator="device",
+        )
+    return found[0] if found else CPU
+
+
+def _tensors_in(value: Any) -> Iterable[Any]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors_in(item)
+    elif hasattr(value, "device") and hasattr(value, "stride"):
+        yield value
+
+
+_LIBRARY.define("rng_state(str device) -> Tensor")
+_LIBRARY.define("set_rng_state(Tensor state, str device) -> ()")
+
+
+def _rng_state(device: str) -> torch.Tensor:
+    return torch.get_rng_state() if device == "cpu" else _device_module(device).get_rng_state()
+
+
+def _set_rng_state(state: torch.Tensor, device: str) -> None:
+    if device == "cpu":
+        torch.set_rng_state(state.cpu())
+    else:
+        _device_module(device).set_rng_state(state.cpu())
+
+
+def _device_module(device: str) -> Any:
+    return torch.get_device_module(device)
+
+
+_LIBRARY.impl("rng_state", _rng_state, "CompositeImplicitAutograd")
+_LIBRARY.impl("set_rng_state", _set_rng_state, "CompositeImplicitAutograd")
+
+
+def _state_elements(device: str) -> int:
+    """Return how many bytes the state of a device's generator has."""
+    return int(_rng_state(device).numel())

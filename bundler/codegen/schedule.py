@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`schedule_program`: a graph that was read becomes kernels and a plan: loops normalized, dead ones dropped, the others fused, written, and put in order.
+"""`schedule_program`: a graph that was read becomes kernels and a plan: loops normalized, dead ones
+dropped, the others fused, written, and put in order.
 
-`program` calls it.  Nothing here imports torch.
+The maximum and the sum of a softmax over long rows become two reductions of one pass
+(`_softmax_pairs`), and a buffer may take the memory of one that its kernel is the last to read
+(`_reusable`). `program` calls it. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import sympy
 
+from bundler.codegen.data_types import store_type
 from bundler.codegen.fusion import LoopGroup, fused, is_extern
 from bundler.codegen.kernel_plan import LARGEST_NARROW, Bounded, KernelText, write_kernel
 from bundler.codegen.lazy_tensors import GraphBuilder
 from bundler.codegen.loop_nodes import (
     SEEDS,
+    Buffer,
     ExternCall,
     Loop,
     Node,
@@ -26,11 +31,11 @@ from bundler.codegen.loop_nodes import (
     numel,
 )
 from bundler.codegen.loop_order import normalized
-from bundler.codegen.memory_reuse import reusable
+from bundler.codegen.loop_terms import Term, loads_of
 from bundler.codegen.module_text import KernelModules, ProgramKernel, inductor_meta
-from bundler.codegen.online_softmax import paired
+from bundler.codegen.range_trees import IterationSpace
 from bundler.codegen.size_text import size_text
-from bundler.codegen.split_reductions import split
+from bundler.codegen.split_reductions import is_split, split
 from bundler.runtime.program.program_plan import (
     BUFFER_MARK,
     NUMBER_MARK,
@@ -47,6 +52,10 @@ from bundler.runtime.program.program_plan import (
     Step,
     TensorSpec,
 )
+
+# Shorter rows may be held whole.
+_LEAST_ROW = 1025
+_FLOATS = frozenset({"float32", "float64"})
 
 
 class Graph(Protocol):
@@ -106,7 +115,7 @@ class _Scheduler:
             normalized(self._builder.pool, n) if isinstance(n, Loop) else n
             for n in self._alive(self._builder.nodes)
         ]
-        nodes = split(self._builder, paired(nodes))
+        nodes = split(self._builder, _softmax_pairs(nodes))
         groups = fused(nodes, self._buffers, self._graph.hints)
         last = _last_uses(groups)
         self._allocate_empty(groups)
@@ -177,7 +186,7 @@ class _Scheduler:
             for n in group.touched
             if last[n] == number and self._is_own(n) and n not in self._outputs and n not in written
         }
-        reused = reusable(group, self._buffers, written - removed - added, dying)
+        reused = _reusable(group, self._buffers, written - removed - added, dying)
         text = write_kernel(
             group,
             self._builder.pool,
@@ -329,3 +338,98 @@ def _order(name: str) -> tuple[int, str]:
 def _last_uses(groups: Iterable[LoopGroup]) -> dict[str, int]:
     """Return the number of the last group that touches each buffer."""
     return {name: number for number, group in enumerate(groups) for name in group.touched}
+
+
+def _reusable(
+    group: LoopGroup,
+    buffers: Mapping[str, Buffer],
+    written: Collection[str],
+    dying: Collection[str],
+) -> dict[str, str]:
+    """Return buffer that is written -> buffer whose memory it may take.
+
+    Args:
+        group: of the kernel.
+        buffers: of the program.
+        written: buffers that the kernel stores.
+        dying: buffers that nobody reads after it.
+    """
+    if any(loop.is_reduction for loop in group.loops):
+        return {}  # a row may be read again after part of it was written
+    space = IterationSpace(group.dimensions)
+    reads: dict[str, set[sympy.Expr]] = {}
+    stores: dict[str, sympy.Expr] = {}
+    for loop in group.loops:
+        place = space.place(loop)
+        assert place is not None
+        for root in loop.roots:
+            for name, index, _ in loads_of(root):
+                reads.setdefault(name, set()).add(place(index))
+        stores[loop.buffer] = place(loop.index)
+    found: dict[str, str] = {}
+    for new in sorted(written):
+        for old in sorted(set(dying) - set(found.values())):
+            if (
+                not buffers[old].shared
+                and reads.get(old) == {stores[new]}
+                and _same_memory(buffers[new].layout, buffers[old].layout)
+            ):
+                found[new] = old
+                break
+    return found
+
+
+def _same_memory(one: TensorLayout, other: TensorLayout) -> bool:
+    same_type = one.dtype == other.dtype and store_type(one.dtype) == store_type(other.dtype)
+    return (
+        same_type
+        and one.device == other.device
+        and bool(sympy.expand(one.storage - other.storage) == 0)
+        and one.offset == other.offset
+    )
+
+
+def _softmax_pairs(nodes: Sequence[Node]) -> list[Node]:
+    """Return the nodes with each such pair under kinds of its own, `softmax_max` and `softmax_sum`, of the same values."""
+    maxima = {
+        n.buffer: n for n in nodes if isinstance(n, Loop) and n.kind == "max" and _is_long_row(n)
+    }
+    changed: dict[str, Loop] = {}
+    for node in nodes:
+        top = (
+            _softmax_maximum(node, maxima)
+            if isinstance(node, Loop) and node.kind == "sum"
+            else None
+        )
+        if top is not None:
+            assert isinstance(node, Loop)
+            changed[top.buffer] = replace(top, kind="softmax_max")
+            changed[node.buffer] = replace(node, kind="softmax_sum", value=top.value)
+    return [changed.get(node.buffer, node) if isinstance(node, Loop) else node for node in nodes]
+
+
+def _is_long_row(loop: Loop) -> bool:
+    row = numel(loop.reduced_sizes)
+    return (
+        loop.value.dtype in _FLOATS
+        and not is_split(loop)
+        and not (row.is_Integer and row < _LEAST_ROW)
+    )
+
+
+def _softmax_maximum(loop: Loop, maxima: dict[str, Loop]) -> Loop | None:
+    """Return the maximum of the values whose exponentials, relative to it, a loop sums up; None where it sums up something else."""
+    exponential = loop.value
+    if exponential.operator != "exp":
+        return None
+    difference = exponential.arguments[0]
+    if not isinstance(difference, Term) or difference.operator != "sub":
+        return None
+    value, top = difference.arguments
+    if not isinstance(top, Term) or top.operator != "load" or top.details[0] not in maxima:
+        return None
+    found = maxima[top.details[0]]
+    same_rows = (found.variables, found.sizes, found.reduced, found.reduced_sizes) == (
+        loop.variables, loop.sizes, loop.reduced, loop.reduced_sizes,
+    )  # fmt: skip
+    return found if same_rows and value is found.value and top.details[1] == found.index else None

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`CompileService`: jobs in, futures of compiled kernels out; each job is compiled once, whatever its worker does.
+"""`CompileService`: jobs in, futures of compiled kernels out; each job is compiled once, whatever
+its worker does.
 
-Builds and tuners use it, and programs that compile their own kernels; it gives the work to a `WorkerPool`.
+Builds and tuners use it, and programs that compile their own kernels; it gives the work to a
+`WorkerPool`. `InflightJob` is a job that is under way, with the futures of those who wait for it.
+The text of a kernel becomes a job by `_source_job`, and is imported in the worker alone.
 """
 
 from __future__ import annotations
@@ -12,17 +15,16 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from dataclasses import replace
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
 from bundler import observers
 from bundler.compile.compile_context import Context, JobContext
-from bundler.compile.compile_job import Compiled, Job
+from bundler.compile.compile_job import Compiled, Job, SourceRef
 from bundler.compile.engine_messages import host_of
 from bundler.compile.executor_pool import EnginePlan, ExecutorPool
-from bundler.compile.inflight import InflightJob, attempt, raised, result_of, timing
 from bundler.compile.job_futures import CompileFuture
 from bundler.compile.joined_futures import JoinedFuture, ScopeProgress, resolve_scope
 from bundler.compile.pool_tasks import Task, TaskOutcome
@@ -34,15 +36,21 @@ from bundler.compile.service_arguments import (
     worker_count,
 )
 from bundler.compile.service_progress import JobTiming, Ledger, Progress, ServiceCounters
-from bundler.compile.source_jobs import source_job
 from bundler.compile.task_leases import shared_leases
 from bundler.compile.worker_messages import as_failure, resolve
 from bundler.compile.worker_pool import WorkerPool
 from bundler.compile.worker_processes import WorkerPlan
-from bundler.errors import BundlerError, ConfigError
+from bundler.errors import BundlerError, CompileFailed, ConfigError
 from bundler.fork_safety import after_fork
+from bundler.format.constant_values import Value
+from bundler.format.entries import Target
+from bundler.format.launch_spec import Named
 from bundler.toolchain.directories import triton_cache_dir
+from bundler.toolchain.encoding import encode_value
 
+_NEEDED = frozenset({"signature", "target"})
+_KNOWN = _NEEDED | {"constants", "attributes", "options", "function"}
+_ALIGNED = "tt.divisibility"
 PERFORM, PRELOAD = (
     "bundler.compile.compile_worker:compile_job",
     "bundler.compile.compile_worker:import_triton",
@@ -201,7 +209,7 @@ class CompileService:
         # Looking at the environment for each would cost more than all the rest where everything is there already.
         futures = [self._submit(job, look=number == 0) for number, job in enumerate(list(jobs))]
         wait(futures)
-        return [result_of(future) for future in futures]
+        return [_result_of(future) for future in futures]
 
     def source(
         self,
@@ -225,11 +233,11 @@ class CompileService:
         Raises:
             ConfigError: `meta` is not like that; and as `submit`.
         """
-        compiled = self.submit(source_job(name, text, meta))
+        compiled = self.submit(_source_job(name, text, meta))
         return (
             compiled
             if finish is None
-            else JoinedFuture(name, [compiled], lambda made: finish(raised(made[0])))
+            else JoinedFuture(name, [compiled], lambda made: finish(_raised(made[0])))
         )
 
     def wait(
@@ -327,7 +335,7 @@ class CompileService:
             if self.in_process:  # within `submit`: without a worker there is nobody else to do it
                 self._finish(
                     inflight,
-                    attempt(
+                    _attempt(
                         inflight.job,
                         compile_here if self._once is None else self._wrap(inflight, compile_here),
                     ),
@@ -339,7 +347,7 @@ class CompileService:
             else:
                 wrapped = self._wrap(inflight, compile_here)
                 self._executor().submit(
-                    lambda: self._finish(inflight, attempt(inflight.job, wrapped))
+                    lambda: self._finish(inflight, _attempt(inflight.job, wrapped))
                 )
         except (
             BaseException
@@ -396,7 +404,7 @@ class CompileService:
             self._finish(inflight, None)
         else:
             self._finish(
-                inflight, attempt(inflight.job, lambda: self._decode(inflight, done.result()))
+                inflight, _attempt(inflight.job, lambda: self._decode(inflight, done.result()))
             )
 
     def _source_of(self, job: Job) -> tuple[str, str]:
@@ -426,7 +434,7 @@ class CompileService:
                 while len(self._results) > REMEMBERED:
                     self._results.popitem(last=False)
         self._ledger.ended(
-            inflight.key, None if result is None else timing(inflight, result, now_s)
+            inflight.key, None if result is None else _timing(inflight, result, now_s)
         )
         # What is compiled in this process its session tells of, if there is one.
         if isinstance(result, Compiled) and not result.hit and not self.in_process:
@@ -473,3 +481,164 @@ class CompileService:
 
 def _close_pool(pool: WorkerPool | ExecutorPool) -> None:
     pool.close(wait=False)
+
+
+def _source_job(name: str, text: Any, meta: Any) -> Job:
+    """Return the job of compiling one kernel of a module's text.
+
+    Args:
+        name: the kernel's, and of its function unless `meta` names another.
+        text: a Python module.
+        meta: see `CompileService.source`.
+
+    Raises:
+        ConfigError: something is missing, unknown or of the wrong type; or a value cannot be sent to a worker.
+    """
+    if not isinstance(meta, Mapping) or not _NEEDED <= meta.keys() <= _KNOWN:
+        given = sorted(meta) if isinstance(meta, Mapping) else repr(meta)[:80]
+        raise ConfigError(
+            f"{name}: meta has {given}; expected {', '.join(sorted(_NEEDED))}, and perhaps "
+            f"{', '.join(sorted(_KNOWN - _NEEDED))}",
+            name=name,
+        )
+    parts = {
+        part: meta.get(part) or {} for part in ("signature", "constants", "attributes", "options")
+    }
+    odd = [part for part, value in parts.items() if not _is_named(value)]
+    if odd or not isinstance(text, str):
+        raise ConfigError(
+            f"{name}: {odd[0] if odd else 'the source'} is not of its type; names map to values",
+            name=name,
+        )
+    places = {argument: number for number, argument in enumerate(parts["signature"])}
+    return Job(
+        name,
+        SourceRef("text", str(meta.get("function", name)), data=text.encode()),
+        tuple((argument, _type(kind, name)) for argument, kind in parts["signature"].items()),
+        tuple(
+            ((_place(places, argument, name),), _value(value, argument, name))
+            for argument, value in parts["constants"].items()
+        ),
+        tuple(
+            ((_place(places, argument, name),), _attribute(value, argument, name))
+            for argument, value in parts["attributes"].items()
+        ),
+        _named(parts["options"], name),
+        _target(meta["target"], name),
+    )
+
+
+def _is_named(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+
+
+def _place(places: Mapping[str, int], argument: str, name: str) -> int:
+    if argument not in places:
+        raise ConfigError(
+            f"{name}: {argument!r} is not in the signature, which lists every parameter of the function in order; a constant's "
+            "type there is 'constexpr'",
+            name=argument,
+        )
+    return places[argument]
+
+
+def _type(kind: Any, name: str) -> Value:
+    if isinstance(kind, tuple):
+        return Value("tuple", tuple(_type(item, name) for item in kind))
+    if not isinstance(kind, str):
+        raise ConfigError(
+            f"{name}: a type is a text such as '*fp16', or a tuple of types, got {kind!r:.80}",
+            got=repr(kind),
+        )
+    return Value("str", kind)
+
+
+def _attribute(value: Any, argument: str, name: str) -> Value:
+    # A number is what users know: by how many bytes an address, or by which number a size, can be divided.
+    return _value([[_ALIGNED, value]] if type(value) is int else value, argument, name)
+
+
+def _named(values: Mapping[str, Any], name: str) -> Named:
+    return tuple((option, _value(value, option, name)) for option, value in values.items())
+
+
+def _value(value: Any, what: str, name: str) -> Value:
+    found = encode_value(value)
+    if not found.portable:
+        raise ConfigError(
+            f"{name}: the value of {what!r} cannot be sent to a worker: {found.payload}", name=what
+        )
+    return found
+
+
+def _target(target: Any, name: str) -> Target:
+    try:
+        return target if isinstance(target, Target) else Target.parse(str(target))
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error.message}", got=str(target)) from error
+
+
+@dataclass(eq=False)
+class InflightJob:
+    """A job that is under way, and the futures that wait for it.
+
+    Attributes:
+        job: the job.
+        key: equal for equal jobs.
+        submitted_s: when its first future was made.
+        waiting: the futures that get its result.
+        inner: the pool's future, once it has one.
+        outcome: what a worker said.
+        given_up: every future was cancelled.
+    """
+
+    job: Job
+    key: str
+    submitted_s: float
+    waiting: list[CompileFuture[Compiled]] = field(default_factory=list)
+    inner: Future[Any] | None = None
+    outcome: TaskOutcome | None = None
+    given_up: bool = False
+
+
+def _attempt(job: Job, function: Callable[[], Compiled]) -> Compiled | BundlerError | None:
+    """Return what a compile gives or why it gives nothing; None when it was cancelled."""
+    try:
+        return function()
+    except CancelledError:
+        return None
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # the future raises whatever the compiler or `once` raised
+        return as_failure(job.name, error, "")
+
+
+def _result_of(future: CompileFuture[Compiled]) -> Compiled | BundlerError:
+    """Wait for a future; returns the kernel, or why there is none."""
+    try:
+        return future.result()
+    except BundlerError as error:
+        return error
+    except CancelledError:
+        return CompileFailed(
+            f"{future.name}: cancelled", name=future.name, reason="cancelled", line=None, words=""
+        )
+
+
+def _raised(outcome: Compiled | BundlerError) -> Compiled:
+    """Return a compiled kernel; raises why there is none."""
+    if isinstance(outcome, BundlerError):
+        raise outcome
+    return outcome
+
+
+def _timing(inflight: InflightJob, result: Compiled | BundlerError, now_s: float) -> JobTiming:
+    """Return where the time of a job went that ends now."""
+    outcome = inflight.outcome
+    compiled = isinstance(result, Compiled)
+    return JobTiming(
+        inflight.job.name,
+        "failed" if not compiled else "hit" if result.hit else "compiled",
+        outcome.queued_s if outcome is not None else 0.0,
+        outcome.worker_s if outcome is not None else 0.0,
+        now_s - inflight.submitted_s,
+        result.stages if compiled else (),
+    )

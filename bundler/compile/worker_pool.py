@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`WorkerPool`: queue, deadlines, leases, retries, idle shutdown and forks of the processes that compile; used by the service.
+"""`WorkerPool`: queue, deadlines, leases, retries, idle shutdown and forks of the processes that
+compile; used by the service.
 
-One thread owns the processes, and exists while there is work or processes stand ready; other threads only change the queue and wake
-it.  Code of users, above all callbacks of futures, runs in that thread too, but never under the pool's lock.
+One thread owns the processes, and exists while there is work or processes stand ready; other
+threads only change the queue and wake it. A task goes to a free worker, to a new one, or to a busy
+one that will begin with it right after its own (`_next_worker`). Code of users, above all callbacks
+of futures, runs in that thread too, but never under the pool's lock.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from bundler.compile import worker_choice
 from bundler.compile.job_futures import CompileFuture
 from bundler.compile.pool_tasks import Task, TaskOutcome
 from bundler.compile.task_leases import TakeLease, TaskLeases
@@ -336,7 +338,7 @@ class WorkerPool:
         ]
         self._queue.extendleft(reversed(due))  # tasks that waited for another process come first
         while self._queue or self._take_back(processes):
-            worker = worker_choice.next_worker(processes, self._size, self._generation)
+            worker = _next_worker(processes, self._size, self._generation)
             if worker is None:
                 break
             task = self._queue.popleft()
@@ -346,13 +348,13 @@ class WorkerPool:
                 self._later.append(task)
                 continue
             self._give(processes, worker, task)
-        worker_choice.adjust(processes, self._warm, self._generation, quiet=self._quiet)
+        _adjust(processes, self._warm, self._generation, quiet=self._quiet)
         self._quiet = self._quiet and self._is_busy(processes)
         self._changed.notify_all()
 
     def _take_back(self, processes: WorkerProcesses) -> bool:
         """Take back a task that was sent ahead to a busy worker, where another worker has nothing to do."""
-        task = worker_choice.take_back(processes, self._size)
+        task = _take_back(processes, self._size)
         if task is not None:
             self._again(task)
         return task is not None
@@ -432,3 +434,66 @@ class WorkerPool:
         with contextlib.suppress(IndexError):
             while True:
                 self._after.popleft()()
+
+
+def _next_worker(processes: WorkerProcesses, size: int, generation: int) -> Worker | None:
+    """Return the worker for the next task: a free one, else a busy one that can be sent a task ahead; None when there is neither."""
+    return _free_worker(processes, size, generation) or _early_worker(processes, generation)
+
+
+def _free_worker(processes: WorkerProcesses, size: int, generation: int) -> Worker | None:
+    """Return a worker without a task, forked now if there may be one more; idle ones of an older generation are dismissed."""
+    # An older generation has imported a module that has changed since.
+    staying = [worker for worker in processes.workers.values() if not worker.leaving]
+    for worker in staying:
+        if worker.task is None and worker.generation == generation:
+            return worker
+        if worker.task is None:
+            processes.dismiss(worker)
+    return (
+        processes.fork(generation) if sum(not worker.leaving for worker in staying) < size else None
+    )
+
+
+def _early_worker(processes: WorkerProcesses, generation: int) -> Worker | None:
+    """Return a busy worker that can be sent its next task already, so that it does not wait for a message in between."""
+    for worker in processes.workers.values():
+        task = worker.task
+        if (
+            task is None
+            or worker.next_task is not None
+            or worker.leaving
+            or worker.generation != generation
+        ):
+            continue
+        # A worker that has begun with a task is up; one that is still starting may never get to a second task.
+        if task.started_s is not None and not task.future.done():
+            return worker
+    return None
+
+
+def _has_room(processes: WorkerProcesses, size: int) -> bool:
+    """Tell whether there is a worker without a task, or may be one more."""
+    staying = [worker for worker in processes.workers.values() if not worker.leaving]
+    return len(staying) < size or any(worker.task is None for worker in staying)
+
+
+def _take_back(processes: WorkerProcesses, size: int) -> Task | None:
+    """Return a task that some worker was sent and has not begun, where another one could; None when there is none."""
+    if not _has_room(processes, size):
+        return None
+    # Sent ahead to save a round trip, a task must not wait for a slow one while another worker is free.
+    for worker in processes.workers.values():
+        task = processes.retract(worker)
+        if task is not None:
+            return task
+    return None
+
+
+def _adjust(processes: WorkerProcesses, warm: int, generation: int, *, quiet: bool) -> None:
+    """Fork the workers that a warm-up asked for, and dismiss idle ones after `quiesce`."""
+    while sum(not worker.leaving for worker in processes.workers.values()) < warm:
+        processes.fork(generation)
+    for worker in processes.workers.values():
+        if quiet and worker.task is None and not worker.leaving:
+            processes.dismiss(worker)

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from bundler.cli import doctor_checks, mendable_checks, toolchain_checks
+from bundler.cli import doctor
 from bundler.format.entries import Toolchain
 
 pytestmark = pytest.mark.toolchain
@@ -79,7 +79,7 @@ def test_doctor_finds_an_empty_setting(found, monkeypatch):
 
 def test_doctor_without_triton(found, monkeypatch):
     """Without Triton doctor warns and says how to get it, and exits with 0."""
-    monkeypatch.setattr(doctor_checks.identity, "triton_dir", lambda: None)
+    monkeypatch.setattr(doctor.identity, "triton_dir", lambda: None)
     status, findings = found()
     assert (status, findings["Triton"]["status"]) == (0, "warning")
     assert "triton-bundler[triton]" in findings["Triton"]["fix"]
@@ -87,9 +87,7 @@ def test_doctor_without_triton(found, monkeypatch):
 
 def test_doctor_finds_a_broken_triton(found, program, monkeypatch):
     """A Triton that cannot be imported is a problem, told with its own words."""
-    monkeypatch.setattr(
-        doctor_checks, "_IMPORT_TRITON", "raise ImportError('libtriton.so: no such file')"
-    )
+    monkeypatch.setattr(doctor, "_IMPORT_TRITON", "raise ImportError('libtriton.so: no such file')")
     status, findings = found()
     assert (status, findings["Triton"]["status"]) == (1, "problem")
     assert "libtriton.so: no such file" in findings["Triton"]["value"]
@@ -114,7 +112,7 @@ def test_doctor_warns_without_a_compiler(found, monkeypatch):
 )
 def test_doctor_names_the_launch_path(found, monkeypatch, kind, value):
     """Doctor says how kernels are launched; without the extension it says how to get it, and that is no problem."""
-    monkeypatch.setattr(doctor_checks.launchers, "compiled_type", lambda: kind)
+    monkeypatch.setattr(doctor.launchers, "compiled_type", lambda: kind)
     status, findings = found()
     path = findings["launch path"]
     assert (status, path["status"], path["value"].startswith(value)) == (0, "ok", True)
@@ -140,9 +138,9 @@ def test_doctor_names_the_launchers_of_triton(
     found, monkeypatch, extension, family, setting, words
 ):
     """Doctor says whose launchers Triton uses, and why not ours; neither is a problem."""
-    monkeypatch.setattr(doctor_checks.identity, "triton_dir", lambda: "/triton")
-    monkeypatch.setattr(doctor_checks.jit_modules, "compiled_driver", lambda: extension)
-    monkeypatch.setattr(doctor_checks.driver_modules, "known_family", lambda: family)
+    monkeypatch.setattr(doctor.identity, "triton_dir", lambda: "/triton")
+    monkeypatch.setattr(doctor.jit_modules, "compiled_driver", lambda: extension)
+    monkeypatch.setattr(doctor.driver_modules, "known_family", lambda: family)
     if setting:
         monkeypatch.setenv("TRITON_BUNDLER_LAUNCHER", setting)
     finding = found()[1]["Triton's launchers"]
@@ -184,13 +182,13 @@ def releases(monkeypatch):
     """Make the doctor see these releases of Triton and torch, and a torch that lacks these names."""
 
     def install(triton, torch, lacking=""):
-        identity = toolchain_checks.identity
+        identity = doctor.identity
         real = identity.version_of
         monkeypatch.setattr(identity, "installed_triton", lambda: Toolchain(triton, "0" * 64))
         monkeypatch.setattr(
             identity, "version_of", lambda name: torch if name == "torch" else real(name)
         )
-        monkeypatch.setattr(toolchain_checks, "_MISSING", f"print({lacking!r})")
+        monkeypatch.setattr(doctor, "_MISSING", f"print({lacking!r})")
 
     return install
 
@@ -229,7 +227,7 @@ def test_doctor_names_what_a_torch_never_tried_lacks(found, releases):
 def test_doctor_says_when_a_torch_never_tried_cannot_be_imported(found, releases, monkeypatch):
     """A torch that fails at its import is a reason in the warning, not an error."""
     releases("3.7.1", "3.1.0")
-    monkeypatch.setattr(toolchain_checks, "_MISSING", "raise ImportError")
+    monkeypatch.setattr(doctor, "_MISSING", "raise ImportError")
     assert "torch cannot be asked for the names" in found()[1]["releases"]["value"]
 
 
@@ -247,7 +245,7 @@ def test_doctor_mends_modes_and_leftovers(found, cli, tmp_path, monkeypatch):
     (here / "triton-bundler.toml").chmod(0o666)
     monkeypatch.chdir(here)
     # A day passes for what is old alone.
-    monkeypatch.setattr(mendable_checks, "STALE_AFTER_S", -1)
+    monkeypatch.setattr(doctor, "STALE_AFTER_S", -1)
     scandir = os.scandir
 
     @contextlib.contextmanager
@@ -255,7 +253,7 @@ def test_doctor_mends_modes_and_leftovers(found, cli, tmp_path, monkeypatch):
         with scandir(path) as entries:
             yield [one for one in entries if not one.name.endswith("new")]
 
-    monkeypatch.setattr(mendable_checks.os, "scandir", old_alone)
+    monkeypatch.setattr(doctor.os, "scandir", old_alone)
     status, findings = found()
     assert status == 1
     assert {name for name, finding in findings.items() if finding["mendable"]} == {

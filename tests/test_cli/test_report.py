@@ -13,9 +13,8 @@ from hypothesis import given, settings
 
 import bundler
 from bundler.cli.report.kernel_figures import SourceFolder
-from bundler.cli.report.report_page import report_page
+from bundler.cli.report.report_page import Box, report_page, squarified
 from bundler.cli.report.text_archive import TextArchive
-from bundler.cli.report.treemap import Box, squarified
 from bundler.format.entries import Target
 from bundler.format.summary import printable
 from bundler.runtime.tuning.block_occupancy import block_occupancy

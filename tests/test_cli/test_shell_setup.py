@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from bundler import config
-from bundler.cli import doctor_checks
+from bundler.cli import doctor
 
 
 @pytest.fixture(autouse=True)
@@ -60,10 +60,8 @@ def test_a_wrong_file_ends_config_show_and_is_a_problem_for_doctor(cli, tmp_path
     words = f"{path}: mode = 'both': expected one of readwrite, read, write"
     shown = cli("config", "show")
     assert (shown.exit_code, shown.stderr) == (1, f"error: {words}\n")
-    found = [finding for finding in doctor_checks.all_checks() if finding.what == "settings"]
-    assert [(finding.status, finding.value) for finding in found] == [
-        (doctor_checks.PROBLEM, words)
-    ]
+    found = [finding for finding in doctor.all_checks() if finding.what == "settings"]
+    assert [(finding.status, finding.value) for finding in found] == [(doctor.PROBLEM, words)]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

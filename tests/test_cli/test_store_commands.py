@@ -18,7 +18,7 @@ from rich.progress import Progress
 import bundler
 from bundler.backends import file_steps, refs
 from bundler.cli import quantities
-from bundler.cli.demo_processes import PtxasWatch
+from bundler.cli.demo import PtxasWatch
 from bundler.cli.pack import count_bytes
 from bundler.cli.terminal import Bar
 from bundler.errors import BundlerError

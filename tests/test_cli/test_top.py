@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 import bundler
-from bundler.cli import live_sources, metrics_reading, top_command
+from bundler.cli import live_sources, top_command
 from bundler.cli.live_sources import Sight
 from bundler.cli.terminal import Screen
 
@@ -46,7 +46,7 @@ def endpoint():
             self.end_headers()
             with contextlib.suppress(BrokenPipeError):
                 self.wfile.write(
-                    body if self.path != "/large/metrics" else bytes(metrics_reading.MOST_BYTES + 1)
+                    body if self.path != "/large/metrics" else bytes(live_sources.MOST_BYTES + 1)
                 )
 
         def log_message(self, *_):
@@ -104,18 +104,18 @@ def test_json_has_all_and_an_error_is_status_1(cli_json, leased, tmp_path):
 def test_an_address_that_sends_too_much_is_none_of_ours(endpoint):
     """No more than some MB are read."""
     with pytest.raises(
-        bundler.StoreUnavailable, match=f"more than {metrics_reading.MOST_BYTES} bytes"
+        bundler.StoreUnavailable, match=f"more than {live_sources.MOST_BYTES} bytes"
     ):
-        metrics_reading.read_metrics(f"{endpoint}/large/metrics")
+        live_sources.read_metrics(f"{endpoint}/large/metrics")
 
 
 def test_samples_are_read_as_they_are_written():
     """Labels may hold quotes; what is no sample, and no number, is left out."""
-    found = metrics_reading.parsed(TEXT)
+    found = live_sources.parsed(TEXT)
     assert found["triton_bundler_breaker_state", (("tier", 'redis://far:6379/"0"'),)] == 2
     assert (
         len(found),
-        metrics_reading.total(found, "triton_bundler_lookups_total", result="hit"),
+        live_sources.total(found, "triton_bundler_lookups_total", result="hit"),
     ) == (6, 40)
 
 
@@ -125,7 +125,7 @@ def test_samples_are_read_as_they_are_written():
 )  # fmt: skip
 def test_a_url_is_an_endpoint_or_a_store(url, endpoint):
     """Of what begins with http the path decides."""
-    assert metrics_reading.is_endpoint(url) is endpoint
+    assert live_sources.is_endpoint(url) is endpoint
 
 
 def test_what_takes_long_is_asked_seldom(monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from tools.codegen import model_cases, model_process, model_rows, models  # noqa: E402
+from tools.codegen import model_cases, model_process, models  # noqa: E402
 from tools.codegen.model_judge import flat, wrong, wrong_beside_all  # noqa: E402
 
 
@@ -205,7 +205,7 @@ def test_each_target_is_missed_by_what_it_is_about(capsys, change, missed):
     """More calls and breaks than Inductor's, graphs that torch runs, and wrong numbers give status 1; scans and sorts may be called."""
     name = "timm vgg training"
     result = {"models": {name: {**RIGHT, **change}}, "inductor": {name: INDUCTOR}}
-    assert model_rows.show(result) == (missed is not None)
+    assert models.show(result) == (missed is not None)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("! ")]
     assert [line[2:].split(":")[0] for line in lines] == ([missed] if missed else [])
 
@@ -213,8 +213,8 @@ def test_each_target_is_missed_by_what_it_is_about(capsys, change, missed):
 def test_a_committed_result_has_both_libraries_and_what_inductor_calls(capsys):
     """`--check` misses models that were never run, and those with nothing to compare with."""
     result = {"models": {"timm vgg training": RIGHT}, "inductor": {}}
-    assert model_rows.show(result) == 0
-    assert model_rows.show(result, whole=True) == 1
+    assert models.show(result) == 0
+    assert models.show(result, whole=True) == 1
     out = capsys.readouterr().out
     assert "! models of transformers that were judged: 0" in out
     assert "! without Inductor's calls to compare with: 1" in out

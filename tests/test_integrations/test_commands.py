@@ -104,24 +104,22 @@ def test_explain_and_doctor_after_a_run(command, store_url, tmp_path):
 
 def test_doctor_finds_what_would_make_triton_fail(monkeypatch, tmp_path):
     """A manager that children cannot import is a problem; so are a wrong setting and a silent store."""
-    from bundler.cli import plug_checks
+    from bundler.cli import doctor
 
     monkeypatch.setenv("TRITON_CACHE_MANAGER", plugged.MANAGER)
-    monkeypatch.setattr(
-        plug_checks, "_IMPORT", "raise ModuleNotFoundError('No module named bundler')"
-    )
+    monkeypatch.setattr(doctor, "_IMPORT", "raise ModuleNotFoundError('No module named bundler')")
     monkeypatch.setenv("TRITON_BUNDLER_STORE", "redis://127.0.0.1:1")
-    (manager, store) = plug_checks.plug_checks()
+    (manager, store) = doctor.plug_checks()
     assert (manager[0], store[0]) == ("problem", "problem")
     assert "No module named bundler" in manager[2]
     monkeypatch.setenv("TRITON_BUNDLER_MODE", "both")
-    (_, (status, what, value, _)) = plug_checks.plug_checks()
+    (_, (status, what, value, _)) = doctor.plug_checks()
     assert (status, what) == ("problem", "settings")
     assert "TRITON_BUNDLER_MODE" in value
     monkeypatch.setenv("TRITON_BUNDLER_MODE", "read")
     monkeypatch.setenv("TRITON_BUNDLER_STORE", f"file://{tmp_path}/store")
     monkeypatch.delenv("TRITON_CACHE_MANAGER")
-    (manager, store) = plug_checks.plug_checks()
+    (manager, store) = doctor.plug_checks()
     assert (manager[:2], store[0]) == (("warning", "cache manager"), "ok")
     assert os.listdir(tmp_path) == []
 
@@ -154,10 +152,10 @@ def test_doctor_finds_what_would_make_triton_fail(monkeypatch, tmp_path):
 )
 def test_doctor_imports_the_class_that_is_named(monkeypatch, manager, why, fix):
     """A manager that Triton could not use is a problem, with the import's own words and what was meant; Triton's own class is fine."""
-    from bundler.cli import plug_checks
+    from bundler.cli import doctor
 
     monkeypatch.setenv("TRITON_CACHE_MANAGER", manager)
-    ((status, what, value, said),) = plug_checks.plug_checks()
+    ((status, what, value, said),) = doctor.plug_checks()
     assert (status, what, said) == ("problem", "cache manager", fix)
     assert manager in value
     assert why in value
@@ -166,10 +164,10 @@ def test_doctor_imports_the_class_that_is_named(monkeypatch, manager, why, fix):
 @pytest.mark.toolchain
 def test_doctor_takes_another_manager(monkeypatch):
     """A manager of somebody else's that Triton can use is fine."""
-    from bundler.cli import plug_checks
+    from bundler.cli import doctor
 
     monkeypatch.setenv("TRITON_CACHE_MANAGER", "triton.runtime.cache:FileCacheManager")
-    ((status, _, value, _),) = plug_checks.plug_checks()
+    ((status, _, value, _),) = doctor.plug_checks()
     assert (status, value) == (
         "ok",
         "triton.runtime.cache:FileCacheManager, found by child processes",
@@ -178,35 +176,33 @@ def test_doctor_takes_another_manager(monkeypatch):
 
 def test_doctor_names_unknown_variables(monkeypatch):
     """A variable that nobody reads is a problem, with the right one that is nearest; those that we set ourselves are known."""
-    from bundler.cli import doctor_checks, plug_checks
+    from bundler.cli import doctor
 
     monkeypatch.setenv("TRITON_BUNDLER_STROE", "file:///a")
     monkeypatch.setenv("TRITON_BUNDLER_XQ", "1")
     monkeypatch.setenv("TRITON_BUNDLER_INNER", "a:B")
-    found = list(plug_checks.plug_checks())
+    found = list(doctor.plug_checks())
     assert [(status, value.split()[0]) for status, _, value, _ in found] == [
         ("problem", "TRITON_BUNDLER_STROE"), ("problem", "TRITON_BUNDLER_XQ"),
     ]  # fmt: skip
     assert found[0][3] == "did you mean TRITON_BUNDLER_STORE?"
     assert found[1][3].endswith("/docs/api.md")
-    assert "TRITON_BUNDLER_STROE" not in str(
-        [finding.value for finding in doctor_checks._settings()]
-    )
+    assert "TRITON_BUNDLER_STROE" not in str([finding.value for finding in doctor._settings()])
 
 
 def test_doctor_warns_of_a_distribution_called_bundler(monkeypatch):
     """Another distribution that brings a package of our name is a problem; ours alone is none."""
-    from bundler.cli import doctor_checks
+    from bundler.cli import doctor
 
     monkeypatch.setattr(
         "importlib.metadata.packages_distributions", lambda: {"bundler": ["triton-bundler"]}
     )
-    assert [finding.status for finding in doctor_checks._package_name()] == ["ok"]
+    assert [finding.status for finding in doctor._package_name()] == ["ok"]
     monkeypatch.setattr(
         "importlib.metadata.packages_distributions",
         lambda: {"bundler": ["bundler", "triton-bundler"]},
     )
-    (finding,) = doctor_checks._package_name()
+    (finding,) = doctor._package_name()
     assert (finding.status, finding.fix) == (
         "problem",
         "pip uninstall bundler, then install triton-bundler again",

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tools.gpu import torch_table
+from tools.gpu import torch_compile
 
 SECONDS = {
     "cold": 250.0,
@@ -32,7 +32,7 @@ def table(folder, **changed):
             }  # fmt: skip
             sample |= changed if variant == "ours" else {}
             (samples / f"max-autotune.{variant}.{number}.json").write_text(json.dumps(sample))
-    status = torch_table.write([samples], folder)
+    status = torch_compile.write([samples], folder)
     result = json.loads((folder / "gpu-torch-compile.json").read_text())
     assert len(result["samples"]) == 3 * len(SECONDS)
     return status, {row["work"]: row for row in result["rows"]}

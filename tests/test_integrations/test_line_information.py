@@ -11,7 +11,7 @@ import plugged
 import pytest
 
 import bundler
-from bundler.cli import toolchain_checks
+from bundler.cli import doctor
 
 HERE = Path(__file__).parent
 _PATCH = f"""
@@ -115,19 +115,17 @@ def test_what_counts_is_asked_of_triton_itself(store_url, tmp_path, patch, varia
 
 def test_doctor_recommends_it_where_keys_hold_paths(monkeypatch):
     """One warning with the fix; nothing where keys hold no path, or where line information is off."""
-    monkeypatch.setattr(toolchain_checks.tried_releases, "untried", lambda name, release: False)
+    monkeypatch.setattr(doctor.tried_releases, "untried", lambda name, release: False)
     monkeypatch.delenv("TRITON_DISABLE_LINE_INFO", raising=False)
-    assert list(toolchain_checks.toolchain_checks()) == []
-    monkeypatch.setattr(
-        toolchain_checks, "_PATH_COUNTS", f"import sys{_PATCH}{toolchain_checks._PATH_COUNTS}"
-    )
-    (found,) = toolchain_checks.toolchain_checks()
+    assert list(doctor.toolchain_checks()) == []
+    monkeypatch.setattr(doctor, "_PATH_COUNTS", f"import sys{_PATCH}{doctor._PATH_COUNTS}")
+    (found,) = doctor.toolchain_checks()
     assert (found[:2], "TRITON_DISABLE_LINE_INFO=1" in found[3]) == (
         ("warning", "line information"),
         True,
     )
     monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
-    assert list(toolchain_checks.toolchain_checks()) == []
+    assert list(doctor.toolchain_checks()) == []
 
 
 def test_parts_hold_a_digest_and_no_path(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bundler.cli.demo_processes import PTXAS
+from bundler.cli.demo import PTXAS
 from bundler.toolchain.identity import triton_dir
 
 pytestmark = pytest.mark.toolchain

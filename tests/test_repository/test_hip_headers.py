@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bundler.runtime.launch import hip_api
-from tools.hip import declarations, headers
+from tools.hip import headers
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,7 +20,7 @@ def found():
     if triton is None:
         pytest.skip("triton is not installed, so there are no headers")
     try:
-        return declarations.of_headers(Path(triton.origin).parent / "backends" / "amd" / "include")
+        return headers.of_headers(Path(triton.origin).parent / "backends" / "amd" / "include")
     except RuntimeError as error:
         pytest.skip(f"the headers cannot be compiled: {error}")
 
@@ -67,7 +67,7 @@ def test_the_committed_result_is_of_what_we_use():
     assert [source["sha256"] for source in result["sources"]] == [
         source.digest for source in headers.SOURCES
     ]
-    own = declarations.ours()
+    own = headers.ours()
     for hip in ("7.1", "6.4", "7.2", "7.15"):
         rows = {(row["kind"], row["what"]): row for row in result["rows"] if row["hip"] == hip}
         for kind in ("numbers", "places", "arguments"):

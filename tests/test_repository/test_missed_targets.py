@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.bench import hit_steps, missed_targets, page
+from tools.bench import hits, missed_targets, page
 from tools.bench.missed_targets import REASONS, not_reached
 from tools.shared.measurement import row
 
@@ -74,7 +74,7 @@ def test_each_reason_is_of_a_row_and_of_steps_that_there_are(name):
 def test_steps_of_a_hit_add_up(monkeypatch):
     """What one function spends in another counts there, the rest is told, and the functions are as before in the end."""
     clock = iter(range(0, 1_000_000_000, 1_000_000))
-    monkeypatch.setattr(hit_steps.time, "perf_counter_ns", lambda: next(clock))
+    monkeypatch.setattr(hits.time, "perf_counter_ns", lambda: next(clock))
 
     class Owner:
         def outer(self):
@@ -91,24 +91,24 @@ def test_steps_of_a_hit_add_up(monkeypatch):
     here = f"{__name__}:Owner"
     monkeypatch.setitem(globals(), "Owner", Owner)
     monkeypatch.setattr(
-        hit_steps,
+        hits,
         "STEPS",
         {"a: out": (f"{here}.outer",), "b: in": (f"{here}.inner", f"{here}.made")},
     )
-    clocks = hit_steps.HitSteps()
+    clocks = hits.HitSteps()
     with clocks.running():
         assert (Owner().outer(), Owner.made(7)) == (2, 7)
         clocks.hit(9000.0)
         clocks.hit(5.0)
     assert {name: vars(Owner)[name] for name in plain} == plain
     assert clocks.samples == [
-        {"a: out": 2000.0, "b: in": 2000.0, hit_steps.REST: 5000.0},
-        {"a: out": 0.0, "b: in": 0.0, hit_steps.REST: 5.0},
+        {"a: out": 2000.0, "b: in": 2000.0, hits.REST: 5000.0},
+        {"a: out": 0.0, "b: in": 0.0, hits.REST: 5.0},
     ]
-    assert hit_steps.seconds_of(clocks.samples[:1], [1000.0])[hit_steps.BARE] == -0.001
+    assert hits.seconds_of(clocks.samples[:1], [1000.0])[hits.BARE] == -0.001
 
 
 def test_the_functions_of_a_hits_steps_are_there():
     """Clocks go around each of them, also when they were renamed."""
-    with hit_steps.HitSteps().running():
+    with hits.HitSteps().running():
         pass

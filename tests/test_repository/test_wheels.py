@@ -20,10 +20,9 @@ import pytest
 
 from tools.wheels import release
 from tools.wheels.bill import bill_of, pinned_versions, text_of
-from tools.wheels.builds import Kind, settled
-from tools.wheels.file_checks import EXTENSIONS, problems_of, promised
 from tools.wheels.interpreters import Interpreter, find
-from tools.wheels.trial import fits
+from tools.wheels.release import Kind, settled
+from tools.wheels.trial import EXTENSIONS, fits, problems_of, promised
 
 ROOT = Path(__file__).resolve().parents[2]
 METADATA = """Metadata-Version: 2.4

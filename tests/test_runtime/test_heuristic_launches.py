@@ -15,7 +15,7 @@ from bundler.errors import CannotLaunchStatically, ConfigError
 from bundler.runtime import Config, DryDriver, TunerOptions, heuristics
 from bundler.runtime.heuristics.facts import Device, Setting
 from bundler.runtime.heuristics.launch_grids import FixedGrid
-from bundler.runtime.tuning import known_grids
+from bundler.runtime.tuning import heuristic_kernel
 from bundler.runtime.tuning.benchmark import GivenClock
 from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
 
@@ -241,7 +241,7 @@ def test_grids_that_repeat_are_worked_out_once_and_a_users_function_each_time(ma
     fixed, driver = make(grid=FixedGrid(("n // 64", 1, 1)))
     worked, real = [], fixed._grids._work
     monkeypatch.setattr(fixed._grids, "_work", lambda *blocks: worked.append(1) or real(*blocks))
-    monkeypatch.setattr(known_grids, "MAX_KNOWN", 2)
+    monkeypatch.setattr(heuristic_kernel, "MAX_KNOWN", 2)
     for n in (64, 64, 128, 64, 192, 256, 64, 0):
         fixed.run(X, Y, OUT, n)
     # The first call of all is tuned; the sizes that follow are worked out once, until there are more than are kept.

@@ -12,7 +12,7 @@ from bundler.errors import FormatError
 from bundler.format.entries import Target
 from bundler.runtime import Config, DryDriver
 from bundler.runtime.tuning.occupancy import Occupancy, usage_of
-from bundler.runtime.tuning.register_pressure import may_rescale, rescaled
+from bundler.runtime.tuning.tuner import may_rescale, rescaled
 
 H100 = Occupancy("cuda", 9, 65536, 2048, 32, 132)
 HINTS = {"x": 4096, "r0_": 4096}

@@ -21,9 +21,8 @@ from bundler.runtime.tuning import tuner_options
 from bundler.runtime.tuning.benchmark import GivenClock, Sample
 from bundler.runtime.tuning.candidate_compiler import CandidateCompiler, TuningDevice
 from bundler.runtime.tuning.occupancy import DeviceLimits, Occupancy
-from bundler.runtime.tuning.register_pressure import rescaled
 from bundler.runtime.tuning.trial import ArgumentEffects, Trial
-from bundler.runtime.tuning.tuner import Search, Traits
+from bundler.runtime.tuning.tuner import Search, Traits, rescaled
 from bundler.toolchain import tuner_toolchain
 
 X, Y, OUT = calls.X, calls.Y, calls.OUT

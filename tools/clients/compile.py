@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the kernels of one client for one target, and writes them into a bundle: `python -m tools.clients compile fla cuda:90`.
+"""Compiles the kernels of one client for one target, and writes them into a bundle: `python -m
+tools.clients compile fla cuda:90`.
 
-The files of one client are imported, which is code of its authors.  `check.py` starts it for each client and target.
+The files of one client are imported, which is code of its authors. `check.py` starts it for each
+client and target. With `--captured` the calls are those of a capture or a recording on a GPU
+(`_calls_of`), and guesses only where there is none.
 """
 
 from __future__ import annotations
@@ -11,14 +14,21 @@ import json
 import os
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bundler.compile.service import CompileService
-from bundler.format.entries import Target
+from bundler.errors import BundlerError
+from bundler.format.bundle import Bundle
+from bundler.format.entries import Kernel, Target
 from bundler.lifecycle.bundle_builder import Builder, join
-from bundler.toolchain import identity
-from tools.clients import captured, found_kernels, stand_ins
+from bundler.toolchain import compile_call, identity
+from bundler.toolchain.imagined_arguments import recorded_arguments
+from tools.clients import found_kernels, stand_ins
+from tools.clients.found_kernels import FoundKernel
+from tools.clients.guesses import Call
 from tools.clients.trials import CAPTURED, Calls, Trials, guessed
 from tools.clients.wheels import CLIENTS, unpacked
 
@@ -90,7 +100,7 @@ def compile_client(options: argparse.Namespace) -> dict[str, Any]:
     state = folder / "state" / options.client / str(target).replace(":", "-")
     if options.captured is not None:
         calls, state = (
-            captured.calls_of(options.captured, guessed),
+            _calls_of(options.captured, guessed),
             state.with_name(f"{state.name}-captured"),
         )
     with CompileService(
@@ -136,3 +146,30 @@ def environment(folder: Path) -> dict[str, str]:
         "HOME": os.fspath(folder),
         "TRITON_CACHE_DIR": os.fspath(folder / "compiled" / "other"),
     }
+
+
+def _calls_of(path: Path, otherwise: Calls) -> Calls:
+    """Return a source of calls: those of the bundle's kernels, by function, and after them others."""
+    recorded: dict[str, list[Call]] = defaultdict(list)
+    with Bundle.load(path) as bundle:
+        for kernel in bundle.kernels:
+            for call in _call(kernel):
+                recorded[kernel.name].append(call)
+
+    def calls(kernel: FoundKernel) -> Iterator[tuple[str, Call]]:
+        names = kernel.function.arg_names
+        for specs, constants in recorded.get(kernel.function.__name__, ()):
+            # Another function of that name has other arguments.
+            if {*specs, *constants} <= set(names):
+                yield CAPTURED, (specs, constants)
+        yield from otherwise(kernel)
+
+    return calls
+
+
+def _call(kernel: Kernel) -> Iterator[Call]:
+    try:
+        specs, values = recorded_arguments(kernel.launch.require_facts())
+        yield specs, {name: compile_call.decode_value(value) for name, value in values.items()}
+    except BundlerError:
+        return  # came by `pack`, or has a constant that only its program can make

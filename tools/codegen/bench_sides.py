@@ -1,20 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker of `bench` does with one graph: generate and compile on both sides, compare numbers, say what the kernels take, and time them.
+"""What a worker of `bench` does with one graph: generate and compile on both sides, compare
+numbers, say what the kernels take, and time them.
 
-Generation is timed in the same process, in turns, as CPU time of the thread: ours from a traced graph to sources and plan (`program_of_graph`),
-Inductor's from the graph that AOTAutograd hands over to the text of its module (`GraphLowering.run` and `GraphLowering.codegen`).  What traces and
+Generation is timed in the same process, in turns, as CPU time of the thread: ours from a traced
+graph to sources and plan (`program_of_graph`), Inductor's from the graph that AOTAutograd hands
+over to the text of its module (`GraphLowering.run` and `GraphLowering.codegen`). What traces and
 takes operators apart before it is in neither, what compiles after it in neither.
+
+Calls are timed in turns, from memory that is in no cache (`_paired_times`): the calls of one CUDA
+graph take turns among copies of the inputs that together are several times the L2 cache, and all
+results stay. The graphs of both sides are replayed one after the other, each between two events;
+who is first changes from round to round. A figure is the median of the ratios of the rounds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import json
+import math
 import os
 import re
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,7 +37,6 @@ from bundler.codegen.trace import trace
 from bundler.lifecycle.binary_resources import read_resources
 from bundler.runtime.program.device_tensors import item_bytes
 from bundler.runtime.program.program_plan import Allocate, Launch, OperatorStep, TensorSpec
-from tools.codegen import bench_times
 from tools.codegen.bench_rows import OURS, THEIRS
 from tools.codegen.compared_graphs import GRAPHS, filled
 from tools.gpu.generated_workers import distance
@@ -45,6 +55,14 @@ _CALLED = re.compile(
 )
 _folders: dict[str, Path] = {}
 _warm: list[bool] = []
+_ROUNDS = 25
+# A replay takes at least about so long, so that the resolution of events is far below what is looked for.
+_REPLAY_US, _MOST_CALLS, _LEAST_CALLS = 600.0, 64, 3
+# The L2 cache of an H200 has 60 MB.
+_COPIES_BYTES = 300 << 20
+_ESTIMATES = 3
+_Inputs = Sequence[Any]
+_Run = Callable[..., Any]
 
 
 def prepare(name: str) -> Found:
@@ -84,7 +102,7 @@ def times(name: str) -> Found:
         program = _ours(name, Path(tempfile.mkdtemp(prefix="codegen-bench.")), nothing)
         program.run(*filled(name, DEVICE))
         runs = {OURS: program.run, THEIRS: theirs}
-        found = bench_times.paired_times(runs, lambda: filled(name, DEVICE, next(seeds)))
+        found = _paired_times(runs, lambda: filled(name, DEVICE, next(seeds)))
     torch.cuda.empty_cache()
     return found | {
         "configs": {kernel: _config(module) for kernel, module in program.modules.items()}
@@ -264,3 +282,76 @@ def _resources(folder: Path) -> Found:
         "registers": max((one.registers or 0 for one in found), default=0),
         "stack_bytes": max((one.stack_bytes or 0 for one in found), default=0),
     }
+
+
+def _paired_times(runs: dict[str, _Run], make: Callable[[], _Inputs]) -> dict[str, Any]:
+    """Return microseconds a call of each side, by round, and the median of the ratios.
+
+    Args:
+        runs: `ours` and `inductor`; each takes the inputs.
+        make: returns new inputs.
+    """
+    first = list(make())
+    for run in runs.values():
+        run(*first)
+    torch.cuda.synchronize()
+    took_us = min(
+        _events(functools.partial(run, *first)) for run in runs.values() for _ in range(_ESTIMATES)
+    )
+    size = sum(
+        item.numel() * item.element_size() for item in first if isinstance(item, torch.Tensor)
+    )
+    copies = max(1, min(_MOST_CALLS, math.ceil(_COPIES_BYTES / max(size, 1))))
+    calls = max(_LEAST_CALLS, copies, min(_MOST_CALLS, math.ceil(_REPLAY_US / max(took_us, 1.0))))
+    inputs = [first, *(list(make()) for _ in range(copies - 1))]
+    gc.collect()
+    gc.disable()
+    try:
+        graphs = {side: _Captured(run, inputs, calls) for side, run in runs.items()}
+        _in_turns(graphs, 3, calls)
+        samples = _in_turns(graphs, _ROUNDS, calls)
+    finally:
+        gc.enable()
+    return {"us": samples, "ratio": _ratio(samples), "calls": calls, "copies": copies}
+
+
+def _ratio(samples: dict[str, list[float]]) -> float:
+    """Return the median of the ratios of the pairs, ours to Inductor's."""
+    return statistics.median(
+        ours / theirs for ours, theirs in zip(samples[OURS], samples[THEIRS], strict=True)
+    )
+
+
+class _Captured:
+    """A CUDA graph of many calls, which keeps their results."""
+
+    def __init__(self, run: _Run, inputs: list[list[Any]], calls: int) -> None:
+        self._graph, self._kept = torch.cuda.CUDAGraph(), []
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self._graph):
+            for number in range(calls):
+                self._kept.append(run(*inputs[number % len(inputs)]))
+
+    def __call__(self) -> None:
+        self._graph.replay()
+
+
+def _events(run: Callable[[], Any]) -> float:
+    """Return how long the GPU took for what `run` starts, in microseconds."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    begin.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end)) * 1e3
+
+
+def _in_turns(graphs: dict[str, _Captured], rounds: int, calls: int) -> dict[str, list[float]]:
+    """Take a sample of each side in each round."""
+    samples: dict[str, list[float]] = {side: [] for side in graphs}
+    sides = list(graphs)
+    for number in range(rounds):
+        for side in sides if number % 2 else sides[::-1]:
+            samples[side].append(_events(graphs[side]) / calls)
+    return samples

@@ -1,23 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generates the kernels of 44 graphs, and lets Inductor generate them too, without a GPU: writes docs/results/codegen-counts.json.
+"""Generates the kernels of 44 graphs, and lets Inductor generate them too, without a GPU: writes
+docs/results/codegen-counts.json.
 
     python -m tools.codegen counts [NAME ...]
 
-A row has, for both, the launches and calls of operators of one run, and of each kernel its size hints, the dimensions without a mask (`full`), the types
-of its parameters, how many of these are not known to be multiples of 16, and how many are known to be 1.  Where both launch kernels of the same sizes, what differs between these is named.
-Exit status 1 when we launch more kernels than Inductor for a graph that `EXPLAINED` does not name, or no longer for one that it does.
+A row has, for both, the launches and calls of operators of one run, and of each kernel its size
+hints, the dimensions without a mask (`full`), the types of its parameters, how many of these are
+not known to be multiples of 16, and how many are known to be 1. Where both launch kernels of the
+same sizes, what differs between these is named.
+
+Inductor generates Triton for the CPU with `cpu_backend="triton"`. So that it decides as for a GPU,
+it is told of one: a driver that only says which, the properties of an H200, and that its device
+counts as a GPU. It is stopped once the text is there; nothing is compiled or run.
+
+Exit status 1 when we launch more kernels than Inductor for a graph that `EXPLAINED` does not name,
+or no longer for one that it does.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import contextlib
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from bundler.codegen import generate
+from bundler.format.entries import Target
+from bundler.runtime.program.program_plan import Launch, OperatorStep
+from bundler.toolchain.declared_target import declared
 from tools.codegen.compared_graphs import GRAPHS
-from tools.codegen.inductor_kernels import of_inductor, of_ours
 from tools.shared import measurement
 
 RESULT = "codegen-counts"
@@ -33,6 +52,13 @@ OTHER_PARAMETERS: Mapping[str, str] = {
     "adamw": "moments and parameters are changed where they are; Inductor reads and writes them as two parameters",
 }
 _COMPARED = ("full", "unaligned", "ones", "types")
+_Found = dict[str, Any]
+_TARGET = "cuda:90"
+_MULTIPROCESSORS, _REGISTERS, _THREADS = 132, 65536, 2048
+_MODULE = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)''', device_str", re.DOTALL)
+_CALLED = re.compile(
+    r"^ +(?:\w+ = )?(?:extern_kernels\.|torch\.ops\.|aten\.|inductor_ops\.)\S+\(", re.MULTILINE
+)
 
 
 def main() -> int:
@@ -68,7 +94,7 @@ def main() -> int:
 def row_of(name: str) -> Row:
     """Return what both make of a graph."""
     function, make = GRAPHS[name]
-    ours, theirs = of_ours(function, make()), of_inductor(function, make())
+    ours, theirs = _of_ours(function, make()), _of_inductor(function, make())
     row: Row = {
         "graph": name,
         "ours": ours,
@@ -120,6 +146,117 @@ def _key(kernel: Row) -> tuple[str, str]:
 
 def _sizes(kernel: Row) -> str:
     return " ".join(f"{prefix}={size}" for prefix, size in sorted(kernel["size_hints"].items()))
+
+
+class _TextIsThereError(Exception):
+    """Stops Inductor before it imports what it generated."""
+
+
+def _of_ours(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> _Found:
+    """Return what our generator makes of a function."""
+    program = generate(function, inputs)
+    steps = program.plan.steps
+    launched = [step.kernel for step in steps if isinstance(step, Launch)]
+    return {
+        "calls": sum(isinstance(step, OperatorStep) for step in steps),
+        "kernels": [{"name": name, **_facts(program.sources[name])} for name in launched],
+    }
+
+
+def _of_inductor(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> _Found:
+    """Return what Inductor makes of a function."""
+    text = _wrapper(function, inputs)
+    sources = dict(_MODULE.findall(text))
+    body = text[text.index("def call(") :]
+    launched = re.findall(r"^ +(\w+)\.run\(", body[: body.index("\ndef ")], re.MULTILINE)
+    return {
+        "calls": len(_CALLED.findall(body)),
+        "kernels": [{"name": name, **_facts(sources[name])} for name in launched],
+    }
+
+
+def _facts(source: str) -> _Found:
+    """Return what a module says of its kernel: kind, size hints, masks that are always true, attributes of parameters."""
+    kind = re.search(r"(?:@heuristic\(\s*'|@triton_heuristics\.)(\w+)", source)
+    hints = re.search(r"size_hints=(\{.*?\})", source)
+    configs = re.search(r"'configs': \[(\{.*?\]\]\}|\{\}|.*?\)\])", source)
+    constants = re.search(r"'constants': (\{.*?\})", source)
+    signature = re.search(r"'signature': (\{.*?\})", source)
+    assert kind is not None
+    assert hints is not None
+    assert signature is not None
+    passed = [name for name in ast.literal_eval(signature[1]).values() if name != "constexpr"]
+    sizes = ast.literal_eval(hints[1])
+    masked = {
+        prefix for prefix in sizes if re.search(rf"\b{prefix}mask = {prefix}index < ", source)
+    }
+    return {
+        "kind": kind[1],
+        "size_hints": sizes,
+        "full": sorted(sizes.keys() - masked),
+        "types": sorted(passed),
+        "unaligned": len(passed) - (configs[1].count("tt.divisibility") if configs else 0),
+        "ones": len(ast.literal_eval(constants[1])) if constants else 0,
+    }
+
+
+# Inductor ---------------------------------------------------------------------------------------------------------------
+
+
+def _wrapper(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> str:
+    """Return the text of the module that Inductor generates for a function."""
+    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.graph import GraphLowering
+
+    texts: list[str] = []
+
+    def keep(lowering: Any, *_: Any) -> None:
+        texts.append(lowering.codegen()[0].value)
+        raise _TextIsThereError
+
+    def called(*given: Any) -> Any:
+        return function(*given)
+
+    functional = torch.func.functionalize(called, remove="mutations")
+    traced = make_fx(functional, decomposition_table=select_decomp_table(), tracing_mode="fake")(
+        *inputs
+    )
+    torch._dynamo.reset()  # noqa: SLF001
+    with (
+        _as_for_a_gpu(),
+        mock.patch.object(GraphLowering, "compile_to_module", keep),
+        torch.no_grad(),
+    ):
+        try:
+            compile_fx(traced, list(inputs))
+        except Exception as error:
+            if not texts:
+                raise RuntimeError(f"Inductor generates nothing for {function.__name__}") from error
+    return texts[0]
+
+
+@contextlib.contextmanager
+def _as_for_a_gpu() -> Iterator[None]:
+    from torch._inductor import config, scheduler, utils
+    from torch._inductor.codegen.triton import TritonScheduling
+    from torch._inductor.runtime.hints import DeviceProperties
+
+    told = DeviceProperties(
+        type="cuda", index=0, multi_processor_count=_MULTIPROCESSORS, cc=90, major=9, regs_per_multiprocessor=_REGISTERS,
+        max_threads_per_multi_processor=_THREADS, warp_size=32,
+    )  # fmt: skip
+    with (
+        declared(Target.parse(_TARGET)),
+        config.patch(cpu_backend="triton", fx_graph_cache=False, compile_threads=1),
+        mock.patch.object(utils, "GPU_TYPES", [*utils.GPU_TYPES, "cpu"]),
+        mock.patch.object(DeviceProperties, "create", classmethod(lambda _cls, _device: told)),
+        mock.patch.object(
+            scheduler.Scheduler, "create_backend", lambda self, _device: TritonScheduling(self)
+        ),
+        mock.patch.object(scheduler, "device_need_guard", return_value=False),
+    ):
+        yield
 
 
 if __name__ == "__main__":

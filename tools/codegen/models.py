@@ -27,16 +27,18 @@ import json
 import multiprocessing
 import os
 import queue
+import re
 import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-from tools.codegen import model_rows
+from tools.codegen import bench_rows
 from tools.codegen.drawn_candidates import ASKED
 from tools.shared import measurement
 from tools.shared.processes import ROOT, command, python_path
@@ -55,6 +57,11 @@ _IMPORTED = [
 ]  # fmt: skip
 # A model that is not done after so long counts as one that raises, by device.
 LIMIT_S = {"cuda": 240.0, "cpu": 900.0}
+_NAME = "codegen-models"
+# The least number of architectures of each library.
+_LEAST = 40
+# Operators that are not counted: scans, sorts and lists of tensors are called here, and Inductor generates some of them.
+_EXCEPTED = re.compile(r"cum(sum|prod|max|min)|logcumsumexp|sort|topk|kthvalue|median|unique|_foreach_|_fused_")  # fmt: skip
 
 
 def main() -> int:
@@ -62,7 +69,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=measurement.RESULTS / f"{model_rows.NAME}.json", help="the result, which is added to")  # fmt: skip
+    parser.add_argument("--out", type=Path, default=measurement.RESULTS / f"{_NAME}.json", help="the result, which is added to")  # fmt: skip
     parser.add_argument("--kind", default="transformers,timm,cases", help=f"of {', '.join(KINDS)}, with commas between")  # fmt: skip
     parser.add_argument("--mode", default=",".join(MODES), help="inference, training, or both with a comma")  # fmt: skip
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a model; may be given several times")  # fmt: skip
@@ -79,14 +86,14 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="run nothing; exit 1 when the result misses a target")  # fmt: skip
     options = parser.parse_args()
     if options.check:
-        return model_rows.show(json.loads(options.out.read_text()), whole=True)
+        return show(json.loads(options.out.read_text()), whole=True)
     if options.merge:
         result = merged([json.loads(path.read_text()) for path in options.merge])
     else:
         tasks, result = chosen(options), begun(options.out, options.device)
         run(tasks, result, options)
     save(result, options.out)
-    return model_rows.show(result)
+    return show(result)
 
 
 def chosen(options: argparse.Namespace) -> list[Task]:
@@ -188,7 +195,7 @@ def run(tasks: Iterable[Task], result: Found, options: argparse.Namespace) -> No
                 result["inductor"][name] = counted
             models[name] = found
             save(result, options.out)
-            print(f"{time.monotonic() - started:6.1f} s  {model_rows.line(name, found, result['inductor'].get(name))}", flush=True)  # fmt: skip
+            print(f"{time.monotonic() - started:6.1f} s  {line(name, found, result['inductor'].get(name))}", flush=True)  # fmt: skip
     late = [key(task) for task in waiting if key(task) not in models]
     if late:
         print(f"not begun in {options.seconds:.0f} s, --resume goes on: {len(late)} of {len(waiting)}")  # fmt: skip
@@ -277,7 +284,7 @@ def _run_here(module: str, arguments: list[str], environment: dict[str, str], lo
 
 def save(result: Found, path: Path) -> None:
     """Write a result with its rows, beside the facts of this machine."""
-    result["rows"] = model_rows.rows(result)
+    result["rows"] = rows(result)
     facts = {name: value for name, value in measurement.facts().items() if name != "commit" or value}  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
@@ -288,3 +295,72 @@ def save(result: Found, path: Path) -> None:
 def key(task: Task) -> str:
     """Return the name of a task in a result."""
     return " ".join(part for part in task if part)
+
+
+def rows(result: Found, *, whole: bool = False) -> list[Found]:
+    """Return a line for each target; of a part of the lists nobody asks for 40 of each, nor for what Inductor calls."""
+    models, inductor = result["models"], result["inductor"]
+    by_status = Counter(found["status"] for found in models.values())
+    listed = {library: {name.split()[1] for name, found in models.items() if name.startswith(library) and found["status"] not in {"absent", "broken"}} for library in ("transformers", "timm")}  # fmt: skip
+    more_breaks = [name for name, found in models.items() if name in inductor and sum(found.get("breaks", {}).values()) > sum(inductor[name].get("breaks", {}).values())]  # fmt: skip
+    more_calls = [name for name, found in models.items() if name in inductor and _extra_calls(found, inductor[name])]  # fmt: skip
+    by_torch = [name for name, found in models.items() if found.get("as_torch_has_them")]
+    made = [
+        measurement.row(f"models of {library} that were judged", len(names), "", least=_LEAST) for library, names in listed.items() if whole
+    ]  # fmt: skip
+    for status, words in (("wrong", "models and cases that are wrong"), ("raises", "that raise"), ("broken", "that eager mode cannot run")):  # fmt: skip
+        names = sorted(name for name, found in models.items() if found["status"] == status)
+        made.append(measurement.row(words, by_status[status], f"of {len(models)}", most=0, names=names))  # fmt: skip
+    for words, names in (
+        ("with a graph that runs as torch has it", by_torch),
+        ("with more graph breaks than Inductor", more_breaks),
+        ("that call more operators than Inductor", more_calls),
+    ):
+        made.append(measurement.row(words, len(names), f"of {len(models)}", most=0, names=sorted(names)))  # fmt: skip
+    if whole:
+        alone = [name for name, found in models.items() if _is_model(name) and found["status"] in {"right", "wrong"} and "called" not in inductor.get(name, {})]  # fmt: skip
+        made.append(measurement.row("without Inductor's calls to compare with", len(alone), f"of {len(models)}", most=0, names=sorted(alone)))  # fmt: skip
+    return made
+
+
+def _is_model(name: str) -> bool:
+    return name.startswith(("transformers ", "timm "))
+
+
+def _extra_calls(found: Found, inductor: Found) -> int:
+    """Return how many operators a model calls beyond those that Inductor calls; of a model that raises, nothing is known."""
+    if "called" not in inductor or found["status"] == "raises":
+        return 0
+    return max(0, _calls(found) - _calls(inductor))
+
+
+def _calls(found: Found) -> int:
+    return sum(count for name, count in found.get("called", {}).items() if not _EXCEPTED.search(name))  # fmt: skip
+
+
+def line(name: str, found: Found, inductor: Found | None) -> str:
+    """Return what was found of one model, in words."""
+    words = [f"{name}: {found['status']}"]
+    if "graphs" in found:
+        words.append(f"graphs {found['graphs']}, as torch has them {len(found['as_torch_has_them'])}, breaks {sum(found['breaks'].values())}")  # fmt: skip
+        beside = f" (Inductor {sum(inductor['called'].values())})" if inductor and "called" in inductor else ""  # fmt: skip
+        words.append(f"calls {sum(found['called'].values())}{beside}, launches {found['launches']}, first call {found['first_call_s']} s")  # fmt: skip
+    words += [f"{at}: {'; '.join(lines)}" for at, lines in found.get("wrong", {}).items()]
+    if "error" in found:
+        words.append(f"{found.get('at', '')} {found['error']}".strip())
+    return ", ".join(words)[:1200]
+
+
+def show(result: Found, *, whole: bool = False) -> int:
+    """Print what is not right, and the figures; 1 when a target is missed."""
+    for name, found in sorted(result["models"].items()):
+        if found["status"] != "right":
+            print(line(name, found, result["inductor"].get(name)))
+    absent = [name for name, found in result["models"].items() if found["status"] == "absent"]
+    if absent:
+        print(f"not in the releases that are installed: {', '.join(sorted(absent))}")
+    skipped = {name: found["error"] for name, found in result["models"].items() if found["status"] == "skipped"}  # fmt: skip
+    for name, why in skipped.items():
+        print(f"{name}: SKIPPED, {why}")
+    missed: int = bench_rows.show({**result, "rows": rows(result, whole=whole)})
+    return missed

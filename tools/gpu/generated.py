@@ -1,31 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that Inductor generated, by `load_generated` and by Inductor itself, on a GPU: numbers and times.
+"""Kernels that Inductor generated, by `load_generated` and by Inductor itself, on a GPU: numbers
+and times.
 
     python -m tools.gpu generated --corpus DIR --results OUT            all; DIR has the unpacked Inductor cache of the corpus
     python -m tools.gpu generated --only kinds                          without the corpus
     python -m tools.gpu generated --check                               is every target of docs/results met?
 
-Corpus: each of the 42 kernels of the two recorded wrappers, with the arguments of its first launch in the wrapper's own harness.  Kinds: small
-torch functions (`generated_kinds.py`), compiled by torch.compile here; the wrappers that torch wrote are loaded by `load_generated`.  Our
-kernels get the configs that Inductor chose.  Compared are: the bits of all memory that a launch may write, on both sides; what the whole
-function, or the part of the graph that the kernel computes, gives in torch eager; the time of a launch, of the GPU and of the host, in
-pairs (`generated_times.py`).  Processes compile at the same time, and measure one after the other, while all others wait.
+Corpus: each of the 42 kernels of the two recorded wrappers, with the arguments of its first launch
+in the wrapper's own harness. Kinds: small torch functions (`generated_kinds.py`), compiled by
+torch.compile here; the wrappers that torch wrote are loaded by `load_generated`. Our kernels get
+the configs that Inductor chose. Compared are: the bits of all memory that a launch may write, on
+both sides; what the whole function, or the part of the graph that the kernel computes, gives in
+torch eager; the time of a launch, of the GPU and of the host, in pairs (`generated_times.py`).
+Processes compile at the same time, and measure one after the other, while all others wait. `rows`
+compares what was found with the targets, and docs/benchmarks.md has a section of it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import shutil
+import statistics
 import tempfile
 import time
+from collections.abc import Iterable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from tools.gpu import generated_table
 from tools.shared import measurement
 
 NAME = "gpu-generated"
@@ -34,6 +40,10 @@ PROCESSES = 12
 # So much of the time is kept for timing.
 TIMES_SHARE = 0.45
 Task = int | str
+# Of Inductor's launch of the same module.
+_MOST = 1.03
+_CORPUS_KERNELS, _LEAST_KINDS = 42, 30
+_Found = dict[str, Any]
 
 
 def main() -> int:
@@ -61,7 +71,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     if options.check:
-        return generated_table.show(json.loads((options.results / f"{NAME}.json").read_text()))
+        return _show(json.loads((options.results / f"{NAME}.json").read_text()))
     sections = (
         [options.only]
         if options.only
@@ -74,7 +84,7 @@ def main() -> int:
             run.times()
     finally:
         run.close()
-    return generated_table.show(run.result())
+    return _show(run.result())
 
 
 class Run:
@@ -183,7 +193,7 @@ class Run:
             if isinstance(task, int) and task in self.found
         ]
         found = {"corpus": corpus, "kinds": kinds, "seconds": round(self._spent(), 1)}
-        return {**self.facts, **found, "rows": generated_table.rows(found)}
+        return {**self.facts, **found, "rows": rows(found)}
 
     def save(self) -> None:
         """Write what was found so far, whole or not at all."""
@@ -232,6 +242,111 @@ def _serve(connection: Connection, device: str) -> None:
     from tools.gpu import generated_workers
 
     generated_workers.serve(connection, device)
+
+
+def rows(found: _Found) -> list[_Found]:
+    """Return the rows: counts of both sections, then a module a row."""
+    modules = [*_corpus_modules(found["corpus"]), *map(_kind_module, found["kinds"])]
+    lines = []
+    for section, least in (("corpus", _CORPUS_KERNELS), ("kinds", _LEAST_KINDS)):
+        mine = [module for module in modules if module["section"] == section]
+        if not mine:
+            continue
+        lines += _counts(section, max(least, len(mine)), mine)
+    return lines + [
+        _line(module, what)
+        for module in modules
+        for what in ("gpu", "host")
+        if module[what] is not None
+    ]
+
+
+def _counts(section: str, least: int, modules: list[_Found]) -> list[_Found]:
+    unit = f"of {len(modules)}"
+    made = [
+        measurement.row(f"{section}: {words}", sum(module[what] for module in modules), unit, least=least, section=section,
+                        wrong=[module["name"] for module in modules if not module[what]])
+        for what, words in (
+            ("loaded", "loaded by load_generated, and launched"),
+            ("bits", "same bits as Inductor's launch"),
+            ("eager", "numbers equal to torch eager"),
+        )
+    ]  # fmt: skip
+    for what, words in (("gpu", "time of the GPU"), ("host", "time of the host for a call")):
+        ratios = [module[what] for module in modules if module[what] is not None]
+        if ratios:
+            made.append(measurement.row(
+                f"{section}: {words}, all modules (geometric mean)", _geometric(ratios), "x", most=_MOST, section=section,
+                peer=f"Inductor's launch; from {min(ratios):.3f} to {max(ratios):.3f}, {len(ratios)} modules",
+            ))  # fmt: skip
+    return made
+
+
+def _line(module: _Found, what: str) -> _Found:
+    words = {"gpu": "GPU", "host": "host"}[what]
+    ours, theirs = (statistics.median(side) for side in module[f"{what}_us"])
+    return measurement.row(
+        f"{module['section']}: {module['name']}: {words}", round(module[what], 4), "x", most=_MOST, section=module["section"],
+        peer=f"{ours:.2f} us, Inductor {theirs:.2f} us; {', '.join(module['heuristics'])}", module=module["name"],
+    )  # fmt: skip
+
+
+def _geometric(ratios: Iterable[float]) -> float:
+    """Return the geometric mean."""
+    logs = [math.log(ratio) for ratio in ratios]
+    return math.exp(sum(logs) / len(logs))
+
+
+def _corpus_modules(wrappers: list[_Found]) -> list[_Found]:
+    """Return each kernel of the recorded wrappers as a module, which it is in the recorded cache, too."""
+    found = []
+    for wrapper in wrappers:
+        for kernel in wrapper.get("kernels", ()):
+            times = _timed(wrapper).get(kernel["kernel"])
+            found.append(_module("corpus", kernel["kernel"], [kernel], [times] if times else []) | {
+                "eager": kernel.get("eager") == "compared" and kernel["written"] > 0 and kernel["off"] <= kernel["loose"],
+            })  # fmt: skip
+    return found
+
+
+def _kind_module(kind: _Found) -> _Found:
+    kernels = kind.get("kernels", [])
+    made = _module("kinds", kind["kind"], kernels, list(_timed(kind).values()))
+    return made | {
+        "eager": bool(kind.get("close")),
+        "loaded": made["loaded"] and not kind.get("faults", ["?"]),
+    }
+
+
+def _timed(found: _Found) -> _Found:
+    times = found.get("times", {})
+    return {} if "error" in times else times
+
+
+def _module(section: str, name: str, kernels: list[_Found], times: list[_Found]) -> _Found:
+    launched = [kernel for kernel in kernels if "unequal" in kernel]
+    made: _Found = {
+        "section": section, "name": name, "loaded": bool(launched) and (section == "kinds" or len(launched) == len(kernels)),
+        # Floats that are added atomically differ between two launches of Inductor's, too.
+        "bits": bool(launched) and all(set(k["unequal"]) <= set(k["unequal_inductor"]) for k in launched),
+        "heuristics": sorted({name for kernel in kernels for name in kernel["heuristics"]}),
+    }  # fmt: skip
+    for what in ("gpu", "host"):
+        made[what] = _geometric(time[f"{what}_ratio"] for time in times) if times else None
+        # A module's time is that of all its kernels.
+        made[f"{what}_us"] = [
+            [sum(parts) for parts in zip(*(time[f"{what}_us"][side] for time in times), strict=True)]
+            for side in ("ours", "inductor")
+        ] if times else None  # fmt: skip
+    return made
+
+
+def _show(result: _Found) -> int:
+    """Print the rows; 1 when a target is missed, or there is nothing."""
+    for line in result["rows"]:
+        print(f"{'ok  ' if line['ok'] else 'MISS'}  {line['work']:<76} {measurement.shown(line['figure'], line['unit']):>10}  "
+              f"{measurement.target(line)}  {line['peer']}  {', '.join(line.get('wrong', []))}")  # fmt: skip
+    return 0 if result["rows"] and all(line["ok"] for line in result["rows"]) else 1
 
 
 if __name__ == "__main__":

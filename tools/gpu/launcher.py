@@ -13,6 +13,7 @@ with ours, with `--check` also when a target is missed.  The raw result goes to 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shlex
@@ -22,12 +23,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tools.gpu import client_workloads, launches
-from tools.gpu.launcher_workloads import WORKLOADS
-from tools.shared import measurement
+from tools.gpu import cases, client_workloads, launches
+from tools.shared import example_kernels, measurement
 from tools.shared.processes import ROOT, python_path
 
 _MODULE = "tools.gpu.launcher"
@@ -40,6 +41,7 @@ WAYS = {
     "ours": "restored, our launcher",
     "triton": "restored, Triton's launcher",
 }
+Calls = Callable[[], dict[str, Any]]
 
 
 def main() -> int:
@@ -304,3 +306,108 @@ _STEPS: dict[str, Callable[..., dict[str, Any]]] = {
 if __name__ == "__main__" and sys.argv[1:2] and sys.argv[1] in _STEPS:
     launches.provide_extension()
     print(json.dumps(_STEPS[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])))
+
+
+def _examples() -> Calls:
+    kernels = example_kernels.load()
+    return lambda: {
+        name: kernels.checksum(tensor) for name, tensor in kernels.run_all("cuda").items()
+    }
+
+
+def _workload_cases() -> Calls:
+    import torch
+    import triton
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    kernels = launches.load_kernels()
+    triton.set_allocator(
+        lambda size, _align, _stream: torch.empty(size, device="cuda", dtype=torch.int8)
+    )
+
+    def calls() -> dict[str, Any]:
+        return {case.row: launches.digest_of(torch, case, TensorDescriptor, getattr(kernels, case.kernel))
+                for case in cases.cases(1)}  # fmt: skip
+
+    return calls
+
+
+def _liger() -> Calls:
+    import torch
+
+    cross_entropy = import_module("liger_kernel.ops.cross_entropy").LigerCrossEntropyFunction
+    layer_norm = import_module("liger_kernel.ops.layer_norm").LigerLayerNormFunction
+    rms_norm = import_module("liger_kernel.ops.rms_norm").LigerRMSNormFunction
+    swiglu = import_module("liger_kernel.ops.swiglu").LigerSiLUMulFunction
+
+    def calls() -> dict[str, Any]:
+        torch.manual_seed(7)
+        x, y = (torch.randn(64, 512, device="cuda", requires_grad=True) for _ in range(2))
+        weight, bias = (torch.randn(512, device="cuda", requires_grad=True) for _ in range(2))
+        target = torch.arange(64, device="cuda")
+        results = {
+            "rms_norm": rms_norm.apply(x, weight, 1e-6),
+            "layer_norm": layer_norm.apply(x, weight, bias, 1e-6),
+            "swiglu": swiglu.apply(x, y),
+            "cross_entropy": cross_entropy.apply(x * 1, target, None)[0],
+        }
+        for result in results.values():
+            result.sum().backward()
+        return {name: _digest(result) for name, result in results.items()} | {
+            "gradient": _digest(y.grad)
+        }
+
+    return calls
+
+
+def _fla() -> Calls:
+    import torch
+
+    chunk_gla = import_module("fla.ops.gla").chunk_gla
+    chunk_retention = import_module("fla.ops.retention").chunk_retention
+    _keep_first_configs("fla.")
+
+    def calls() -> dict[str, Any]:
+        torch.manual_seed(7)
+        q, k, v = (
+            torch.randn(1, 256, 4, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+            for _ in range(3)
+        )
+        gate = torch.nn.functional.logsigmoid(torch.randn(1, 256, 4, 64, device="cuda"))
+        results = {"gla": chunk_gla(q, k, v, gate)[0], "retention": chunk_retention(q, k, v)[0]}
+        for result in results.values():
+            result.float().sum().backward()
+        return {
+            name: list(result.shape) for name, result in results.items()
+        }  # its tuner may choose otherwise each time
+
+    return calls
+
+
+def _keep_first_configs(package: str, count: int = 2) -> None:
+    """Leave the tuners of a package's modules their first configurations: all have the same signatures, so the same launchers."""
+    from triton.runtime.autotuner import Autotuner
+
+    modules = [module for name, module in sys.modules.items() if name.startswith(package)]
+    for value in [value for module in modules for value in vars(module).values()]:
+        wrapped = value
+        while type(wrapped).__module__.startswith("triton.") and not isinstance(wrapped, Autotuner):
+            wrapped = getattr(wrapped, "fn", None)
+        if isinstance(wrapped, Autotuner):
+            wrapped.configs = wrapped.configs[:count]
+
+
+def _digest(tensor: Any) -> str:
+    import torch
+
+    return hashlib.sha256(
+        tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    ).hexdigest()
+
+
+WORKLOADS: dict[str, Callable[[], Calls]] = {
+    "examples": _examples,
+    "cases": _workload_cases,
+    "liger": _liger,
+    "fla": _fla,
+}

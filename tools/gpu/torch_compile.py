@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures torch.compile of a 6-layer transformer on a GPU: cold, with torch's mega-cache, and with ours.
+"""Measures torch.compile of a 6-layer transformer on a GPU: cold, with torch's mega-cache, and with
+ours.
 
     python -m tools.gpu torch-compile --phase default --rounds 3 --out DIR
     python -m tools.gpu torch-compile --phase max-autotune --rounds 1 --seconds 560 --out DIR      (again, until it says done)
     python -m tools.gpu torch-compile --table DIR... [--results docs/results]
 
-Each sample is a new process with its own cache directory: `cold` (empty), `warm` (the directory that the cold run made, in place),
-then, with that directory renamed away: `mega-cache`, `moved` (a copy elsewhere, group files rewritten), `ours` and `ours-winners`
-(bundler.integrations.inductor).  One cold run feeds all others.  Compiles are counted by Triton's put_group and by a wrapper for
-ptxas, in the process and in torch's workers.  Each sample is a JSON file in --work as soon as it is there: what a time limit cuts
-off, the next call goes on with.  All of them, and the bundles, are one archive in --out after each sample.
+Each sample is a new process with its own cache directory: `cold` (empty), `warm` (the directory
+that the cold run made, in place), then, with that directory renamed away: `mega-cache`, `moved` (a
+copy elsewhere, group files rewritten), `ours` and `ours-winners` (bundler.integrations.inductor).
+One cold run feeds all others. Compiles are counted by Triton's put_group and by a wrapper for
+ptxas, in the process and in torch's workers. Each sample is a JSON file in --work as soon as it is
+there: what a time limit cuts off, the next call goes on with. The table has medians beside targets.
+All of them, and the bundles, are one archive in --out after each sample.
 """
 
 from __future__ import annotations
@@ -23,10 +26,10 @@ import shutil
 import subprocess
 import tarfile
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tools.gpu import torch_table
 from tools.shared import measurement
 from tools.shared.processes import ROOT, command, python_path
 
@@ -35,6 +38,11 @@ MODES = ("default", "max-autotune")
 # About what a sample takes, so that none is begun that the time limit would cut off.
 EXPECTED_S = {"default": dict.fromkeys(VARIANTS, 32) | {"cold": 50},
               "max-autotune": dict.fromkeys(VARIANTS, 35) | {"cold": 150, "mega-cache": 85, "moved": 45}}  # fmt: skip
+_Sample = dict[str, Any]
+# Of the warm directory in default mode; seconds in max-autotune; times faster than the mega-cache there.
+_MOST_OF_WARM, _MOST_S, _LEAST_FASTER = 1.10, 10.0, 3.0
+# Of the mega-cache's bytes.
+_MOST_BYTES = {"default": 1 / 5, "max-autotune": 1 / 10}
 
 
 def main() -> int:
@@ -64,11 +72,11 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=measurement.RESULTS)
     options = parser.parse_args()
     if options.table is not None:
-        return torch_table.write(options.table, options.results)
+        return write(options.table, options.results)
     if options.phase is None:
         parser.error("--phase or --table")
     done = Phase(options).run()
-    torch_table.show([options.work / "samples"])
+    _show([options.work / "samples"])
     print("done" if done else "not done: call again")
     return 0
 
@@ -138,7 +146,7 @@ class Phase:
         path = self.samples / self._name(variant, number)
         path.with_suffix(".tmp").write_text(json.dumps(sample, indent=1) + "\n")
         path.with_suffix(".tmp").rename(path)
-        print(torch_table.line(sample), flush=True)
+        print(line(sample), flush=True)
 
     def _cache(self, variant: str, number: int) -> Path:
         """Return the cache directory for a sample, prepared."""
@@ -252,3 +260,121 @@ def contents(cache: Path) -> dict[str, int]:
         "cubins": sum(path.suffix == ".cubin" for path in files),
         "best_configs": sum(path.suffix == ".best_config" for path in files),
     }  # fmt: skip
+
+
+def read(folders: Iterable[Path]) -> list[_Sample]:
+    """Return the samples in folders, by mode, variant and round."""
+    return [
+        json.loads(path.read_text())
+        for folder in folders
+        for path in sorted(folder.glob("*.*.*.json"))
+    ]
+
+
+def line(sample: _Sample) -> str:
+    """Return one sample as a line."""
+    name = f"{sample['mode']:<13} {sample['variant']:<13} {sample['round']}"
+    if "error" in sample:
+        return f"{name}  FAILED: {sample['error'].strip().splitlines()[-1] if sample['error'].strip() else 'no output'}"
+    return (
+        f"{name}  load {sample['load_s']:6.2f} s  first {sample['first_s']:7.2f} s  compiles {sample['compiles_in_parent']:4d} "
+        f"+ {sample['compiles'] - sample['compiles_in_parent']:4d}  ptxas {sample['ptxas']:4d}  loss {sample['losses'][-1]}"
+    )
+
+
+def _show(folders: Iterable[Path]) -> None:
+    """Print the medians of what is there."""
+    samples = read(folders)
+    for mode, variant in sorted({(sample["mode"], sample["variant"]) for sample in samples}):
+        found = _good(samples, mode, variant)
+        if found:
+            print(f"{mode:<13} {variant:<13} n={len(found)}  load {_median(found, 'load_s'):6.2f} s  "
+                  f"first {_median(found, 'first_s'):7.2f} s  compiles at most {_most(found, 'compiles')}  "
+                  f"ptxas at most {_most(found, 'ptxas')}")  # fmt: skip
+
+
+def write(folders: Iterable[Path], results: Path) -> int:
+    """Write the result with its rows; 1 when a target is missed."""
+    samples = read(folders)
+    rows = [row for mode in _MOST_BYTES for row in _rows(samples, mode)]
+    for row in rows:
+        print(f"{'ok  ' if row['ok'] else 'MISS'}  {row['work']:<66} {measurement.shown(row['figure'], row['unit']):>12}  "
+              f"{measurement.target(row)}  {row['peer']}")  # fmt: skip
+    facts = {key: samples[0][key] for key in ("machine", "versions", "commit")} if samples else {}
+    path = results / "gpu-torch-compile.json"
+    results.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        json.dumps({**facts, "rows": rows, "samples": samples}, indent=1, sort_keys=True) + "\n"
+    )
+    print(f"\nwritten to {path}")
+    return 0 if all(row["ok"] for row in rows) else 1
+
+
+def _rows(samples: list[_Sample], mode: str) -> Iterable[dict[str, Any]]:
+    by_variant = {
+        v: _good(samples, mode, v)
+        for v in ("cold", "warm", "mega-cache", "moved", "ours", "ours-winners")
+    }
+    failed = [sample for sample in samples if sample["mode"] == mode and "error" in sample]
+    yield measurement.row(f"{mode}: samples that failed", len(failed), "", most=0)
+    for variant, found in by_variant.items():
+        if found:
+            yield measurement.row(f"{mode}, {variant}: load and first iteration", _median(found, "total_s"), "s",
+                                samples={"total_s": [sample["total_s"] for sample in found]})  # fmt: skip
+            yield measurement.row(f"{mode}, {variant}: Triton compiles, at most", _most(found, "compiles"), "",
+                                most=0 if variant.startswith("ours") else None)  # fmt: skip
+            yield measurement.row(f"{mode}, {variant}: ptxas calls, at most", _most(found, "ptxas"), "",
+                                most=0 if variant.startswith("ours") else None)  # fmt: skip
+    yield from _compared(by_variant, mode)
+
+
+def _compared(by_variant: dict[str, list[_Sample]], mode: str) -> Iterable[dict[str, Any]]:
+    ours, warm, mega, cold = (by_variant[name] for name in ("ours", "warm", "mega-cache", "cold"))
+    if ours and warm:
+        ratio = _median(ours, "total_s") / _median(warm, "total_s")
+        yield measurement.row(f"{mode}: ours, of the warm directory in place", ratio, "x",
+                            most=_MOST_OF_WARM if mode == "default" else None)  # fmt: skip
+        different = sum(sample["losses"] != warm[0]["losses"] for sample in ours)
+        yield measurement.row(
+            f"{mode}: samples of ours whose losses differ from the warm run's",
+            different,
+            "",
+            most=0,
+        )
+    if mode == "max-autotune" and ours:
+        yield measurement.row(
+            f"{mode}: ours, load and first iteration", _median(ours, "total_s"), "s", most=_MOST_S
+        )
+    if mode == "max-autotune" and ours and mega:
+        faster = _median(mega, "total_s") / _median(ours, "total_s")
+        yield measurement.row(
+            f"{mode}: ours, times faster than the mega-cache", faster, "x", least=_LEAST_FASTER
+        )
+    saved = cold[0]["saved"] if cold else None
+    if saved and "mega-cache" in saved:
+        for name in ("ours", "ours-winners"):
+            share = saved[name]["bytes"] / saved["mega-cache"]["bytes"]
+            peer = f"{saved[name]['bytes'] / 1e6:.3g} MB of {saved['mega-cache']['bytes'] / 1e6:.3g} MB"
+            yield measurement.row(
+                f"{mode}, {name}: bundle, of the mega-cache",
+                share,
+                "x",
+                most=_MOST_BYTES[mode],
+                peer=peer,
+            )
+
+
+def _good(samples: list[_Sample], mode: str, variant: str) -> list[_Sample]:
+    return [s for s in samples if (s["mode"], s["variant"]) == (mode, variant) and "error" not in s]
+
+
+def _over(found: list[_Sample], name: str, of: Callable[[list[float]], float]) -> float:
+    return of([float(sample[name]) for sample in found])
+
+
+def _median(found: list[_Sample], name: str) -> float:
+    return _over(found, name, measurement.median)
+
+
+def _most(found: list[_Sample], name: str) -> float:
+    return _over(found, name, max)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that `declarations.py` starts beside an unpacked hip-python: prints, as JSON, what that package knows of HIP's numbers.
+"""A program that `headers.py` starts beside an unpacked hip-python: prints, as JSON, what that
+package knows of HIP's numbers.
 
     python -m tools.hip.hip_python hip.hip '["hipErrorNoDevice", ...]'
 
-Where a member lies is found by writing a number at our place of it and reading it through the package.
+Where a member lies is found by writing a number at our place of it and reading it through the
+package.
 """
 
 from __future__ import annotations

@@ -3,13 +3,17 @@
 
     python -m tools.shared_fs.network_layer DIRECTORY PLACE KIND SEED      mounts, prints a line, ends with its standard input
 
-`KINDS` says what each kind does wrong: the kernel keeps names, missing ones too, attributes and listings for `known_s`; requests take up to
-`delay_s` and overtake each other; some answers are lost, so that a request that was made is made again and fails; a file that
-another client replaced is ESTALE; locks hold within one mount alone.  `race` starts two.
+`KINDS` says what each kind does wrong: the kernel keeps names, missing ones too, attributes and
+listings for `known_s`; requests take up to `delay_s` and overtake each other; some answers are
+lost, so that a request that was made is made again and fails; a file that another client replaced
+is ESTALE; locks hold within one mount alone. `race` starts two. The side of the kernel is spoken to
+in the standard library alone; it needs Linux, /dev/fuse and the right to mount.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import os
 import random
@@ -18,14 +22,159 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tools.shared_fs import fuse_link
-from tools.shared_fs.fuse_link import Call
-
+# Numbers of requests, from the kernel's include/uapi/linux/fuse.h.
+_LOOKUP, _FORGET, _GETATTR, _SETATTR, _MKDIR, _UNLINK, _RMDIR, _RENAME, _LINK = (
+    1,
+    2,
+    3,
+    4,
+    9,
+    10,
+    11,
+    12,
+    13,
+)
+_OPEN, _READ, _WRITE, _STATFS, _RELEASE, _FSYNC, _FLUSH, _INIT = 14, 15, 16, 17, 18, 20, 25, 26
+(
+    _OPENDIR,
+    _READDIR,
+    _RELEASEDIR,
+    _FSYNCDIR,
+    _CREATE,
+    _INTERRUPT,
+    _DESTROY,
+    _BATCH_FORGET,
+    _RENAME2,
+) = (
+    27,
+    28,
+    29,
+    30,
+    35,
+    36,
+    38,
+    42,
+    45,
+)
+_UNANSWERED = {_FORGET, _BATCH_FORGET, _INTERRUPT}
+_VERSION, _MINOR = 7, 31
+_MOST_BYTES = 128 * 1024
+_ROOT_NODE = 1
+_IN = struct.Struct("<IIQQIIIHH")
+_OUT = struct.Struct("<IiQ")
+_INIT_OUT = struct.Struct("<IIIIHHIIHHII24x")
+_ATTRIBUTES = struct.Struct("<QQQQQQIIIIIIIIII")
+_ENTRY = struct.Struct("<QQQQII")
+_ATTRIBUTES_OUT = struct.Struct("<QII")
+_OPEN_OUT = struct.Struct("<QII")
+_DIRECTORY_ENTRY = struct.Struct("<QQII")
+_NS = 1_000_000_000
+_DETACH = 2
 THREADS = 6
 _SET_MODE, _SET_SIZE, _SET_TIME, _SET_TIME_NOW = 1, 8, 32, 256
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request of the kernel: its number, its own name, the node that it is about, and the rest."""
+
+    number: int
+    unique: int
+    node: int
+    rest: bytes
+
+
+@contextlib.contextmanager
+def _mounted(place: str) -> Iterator[int]:
+    """Mount at a directory; yields the descriptor over which the kernel speaks.
+
+    Raises:
+        OSError: there is no /dev/fuse, or no right to mount.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    settings = f"fd={fd},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()},allow_other"
+    try:
+        if libc.mount(b"bundler-shared-fs", os.fsencode(place), b"fuse", 0, settings.encode()):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), place)
+        try:
+            yield fd
+        finally:
+            libc.umount2(os.fsencode(place), _DETACH)
+    finally:
+        os.close(fd)
+
+
+def _receive(fd: int) -> Call | None:
+    """Return the next request, None when the file system was unmounted."""
+    while True:
+        try:
+            data = os.read(fd, _MOST_BYTES + 4096)
+        except OSError as error:
+            if error.errno in {errno.ENODEV, errno.EBADF}:
+                return None
+            if error.errno in {errno.EINTR, errno.EAGAIN, errno.ENOENT}:
+                continue
+            raise
+        _, number, unique, node, *_ = _IN.unpack_from(data)
+        return Call(number, unique, node, data[_IN.size :])
+
+
+def _answer(fd: int, call: Call, body: bytes = b"", error: int = 0) -> None:
+    """Answer a request with a body, or with an error of the operating system."""
+    with contextlib.suppress(OSError):  # the caller was interrupted, or the file system unmounted
+        os.write(fd, _OUT.pack(_OUT.size + len(body), -error, call.unique) + body)
+
+
+def _pack_init() -> bytes:
+    """Return what the kernel is told first: our version, and how much it may write at once."""
+    return _INIT_OUT.pack(
+        _VERSION, _MINOR, _MOST_BYTES, 0, 16, 12, _MOST_BYTES, 1, _MOST_BYTES // 4096, 0, 0, 0
+    )
+
+
+def _pack_attributes(found: os.stat_result, node: int) -> bytes:
+    """Return the attributes of a file as the kernel lays them out."""
+    times = [found.st_atime_ns, found.st_mtime_ns, found.st_ctime_ns]
+    return _ATTRIBUTES.pack(
+        node, found.st_size, found.st_blocks, *(time // _NS for time in times), *(time % _NS for time in times),
+        found.st_mode, found.st_nlink, found.st_uid, found.st_gid, found.st_rdev & 0xFFFFFFFF, 4096, 0,
+    )  # fmt: skip
+
+
+def _pack_entry(found: os.stat_result | None, node: int, known_s: float) -> bytes:
+    """Return a name's node and attributes, None for a name that is not there, and how long the kernel may keep them."""
+    seconds, rest = int(known_s), int(known_s % 1 * _NS)
+    head = _ENTRY.pack(node if found else 0, 0, seconds, seconds, rest, rest)
+    return head + (_pack_attributes(found, node) if found else bytes(_ATTRIBUTES.size))
+
+
+def _pack_attributes_answer(found: os.stat_result, node: int, known_s: float) -> bytes:
+    """Return attributes, and how long the kernel may keep them."""
+    return _ATTRIBUTES_OUT.pack(int(known_s), int(known_s % 1 * _NS), 0) + _pack_attributes(
+        found, node
+    )
+
+
+def _pack_open(handle: int) -> bytes:
+    """Return the number of an open file."""
+    return _OPEN_OUT.pack(handle, 0, 0)
+
+
+def _pack_names(names: list[str], offset: int, size: int) -> bytes:
+    """Return as many names of a listing as fit, from an offset on."""
+    made = b""
+    for number, name in enumerate(names[offset:], offset + 1):
+        data = os.fsencode(name)
+        entry = _DIRECTORY_ENTRY.pack(number, number, len(data), 0) + data
+        entry += bytes(-len(entry) % 8)
+        if len(made) + len(entry) > size:
+            break
+        made += entry
+    return made
 
 
 @dataclass(frozen=True)
@@ -70,37 +219,37 @@ class NetworkLayer:
         self._root, self._kind, self._random = root, kind, random.Random(seed)  # it must repeat
         self._lock = threading.Lock()
         # A node is a path and the file that was there when the kernel asked for it.
-        self._paths: dict[int, str] = {fuse_link.ROOT_NODE: ""}
+        self._paths: dict[int, str] = {_ROOT_NODE: ""}
         self._inodes: dict[int, int] = {}
         self._nodes: dict[tuple[str, int], int] = {}
         self._listings: dict[str, tuple[float, list[str]]] = {}
         self._open: dict[int, list[str]] = {}
         self._answers: dict[int, Callable[[Call], bytes]] = {
-            fuse_link.INIT: lambda _: fuse_link.pack_init(), fuse_link.LOOKUP: self._look_up, fuse_link.GETATTR: self._attributes,
-            fuse_link.SETATTR: self._set_attributes, fuse_link.MKDIR: self._make_directory, fuse_link.UNLINK: self._unlink,
-            fuse_link.RMDIR: self._remove_directory, fuse_link.RENAME: lambda call: self._rename(call, 8),
-            fuse_link.RENAME2: lambda call: self._rename(call, 16), fuse_link.LINK: self._link, fuse_link.OPEN: self._open_file,
-            fuse_link.READ: self._read, fuse_link.WRITE: self._write, fuse_link.RELEASE: self._release, fuse_link.CREATE: self._create,
-            fuse_link.OPENDIR: self._open_directory, fuse_link.READDIR: self._read_directory, fuse_link.RELEASEDIR: self._close_directory,
-            fuse_link.FSYNC: lambda _: b"", fuse_link.FLUSH: lambda _: b"", fuse_link.FSYNCDIR: lambda _: b"",
-            fuse_link.STATFS: self._statistics,
+            _INIT: lambda _: _pack_init(), _LOOKUP: self._look_up, _GETATTR: self._attributes,
+            _SETATTR: self._set_attributes, _MKDIR: self._make_directory, _UNLINK: self._unlink,
+            _RMDIR: self._remove_directory, _RENAME: lambda call: self._rename(call, 8),
+            _RENAME2: lambda call: self._rename(call, 16), _LINK: self._link, _OPEN: self._open_file,
+            _READ: self._read, _WRITE: self._write, _RELEASE: self._release, _CREATE: self._create,
+            _OPENDIR: self._open_directory, _READDIR: self._read_directory, _RELEASEDIR: self._close_directory,
+            _FSYNC: lambda _: b"", _FLUSH: lambda _: b"", _FSYNCDIR: lambda _: b"",
+            _STATFS: self._statistics,
         }  # fmt: skip
 
     def serve(self, fd: int) -> None:
         """Answer until the file system is unmounted."""
-        while (call := fuse_link.receive(fd)) is not None:
-            if call.number in fuse_link.UNANSWERED:
+        while (call := _receive(fd)) is not None:
+            if call.number in _UNANSWERED:
                 continue
-            if self._kind.delay_s and call.number != fuse_link.INIT:
+            if self._kind.delay_s and call.number != _INIT:
                 time.sleep(self._random.uniform(0, self._kind.delay_s))
             try:
                 handler = self._answers.get(call.number)
                 if handler is None:
-                    fuse_link.answer(fd, call, error=errno.ENOSYS)
+                    _answer(fd, call, error=errno.ENOSYS)
                 else:
-                    fuse_link.answer(fd, call, handler(call))
+                    _answer(fd, call, handler(call))
             except OSError as error:
-                fuse_link.answer(fd, call, error=error.errno or errno.EIO)
+                _answer(fd, call, error=error.errno or errno.EIO)
 
     def _where(self, node: int) -> str:
         return os.path.join(self._root, self._paths[node])
@@ -126,7 +275,7 @@ class NetworkLayer:
         with self._lock:
             node = self._nodes.setdefault((path, found.st_ino), len(self._paths) + 1)
             self._paths[node], self._inodes[node] = path, found.st_ino
-        return fuse_link.pack_entry(found, node, self._kind.known_s)
+        return _pack_entry(found, node, self._kind.known_s)
 
     def _changed(self, *paths: str) -> None:
         """A client knows of its own changes."""
@@ -145,12 +294,10 @@ class NetworkLayer:
             return self._entry(path)
         except FileNotFoundError:
             # No error: the kernel may keep it that the name is missing.
-            return fuse_link.pack_entry(None, 0, self._kind.known_s)
+            return _pack_entry(None, 0, self._kind.known_s)
 
     def _attributes(self, call: Call) -> bytes:
-        return fuse_link.pack_attributes_answer(
-            self._found(call.node), call.node, self._kind.known_s
-        )
+        return _pack_attributes_answer(self._found(call.node), call.node, self._kind.known_s)
 
     def _set_attributes(self, call: Call) -> bytes:
         valid, _, _, size, _, _, mtime, _, _, mtime_ns, _, mode = struct.unpack_from(
@@ -221,7 +368,7 @@ class NetworkLayer:
         (flags,) = struct.unpack_from("<I", call.rest)
         self._found(call.node)
         # The kernel has looked at these itself.
-        return fuse_link.pack_open(
+        return _pack_open(
             os.open(self._where(call.node), flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW))
         )
 
@@ -230,7 +377,7 @@ class NetworkLayer:
         path, where = self._named(call, 16)
         self._changed(path)
         fd = os.open(where, flags & ~os.O_NOFOLLOW, mode & 0o7777)
-        return self._entry(path) + fuse_link.pack_open(fd)
+        return self._entry(path) + _pack_open(fd)
 
     def _read(self, call: Call) -> bytes:
         fd, offset, size = struct.unpack_from("<QQI", call.rest)
@@ -255,11 +402,11 @@ class NetworkLayer:
         with self._lock:
             handle = max(self._open, default=0) + 1
             self._open[handle] = names
-        return fuse_link.pack_open(handle)
+        return _pack_open(handle)
 
     def _read_directory(self, call: Call) -> bytes:
         handle, offset, size = struct.unpack_from("<QQI", call.rest)
-        return fuse_link.pack_names(self._open[handle], offset, size)
+        return _pack_names(self._open[handle], offset, size)
 
     def _close_directory(self, call: Call) -> bytes:
         self._open.pop(struct.unpack_from("<Q", call.rest)[0], None)
@@ -276,7 +423,7 @@ class NetworkLayer:
 def main(root: str, place: str, kind: str, seed: str) -> None:
     """Mount, serve, and unmount when standard input ends."""
     layer = NetworkLayer(root, KINDS[kind], int(seed))
-    with fuse_link.mounted(place) as fd:
+    with _mounted(place) as fd:
         for _ in range(THREADS):
             threading.Thread(target=layer.serve, args=(fd,), daemon=True).start()
         print("mounted", flush=True)

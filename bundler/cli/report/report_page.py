@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`report_page`: the HTML of a report, with everything that it shows in it.
 
-`report_command.py` writes what it returns.  What a bundle holds is hostile: it stands in the page as JSON and as packed texts alone, which the
-page's script puts into it as text, and the page's policy lets no other script run and nothing be fetched.
+`report_command.py` writes what it returns. Sizes are areas of rectangles that are as square as can
+be (`squarified`), after M. Bruls, K. Huizing, J. van Wijk, "Squarified Treemaps" (2000): a row
+takes the next amount as long as that makes the worst side ratio in the row no worse. What a bundle
+holds is hostile: it stands in the page as JSON and as packed texts alone, which the page's script
+puts into it as text, and the page's policy lets no other script run and nothing be fetched.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -25,7 +28,6 @@ from bundler.cli.comparison import changes_of
 from bundler.cli.program_facts import memory_words
 from bundler.cli.report.kernel_figures import KernelFigures, SourceFolder, figures_of
 from bundler.cli.report.text_archive import PackedTexts, TextArchive
-from bundler.cli.report.treemap import Box, squarified
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import entry_name
 from bundler.format.candidate_timings import id_of, time_of
@@ -35,11 +37,22 @@ from bundler.runtime.program.program_summary import programs_of
 
 #: A page larger than this opens slowly, and mails refuse it.
 LIMIT_BYTES = 3_000_000
-_AREA = Box(0.0, 0.0, 960.0, 360.0)
 # Of each kind the largest kernels have areas of their own.
 _LARGEST = 12
 _MARK = re.compile(r"\{\{([a-z-]+)\}\}")
 _NO_TEXTS = PackedTexts("", "")
+
+
+class Box(NamedTuple):
+    """A rectangle: left, top, width and height, in the units of the area that was given."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+_AREA = Box(0.0, 0.0, 960.0, 360.0)
 
 
 class ReportPage(Struct, frozen=True):
@@ -243,3 +256,57 @@ def _diff(first: tuple[str, Bundle], second: tuple[str, Bundle]) -> dict[str, An
         ),
         "same": len(mine) - len(difference.removed) - len(difference.changed),
     }
+
+
+def squarified(amounts: Sequence[float], area: Box) -> list[Box]:
+    """Return a rectangle for each amount, in the order given.
+
+    Args:
+        amounts: more than 0, the largest first.
+        area: what they fill together.
+    """
+    boxes: list[Box] = []
+    left = area
+    rest = [amount * area.width * area.height / sum(amounts) for amount in amounts]
+    while rest:
+        side = min(left.width, left.height)
+        number = 1
+        while number < len(rest) and _worst(rest[: number + 1], side) <= _worst(
+            rest[:number], side
+        ):
+            number += 1
+        row, rest = rest[:number], rest[number:]
+        boxes += _row(row, left)
+        left = _without(sum(row), left)
+    return boxes
+
+
+def _worst(row: Sequence[float], side: float) -> float:
+    if side <= 0:
+        return 0.0
+    total = sum(row)
+    return max(side * side * max(row) / (total * total), total * total / (side * side * min(row)))
+
+
+def _row(row: Sequence[float], left: Box) -> list[Box]:
+    """Lay a row along the shorter side of what is left."""
+    total, boxes, at = sum(row), [], 0.0
+    if left.width >= left.height:
+        width = total / left.height
+        for amount in row:
+            boxes.append(Box(left.x, left.y + at, width, amount / width))
+            at += amount / width
+    else:
+        height = total / left.width
+        for amount in row:
+            boxes.append(Box(left.x + at, left.y, amount / height, height))
+            at += amount / height
+    return boxes
+
+
+def _without(total: float, left: Box) -> Box:
+    if left.width >= left.height:
+        width = total / left.height
+        return Box(left.x + width, left.y, max(0.0, left.width - width), left.height)
+    height = total / left.width
+    return Box(left.x, left.y + height, left.width, max(0.0, left.height - height))

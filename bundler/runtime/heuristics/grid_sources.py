@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`grid_function`: a grid as the text of a C++ function, which is C as well; `identifier` makes names that both languages take.
 
-`kernel_header` writes the functions into the header of an exported kernel, behind `HELPERS`.  Sizes are 64-bit numbers, and whatever has no
+`kernel_export` writes the functions into the header of an exported kernel, behind `HELPERS`.  Sizes are 64-bit numbers, and whatever has no
 such value is an error: a number that does not fit, a division by zero, a size below zero.
 """
 

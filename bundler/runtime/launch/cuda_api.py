@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions and numbers of the CUDA driver that `cuda.py` and `tensor_maps.py` use, as cuda.h declares them."""
+"""The functions and numbers of the CUDA driver that `cuda.py` uses, as cuda.h declares them."""
 
 from __future__ import annotations
 

@@ -1,28 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`StaticKernel`: a kernel as its caller sees it, which picks the recorded specialization that fits a call, and launches it.
+"""`StaticKernel`: a kernel as its caller sees it, which picks the recorded specialization that fits
+a call, and launches it.
 
 `load` makes one for each kernel name of a bundle, and the tuner one for each tuned kernel.
+
+It remembers what is to be done for all calls that look alike (`BoundCall`): `_bind_call` finds that
+out from a call, `_bind_like` from one of the same shape, whose kernel differs in constants alone.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from bundler.errors import NotFound, ToolchainMismatch
 from bundler.format.summary import count
 from bundler.runtime import grids
-from bundler.runtime.launch.bound_call import Again, BoundCall, Grids, Told, bind_call, bind_like
+from bundler.runtime.launch.argument_flattening import feed_of
 from bundler.runtime.launch.call_key import BY_VALUE, UNCACHEABLE, Reader
 from bundler.runtime.launch.compiled_dispatch import Gridded, compiled_dispatcher
 from bundler.runtime.launch.device_check import check_address, check_memory
+from bundler.runtime.launch.driver import Driver, Launcher
 from bundler.runtime.launch.handle import Handle
 from bundler.runtime.launch.launch_hooks import Hooks
-from bundler.runtime.launch.loaded_plans import Loader
+from bundler.runtime.launch.loaded_plans import Loaded, Loader
 from bundler.runtime.launch.specialization_choice import Choices, Chosen
 from bundler.runtime.launch.specialization_index import CallShape
 from bundler.runtime.launch.specialization_match import Specialization
 
+_Sizes = tuple[int, int, int]
+# A place is a byte for the compiled dispatcher.
+_MOST_PLACES = 256
+# By the grid as a caller gives it: grids repeat, and checking one costs as much as all the rest of a launch.
+_Grids = dict[tuple[int, ...], _Sizes]
+# What the compiled dispatcher keeps of a call, and what makes that for others of its shape, given their constants.
+_Told = tuple[Launcher, int | bytes, _Grids, "BoundCall", "_Again | None"]
+_Again = Callable[..., _Told | None]
 # A program whose constants never repeat must not grow without end.
 MAX_REMEMBERED = 4096
 
@@ -86,7 +100,7 @@ class StaticKernel(Gridded):
         self._bound: dict[tuple[Any, ...], BoundCall | None] = {}
         self._cuts: dict[tuple[int, tuple[str, ...]], _Cut] = {}
         # By the size of a cluster: what a grid may be depends on nothing else of a kernel.
-        self._grids: dict[int, Grids] = {}
+        self._grids: dict[int, _Grids] = {}
         self._specializations: tuple[Specialization, ...] = ()
         self._by_value: Mapping[str, bool] = {}
         self._positions: tuple[bool, ...] = ()
@@ -330,11 +344,11 @@ class StaticKernel(Gridded):
         if specialization is None:
             return None
         loaded = self._loader.load(specialization.kernel, device, specialization.alike)
-        return bind_like(like, loaded, self._grids.setdefault(loaded.plan.cluster, {}))
+        return _bind_like(like, loaded, self._grids.setdefault(loaded.plan.cluster, {}))
 
     def _again(
         self, device: int, key: tuple[Any, ...], count: int, names: tuple[str, ...]
-    ) -> Again | None:
+    ) -> _Again | None:
         """Return what binds calls that differ from this one in constants alone; None when only full comparisons can tell."""
         cut = self._cuts.get((count, names))
         met = None if cut is None else cut.shapes.get(tuple([key[index] for index in cut.rest]))
@@ -347,14 +361,14 @@ class StaticKernel(Gridded):
             self._grids,
         )
 
-        def again(*constants: Any) -> Told | None:
+        def again(*constants: Any) -> _Told | None:
             specialization = shape.find([
                 (kind, value) if (kind := type(value)) in BY_VALUE else constant(value) for value in constants
             ])  # fmt: skip
             if specialization is None:
                 return None
             loaded = load(specialization.kernel, device, specialization.alike)
-            bound = bind_like(like, loaded, all_grids.setdefault(loaded.plan.cluster, {}))
+            bound = _bind_like(like, loaded, all_grids.setdefault(loaded.plan.cluster, {}))
             return None if bound is None else bound.told()
 
         return again
@@ -406,6 +420,103 @@ class StaticKernel(Gridded):
             chosen.specialization.kernel, device, chosen.specialization.alike
         )
         remembered = self._grids.setdefault(loaded.plan.cluster, {})
-        return bind_call(
+        return _bind_call(
             loaded, self._driver, remembered, names, values, [*names[: len(args)], *keywords]
         )
+
+
+class BoundCall(NamedTuple):
+    """How calls that look alike are launched.
+
+    Attributes:
+        launcher: of the kernel that they need.
+        passed: makes the launcher's values of what a call gave, in its order.
+        taken: what is passed of the call's values, as they come: the first so many, or those at these places; None when they have to be
+            taken apart, or defaults are among them.
+        grids: the grids seen so far.
+        addresses: parameters that got an address as a plain number: nothing but the driver knows where that lies.
+        names: of all parameters.
+        defaults: of the parameters that such calls leave out.
+        loaded: the kernel on its device.
+    """
+
+    launcher: Launcher
+    passed: Callable[[list[Any]], Sequence[Any]]
+    taken: int | bytes | None
+    grids: _Grids
+    addresses: tuple[tuple[int, str], ...]
+    names: tuple[str, ...]
+    defaults: Mapping[str, Any]
+    loaded: Loaded
+
+    def told(self, again: _Again | None = None) -> _Told | None:
+        """Return what the compiled dispatcher needs to launch more such calls, None when it cannot.
+
+        Args:
+            again: tells the same of calls that differ in constants alone.
+        """
+        if self.addresses or self.taken is None:
+            return None
+        return self.launcher, self.taken, self.grids, self, again
+
+
+def _bind_call(
+    loaded: Loaded, driver: Driver, grids: _Grids, names: tuple[str, ...], call_values: Sequence[Any],
+    given: Sequence[str],
+) -> BoundCall:  # fmt: skip
+    """Return how a call is launched.
+
+    Args:
+        loaded: the kernel for the call, on its device.
+        driver: that loaded it.
+        grids: where sizes of grids are remembered.
+        names: of all parameters.
+        call_values: of all parameters, defaults among them.
+        given: the names of what the call gave, in its order.
+    """
+    missing = {
+        name: value for name, value in zip(names, call_values, strict=True) if name not in given
+    }
+    places = [
+        given.index(name) if name in given else len(given) + list(missing).index(name)
+        for name in names
+    ]
+    pointers = {
+        piece.path for piece in loaded.plan.pieces if piece.kind == "pointer" and piece.rank is None
+    }
+    addresses = tuple(
+        (places[index], name)
+        for index, (name, value) in enumerate(zip(names, call_values, strict=True))
+        if (index,) in pointers and isinstance(value, int) and name in given
+    )
+    passed, taken = _passing(loaded, driver, places, tuple(missing.values()))
+    return BoundCall(loaded.launcher, passed, taken, grids, addresses, names, missing, loaded)
+
+
+def _bind_like(other: BoundCall, loaded: Loaded, grids: _Grids) -> BoundCall | None:
+    """Return how a call of the same shape is launched; None when its kernel takes its values in another way."""
+    # Plans of one signature share their pieces.
+    if other.taken is None or loaded.plan.pieces is not other.loaded.plan.pieces:
+        return None
+    _, passed, taken, _, addresses, names, defaults, _ = other
+    # As `BoundCall(...)` does in one step more, which each first launch of a kernel would take.
+    return tuple.__new__(
+        BoundCall, (loaded.launcher, passed, taken, grids, addresses, names, defaults, loaded)
+    )
+
+
+def _passing(
+    loaded: Loaded, driver: Driver, places: list[int], defaults: tuple[Any, ...]
+) -> tuple[Callable[[list[Any]], Sequence[Any]], int | bytes | None]:
+    """Return what makes the launcher's values of what a call gave, in its order, and the defaults of the rest; and what they are as `taken`."""
+    pieces = loaded.plan.pieces
+    if all(len(piece.path) == 1 and piece.rank is None for piece in pieces):
+        wanted = [places[piece.path[0]] for piece in pieces]
+        if wanted == list(range(len(pieces))):
+            return operator.itemgetter(slice(0, len(pieces))), len(pieces)
+        given = len(places) - len(defaults)
+        # A size of 1 is compiled in, so that there is a gap where it stands in the call.
+        if len(wanted) > 1 and max(wanted) < min(given, _MOST_PLACES):
+            return operator.itemgetter(*wanted), bytes(wanted)
+    feed = feed_of(loaded.plan, driver)
+    return lambda values: feed([(values + list(defaults))[place] for place in places]), None

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ProgramRunner`: runs a `ProgramPlan`, step by step; `load_program` takes plan and kernels from a bundle.
+"""`ProgramRunner`: runs a `ProgramPlan`, step by step; `load_program` takes plan and kernels from a
+bundle.
 
     program = bundler.runtime.load_program("model.tbundle", memory=memory)
     (output,) = program(x, weight)
 
 What allocates, views and calls operators is a `ProgramMemory`: torch's where a program has calls of
-operators, or whatever the caller's tensors come from.  No compiler and no Triton is needed, and no
-torch unless the memory is torch's.
+operators, or whatever the caller's tensors come from. An operator that fails says at which step. No
+compiler and no Triton is needed, and no torch unless the memory is torch's.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from bundler.errors import (
     ConfigError,
     FormatError,
     NotFound,
+    OperatorFailed,
     UnsupportedOperator,
     Untrusted,
 )
@@ -35,7 +37,6 @@ from bundler.runtime.launch.driver import Driver
 from bundler.runtime.program.allowed_operators import unlisted
 from bundler.runtime.program.checked_memory import CheckedMemory
 from bundler.runtime.program.device_tensors import host_number
-from bundler.runtime.program.operator_steps import call_step
 from bundler.runtime.program.plan_reading import read_plan
 from bundler.runtime.program.program_inputs import (
     ALIGNED_BYTES,
@@ -207,7 +208,7 @@ class ProgramRunner:
         return _number(item, sizes)
 
     def _call(self, step: OperatorStep, values: dict[str, Any], sizes: Mapping[str, int]) -> None:
-        named, given = call_step(
+        named, given = _call_step(
             self._memory, self.plan, step, lambda item: self._decoded(item, values, sizes)
         )
         places = None if step.view else _addresses(given)
@@ -460,3 +461,53 @@ def _choice(
                 if all(config.get(key) == value for key, value in wanted.items()):
                     return choice
     return choices[0]
+
+
+def _call_step(
+    memory: Any, plan: ProgramPlan, step: OperatorStep, decoded: Callable[[Any], Any]
+) -> tuple[dict[str, Any], list[Any]]:
+    """Call the operator of a step.
+
+    Args:
+        memory: a `ProgramMemory`.
+        plan: whose step it is.
+        step: one of its steps.
+        decoded: makes an argument of what stands in the step.
+
+    Returns:
+        Its results, by the names of their buffers, and what it was given.
+
+    Raises:
+        OperatorFailed: it returned other results than the plan counts on, or a `CheckedMemory`
+            refused the call.
+    """
+    try:
+        arguments = [decoded(item) for item in step.arguments]
+        keywords = {name: decoded(item) for name, item in step.keywords.items()}
+        result = memory.call(step.operator, arguments, keywords)
+    except OperatorFailed as error:
+        raise _failed(plan, step, error.message) from error.__cause__
+    if step.single:
+        results = (result,)
+    elif isinstance(result, (list, tuple)):
+        results = tuple(result)
+    else:
+        raise _failed(plan, step, f"expected a tuple of results, got {type(result).__name__}")
+    if len(results) != len(step.outputs):
+        raise _failed(plan, step, f"expected {len(step.outputs)} results, got {len(results)}")
+    named = {
+        name: value for name, value in zip(step.outputs, results, strict=True) if name is not None
+    }
+    for name, value in named.items():
+        if not hasattr(value, "shape"):
+            raise _failed(plan, step, f"expected a tensor for {name}, got {type(value).__name__}")
+    return named, [arguments, keywords]
+
+
+def _failed(plan: ProgramPlan, step: OperatorStep, reason: str) -> OperatorFailed:
+    number = next(place for place, other in enumerate(plan.steps) if other is step)
+    return OperatorFailed(
+        f"step {number} of the program, {step.operator}: {reason}",
+        operator=step.operator,
+        step=number,
+    )

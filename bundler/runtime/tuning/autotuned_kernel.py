@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`AutotunedKernel`: finds a kernel's fastest config for each tuning key, and launches it; made by `autotune` and `HeuristicKernel`."""
+"""`AutotunedKernel`: finds a kernel's fastest config for each tuning key, and launches it; made by
+`autotune` and `HeuristicKernel`.
+
+`TunedCalls` says what calls have to look like and what their arguments say before a config is
+known; `LaunchWatch` shows launches to a dump, to plug-ins and to the profiler of torch.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,11 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from bundler.compile.compile_job import SourceRef
-from bundler.errors import ConfigError, NotFound, ToolchainMismatch
+from bundler.errors import CannotLaunchStatically, ConfigError, NotFound, ToolchainMismatch
 from bundler.format.bundle import Bundle, Keep
 from bundler.format.entries import Target
 from bundler.format.summary import count
@@ -19,6 +25,7 @@ from bundler.lifecycle.tuning_directory import Miss
 from bundler.package_loggers import logger
 from bundler.runtime import grids
 from bundler.runtime.configs import Config
+from bundler.runtime.launch.argument_types import is_tensor
 from bundler.runtime.launch.handle import Handle
 from bundler.runtime.launch.launch_hooks import Hooks
 from bundler.runtime.tuning import profiler_ranges, tuning_winners
@@ -35,18 +42,18 @@ from bundler.runtime.tuning.candidate_compiler import (
 from bundler.runtime.tuning.config_list import ListedConfigs, Pruning, keywords_on
 from bundler.runtime.tuning.kernel_export import Exported, ExportNotes, export_kernel, grid_notes
 from bundler.runtime.tuning.launch_state import LaunchState
-from bundler.runtime.tuning.launch_watch import LaunchWatch
 from bundler.runtime.tuning.result_lookup import Choice, LookupQuestion
 from bundler.runtime.tuning.trial import ArgumentEffects, Trial
-from bundler.runtime.tuning.tuned_calls import TunedCalls
 from bundler.runtime.tuning.tuner_options import TunerOptions
-from bundler.runtime.tuning.tuner_plugins import Plugins
+from bundler.runtime.tuning.tuner_plugins import Plugins, TunedLaunch
 from bundler.toolchain import tuner_toolchain as toolchain
 
 _NS_OF_MS = 1e6
 _LOG = logger("bundler.runtime")
 Args = tuple[Any, ...]
 Keywords = dict[str, Any]
+# Names that Inductor has for them, in its metadata and in its ranges.
+_WORK = ("kernel_num_gb", "kernel_flop")
 
 
 class AutotunedKernel:
@@ -481,3 +488,138 @@ class AutotunedKernel:
                 report.clock or self._make_clock,
                 self.options,
             ).add_to(report, choice.config, choice.time_ms)
+
+
+class LaunchWatch:
+    """Shows launches of one kernel.
+
+    Attributes:
+        always: whether somebody wants to see each; a profiler wants it while it is active.
+
+    Args:
+        name, function: the kernel's, and its JIT function.
+        options: the tuner's, with the dump.
+        plugins: those of the kernel.
+    """
+
+    def __init__(self, name: str, function: Any, options: TunerOptions, plugins: Plugins) -> None:
+        self._name, self._function, self._options, self._plugins = name, function, options, plugins
+        self.always = options.dump is not None or plugins.watching
+        self._file = toolchain.file_of(function)
+
+    def launch(
+        self,
+        state: LaunchState,
+        choice: Choice,
+        grid: grids.Grid,
+        call: Mapping[str, Any],
+        by_position: int,
+        handle: Callable[[], Handle],
+        metadata: Mapping[str, Any],
+        start: Callable[[], None],
+    ) -> None:
+        """Launch, and show it.
+
+        Args:
+            state: what it is launched with.
+            choice: what is launched.
+            grid, call: the caller's, arguments by name.
+            by_position: how many of them were given so.
+            handle: returns the compiled kernel for the call.
+            metadata: of the generator that wrote the kernel.
+            start: launches.
+        """
+        launch = replace(
+            self._described(state, choice, grid, call, handle), by_position=by_position
+        )
+        if self._plugins.launched(launch):
+            return
+        if self._options.dump is not None:
+            self._options.dump.write(launch)
+        if not profiler_ranges.active():
+            start()
+            return
+        told = metadata.get("inductor_meta", {})
+        known = {name: told[name] for name in _WORK if told.get(name) is not None}
+        if self._options.gigabytes is not None:
+            known["kernel_num_gb"] = self._options.gigabytes
+        with profiler_ranges.launch_range(launch, known):
+            start()
+
+    def _described(
+        self,
+        state: LaunchState,
+        choice: Choice,
+        grid: grids.Grid,
+        call: Mapping[str, Any],
+        handle: Callable[[], Handle],
+    ) -> TunedLaunch:
+        key, cluster = "", choice.config.num_ctas
+        if choice.config not in state.through_triton:
+            # Only Triton can launch what cannot be handled here, and says nothing of its key.
+            with contextlib.suppress(NotFound, CannotLaunchStatically):
+                plan = handle().plan
+                key, cluster = plan.key, plan.cluster
+        given = grid({**call, **choice.keywords}) if callable(grid) else grid
+        sizes = grids.checked(given, self._name, state.driver.backend, cluster)
+        return TunedLaunch(
+            self._name,
+            self._file,
+            key,
+            choice.config,
+            sizes,
+            state.stream(),
+            state.driver.device(),
+            dict(call),
+        )
+
+
+class TunedCalls:
+    """Calls of one kernel.
+
+    Args:
+        name, function: the kernel's, with the heuristics around it.
+        keys: the arguments whose values are the tuning key.
+        listed: the configs.
+    """
+
+    def __init__(
+        self, name: str, function: Any, keys: tuple[str, ...], listed: ListedConfigs
+    ) -> None:
+        self._name, self._function, self._listed = name, function, listed
+        self._parameters = list(function.arg_names)
+        self._keys = [(key, self._parameters.index(key)) for key in keys]
+
+    def named(self, args: Args, keywords: Keywords) -> dict[str, Any]:
+        """Return a call's arguments by name."""
+        return {**dict(zip(self._parameters, args, strict=False)), **keywords}
+
+    def constants(self, args: Args, keywords: Keywords) -> dict[str, Any]:
+        """Return the arguments that are compiled in: whoever launches the binary gives no others."""
+        call = self.named(args, keywords)
+        return {
+            name: call[name]
+            for name in toolchain.constexprs(toolchain.innermost(self._function))
+            if name in call
+        }
+
+    def launches_nothing(self, grid: grids.Grid, args: Args, keywords: Keywords) -> bool:
+        """Whether the grid of a call has no program, so that there is nothing to measure or launch."""
+        sizes: Any = grid
+        if callable(grid):
+            call = {**self.named(args, keywords), **self._listed.configs[0].all_kwargs()}
+            sizes = grid(expand(self._function, call))
+        return 0 in (sizes if isinstance(sizes, tuple | list) else (sizes,))
+
+    def check(self, args: Args, keywords: Keywords) -> None:
+        """Raise `ConfigError` for too many arguments, for what the tuner chooses, and for a tensor in the tuning key."""
+        if len(args) > len(self._parameters):
+            expected = count(len(self._parameters), "argument")
+            raise ConfigError(f"{self._name}: takes {expected}, got {len(args)}", kernel=self._name)
+        self._listed.check_given(self._name, {*self._parameters[: len(args)], *keywords})
+        for name, place in self._keys:
+            if is_tensor(args[place] if place < len(args) else keywords.get(name)):
+                raise ConfigError(
+                    f"{self._name}: the key names {name!r}, which is a tensor; name the numbers that decide, such as its size",
+                    kernel=self._name, name=name,
+                )  # fmt: skip

@@ -1,23 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`HeuristicKernel`: a JIT function with the candidates that a heuristic chose and a grid that follows from its arguments.
+"""`HeuristicKernel`: a JIT function with the candidates that a heuristic chose and a grid that
+follows from its arguments.
 
-The decorators of `heuristic_decorators` and Inductor's generated modules make one from `Candidates`.
+The decorators of `heuristic_decorators` and Inductor's generated modules make one from
+`Candidates`. All candidates may be compiled in the workers of a service before the first call
+(`_compile_candidates`). Sizes repeat, so grids are remembered by config and sizes (`KnownGrids`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from bundler.compile.compile_job import SourceRef
+from bundler.compile.build_plan import jobs_of
+from bundler.compile.compile_job import Compiled, Job, SourceRef
 from bundler.compile.job_futures import CompileFuture
+from bundler.compile.joined_futures import JoinedFuture
 from bundler.compile.service import CompileService
-from bundler.errors import ConfigError
+from bundler.errors import CompileFailed, ConfigError
 from bundler.format.entries import Target
 from bundler.format.summary import count
 from bundler.runtime.configs import Config, unique
+from bundler.runtime.heuristics import launch_grids
 from bundler.runtime.heuristics.block_limits import max_block
 from bundler.runtime.heuristics.combo_rules import ComboPlan
 from bundler.runtime.heuristics.facts import HeuristicKind, Setting, SizeHints
@@ -25,17 +31,22 @@ from bundler.runtime.heuristics.grid_expressions import GridExpressions, express
 from bundler.runtime.heuristics.launch_grids import Grid, LaunchGrid, launch_grid
 from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
 from bundler.runtime.tuning.benchmark import Clock
-from bundler.runtime.tuning.config_list import ListedConfigs, Pruning
+from bundler.runtime.tuning.candidate_compiler import asked_for, importable
+from bundler.runtime.tuning.config_list import ListedConfigs, Pruning, effective_on, keywords_on
 from bundler.runtime.tuning.descent import SKIPPED_DETERMINISTIC, Space
 from bundler.runtime.tuning.kernel_export import Exported
-from bundler.runtime.tuning.known_grids import KnownGrids
 from bundler.runtime.tuning.occupancy import DeviceLimits
-from bundler.runtime.tuning.precompiled_kernels import compile_candidates
 from bundler.runtime.tuning.repeated_launches import repeated_launches
+from bundler.runtime.tuning.result_lookup import Choice
 from bundler.runtime.tuning.trial import ArgumentEffects
 from bundler.runtime.tuning.tuner_options import TunerOptions
+from bundler.toolchain import jit_specialization
 from bundler.toolchain import tuner_toolchain as toolchain
 from bundler.toolchain.imagined_arguments import Spec
+
+MAX_KNOWN = 4096
+_Work = Callable[[Mapping[str, Any], Mapping[str, Any]], LaunchGrid]
+_K = TypeVar("_K")
 
 
 @dataclass(frozen=True)
@@ -302,7 +313,7 @@ class HeuristicKernel:
             ConfigError: no other process can import the function, or the arguments do not fit it.
         """
         call = {**self.constants, **self.compile_options}
-        return compile_candidates(
+        return _compile_candidates(
             self, self.fn, self.configs, call, arguments, service, target, self.source
         )
 
@@ -372,3 +383,135 @@ def _constexprs(fn: Any) -> set[str]:
     return {
         name for name, annotation in fn.fn.__annotations__.items() if "constexpr" in str(annotation)
     }
+
+
+class _OfChoice:
+    """The grids of one choice."""
+
+    def __init__(self, choice: Choice, blocks: Mapping[str, Any], places: Sequence[int]) -> None:
+        self.choice, self.blocks, self.places = choice, blocks, places
+        self.known: dict[tuple[int, ...], LaunchGrid] = {}
+
+
+class KnownGrids:
+    """Works out each grid once; any thread may ask.
+
+    Args:
+        grid: of the kernel.
+        work: works a grid out from blocks and sizes, and checks it.
+        arguments: names of what a call gives, in order.
+        fixed: constants and options that every call has.
+
+    Attributes:
+        pure: whether a grid follows from whole numbers alone.
+    """
+
+    def __init__(
+        self, grid: Grid, work: _Work, arguments: Sequence[str], fixed: Mapping[str, Any]
+    ) -> None:
+        # The kinds of grids here look at whole numbers alone; a function of the user's may look at anything.
+        self.pure = getattr(grid, "__module__", None) == launch_grids.__name__
+        self._work, self._arguments, self._fixed = work, tuple(arguments), fixed
+        self._choices: dict[int, _OfChoice] = {}
+
+    def of(self, choice: Choice, args: tuple[Any, ...]) -> LaunchGrid:
+        """Return the grid of a call; raises `ConfigError` and `CannotLaunchStatically` as `HeuristicKernel.grid_of`."""
+        # By its number, since hashing a choice takes longer than all the rest; it is kept, so that no other object gets the number.
+        mine = self._choices.get(id(choice))
+        if mine is None:
+            return self._first(choice, args)
+        sizes = tuple([args[place] for place in mine.places])
+        # True and 1.0 are equal to 1, and no sizes.
+        if not self.pure or not all([type(size) is int for size in sizes]):  # noqa: C419  # a generator takes twice as long
+            return self._worked_out(mine, args)
+        grid = mine.known.get(sizes)
+        if grid is None:
+            grid = self._worked_out(mine, args)
+            if len(mine.known) >= MAX_KNOWN:
+                mine.known.clear()
+            mine.known[sizes] = grid
+        return grid
+
+    def _first(self, choice: Choice, args: tuple[Any, ...]) -> LaunchGrid:
+        # What a grid needs is a whole number in every call for which it can be worked out, so it is one in this call.
+        places = [place for place, value in enumerate(args) if type(value) is int]
+        mine = _OfChoice(choice, {**self._fixed, **choice.keywords}, places)
+        grid = self._worked_out(mine, args)
+        if len(self._choices) >= MAX_KNOWN:
+            self._choices.clear()
+        self._choices[id(choice)] = mine
+        return grid
+
+    def _worked_out(self, mine: _OfChoice, args: tuple[Any, ...]) -> LaunchGrid:
+        named = dict(zip(self._arguments, args, strict=True))
+        blocks = {**named, **mine.blocks}
+        return self._work(blocks, blocks)
+
+
+def _compile_candidates(
+    kernel: _K,
+    function: Any,
+    configs: Sequence[Config],
+    call: Mapping[str, Any],
+    arguments: Mapping[str, Spec],
+    service: CompileService,
+    target: Target,
+    source: SourceRef | None = None,
+) -> JoinedFuture[_K]:
+    """Submit a job for each config; returns a future of the kernel, which is done when all of them are.
+
+    Args:
+        kernel: what the future's result is.
+        function: its JIT function.
+        configs: its candidates.
+        call: constants and options that every candidate gets.
+        arguments: name -> spec, of the arguments of a call.
+        service: where; its `cache_dir` has to be Triton's.
+        target: what for.
+        source: where a worker finds the function; None where it can be imported.
+
+    Raises:
+        ConfigError: no other process can import the function, or the arguments do not fit it.
+    """
+    name = toolchain.innermost(function).__name__
+    found = source or importable(toolchain.innermost(function))
+    if found is None:
+        raise ConfigError(
+            f"{name}: no other process can import it; define it in a module file, or make one of its text with source_module",
+            name=name,
+        )
+    # Two configs that count the same on this target are one kernel.
+    counted = {effective_on(config, target): config for config in reversed(configs)}
+    jobs = [
+        job
+        for config in reversed(counted.values())
+        for job in _jobs(
+            function, found, arguments, {**call, **keywords_on(config, target)}, target
+        )
+    ]
+    return JoinedFuture(
+        name, [service.submit(job) for job in jobs], lambda outcomes: _checked(kernel, outcomes)
+    )
+
+
+def _jobs(
+    function: Any,
+    source: SourceRef,
+    arguments: Mapping[str, Spec],
+    keywords: Mapping[str, Any],
+    target: Target,
+) -> Iterator[Job]:
+    name = toolchain.innermost(function).__name__
+    for specialized in jit_specialization.specialize(function, arguments, keywords, target):
+        yield asked_for(jobs_of(name, source, specialized, target))
+
+
+def _checked(kernel: _K, outcomes: Sequence[Any]) -> _K:
+    """Return the kernel unless it does not compile: a candidate that is only too large is one candidate less."""
+    failures = [outcome for outcome in outcomes if not isinstance(outcome, Compiled)]
+    for failure in failures:
+        if not (isinstance(failure, CompileFailed) and toolchain.tolerated(failure)) or len(
+            failures
+        ) == len(outcomes):
+            raise failure
+    return kernel

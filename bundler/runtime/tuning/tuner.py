@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Search`: finds the fastest config: compiles all, measures what compiled, refines the best, and reports on each config.
+"""`Search`: finds the fastest config: compiles all, measures what compiled, refines the best, and
+reports on each config.
 
-It knows neither GPU nor Triton: a `CandidateBuilder` builds candidates and a clock times them.  `Trial` gives it both.
+It knows neither GPU nor Triton: a `CandidateBuilder` builds candidates and a clock times them.
+`Trial` gives it both. Kernels that use so many registers that too few blocks run at once get
+another candidate, with half the reduction block (`rescaled`).
 """
 
 from __future__ import annotations
@@ -27,13 +30,14 @@ from bundler.runtime.tuning.descent import (
     put,
 )
 from bundler.runtime.tuning.occupancy import Occupancy
-from bundler.runtime.tuning.register_pressure import may_rescale, r_blocks, rescaled
 from bundler.runtime.tuning.tuning_winners import named_of
 
 # 32-bit words; the thresholds that Inductor has for its own kernels.
 SPILL_THRESHOLD, SPILL_THRESHOLD_HIP = 16, 32
 _NS_OF_MS = 1e6
 _LOG = logger("bundler.runtime")
+_SMALLEST_R = 64
+_LEAST_MAJOR = 8
 
 
 class Candidate(Protocol):
@@ -312,7 +316,7 @@ class Search:
 
     def _refine(self, start: Config) -> None:
         # A persistent kernel holds its row whole, in its source; a block for it would be a field that changes nothing.
-        if self._traits.kind == "persistent_reduction" and r_blocks(start):
+        if self._traits.kind == "persistent_reduction" and _r_blocks(start):
             raise ConfigError(
                 f"{self._name}: {start} has a reduction block, and a persistent reduction has none"
             )
@@ -360,3 +364,65 @@ def describe(config: Any) -> str:
     silent = {("num_ctas", 1), ("maxnreg", None)}
     pairs = [(name, value.plain()) for name, value in config]
     return ", ".join(f"{name}={value}" for name, value in pairs if (name, value) not in silent)
+
+
+def _r_blocks(config: Config) -> dict[str, int]:
+    """Return the reduction blocks of a config; RSPLIT and the like are none."""
+    return {
+        n: v
+        for n, v in config.kwargs.items()
+        if n.startswith("R") and n.endswith("BLOCK") and type(v) is int
+    }
+
+
+def may_rescale(
+    kind: str, size_hints: Mapping[str, int], device: Occupancy, *, deterministic: bool
+) -> bool:
+    """Whether a kernel's configs are looked at: a looped reduction with size hints, on a GPU that is new enough.
+
+    Persistent reductions have no block to halve; in deterministic mode the order of additions must not depend on registers.
+    """
+    return (
+        kind == "reduction"
+        and bool(size_hints)
+        and not deterministic
+        and (device.backend == "hip" or (device.backend == "cuda" and device.major >= _LEAST_MAJOR))
+        and device.registers > 0
+        and device.threads > 0
+    )
+
+
+def rescaled(
+    config: Config,
+    registers: int | None,
+    size_hints: Mapping[str, int],
+    device: Occupancy,
+    min_r: int = 1,
+) -> Config | None:
+    """Return the config with its largest reduction block halved, None when it is fine as it is.
+
+    Args:
+        config: what was compiled.
+        registers: registers of a thread in its binary; None when that is not known.
+        size_hints: sizes by axis.
+        device: what a multiprocessor has.
+        min_r: the smallest block of the first reduced axis (`R0_BLOCK`) allowed.
+    """
+    blocks = _r_blocks(config)
+    if (
+        registers is None
+        or not config.dynamic_scale
+        or math.prod(blocks.values()) <= _SMALLEST_R
+        or not blocks
+    ):
+        return None
+    if registers <= device.registers // device.threads:
+        return None
+    running = max(1, device.registers // (registers * device.warp_size * config.num_warps))
+    needed = -(-size_hints.get("x", 1) // config.kwargs.get("XBLOCK", 1))
+    if needed <= running * device.multiprocessors:
+        return None
+    largest = max(blocks, key=lambda name: blocks[name])
+    half = blocks[largest] // 2
+    least = min_r if largest == "R0_BLOCK" else 1
+    return config.with_kwargs(**{largest: half}) if half >= max(least, 1) else None
