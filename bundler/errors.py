@@ -6,7 +6,7 @@
     BundlerError
     ├── FormatError (also ValueError)      the bytes are not a bundle we accept
     │   ├── TruncatedBundle                the file ends before its table says so
-    │   ├── UnsupportedVersion             a newer major version or an unknown incompatible flag
+    │   ├── UnsupportedVersion             another major version or an unknown incompatible flag
     │   ├── LimitExceeded                  a size, count, depth or ratio over the limit
     │   └── UnsafeName                     a file name or key that could leave its directory
     ├── DigestMismatch                     bytes differ from the digest that names them

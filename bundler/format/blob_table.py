@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`BlobTable`: the blobs of a manifest of schema 2, packed; a hundred thousand kernels have a million.
+"""`BlobTable`: the blobs of a manifest, packed; a hundred thousand kernels have a million.
 
 `content_tables` makes one of what it decodes, and `Content` has it as its blobs.
 """

@@ -330,7 +330,7 @@ class Bundle:
         chosen = {id_of(record) for record in records}
         tunings = tuple(tuning for tuning in self._observed.tunings if tuning.record in chosen)
         observed = replace(observed_of(self._observed, kernels), tunings=tunings)
-        content = Content.of(entries, records, schema=self._content.schema)
+        content = Content.of(entries, records)
         return Bundle(content, observed, self._blobs, writable=self._writable)
 
     def close(self) -> None:

@@ -88,8 +88,6 @@ def merge(bundles: Iterable[Bundle]) -> Bundle:
         Content.of(
             chosen,
             {r for bundle in sources for r in bundle.tuning_records},
-            # What was written the old way alone stays so: merged with itself, a bundle keeps its digest.
-            schema=max(bundle.content.schema for bundle in sources),
         ),
         reduce(merge_observed, [bundle.observed for bundle in sources]),
         FirstBlobs(bundle.blobs for bundle in sources),

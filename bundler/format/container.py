@@ -101,11 +101,6 @@ class Container:
         self.content_bytes = self._manifest(CONTENT)
         self.observed_bytes = self._manifest(OBSERVED)
         self.content = Content.decode(self.content_bytes, limits, newer_minor=self.newer_minor)
-        if self.content.schema != self.major:
-            raise FormatError(
-                f"content: schema {self.content.schema} in a bundle of version {self.major}.x, expected {self.major}",
-                got=self.content.schema, expected=self.major,
-            )  # fmt: skip
         self._sections_of_blobs = sections_of_blobs(self.sections, self.content.blob_sizes)
 
     def stored(self, section: Section) -> bytes:

@@ -29,10 +29,8 @@ from bundler.format.entry_rows import Count
 from bundler.format.limits import MIB
 
 MAGIC = b"\x89TBNDL\r\n"
-# The majors that are read and written, which are the schemas of the content in them, and the newest minor of each.
-MINORS = {1: 1, 2: 0}
-# What 1.1 added is the tunings among the observations; a bundle without them is written as 1.0, byte for byte.
-PLAIN_MINOR = 0
+# The version that is read and written; the major is the schema of the content.
+MAJOR, MINOR = 2, 0
 HEADER = struct.Struct("<8sHHIIIQQ")
 HEADER_BYTES = HEADER.size + DIGEST_BYTES
 

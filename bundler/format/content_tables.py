@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Content of schema 2, in bundles of version 2.x: what kernels have in common stands in tables, once.
+"""How content lies in a manifest, schema 2: what kernels have in common stands in tables, once.
 
 `Content` calls `decode_tables`, `table_encoder` writes what it reads, and docs/format.md describes the records.  A kernel's name, target, toolchain,
 launch spec, file names, and pieces of launch facts and key parts are numbers into tables, which hold what a kernel refers to
@@ -31,12 +31,14 @@ from bundler.format.entry_rows import (
 )
 from bundler.format.kernel_columns import REFERENCE_BYTES, KernelCheck
 from bundler.format.lazy_kernel import spans_of
-from bundler.format.limits import Limits
+from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.summary import count
 from bundler.format.table_kernels import KernelNumbers, KernelTables, TableKernels
 
 SCHEMA = 2
 _FILE_LIST_BYTES = 4 << 20
+# A content of so few bytes has fewer members in each table than the default limits allow.
+_SMALL_BYTES = 1 << 16
 # The value in a launch spec lies inside three arrays: content, specs, spec.
 _ARRAYS_AROUND_VALUE = 3
 _NO_SPANS = b"\x90"
@@ -79,7 +81,27 @@ class ContentTables(Struct, array_like=True, frozen=True, gc=False):
     tuning_records: Raw
 
 
+class SmallContent(Struct, array_like=True, frozen=True, gc=False):
+    """The same, all decoded at once: a short content cannot have a table over its limit."""
+
+    schema: Count
+    digests: bytes
+    sizes: tuple[Count, ...]
+    names: tuple[str, ...]
+    targets: tuple[TargetRow, ...]
+    toolchains: tuple[ToolchainRow, ...]
+    specs: tuple[SpecRow, ...]
+    file_lists: tuple[tuple[str, ...], ...]
+    pieces: tuple[bytes, ...]
+    kernels: tuple[KernelNumbers, ...]
+    tuning_files: tuple[PlacedNumbers, ...]
+    helpers: tuple[HelperNumbers, ...]
+    opaque: tuple[PlacedNumbers, ...]
+    tuning_records: Raw
+
+
 _CONTENT = msgspec.msgpack.Decoder(ContentTables)
+_SMALL_CONTENT = msgspec.msgpack.Decoder(SmallContent)
 _NUMBERS = msgspec.msgpack.Decoder(tuple[int, ...])
 _SIZES = msgspec.msgpack.Decoder(tuple[Count, ...])
 _NAMES = msgspec.msgpack.Decoder(tuple[str, ...])
@@ -94,7 +116,7 @@ _HELPERS = msgspec.msgpack.Decoder(tuple[HelperNumbers, ...])
 
 
 def decode_tables(data: bytes, limits: Limits, *, open_ended: bool) -> Entries:
-    """Read content of schema 2.
+    """Read content.
 
     Args:
         data: its bytes, whose length was checked.
@@ -104,17 +126,37 @@ def decode_tables(data: bytes, limits: Limits, *, open_ended: bool) -> Entries:
     Raises:
         FormatError, LimitExceeded, UnsafeName: it is unsound.
     """
+    content = None if open_ended else _small(data, limits)
+    if content is not None:
+        return _Tables(content, limits, open_ended=False).entries()
     # Walked already by who found out the schema; and it makes no more of it than there is.
-    content = wire.decode(data, _CONTENT, "content", limits, walked=True)
+    packed = wire.decode(data, _CONTENT, "content", limits, walked=True)
     if not open_ended:
-        wire.check_canonical(data, content, "content")
-    return _Tables(content, limits, open_ended=open_ended).entries()
+        wire.check_canonical(data, packed, "content")
+    if len(bytes(packed.file_lists)) > _FILE_LIST_BYTES:
+        raise LimitExceeded(
+            f"content: file lists of more than {_FILE_LIST_BYTES} bytes", limit=_FILE_LIST_BYTES
+        )
+    return _Tables(packed, limits, open_ended=open_ended).entries()
+
+
+def _small(data: bytes, limits: Limits) -> SmallContent | None:
+    """Return a small content; None for another, or where decoding table by table tells what is wrong."""
+    if len(data) > _SMALL_BYTES or limits != DEFAULT_LIMITS:
+        return None
+    try:
+        content = _SMALL_CONTENT.decode(data)
+    except wire.MSGSPEC_ERRORS:
+        return None
+    return content if wire.encodes_to(content, data) else None
 
 
 class _Tables:
     """A decoded content."""
 
-    def __init__(self, content: ContentTables, limits: Limits, *, open_ended: bool) -> None:
+    def __init__(
+        self, content: ContentTables | SmallContent, limits: Limits, *, open_ended: bool
+    ) -> None:
         self._content, self._limits, self._open_ended = content, limits, open_ended
         self._sizes = self._table("sizes", _SIZES)
         self._blobs = BlobTable(content.digests, self._sizes)
@@ -122,10 +164,6 @@ class _Tables:
         self._target_rows = self._table("targets", _TARGETS, "kernels")
         self._toolchain_rows = self._table("toolchains", _TOOLCHAINS, "kernels")
         self._specs = self._table("specs", _SPECS, "kernels")
-        if len(bytes(content.file_lists)) > _FILE_LIST_BYTES:
-            raise LimitExceeded(
-                f"content: file lists of more than {_FILE_LIST_BYTES} bytes", limit=_FILE_LIST_BYTES
-            )
         self._file_lists = self._table("file_lists", _FILE_LISTS, "kernels")
         self._pieces = Pieces(self._table("pieces", _PIECES), limits)
         self._check_texts()
@@ -169,7 +207,10 @@ class _Tables:
     def _table(
         self, name: str, decoder: msgspec.msgpack.Decoder[tuple[T, ...]], limit: str = "array_items"
     ) -> tuple[T, ...]:
-        packed, what = bytes(getattr(self._content, name)), f"content, {name}"
+        found: Raw | tuple[T, ...] = getattr(self._content, name)
+        if isinstance(found, tuple):
+            return found
+        packed, what = bytes(found), f"content, {name}"
         self._limits.check(limit, wire.array_length(packed), what)
         table = wire.decode(packed, decoder, what, self._limits, walked=True)
         if not self._open_ended:

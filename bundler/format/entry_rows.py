@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records that manifests of both schemas are made of, as types that msgspec decodes, and what becomes of each.
+"""The records that a manifest is made of, as types that msgspec decodes, and what becomes of each.
 
-`content_rows` and `content_tables` put them together.  Every record is an array; a field that a newer minor version added at
+`content_tables` puts them together.  Every record is an array; a field that a newer minor version added at
 its end is skipped, and `wire.check_canonical` refuses it where the version is known.
 """
 
 # Annotations are real ones in this module: msgspec reads those of a struct that it decodes, and each that is a text is compiled for it.
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
 from bundler.errors import FormatError
 from bundler.format import names, wire
-from bundler.format.digest import DIGEST_BYTES
 from bundler.format.entries import (
     Artifact,
     HelperLibrary,
@@ -33,26 +32,12 @@ if TYPE_CHECKING:
     from bundler.format.launch_spec import LaunchSpec, TuningRecord
 
 Count = Annotated[int, Meta(ge=0)]
-Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 # Nearly every kernel has the same one: an empty list of tensor descriptors.
 _VALUES_REMEMBERED = 256
 _SMALL_VALUE_BYTES = 1024
 _EMPTY_VALUES = frozenset({b"\x92\xa4list\x90", b"\x92\xa5tuple\x90"})
+_NO_RECORDS = b"\x90"
 NUMBERS_PER_SPAN = 3  # offset, place, style
-Row = TypeVar("Row")
-Made = TypeVar("Made")
-
-
-class Once(dict[Row, Made]):
-    """What rows stand for, made once for all that are equal."""
-
-    def __init__(self, make: Callable[[Row], Made]) -> None:
-        super().__init__()
-        self._make = make
-
-    def __missing__(self, row: Row) -> Made:
-        made = self[row] = self._make(row)
-        return made
 
 
 class SchemaRow(Struct, array_like=True, frozen=True, gc=False):
@@ -69,10 +54,15 @@ def schema_of(data: bytes, what: str, limits: Limits) -> int:
     return wire.decode(data, _HEAD, what, limits).schema
 
 
+def version_fix(got: int, known: int) -> str:
+    """Return what to do about something of another version than the one that is read."""
+    return "record or pack its kernels again" if got < known else "upgrade triton-bundler"
+
+
 class Entries(Struct, frozen=True):
     """The entries of a content, and its blob table: raw digest and size (bytes) of every blob, by digest.
 
-    The kernels may be `UnmadeKernels`, which `Content` takes.
+    The kernels may be `TableKernels`, which `Content` takes.
     """
 
     kernels: Iterable[Kernel]
@@ -182,20 +172,19 @@ _small_value = functools.lru_cache(_VALUES_REMEMBERED)(_value)
 
 def tuning_records(packed: Raw, limits: Limits, *, open_ended: bool) -> "tuple[TuningRecord, ...]":
     """Return the tuning records of a content, which lie in one array."""
+    if bytes(packed) == _NO_RECORDS:
+        return ()
     limits.check("document_bytes", len(bytes(packed)), "tuning records")
     # They are inside the content's own array.
     rows = wire.unpack(bytes(packed), "tuning records", wire.inside(limits, 1))
     if not open_ended and not wire.encodes_to(rows, bytes(packed)):
         raise FormatError("tuning records: expected each number in its shortest form")
-    if not rows:
-        return ()
     from bundler.format.launch_spec import TuningRecord
 
     return tuple(TuningRecord.from_wire(row, open_ended=open_ended) for row in rows)
 
 
-def check_path(path: str, artifact: Artifact, what: str) -> str:
-    """Return a path that ends in its file's name; raises `UnsafeName`, `FormatError`."""
+def check_path(path: str, artifact: Artifact, what: str) -> None:
+    """Raise `UnsafeName` or `FormatError` unless a path is safe and ends in its file's name."""
     if names.check_relative_path(path).rpartition("/")[2] != artifact.filename:
         raise FormatError(f"{what}: path {path!r} and file name {artifact.filename!r} differ")
-    return path

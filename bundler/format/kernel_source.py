@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """`KernelSource`: what a decoded manifest answers for each `LazyKernel`, and in which order the files of such a kernel are.
 
-`content_rows` and `table_kernels` are such sources; `kernel_columns` and `Content` deal with their kernels before any is made.
+`table_kernels` is that source; `kernel_columns` and `Content` deal with its kernels before any is
+made.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bundler.format.blob_table import BlobTable
-from bundler.format.entries import FileLayout, Kernel
+from bundler.format.entries import FileLayout
 
 if TYPE_CHECKING:
     from bundler.format.launch_spec import LaunchSpec
@@ -98,20 +98,3 @@ class FileOrder:
 
 
 file_order = lru_cache(_LAYOUTS_REMEMBERED)(FileOrder)
-
-
-class UnmadeKernels(ABC):
-    """The kernels of a decoded manifest, which was checked; they are made when somebody asks for them.
-
-    Attributes:
-        keys: the key of each.
-    """
-
-    keys: Sequence[str]
-
-    @abstractmethod
-    def make(self) -> tuple[Kernel, ...]:
-        """Return them, new ones each time."""
-
-    def __iter__(self) -> Iterator[Kernel]:
-        return iter(self.make())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`LazyKernel`: a kernel of a loaded bundle, whose files, launch spec, launch facts and key parts are made when asked for.
 
-`content_rows` and `table_kernels` make them, one for each kernel of a manifest, and are the `KernelSource` that knows how a
-kernel lies in its manifest.  Everybody else sees a `Kernel`.
+`table_kernels` makes them, one for each kernel of a manifest, and is the `KernelSource` that knows
+how a kernel lies in its manifest.  Everybody else sees a `Kernel`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class Limits(Struct, frozen=True):
     """Upper bounds; the defaults are far above what real caches hold.  Sizes are in bytes."""
 
     manifest_bytes: int = 64 * MIB
-    # What is decoded whole: content of schema 1, a table of contents, tuning records.
+    # What is decoded whole: a table of contents, tuning records.
     document_bytes: int = 16 * MIB
     observed_bytes: int = 32 * MIB
     # Launch facts or key parts of one kernel, and those of all, joined from pieces that they share.

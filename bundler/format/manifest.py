@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Content`: everything that decides what a bundle is, in canonical order; its digest is the bundle's.
 
-How it is written lies in `content_rows`, and what was seen of it, which the digest does not cover, in `observations`.
+`content_tables` reads it and `table_encoder` writes it; what was seen of it, which the digest does
+not cover, is in `observations`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from bundler.errors import FormatError
+from bundler.errors import FormatError, UnsupportedVersion
 from bundler.format import content_tables, names, wire
 from bundler.format.blob_table import BlobTable
 from bundler.format.cached_properties import cached_property
@@ -26,13 +27,13 @@ from bundler.format.entries import (
     check_kernel,
     entry_files,
 )
-from bundler.format.entry_rows import Entries, schema_of
+from bundler.format.entry_rows import Entries, schema_of, version_fix
 from bundler.format.frozen_values import FrozenValue
-from bundler.format.kernel_source import UnmadeKernels
 from bundler.format.lazy_kernel import LazyKernel
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.observations import Observation, Observed, merge_observed
 from bundler.format.summary import Summarized
+from bundler.format.table_kernels import TableKernels
 
 if TYPE_CHECKING:
     from bundler.format.launch_spec import TuningRecord
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMA", "Content", "Observation", "Observed", "content_digest", "merge_observed"]
 
 SCHEMA = content_tables.SCHEMA
-# Of `content_rows`, which who reads a bundle of today does not import.
-ROWS_SCHEMA = 1
 
 
 class _Kernels:
@@ -52,14 +51,14 @@ class _Kernels:
             return ()  # what the field is where it is not given
         fields = vars(content)
         found = fields["kernels"]
-        if isinstance(found, UnmadeKernels):
+        if isinstance(found, TableKernels):
             # Two threads may make them twice, which costs time; all get those that were noted first.
             found = fields.setdefault("_made", found.make())
             fields["kernels"] = found
         kernels: tuple[Kernel, ...] = found
         return kernels
 
-    def __set__(self, content: Content, kernels: tuple[Kernel, ...] | UnmadeKernels) -> None:
+    def __set__(self, content: Content, kernels: tuple[Kernel, ...] | TableKernels) -> None:
         vars(content)["kernels"] = kernels
 
 
@@ -80,8 +79,6 @@ class Content(Summarized, FrozenValue):
     helpers: tuple[HelperLibrary, ...] = ()
     opaque: tuple[Opaque, ...] = ()
     tuning_records: tuple[TuningRecord, ...] = ()
-    # How it is, or will be, written; says nothing about what it is, but the digest depends on it.
-    schema: int = field(default=SCHEMA, compare=False, repr=False)
 
     def __init__(
         self,
@@ -90,17 +87,11 @@ class Content(Summarized, FrozenValue):
         helpers: tuple[HelperLibrary, ...] = (),
         opaque: tuple[Opaque, ...] = (),
         tuning_records: tuple[TuningRecord, ...] = (),
-        schema: int = SCHEMA,
     ) -> None:
         self._set_fields(locals())
 
     @staticmethod
-    def of(
-        entries: Iterable[Entry],
-        tuning_records: Iterable[TuningRecord] = (),
-        *,
-        schema: int = SCHEMA,
-    ) -> Content:
+    def of(entries: Iterable[Entry], tuning_records: Iterable[TuningRecord] = ()) -> Content:
         """Sort entries, and each kernel's files, into canonical order; raises `FormatError` as `check_unique`."""
         kinds: dict[type, list[Any]] = {Kernel: [], TuningFile: [], HelperLibrary: [], Opaque: []}
         for entry in entries:
@@ -115,7 +106,6 @@ class Content(Summarized, FrozenValue):
             tuple(sorted(kinds[HelperLibrary], key=lambda e: e.path)),
             tuple(sorted(kinds[Opaque], key=lambda e: e.path)),
             tuple(records),
-            schema,
         )
         content.check_unique()
         return content
@@ -150,7 +140,7 @@ class Content(Summarized, FrozenValue):
         kernels = vars(self)["kernels"]
         return (
             kernels.keys
-            if isinstance(kernels, UnmadeKernels)
+            if isinstance(kernels, TableKernels)
             else [kernel.key for kernel in kernels]
         )
 
@@ -210,10 +200,6 @@ class Content(Summarized, FrozenValue):
             self.blobs,
         )
         # Imported here: a restore writes no manifest.
-        if self.schema == ROWS_SCHEMA:
-            from bundler.format.content_rows import encode_rows
-
-            return encode_rows(entries)
         from bundler.format.table_encoder import encode_tables
 
         return encode_tables(entries)
@@ -222,19 +208,21 @@ class Content(Summarized, FrozenValue):
     def decode(
         data: bytes, limits: Limits = DEFAULT_LIMITS, *, newer_minor: bool = False
     ) -> Content:
-        """Read canonical bytes of either schema; raises `FormatError`, `LimitExceeded` or `UnsafeName` for anything unsound."""
+        """Read canonical bytes.
+
+        Raises:
+            UnsupportedVersion: they are of another schema.
+            FormatError, LimitExceeded, UnsafeName: they are unsound.
+        """
         limits.check("manifest_bytes", len(data), "manifest")
         schema = schema_of(data, "content", limits)
-        if schema == ROWS_SCHEMA:
-            from bundler.format.content_rows import decode_rows as decode
-        elif schema == SCHEMA:
-            decode = content_tables.decode_tables
-        else:
-            known = f"{ROWS_SCHEMA} or {SCHEMA}"
-            raise FormatError(
-                f"content: schema {schema}, expected {known}", got=schema, expected=known
+        if schema != SCHEMA:
+            raise UnsupportedVersion(
+                f"content: schema {schema}, expected {SCHEMA}; {version_fix(schema, SCHEMA)}",
+                got=schema,
+                expected=SCHEMA,
             )
-        entries = decode(data, limits, open_ended=newer_minor)
+        entries = content_tables.decode_tables(data, limits, open_ended=newer_minor)
         kernels: Any = entries.kernels
         content = Content(
             kernels,
@@ -242,7 +230,6 @@ class Content(Summarized, FrozenValue):
             entries.helpers,
             entries.opaque,
             entries.tuning_records,
-            schema,
         )
         content.check_unique()
         # What the property would find out again, from every file.

@@ -21,13 +21,15 @@ from bundler.format.container_layout import (
     IR,
     LAUNCH,
     MAGIC,
-    MINORS,
+    MAJOR,
+    MINOR,
     STORED,
     ZSTD,
     ByteSource,
     Section,
 )
 from bundler.format.digest import DIGEST_BYTES, check_digest
+from bundler.format.entry_rows import version_fix
 from bundler.format.limits import MIB, Limits
 from bundler.format.summary import count
 
@@ -89,19 +91,18 @@ def read_head(source: ByteSource, limits: Limits) -> ContainerHead:
         )
     header = read_exactly(source, 0, HEADER_BYTES, "header")
     _, major, minor, incompatible, read_only, compatible, offset, size = HEADER.unpack_from(header)
-    if major not in MINORS or incompatible:
-        known = " and ".join(f"{major}.x" for major in MINORS)
+    if major != MAJOR or incompatible:
         raise UnsupportedVersion(
-            f"bundle format {major}.{minor} with incompatible flags {incompatible:#x}; this version reads "
-            f"{known} without such flags: upgrade triton-bundler",
+            f"bundle format {major}.{minor} with incompatible flags {incompatible:#x}, "
+            f"expected {MAJOR}.x without such flags; {version_fix(major, MAJOR)}",
             got=(major, minor, incompatible),
-            expected=(max(MINORS), MINORS[max(MINORS)], 0),
+            expected=(MAJOR, MINOR, 0),
         )
     table = _read_table(source, offset, size, limits)
     check_digest(
         header[: HEADER.size] + table, header[HEADER.size :], "header and table of contents"
     )
-    newer_minor = minor > MINORS[major]
+    newer_minor = minor > MINOR
     sections = _check_sections(_unpacked(table, limits, open_ended=newer_minor), offset, limits)
     return ContainerHead(major, minor, newer_minor, read_only != 0, compatible, sections)
 

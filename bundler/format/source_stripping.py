@@ -82,7 +82,7 @@ def strip_source(bundle: Bundle) -> Bundle:
         ),
     )
     return Bundle(
-        Content.of(entries, records, schema=bundle.content.schema),
+        Content.of(entries, records),
         observed,
         FirstBlobs([MemoryBlobs(changed, verified=True), bundle.blobs]),
         writable=bundle.writable,

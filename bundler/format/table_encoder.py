@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes content of schema 2: numbers what kernels have in common, and puts each such thing into its table once.
+"""Writes content: numbers what kernels have in common, and puts each such thing into its table once.
 
 `Content.encode` calls `encode_tables`; `content_tables` and `table_kernels` read what it wrote, and have the types of the records.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`TableKernels`: the kernels of a content of schema 2, as numbers into its tables; it answers what a `LazyKernel` asks.
+"""`TableKernels`: the kernels of a content, as numbers into its tables; it answers what a `LazyKernel` asks.
 
 `content_tables` makes one of what it decoded, `kernel_columns` checks what is in it, and `Content` has it make the kernels when somebody
 asks for them.
@@ -8,7 +8,7 @@ asks for them.
 # Annotations are real ones in this module, as in `entry_rows`.
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,7 +18,7 @@ from bundler.format.blob_table import BlobTable
 from bundler.format.document_pieces import Pieces
 from bundler.format.entries import Target, Toolchain, file_layout
 from bundler.format.entry_rows import Count, SpecRow
-from bundler.format.kernel_source import FileOrder, UnmadeKernels, file_order
+from bundler.format.kernel_source import FileOrder, file_order
 from bundler.format.lazy_kernel import LazyKernel
 from bundler.format.limits import Limits
 
@@ -112,13 +112,16 @@ class SharedByNumbers(dict[tuple[int, ...], SharedTraits]):
         return found
 
 
-class TableKernels(UnmadeKernels):
-    """Kernels that were decoded and checked.
+class TableKernels:
+    """Kernels that were decoded and checked; they are made when somebody asks for them.
 
     Args:
         rows: one for each kernel.
         tables: what they refer to.
         shared: what each combination of their numbers stands for.
+
+    Attributes:
+        keys: the key of each.
     """
 
     def __init__(
@@ -130,7 +133,7 @@ class TableKernels(UnmadeKernels):
         self.blob_table = tables.blobs
 
     def make(self) -> tuple[LazyKernel, ...]:
-        """Return the kernels."""
+        """Return the kernels, new ones each time."""
         of_row, rows = LazyKernel.of_row, self._rows
         shared = map(self._shared.__getitem__, map(numbers_of, rows))
         return tuple(
@@ -139,6 +142,9 @@ class TableKernels(UnmadeKernels):
                 for row, of in zip(rows, shared, strict=True)
             ]
         )
+
+    def __iter__(self) -> Iterator[LazyKernel]:
+        return iter(self.make())
 
     def references(self, row: KernelNumbers) -> FileReferences:
         """Return the files of a kernel."""

@@ -22,10 +22,10 @@ from bundler.format.container_layout import (
     IR,
     LAUNCH,
     MAGIC,
-    MINORS,
+    MAJOR,
+    MINOR,
     OBSERVED,
     OPAQUE,
-    PLAIN_MINOR,
     STORED,
     TUNING,
     ZSTD,
@@ -148,7 +148,7 @@ def write_container(
             # While the threads compress; what readers refuse is not written.
             content_bytes, observed_bytes = encode()
             Content.decode(content_bytes)
-            tuned = bool(Observed.decode(observed_bytes).tunings)
+            Observed.decode(observed_bytes)
             for (kind, blobs), (codec, data, raw) in zip(frames, compressed, strict=True):
                 put(
                     kind,
@@ -167,10 +167,7 @@ def write_container(
         put(kind, codec, data, len(raw_bytes), [], [])
     table = wire.pack([section.to_wire() for section in sections])
     out.write(table)
-    major = content.schema
-    head = HEADER.pack(
-        MAGIC, major, MINORS[major] if tuned else PLAIN_MINOR, 0, 0, 0, position, len(table)
-    )
+    head = HEADER.pack(MAGIC, MAJOR, MINOR, 0, 0, 0, position, len(table))
     out.seek(0)
     out.write(head + sha256(head + table))
 

@@ -29,7 +29,7 @@ from bundler.backends.batches import batches
 from bundler.backends.breaker import bounded
 from bundler.backends.port import Backend, Lease, Stat
 from bundler.errors import BundlerError, FormatError, LimitExceeded, NotFound, UnsafeName
-from bundler.format import content_rows, names, wire
+from bundler.format import names, wire
 from bundler.format.bundle import Bundle, Keep, MemoryBlobs
 from bundler.format.bundle_union import merge
 from bundler.format.cached_properties import cached_property
@@ -485,8 +485,7 @@ def _of_bundles(found: dict[str, Indexed]) -> dict[str, _Record]:
 
 
 def _encode(record: _Record) -> bytes:
-    # In the schema that every version reads: of one kernel there is nothing that could be said once for many.
-    content = Content.of([record.kernel], schema=content_rows.SCHEMA)
+    content = Content.of([record.kernel])
     observed = Observed({record.kernel.key: record.seen})
     return store_layout.seal(wire.pack([_VERSION, content.encode(), observed.encode()]))
 

@@ -5,7 +5,7 @@
     python tests/data/make_golden.py --compile  # with real kernels of its own; needs triton, and gives other bytes each release
 
 A golden file is never made again once a release has it: a reader must go on reading the bytes that were written then.  A new
-version gets a folder of its own.  The real kernels of 2.0 are those of 1.0.
+version gets a folder of its own.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import msgpack
 import msgspec
 
 from bundler.format.bundle import Bundle, MemoryBlobs
+from bundler.format.candidate_timings import Timing, Tuning, id_of
 from bundler.format.constant_values import Value, encode
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import (
@@ -39,7 +40,6 @@ from bundler.format.manifest import Content, Observation, Observed
 from bundler.format.sentinel import CACHE_DIR, TRITON_DIR, to_sentinels
 
 HERE = Path(__file__).parent / "v2.0"
-BEFORE = Path(__file__).parent / "v1.0"
 REAL = "triton-3.7.1.tbundle"
 REAL_KERNELS = """\
 import triton
@@ -175,7 +175,7 @@ def kernel(files, name, seed, target, *, recorded=False, places=(), extra=(), **
     )  # fmt: skip
 
 
-def synthetic(schema=2):
+def synthetic():
     """Return the bundle that uses every feature of the format."""
     files = Files()
     cuda, hip = Target("cuda", "90", 32), Target("hip", "gfx942", 64)
@@ -212,9 +212,20 @@ def synthetic(schema=2):
         },
         ((("python", "3.11"), ("triton", "3.7.1")),),
     )
-    return Bundle(
-        Content.of([*kernels, *placed], [tuned], schema=schema), observed, MemoryBlobs(files.blobs)
+    return Bundle(Content.of([*kernels, *placed], [tuned]), observed, MemoryBlobs(files.blobs))
+
+
+def tuned():
+    """Return the bundle of a tuning record and of how its winner was found."""
+    small, large = ((("BLOCK", encode(size)), ("num_warps", encode(4))) for size in (128, 256))
+    parts = (("source", "ab"), ("arguments", "1024"), ("device", "H200"))
+    record = TuningRecord("add", parts, small, "autotune")
+    timings = (
+        Timing(small, key("A"), 1500, 1400, 1600),
+        Timing(large, reason="OutOfResources: shared memory"),
     )
+    tuning = Tuning(id_of(record), timings, 10, 20, 5)
+    return Bundle(Content.of([], [record]), Observed(tunings=(tuning,)), MemoryBlobs({}))
 
 
 def describe(bundle):
@@ -256,6 +267,7 @@ def describe(bundle):
                 k: [*map(list, (o.devices, o.layouts, o.times_us))] for k, o in seen.kernels.items()
             },
             "environments": seen.environments,
+            **({"tunings": [one.to_wire() for one in seen.tunings]} if seen.tunings else {}),
         },
     }
 
@@ -296,11 +308,9 @@ def main():
     HERE.mkdir(exist_ok=True)
     Bundle(Content(), Observed(), MemoryBlobs({})).save(HERE / "empty.tbundle")
     synthetic().save(HERE / "synthetic.tbundle")
+    tuned().save(HERE / "tuned.tbundle")
     if compiling:
         compile_real(HERE / REAL)
-    else:
-        with Bundle.load(BEFORE / REAL) as real:
-            Bundle(Content.of(real.content.entries), real.observed, real.blobs).save(HERE / REAL)
     for path in sorted(HERE.glob("*.tbundle")):
         write(path)
 

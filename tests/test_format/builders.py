@@ -81,29 +81,29 @@ class Files:
         """Return an opaque file."""
         return Opaque(path, self.add(path.rpartition("/")[2], data))
 
-    def bundle(self, *entries, records=(), observed=None, schema=2):
+    def bundle(self, *entries, records=(), observed=None):
         """Return a bundle of entries."""
         return Bundle(
-            Content.of(entries, records, schema=schema),
+            Content.of(entries, records),
             observed or Observed(),
             MemoryBlobs(self.blobs),
         )
 
 
-def one(seed="A", name="k", schema=2, **fields):
+def one(seed="A", name="k", **fields):
     """Return a bundle of one kernel."""
     files = Files()
-    return files.bundle(files.kernel(seed, name, **fields), schema=schema)
+    return files.bundle(files.kernel(seed, name, **fields))
 
 
-def several(schema=2):
+def several():
     """Return a bundle with an entry of each kind and opaque files that share bytes with kernels."""
     files = Files()
     kernels = [files.kernel("A"), files.kernel("B", "other"), files.kernel("C", "k", HIP)]
     shared = b"graph " + files.blobs[bytes.fromhex(kernels[0].binary.digest[7:])] * 3
     return files.bundle(
         *kernels, files.tuning(f"{key('D')}/k.autotune.json"), files.helper(f"{key('E')}/u.so"),
-        files.opaque("ab/graph", shared), files.opaque("ab/empty", b""), schema=schema,
+        files.opaque("ab/graph", shared), files.opaque("ab/empty", b""),
     )  # fmt: skip
 
 
@@ -138,7 +138,7 @@ class Parts:
     """A container taken apart."""
 
     sections: list
-    major: int = 1
+    major: int = 2
     minor: int = 0
     flags: tuple = (0, 0, 0)
 
@@ -199,70 +199,18 @@ def compressed(raw, **options):
     return zstandard.ZstdCompressor(**options).compress(raw)
 
 
-class Rows:
-    """The content of `several` in schema 1, to be made wrong; `document` is what is decoded."""
-
-    def __init__(self, document):
-        self.document = document
-        self.kernels, self.tuning, self.opaque, self.records = (document[n] for n in (2, 3, 5, 6))
-
-    def set_key(self, key):
-        """Give the first kernel another key."""
-        self.kernels[0][0] = key
-
-    def set_file_name(self, name, position=0):
-        """Give a file of the first kernel another name."""
-        self.kernels[0][3][position][0] = name
-
-    def repeat_file(self):
-        """Let the first kernel have its first file twice."""
-        self.kernels[0][3].append(self.kernels[0][3][0])
-
-    def set_blob(self, blob):
-        """Let the first file of the first kernel refer to another blob."""
-        self.kernels[0][3][0][1] = blob
-
-    def set_digest(self, position, change):
-        """Change the digest of a file of the first kernel."""
-        row = self.document[1][self.kernels[0][3][position][1]]
-        row[0] = change(row[0])
-
-    def set_path(self, path, filename=None):
-        """Give the first opaque file another path, and name."""
-        self.opaque[0][0] = path
-        self.opaque[0][1][0] = self.opaque[0][1][0] if filename is None else filename
-
-    def add_tuning(self, path):
-        """Add a tuning file with the blob of the first opaque file."""
-        self.tuning.append([path, [path.rpartition("/")[2], self.opaque[0][1][1], []]])
-
-    def add_blob(self, digest, size):
-        """Add a blob at the end of the table, and return its number."""
-        self.document[1].append([digest, size])
-        return len(self.document[1]) - 1
-
-    def add_opaque(self, path, blob):
-        """Add an opaque file."""
-        self.opaque.append([path, [path.rpartition("/")[2], blob, []]])
-
-    def blob(self, number):
-        """Return digest and size of a blob."""
-        return tuple(self.document[1][number])
-
-    def swap_blobs(self):
-        """Exchange the first two blobs of the table."""
-        blobs = self.document[1]
-        blobs[0], blobs[1] = blobs[1], blobs[0]
-
-
-class Tables(Rows):
-    """The same in schema 2."""
+class Tables:
+    """The content of `several`, to be made wrong; `document` is what is decoded."""
 
     def __init__(self, document):
         self.document = document
         self.kernels, self.tuning, self.opaque, self.records = (
             document[n] for n in (9, 10, 12, 13)
         )
+
+    def set_key(self, key):
+        """Give the first kernel another key."""
+        self.kernels[0][0] = key
 
     def set_file_name(self, name, position=0):
         """Give a file of the first kernel another name."""
@@ -288,7 +236,7 @@ class Tables(Rows):
         digests = self.document[1]
         self.document[1] = digests[:at] + change(digests[at : at + 32]) + digests[at + 32 :]
 
-    def set_path(self, path, filename=None):
+    def set_path(self, path):
         """Give the first opaque file another path; its name is the end of that."""
         self.opaque[0][0] = path
 
@@ -316,11 +264,6 @@ class Tables(Rows):
         self.document[1] = two + one + self.document[1][64:]
         sizes = self.document[2]
         sizes[0], sizes[1] = sizes[1], sizes[0]
-
-
-def view(document):
-    """Return the content of `several`, in whatever schema, as it can be made wrong."""
-    return {1: Rows, 2: Tables}[document[0]](document)
 
 
 class Counting:

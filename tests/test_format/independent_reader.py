@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A reader of `.tbundle` 1.x and 2.x written from docs/format.md alone; it shares no code with the package."""
+"""A reader of `.tbundle` 2.x written from docs/format.md alone; it shares no code with the package."""
 
 import hashlib
 import json
@@ -18,9 +18,7 @@ def sha256(data):
 def parse_table(data):
     magic, major, _, incompatible, _, _, offset, size = struct.unpack_from("<8sHHIIIQQ", data)
     assert magic == b"\x89TBNDL\r\n", "not a bundle"
-    assert (major in {1, 2}, incompatible) == (True, 0), (
-        "a version or flag that this reader does not know"
-    )
+    assert (major, incompatible) == (2, 0), "a version or flag that this reader does not know"
     assert 72 <= offset == len(data) - size, "truncated, or bytes after the end"
     table = data[offset:]
     assert sha256(data[:40] + table) == data[40:72], "damaged header or table"
@@ -73,12 +71,6 @@ def content_of(sections, raw):
 
 def tables(document):
     """Return the blob table and (path, blob, spans) of every file of a content."""
-    if document[0] == 1:
-        _, table, kernels, *placed, _ = document
-        files = [(f"{kernel[0]}/{file[0]}", *file[1:3]) for kernel in kernels for file in kernel[3]]
-        return table, files + [
-            (entry[0], *entry[1][1:3]) for entries in placed for entry in entries
-        ]
     _, digests, sizes, names, _, _, _, file_lists, _, kernels, *placed, _ = document
     files = []
     for key, name, _, _, _, file_list, (blobs, spans, *_), *_ in kernels:
@@ -99,8 +91,6 @@ def tables(document):
 def documents(data):
     """Return {kernel key: (launch facts, key parts)}, encoded, None where there are none."""
     _, document = content_of(*raw_sections(data))
-    if document[0] == 1:
-        return {kernel[0]: tuple(kernel[5:7]) for kernel in document[2]}
 
     def join(runs):
         spots = zip(runs[::2], runs[1::2], strict=True) if runs is not None else ()

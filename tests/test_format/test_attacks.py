@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each bundle of tests/data/attacks comes to exactly what its index says, and touches nothing outside its target.
-
-Those files are of version 1.0; the same attacks on version 2.0 are made here, and come to the same.
-"""
+"""Each bundle of tests/data/attacks comes to what its index says, and touches nothing elsewhere."""
 
 import importlib.util
 import json
@@ -49,29 +46,13 @@ def make_attacks():
 
 
 @pytest.fixture(scope="module")
-def in_tables(make_attacks, tmp_path_factory):
-    """The folder with the same attacks on version 2.0."""
-    folder = tmp_path_factory.mktemp("attacks")
-    made = make_attacks.load_attacks()
-    for entry in INDEX:
-        (folder / entry["file"]).write_bytes(made[entry["attack"]].make(2))
-    return folder
-
-
-@pytest.fixture(scope="module", params=[1, 2], ids=["version1", "version2"])
-def folder(request):
-    """The attacks on either version."""
-    return ATTACKS if request.param == 1 else request.getfixturevalue("in_tables")
-
-
-@pytest.fixture(scope="module")
-def judged(run_tool, folder):
+def judged(run_tool):
     """Attack -> (class of the first error, or `accepted`; seconds of a processor), from a process with limited memory.
 
     It also restores each in every way, and ends when a file outside the target is touched, a temporary name stays or a
     kernel is not whole.
     """
-    done = run_tool("fuzz bundle", *(folder / entry["file"] for entry in INDEX))
+    done = run_tool("fuzz bundle", *(ATTACKS / entry["file"] for entry in INDEX))
     assert done.returncode == 0, done.stdout[-300:] + done.stderr[-3000:]
     rows = map(str.split, done.stdout.splitlines())
     return {name: (outcome, float(seconds)) for name, outcome, seconds in rows}
@@ -159,9 +140,9 @@ def test_an_attack_comes_to_its_one_error(judged, entry):
 
 
 @restored
-def test_an_attack_restores_nothing_that_it_should_not(folder, entry, target):
+def test_an_attack_restores_nothing_that_it_should_not(entry, target):
     """A bundle that cannot be opened restores nothing and says why; one that can leaves out what is wrong, with the reason."""
-    path = folder / entry["file"]
+    path = ATTACKS / entry["file"]
     refused = opening(path)
     if refused is not None:
         assert (type(refused).__name__, entry["skipped"]) == (entry["outcome"], None)

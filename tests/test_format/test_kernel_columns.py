@@ -215,8 +215,8 @@ def test_a_blob_table_is_sorted_or_not(heads, ascending):
     assert BlobTable(b"".join(digests), [0] * len(digests)).is_sorted() == expected
 
 
-@pytest.fixture(params=[1, 2], ids=["schema1", "schema2"])
-def loaded(build, request):
+@pytest.fixture
+def loaded(build):
     """A loaded bundle whose kernels have their files in order, and in another one."""
     files = build.Files()
     kernels = [
@@ -224,18 +224,13 @@ def loaded(build, request):
         files.kernel("B", "other"),
         files.kernel("C"),
     ]
-    bundle = files.bundle(*kernels, files.tuning("t/k.autotune.json"), schema=request.param)
+    bundle = files.bundle(*kernels, files.tuning("t/k.autotune.json"))
     parts = build.Parts.of(bundle.to_bytes())
     content = parts.document()
-    if request.param == 2:
-        content[KERNELS][0][6][1] = [1, 1, 0, 0, 4, 0, 1, 1, 4, 2, 0, 0]
-        content[KERNELS][2][6][0].reverse()
-        content[7].append(content[7][content[KERNELS][2][5]][::-1])
-        content[KERNELS][2][5] = len(content[7]) - 1
-    else:
-        for position, spans in ((1, [1, 0, 0]), (4, [0, 1, 1, 2, 0, 0])):
-            content[2][0][3][position][2] = spans
-        content[2][2][3].reverse()
+    content[KERNELS][0][6][1] = [1, 1, 0, 0, 4, 0, 1, 1, 4, 2, 0, 0]
+    content[KERNELS][2][6][0].reverse()
+    content[7].append(content[7][content[KERNELS][2][5]][::-1])
+    content[KERNELS][2][5] = len(content[7]) - 1
     parts.find(16).data = msgpack.packb(content)
     parts.find(16).raw = len(parts.find(16).data)
     parts.find(16).codec = 0

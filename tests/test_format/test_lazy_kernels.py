@@ -20,8 +20,8 @@ from bundler.format.sentinel import Span
 MADE_LATER = {"artifacts", "spec", "facts_bytes", "parts_bytes"}
 
 
-@pytest.fixture(params=[1, 2], ids=["schema1", "schema2"])
-def bundle(build, request):
+@pytest.fixture
+def bundle(build):
     """A bundle in memory with facts, path sentinels and files in every order."""
     files = build.Files()
     parts = KeyParts((("a", "1"), ("b", "2")), True).to_bytes()
@@ -39,7 +39,7 @@ def bundle(build, request):
     marked = files.add("k.json", path, spans=[Span(path.index(b"[["), 0, 0)])
     kernels[2] = replace(kernels[2], artifacts=(*kernels[2].artifacts[:-1], marked))
     seen = Observed({build.key("A"): Observation((0,), ("triton",), (("ttir", 1),))})
-    return files.bundle(*kernels, schema=request.param, observed=seen)
+    return files.bundle(*kernels, observed=seen)
 
 
 @pytest.fixture

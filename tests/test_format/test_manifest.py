@@ -16,6 +16,7 @@ from bundler.errors import (
     LimitExceeded,
     NotFound,
     UnsafeName,
+    UnsupportedVersion,
 )
 from bundler.format import observations, wire
 from bundler.format.bundle import Bundle, MemoryBlobs
@@ -34,26 +35,21 @@ from bundler.format.names import (
     is_key_of,
 )
 
-KERNELS, OPAQUE, RECORDS = 2, 5, 6
-KEY, NAME, TARGET, FILES, SPEC = range(5)
-
-
-@pytest.fixture(params=[1, 2], ids=["schema1", "schema2"])
-def schema(request):
-    """Each schema of a content."""
-    return request.param
+KEY = 0
+TOOLCHAINS, SPECS, KERNELS, RECORDS = 5, 6, 9, 13
+REFERENCES = 6
 
 
 @pytest.fixture
-def parts(build, schema):
+def parts(build):
     """A bundle with every kind of entry, taken apart."""
-    return build.Parts.of(build.several(schema).to_bytes())
+    return build.Parts.of(build.several().to_bytes())
 
 
 @pytest.fixture
 def content(build, parts):
     """The decoded content of that bundle, with ways to make it wrong."""
-    return build.view(parts.document())
+    return build.Tables(parts.document())
 
 
 def refused(document, kind, *words, limits=None):
@@ -99,7 +95,7 @@ def test_an_unsafe_file_name_is_refused(content, name):
 def test_a_name_that_triton_makes_is_accepted(content, name):
     """Names of the allowed characters are accepted, `@k.cubin` among them."""
     assert check_file_name(name) == name
-    content.set_path(f"o/{name}", name)
+    content.set_path(f"o/{name}")
     assert name in {
         entry.artifact.filename for entry in Content.decode(msgpack.packb(content.document)).opaque
     }
@@ -123,16 +119,13 @@ def test_an_unsafe_path_is_refused(content, path):
 
 def test_a_path_of_seven_components_is_refused(content):
     """A path has at most six components."""
-    content.set_path("a/b/c/d/e/f/g", "g")
+    content.set_path("a/b/c/d/e/f/g")
     refused(content, UnsafeName, "7 components, at most 6")
     assert check_relative_path("a/b/c/d/e/f") == "a/b/c/d/e/f"
 
 
 def test_a_path_ends_in_its_file_name(build):
-    """An entry whose path and file name differ, which schema 1 can say, is refused, naming both; no schema writes it."""
-    document = build.Parts.of(build.several(1).to_bytes()).document()
-    document[OPAQUE][0][1][0] = "other"
-    refused(document, FormatError, document[OPAQUE][0][0], "other", "differ")
+    """An entry whose path and file name differ is not written; the message names both."""
     files = build.Files()
     with pytest.raises(FormatError, match="path 'o/x' and file name 'y' differ"):
         files.bundle(
@@ -257,27 +250,17 @@ def test_a_file_must_refer_to_the_table(content, index):
     refused(content, FormatError, f"blob {index} of ")
 
 
-@pytest.mark.parametrize("length", [0, 20, 31, 33])
-def test_a_digest_has_32_bytes(build, length):
-    """A digest of another length is refused, naming both, and where it stands."""
-    document = build.Parts.of(build.several(1).to_bytes()).document()
-    document[1][0][0] = b"\0" * length
-    refused(document, FormatError, "of length", "= 32", "$[1][0][0]", f"of {length} bytes")
-
-
-@pytest.mark.parametrize("flat", [[1], [1, 0], [1, 0, 0, 1]])
-def test_spans_come_in_threes(build, flat):
-    """A span array whose length is no multiple of three is refused."""
-    document = build.Parts.of(build.several(1).to_bytes()).document()
-    document[KERNELS][0][FILES][0][2] = flat
-    refused(document, FormatError, f"{len(flat)} span numbers")
+@pytest.mark.parametrize(("other", "fix"), [(0, "again"), (1, "again"), (3, "upgrade")])
+def test_another_schema_of_content_is_refused(content, other, fix):
+    """The error names both, and says what to do."""
+    content.document[0] = other
+    error = refused(content, UnsupportedVersion, f"schema {other}, expected 2", fix)
+    assert (error.got, error.expected) == (other, 2)
 
 
 @pytest.mark.parametrize("other", [0, 3])
-def test_another_schema_is_refused(build, parts, content, other):
-    """Another schema of content or observations is refused, naming both."""
-    content.document[0] = other
-    refused(content, FormatError, f"schema {other}, expected 1 or 2")
+def test_another_schema_of_observations_is_refused(build, parts, other):
+    """The error names both."""
     observed = parts.document(build.OBSERVED)
     observed[0] = other
     with pytest.raises(FormatError, match=f"schema {other}, expected 1"):
@@ -356,24 +339,19 @@ def test_each_limit_of_a_manifest_holds(content, limits, words):
 
 
 def test_a_manifest_over_the_limit_is_refused_unread():
-    """Content over the limit is refused by its length, before anything decodes it; schema 1 has a limit of its own."""
+    """Content over the limit is refused by its length, before anything decodes it."""
     with pytest.raises(
         LimitExceeded, match=r"manifest: 67108865 is over the limit of 67108864 \(manifest_bytes\)"
     ):
         Content.decode(b"\xc1" * ((64 << 20) + 1))
-    with pytest.raises(
-        LimitExceeded, match=r"schema 1: 200 is over the limit of 100 \(document_bytes\)"
-    ):
-        Content.decode(b"\x92\x01\xc4\xc4" + bytes(196), Limits(document_bytes=100))
 
 
-@pytest.mark.parametrize(("schema", "limit"), [(1, "document_bytes"), (2, "facts_bytes")])
-def test_a_manifest_over_the_limit_is_not_written(build, tmp_path, schema, limit):
+def test_a_manifest_over_the_limit_is_not_written(build, tmp_path):
     """What no reader would accept is not written: the same limit stops the writer, and leaves no file."""
     files = build.Files()
     kernels = [files.kernel(number, facts_bytes=b"\0" * 4_000_000) for number in range(5)]
-    with pytest.raises(LimitExceeded, match=limit):
-        files.bundle(*kernels, schema=schema).save(tmp_path / "b.tbundle")
+    with pytest.raises(LimitExceeded, match="facts_bytes"):
+        files.bundle(*kernels).save(tmp_path / "b.tbundle")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -492,11 +470,10 @@ def test_a_wrong_type_in_any_field_of_a_content_is_refused(build):
         files.tuning("t/k.autotune.json"),
         files.helper("h/u.so", b"1"),
         files.opaque("o/x", b"2"),
-        schema=1,
     )
     document = build.Parts.of(bundle.to_bytes()).document()
-    document[KERNELS][0][FILES][0][2] = [5, 0, 0]
-    document[KERNELS][0][7] = ["3.7.1", "ab", "12.9"]
+    document[KERNELS][0][REFERENCES][1] = [0, 5, 0, 0]
+    document[TOOLCHAINS][0] = ["3.7.1", "ab", "12.9"]
     document[RECORDS] = [["k", [["a", "b"]], [["X", ["int", 1]]], "autotune"]]
     Content.decode(msgpack.packb(document))
     count, accepted = check_every_field(document, Content.decode)
@@ -507,10 +484,10 @@ def test_a_wrong_type_in_any_field_of_a_content_is_refused(build):
 
 def allowed_instead(path, old, wrong):
     """Tell whether the specification allows this type in the place of the other."""
-    inside = len(path) == 4 and path[0] == KERNELS
+    spec = path[:2] == (SPECS, 0) and len(path) == 3
     if wrong is None:
-        return inside and ((path[2] == SPEC and type(old) is int and path[3] >= 5) or path[2] == 7)
-    return type(old) is type(None) and inside and type(wrong) is int
+        return path[:1] == (TOOLCHAINS,) or (spec and type(old) is int and path[2] >= 5)
+    return type(old) is type(None) and spec
 
 
 def test_a_wrong_type_in_any_field_of_the_observations_is_refused(build):

@@ -23,9 +23,6 @@ PLAIN = st.recursive(
 )  # fmt: skip
 
 
-both_schemas = pytest.mark.parametrize("schema", [1, 2])
-
-
 def sorted_observed(observed):
     """Return observations as they are after encoding: environments are sorted."""
     return Observed(dict(observed.kernels), tuple(sorted(observed.environments)))
@@ -93,23 +90,15 @@ def test_tuning_records_and_launch_specs_come_back(drawn, data):
     assert LaunchSpec.from_wire(unpack(pack(spec.to_wire()), "spec"), None) == spec
 
 
-@both_schemas
 @given(data=st.data())
-def test_content_comes_back(drawn, data, schema):
+def test_content_comes_back(drawn, data):
     """Content comes back from its encoding, and encodes to the same bytes again."""
     entries, records, _ = data.draw(drawn.contents())
-    content = Content.of(entries, records, schema=schema)
+    content = Content.of(entries, records)
     back = Content.decode(content.encode())
     assert back == content
     assert back.encode() == content.encode()
-    assert back.schema == schema
-    # From the other schema it comes back just so, and through it to the same bytes.
-    other = Content.of(back.entries, back.tuning_records, schema=3 - schema)
-    again = Content.decode(other.encode())
-    assert again == content
-    assert (
-        Content.of(again.entries, again.tuning_records, schema=schema).encode() == content.encode()
-    )
+    assert Content.of(back.entries, back.tuning_records).encode() == content.encode()
 
 
 @given(data=st.data())
@@ -125,14 +114,11 @@ def test_observations_come_back(drawn, data):
     assert decoded == sorted_observed(observed)
 
 
-@both_schemas
 @given(data=st.data())
-def test_bundles_come_back(drawn, data, schema):
+def test_bundles_come_back(drawn, data):
     """A saved bundle has the same entries, names, sizes, spans, bytes and observations as the one in memory."""
     entries, records, blobs = data.draw(drawn.contents())
-    bundle = Bundle(
-        Content.of(entries, records, schema=schema), data.draw(drawn.OBSERVED), MemoryBlobs(blobs)
-    )
+    bundle = Bundle(Content.of(entries, records), data.draw(drawn.OBSERVED), MemoryBlobs(blobs))
     with Bundle.from_bytes(bundle.to_bytes()) as back:
         assert (back.digest, back.content) == (bundle.digest, bundle.content)
         assert back.observed == sorted_observed(bundle.observed)
@@ -143,17 +129,16 @@ def test_bundles_come_back(drawn, data, schema):
         assert back.to_bytes() == bundle.to_bytes()
 
 
-@both_schemas
 @given(data=st.data())
-def test_order_does_not_matter(drawn, data, schema):
+def test_order_does_not_matter(drawn, data):
     """The same entries give the same digest and the same file in whatever order they, and their files, were found."""
     entries, records, blobs = data.draw(drawn.contents())
     observed = data.draw(drawn.OBSERVED)
-    first = Bundle(Content.of(entries, records, schema=schema), observed, MemoryBlobs(blobs))
+    first = Bundle(Content.of(entries, records), observed, MemoryBlobs(blobs))
     shuffled = data.draw(st.permutations(entries))
     environments = tuple(data.draw(st.permutations(observed.environments)))
     seen = Observed(dict(reversed(observed.kernels.items())), environments)
-    content = Content.of(shuffled, data.draw(st.permutations(records)), schema=schema)
+    content = Content.of(shuffled, data.draw(st.permutations(records)))
     second = Bundle(content, seen, MemoryBlobs(blobs))
     assert (second.digest, second.to_bytes()) == (first.digest, first.to_bytes())
 

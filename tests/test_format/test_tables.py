@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Content of schema 2: what kernels share stands in it once, in one way alone, and whatever else is in a table is refused."""
+"""Content: what kernels share stands in it once, in one way alone, and whatever else is in a table is refused."""
 
 import msgpack
 import pytest
@@ -222,13 +222,23 @@ def test_the_references_of_each_kernel_are_canonical(document, which):
 
 @given(data=st.data())
 def test_another_encoder_writes_the_same(drawn, other_encoder, data):
-    """The fuzzer's encoder, written from the page as well, makes the same of schema 1, and schema 1 of that."""
+    """The fuzzer's encoder, written from the page too, puts back what it took out of the tables."""
     entries, records, _ = data.draw(drawn.contents())
-    rows, tables = (
-        msgpack.unpackb(Content.of(entries, records, schema=schema).encode()) for schema in (1, 2)
-    )
-    assert msgpack.packb(other_encoder.to_tables(rows)) == msgpack.packb(tables)
-    assert msgpack.packb(other_encoder.to_rows(tables)) == msgpack.packb(rows)
+    packed = Content.of(entries, records).encode()
+    rows = other_encoder.to_rows(msgpack.unpackb(packed))
+    assert [row[0] for row in rows[2]] == [entry.key for entry in Content.of(entries).kernels]
+    assert msgpack.packb(other_encoder.to_tables(rows)) == packed
+
+
+@given(data=st.data())
+def test_a_short_content_is_the_same_table_by_table(drawn, data):
+    """It is decoded at once under the default limits, and table by table under others."""
+    entries, records, _ = data.draw(drawn.contents())
+    packed = Content.of(entries, records).encode()
+    at_once, by_table = Content.decode(packed), Content.decode(packed, Limits(kernels=99_999))
+    assert at_once == by_table
+    assert at_once.blobs == by_table.blobs
+    assert at_once.encode() == by_table.encode() == packed
 
 
 @given(
@@ -294,25 +304,16 @@ def test_what_kernels_share_takes_room_once(build):
         len(files.bundle(*kernels[:number]).content.encode()) for number in (1, 100)
     )
     assert (all_of_them - one) / 99 < 130
-    assert len(files.bundle(*kernels, schema=1).content.encode()) > 10 * all_of_them
 
 
-def test_a_loaded_bundle_stays_in_its_version(build, tmp_path):
-    """A bundle of 1.0 that is saved again, selected from, or merged with its like keeps version and digest; a newer part decides."""
-    old = build.several(1)
-    old.save(tmp_path / "old.tbundle")
-    with Bundle.load(tmp_path / "old.tbundle") as loaded:
-        assert loaded.to_bytes() == (tmp_path / "old.tbundle").read_bytes()
-        assert (
-            loaded.select().digest
-            == merge([loaded]).digest
-            == merge([loaded, loaded]).digest
-            == old.digest
-        )
-        new = build.one("Z")
-        for order in ([loaded, new], [new, loaded]):
-            assert merge(order).content.schema == 2
-        assert merge([loaded, new]).digest == merge([new, build.several(2)]).digest
+def test_a_loaded_bundle_keeps_its_digest(build, tmp_path):
+    """Saved again it has the same bytes; selected from as a whole or merged with itself, the digest."""
+    made = build.several()
+    made.save(tmp_path / "b.tbundle")
+    with Bundle.load(tmp_path / "b.tbundle") as loaded:
+        assert loaded.to_bytes() == (tmp_path / "b.tbundle").read_bytes()
+        chosen = loaded.select(), merge([loaded]), merge([loaded, loaded])
+        assert {one.digest for one in chosen} == {made.digest}
 
 
 def test_the_blob_table_is_a_sequence(build):

@@ -122,11 +122,10 @@ def test_a_repr_names_class_and_fields(kind):
 
 
 def test_what_does_not_count_is_neither_compared_nor_hashed():
-    """The warp size of a target, and the schema that a content will be written in."""
+    """The warp size of a target."""
     assert Target("hip", "gfx942", 64) == Target("hip", "gfx942", 32)
     assert hash(Target("hip", "gfx942", 64)) == hash(Target("hip", "gfx942", 32))
     assert Target("cuda", "80", 64) < Target("cuda", "90", 32)
-    assert Content(schema=1) == Content(schema=2)
 
 
 def test_options_are_checked_however_they_are_made():

@@ -29,7 +29,7 @@ from bundler.store import store_urls
 from bundler.store.store_server import StoreServer
 
 ROOT = Path(__file__).resolve().parents[2]
-BUNDLE = ROOT / "tests" / "data" / "v1.0" / "triton-3.7.1.tbundle"
+BUNDLE = ROOT / "tests" / "data" / "v2.0" / "triton-3.7.1.tbundle"
 PAGE = ROOT / "docs" / "metrics.md"
 # A process that restores once, forks where it is told to, and restores again; the child restores once, and ends.
 RESTORING = """

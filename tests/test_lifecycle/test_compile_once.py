@@ -588,6 +588,24 @@ def test_a_record_of_a_newer_version_is_left_alone(store):
     assert store._backend.exists([f"v1/k/{KEY}"])
 
 
+def test_a_record_of_schema_1_is_a_miss_that_the_next_build_replaces(store):
+    """Nobody reads it any more: the session compiles, and its record takes the place."""
+    from bundler.format import wire
+    from bundler.format.manifest import Observed
+    from bundler.store import store_layout
+
+    rows = wire.pack([1, [], [], [], [], [], []])
+    value = store_layout.seal(wire.pack([1, rows, Observed().encode()]))
+    store._backend.put({f"v1/k/{KEY}": value})
+    found = store.kernel_records().look_up([KEY])
+    assert found.missing == (KEY,)
+    assert "schema 1, expected 2" in found.damaged[KEY]
+    store._backend.put({f"v1/k/{KEY}": value})
+    assert bundler.compile_once(store, KEY, one).how == "compiled"
+    assert bundler.compile_once(store, KEY, one).how == "found"
+    assert files(store.kernel_records().look_up([KEY]).bundle) == files(one())
+
+
 def test_the_first_of_two_builds_is_everybodys(store):
     """Publishing another build of a key changes nothing, and returns the one that is there."""
     records = store.kernel_records()

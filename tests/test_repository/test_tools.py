@@ -313,7 +313,7 @@ def test_the_fuzzer_may_make_what_the_judged_may_not_load(tmp_path):
         "judged = {0: lambda: 'fine', 1: lambda: bytearray(200 << 20) and 'fits', 2: lambda: bytearray(1 << 29)}\n"
         "bundle.structural = lambda number: number\n"
         "bundle.Judge.judge = lambda self, data, golden, restore, used: judged[used]()\n"
-        "worker = bundle.Worker(1, bundle.SCHEMAS, range(3), sys.argv[1])\n"
+        "worker = bundle.Worker(1, range(3), sys.argv[1])\n"
         "while worker.numbers:\n"
         "    result = worker.receive()\n"
         "    if result: print(result.number, result.outcome, result.problem.splitlines()[-1:])\n"

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Feeds damaged and hostile bundles to the package; exit status 1 when a promise did not hold.
 
-    python -m tools.fuzz bundle [--count N] [--seed S] [--schema N] [--jobs N] [--keep DIR] [FILE ...]
+    python -m tools.fuzz bundle [--count N] [--seed S] [--jobs N] [--keep DIR] [FILE ...]
 
-Half of the bundles are golden ones (tests/data/v*): every second of these was damaged in its bytes, its manifest or its
+Half of the bundles are golden ones (tests/data/v2.0): every second of these was damaged in its bytes, its manifest or its
 container, the others by the meaning of their fields (structure.py), and those are launched dry, stored and tuned with too.  Half
-are made from scratch: each attack of hostile.py once (in the first 25,000), pairs of attacks, and damaged attacks, in content of either schema.  Each is opened, read, verified, selected from and merged;
+are made from scratch: each attack of hostile.py once (in the first 25,000), pairs of attacks, and
+damaged attacks.  Each is opened, read, verified, selected from and merged;
 each accepted one, each fiftieth, and a part of the hostile ones that open are restored.  What must hold is in judge.py.
 
 The work is done by one process a core, whose memory is limited; the same seed and number give the same bundle.  A case that
@@ -34,20 +35,19 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tools.fuzz.container import draft
-from tools.fuzz.hostile import SCHEMAS, hostile
+from tools.fuzz.hostile import hostile
 from tools.fuzz.judge import ACCEPTED, Finding, Judge, working_directory
 from tools.fuzz.mutations import mutated
 from tools.fuzz.structure import structured
 from tools.shared.processes import ROOT
 
-GOLDEN = ROOT / "tests" / "data"
+GOLDEN = ROOT / "tests" / "data" / "v2.0"
 MEMORY_BYTES = 1 << 30
 CASE_S = 10.0
 RESTORE_EVERY = 50
@@ -102,12 +102,9 @@ class Report:
 class Cases:
     """The bundles of a seed, by number."""
 
-    def __init__(self, seed: int, schemas: Sequence[int] = SCHEMAS) -> None:
-        self.seed, self.schemas = seed, schemas
-        folders = [folder for schema in schemas for folder in sorted(GOLDEN.glob(f"v{schema}.*"))]
-        self.golden = [
-            path.read_bytes() for folder in folders for path in sorted(folder.glob("*.tbundle"))
-        ]
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.golden = [path.read_bytes() for path in sorted(GOLDEN.glob("*.tbundle"))]
         # What hostile bundles are merged with and restored beside: the same keys, other files.
         self.sound = draft().join()
 
@@ -122,7 +119,7 @@ class Cases:
         if number % 2:
             damage = structured if structural(number) else mutated
             return damage(chance, self.golden[golden]), golden, always
-        data = hostile(chance, number // 2, self.schemas)
+        data = hostile(chance, number // 2)
         return (
             data,
             len(self.golden),
@@ -145,9 +142,9 @@ def structural(number: int) -> bool:
     return number % 4 == 3  # every second of the odd ones
 
 
-def make(seed: int, schemas: Sequence[int], numbers: range, made: Connection) -> None:
+def make(seed: int, numbers: range, made: Connection) -> None:
     """Make some cases, in a process of its own: a bundle of two bombs takes more memory, and time, than who judges it is allowed."""
-    cases = Cases(seed, schemas)
+    cases = Cases(seed)
     with contextlib.suppress(BrokenPipeError):  # who judges them has ended, and the parent says why
         for number in numbers:
             data, *facts = cases.make(number)
@@ -158,7 +155,6 @@ def make(seed: int, schemas: Sequence[int], numbers: range, made: Connection) ->
 
 def work(
     seed: int,
-    schemas: Sequence[int],
     numbers: range,
     log: str,
     place: Path,
@@ -174,7 +170,7 @@ def work(
             "HOME": str(place / "guard" / "home"),
             "TMPDIR": str(place / "guard" / "temporary"),
         }
-        cases = Cases(seed, schemas)
+        cases = Cases(seed)
         judge = Judge(place, [*cases.golden, cases.sound])
         for number in numbers:
             golden, restore = made.recv()
@@ -199,7 +195,7 @@ def _judged(judge: Judge, number: int, data: bytes, golden: int, restore: bool |
 class Worker:
     """A child process and what it has still to do."""
 
-    def __init__(self, seed: int, schemas: Sequence[int], numbers: range, log: str) -> None:
+    def __init__(self, seed: int, numbers: range, log: str) -> None:
         self.seed, self.numbers, self.log = seed, numbers, log
         # Not forked: the parent's memory would count.
         context = multiprocessing.get_context("spawn")
@@ -207,9 +203,9 @@ class Worker:
         self.results, theirs = context.Pipe(duplex=False)
         self.place = working_directory()
         self.maker: BaseProcess = context.Process(
-            target=make, args=(seed, schemas, numbers, makes), daemon=True
+            target=make, args=(seed, numbers, makes), daemon=True
         )
-        arguments = (seed, schemas, numbers, log, self.place, made, theirs)
+        arguments = (seed, numbers, log, self.place, made, theirs)
         self.process: BaseProcess = context.Process(target=work, args=arguments, daemon=True)
         for process, end in ((self.maker, makes), (self.process, theirs)):
             process.start()
@@ -254,7 +250,7 @@ class Worker:
         shutil.rmtree(self.place, ignore_errors=True)
 
 
-def fuzz(count: int, seed: int, schemas: Sequence[int], jobs: int, keep: Path) -> Report:
+def fuzz(count: int, seed: int, jobs: int, keep: Path) -> Report:
     """Judge cases 0 to count; findings are written as they come."""
     report, started = Report(), time.monotonic()
     # For each thread glibc reserves 64 MB of addresses, which the limit on memory counts; the processes that judge begin with this.
@@ -263,7 +259,7 @@ def fuzz(count: int, seed: int, schemas: Sequence[int], jobs: int, keep: Path) -
         workers = {}
 
         def start(numbers: range, name: str) -> None:
-            worker = Worker(seed, schemas, numbers, os.path.join(logs, name))
+            worker = Worker(seed, numbers, os.path.join(logs, name))
             workers[worker.results] = worker
 
         for job in range(jobs):
@@ -275,7 +271,7 @@ def fuzz(count: int, seed: int, schemas: Sequence[int], jobs: int, keep: Path) -
                 if result is not None:
                     report.add(result)
                     report.findings += (
-                        [_keep(keep, Cases(seed, schemas), *result[:2])] if result.problem else []
+                        [_keep(keep, Cases(seed), *result[:2])] if result.problem else []
                     )
                 if not worker.is_late():
                     continue
@@ -283,9 +279,7 @@ def fuzz(count: int, seed: int, schemas: Sequence[int], jobs: int, keep: Path) -
                 what = worker.stop()
                 if worker.numbers:
                     report.add(Result(worker.numbers[0], what, "died or hung", 0, 0))
-                    report.findings.append(
-                        _keep(keep, Cases(seed, schemas), worker.numbers[0], what)
-                    )
+                    report.findings.append(_keep(keep, Cases(seed), worker.numbers[0], what))
                 if worker.numbers[1:]:
                     start(worker.numbers[1:], os.path.basename(worker.log))
         for worker in workers.values():
@@ -300,7 +294,6 @@ def _keep(directory: Path, cases: Cases, number: int, what: str) -> dict[str, An
     seed = cases.seed
     facts = {
         "seed": seed,
-        "schemas": cases.schemas,
         "number": number,
         "golden": golden,
         "restore": restore,
@@ -339,9 +332,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--schema", type=int, choices=SCHEMAS, help="only bundles with content of this schema"
-    )
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument(
         "--keep", type=Path, default=ROOT / ".build" / "fuzz", help="where findings go"
@@ -352,7 +342,6 @@ def main() -> int:
     options = parser.parse_args()
     if options.files:
         return judge_files(options.files)
-    schemas = [options.schema] if options.schema else SCHEMAS
-    report = fuzz(options.count, options.seed, schemas, max(1, options.jobs), options.keep)
+    report = fuzz(options.count, options.seed, max(1, options.jobs), options.keep)
     print(report.table())
     return 1 if report.findings or not report.outcomes[ACCEPTED] else 0

@@ -90,7 +90,7 @@ class Parts:
     """A container taken apart."""
 
     sections: list[Part]
-    major: int = 1
+    major: int = 2
     minor: int = 0
     flags: tuple[int, ...] = (0, 0, 0)
 
@@ -205,8 +205,7 @@ class Draft:
     records: list[Any] = field(default_factory=list)
     observed: list[Any] = field(default_factory=lambda: [1, [], []])
     edits: list[Callable[[list[Any]], Any]] = field(default_factory=list)
-    # The content is made in schema 1, edited, and turned into this schema; what follows edits that.
-    schema: int = 1
+    # The content is made in rows, edited, and put into tables; what follows edits these.
     table_edits: list[Callable[[list[Any]], Any]] = field(default_factory=list)
     container: list[Callable[[Parts], Any]] = field(default_factory=list)
 
@@ -238,13 +237,11 @@ class Draft:
             for kind, group in groups
             if group
         ]
-        if self.schema == SCHEMA:
-            document = to_tables(document)
-            for edit in self.table_edits:
-                edit(document)
+        document = to_tables(document)
+        for edit in self.table_edits:
+            edit(document)
         parts = Parts(
-            [*sections, Part.of(CONTENT, pack(document)), Part.of(OBSERVED, pack(self.observed))],
-            self.schema,
+            [*sections, Part.of(CONTENT, pack(document)), Part.of(OBSERVED, pack(self.observed))]
         )
         for change in self.container:
             change(parts)
@@ -274,7 +271,7 @@ class Draft:
             for k in self.kernels
         ]
         return [
-            1, [[raw, len(placed[raw])] for raw in table], kernels,
+            SCHEMA, [[raw, len(placed[raw])] for raw in table], kernels,
             [[path, one(f)] for path, f in self.tuning],
             [[path, one(f), "x86_64"] for path, f in self.helpers],
             [[path, one(f)] for path, f in self.opaque],
@@ -344,18 +341,15 @@ class Attack:
     name: str
     change: Callable[[Draft], Any]
     heavy: bool = False
-    # The only one that it has a meaning in; None when it is made in each.
-    schema: int | None = None
 
     @property
     def family(self) -> str:
         """The part of the name before the first slash."""
         return self.name.partition("/")[0]
 
-    def make(self, schema: int = 1) -> bytes:
-        """Return the bundle, with content of this schema unless the attack has a meaning in one alone."""
+    def make(self) -> bytes:
+        """Return the bundle."""
         made = draft()
-        made.schema = self.schema or schema
         self.change(made)
         return made.join()
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import random
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -49,7 +49,6 @@ from tools.fuzz.mutations import flip, mutated
 from tools.fuzz.table_content import blob_table
 
 MIB = 1 << 20
-SCHEMAS = (1, 2)
 KEY = key_of(sha256(b"one"))
 OTHER_KEY = key_of(sha256(b"other"))
 GROUP = b'{"child_paths": {"k.cubin": "/etc/hostname", "k.json": "/etc/hostname"}}'
@@ -126,31 +125,28 @@ _FIELDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def hostile(chance: random.Random, number: int, schemas: Sequence[int] = SCHEMAS) -> bytes:
+def hostile(chance: random.Random, number: int) -> bytes:
     """Return a bundle: each tenth is one attack, in order until each was made; the others are two, or one that was damaged.
 
     Args:
         chance: what decides.
         number: which.
-        schemas: what schemas of content there are; attacks take turns in them.
     """
     turn, rest = divmod(number, 10)
     if rest == 0 and turn < len(every_attack()):
-        return every_attack()[turn].make(schemas[turn % len(schemas)])
+        return every_attack()[turn].make()
     first, second = _pick(chance), _pick(chance)
-    schema = chance.choice(schemas)
     if (
         chance.random() < 0.5 and not first.heavy
     ):  # to damage it, it is decoded here, without bounds
-        return _damaged(chance, first.make(schema))
+        return _damaged(chance, first.make())
     made = draft()
-    made.schema = schema
     try:
         first.change(made)
         second.change(made)
         return made.join()
     except _CLASHES:
-        return second.make(schema)
+        return second.make()
 
 
 def _pick(chance: random.Random) -> Attack:
@@ -197,7 +193,7 @@ def attacks() -> Iterator[Attack]:
     yield from _trees()
     yield from _plans()
     for name, change, heavy in table_content.attacks():
-        yield Attack(name, change, heavy, table_content.SCHEMA)
+        yield Attack(name, change, heavy)
     yield Attack("none", lambda _: None)
 
 
@@ -548,7 +544,8 @@ def _dense(unit: bytes, count: int) -> Callable[[Draft], Any]:
             for start in range(0, max(1, count // size), 1_000_000)
         ]
         body = b"".join(b"\xdd" + struct.pack(">I", row) + unit * row for row in rows)
-        raw = b"\x97\x01" + bytes([0x90 | len(rows)]) + body + b"\x90" * 4
+        # Fourteen fields: the schema, no digests, and where the kernels are, these arrays.
+        raw = b"\x9e\x02\xc4\x00" + b"\x90" * 7 + bytes([0x90 | len(rows)]) + body + b"\x90" * 3
         pad = noise("pad", min(65535, len(raw) // 250))
         raw += b"\x91\xc5" + struct.pack(">H", len(pad)) + pad
         _frame(compressed(raw, level=1), len(raw))(made)
@@ -646,7 +643,7 @@ def documents() -> Iterator[Attack]:
         ("map", b"\xdf"),
         ("ext", b"\xc9"),
     ):
-        yield Attack(f"huge/{label}", _raw_content(b"\x97\x01" + head + b"\xff\xff\xff\xff"))
+        yield Attack(f"huge/{label}", _raw_content(b"\x9e\x02" + head + b"\xff\xff\xff\xff"))
     yield Attack("huge/map", _raw_content(b"\x82\x01\x02\x01\x03"))
     yield Attack("huge/float-schema", lambda d: d.edits.append(lambda doc: doc.__setitem__(0, 1.0)))
     yield Attack("huge/text", lambda d: setattr(d.kernels[0], "name", "n" * 5000))

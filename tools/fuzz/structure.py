@@ -19,7 +19,7 @@ import msgpack
 import zstandard
 
 from tools.fuzz.container import CONTENT, OBSERVED, Draft, DraftKernel, File, Parts, pack
-from tools.fuzz.table_content import SCHEMA, blob_table, to_rows
+from tools.fuzz.table_content import blob_table, to_rows
 
 # Around what 8, 31, 32, 63 and 64 bits hold, signed and not.
 BORDERS = [0, 1, *(sign * 2**bits + more for bits in (7, 8, 15, 16, 31, 32, 53, 62, 63) for sign in (1, -1) for more in (-1, 0, 1)
@@ -60,9 +60,7 @@ def structured(chance: random.Random, data: bytes) -> bytes:
 @lru_cache(8)
 def _taken_apart(data: bytes) -> Draft:
     parts = Parts.of(data)
-    document, blobs = parts.document(CONTENT), _blobs(parts)
-    schema = document[0]
-    document = to_rows(document) if schema == SCHEMA else document
+    document, blobs = to_rows(parts.document(CONTENT)), _blobs(parts)
 
     def one(described: list[Any]) -> File:
         name, number, spans = described
@@ -75,7 +73,7 @@ def _taken_apart(data: bytes) -> Draft:
         [(path, one(file)) for path, file in tuning],
         [(path, one(file)) for path, file, _ in helpers],
         [(path, one(file)) for path, file in opaque],
-        records, parts.document(OBSERVED), schema=schema,
+        records, parts.document(OBSERVED),
     )  # fmt: skip
 
 

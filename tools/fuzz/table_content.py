@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Content of schema 2 for the fuzzer: `to_tables` and `to_rows` turn a content into the other schema and back, and `attacks` are
-those that only schema 2 has.
+"""Content for the fuzzer: `to_rows` takes it out of its tables, and `to_tables` puts it there again.
+
+In *rows* each kernel says everything about itself, which is easily made and changed.  `attacks` are
+those on the tables themselves.
 
 Written from docs/format.md, without the package's encoder, which refuses most of what is wanted here.
 """
@@ -28,15 +30,15 @@ _NUMBERS, _REFERENCES, _FACTS, _PARTS = range(1, 6), 6, 2, 3
 
 
 def to_tables(document: list[Any]) -> list[Any]:
-    """Return a content of schema 1 in schema 2; what is too wrong for that only gets its number."""
+    """Return the content of these rows; what is too wrong for that stays as it is."""
     try:
         return _to_tables(document)
     except (TypeError, ValueError, LookupError, AttributeError, msgpack.UnpackException):
-        return [SCHEMA, *document[1:]]
+        return document
 
 
 def _to_tables(document: list[Any]) -> list[Any]:
-    _, blobs, kernels, tuning, helpers, opaque, records, *more = document
+    schema, blobs, kernels, tuning, helpers, opaque, records, *more = document
     names, targets, toolchains, specs, lists, pieces = (_Numbers() for _ in range(6))
     rows = []
     for key, name, target, files, spec, facts, parts, toolchain, *further in kernels:
@@ -72,16 +74,15 @@ def _to_tables(document: list[Any]) -> list[Any]:
 
     tables = [table.items for table in (names, targets, toolchains, specs, lists, pieces)]
     return [
-        SCHEMA, b"".join(digest for digest, *_ in blobs), [size for _, size, *_ in blobs], *tables, rows,
+        schema, b"".join(digest for digest, *_ in blobs), [size for _, size, *_ in blobs], *tables, rows,
         placed(tuning), placed(helpers), placed(opaque), records, *more,
     ]  # fmt: skip
 
 
 def to_rows(document: list[Any]) -> list[Any]:
-    """Return a sound content of schema 2 in schema 1."""
-    _, digests, sizes, names, targets, toolchains, specs, lists, pieces, rows, *placed, records = (
-        document
-    )
+    """Return the rows of a sound content."""
+    schema, digests, sizes, names, targets, toolchains, specs, lists, pieces = document[:KERNELS]
+    rows, *placed, records = document[KERNELS:]
 
     def join(runs: list[int] | None) -> bytes | None:
         if runs is None:
@@ -117,16 +118,12 @@ def to_rows(document: list[Any]) -> list[Any]:
         for part in placed
     ]
     blob_table = [[digests[32 * number :][:32], size] for number, size in enumerate(sizes)]
-    return [1, blob_table, kernels, *entries, records]
+    return [schema, blob_table, kernels, *entries, records]
 
 
 def blob_table(document: list[Any]) -> list[tuple[bytes, int]]:
-    """Return digest and size of each blob of a content in either schema."""
-    if document[0] == SCHEMA:
-        return [
-            (document[1][32 * number :][:32], size) for number, size in enumerate(document[SIZES])
-        ]
-    return [(digest, size) for digest, size, *_ in document[1]]
+    """Return digest and size of each blob of a content."""
+    return [(document[1][32 * number :][:32], size) for number, size in enumerate(document[SIZES])]
 
 
 def _with_position(position: int, spans: Any) -> list[Any]:
@@ -196,7 +193,7 @@ _LONG = (NAMES, LISTS, PIECES, KERNELS, OPAQUE, 13)
 
 
 def attacks() -> Iterator[tuple[str, Callable[[Draft], Any], bool]]:
-    """Yield name, change of a draft and whether it takes seconds, of each attack on a content of schema 2."""
+    """Yield name, change of a draft and whether it takes seconds, of each attack on the tables of a content."""
     for name, change in chain(_numbers(), _runs(), _wrong_tables()):
         yield f"table/{name}", _edited(change), False
     for field in range(1, 14):
