@@ -9,7 +9,7 @@
     ├── MissingExtra (also ImportError)   a package that this kind of store needs is not installed
     ├── BackendUnavailable                it does not answer, or answers nonsense
     │   ├── BackendTimeout                it did not answer in time
-    │   └── BackendResting                it failed lately, and is not asked for now
+    │   └── BackendSuspended                it failed lately, and is not asked for now
     ├── BackendFull                       no space is left
     ├── BackendDenied                     reading or writing is not permitted
     ├── UntrustedRoot                     others could write to the directory
@@ -46,7 +46,7 @@ class BackendTimeout(BackendUnavailable):
     """The store did not answer in time; what was asked of it may still happen."""
 
 
-class BackendResting(BackendUnavailable):
+class BackendSuspended(BackendUnavailable):
     """The store failed lately, so it was not asked."""
 
 

@@ -26,7 +26,7 @@ from typing import Generic, TypeVar
 
 from bundler.backends.backend_errors import (
     BackendError,
-    BackendResting,
+    BackendSuspended,
     BackendTimeout,
     BackendUnavailable,
 )
@@ -164,7 +164,7 @@ class Guarded(Backend):
     ) -> T:
         breaker = self._breaker
         if not breaker.admits(self._probe):
-            raise BackendResting(
+            raise BackendSuspended(
                 f"{breaker.reason}; it is left alone, and asked again {breaker.in_words()}"
             )
         most_s = self.deadlines.deadline_s + size_bytes / self.deadlines.bytes_per_s

@@ -15,7 +15,7 @@ from bundler.backends.backend_errors import (
     BackendDenied,
     BackendError,
     BackendFull,
-    BackendResting,
+    BackendSuspended,
     BackendTimeout,
     BackendUnavailable,
     InvalidKey,
@@ -24,7 +24,7 @@ from bundler.backends.counters import TierTally
 from bundler.backends.port import Backend, Unread
 
 T = TypeVar("T")
-_COUNTED: dict[type[BackendError], str] = {BackendTimeout: "timeouts", BackendResting: "rested"}
+_COUNTED: dict[type[BackendError], str] = {BackendTimeout: "timeouts", BackendSuspended: "rested"}
 _CAUSES: dict[type[BackendError], str] = {
     BackendTimeout: "timeout",
     BackendUnavailable: "unavailable",
@@ -41,14 +41,16 @@ class Rules:
         is_sound: whether an object's bytes are those that were stored once, by its key and them; compares their digest.  None:
             that cannot be told, and what a tier gives is taken as it is.
         named_by: which objects a ref's value names; a near tier gets the ref when it has them.  None: it cannot be told.
-        trouble: called once for each tier and cause of a failure that no caller gets as an error: tier, cause, message.
+        on_failure: called once for each tier and cause of a failure that no caller gets as an error: tier, cause, message.
     """
 
     is_sound: Callable[[str, bytes], bool] | None = None
     named_by: Callable[[str, bytes], Collection[str] | None] = field(
         default=lambda _key, _value: ()
     )
-    trouble: Callable[[str, str, str], None] = field(default=lambda _tier, _cause, _message: None)
+    on_failure: Callable[[str, str, str], None] = field(
+        default=lambda _tier, _cause, _message: None
+    )
 
 
 class Tier:
@@ -95,22 +97,22 @@ class Tier:
             why = f": {first.why}" if isinstance(first, Unread) else ""
             self._tell("damaged", f"{damaged[0]} is not what was stored{why}")
             if self.writable:
-                with self.excused():
+                with self.tolerating():
                     self.ask(lambda b: b.delete(damaged))
 
     @contextlib.contextmanager
-    def excused(self) -> Iterator[None]:
+    def tolerating(self) -> Iterator[None]:
         """Run a block whose `BackendError` is counted, and reported once for each cause, in place of being raised."""
         try:
             yield
         except BackendError as error:
-            self.excuse(error)
+            self.tolerate(error)
 
-    def excuse(self, error: BackendError) -> None:
+    def tolerate(self, error: BackendError) -> None:
         """Report a failure that no caller gets as an error, once for each cause."""
-        if not isinstance(error, BackendResting):  # the failure before the rest was reported
+        if not isinstance(error, BackendSuspended):  # the failure before the rest was reported
             self._tell(_CAUSES.get(type(error), "error"), str(error))
 
     def _tell(self, cause: str, message: str) -> None:
         if self.tally.first(cause):
-            self.rules.trouble(self.name, cause, message)
+            self.rules.on_failure(self.name, cause, message)

@@ -95,7 +95,7 @@ class Tiers(Backend):
         # Only when no store answered: an object may be absent everywhere else, and absent is an answer, but of a peer.
         if not found and wanted and {tier for tier, _ in errors}.issuperset(self._stores):
             raise next(error for tier, error in reversed(errors) if tier in self._stores)
-        _excuse(errors)
+        _tolerate_all(errors)
         return found
 
     def _fetch(
@@ -134,7 +134,7 @@ class Tiers(Backend):
         items = {key: got[key] for key in write_order(got) if not isinstance(got[key], Unread)}
         for tier in nearer:
             if items and tier.writable:
-                with tier.excused():
+                with tier.tolerating():
                     tier.tally.add("filled", len(tier.ask(lambda b: b.put(items))))
         # A tag whose bundle was not near may be served from near, once its last object has arrived.
         for key, value in list(self._unmirrored.items()):
@@ -176,7 +176,7 @@ class Tiers(Backend):
         for tier in tiers:
             missing = [key for key in keys if key not in found]
             if missing:
-                with tier.excused():
+                with tier.tolerating():
                     found |= tier.ask(lambda b, keys=missing: b.exists(keys))  # type: ignore[misc]
         return found
 
@@ -238,7 +238,7 @@ class Tiers(Backend):
                 errors.append((tier, error))
             else:
                 if value is not None:
-                    _excuse(errors)
+                    _tolerate_all(errors)
                     return value
         if errors:
             raise errors[0][1]
@@ -274,7 +274,7 @@ class Tiers(Backend):
         self._unmirrored.pop(key, None)
         named = () if value is None else holder.rules.named_by(key, value)
         for tier in self._nearer(holder) if named is not None else ():
-            with tier.excused():
+            with tier.tolerating():
                 told = self._tell_ref(tier, key, value, named or ())
                 if value is not None and not told and len(self._unmirrored) < _UNMIRRORED:
                     self._unmirrored[key] = value
@@ -327,7 +327,7 @@ class Tiers(Backend):
             except (BackendUnavailable, BackendFull) as error:
                 if self._when_down == "raise" or tier is self._writable[0]:
                     raise
-                tier.excuse(error)
+                tier.tolerate(error)
         raise BackendDenied("every tier is opened for reading only")
 
     def _nearer(self, holder: Tier) -> Sequence[Tier]:
@@ -337,7 +337,7 @@ class Tiers(Backend):
         """Make a call at every nearer writable tier; failures there are reported, not raised."""
         answers: deque[T] = deque()
         for tier in self._nearer(holder):
-            with tier.excused():
+            with tier.tolerating():
                 answers.append(tier.ask(call))
         return answers
 
@@ -355,7 +355,7 @@ class Tiers(Backend):
                     tiers += self._nearer(tier)
         if not answers:
             raise errors[0][1]
-        _excuse(errors)
+        _tolerate_all(errors)
         return answers
 
 
@@ -366,7 +366,7 @@ def _without(wanted: dict[str, int], found: Collection[str]) -> dict[str, int]:
     return {key: most for key, most in wanted.items() if key not in found}
 
 
-def _excuse(errors: Iterable[tuple[Tier, BackendError]]) -> None:
+def _tolerate_all(errors: Iterable[tuple[Tier, BackendError]]) -> None:
     """Report failures of tiers, once it is clear that the caller gets an answer in spite of them."""
     for tier, error in errors:
-        tier.excuse(error)
+        tier.tolerate(error)

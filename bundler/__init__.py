@@ -352,12 +352,12 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        from bundler.public_homes import HOMES
+        from bundler.public_names import MODULE_OF_NAME
 
-        home = HOMES.get(name)
-        if home is None:
+        module_name = MODULE_OF_NAME.get(name)
+        if module_name is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = importlib.import_module(f"{__name__}.{home}")
+        module = importlib.import_module(f"{__name__}.{module_name}")
         value = getattr(module, "restore" if name == "read_and_emit" else name)
         globals()[name] = value
         return value

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from urllib.parse import quote
 
-from bundler.backends.backend_errors import BackendDenied, BackendResting, BackendUnavailable
+from bundler.backends.backend_errors import BackendDenied, BackendSuspended, BackendUnavailable
 from bundler.backends.batches import batches
 from bundler.backends.keys import check_key, check_prefix
 from bundler.backends.peers import object_frames
@@ -145,7 +145,9 @@ class PeerBackend(Backend):
 
     def _check_trusted(self) -> None:
         if self._dropped:
-            raise BackendResting(f"{self._settings.shown}: sent something else as {self._dropped}")
+            raise BackendSuspended(
+                f"{self._settings.shown}: sent something else as {self._dropped}"
+            )
 
     def exists(self, keys: Collection[str]) -> frozenset[str]:
         """Return the keys that are there; of a peer none, since nobody may rely on what it has."""

@@ -122,9 +122,9 @@ def build(screen: Screen, output: str | None, check: bool, jobs: int | None, url
     Many machines: --executor has an engine's workers compile; or each machine builds its --shard into a store, and one of them, or any
     other, makes the bundle with --collect.
     """
-    wanted = _Wanted(**what)
+    request = _PlanRequest(**what)
     _check_usage(
-        wanted, output, urls, tag, check=check, keep_going=keep_going, shard=shard is not None
+        request, output, urls, tag, check=check, keep_going=keep_going, shard=shard is not None
     )
     _check_parts(
         urls, tag, jobs, executor, shard, times, complete, check=check, collect=collect, exact=exact
@@ -137,19 +137,19 @@ def build(screen: Screen, output: str | None, check: bool, jobs: int | None, url
         check_output(output)
     with without_registered_bundles():
         with screen.progress("looking at what to build"), _printing_aside(screen):
-            plan = _planned(wanted)
+            plan = _planned(request)
         if check:
             with existing_store(*urls, read_only=True) as store:
                 return _check(screen, plan, store)
         if shard is not None:
             plan = narrowed(screen, plan, shard, times)
         use = None if complete is None else UseCheck(complete, exact)
-        goal = _Goal(output, urls, tag, keep_going, shard, collect, use)
-        return _make(screen, plan, goal, _How(jobs, executor))
+        destination = _BuildDestination(output, urls, tag, keep_going, shard, collect, use)
+        return _make(screen, plan, destination, _Compilers(jobs, executor))
 
 
 @dataclass(frozen=True)
-class _Goal:
+class _BuildDestination:
     """Where a build goes to, and whether a part of it is better than nothing."""
 
     output: str | None
@@ -171,55 +171,61 @@ class _Goal:
 
 
 @dataclass(frozen=True)
-class _How:
+class _Compilers:
     """Who compiles: so many processes here, or an engine."""
 
     jobs: int | None
     executor: str | None
 
 
-def _make(screen: Screen, plan: Plan, goal: _Goal, how: _How) -> int:
+def _make(screen: Screen, plan: Plan, destination: _BuildDestination, compilers: _Compilers) -> int:
     """Compile and write; returns the exit status.  What cannot be planned is told before anything is compiled."""
-    if not goal.allows(plan.failures, rest=bool(plan.jobs)):
-        return _refuse(screen, BuildResult.nothing_of(plan), goal, rest=bool(plan.jobs))
-    more: dict[str, Any] = {"shard": None if goal.shard is None else str(goal.shard)}
+    if not destination.allows(plan.failures, rest=bool(plan.jobs)):
+        return _refuse(screen, BuildResult.nothing_of(plan), destination, rest=bool(plan.jobs))
+    more: dict[str, Any] = {"shard": None if destination.shard is None else str(destination.shard)}
     with ExitStack() as stack:
-        store = stack.enter_context(open_stores(*goal.urls)) if goal.urls else None
-        if goal.collect and store is not None:
+        store = stack.enter_context(open_stores(*destination.urls)) if destination.urls else None
+        if destination.collect and store is not None:
             more["missing"] = _collected(screen, plan, store)
         with _printing_aside(screen):
-            built = _build(screen, plan, how, store)
-        used, lacking = (None, None) if goal.use is None else goal.use.of(screen, built.bundle)
+            built = _build(screen, plan, compilers, store)
+        used, lacking = (
+            (None, None) if destination.use is None else destination.use.of(screen, built.bundle)
+        )
         if used is not None:
             more["complete"] = used
         rest = bool(built.bundle.kernels)
-        fine = goal.allows(built.failures, rest=rest) and (lacking is None or goal.keep_going)
+        fine = destination.allows(built.failures, rest=rest) and (
+            lacking is None or destination.keep_going
+        )
         if not fine:
-            return _refuse(screen, built, goal, rest=rest, lacking=lacking, more=more)
-        size = 0 if goal.output is None else save(screen, built.bundle, goal.output)
+            return _refuse(screen, built, destination, rest=rest, lacking=lacking, more=more)
+        size = 0 if destination.output is None else save(screen, built.bundle, destination.output)
         pushed = (
-            store.push(built.bundle, goal.tag)
-            if store is not None and goal.tag is not None
+            store.push(built.bundle, destination.tag)
+            if store is not None and destination.tag is not None
             else None
         )
     _show(screen, built)
-    if goal.output is not None:
-        screen.done(f"wrote {goal.output}: {wording.size(size)}, {built.bundle.digest}")
+    if destination.output is not None:
+        screen.done(f"wrote {destination.output}: {wording.size(size)}, {built.bundle.digest}")
     elif store is not None:
         screen.done(
-            f"{goal.what}: {wording.count(len(built.bundle.kernels), 'kernel')} in {store.name}"
+            f"{destination.what}: {wording.count(len(built.bundle.kernels), 'kernel')} in {store.name}"
         )
     _show_failures(screen, built.failures)
     if built.failures:
-        screen.complain(f"{goal.what} lacks what could not be built: {_named(built.failures)}")
+        screen.complain(
+            f"{destination.what} lacks what could not be built: {_named(built.failures)}"
+        )
     if lacking is not None:
-        screen.complain(f"{goal.what} is not complete: {lacking}")
+        screen.complain(f"{destination.what} is not complete: {lacking}")
     if store is not None and built.unsent:
         screen.complain(
             f"{wording.count(len(built.unsent), 'kernel')} not sent to {store.name}; build again to send them"
         )
     screen.finish({
-        **contents(built.bundle), "path": goal.output, "size_bytes": size, **_facts(built),
+        **contents(built.bundle), "path": destination.output, "size_bytes": size, **_facts(built),
         "pushed": None if pushed is None else asdict(pushed), **more,
     })  # fmt: skip
     return PROBLEM if built.failures or built.unsent or lacking is not None else FINE
@@ -241,7 +247,7 @@ def _missing_rows(missing: Sequence[Job]) -> list[dict[str, Any]]:
 def _refuse(
     screen: Screen,
     built: BuildResult,
-    goal: _Goal,
+    destination: _BuildDestination,
     *,
     rest: bool,
     lacking: str | None = None,
@@ -249,17 +255,17 @@ def _refuse(
 ) -> int:
     """Say what could not be built, and that therefore nothing was written; returns the exit status."""
     _show_failures(screen, built.failures)
-    sent = len(built.compiled) - len(built.unsent) if goal.urls else 0
+    sent = len(built.compiled) - len(built.unsent) if destination.urls else 0
     if sent:
         screen.line(
             f"{wording.count(sent, 'kernel')} that compiled: in the store under their keys, where the next build finds them"
         )
-    not_set = f" and tag {goal.tag} not set" if goal.tag is not None else ""
+    not_set = f" and tag {destination.tag} not set" if destination.tag is not None else ""
     way_out = "; --keep-going writes the rest" if rest else ""
     reasons = [f"{_named(built.failures)} could not be built"] if built.failures else []
     reasons += [lacking] if lacking is not None else []
-    outcome = "was not written" if goal.output is not None else "was not built"
-    screen.complain(f"{goal.what} {outcome}{not_set}: {'; '.join(reasons)}{way_out}")
+    outcome = "was not written" if destination.output is not None else "was not built"
+    screen.complain(f"{destination.what} {outcome}{not_set}: {'; '.join(reasons)}{way_out}")
     nothing = contents(BuildResult.nothing_of(Plan()).bundle) | {"digest": None}
     screen.finish(
         {**nothing, "path": None, "size_bytes": 0, **_facts(built), "pushed": None, **(more or {})}
@@ -279,15 +285,15 @@ def _named(failures: Sequence[Failure]) -> str:
     return ", ".join(named[:_NAMED]) + more
 
 
-def _planned(wanted: _Wanted) -> Plan:
+def _planned(request: _PlanRequest) -> Plan:
     try:
-        plan = wanted.plan()
+        plan = request.plan()
     except ConfigError as error:
         if error.facts.get("untargeted"):
             raise click.UsageError(error.message) from error
         raise
     if not plan.jobs and not plan.failures:
-        asked = ", ".join(map(str, wanted.targets)) or "the targets named"
+        asked = ", ".join(map(str, request.targets)) or "the targets named"
         raise EmptyBundle(
             f"nothing to build: no kernel is declared for {asked}, so nothing was written"
         )
@@ -300,7 +306,7 @@ def _printing_aside(screen: Screen) -> AbstractContextManager[Any]:
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _PlanRequest:
     modules: tuple[str, ...]
     spec: str | None
     recorded: str | None
@@ -321,7 +327,7 @@ class _Wanted:
 
 
 def _check_usage(
-    wanted: _Wanted,
+    request: _PlanRequest,
     output: str | None,
     urls: Sequence[str],
     tag: str | None,
@@ -330,11 +336,11 @@ def _check_usage(
     keep_going: bool,
     shard: bool,
 ) -> None:
-    if wanted.spec is not None and (wanted.recorded is not None or wanted.modules):
+    if request.spec is not None and (request.recorded is not None or request.modules):
         raise click.UsageError("--spec names the modules; give neither --from nor MODULE with it")
-    if not (wanted.modules or wanted.spec or wanted.recorded):
+    if not (request.modules or request.spec or request.recorded):
         raise click.UsageError("give a MODULE, --spec FILE or --from BUNDLE")
-    if wanted.recorded is not None and not wanted.targets:
+    if request.recorded is not None and not request.targets:
         raise click.UsageError(
             "--from needs --target, such as --target cuda:100: the recording says what it was made on"
         )
@@ -395,16 +401,16 @@ def _check(screen: Screen, plan: Plan, store: Store) -> int:
     return PROBLEM if missing or plan.failures else FINE
 
 
-def _build(screen: Screen, plan: Plan, how: _How, store: Store | None) -> BuildResult:
+def _build(screen: Screen, plan: Plan, compilers: _Compilers, store: Store | None) -> BuildResult:
     with ExitStack() as stack:
         # Before the bar, which an engine that prints as it starts would tear.
-        executor = None if how.executor is None else executor_maker(how.executor, stack)
+        executor = None if compilers.executor is None else executor_maker(compilers.executor, stack)
         bar = (
             stack.enter_context(screen.progress("compiling", len(plan.jobs)))
             if plan.jobs
             else Bar(None)
         )
-        return bundle_build.build(plan, how.jobs, store, watching(bar), executor=executor)
+        return bundle_build.build(plan, compilers.jobs, store, watching(bar), executor=executor)
 
 
 def _show(screen: Screen, built: BuildResult) -> None:

@@ -25,7 +25,7 @@ from bundler.cli.command import FINE, PROBLEM, example, output_option, reports
 from bundler.cli.interruption import SIGNAL_STATUS
 from bundler.cli.pack import check_output, contents, save, show_contents
 from bundler.cli.terminal import Screen
-from bundler.compile.captured_program import BUNDLE, MODULE, REPORT, Kind, Order
+from bundler.compile.captured_program import BUNDLE, MODULE, REPORT, CaptureRequest, Kind
 from bundler.errors import ConfigError, NotFound, RecordingError
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import merge
@@ -156,12 +156,12 @@ class _Program:
         """Run the program for a target; raises `RecordingError` when it left nothing."""
         own = os.path.join(folder, str(target).replace(":", "-"))
         os.mkdir(own)
-        order = Order(
+        request = CaptureRequest(
             self.kind, self.name, str(target), own, properties, jobs, screen.quiet or screen.as_json
         )
         environment = {**os.environ, "PYTHONPATH": _path()}
         _check_modules(self.python, environment)
-        started = [self.python, *self.options, "-m", MODULE, order.to_text(), *self.arguments]
+        started = [self.python, *self.options, "-m", MODULE, request.to_text(), *self.arguments]
         done = subprocess.run(
             started,
             env=environment,

@@ -74,7 +74,7 @@ exit 1
 
 
 @dataclass(frozen=True)
-class Heard:
+class CompileReport:
     """What Triton's listener said of one compile call in the second process."""
 
     key: str
@@ -189,13 +189,13 @@ class _Demo:
                          f"{wording.duration(report.seconds)}")  # fmt: skip
         return report.usable
 
-    def compile_again(self) -> list[Heard]:
+    def compile_again(self) -> list[CompileReport]:
         """Compile the same kernels in a second process that finds the restored directory, and a ptxas that refuses."""
         output = self.folder / "heard.json"
         env = environment(self.second, self.watch.variables)
         seconds = self.in_child("demo_check.py", output, env, "compiling again")
         heard = [
-            Heard(kernel_key(h["hash"]), h["name"], h["hit"], h["ms"])
+            CompileReport(kernel_key(h["hash"]), h["name"], h["hit"], h["ms"])
             for h in json.loads(output.read_bytes())
         ]
         self.screen.line(f"4  compiled the same kernels in a second process, in {wording.duration(seconds)}: Triton's own "
@@ -222,7 +222,7 @@ class _Demo:
             )
         return time.monotonic() - started
 
-    def conclude(self, bundle: Bundle, restored: int, heard: list[Heard]) -> int:
+    def conclude(self, bundle: Bundle, restored: int, heard: list[CompileReport]) -> int:
         """Print the table and the count; returns the exit status."""
         found = {one.key: one.ms for one in heard if one.hit}
         recorded = {kernel.key for kernel in bundle.kernels}

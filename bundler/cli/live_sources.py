@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`open_source`: what `top` watches, a store or an endpoint of metrics, each asked now and then for
-a `Sight`.
+a `SourceStatus`.
 
 What is dear is asked for seldom: no question takes more than about a twentieth of the time. Of
 metrics nothing but the text format of Prometheus is understood (`read_metrics`), and no library of
@@ -49,7 +49,7 @@ _PREFIX = "triton_bundler_"
 
 
 @dataclass(frozen=True)
-class Sight:
+class SourceStatus:
     """What one look at a source showed.
 
     Attributes:
@@ -74,7 +74,7 @@ class Sight:
         return {**asdict(self), "leases": leases, "breakers": list(self.breakers)}
 
 
-class _Seldom(Generic[T]):
+class _CachedAnswer(Generic[T]):
     """A question whose answer is kept for a while, the longer the longer it took."""
 
     def __init__(self, ask: Callable[[], T], least_s: float) -> None:
@@ -96,7 +96,7 @@ class MetricsSource:
     def __init__(self, url: str) -> None:
         self._url, self._shown = url, masked(url)
 
-    def look(self) -> Sight:
+    def look(self) -> SourceStatus:
         """Ask for its numbers."""
         try:
             samples = read_metrics(self._url)
@@ -107,7 +107,7 @@ class MetricsSource:
             for (name, labels), value in samples.items()
             if name == f"{_PREFIX}breaker_state" and value
         )
-        return Sight(
+        return SourceStatus(
             self._shown, "metrics", numbers=_numbers(samples), breakers=tuple(sorted(breakers))
         )
 
@@ -124,10 +124,10 @@ class StoreSource:
         )
         self._directory = local_directory(as_url(url))
         self._store = BundleStore(self._backend, self._name)
-        self._stats: _Seldom[StoreStats] = _Seldom(self._store.stats, STATS_EVERY_S)
-        self._leases: _Seldom[list[HeldLease]] = _Seldom(self._held, 0.0)
+        self._stats: _CachedAnswer[StoreStats] = _CachedAnswer(self._store.stats, STATS_EVERY_S)
+        self._leases: _CachedAnswer[list[HeldLease]] = _CachedAnswer(self._held, 0.0)
 
-    def look(self) -> Sight:
+    def look(self) -> SourceStatus:
         """Ask for leases and sizes."""
         try:
             if self._directory is not None and not os.path.isdir(self._directory):
@@ -141,7 +141,7 @@ class StoreSource:
             "records": stats.records,
         }
         numbers |= {"tags": stats.tags, "failures": stats.failures}
-        return Sight(self._name, "store", numbers=numbers, leases=tuple(leases))
+        return SourceStatus(self._name, "store", numbers=numbers, leases=tuple(leases))
 
     def close(self) -> None:
         """Close the store."""
@@ -167,8 +167,8 @@ def kernel_of(lease: HeldLease) -> str:
     return lease.key.removeprefix(f"{LEASES}/")
 
 
-def _unseen(url: str, kind: str, error: BundlerError) -> Sight:
-    return Sight(url, kind, masked(error.message).removeprefix(f"{url}: "))
+def _unseen(url: str, kind: str, error: BundlerError) -> SourceStatus:
+    return SourceStatus(url, kind, masked(error.message).removeprefix(f"{url}: "))
 
 
 def _numbers(samples: _Samples) -> dict[str, float]:

@@ -20,7 +20,13 @@ from rich.text import Text
 from bundler.cli import wording
 from bundler.cli.command import FINE, PROBLEM, example, reports
 from bundler.cli.interruption import asked_to_end
-from bundler.cli.live_sources import MetricsSource, Sight, StoreSource, kernel_of, open_source
+from bundler.cli.live_sources import (
+    MetricsSource,
+    SourceStatus,
+    StoreSource,
+    kernel_of,
+    open_source,
+)
 from bundler.cli.terminal import Screen
 
 MOST_SOURCES = 64
@@ -56,21 +62,21 @@ def top(screen: Screen, urls: tuple[str, ...], interval: float, once: bool) -> i
         if live:
             _watch(screen, look, interval)
             return FINE
-        sights = look()
-    for sight in sights:
-        for line in _lines(sight):
+        statuses = look()
+    for status in statuses:
+        for line in _lines(status):
             screen.line(line)
     screen.finish(
         {
-            "sources": [sight.as_json() for sight in sights],
-            "ok": not any(sight.error for sight in sights),
+            "sources": [status.as_json() for status in statuses],
+            "ok": not any(status.error for status in statuses),
         }
     )
-    return PROBLEM if any(sight.error for sight in sights) else FINE
+    return PROBLEM if any(status.error for status in statuses) else FINE
 
 
 @contextlib.contextmanager
-def _opened(urls: Sequence[str]) -> Iterator[Callable[[], list[Sight]]]:
+def _opened(urls: Sequence[str]) -> Iterator[Callable[[], list[SourceStatus]]]:
     """Open the sources; yields what looks at all of them, several at a time."""
     with contextlib.ExitStack() as stack:
         sources: list[_Source] = []
@@ -81,7 +87,7 @@ def _opened(urls: Sequence[str]) -> Iterator[Callable[[], list[Sight]]]:
         yield lambda: list(threads.map(lambda source: source.look(), sources))
 
 
-def _watch(screen: Screen, look: Callable[[], list[Sight]], interval: float) -> None:
+def _watch(screen: Screen, look: Callable[[], list[SourceStatus]], interval: float) -> None:
     """Show what is seen until Ctrl-C, which is how a view ends."""
     with asked_to_end() as ending:
         before, before_s = look(), time.monotonic()
@@ -92,7 +98,9 @@ def _watch(screen: Screen, look: Callable[[], list[Sight]], interval: float) -> 
                 before, before_s = now, now_s
 
 
-def _view(sights: Sequence[Sight], before: Sequence[Sight], seconds: float) -> Group:
+def _view(
+    statuses: Sequence[SourceStatus], before: Sequence[SourceStatus], seconds: float
+) -> Group:
     """Return what a terminal shows: processes, stores, leases, and what does not answer."""
     processes, stores, leases = (
         Table(title="processes"),
@@ -111,30 +119,30 @@ def _view(sights: Sequence[Sight], before: Sequence[Sight], seconds: float) -> G
                 overflow="ellipsis",
                 no_wrap=True,
             )
-    for sight, last in zip(sights, before, strict=True):
-        if sight.error:
+    for status, last in zip(statuses, before, strict=True):
+        if status.error:
             continue
-        if sight.kind == "metrics":
-            processes.add_row(*map(Text, _process_row(sight, last, seconds)))
+        if status.kind == "metrics":
+            processes.add_row(*map(Text, _process_row(status, last, seconds)))
         else:
-            stores.add_row(*map(Text, _store_row(sight)))
-            for lease in sight.leases:
+            stores.add_row(*map(Text, _store_row(status)))
+            for lease in status.leases:
                 left = wording.duration(lease.left_s) if lease.left_s is not None else ""
                 leases.add_row(
                     *map(
-                        Text, map(wording.plain, (kernel_of(lease), lease.holder, left, sight.url))
+                        Text, map(wording.plain, (kernel_of(lease), lease.holder, left, status.url))
                     )
                 )
     errors = [
-        Text(wording.plain(f"{sight.url}: {sight.error}"), style="red")
-        for sight in sights
-        if sight.error
+        Text(wording.plain(f"{status.url}: {status.error}"), style="red")
+        for status in statuses
+        if status.error
     ]
     return Group(*(table for table in (processes, stores, leases) if table.row_count), *errors)
 
 
-def _process_row(sight: Sight, last: Sight, seconds: float) -> list[str]:
-    numbers, earlier = sight.numbers, last.numbers
+def _process_row(status: SourceStatus, last: SourceStatus, seconds: float) -> list[str]:
+    numbers, earlier = status.numbers, last.numbers
 
     def rate(name: str) -> str:
         known = seconds > 0 and name in earlier
@@ -142,30 +150,32 @@ def _process_row(sight: Sight, last: Sight, seconds: float) -> list[str]:
 
     asked = numbers["hits"] + numbers["misses"]
     return [
-        wording.plain(sight.url), f"{numbers['hits']:,.0f}", rate("hits"), f"{numbers['misses']:,.0f}", rate("misses"),
+        wording.plain(status.url), f"{numbers['hits']:,.0f}", rate("hits"), f"{numbers['misses']:,.0f}", rate("misses"),
         f"{100 * numbers['hits'] / asked:.1f}" if asked else "", f"{numbers['compiles']:,.0f}", wording.duration(numbers["compile_seconds"]),
-        wording.duration(numbers["seconds_saved"]), wording.size(int(numbers["bytes_fetched"])), wording.plain(", ".join(sight.breakers)),
+        wording.duration(numbers["seconds_saved"]), wording.size(int(numbers["bytes_fetched"])), wording.plain(", ".join(status.breakers)),
     ]  # fmt: skip
 
 
-def _store_row(sight: Sight) -> list[str]:
-    counts = [f"{sight.numbers[name]:,.0f}" for name in ("units", "records", "tags", "failures")]
+def _store_row(status: SourceStatus) -> list[str]:
+    counts = [f"{status.numbers[name]:,.0f}" for name in ("units", "records", "tags", "failures")]
     return [
-        wording.plain(sight.url),
-        wording.size(int(sight.numbers["bytes"])),
+        wording.plain(status.url),
+        wording.size(int(status.numbers["bytes"])),
         *counts,
-        str(len(sight.leases)),
+        str(len(status.leases)),
     ]
 
 
-def _lines(sight: Sight) -> Iterator[str]:
+def _lines(status: SourceStatus) -> Iterator[str]:
     """Yield what is printed where nobody watches: one line for a source, one for each lease."""
-    if sight.error:
-        yield f"{sight.url}: error: {sight.error}"
+    if status.error:
+        yield f"{status.url}: error: {status.error}"
         return
-    yield f"{sight.url}: " + ", ".join(f"{name} {value:g}" for name, value in sight.numbers.items())
-    for name in sight.breakers:
+    yield f"{status.url}: " + ", ".join(
+        f"{name} {value:g}" for name, value in status.numbers.items()
+    )
+    for name in status.breakers:
         yield f"  breaker of {name} is not closed"
-    for lease in sight.leases:
+    for lease in status.leases:
         left = f", {lease.left_s:.0f} s left" if lease.left_s is not None else ""
         yield f"  {kernel_of(lease) or 'a kernel'} is compiled by {lease.holder or 'somebody'}{left}"

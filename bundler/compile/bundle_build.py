@@ -235,7 +235,7 @@ def _send(
     try:
         published = records.publish(part)
     except BundlerError as error:
-        records.excuse(error)  # the compiled kernels still go into the bundle
+        records.report_failure(error)  # the compiled kernels still go into the bundle
         return fresh, frozenset(kernel.key for kernel in absent)
     others = [kernel for kernel in fresh.kernels if kernel.key in known]
     return merge(

@@ -3,7 +3,7 @@
 
 ::
 
-    python -m bundler.compile.captured_program ORDER script.py ARGS…      ORDER: what to do, as JSON (`Order`)
+    python -m bundler.compile.captured_program REQUEST script.py ARGS…      REQUEST: what to do, as JSON (`CaptureRequest`)
 
 Standard output and error are the program's.  The bundle and the report go to files, which the command reads.
 """
@@ -30,7 +30,7 @@ MODULE = "bundler.compile.captured_program"
 
 
 @dataclass(frozen=True)
-class Order:
+class CaptureRequest:
     """What to capture.
 
     Attributes:
@@ -55,43 +55,43 @@ class Order:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def from_text(text: str) -> Order:
+    def from_text(text: str) -> CaptureRequest:
         """Read what `to_text` wrote."""
-        return Order(**json.loads(text))
+        return CaptureRequest(**json.loads(text))
 
 
 def main(argv: Sequence[str]) -> int:
     """Run and compile; returns the program's exit status, 1 when it crashed."""
-    order, *arguments = argv
-    return capture_program(Order.from_text(order), arguments)
+    request, *arguments = argv
+    return capture_program(CaptureRequest.from_text(request), arguments)
 
 
-def capture_program(order: Order, arguments: Sequence[str]) -> int:
+def capture_program(request: CaptureRequest, arguments: Sequence[str]) -> int:
     """Run a program under capture; write bundle and report.
 
     Raises:
         BundlerError: what was captured cannot be compiled at all, or not be written.
     """
-    capture = capturing(order.target, properties=order.properties)
-    status = _run(capture, order, arguments)
-    if not order.quiet:
+    capture = capturing(request.target, properties=request.properties)
+    status = _run(capture, request, arguments)
+    if not request.quiet:
         sys.stdout.flush()
         sys.stderr.write(
-            f"compiling {count(capture.report.kernels, 'kernel')} for {order.target}\n"
+            f"compiling {count(capture.report.kernels, 'kernel')} for {request.target}\n"
         )
-    bundle = capture.build(order.jobs)
+    bundle = capture.build(request.jobs)
     with bundle:
         if bundle.kernels:
-            bundle.save(os.path.join(order.directory, BUNDLE))
-    with open(os.path.join(order.directory, REPORT), "w", encoding="utf-8") as file:
+            bundle.save(os.path.join(request.directory, BUNDLE))
+    with open(os.path.join(request.directory, REPORT), "w", encoding="utf-8") as file:
         json.dump(asdict(capture.report), file)
     return status
 
 
-def _run(capture: Capture, order: Order, arguments: Sequence[str]) -> int:
+def _run(capture: Capture, request: CaptureRequest, arguments: Sequence[str]) -> int:
     try:
         with capture:
-            _program(order, arguments)()
+            _program(request, arguments)()
     except SystemExit as end:
         return _status(end.code)
     except Exception as error:  # noqa: BLE001  # a program may raise anything; what it did before counts
@@ -117,10 +117,10 @@ def _own_frames(error: Exception) -> Any:
     return trace if trace is not None else error.__traceback__
 
 
-def _program(order: Order, arguments: Sequence[str]) -> Callable[[], None]:
+def _program(request: CaptureRequest, arguments: Sequence[str]) -> Callable[[], None]:
     """Return what runs the program, with `__main__`, `sys.argv` and `sys.path` as Python sets them."""
     module = ModuleType("__main__")
-    code, first, folder = _CODE_OF[order.kind](order.name, module)
+    code, first, folder = _CODE_OF[request.kind](request.name, module)
     sys.argv[:] = [first, *arguments]
     sys.path[0] = folder
     # Not `runpy`, whose module is gone when the program ends: kernels in it are compiled after that.

@@ -3,7 +3,7 @@
 
 ::
 
-    message   [protocol, version, name, payload, compiler, source, environment, path, limits, setup, stores, tether]
+    message   [protocol, version, name, payload, compiler, source, environment, path, limits, setup, stores, client]
     answers   ["done", worker, result, bundle, seconds] | ["failed", worker, error] | ["died", worker, how, printed]
               | ["refused", worker, differences]
 
@@ -31,7 +31,7 @@ from bundler.toolchain.ptxas import ptxas_version
 
 PROTOCOL = 1
 # What the name of a program's directory begins with.
-TETHER = "triton-bundler-tether-"
+CLIENT_DIRECTORY = "triton-bundler-client-"
 # What begins so decides what Triton, LLVM, MLIR and ptxas make, so a worker has it as the program that sends the job has it.
 _COMPILER_VARIABLES = (
     "AMDGCN_", "DISABLE_LLVM", "DISABLE_MMA", "DISABLE_PTXAS", "LLVM_", "MLIR_", "NVPTX_", "PTXAS_",
@@ -93,7 +93,7 @@ class Compiler:
 
 
 @dataclass(frozen=True)
-class Tether:
+class WaitingClient:
     """How a worker on the same machine sees that nobody waits any more: the program's process, and a directory of its own.
 
     The directory goes when the program has done with its service, and has a file for each job that was given up before.
@@ -105,17 +105,17 @@ class Tether:
     directory: str
 
     @staticmethod
-    def of(directory: str) -> Tether:
+    def of(directory: str) -> WaitingClient:
         """Return one for this process."""
-        return Tether(*_machine(), os.getpid(), directory)
+        return WaitingClient(*_machine(), os.getpid(), directory)
 
-    def is_cut(self, number: str) -> bool:
+    def gave_up(self, number: str) -> bool:
         """Whether the program or the job is given up; False where that cannot be seen from here."""
         if (self.boot, self.namespace) != _machine() or not self.boot:
             return False
         if not os.path.exists(f"/proc/{self.process}"):
             # Nobody else removes it.  A name of ours alone: whoever sends jobs may be wrong about the rest.
-            if os.path.basename(self.directory).startswith(TETHER):
+            if os.path.basename(self.directory).startswith(CLIENT_DIRECTORY):
                 shutil.rmtree(self.directory, ignore_errors=True)
             return True
         return not os.path.isdir(self.directory) or os.path.exists(
@@ -149,7 +149,7 @@ class EngineJob:
         perform, preload: `module:function`, as for the service's own workers.
         stores: URLs of the store that it takes the kernel from, or publishes it into; empty to send it back.
         key: the kernel's key, where that is known.
-        tether: how to see that nobody waits any more.
+        client: how to see that nobody waits any more.
     """
 
     name: str
@@ -166,11 +166,11 @@ class EngineJob:
     preload: str
     stores: tuple[str, ...]
     key: str
-    tether: Tether
+    client: WaitingClient
 
     def to_bytes(self) -> bytes:
         """Return the message."""
-        seen, target, tether = self.compiler, self.target, self.tether
+        seen, target, client = self.compiler, self.target, self.client
         return wire.pack(
             [
                 PROTOCOL,
@@ -188,7 +188,7 @@ class EngineJob:
                 [self.perform, self.preload],
                 list(self.stores),
                 self.key,
-                [tether.boot, tether.namespace, tether.process, os.fsencode(tether.directory)],
+                [client.boot, client.namespace, client.process, os.fsencode(client.directory)],
             ]
         )
 
@@ -203,7 +203,7 @@ class EngineJob:
         if (protocol, version) != (PROTOCOL, VERSION):
             return f"{version} (messages of kind {protocol})"
         (
-            name, number, payload, target, compiler, source, environment, path, timeout_s, memory_bytes, functions, stores, key, tether,
+            name, number, payload, target, compiler, source, environment, path, timeout_s, memory_bytes, functions, stores, key, client,
         ) = wire.fields(
             rest, "job of an engine",
             str, str, bytes, list, list, list, list, list, float, int, list, list, str, list,
@@ -212,7 +212,7 @@ class EngineJob:
         pairs: Any = tuple(
             tuple(wire.fields(pair, "variable", bytes, bytes)) for pair in environment
         )
-        boot, namespace, process, directory = wire.fields(tether, "tether", str, str, int, bytes)
+        boot, namespace, process, directory = wire.fields(client, "client", str, str, int, bytes)
         perform, preload = wire.fields(functions, "functions", str, str)
         return EngineJob(
             name,
@@ -229,7 +229,7 @@ class EngineJob:
             preload,
             tuple(wire.expect(url, str, "store") for url in stores),
             key,
-            Tether(boot, namespace, process, os.fsdecode(directory)),
+            WaitingClient(boot, namespace, process, os.fsdecode(directory)),
         )
 
     def environment_here(self) -> JobEnvironment:

@@ -133,7 +133,7 @@ class _EngineWorker:
         try:
             pool.submit(task)
             while not wait([task.future], LOOK_S).done:
-                if asked.tether.is_cut(asked.number):
+                if asked.client.gave_up(asked.number):
                     task.future.cancel()
             return task.future.result()
         except CompileFailed as error:

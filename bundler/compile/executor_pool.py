@@ -24,10 +24,10 @@ from typing import Any
 
 from bundler.compile.compile_job import Compiled, Job
 from bundler.compile.engine_messages import (
-    TETHER,
+    CLIENT_DIRECTORY,
     Compiler,
     EngineJob,
-    Tether,
+    WaitingClient,
     compiler_variables,
     host_of,
     new_number,
@@ -116,8 +116,8 @@ class ExecutorPool:
         self._broken = 0
         self._closing = False
         self._compilers: dict[Target, Compiler] = {}
-        self._directory = tempfile.mkdtemp(prefix=TETHER)
-        self._tether = Tether.of(self._directory)
+        self._directory = tempfile.mkdtemp(prefix=CLIENT_DIRECTORY)
+        self._client = WaitingClient.of(self._directory)
         self._cut = weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
         self._begin_anew()
         after_fork(self._reset_in_child)
@@ -278,7 +278,7 @@ class ExecutorPool:
             plan.preload,
             plan.stores,
             job.key,
-            self._tether,
+            self._client,
         ).to_bytes()
 
     def _handle(self, tried: _Try, done: Future[bytes]) -> None:

@@ -35,7 +35,7 @@ from bundler.compile.service_arguments import (
     check_limits,
     worker_count,
 )
-from bundler.compile.service_progress import JobTiming, Ledger, Progress, ServiceCounters
+from bundler.compile.service_progress import JobTiming, Progress, ProgressCounter, ServiceCounters
 from bundler.compile.task_leases import shared_leases
 from bundler.compile.worker_messages import as_failure, resolve
 from bundler.compile.worker_pool import WorkerPool
@@ -153,19 +153,19 @@ class CompileService:
         self._lock = threading.RLock()
         self._inflight: dict[str, InflightJob] = {}
         self._results: OrderedDict[str, Compiled] = OrderedDict()
-        self._ledger = Ledger(0 if self._engine else self.workers, self._on_progress)
+        self._progress = ProgressCounter(0 if self._engine else self.workers, self._on_progress)
         self._context = Context(self.cache_dir, self._perform, reload=not self.in_process)
         self._threads: ThreadPoolExecutor | None = None
 
     @property
     def counters(self) -> ServiceCounters:
         """What was done so far."""
-        return replace(self._ledger.counters, retried=self._pool.retried)
+        return replace(self._progress.counters, retried=self._pool.retried)
 
     @property
     def timings(self) -> tuple[JobTiming, ...]:
         """Where the time of each job went, in the order in which they ended; the last 10,000."""
-        return self._ledger.timings
+        return self._progress.timings
 
     def processes(self) -> tuple[int, ...]:
         """Return the process numbers of the workers that exist now."""
@@ -193,10 +193,10 @@ class CompileService:
         future: CompileFuture[Compiled] = CompileFuture(job.name)
         # Joining and counting are two steps: the listener is called without the lock that jobs are joined under.
         known, inflight, first = self._join(job, context.key, future)
-        self._ledger.tell(job.name, "submitted", submitted=1)
+        self._progress.tell(job.name, "submitted", submitted=1)
         if known is not None:
             future.settle(known)
-            self._ledger.tell(job.name, "remembered", remembered=1)
+            self._progress.tell(job.name, "remembered", remembered=1)
         elif inflight is not None:
             # Set before the job starts, which may settle the future at once.
             future.on_cancel(lambda: self._withdraw(inflight, future))
@@ -411,7 +411,7 @@ class CompileService:
         return self._context.source_of(job)
 
     def _answered(self, worker: str) -> None:
-        self._ledger.saw(host_of(worker))
+        self._progress.saw(host_of(worker))
 
     def _began(self, task: Task) -> None:
         with self._lock:
@@ -419,7 +419,7 @@ class CompileService:
             waiting = list(inflight.waiting) if inflight is not None else []
         for future in waiting:
             future.mark_started()
-        self._ledger.began(task.key, task.name)
+        self._progress.began(task.key, task.name)
 
     def _finish(self, inflight: InflightJob, result: Compiled | BundlerError | None) -> None:
         """Settle every future that waits; None: the job was cancelled."""
@@ -433,7 +433,7 @@ class CompileService:
                 self._results[inflight.key] = result
                 while len(self._results) > REMEMBERED:
                     self._results.popitem(last=False)
-        self._ledger.ended(
+        self._progress.ended(
             inflight.key, None if result is None else _timing(inflight, result, now_s)
         )
         # What is compiled in this process its session tells of, if there is one.
@@ -452,11 +452,11 @@ class CompileService:
 
     def _tell_end(self, name: str, result: Compiled | BundlerError, joined: int) -> None:
         if isinstance(result, BundlerError):
-            self._ledger.tell(name, "failed", error=str(result), failed=1, joined=joined)
+            self._progress.tell(name, "failed", error=str(result), failed=1, joined=joined)
         elif result.hit:
-            self._ledger.tell(name, "hit", hits=1, joined=joined)
+            self._progress.tell(name, "hit", hits=1, joined=joined)
         else:
-            self._ledger.tell(name, "compiled", compiled=1, joined=joined)
+            self._progress.tell(name, "compiled", compiled=1, joined=joined)
 
     def _withdraw(self, inflight: InflightJob, future: CompileFuture[Compiled]) -> None:
         """Remove a cancelled future from those that wait; when it was the last one, cancel the job."""
@@ -469,7 +469,7 @@ class CompileService:
             inner = inflight.inner if inflight.given_up else None
         if inner is not None:
             inner.cancel()  # the pool kills the worker, if one has begun
-        self._ledger.tell(future.name, "cancelled", cancelled=1)
+        self._progress.tell(future.name, "cancelled", cancelled=1)
 
     def _reset_in_child(self) -> None:
         inflight_jobs = list(self._inflight.values())

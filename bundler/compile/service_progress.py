@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far a compile service is: `ServiceCounters`, `Progress` for each thing that happens, `JobTiming` for where the time went.
 
-The service writes them down in a `Ledger`; the `build` command shows them.
+The service writes them down in a `ProgressCounter`; the `build` command shows them.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class JobTiming:
     stages: tuple[tuple[str, float], ...] = ()
 
 
-class Ledger:
+class ProgressCounter:
     """Counts what happens and calls the listener, in order; thread-safe.
 
     Args:

@@ -28,15 +28,19 @@ from bundler.config import (
 )
 from bundler.errors import BundlerError, ConfigError
 from bundler.fork_safety import after_fork
-from bundler.integrations.kernel_lookup import Registered
-from bundler.integrations.session_options import Options
-from bundler.toolchain.keeper import KeeperSource
+from bundler.integrations.kernel_lookup import RegisteredBundles
+from bundler.integrations.session_options import SessionOptions
+from bundler.toolchain.cache_delegate import DelegateSource
 from bundler.toolchain.manager_environment import Active, manager_environment
 from bundler.user_warnings import warn
 
 # What opens stores, and what a session is made of, is imported when the first one begins: Triton imports this module for a name alone.
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bundler.config import Launcher
     from bundler.integrations.lookup_engine import Engine
+    from bundler.integrations.session_tally import Tally
     from bundler.integrations.sessions import Session
     from bundler.lifecycle.machine_store import Store
     from bundler.store.bundle_store import PushMode
@@ -50,7 +54,7 @@ class _Process:
     """Which session is in force.  Safe from any thread; a forked child goes on with copies."""
 
     def __init__(self) -> None:
-        self.registered = Registered()
+        self.registered = RegisteredBundles()
         # Paths of bundles that were to be registered, and that the user was told are missing.
         self.not_there: set[str] = set()
         self._lock = threading.RLock()
@@ -58,7 +62,7 @@ class _Process:
         self._from_environment: tuple[Session, Engine] | None = None
         self._exit_registered = False
         # Managers ask it for each key: the one in force is an attribute, and found anew after a change.
-        self.source = KeeperSource(self.engine)
+        self.source = DelegateSource(self.engine)
 
     def engine(self) -> Engine:
         """Return what looks after Triton's managers now; raises what strict mode asks for."""
@@ -70,7 +74,7 @@ class _Process:
                     self._from_environment = _session_from_environment(self.registered)
                     self._at_exit()
                 engine = self._from_environment[1]
-            self.source.keeper = engine
+            self.source.delegate = engine
             return engine
 
     def enter(self, session: Session, engine: Engine, activity: Active) -> None:
@@ -78,14 +82,14 @@ class _Process:
         with self._lock:
             manager_environment.add(activity)
             self._sessions.append((session, engine))
-            self.source.keeper = engine
+            self.source.delegate = engine
             self._at_exit()
 
     def leave(self, session: Session, activity: Active) -> None:
         """Put in force again whichever session began last of those that go on."""
         with self._lock:
             self._sessions = [pair for pair in self._sessions if pair[0] is not session]
-            self.source.keeper = None
+            self.source.delegate = None
             manager_environment.remove(activity)
 
     def close(self) -> None:
@@ -119,7 +123,7 @@ class _Process:
 _process = _Process()
 after_fork(_process.reset_after_fork)
 # Says who looks after the managers of this process.
-keeper_source = _process.source
+delegate_source = _process.source
 
 
 def install(
@@ -149,7 +153,7 @@ def install(
         BundlerWarning: once for each cause, when something fails and the program goes on without it.
     """
     _check(mode, get_args(Mode), "mode")
-    return _install(store, Options(tag=tag, mode=mode, strict=strict))
+    return _install(store, SessionOptions(tag=tag, mode=mode, strict=strict))
 
 
 def session(
@@ -186,7 +190,7 @@ def session(
         _check(push, PUSH_MODES, "push")
     mode: Mode = "read" if push is None else "readwrite"
     serving: Strict | None = "warn" if strict is None else None
-    options = Options(tag=tag, mode=mode, push=push, strict=strict or "off", serving=serving)
+    options = SessionOptions(tag=tag, mode=mode, push=push, strict=strict or "off", serving=serving)
     return _install(store, options, replay=replay, metrics_port=metrics_port, moved=moved)
 
 
@@ -198,7 +202,7 @@ def install_from_environment() -> None:
     """
     from bundler.integrations.manager_install import activity_of_environment
 
-    manager_environment.add(activity_of_environment(keeper_source))
+    manager_environment.add(activity_of_environment(delegate_source))
 
 
 def begin_from_environment() -> None:
@@ -212,7 +216,7 @@ def publish_from_environment() -> None:
     from bundler.integrations.sessions import LAST_FLUSH_S
 
     engine.publisher.flush(LAST_FLUSH_S)
-    with engine.troubles.excused(f"tag {engine.options.tag} was not pushed"):
+    with engine.failures.tolerating(f"tag {engine.options.tag} was not pushed"):
         engine.push_tag()
 
 
@@ -242,7 +246,7 @@ def register(path: str | os.PathLike[str]) -> None:
     if bundle not in registered_bundles():
         from bundler.integrations.manager_install import activity_of_bundle
 
-        manager_environment.add(activity_of_bundle(bundle, keeper_source))
+        manager_environment.add(activity_of_bundle(bundle, delegate_source))
 
 
 def flush_here(timeout_s: float) -> None:
@@ -262,13 +266,12 @@ def _check(value: object, choices: tuple[str, ...], name: str) -> None:
 
 def _install(
     store: Store | str,
-    options: Options,
+    options: SessionOptions,
     *,
     replay: bool | None = None,
     metrics_port: int | str | None = None,
     moved: bool | None = None,
 ) -> Session:
-    from bundler.integrations.launcher_supply import supply_launchers
     from bundler.integrations.lookup_engine import Engine
     from bundler.integrations.manager_install import activity_of
     from bundler.integrations.metrics_export import begin_metrics, serve_metrics
@@ -298,7 +301,7 @@ def _install(
         endpoint = serve_metrics(metrics_port) if metrics_port is not None else None
         _name_unknown(engine)
         engine.start()
-        activity = activity_of(opened, options, keeper_source)
+        activity = activity_of(opened, options, delegate_source)
 
         def leave(session: Session) -> None:
             end_supply()
@@ -306,7 +309,7 @@ def _install(
 
         made = Session(engine, chosen.report, leave, owned=owned, endpoint=endpoint)
         _process.enter(made, engine, activity)
-        end_supply = supply_launchers(options.launcher, engine.tally)
+        end_supply = _supply_launchers(options.launcher, engine.tally)
     except BaseException:
         if endpoint is not None:
             endpoint.close()
@@ -316,9 +319,25 @@ def _install(
     return made
 
 
-def _session_from_environment(registered: Registered) -> tuple[Session, Engine]:
+def _supply_launchers(launcher: Launcher, tally: Tally) -> Callable[[], None]:
+    """Give Triton what it would have a C compiler build, from now on; returns what ends that.
+
+    Args:
+        launcher: `bundler`, or `triton` to leave everything as it is.
+        tally: counts what was given, and why something was not.
+    """
+    if launcher == "triton":
+        return lambda: None
+    from bundler.runtime.launch.jit_modules import JitModules
+    from bundler.toolchain.driver_modules import driver_modules
+
+    supplier = JitModules(tally.launcher)
+    driver_modules.supply(supplier)
+    return lambda: driver_modules.withdraw(supplier)
+
+
+def _session_from_environment(registered: RegisteredBundles) -> tuple[Session, Engine]:
     """Return the session that environment variables ask for; a wrong setting is a warning, and in strict mode an error."""
-    from bundler.integrations.launcher_supply import supply_launchers
     from bundler.integrations.lookup_engine import Engine
     from bundler.integrations.metrics_export import begin_metrics
     from bundler.integrations.sessions import Session
@@ -336,29 +355,29 @@ def _session_from_environment(registered: Registered) -> tuple[Session, Engine]:
         store = _store_from(chosen)
     except BundlerError as error:
         problem = error
-    options = Options(
+    options = SessionOptions(
         tag=chosen.tag, mode=chosen.mode, strict=chosen.strict, trust=chosen.trust, keep=chosen.keep, local=chosen.local,
         replay=chosen.replay, moved=chosen.moved, serving=None if says_strict() else "warn", launcher=chosen.launcher,
     )  # fmt: skip
     for path in registered_bundles():
         registered.add(path)
     engine = Engine(store, options, registered)
-    with engine.troubles.excused("metrics are not written"):
+    with engine.failures.tolerating("metrics are not written"):
         begin_metrics()
     if problem is not None:
-        engine.troubles.met(problem, "no store is used")
-    elif store is None and not registered and asked_for(keeper_source):
-        engine.troubles.noticed(
+        engine.failures.report(problem, "no store is used")
+    elif store is None and not registered and asked_for(delegate_source):
+        engine.failures.warn_once(
             "no-store",
             "TRITON_CACHE_MANAGER names triton-bundler, but TRITON_BUNDLER_STORE is not set",
         )
     _name_unknown(engine)
     if os.environ.get(_OTHER_REMOTE):
-        engine.troubles.noticed(
+        engine.failures.warn_once(
             "two-managers", f"{_OTHER_REMOTE} is set, which only Triton's own remote manager asks"
         )
     engine.start()
-    end_supply = supply_launchers(options.launcher, engine.tally)
+    end_supply = _supply_launchers(options.launcher, engine.tally)
     return Session(
         engine, chosen.report, lambda _session: end_supply(), owned=store is not None
     ), engine
@@ -367,7 +386,7 @@ def _session_from_environment(registered: Registered) -> tuple[Session, Engine]:
 def _name_unknown(engine: Engine) -> None:
     unknown = unknown_words()
     if unknown is not None:
-        engine.troubles.noticed("unknown-setting", unknown)
+        engine.failures.warn_once("unknown-setting", unknown)
 
 
 def _store_from(chosen: Settings) -> Store | None:

@@ -21,8 +21,8 @@ from bundler.format.entries import Kernel
 from bundler.format.keyparts import KeyParts
 from bundler.format.summary import Summarized
 from bundler.integrations._process import flush_here, registered_here
-from bundler.integrations.kernel_lookup import Shelf
-from bundler.integrations.key_comparison import Difference, Keyed, keyed, keyed_all, nearest
+from bundler.integrations.kernel_lookup import BundleKernels
+from bundler.integrations.key_comparison import Difference, KeyedKernel, keyed, keyed_all, nearest
 from bundler.integrations.miss_notes import NotedMiss, read_misses
 from bundler.integrations.process_notes import ProcessNote, of_one_run, read_processes
 from bundler.integrations.source_texts import read_source, source_diff
@@ -164,7 +164,7 @@ def _of_kernels(
 
 
 def _of_misses(
-    wanted: Sequence[NotedMiss], misses: list[NotedMiss], kernels: dict[str, Keyed]
+    wanted: Sequence[NotedMiss], misses: list[NotedMiss], kernels: dict[str, KeyedKernel]
 ) -> tuple[Explanation, ...]:
     # Misses come with the latest first, and of equal keys a dictionary keeps the last.
     latest = {miss.event.key: miss for miss in reversed(wanted)}
@@ -220,7 +220,7 @@ def _local() -> LocalDirectory:
 
 
 def _of_directory(
-    kernels: dict[str, Keyed], wanted: Callable[[Keyed], bool]
+    kernels: dict[str, KeyedKernel], wanted: Callable[[KeyedKernel], bool]
 ) -> tuple[Explanation, ...]:
     """Explain the kernels of Triton's directory that are not among those that were recorded."""
     there = list(kernels.values())
@@ -234,7 +234,7 @@ def _of_directory(
     return tuple(explained)
 
 
-def _recorded(store: Store | None, bundles: Sequence[Source] = ()) -> dict[str, Keyed]:
+def _recorded(store: Store | None, bundles: Sequence[Source] = ()) -> dict[str, KeyedKernel]:
     """Return what a store and its tag, bundles and registered bundles hold, by key; None for the store that TRITON_BUNDLER_STORE names.
 
     Without any of these, what Triton's directory holds.
@@ -254,7 +254,7 @@ def _recorded(store: Store | None, bundles: Sequence[Source] = ()) -> dict[str, 
     return found
 
 
-def _kernels_in(source: Source) -> list[Keyed]:
+def _kernels_in(source: Source) -> list[KeyedKernel]:
     """Return the kernels of a bundle, of the file of one, or of a cache directory, which may not be there."""
     if isinstance(source, Bundle):
         return list(keyed_all(source))
@@ -267,9 +267,9 @@ def _kernels_in(source: Source) -> list[Keyed]:
         return list(keyed_all(bundle))
 
 
-def _bare(kernel: Kernel) -> Keyed:
+def _bare(kernel: Kernel) -> KeyedKernel:
     """Return a kernel of a store; one without key parts is known by its key alone."""
-    nothing = Keyed(
+    nothing = KeyedKernel(
         kernel.key, kernel.name, kernel.target, KeyParts((), proven=False), partial=True
     )
     return next(keyed([kernel]), nothing)
@@ -280,7 +280,7 @@ def _kernels_of(store: Store, tag: str | None) -> Iterator[Kernel]:
     if tag is not None:
         try:
             with store.pull(tag, read_only=True) as bundle:
-                yield from Shelf(bundle, "tag").bundle.kernels
+                yield from BundleKernels(bundle, "tag").bundle.kernels
         except (
             NotFound,
             Untrusted,
@@ -288,14 +288,16 @@ def _kernels_of(store: Store, tag: str | None) -> Iterator[Kernel]:
             return
 
 
-def _is(kernel: Keyed | SpooledEvent, key: str | None, name: str | None) -> bool:
+def _is(kernel: KeyedKernel | SpooledEvent, key: str | None, name: str | None) -> bool:
     if key is not None:
         return kernel.key.startswith(key)
     # Not `fnmatch`, which takes capitals as the operating system takes them in file names.
     return fnmatch.fnmatchcase(kernel.name, name or "")
 
 
-def _explained(miss: NotedMiss, misses: list[NotedMiss], kernels: dict[str, Keyed]) -> Explanation:
+def _explained(
+    miss: NotedMiss, misses: list[NotedMiss], kernels: dict[str, KeyedKernel]
+) -> Explanation:
     """Compare with what was recorded when the process of a miss began, as far as this host's notes tell."""
     asked, event = asked_of(miss.event), miss.event
     if asked is None:

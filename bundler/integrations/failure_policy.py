@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Troubles`: where a failure of a cache becomes a warning and a number, or in strict mode an error.
+"""`FailurePolicy`: where a failure of a cache becomes a warning and a number, or in strict mode an error.
 
-Every way from Triton into a session (`lookup_engine.py`, `sessions.py`) leads through `Troubles.excused`, or through a handler that
-hands what it caught to `Troubles`; nothing else in this room catches what it did not expect.
+Every way from Triton into a session (`lookup_engine.py`, `sessions.py`) leads through `FailurePolicy.tolerating`, or through a handler that
+hands what it caught to `FailurePolicy`; nothing else in this room catches what it did not expect.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 _LOG = logger("bundler.integrations")
 
 
-class Excused:
-    """A block of `Troubles.excused`.  Each kernel that is found goes through one; a generator would take three times as long."""
+class ToleratedBlock:
+    """A block of `FailurePolicy.tolerating`.  Each kernel that is found goes through one; a generator would take three times as long."""
 
-    __slots__ = ("_doing", "_heard", "_troubles")
+    __slots__ = ("_can_raise", "_doing", "_policy")
 
-    def __init__(self, troubles: Troubles, doing: str, *, heard: bool) -> None:
-        self._troubles, self._doing, self._heard = troubles, doing, heard
+    def __init__(self, policy: FailurePolicy, doing: str, *, can_raise: bool) -> None:
+        self._policy, self._doing, self._can_raise = policy, doing, can_raise
 
     def __enter__(self) -> None:
         pass
@@ -42,14 +42,14 @@ class Excused:
     ) -> bool:
         if not isinstance(error, Exception):
             return False
-        if not self._heard:
-            self._troubles.noted(error, self._doing)
+        if not self._can_raise:
+            self._policy.count(error, self._doing)
         else:
-            self._troubles.excuse(error, self._doing)
+            self._policy.tolerate(error, self._doing)
         return True
 
 
-class Troubles:
+class FailurePolicy:
     """Tells of each cause once, and counts all.
 
     Args:
@@ -60,21 +60,21 @@ class Troubles:
     def __init__(self, tally: Tally, strict: Callable[[], Strict]) -> None:
         self._tally, self._strict = tally, strict
 
-    def excused(self, doing: str, *, heard: bool = True) -> Excused:
+    def tolerating(self, doing: str, *, can_raise: bool = True) -> ToleratedBlock:
         """Return a block after whose failure we go on: it is counted, and warned of the first time.
 
         Args:
             doing: what we are doing, for the message.
-            heard: whether an error that strict mode raises would reach somebody; not in a thread of ours.
+            can_raise: whether an error that strict mode raises would reach somebody; not in a thread of ours.
 
         Raises:
             StrictModeViolation: as it is; it says what strict mode is asked for.
             Exception: what failed, in strict mode.
         """
-        return Excused(self, doing, heard=heard)
+        return ToleratedBlock(self, doing, can_raise=can_raise)
 
-    def excuse(self, error: Exception, doing: str) -> None:
-        """Do what the end of an `excused` block does with an error; for a block that every kernel goes through.
+    def tolerate(self, error: Exception, doing: str) -> None:
+        """Do what the end of a `tolerating` block does with an error; for a block that every kernel goes through.
 
         Raises:
             StrictModeViolation: as it is.
@@ -82,9 +82,9 @@ class Troubles:
         """
         if isinstance(error, StrictModeViolation):
             raise error
-        self.met(error, doing)
+        self.report(error, doing)
 
-    def met(self, error: Exception, doing: str) -> None:
+    def report(self, error: Exception, doing: str) -> None:
         """Count a failure and warn of it the first time; in strict mode raise it instead.
 
         Args:
@@ -95,25 +95,25 @@ class Troubles:
         first = self._tally.failed(cause)
         if self._strict() == "error":
             raise error
-        self.tell(f"{doing}: {error}", first=first, error=error)
+        self._warn(f"{doing}: {error}", first=first, error=error)
 
-    def noted(self, error: Exception, doing: str) -> None:
+    def count(self, error: Exception, doing: str) -> None:
         """Count a failure where raising would reach nobody, as in a thread of ours."""
         cause = error.code if isinstance(error, BundlerError) else type(error).__name__
-        self.tell(f"{doing}: {error}", first=self._tally.failed(cause), error=error)
+        self._warn(f"{doing}: {error}", first=self._tally.failed(cause), error=error)
 
-    def noticed(self, cause: str, message: str) -> None:
+    def warn_once(self, cause: str, message: str) -> None:
         """Count something that is no error, and warn of it the first time."""
-        self.tell(message, first=self._tally.failed(cause))
+        self._warn(message, first=self._tally.failed(cause))
 
     @staticmethod
-    def mentioned(message: str) -> None:
+    def warn(message: str) -> None:
         """Warn of something that may be as it should be, a first run for one: never an error, whatever the filters say."""
         _LOG.warning("%s", message)
         show(message)
 
     @staticmethod
-    def tell(message: str, *, first: bool, error: Exception | None = None) -> None:
+    def _warn(message: str, *, first: bool, error: Exception | None = None) -> None:
         """Warn the first time; later ones are for those who read logs."""
         trace = error if error is not None and not isinstance(error, BundlerError) else None
         _LOG.log(logging.WARNING if first else logging.DEBUG, "%s", message, exc_info=trace)

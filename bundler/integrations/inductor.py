@@ -38,7 +38,7 @@ from bundler.toolchain import (
     inductor_hooks,
     inductor_tuners,
 )
-from bundler.toolchain.inductor_graphs import Rewritten, rewrite
+from bundler.toolchain.inductor_graphs import RewrittenEntries, rewrite
 from bundler.user_warnings import warn
 
 __all__ = ["compile_generated", "load", "load_generated", "save"]
@@ -156,7 +156,7 @@ def _collected(keep: Keep, *, winners_only: bool) -> Bundle:
         kernel.identity: kernel
         for kernel in sorted(loaded, key=lambda kernel: kernel.winner is not None)
     }
-    done = Rewritten()
+    done = RewrittenEntries()
     files = Builder(directories.inductor_cache_dir())
     files.left_out += left_out
     for entry in entries:
@@ -181,7 +181,7 @@ def _collected(keep: Keep, *, winners_only: bool) -> Bundle:
 def _rewritten(
     entry: inductor_caches.CacheEntry,
     loaded: dict[tuple[int, str], inductor_tuners.LoadedKernel],
-    done: Rewritten,
+    done: RewrittenEntries,
     left_out: list[tuple[str, str]],
 ) -> bytes:
     try:
@@ -218,7 +218,7 @@ def _add(files: Builder, path: str, content: bytes, kind: type[TuningFile | Opaq
 
 
 def _wanted(
-    loaded: Iterable[inductor_tuners.LoadedKernel], done: Rewritten, *, winners_only: bool
+    loaded: Iterable[inductor_tuners.LoadedKernel], done: RewrittenEntries, *, winners_only: bool
 ) -> dict[str, set[int]]:
     """Return the kernels to take, and the devices that each was loaded for."""
     devices: dict[str, set[int]] = {}

@@ -28,7 +28,7 @@ from bundler.format.bundle_file import os_errors, read_regular
 from bundler.format.digest import sha256
 from bundler.format.entries import Target
 from bundler.format.limits import DEFAULT_LIMITS
-from bundler.integrations.inductor_kernels import GeneratedKernel, Told, stand_ins
+from bundler.integrations.inductor_kernels import GeneratedKernel, TunerSettings, stand_ins
 from bundler.integrations.inductor_multi_kernels import Dispatcher, multi_kernels_of
 from bundler.project import install
 from bundler.runtime.tuning.benchmark import Clock
@@ -88,7 +88,7 @@ def load_generated(
         ConfigError: torch is not installed, or a kernel's metadata cannot be understood.
         NotFound, AccessDenied: the file cannot be read.
     """
-    name, told = os.fspath(path), Told(options or TunerOptions(), clock)
+    name, settings = os.fspath(path), TunerSettings(options or TunerOptions(), clock)
     with os_errors(name, "read"):
         data = read_regular(name, DEFAULT_LIMITS.file_bytes)
     try:
@@ -97,7 +97,7 @@ def load_generated(
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         raise FormatError(f"{name}: not a Python module: {error}", name=name) from error
     if _is_kernel_module(tree):
-        return GeneratedKernels(_import(text, name, told))
+        return GeneratedKernels(_import(text, name, settings))
     sources = _kernel_sources(tree)
     if not sources:
         raise FormatError(
@@ -107,12 +107,12 @@ def load_generated(
         )
     found = GeneratedKernels()
     for kernel, source in sources.items():
-        made = _import(source, f"{name}:{kernel}", told)
+        made = _import(source, f"{name}:{kernel}", settings)
         if len(made) == 1:
             (found[kernel],) = made.values()
         else:
             found |= made
-    found.multi_kernels = multi_kernels_of(tree, found, told, name)
+    found.multi_kernels = multi_kernels_of(tree, found, settings, name)
     return found
 
 
@@ -152,7 +152,7 @@ def import_helpers() -> None:
 def module_for_worker(text: str, path: str) -> ModuleType:
     """Return a module with the kernels of a generated module, in a process that compiles them; jobs name this function."""
     module = ModuleType(_MODULE_PREFIX + "worker")
-    vars(module).update(_import(text, path, Told()))
+    vars(module).update(_import(text, path, TunerSettings()))
     return module
 
 
@@ -204,11 +204,13 @@ def _source_of(call: ast.Call) -> tuple[str, str] | None:
     return None
 
 
-def _import(text: str, path: str, told: Told) -> dict[str, GeneratedKernel]:
+def _import(text: str, path: str, settings: TunerSettings) -> dict[str, GeneratedKernel]:
     """Run one kernel module and return its kernels."""
     module, loader = module_of_text(_MODULE_PREFIX + sha256(text.encode()).hex()[:32], path, text)
-    told = replace(told, text=SourceRef("text", "", _WORKERS_IMPORTER, path, data=text.encode()))
-    with _bound(told):
+    settings = replace(
+        settings, text=SourceRef("text", "", _WORKERS_IMPORTER, path, data=text.encode())
+    )
+    with _bound(settings):
         try:
             loader.exec_module(module)
         except ConfigError:
@@ -232,7 +234,7 @@ _binding = threading.RLock()
 
 
 @contextlib.contextmanager
-def _bound(told: Told) -> Iterator[None]:
+def _bound(settings: TunerSettings) -> Iterator[None]:
     """Put our heuristics in the place of torch's, and keep its helpers from asking for a GPU, while the block runs.
 
     One thread at a time; another one that imports Inductor's code meanwhile would see our heuristics too.
@@ -246,7 +248,7 @@ def _bound(told: Told) -> Iterator[None]:
                 f"install it: {install('torch')}"
             ) from error
         ours = ModuleType(_HEURISTICS)
-        vars(ours).update(stand_ins(told))
+        vars(ours).update(stand_ins(settings))
         with (
             _replaced(vars(package), "triton_heuristics", ours),
             _replaced(sys.modules, _HEURISTICS, ours),

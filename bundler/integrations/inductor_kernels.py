@@ -2,7 +2,7 @@
 # ruff: noqa: ARG001  # the parameters are torch's, and it gives more than we need
 """`GeneratedKernel`, and what stands for torch's heuristics while a generated module is imported; each makes one.
 
-`stand_ins` returns the stand-ins, which note in `Told` what they were told.  `inductor_generated.py` imports a generated module with them
+`stand_ins` returns the stand-ins, which note in `TunerSettings` what they were told.  `inductor_generated.py` imports a generated module with them
 and returns its kernels; users launch the `GeneratedKernel`.
 """
 
@@ -119,7 +119,7 @@ Decorator = Callable[[Any], GeneratedKernel]
 
 
 @dataclass(frozen=True)
-class Told:
+class TunerSettings:
     """What the user told the tuner of generated kernels, and where a worker finds them; the kernels' own metadata adds to it."""
 
     options: TunerOptions = field(default_factory=TunerOptions)
@@ -146,7 +146,7 @@ class Told:
 
 
 def _decorator(
-    told: Told,
+    settings: TunerSettings,
     kind: HeuristicKind,
     choose: Callable[[Setting], Sequence[Config]],
     hints: SizeHints,
@@ -182,11 +182,11 @@ def _decorator(
             extra_arguments=tuple(inductor_meta.get("extra_launcher_args", ())),
             compile_options=metadata.compile_options_of(triton_meta, inductor_meta),
             options=replace(
-                metadata.tuner_options_of(inductor_meta, told.options, custom=custom),
-                bandwidth=told.report(inductor_meta),
+                metadata.tuner_options_of(inductor_meta, settings.options, custom=custom),
+                bandwidth=settings.report(inductor_meta),
             ),
-            clock=told.clock_for(inductor_meta),
-            source=None if told.text is None else replace(told.text, function=fn.__name__),
+            clock=settings.clock_for(inductor_meta),
+            source=None if settings.text is None else replace(settings.text, function=fn.__name__),
         )
         kernel.triton_meta, kernel.inductor_meta = triton_meta, inductor_meta
         kernel.tuned.metadata = {"triton_meta": triton_meta, "inductor_meta": inductor_meta}
@@ -207,7 +207,7 @@ def _grid(inductor_meta: Meta) -> Grid:
 
 
 def _pointwise(
-    told: Told,
+    settings: TunerSettings,
     size_hints: SizeHints,
     triton_meta: Meta,
     tile_hint: Any = None,
@@ -221,7 +221,7 @@ def _pointwise(
         return pointwise_configs(size_hints, setting, tile_hint=hint)
 
     return _decorator(
-        told,
+        settings,
         "pointwise",
         choose,
         size_hints,
@@ -237,7 +237,7 @@ def _hinted(
     """Return what stands in for one of torch's heuristics that take sizes and a hint for reductions."""
 
     def stand_in(
-        told: Told,
+        settings: TunerSettings,
         size_hints: SizeHints,
         reduction_hint: Any = False,
         triton_meta: Meta | None = None,
@@ -253,13 +253,13 @@ def _hinted(
         facts: dict[str, Any] = {}
         if kind == "reduction":
             facts["num_dynamic"] = metadata.dynamic_sizes(triton_meta or {})
-        return _decorator(told, kind, choose, size_hints, triton_meta, inductor_meta, **facts)
+        return _decorator(settings, kind, choose, size_hints, triton_meta, inductor_meta, **facts)
 
     return stand_in
 
 
 def _cooperative_reduction(
-    told: Told,
+    settings: TunerSettings,
     size_hints: SizeHints,
     reduction_hint: Any,
     triton_meta: Meta,
@@ -276,11 +276,11 @@ def _cooperative_reduction(
             size_hints, setting, hint=hint, is_persistent=persistent
         )
 
-    return _decorator(told, "reduction", choose, size_hints, triton_meta, inductor_meta)
+    return _decorator(settings, "reduction", choose, size_hints, triton_meta, inductor_meta)
 
 
 def _template(
-    told: Told,
+    settings: TunerSettings,
     num_stages: int,
     num_warps: int,
     triton_meta: Meta,
@@ -296,19 +296,25 @@ def _template(
         num_consumer_groups=num_consumer_groups,
         num_buffers_warp_spec=num_buffers_warp_spec,
     )
-    return _decorator(told, "template", lambda _setting: configs, {}, triton_meta, inductor_meta)
+    return _decorator(
+        settings, "template", lambda _setting: configs, {}, triton_meta, inductor_meta
+    )
 
 
 def _fixed_config(
-    told: Told, config: Meta, filename: str | None, triton_meta: Meta, inductor_meta: Meta
+    settings: TunerSettings,
+    config: Meta,
+    filename: str | None,
+    triton_meta: Meta,
+    inductor_meta: Meta,
 ) -> Decorator:
     return _decorator(
-        told, "fixed", lambda _setting: fixed_configs(config), {}, triton_meta, inductor_meta
+        settings, "fixed", lambda _setting: fixed_configs(config), {}, triton_meta, inductor_meta
     )
 
 
 def _user_autotune(
-    told: Told,
+    settings: TunerSettings,
     configs: Sequence[Meta],
     triton_meta: Meta,
     filename: str | None = None,
@@ -317,7 +323,7 @@ def _user_autotune(
 ) -> Decorator:
     chosen = user_configs(configs)
     return _decorator(
-        told,
+        settings,
         "user_autotune",
         lambda _setting: chosen,
         {},
@@ -328,10 +334,13 @@ def _user_autotune(
 
 
 def _foreach(
-    told: Told, triton_meta: Meta, filename: str | None = None, inductor_meta: Meta | None = None
+    settings: TunerSettings,
+    triton_meta: Meta,
+    filename: str | None = None,
+    inductor_meta: Meta | None = None,
 ) -> Decorator:
     return _decorator(
-        told,
+        settings,
         "template",
         lambda setting: foreach_configs(setting.policy),
         {},
@@ -353,6 +362,6 @@ _STAND_INS: Mapping[str, Callable[..., Decorator]] = {
 }
 
 
-def stand_ins(told: Told) -> dict[str, Callable[..., Decorator]]:
+def stand_ins(settings: TunerSettings) -> dict[str, Callable[..., Decorator]]:
     """Return a decorator for each of torch's heuristics, under torch's name and with torch's parameters."""
-    return {name: partial(stand_in, told) for name, stand_in in _STAND_INS.items()}
+    return {name: partial(stand_in, settings) for name, stand_in in _STAND_INS.items()}

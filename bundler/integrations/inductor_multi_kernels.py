@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bundler.errors import ConfigError, FormatError
-from bundler.integrations.inductor_kernels import GeneratedKernel, Told
+from bundler.integrations.inductor_kernels import GeneratedKernel, TunerSettings
 from bundler.runtime.tuning.benchmark import CudaClock
 from bundler.runtime.tuning.multi_kernel import MultiKernel, ShapeKernel, timed_on_clones
 from bundler.runtime.tuning.multi_kernel_records import MultiKernelRecords
@@ -23,14 +23,14 @@ Dispatcher = MultiKernel | ShapeKernel
 
 
 def multi_kernels_of(
-    tree: ast.Module, kernels: Mapping[str, GeneratedKernel], told: Told, where: str
+    tree: ast.Module, kernels: Mapping[str, GeneratedKernel], settings: TunerSettings, where: str
 ) -> dict[str, Dispatcher]:
     """Return the multi-kernels of a wrapper by name, in its order.
 
     Args:
         tree: of the wrapper.
         kernels: its kernels, by name.
-        told: the tuner's options, and the clock.
+        settings: the tuner's options, and the clock.
         where: the wrapper's name, for errors.
 
     Raises:
@@ -48,7 +48,7 @@ def multi_kernels_of(
             if kind in {_MEASURED, _BY_SHAPE}:
                 name, choices = _choices(value, kernels, where)
                 found[name] = (_measured if kind == _MEASURED else _by_shape)(
-                    name, choices, slices, told, where
+                    name, choices, slices, settings, where
                 )
     return found
 
@@ -130,7 +130,7 @@ def _measured(
     name: str,
     choices: list[tuple[Any, str, GeneratedKernel]],
     slices: Mapping[int, list[slice]],
-    told: Told,
+    settings: TunerSettings,
     where: str,
 ) -> MultiKernel:
     by_name = {kernel: made for _, kernel, made in choices}
@@ -140,7 +140,7 @@ def _measured(
 
     def measure(kernel: Any, args: tuple[Any, ...]) -> float:
         # Only here, since a clock needs a GPU, and a choice that is known already does not.
-        clock = CudaClock(rep_ms=REP_MS) if told.clock is None else told.clock()
+        clock = CudaClock(rep_ms=REP_MS) if settings.clock is None else settings.clock()
         return timed_on_clones(clock)(kernel, args)
 
     return MultiKernel(
@@ -157,7 +157,7 @@ def _by_shape(
     name: str,
     choices: list[tuple[Any, str, GeneratedKernel]],
     slices: Mapping[int, list[slice]],
-    _told: Told,
+    _settings: TunerSettings,
     _where: str,
 ) -> ShapeKernel:
     def runs(kernel: GeneratedKernel, places: tuple[int, ...] | None) -> Any:

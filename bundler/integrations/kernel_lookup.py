@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Shelves`: where a session looks for a kernel: the tag it fetched at the start, the store, bundles that libraries registered.
+"""`KernelSources`: where a session looks for a kernel: the tag it fetched at the start, the store, bundles that libraries registered.
 
 The lookup engine asks it for each kernel that Triton does not have, and places what it finds.
 """
@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bundler.config import registration_is_off
 from bundler.errors import BundlerError, NotFound, StoreUnavailable
+from bundler.package_loggers import logger
 
 if TYPE_CHECKING:
     from bundler.format.bundle import BlobSource, Bundle, Keep
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from bundler.lifecycle.machine_store import Store
     from bundler.lifecycle.restore_options import Trust
     from bundler.store.kernel_records import KernelRecords
+    from bundler.toolchain.compile_frames import CompileFrame
+
+_LOG = logger("bundler.integrations")
 
 # A compile whose time nobody recorded is taken for as long as this: others wait for three times that.
 TYPICAL_COMPILE_S = 5.0
@@ -30,7 +34,7 @@ TYPICAL_COMPILE_S = 5.0
 LISTED_S = 2.0
 
 
-class Found(NamedTuple):
+class FoundKernel(NamedTuple):
     """A kernel that need not be compiled.
 
     Attributes:
@@ -59,7 +63,7 @@ def _seconds_of(seen: Observation | None) -> float:
     return sum([us for _, us in seen.times_us]) / 1e6 if seen is not None else 0.0
 
 
-class Shelf:
+class BundleKernels:
     """The kernels of one bundle, by key."""
 
     def __init__(self, bundle: Bundle, place: str) -> None:
@@ -72,16 +76,16 @@ class Shelf:
     def __contains__(self, key: str) -> bool:
         return key in self._kernels
 
-    def find(self, key: str) -> Found | None:
+    def find(self, key: str) -> FoundKernel | None:
         """Return a kernel."""
         kernel = self._kernels.get(key)
         return (
-            Found(kernel, self._source, self._place, self._seen.get(key))
+            FoundKernel(kernel, self._source, self._place, self._seen.get(key))
             if kernel is not None
             else None
         )
 
-    def find_moved(self, moved: str) -> Found | None:
+    def find_moved(self, moved: str) -> FoundKernel | None:
         """Return a kernel that has this moved key, which says which parts of its key count but lines."""
         if self._moved is None:
             from bundler.store.moved_index import moved_keys
@@ -95,7 +99,7 @@ class Shelf:
         return _seconds_of(self._seen.get(key)) if key in self._kernels else None
 
 
-class Registered:
+class RegisteredBundles:
     """Bundles that libraries bring along: opened when a kernel is looked for, read only, each path once.
 
     Safe from any thread.
@@ -103,89 +107,91 @@ class Registered:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._shelves: dict[str, Shelf | None] = {}
+        self._bundles: dict[str, BundleKernels | None] = {}
 
     def add(self, path: str) -> None:
         """Add a bundle by its path; it is not opened yet."""
         with self._lock:
-            self._shelves.setdefault(os.path.abspath(path), None)
+            self._bundles.setdefault(os.path.abspath(path), None)
 
     def __bool__(self) -> bool:
-        return bool(self._shelves)
+        return bool(self._bundles)
 
     def paths(self) -> list[str]:
         """Return what was added and can be used as far as is known."""
         with self._lock:
-            return list(self._shelves)
+            return list(self._bundles)
 
-    def find(self, key: str, failed: Callable[[BundlerError, str], None]) -> Found | None:
+    def find(self, key: str, failed: Callable[[BundlerError, str], None]) -> FoundKernel | None:
         """Return a kernel from the first bundle that has it.
 
         Args:
             key: the kernel's key.
             failed: is told of a bundle that cannot be opened, which is left out from then on.
         """
-        found = (shelf.find(key) for shelf in self._opened(failed))
+        found = (opened.find(key) for opened in self._opened(failed))
         return next(filter(None, found), None)
 
-    def find_moved(self, moved: str, failed: Callable[[BundlerError, str], None]) -> Found | None:
+    def find_moved(
+        self, moved: str, failed: Callable[[BundlerError, str], None]
+    ) -> FoundKernel | None:
         """Return a kernel with this moved key from the first bundle that has one; `failed` as for `find`."""
-        found = (shelf.find_moved(moved) for shelf in self._opened(failed))
+        found = (opened.find_moved(moved) for opened in self._opened(failed))
         return next(filter(None, found), None)
 
     def kernels(self, failed: Callable[[BundlerError, str], None]) -> Iterator[Kernel]:
         """Yield every kernel."""
-        for shelf in self._opened(failed):
-            yield from shelf.bundle.kernels
+        for opened in self._opened(failed):
+            yield from opened.bundle.kernels
 
     def reset_after_fork(self) -> None:
         """Give the child a lock that no thread of the parent holds."""
         self._lock = threading.Lock()
 
-    def _opened(self, failed: Callable[[BundlerError, str], None]) -> list[Shelf]:
-        if not self._shelves or registration_is_off():
+    def _opened(self, failed: Callable[[BundlerError, str], None]) -> list[BundleKernels]:
+        if not self._bundles or registration_is_off():
             return []
         from bundler.format.bundle import Bundle
         from bundler.trust.admission import admit
 
         with self._lock:
-            for path in [path for path, shelf in self._shelves.items() if shelf is None]:
+            for path in [path for path, opened in self._bundles.items() if opened is None]:
                 try:
                     bundle = Bundle.load(path)
                     admit(bundle, "code")  # with all that is in it: sessions of any trust level ask
-                    self._shelves[path] = Shelf(bundle, "registered")
+                    self._bundles[path] = BundleKernels(bundle, "registered")
                 except BundlerError as error:
-                    del self._shelves[path]
+                    del self._bundles[path]
                     failed(error, f"the registered bundle {path} cannot be used")
-            return [shelf for shelf in self._shelves.values() if shelf is not None]
+            return [opened for opened in self._bundles.values() if opened is not None]
 
 
-class Shelves:
+class KernelSources:
     """Where one session looks.
 
     Args:
         store: the store; None for none.
         registered: bundles of libraries, asked last.
         keep: what is fetched of a kernel.
-        excuse: is told of a failure that only means compiling, and what it was that failed.
+        on_failure: is told of a failure that only means compiling, and what it was that failed.
     """
 
     def __init__(
         self,
         store: Store | None,
-        registered: Registered,
+        registered: RegisteredBundles,
         keep: Keep,
-        excuse: Callable[[BundlerError, str], None],
+        on_failure: Callable[[BundlerError, str], None],
     ) -> None:
         self._store, self._registered, self._keep = store, registered, keep
-        self._excuse = excuse
-        self.tag: Shelf | None = None
+        self._on_failure = on_failure
+        self.tag: BundleKernels | None = None
         self.records: KernelRecords | None = None
         # Why the kernels of the store cannot be listed.
         self._unlisted = ""
         if store is not None:
-            self.records = store.kernel_records().excused_by(
-                lambda error: excuse(error, "the store cannot be used")
+            self.records = store.kernel_records().reporting_to(
+                lambda error: on_failure(error, "the store cannot be used")
             )
 
     def fetch_tag(
@@ -213,7 +219,7 @@ class Shelves:
 
         # Before lookups find it too: what a restore cannot place, as for want of space, they still take from it.
         admit(bundle, trust, self._store.signatures)
-        self.tag = Shelf(bundle, "tag")
+        self.tag = BundleKernels(bundle, "tag")
         return restore(
             bundle,
             cache_dir,
@@ -224,7 +230,7 @@ class Shelves:
             moved=moved,
         )
 
-    def find_in_tag(self, key: str) -> Found | None:
+    def find_in_tag(self, key: str) -> FoundKernel | None:
         """Return a kernel of the tag."""
         return self.tag.find(key) if self.tag is not None else None
 
@@ -233,8 +239,8 @@ class Shelves:
         return self.tag.seconds(key) if self.tag is not None else None
 
     def find(
-        self, key: str, *, turn: bool, moved: Callable[[], Found | None] | None = None
-    ) -> Found | Turn | None:
+        self, key: str, *, turn: bool, moved: Callable[[], FoundKernel | None] | None = None
+    ) -> FoundKernel | Turn | None:
         """Return a kernel that is not in the tag, or the turn to compile it for everyone, or None.
 
         Args:
@@ -245,7 +251,7 @@ class Shelves:
         Raises:
             BundlerError: the store cannot be read.
         """
-        prebuilt = self._registered.find(key, self._excuse) if self._registered else None
+        prebuilt = self._registered.find(key, self._on_failure) if self._registered else None
         if self.records is not None and prebuilt is None and turn:
             from bundler.lifecycle.compiled_once import AlreadyThere, Turns
 
@@ -259,7 +265,7 @@ class Shelves:
                 return _of_store(looked_up.bundle, looked_up.code)
         return prebuilt or (moved() if moved is not None else None)
 
-    def find_moved(self, moved: str) -> Iterator[Found]:
+    def find_moved(self, moved: str) -> Iterator[FoundKernel]:
         """Yield kernels with this moved key: of the tag, of the store, which is asked once, of registered bundles."""
         if self.tag is not None and (found := self.tag.find_moved(moved)) is not None:
             yield found
@@ -271,17 +277,17 @@ class Shelves:
                     yield _of_store(looked_up.bundle, looked_up.code)
                 else:
                     self.records.moved.remove(moved)
-        if self._registered and (found := self._registered.find_moved(moved, self._excuse)):
+        if self._registered and (found := self._registered.find_moved(moved, self._on_failure)):
             yield found
 
-    def trust_in(self, found: Found, trust: Trust) -> Trust:
+    def trust_in(self, found: FoundKernel, trust: Trust) -> Trust:
         """Return how far a kernel is trusted: nobody signed one that was published by itself, which code may need."""
         # Looked up for each kernel, settings would cost as much as to read it.
         if trust == "kernels" or found.place != "store" or found.code or self._store is None:
             return trust
         return "kernels" if self._store.requires_signatures("code") else trust
 
-    def reject(self, found: Found) -> None:
+    def reject(self, found: FoundKernel) -> None:
         """Forget a kernel that Triton could not read; who builds it next publishes it anew."""
         # One with a library may only need more trust than it has here, and be good for others.
         if (
@@ -298,7 +304,7 @@ class Shelves:
         """
         if self.tag is not None:
             yield from self.tag.bundle.kernels
-        yield from self._registered.kernels(self._excuse)
+        yield from self._registered.kernels(self._on_failure)
         if self.records is None:
             return
         if self._unlisted:
@@ -310,7 +316,44 @@ class Shelves:
             raise
 
 
-def _of_store(bundle: Bundle, code: frozenset[str]) -> Found:
+def _of_store(bundle: Bundle, code: frozenset[str]) -> FoundKernel:
     kernel = bundle.kernels[0]
     seen = bundle.observed.kernels.get(kernel.key)
-    return Found(kernel, bundle.blobs, "store", seen, kernel.key in code)
+    return FoundKernel(kernel, bundle.blobs, "store", seen, kernel.key in code)
+
+
+def find_moved(key: str, frame: CompileFrame, sources: KernelSources) -> FoundKernel | None:
+    """Return a recorded kernel of a function that only moved, under the key that Triton asks for; None where there is none.
+
+    `lifecycle/moved_kernels.py` proves that it differs in lines alone.
+
+    Args:
+        key: what Triton asks for.
+        frame: the call of Triton's `compile` that asks.
+        sources: where kernels are looked for.
+
+    Raises:
+        StoreUnavailable, AccessDenied: the store cannot be read.
+    """
+    # Few sessions ask for such kernels.
+    from bundler.lifecycle.moved_kernels import moved_kernel
+    from bundler.toolchain.capture import key_parts
+
+    function: Any = getattr(frame.src, "fn", None)
+    if function is None:
+        return None
+    parts = key_parts(
+        frame.src, frame.backend, frame.options, frame.env_vars, frame.hash, frame.stages_key
+    )
+    if parts.moved_key is None:
+        return None
+    for found in sources.find_moved(parts.moved_key):
+        try:
+            made = moved_kernel(found.source, found.kernel, function, asked=key)
+        except BundlerError as error:
+            _LOG.info("%s is not taken for %s: %s", found.kernel.key, key, error)
+            continue
+        return found._replace(
+            kernel=made.kernel, source=made.source(found.source), moved_from=made.origin
+        )
+    return None

@@ -106,7 +106,7 @@ def shown_sides(difference: Difference) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class Keyed:
+class KeyedKernel:
     """A kernel, asked for or recorded, by what its key is made of."""
 
     key: str
@@ -124,15 +124,15 @@ class Keyed:
         return "; ".join(filter(None, shown)) or "no arguments"
 
 
-def keyed(kernels: Iterable[Kernel]) -> Iterator[Keyed]:
+def keyed(kernels: Iterable[Kernel]) -> Iterator[KeyedKernel]:
     """Yield recorded kernels whose key parts are known."""
     for kernel in kernels:
         if kernel.parts is not None:
             name = dict(kernel.parts.parts).get("source.name", kernel.name)
-            yield Keyed(kernel.key, name, kernel.target, kernel.parts)
+            yield KeyedKernel(kernel.key, name, kernel.target, kernel.parts)
 
 
-def of_metadata(kernel: Kernel, metadata: bytes) -> Keyed:
+def of_metadata(kernel: Kernel, metadata: bytes) -> KeyedKernel:
     """Return a kernel of which nobody recorded the parts of its key, by those that its metadata tells.
 
     Raises:
@@ -147,12 +147,12 @@ def of_metadata(kernel: Kernel, metadata: bytes) -> Keyed:
             parts[f"env.{name}"] = str(value)
         elif not isinstance(value, (dict, list)):
             parts[f"option.{name}"] = repr(value)
-    return Keyed(
+    return KeyedKernel(
         kernel.key, kernel.name, kernel.target, KeyParts(tuple(parts.items()), proven=False), partial=True
     )  # fmt: skip
 
 
-def keyed_all(bundle: Bundle) -> Iterator[Keyed]:
+def keyed_all(bundle: Bundle) -> Iterator[KeyedKernel]:
     """Yield all kernels of a bundle, by their key parts where they were recorded, else by their metadata."""
     for kernel in bundle.kernels:
         if kernel.parts is not None:
@@ -161,15 +161,19 @@ def keyed_all(bundle: Bundle) -> Iterator[Keyed]:
         try:
             yield of_metadata(kernel, bundle.read(kernel.metadata))
         except (FormatError, DigestMismatch, NotFound):
-            yield Keyed(kernel.key, kernel.name, kernel.target, KeyParts((), proven=False), True)
+            yield KeyedKernel(
+                kernel.key, kernel.name, kernel.target, KeyParts((), proven=False), True
+            )
 
 
-def nearest(asked: Keyed, kernels: Iterable[Keyed]) -> tuple[Keyed, tuple[Difference, ...]] | None:
+def nearest(
+    asked: KeyedKernel, kernels: Iterable[KeyedKernel]
+) -> tuple[KeyedKernel, tuple[Difference, ...]] | None:
     """Return the recorded kernel of the same name that differs least, and in what; None when there is none.
 
     One for the same target is nearer than any for another.  The kernel itself, if it is among them, differs in nothing.
     """
-    best: tuple[Keyed, tuple[Difference, ...]] | None = None
+    best: tuple[KeyedKernel, tuple[Difference, ...]] | None = None
     least: tuple[bool, int, str] | None = None
     for kernel in kernels:
         if kernel.key == asked.key:
@@ -183,7 +187,7 @@ def nearest(asked: Keyed, kernels: Iterable[Keyed]) -> tuple[Keyed, tuple[Differ
     return best
 
 
-def differences(asked: Keyed, kernel: Keyed) -> tuple[Difference, ...]:
+def differences(asked: KeyedKernel, kernel: KeyedKernel) -> tuple[Difference, ...]:
     """Return what differs between a kernel that was asked for and a recorded one."""
     here, there = dict(asked.parts.parts), dict(kernel.parts.parts)
     partial = asked.partial or kernel.partial

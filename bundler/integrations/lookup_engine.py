@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Engine`: what one session does for Triton's cache managers: look up, place, publish, count.
 
-`_process.py` makes one for each session and hands it to the managers (`bundler/toolchain/cache_manager.py`), who call it `Keeper`.
+`_process.py` makes one for each session and hands it to the managers (`bundler/toolchain/cache_manager.py`), who call it `CacheDelegate`.
 """
 
 from __future__ import annotations
@@ -17,30 +17,35 @@ from typing import TYPE_CHECKING
 from bundler import observers
 from bundler.errors import AccessDenied, BundlerError
 from bundler.format import names
-from bundler.integrations.failure_policy import Troubles
-from bundler.integrations.kernel_lookup import Found, Registered, Shelves
-from bundler.integrations.kernel_publisher import Publisher
-from bundler.integrations.miss_notes import Notes
-from bundler.integrations.publish_queue import (
+from bundler.integrations.failure_policy import FailurePolicy
+from bundler.integrations.kernel_lookup import (
+    FoundKernel,
+    KernelSources,
+    RegisteredBundles,
+    find_moved,
+)
+from bundler.integrations.kernel_publisher import (
+    EndedTurn,
     Job,
     MadeFile,
     MadeKernel,
-    Over,
+    Publisher,
     bundle_of,
     file_known_by,
 )
-from bundler.integrations.session_options import Options
+from bundler.integrations.miss_notes import MissNotes
+from bundler.integrations.session_options import SessionOptions
 from bundler.integrations.session_tally import MANY_HITS, Tally
 from bundler.integrations.source_texts import KEPT as KEPT_SOURCES
-from bundler.integrations.strict_mode import Guard
-from bundler.integrations.user_directories import Homes, LocalDirectory
+from bundler.integrations.strict_mode import StrictMode
+from bundler.integrations.user_directories import LocalDirectory, UserDirectories
 from bundler.toolchain import compile_frames, directories, identity, instances
-from bundler.toolchain.keeper import CacheCall, Group, Keeper
+from bundler.toolchain.cache_delegate import CacheCall, CacheDelegate, Group
 
 if TYPE_CHECKING:
-    from bundler.integrations.key_comparison import Keyed
+    from bundler.integrations.key_comparison import KeyedKernel
     from bundler.integrations.replayed_kernels import ReplayReport
-    from bundler.integrations.session_usage import Used
+    from bundler.integrations.session_usage import UsedKernels
     from bundler.lifecycle.cache_directory import CacheDirectory
     from bundler.lifecycle.compiled_once import Turn
     from bundler.lifecycle.machine_store import Store
@@ -51,8 +56,8 @@ MOST_COMPARED = 10_000
 MOST_REMEMBERED = 1000
 
 
-class Engine(Keeper):
-    """The keeper of one session; its methods are called by any thread.
+class Engine(CacheDelegate):
+    """The delegate of one session; its methods are called by any thread.
 
     Guarantees: no failure of a cache leaves it but in strict mode; what it places is verified and appears whole.
     A forked child goes on with it: it publishes for itself and counts from nought.
@@ -63,18 +68,20 @@ class Engine(Keeper):
         registered: bundles of libraries.
     """
 
-    def __init__(self, store: Store | None, options: Options, registered: Registered) -> None:
+    def __init__(
+        self, store: Store | None, options: SessionOptions, registered: RegisteredBundles
+    ) -> None:
         self.store, self.options = store, options
         self._reads = options.reads
         # A store that was opened for reading is as if the mode were `read`: it has no leases and takes no tag.
         self._writes = options.writes and (store is None or store.writable)
         self.tally = Tally()
-        self.troubles = Troubles(self.tally, lambda: self.guard.mode)
-        self.guard = Guard(options.strict, self._recorded, self.troubles.unexpected)
+        self.failures = FailurePolicy(self.tally, lambda: self.strict_mode.mode)
+        self.strict_mode = StrictMode(options.strict, self._recorded, self.failures.unexpected)
         self.publisher: Publisher[Job] = Publisher(self._send)
-        self._shelves = Shelves(store, registered, options.keep, self._excuse)
-        local = LocalDirectory(options.local, self.troubles.unsafe)
-        self._homes, self._notes = Homes(local, self._moved), Notes(local)
+        self._sources = KernelSources(store, registered, options.keep, self._on_failure)
+        local = LocalDirectory(options.local, self.failures.unsafe)
+        self._user_directories, self._notes = UserDirectories(local, self._moved), MissNotes(local)
         self._compiled: deque[SpooledEvent] = deque(maxlen=MOST_REMEMBERED)
         self._turns: dict[str, tuple[int, Turn]] = {}
         # By path.  A directory is listed, and swept, once a session, not for each kernel.
@@ -85,7 +92,7 @@ class Engine(Keeper):
         self._moved_from: dict[str, str] = {}
         # Looked for when the first kernel is placed: Triton, which asks for kernels, does not move.
         self._triton_dir: str | None = None
-        self.used: Used | None = None
+        self.used: UsedKernels | None = None
         self.replayed: ReplayReport | None = None
 
     def start(self) -> None:
@@ -94,23 +101,23 @@ class Engine(Keeper):
         if self.options.tag is None:
             return
         if self._reads:
-            with self.troubles.excused(f"tag {self.options.tag} was not fetched"):
+            with self.failures.tolerating(f"tag {self.options.tag} was not fetched"):
                 self._fetch_tag(self.options.tag)
         else:
-            with self.troubles.excused("a tag was not looked for", heard=False):
+            with self.failures.tolerating("a tag was not looked for", can_raise=False):
                 self._mention_missing(self.options.tag)
         if self._writes and self.options.push is not None:
-            from bundler.integrations.session_usage import Used
+            from bundler.integrations.session_usage import UsedKernels
 
-            self.used = Used()
+            self.used = UsedKernels()
 
     def _fetch_tag(self, tag: str) -> None:
         root = directories.triton_cache_dir()
-        home = self.home(root)
+        place = self.writable(root)
         # Without a replay a function that moved is looked for when Triton asks for its kernel.
         moved = self.options.moved and self.options.replay
-        report = self._shelves.fetch_tag(
-            tag, None if home == root else home, self.options.trust, moved=moved
+        report = self._sources.fetch_tag(
+            tag, None if place == root else place, self.options.trust, moved=moved
         )
         if report is None:
             self._mention_missing(tag)
@@ -119,17 +126,17 @@ class Engine(Keeper):
             self._moved_from = dict(report.moved)
             self.tally.add("bytes_fetched", report.bytes, told=True)
             if self.options.replay:
-                with self.troubles.excused(f"tag {tag} was not replayed"):
-                    self._replay(dict.fromkeys((home, root)))
+                with self.failures.tolerating(f"tag {tag} was not replayed"):
+                    self._replay(dict.fromkeys((place, root)))
 
     def _replay(self, roots: Iterable[str]) -> None:
         from bundler.integrations.replayed_kernels import replay_restored
 
-        if (tag := self._shelves.tag) is not None:
+        if (tag := self._sources.tag) is not None:
             self.replayed, complaint = replay_restored(tag.bundle, roots, moved=self.options.moved)
-            self.guard.arm(self.options.serving or self.options.strict)
+            self.strict_mode.set_mode(self.options.serving or self.options.strict)
             if complaint:
-                self.troubles.mentioned(complaint)
+                self.failures.warn(complaint)
 
     def _mention_missing(self, tag: str) -> None:
         """Say that a tag is not set, which is a first run, or a misspelled one."""
@@ -141,25 +148,25 @@ class Engine(Keeper):
         makes = self._writes and self.options.push is not None
         then = "this session makes it at its end" if makes else "nothing is fetched"
         hint = f"; {did_you_mean(near)}" if near else ""
-        self.troubles.mentioned(f"tag {tag!r} is not in {self.store.name} yet: {then}{hint}")
+        self.failures.warn(f"tag {tag!r} is not in {self.store.name} yet: {then}{hint}")
 
     # What cache managers ask -------------------------------------------------------------------------------------------
 
-    def home(self, root: str) -> str:
+    def writable(self, root: str) -> str:
         """Return where to write what belongs into `root`."""
-        return self._homes.home(root)
+        return self._user_directories.writable(root)
 
     def found(self, call: CacheCall, group: Group) -> None:
         """Count a kernel that was in Triton's directory."""
         self._note()
-        seconds = self._shelves.tag_seconds(call.key)
+        seconds = self._sources.tag_seconds(call.key)
         self._count_hit(
             call.key, "tag" if call.key in self._prefetched else "triton", seconds or 0.0, 0
         )
         if call.key in self._moved_from:
             self.tally.moved(call.key, self._moved_from[call.key])
         elif self.used is not None and seconds is None and call.key not in self.used:
-            with self.troubles.excused(f"{call.name} was not recorded"):
+            with self.failures.tolerating(f"{call.name} was not recorded"):
                 self.used.add(call.record(cache_hit=True))
 
     def fetch(self, call: CacheCall) -> Group | None:
@@ -167,9 +174,9 @@ class Engine(Keeper):
         self._note()
         try:
             group = self._fetch(call)
-        except Exception as error:  # noqa: BLE001  # as `excused`, without its cost for each kernel
+        except Exception as error:  # noqa: BLE001  # as `tolerating`, without its cost for each kernel
             group = None
-            self.troubles.excuse(error, f"looking up {call.name}")
+            self.failures.tolerate(error, f"looking up {call.name}")
         if group is not None:
             return group
         self.tally.add("misses")
@@ -181,35 +188,34 @@ class Engine(Keeper):
         return None
 
     def _strictly(self, call: CacheCall, why: str = "") -> None:
-        with self.troubles.excused(f"strict mode cannot tell what {call.name} is"):
-            self.guard.miss(lambda: call.record(cache_hit=False), why)
+        with self.failures.tolerating(f"strict mode cannot tell what {call.name} is"):
+            self.strict_mode.miss(lambda: call.record(cache_hit=False), why)
 
     def _fetch(self, call: CacheCall) -> Group | None:
         if not self._reads:
             return None
-        found = self._shelves.find_in_tag(call.key)
+        found = self._sources.find_in_tag(call.key)
         if found is None:
-            answer = self._shelves.find(
+            answer = self._sources.find(
                 call.key, turn=self._may_take_turn(call.key), moved=self._moved_finder(call)
             )
-            if not isinstance(answer, Found):
+            if not isinstance(answer, FoundKernel):
                 if answer is not None:
                     self._turns[call.key] = (threading.get_ident(), answer)
                 return None
             found = answer
         return self._place(call, found)
 
-    def _moved_finder(self, call: CacheCall) -> Callable[[], Found | None] | None:
+    def _moved_finder(self, call: CacheCall) -> Callable[[], FoundKernel | None] | None:
         """Return what looks for a kernel that only moved; None where nobody asked for such."""
         frame = compile_frames.find_compile() if self.options.moved else None
         if frame is None:
             return None
-        from bundler.integrations.moved_lookup import find_moved  # few ask for it
 
-        def find() -> Found | None:
+        def find() -> FoundKernel | None:
             # Whatever fails here, the kernel is compiled as without it.
-            with self.troubles.excused(f"looking for {call.name} as moved"):
-                return find_moved(call.key, frame, self._shelves)
+            with self.failures.tolerating(f"looking for {call.name} as moved"):
+                return find_moved(call.key, frame, self._sources)
             return None
 
         return find
@@ -219,9 +225,9 @@ class Engine(Keeper):
         # Waiting for our own lease, after a compile of ours that failed, would be waiting for nobody.
         mine = held is not None and held[0] == threading.get_ident()
         # In strict mode no compile follows, and a lease would make others wait for one.
-        return self._writes and self.guard.mode != "error" and not mine
+        return self._writes and self.strict_mode.mode != "error" and not mine
 
-    def _place(self, call: CacheCall, found: Found) -> Group | None:
+    def _place(self, call: CacheCall, found: FoundKernel) -> Group | None:
         from bundler.lifecycle.kernel_directory import Rejected
         from bundler.lifecycle.kernel_placement import place_kernel
 
@@ -233,7 +239,7 @@ class Engine(Keeper):
             found.kernel,
             directory,
             keep=self.options.keep,
-            trust=self._shelves.trust_in(found, self.options.trust),
+            trust=self._sources.trust_in(found, self.options.trust),
             triton_dir=self._triton_dir,
             checked=found.place == "tag" and call.key in self._prefetched,
         )
@@ -241,9 +247,9 @@ class Engine(Keeper):
             message = (
                 f"{call.name} ({call.key}) of the {found.place} cannot be used: {placed.reason}"
             )
-            self.troubles.noticed("rejected", message)
+            self.failures.warn_once("rejected", message)
             if found.moved_from is None:
-                self._shelves.reject(found)
+                self._sources.reject(found)
             return None
         self._count_hit(call.key, found.place, found.seconds, placed.size_bytes)
         if found.moved_from is not None:  # which no bundle holds under this key
@@ -281,7 +287,7 @@ class Engine(Keeper):
         """Count a compile, and publish what it made."""
         record = None
         try:
-            with self.troubles.excused("a compile was not recorded"):
+            with self.failures.tolerating("a compile was not recorded"):
                 record = call.record(cache_hit=False, group=group)
         finally:
             if record is None:
@@ -300,7 +306,7 @@ class Engine(Keeper):
         turn = self._turns.pop(call.key, (0, None))[1]
         if turn is not None:
             # This may be called by the garbage collector, in any thread and at any place.
-            self.publisher.hand_over(Over(turn))
+            self.publisher.hand_over(EndedTurn(turn))
 
     def fetch_file(self, key: str, filename: str, origin: str | None) -> bytes | None:
         """Return a tuning file, or with trust a helper library."""
@@ -308,7 +314,7 @@ class Engine(Keeper):
         library = filename.endswith(names.LIBRARY_SUFFIXES)
         if self.store is None or not self._reads or (library and self.options.trust != "code"):
             return None
-        with self.troubles.excused(f"looking up {filename}"):
+        with self.failures.tolerating(f"looking up {filename}"):
             files = self.store.file_records("code" if library else "kernels")
             # A pushed bundle has a library by its place, and not what it was built of.
             known_by = (file_known_by(key, filename, origin), file_known_by(key, filename, None))
@@ -327,7 +333,7 @@ class Engine(Keeper):
         """Return tuning records of the store."""
         if self.store is None or not self._reads:
             return {}
-        with self.troubles.excused("looking up tuning records"):
+        with self.failures.tolerating("looking up tuning records"):
             found = self.store.file_records().look_up_all(names)
             self.tally.add("bytes_fetched", sum(map(len, found.values())))
             return found
@@ -356,16 +362,16 @@ class Engine(Keeper):
                 self._attempt(job.turn.close, "a lease was not given back")
 
     def _attempt(self, what: Callable[[], object], failing: str) -> None:
-        with self.troubles.excused(failing, heard=False):
+        with self.failures.tolerating(failing, can_raise=False):
             what()
 
     def _publish_kernels(self, kernels: list[MadeKernel]) -> None:
-        records = self._shelves.records
+        records = self._sources.records
         if records is None or not self._writes:
             return
         with bundle_of(kernels, self.options.keep) as bundle:
             for name, reason in bundle.left_out:
-                self.troubles.noticed("not-published", f"{name} was not published: {reason}")
+                self.failures.warn_once("not-published", f"{name} was not published: {reason}")
             published = records.publish(bundle)
             self.tally.add("published", len(published.created))
             sent = [kernel for kernel in bundle.kernels if kernel.key in published.created]
@@ -392,7 +398,7 @@ class Engine(Keeper):
         if store is None or tag is None or push is None or self.used is None:
             return
         with self.used.gather(self.options.keep) as bundle:
-            held = self._shelves.tag
+            held = self._sources.tag
             new = [kernel for kernel in bundle.kernels if held is None or kernel.key not in held]
             if new or bundle.tuning_files:
                 report = store.push(bundle, tag, push)
@@ -411,7 +417,7 @@ class Engine(Keeper):
         """Leave to the parent what is its own; for the child only."""
         self._turns = {}
         self.tally.reset_after_fork()
-        self.guard.reset_after_fork()
+        self.strict_mode.reset_after_fork()
         self._notes.reset_after_fork()
         self.publisher.reset_after_fork()
         if self.used is not None:
@@ -426,7 +432,7 @@ class Engine(Keeper):
         try:
             source = compile_frames.find_source()
         except Exception as error:  # noqa: BLE001  # the source object may be of anybody's making
-            self.troubles.noted(error, "the source of a kernel was not noted")
+            self.failures.count(error, "the source of a kernel was not noted")
             return
         used = self._notes.used_sources
         if source is not None and len(used) < KEPT_SOURCES:
@@ -434,25 +440,25 @@ class Engine(Keeper):
 
     # Telling -----------------------------------------------------------------------------------------------------------
 
-    def _recorded(self) -> Iterator[Keyed]:
+    def _recorded(self) -> Iterator[KeyedKernel]:
         from bundler.integrations.key_comparison import keyed
         from bundler.integrations.strict_mode import asked_of
 
         # What was compiled a moment ago may still be on its way to the store.
         yield from filter(None, map(asked_of, list(self._compiled)))
-        yield from keyed(self._shelves.recorded(MOST_COMPARED))
+        yield from keyed(self._sources.recorded(MOST_COMPARED))
 
-    def _excuse(self, error: BundlerError, what: str) -> None:
-        if self.guard.mode == "error":
+    def _on_failure(self, error: BundlerError, what: str) -> None:
+        if self.strict_mode.mode == "error":
             raise error  # to the seam that asked
-        self.troubles.noted(error, what)
+        self.failures.count(error, what)
 
-    def _moved(self, path: str, home: str) -> None:
-        error = AccessDenied(f"{path} cannot be written, kernels go to {home}", path=path)
-        self.troubles.noticed("unwritable", error.message)
+    def _moved(self, path: str, place: str) -> None:
+        error = AccessDenied(f"{path} cannot be written, kernels go to {place}", path=path)
+        self.failures.warn_once("unwritable", error.message)
 
 
-def _event_of(found: Found, call: CacheCall) -> SpooledEvent:
+def _event_of(found: FoundKernel, call: CacheCall) -> SpooledEvent:
     """Return what is known of a kernel that was fetched, as if a compile here had told it."""
     from bundler.toolchain.spool_records import SpooledEvent
 

@@ -11,16 +11,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bundler.config import PREFIX
+from bundler.toolchain.cache_delegate import DelegateSource
 from bundler.toolchain.child_recording import hidden_package_parent
-from bundler.toolchain.keeper import KeeperSource
 from bundler.toolchain.manager_environment import Active
 
 if TYPE_CHECKING:
-    from bundler.integrations.session_options import Options
+    from bundler.integrations.session_options import SessionOptions
     from bundler.lifecycle.machine_store import Store
 
 
-def activity_of(store: Store, options: Options, source: KeeperSource) -> Active:
+def activity_of(store: Store, options: SessionOptions, source: DelegateSource) -> Active:
     """Return what makes Triton use a session's store: here, and in children where they can open it by its URLs.
 
     Args:
@@ -37,28 +37,28 @@ def activity_of(store: Store, options: Options, source: KeeperSource) -> Active:
     )
 
 
-def activity_of_bundle(path: str, source: KeeperSource) -> Active:
+def activity_of_bundle(path: str, source: DelegateSource) -> Active:
     """Return what makes Triton use a registered bundle, here and in children; `source` as for `activity_of`."""
     return Active(bundle=path, path=hidden_package_parent(), in_code=partial(_in_front_of, source))
 
 
-def activity_of_environment(source: KeeperSource) -> Active:
+def activity_of_environment(source: DelegateSource) -> Active:
     """Return what makes Triton use the session that the user's variables ask for, here and in children; `source` as for `activity_of`."""
     return Active(session={}, path=hidden_package_parent(), in_code=partial(_in_front_of, source))
 
 
-def _for_children(urls: tuple[str, ...], options: Options) -> Mapping[str, str]:
+def _for_children(urls: tuple[str, ...], options: SessionOptions) -> Mapping[str, str]:
     """Return what makes a child process look where we look.  Tags are the parent's: it fetches and pushes for all."""
     chosen = {"STORE": " ".join(urls), "MODE": options.mode, "TRUST": options.trust, "STRICT": options.strict,
               "KEEP": options.keep, "MOVED": str(int(options.moved))}  # fmt: skip
     return {PREFIX + name: value for name, value in chosen.items()}
 
 
-def _in_front_of(source: KeeperSource, theirs: type | None) -> type | None:
+def _in_front_of(source: DelegateSource, theirs: type | None) -> type | None:
     """Return our manager in front of the one that the program set in Python, or of what the environment names; None for what is ours."""
     from bundler.toolchain import cache_manager
 
     behind = theirs if theirs is not None else cache_manager.named_by_environment()
-    if cache_manager.has_keeper(behind, source):
+    if cache_manager.has_delegate(behind, source):
         return None
     return cache_manager.manager_before(source, behind)

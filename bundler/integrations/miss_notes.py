@@ -5,7 +5,7 @@
 
     <our directory>/misses/<start of the process>-<time>-<process>-<number>.record
 
-The lookup engine writes them through `Notes`, which also keeps the notes of processes and sources; `explanations.py` reads them with
+The lookup engine writes them through `MissNotes`, which also keeps the notes of processes and sources; `explanations.py` reads them with
 `read_misses`.
 """
 
@@ -46,8 +46,8 @@ class NotedMiss(NamedTuple):
         return self.at_ns / _NS
 
 
-class Notes:
-    """Writes the notes of one process; any failure is the caller's to excuse.
+class MissNotes:
+    """Writes the notes of one process; any failure is the caller's to handle.
 
     Args:
         local: our directory.

@@ -5,7 +5,7 @@
 
     <our directory>/processes/<start>-<process>.json
 
-A process writes its `ProcessNote` through `Notes` (`miss_notes.py`), which also calls `sweep_processes`; `explanations.py` calls
+A process writes its `ProcessNote` through `MissNotes` (`miss_notes.py`), which also calls `sweep_processes`; `explanations.py` calls
 `read_processes` and `of_one_run`.
 """
 

@@ -15,7 +15,7 @@ from typing import Any
 from bundler.integrations.session_counters import Counters
 from bundler.lifecycle.machine_store import Store
 from bundler.lifecycle.tuning_savings import tuning_counters
-from bundler.toolchain.tuners import tuners_not_saved
+from bundler.toolchain import instances
 
 PID = "{pid}"
 
@@ -40,7 +40,7 @@ def report_of(
             {"name": name, "seconds": round(seconds, 3)} for name, seconds in counters.slowest
         ],
         "tuning": dataclasses.asdict(tuning_counters()),
-        "tuning_not_saved": list(tuners_not_saved()),
+        "tuning_not_saved": list(_tuners_not_saved()),
         "store": store.name if store is not None else None,
         "tiers": [dataclasses.asdict(tier) for tier in store.tiers] if store is not None else [],
         "hits_of": dict(hits_of or {}),
@@ -87,3 +87,25 @@ def write_report(
         if os.path.exists(temporary):
             os.unlink(temporary)
     return target
+
+
+def _tuners_not_saved() -> tuple[str, ...]:
+    """Return the names of tuned kernels that were timed here and will be timed again: their configurations have a `pre_hook`.
+
+    Triton writes a result file only for configurations that it could write into one.  Empty when Triton is not imported.  Which tuners
+    are known, says `instances`.
+    """
+    tuners = instances.instances(instances.TUNER)
+    timed = [
+        tuner
+        for tuner in tuners
+        if tuner.cache and any(config.pre_hook for config in tuner.configs)
+    ]
+    return tuple(sorted({_name(tuner) for tuner in timed}))
+
+
+def _name(tuner: object) -> str:
+    function = tuner
+    while hasattr(function, "fn") and not hasattr(function, "__name__"):
+        function = function.fn
+    return str(getattr(function, "__name__", "a kernel"))

@@ -28,7 +28,7 @@ from bundler.user_warnings import show
 if TYPE_CHECKING:
     from bundler.integrations.replayed_tunings import RecordedWinner
     from bundler.lifecycle.lifecycle_reports import Reasons
-    from bundler.toolchain.device_caches import Outcome, Verdict
+    from bundler.toolchain.device_caches import Outcome, ReplayOutcome
 
 # Threads wait for files more than they compute; more of them only wait for the interpreter.
 _THREADS = 8
@@ -146,7 +146,7 @@ def _replayed(
 ) -> tuple[ReplayReport, str]:
     from concurrent.futures import ThreadPoolExecutor
 
-    from bundler.toolchain.device_caches import Offered, device_caches
+    from bundler.toolchain.device_caches import OfferedKernel, device_caches
     from bundler.toolchain.tuner_caches import ResultFile, tuner_caches
 
     began = time.monotonic()
@@ -159,7 +159,7 @@ def _replayed(
     names = {kernel.key: kernel.name for kernel in bundle.kernels}
     with ThreadPoolExecutor(_THREADS) as threads:
         told = device_caches.offer(
-            (Offered(kernel, places, allowed) for kernel in bundle.kernels), threads
+            (OfferedKernel(kernel, places, allowed) for kernel in bundle.kernels), threads
         )
     told = _without_origins(told, moved_from)
     files = [entry.path for entry in bundle.tuning_files if entry.in_triton_cache]
@@ -182,8 +182,8 @@ def _replayed(
 
 
 def _without_origins(
-    told: Mapping[str, Verdict], moved_from: Mapping[str, str]
-) -> dict[str, Verdict]:
+    told: Mapping[str, ReplayOutcome], moved_from: Mapping[str, str]
+) -> dict[str, ReplayOutcome]:
     """Leave out what is said of kernels that were replayed under another key, since their functions moved."""
     replayed = {origin for key, origin in moved_from.items() if told[key].outcome == "replayed"}
     return {
@@ -199,7 +199,9 @@ def _records(bundle: Bundle, modules: tuple[str, ...] | None) -> list[RecordedWi
     return [RecordedWinner(record, modules) for record in bundle.tuning_records]
 
 
-def _reasons(told: Mapping[str, Verdict], names: Mapping[str, str], *outcomes: Outcome) -> Reasons:
+def _reasons(
+    told: Mapping[str, ReplayOutcome], names: Mapping[str, str], *outcomes: Outcome
+) -> Reasons:
     return tuple(
         sorted(
             (key, f"{names[key]}: {one.reason}")

@@ -15,21 +15,109 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from bundler.config import PREFIX, disabled, registered_bundles, store_setting, user_variables
-from bundler.integrations.import_wrappers import Around, wrap_when_imported
 from bundler.package_loggers import logger
 from bundler.user_warnings import show
 
+Around = Callable[[Callable[..., Any]], Callable[..., Any]]
+Complain = Callable[[str], None]
+_MARK = "_bundler_wrapped"
 _LOG = logger("bundler.integrations")
 # Servers load plug-ins several times in a process; both are inherited by forks.
 _plugged: set[str] = set()
 _told: set[str] = set()
 
 
-class _Moment(NamedTuple):
+class _Wrappers(MetaPathFinder):
+    """Finds no module itself: of those that it waits for it lets the other finders look, and acts when the module was executed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._wanted: dict[str, dict[str, tuple[Around, Complain]]] = {}
+        self._looking = threading.local()
+
+    def add(self, module: str, name: str, around: Around, complain: Complain) -> None:
+        """Wrap now, or when the module is imported; once, however often it is asked for."""
+        with self._lock:
+            self._wanted.setdefault(module, {})[name] = (around, complain)
+            if self not in sys.meta_path:
+                sys.meta_path.insert(0, self)
+        imported = sys.modules.get(module)
+        # One that is being imported is wrapped at the end of that only if we were asked for it before.
+        if imported is not None:
+            self._wrap(imported, module)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return what the other finders say of a module that is waited for, with a loader that wraps; None for all others."""
+        if fullname not in self._wanted or getattr(self._looking, "now", False):
+            return None
+        self._looking.now = True
+        try:
+            found = (
+                finder.find_spec(fullname, path, target)
+                for finder in sys.meta_path
+                if finder is not self
+            )
+            spec = next((one for one in found if one is not None), None)
+        finally:
+            self._looking.now = False
+        execute = getattr(spec and spec.loader, "exec_module", None)
+        if execute is None:
+            return spec
+
+        def execute_and_wrap(module: ModuleType) -> None:
+            execute(module)
+            # The loader of a file is an object of that module alone, that of an archive is one for all in it.
+            if module.__name__ == fullname:
+                self._wrap(module, fullname)
+
+        vars(spec.loader)["exec_module"] = execute_and_wrap  # type: ignore[union-attr]
+        return spec
+
+    def _wrap(self, module: ModuleType, fullname: str) -> None:
+        for name, (around, complain) in self._wanted[fullname].items():
+            *owners, last = name.split(".")
+            try:
+                owner: Any = functools.reduce(getattr, owners, module)
+                original = getattr(owner, last)
+                if not hasattr(original, _MARK):
+                    wrapped = functools.wraps(original)(around(original))
+                    setattr(wrapped, _MARK, True)
+                    setattr(owner, last, wrapped)
+            except (AttributeError, TypeError) as error:
+                complain(
+                    f"{fullname} has no {name} that can be wrapped ({type(error).__name__}: {error})"
+                )
+
+
+_wrappers = _Wrappers()
+
+
+def wrap_when_imported(module: str, name: str, around: Around, complain: Complain) -> None:
+    """Replace a function of a module by `around` of it: now if the module is imported, else when it is.
+
+    Who imported the function by name before keeps the original.  A function is wrapped once, however often this is called.
+
+    Args:
+        module: its full name.
+        name: of the function in it, or `Class.method`.
+        around: gets the original and returns what to put in its place.
+        complain: gets a sentence when the module has no such function.
+    """
+    _wrappers.add(module, name, around, complain)
+
+
+class _PatchPoint(NamedTuple):
     """A function of a server at which something of ours is due.
 
     Attributes:
@@ -57,7 +145,7 @@ def sglang_plugin() -> None:
     )
 
 
-def _plug(server: str, moments: tuple[_Moment, ...]) -> None:
+def _plug(server: str, points: tuple[_PatchPoint, ...]) -> None:
     stores = store_setting()
     if not (stores or user_variables()) or disabled():
         return
@@ -71,8 +159,8 @@ def _plug(server: str, moments: tuple[_Moment, ...]) -> None:
     from bundler.integrations._process import install_from_environment
 
     install_from_environment()
-    for moment in moments:
-        wrap_when_imported(moment.module, moment.name, moment.around, _complain)
+    for point in points:
+        wrap_when_imported(point.module, point.name, point.around, _complain)
     _plugged.add(server)
 
 
@@ -141,12 +229,12 @@ def _with_our_variables(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _VLLM = (
-    _Moment("vllm.utils.jit_monitor", "activate", _warm),
+    _PatchPoint("vllm.utils.jit_monitor", "activate", _warm),
     # Where the monitor is off, as with enforce_eager, it is not armed after the warm-up.
-    _Moment("vllm.v1.worker.gpu_worker", "Worker.compile_or_warm_up_model", _published),
-    _Moment("vllm.ray.ray_env", "get_env_vars_to_copy", _with_our_variables),
+    _PatchPoint("vllm.v1.worker.gpu_worker", "Worker.compile_or_warm_up_model", _published),
+    _PatchPoint("vllm.ray.ray_env", "get_env_vars_to_copy", _with_our_variables),
     # It takes the function by name, maybe before the plug-ins are loaded.
-    _Moment("vllm.v1.engine.utils", "get_env_vars_to_copy", _with_our_variables),
+    _PatchPoint("vllm.v1.engine.utils", "get_env_vars_to_copy", _with_our_variables),
 )
 # A scheduler has loaded its model and captured its graphs when its event loop begins.
-_SGLANG = (_Moment("sglang.srt.managers.scheduler", "Scheduler.run_event_loop", _warm),)
+_SGLANG = (_PatchPoint("sglang.srt.managers.scheduler", "Scheduler.run_event_loop", _warm),)

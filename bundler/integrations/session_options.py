@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Options`: what a session was told, as one value; `_process.py` makes it of arguments or settings, the lookup engine reads it."""
+"""`SessionOptions`: what a session was told, as one value; `_process.py` makes it of arguments or settings, the lookup engine reads it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from bundler.store.bundle_store import PushMode
 
 
-class Options(NamedTuple):
+class SessionOptions(NamedTuple):
     """What a session was told.
 
     Attributes:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a session used, gathered into the bundle that its tag gets at the end.
 
-The lookup engine tells a `Used` of each kernel, and calls its `gather` when the session pushes its tag.
+The lookup engine tells a `UsedKernels` of each kernel, and calls its `gather` when the session pushes its tag.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bundler.toolchain.spool_records import SpooledEvent
 
 
-class Used:
+class UsedKernels:
     """The kernels that one process compiled or found, until they are gathered.
 
     Besides what the cache manager was asked for it takes what the JIT has loaded, and complete kernel directories that appeared in
@@ -41,24 +41,24 @@ class Used:
     def gather(self, keep: Keep) -> Bundle:
         """Return everything as a bundle; what could not be read is left out."""
         # At the end of the session, when nobody waits for a kernel.
-        from bundler.lifecycle.collection import collect_sightings
-        from bundler.lifecycle.recorded_kernels import JIT_CACHE, Sightings
+        from bundler.lifecycle.collection import collect_recorded
+        from bundler.lifecycle.recorded_kernels import JIT_CACHE, RecordedKernels
         from bundler.toolchain import inductor_tuners, loaded_kernels
 
         with self._lock:
             events = list(self._events.values())
-        sightings = Sightings()
+        kernels = RecordedKernels()
         for event in events:
-            sightings.add_spooled(event)
+            kernels.add_spooled(event)
         # A forked child has its parent's caches, which the parent gathers.
         if self._pid == os.getpid():
             for found in loaded_kernels.loaded_kernels():
-                sightings.add_event(found, JIT_CACHE)
+                kernels.add_event(found, JIT_CACHE)
             for directory in (*self._watch.appeared(), *inductor_tuners.loaded_directories()):
-                if directory not in sightings:
-                    sightings.add_directory(directory)
-        roots = {sighting.root for sighting in sightings}
-        bundle, _ = collect_sightings(sightings, roots, keep)
+                if directory not in kernels:
+                    kernels.add_directory(directory)
+        roots = {recorded.root for recorded in kernels}
+        bundle, _ = collect_recorded(kernels, roots, keep)
         return bundle
 
     def reset_after_fork(self) -> None:

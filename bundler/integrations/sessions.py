@@ -68,7 +68,7 @@ class Session:
         Raises:
             ConfigError: another mode.
         """
-        self._engine.guard.arm(mode)
+        self._engine.strict_mode.set_mode(mode)
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
         """Wait until everything that was compiled so far is in the store.
@@ -107,7 +107,7 @@ class Session:
         engine.publisher.flush(LAST_FLUSH_S)
         engine.end_notes()
         try:
-            with engine.troubles.excused(f"tag {engine.options.tag} was not pushed"):
+            with engine.failures.tolerating(f"tag {engine.options.tag} was not pushed"):
                 if os.getpid() == self._pid:
                     engine.push_tag()
         finally:
@@ -123,7 +123,7 @@ class Session:
             tally = engine.tally
             path = write_report(report, counters, engine.store, tally.hits_of(), tally.moved_from())
         except OSError as error:
-            engine.troubles.noted(error, f"the report {report} was not written")
+            engine.failures.count(error, f"the report {report} was not written")
             return
         # A process may have no standard error, or have closed it.
         with contextlib.suppress(AttributeError, OSError, ValueError):

@@ -5,7 +5,7 @@
 
     <our directory>/kernel-sources/<sha256 of the text>
 
-`Notes` (`miss_notes.py`) writes them through `SourceTexts`; `explanations.py` calls `read_source` and `source_diff` for the two texts that
+`MissNotes` (`miss_notes.py`) writes them through `SourceTexts`; `explanations.py` calls `read_source` and `source_diff` for the two texts that
 a kernel was recorded and compiled from.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Strict mode: a kernel that would be compiled is an error, or a warning, that says what was recorded instead.
 
-Each lookup engine has a `Guard` and tells it of each miss.  `asked_of` turns a noted compile into what keys are compared by; the engine and
+Each lookup engine has a `StrictMode` and tells it of each miss.  `asked_of` turns a noted compile into what keys are compared by; the engine and
 `explanations.py` call it.
 """
 
@@ -16,13 +16,13 @@ from bundler.errors import BundlerError, ConfigError, FormatError, StrictModeVio
 # Keys are compared only for a kernel that nobody has.
 if TYPE_CHECKING:
     from bundler.config import Strict
-    from bundler.integrations.key_comparison import Difference, Keyed
+    from bundler.integrations.key_comparison import Difference, KeyedKernel
     from bundler.toolchain.spool_records import SpooledEvent
 
 MODES = ("off", "warn", "error")
 
 
-class Guard:
+class StrictMode:
     """What a compile is in one session.
 
     Args:
@@ -32,14 +32,17 @@ class Guard:
     """
 
     def __init__(
-        self, mode: Strict, recorded: Callable[[], Iterable[Keyed]], warn: Callable[[str], None]
+        self,
+        mode: Strict,
+        recorded: Callable[[], Iterable[KeyedKernel]],
+        warn: Callable[[str], None],
     ) -> None:
         self.mode: Strict = mode
         self._recorded, self._warn = recorded, warn
         self._lock = threading.Lock()
         self._told: set[str] = set()
 
-    def arm(self, mode: Strict) -> None:
+    def set_mode(self, mode: Strict) -> None:
         """Change the mode; raises `ConfigError` for another one."""
         if mode not in MODES:
             raise ConfigError(f"strict={mode!r}: expected {', '.join(map(repr, MODES))}", got=mode)
@@ -89,7 +92,7 @@ class Guard:
 
     def _compared(
         self, record: SpooledEvent
-    ) -> tuple[str, tuple[Keyed, tuple[Difference, ...]] | None]:
+    ) -> tuple[str, tuple[KeyedKernel, tuple[Difference, ...]] | None]:
         """Return what was asked for and what is nearest to it, as the end of a sentence, and the nearest kernel."""
         from bundler.integrations.key_comparison import nearest
 
@@ -107,17 +110,17 @@ class Guard:
         return f"asked for: {asked.specialization}; {there}; record it in a warm-up", found
 
 
-def asked_of(record: SpooledEvent) -> Keyed | None:
+def asked_of(record: SpooledEvent) -> KeyedKernel | None:
     """Return a kernel by its key parts; None when they are not known."""
     if record.parts_bytes is None:
         return None
     from bundler.format.keyparts import KeyParts
-    from bundler.integrations.key_comparison import Keyed
+    from bundler.integrations.key_comparison import KeyedKernel
 
     try:
         parts = KeyParts.from_bytes(record.parts_bytes)
     except FormatError:
         return None
-    return Keyed(
+    return KeyedKernel(
         record.key, dict(parts.parts).get("source.name", record.name), record.target, parts
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bundler.integrations._process import keeper_source
+from bundler.integrations._process import delegate_source
 from bundler.toolchain.cache_manager import manager_class
 
 if TYPE_CHECKING:
@@ -19,5 +19,5 @@ else:
 
     def __getattr__(name: str) -> Any:
         if name == "BundlerCacheManager":
-            return manager_class(keeper_source)
+            return manager_class(delegate_source)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Directories of this user on this host: in place of a Triton cache that cannot be written, and for notes on misses.
 
-`LocalDirectory` finds our own directory: the notes and `explanations.py` ask it.  `Homes` says where kernels of an unwritable cache go:
+`LocalDirectory` finds our own directory: the notes and `explanations.py` ask it.  `UserDirectories` says where kernels of an unwritable cache go:
 the lookup engine asks it.
 """
 
@@ -83,7 +83,7 @@ def _is_there(path: str, *, make: bool) -> bool:
     return os.access(path, os.W_OK | os.X_OK)
 
 
-class Homes:
+class UserDirectories:
     """Where kernels are written that belong into a directory: there, or in our own directory.
 
     Args:
@@ -96,18 +96,18 @@ class Homes:
         self._can_be_written: dict[str, bool] = {}
         self._told: set[tuple[str, str]] = set()
 
-    def home(self, root: str) -> str:
+    def writable(self, root: str) -> str:
         """Return the directory to write to for `root`, which it is itself where that can be."""
         fine = self._can_be_written.get(root)
         if fine is None:
             fine = self._can_be_written[root] = _can_write(os.path.abspath(root))
-        home = None if fine else self._local.kernels()
-        if home is None:
+        place = None if fine else self._local.kernels()
+        if place is None:
             return root  # where that cannot be written, the error is the one that Triton gives without us
-        if (root, home) not in self._told:
-            self._told.add((root, home))
-            self._tell(os.path.abspath(root), home)
-        return home
+        if (root, place) not in self._told:
+            self._told.add((root, place))
+            self._tell(os.path.abspath(root), place)
+        return place
 
 
 def _can_write(path: str) -> bool:

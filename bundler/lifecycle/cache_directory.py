@@ -255,7 +255,7 @@ class KernelBatch:
         self._codes: list[int] | None = None
 
     def begin(self, threads: Threads) -> None:
-        """Begin to write them; trouble with the file system shows when they are settled."""
+        """Begin to write them; errors of the file system show when they are settled."""
         self._finish = self._directory.begin(self._new, threads)
 
     def finish(self) -> None:

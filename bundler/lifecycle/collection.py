@@ -19,7 +19,7 @@ from bundler.lifecycle.bundle_builder import Builder, KnownFacts, join
 from bundler.lifecycle.directory_pack import single_files, tuning_results
 from bundler.lifecycle.kernel_directory import KernelFiles, Rejected, read_kernels
 from bundler.lifecycle.lifecycle_reports import Reasons, RecordReport
-from bundler.lifecycle.recorded_kernels import Sighting, Sightings
+from bundler.lifecycle.recorded_kernels import RecordedKernel, RecordedKernels
 from bundler.lifecycle.tuning_directory import winners_in, with_tunings
 from bundler.package_loggers import logger
 from bundler.toolchain import capture, identity
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _log = logger("bundler.lifecycle")
 
 
-def collect_sightings(
-    sightings: Sightings,
+def collect_recorded(
+    kernels: RecordedKernels,
     roots: Iterable[str],
     keep: Keep,
     environment: tuple[tuple[str, str], ...] | None = None,
@@ -40,7 +40,7 @@ def collect_sightings(
     """Read every directory that was seen.
 
     Args:
-        sightings: what was seen, and by whom.
+        kernels: what was seen, and by whom.
         roots: cache directories to search for results of Triton's tuner for the kernels found.
         keep: `all`, or `launch` for device binaries, metadata and tuning files only.
         environment: names and versions of the host that compiled; None for this process.
@@ -51,23 +51,23 @@ def collect_sightings(
     if keep not in ("all", "launch"):
         raise ConfigError(f"keep={keep!r}: expected 'all' or 'launch'", got=keep)
     builders: dict[str, Builder] = {}
-    seen = list(sightings)
-    for sighting, found in zip(
-        seen, read_kernels([sighting.directory for sighting in seen]), strict=True
+    seen = list(kernels)
+    for recorded, found in zip(
+        seen, read_kernels([recorded.directory for recorded in seen]), strict=True
     ):
-        _take(sighting, found, builders.setdefault(sighting.root, Builder(sighting.root, keep)))
+        _take(recorded, found, builders.setdefault(recorded.root, Builder(recorded.root, keep)))
     roots = list(roots)
     _add_tuning_files(builders, roots, keep)
     bundle = join(builders.values(), environment or identity.environment())
     bundle = with_tunings(bundle, winners_in({*roots, *builders}, bundle))
-    return bundle, _reported(sightings, bundle)
+    return bundle, _reported(kernels, bundle)
 
 
 def collect_spool(spool: ChildSpool, keep: Keep = "all") -> tuple[Bundle, RecordReport]:
     """Return what the processes that wrote to a spool compiled."""
-    sightings = Sightings()
-    add_spool(sightings, spool)
-    roots = {sighting.root for sighting in sightings}
+    kernels = RecordedKernels()
+    add_spool(kernels, spool)
+    roots = {recorded.root for recorded in kernels}
     # The children may run another Python than this process; what their records say of Triton is what is known.
     releases = {
         ("triton", event.toolchain.release) for event in spool.events() if event.toolchain.release
@@ -75,17 +75,17 @@ def collect_spool(spool: ChildSpool, keep: Keep = "all") -> tuple[Bundle, Record
     host = tuple(
         pair for pair in identity.environment() if pair[0] in {"platform", "gpu", "driver"}
     )
-    bundle, report = collect_sightings(sightings, roots, keep, (*host, *sorted(releases)))
+    bundle, report = collect_recorded(kernels, roots, keep, (*host, *sorted(releases)))
     return bundle, replace(report, left_out=merge_reasons(report.left_out, spool.problems))
 
 
-def add_spool(sightings: Sightings, spool: ChildSpool) -> None:
+def add_spool(kernels: RecordedKernels, spool: ChildSpool) -> None:
     """Add everything that child processes wrote down."""
     for event in spool.events():
-        sightings.add_spooled(event)
+        kernels.add_spooled(event)
     for file in spool.files():
-        if file.directory not in sightings:
-            sightings.add_directory(file.directory)
+        if file.directory not in kernels:
+            kernels.add_directory(file.directory)
 
 
 def merge_reasons(*reasons: Iterable[tuple[str, str]]) -> Reasons:
@@ -93,17 +93,17 @@ def merge_reasons(*reasons: Iterable[tuple[str, str]]) -> Reasons:
     return tuple(sorted({pair for group in reasons for pair in group}))
 
 
-def _take(sighting: Sighting, found: KernelFiles | Rejected, builder: Builder) -> None:
+def _take(recorded: RecordedKernel, found: KernelFiles | Rejected, builder: Builder) -> None:
     # What is a kernel holds other files, too.
-    singles = single_files(sighting.directory) if isinstance(found, Rejected) else []
+    singles = single_files(recorded.directory) if isinstance(found, Rejected) else []
     for name in singles:
-        builder.add_single(sighting.key, name)
+        builder.add_single(recorded.key, name)
     if singles:
         return
-    facts = sighting.facts
-    if facts is None and sighting.event is not None:
-        facts = known_facts(sighting.event, builder.left_out)
-    builder.add_found(sighting.key, found, sighting.observation, facts)
+    facts = recorded.facts
+    if facts is None and recorded.event is not None:
+        facts = known_facts(recorded.event, builder.left_out)
+    builder.add_found(recorded.key, found, recorded.observation, facts)
 
 
 def _add_tuning_files(builders: dict[str, Builder], roots: Iterable[str], keep: Keep) -> None:
@@ -115,14 +115,14 @@ def _add_tuning_files(builders: dict[str, Builder], roots: Iterable[str], keep: 
                 builders.setdefault(root, Builder(root, keep)).add_single(key, name)
 
 
-def _reported(sightings: Sightings, bundle: Bundle) -> RecordReport:
+def _reported(kernels: RecordedKernels, bundle: Bundle) -> RecordReport:
     taken = {kernel.key for kernel in bundle.kernels}
-    sources = Counter({s.key: s.source for s in sightings if s.key in taken}.values())
+    sources = Counter({s.key: s.source for s in kernels if s.key in taken}.values())
     return RecordReport(
         sources=dict(sorted(sources.items())),
-        hits=sum(sighting.hits for sighting in sightings),
-        compiles=sum(sighting.compiles for sighting in sightings),
-        compile_seconds=sum(us for sighting in sightings for _, us in sighting.times_us) / 1e6,
+        hits=sum(recorded.hits for recorded in kernels),
+        compiles=sum(recorded.compiles for recorded in kernels),
+        compile_seconds=sum(us for recorded in kernels for _, us in recorded.times_us) / 1e6,
         left_out=bundle.left_out,
         not_portable=tuple((k.key, name) for k in bundle.kernels for name in _unportable(k)),
         without_facts=tuple(k.key for k in bundle.kernels if k.facts_bytes is None),

@@ -158,7 +158,7 @@ class Turn:
         try:
             published = self._records.publish(mine)
         except BundlerError as error:
-            self._records.excuse(error)
+            self._records.report_failure(error)
             return CompiledOnce(mine, "compiled", self.waited_s, published=False)
         finally:
             self.close()
@@ -295,7 +295,7 @@ class Turns:
             lease_s, wait_s = times(found.seconds.get(key))
             return _Queue(self._records, key, lease_s, hears=hears).stand(wait_s)
         except (StoreUnavailable, StoreFull, AccessDenied) as error:
-            self._records.excuse(error)
+            self._records.report_failure(error)
             return Turn(self._records, key, None, time.monotonic() - started)
 
 

@@ -6,7 +6,7 @@ the same code.  A moved kernel has the binary and the IR of the one it comes fro
 its metadata has the new hash, and a mark.  It exists where it is placed, and in reports; a bundle
 or a store never holds one.
 
-Sessions ask `moved_kernel` after a miss (`bundler/integrations/moved_lookup.py`), a restore with
+Sessions ask `moved_kernel` after a miss (`bundler/integrations/kernel_lookup.py`), a restore with
 `moved` and a replay call `moved_in`.
 """
 

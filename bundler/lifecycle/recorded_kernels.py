@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where kernels were seen during a recording, from four kinds of witness.
+"""Where kernels were seen during a recording, from four sources.
 
-A `Sighting` is one kernel directory, `Sightings` all of them.  `recorder.py`, `collection.py` and a session's `Used` fill and read them.
+A `RecordedKernel` is one kernel directory, `RecordedKernels` all of them.  `recorder.py`, `collection.py` and a session's `UsedKernels` fill and read them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ LISTENER, CHILDREN, JIT_CACHE, DIRECTORIES = "listener", "children", "jit-cache"
 
 
 @dataclass
-class Sighting:
-    """One kernel directory, with everything that any witness said about it."""
+class RecordedKernel:
+    """One kernel directory, with everything that any source said about it."""
 
     directory: str
     source: str
@@ -57,44 +57,44 @@ class Sighting:
         )
 
 
-class Sightings:
-    """Sightings by directory; the first witness of a directory is its source, later ones add what they know."""
+class RecordedKernels:
+    """All of them by directory; the source that names a directory first is its `source`, later ones add what they know."""
 
     def __init__(self) -> None:
-        self._by_directory: dict[str, Sighting] = {}
+        self._by_directory: dict[str, RecordedKernel] = {}
 
-    def __iter__(self) -> Iterator[Sighting]:
-        return iter(sorted(self._by_directory.values(), key=lambda sighting: sighting.directory))
+    def __iter__(self) -> Iterator[RecordedKernel]:
+        return iter(sorted(self._by_directory.values(), key=lambda recorded: recorded.directory))
 
     def __contains__(self, directory: str) -> bool:
         return os.path.abspath(directory) in self._by_directory
 
     def add_event(self, event: CompileEvent, source: str) -> None:
         """Add what the listener, or the JIT's own cache, says."""
-        sighting = self._at(event.directory, source)
+        recorded = self._at(event.directory, source)
         if event.device is not None:
-            sighting.devices.add(event.device)
+            recorded.devices.add(event.device)
         if source == LISTENER:
-            sighting.count(event.cache_hit)
+            recorded.count(event.cache_hit)
         if event.stage_times_us and not event.cache_hit:
-            sighting.times_us = event.stage_times_us
-        if sighting.event is None or sighting.event.options is None:
-            sighting.event = event
+            recorded.times_us = event.stage_times_us
+        if recorded.event is None or recorded.event.options is None:
+            recorded.event = event
 
     def add_spooled(self, event: SpooledEvent) -> None:
         """Add what a child process wrote."""
-        sighting = self._at(event.directory, CHILDREN)
+        recorded = self._at(event.directory, CHILDREN)
         if event.device is not None:
-            sighting.devices.add(event.device)
-        sighting.count(event.cache_hit)
-        sighting.times_us = sighting.times_us or event.stage_times_us
-        if sighting.event is None and sighting.facts is None:
-            sighting.facts = KnownFacts(event.toolchain, event.facts_bytes, event.parts_bytes)
+            recorded.devices.add(event.device)
+        recorded.count(event.cache_hit)
+        recorded.times_us = recorded.times_us or event.stage_times_us
+        if recorded.event is None and recorded.facts is None:
+            recorded.facts = KnownFacts(event.toolchain, event.facts_bytes, event.parts_bytes)
 
     def add_directory(self, directory: str) -> None:
         """Add a directory that appeared without a word from Triton."""
         self._at(directory, DIRECTORIES)
 
-    def _at(self, directory: str, source: str) -> Sighting:
+    def _at(self, directory: str, source: str) -> RecordedKernel:
         path = os.path.abspath(directory)
-        return self._by_directory.setdefault(path, Sighting(path, source))
+        return self._by_directory.setdefault(path, RecordedKernel(path, source))

@@ -19,10 +19,10 @@ from bundler.format.bundle import Bundle, Keep
 from bundler.format.candidate_timings import Tuning
 from bundler.format.launch_spec import TuningRecord
 from bundler.format.summary import count, facts_html
-from bundler.lifecycle.collection import add_spool, collect_sightings, merge_reasons
+from bundler.lifecycle.collection import add_spool, collect_recorded, merge_reasons
 from bundler.lifecycle.directory_watch import DirectoryWatch
 from bundler.lifecycle.lifecycle_reports import RecordReport
-from bundler.lifecycle.recorded_kernels import JIT_CACHE, LISTENER, Sightings
+from bundler.lifecycle.recorded_kernels import JIT_CACHE, LISTENER, RecordedKernels
 from bundler.lifecycle.tuning_directory import tuning_listeners, with_tunings
 from bundler.toolchain import inductor_tuners, instances, loaded_kernels
 from bundler.toolchain.child_recording import ChildSpool
@@ -55,7 +55,7 @@ class Recording:
         self._events: list[CompileEvent] = []
         self._tunings: list[tuple[TuningRecord, Tuning | None]] = []
         self._watch: DirectoryWatch | None = None
-        self._final: Sightings | None = None
+        self._final: RecordedKernels | None = None
         self._pid = os.getpid()
         self._errors_before = 0
         self.report = RecordReport()
@@ -112,7 +112,7 @@ class Recording:
             return
         if os.getpid() != self._pid:
             # A forked child leaves the block: what was attached, and the spool, are the parent's.
-            self._final = Sightings()
+            self._final = RecordedKernels()
             return
         listening.detach(self._hear)
         tuning_listeners.detach(self._hear_tuning)
@@ -133,7 +133,7 @@ class Recording:
             ConfigError: another value for `keep` or `strip`.
             RecordingError: the recording was never started.
         """
-        bundle, report = collect_sightings(
+        bundle, report = collect_recorded(
             self._final or self._gather(), self._started().roots(), keep
         )
         left_out = merge_reasons(
@@ -185,21 +185,21 @@ class Recording:
         with self._lock:
             self._tunings.append((record, tuning))
 
-    def _gather(self) -> Sightings:
+    def _gather(self) -> RecordedKernels:
         watch = self._started()
         with self._lock:
             events = list(self._events)
-        sightings = Sightings()
+        kernels = RecordedKernels()
         for event in events:
-            sightings.add_event(event, LISTENER)
+            kernels.add_event(event, LISTENER)
         if self._spool is not None:
-            add_spool(sightings, self._spool)
+            add_spool(kernels, self._spool)
         for event in loaded_kernels.loaded_kernels():
-            sightings.add_event(event, JIT_CACHE)
+            kernels.add_event(event, JIT_CACHE)
         for directory in (*watch.appeared(), *inductor_tuners.loaded_directories()):
-            if directory not in sightings:
-                sightings.add_directory(directory)
-        return sightings
+            if directory not in kernels:
+                kernels.add_directory(directory)
+        return kernels
 
 
 class RecordingStack:

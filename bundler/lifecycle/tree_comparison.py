@@ -79,7 +79,7 @@ class _Described:
 
     tree: TreeIndex
     factors: Mapping[str, str] = field(default_factory=dict)
-    troubles: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
 
 
 def explain_trees(
@@ -120,7 +120,7 @@ def _beside_machine(one: _Described, options: TreeOptions) -> TreeExplanation:
     found = compare_fingerprints(
         one.tree.fingerprint, {**machine_facts(names), **options.facts}, names
     )
-    unknown = (*found.unknown, *one.troubles)
+    unknown = (*found.unknown, *one.problems)
     return TreeExplanation(
         one.tree.name, None, found.differing, (), unknown, same=not found.differing
     )
@@ -130,12 +130,12 @@ def _beside(one: _Described, others: Sequence[_Described]) -> TreeExplanation:
     """Compare a tree with the nearest of others: that of its name, else that with the fewest factors that differ."""
     alike = [other for other in others if _kind(other.tree) == _kind(one.tree)]
     if not alike:
-        return TreeExplanation(one.tree.name, unknown=one.troubles)
+        return TreeExplanation(one.tree.name, unknown=one.problems)
     named = [other for other in alike if other.tree.place == one.tree.place]
     nearest = min(named or alike, key=lambda other: (len(_differing(other, one)), other.tree.name))
     found = compare_fingerprints(nearest.tree.fingerprint, one.tree.fingerprint)
     factors = _differing(nearest, one)
-    unknown = [*found.unknown, *one.troubles, *nearest.troubles]
+    unknown = [*found.unknown, *one.problems, *nearest.problems]
     if not named and not (one.factors and nearest.factors):
         unknown.append("no file says what the names of both were made of")
     return TreeExplanation(
@@ -188,7 +188,7 @@ def _of_bundle(bundle: Bundle, options: TreeOptions) -> Iterator[_Described]:
         except NotFound:
             yield _Described(
                 tree,
-                troubles=(
+                problems=(
                     f"no family {tree.family} is declared here, so its factors are not known",
                 ),
             )
@@ -198,10 +198,10 @@ def _of_bundle(bundle: Bundle, options: TreeOptions) -> Iterator[_Described]:
             for file in tree.files
             if says_factors(family, file.path) and file.size <= _FACTOR_BYTES
         }
-        found, troubles = _joined(
+        found, problems = _joined(
             [(path, b"".join(plan.chunks(tree, file))) for path, file in files.items()]
         )
-        yield _Described(tree, _without_ranks(found, family), troubles)
+        yield _Described(tree, _without_ranks(found, family), problems)
 
 
 def _of_directory(family: Family, root: str, options: TreeOptions) -> Iterator[_Described]:
@@ -228,10 +228,10 @@ def _of_directory(family: Family, root: str, options: TreeOptions) -> Iterator[_
             **({"ranks": " ".join(ranks)} if ranks and "ranks" in family.fingerprint else {}),
         }
         tree = TreeIndex(family.name, place, fingerprint, tuple(ranks))
-        found, troubles = _joined(
+        found, problems = _joined(
             [(path, data) for path, data in files.items() if data is not None]
         )
-        yield _Described(tree, _without_ranks(found, family), troubles)
+        yield _Described(tree, _without_ranks(found, family), problems)
 
 
 def _factor_bytes(folder: str, name: str) -> bytes | None:
@@ -247,13 +247,13 @@ def _joined(
 ) -> tuple[dict[str, dict[str, str]], tuple[str, ...]]:
     """Return the factors in each file, and what is wrong with others."""
     found: dict[str, dict[str, str]] = {}
-    troubles = []
+    problems = []
     for path, data in files:
         try:
             found[path] = dict(_flat(json.loads(data)))
         except (ValueError, RecursionError) as error:
-            troubles.append(f"{path} is no JSON: {error!s:.120}")
-    return found, tuple(troubles)
+            problems.append(f"{path} is no JSON: {error!s:.120}")
+    return found, tuple(problems)
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from bundler.runtime.tuning.tuner_reports import BandwidthReport
     from bundler.runtime.tuning.tuning_winners import LookupTable
 
-_HOMES = {
+_MODULE_OF_NAME = {
     "AutotunedKernel": "tuning.autotuned_kernel",
     "BandwidthReport": "tuning.tuner_reports",
     "Config": "configs",
@@ -108,10 +108,10 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        home = _HOMES.get(name)
-        if home is None:
+        module = _MODULE_OF_NAME.get(name)
+        if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+        value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
         globals()[name] = value
         return value
 

@@ -44,8 +44,8 @@ from bundler.store.references import References
 from bundler.store.store_layout import Hint
 from bundler.store.store_reports import (
     PruneReport,
+    PushProgress,
     PushReport,
-    Sent,
     StoreStats,
     TagInfo,
     VerifyReport,
@@ -137,7 +137,7 @@ class BundleStore:
         started = time.monotonic()
         ref = None if tag is None else store_layout.tag_key(tag)
         sent, signatures = (
-            Sent(),
+            PushProgress(),
             PushSignatures(self._backend, self.name, signing_key(key), bundle, tag),
         )
         # Each round merges with what the tag says now; units that an earlier round sent are present in the next.
@@ -326,7 +326,7 @@ class BundleStore:
             return merge([bundle, without(held, bundle)]), nothing
 
     def _send(
-        self, bundle: Bundle, sent: Sent, hints: Sequence[Hint], held: Collection[str]
+        self, bundle: Bundle, sent: PushProgress, hints: Sequence[Hint], held: Collection[str]
     ) -> tuple[str, tuple[Hint, ...]]:
         """Store dictionaries, units, then the manifest, each only when missing; returns its key, and what to hint at."""
         units = {unit.key: unit for unit in store_layout.units_of(bundle.content)}
@@ -375,7 +375,7 @@ class BundleStore:
         return manifest, compression.hints({unit.family for unit in units.values()})
 
     def _look(
-        self, units: Mapping[str, store_layout.Unit], others: list[str], sent: Sent
+        self, units: Mapping[str, store_layout.Unit], others: list[str], sent: PushProgress
     ) -> set[str]:
         """Return which of these objects are there, marked as in use; asked in batches."""
         if (
@@ -419,14 +419,14 @@ class BundleStore:
         with store_errors(self.name):
             self._backend.put(values)
         if self._backend.reads_are_cheap:
-            lost = values.keys() - self._present(list(values), units, Sent())
+            lost = values.keys() - self._present(list(values), units, PushProgress())
             if lost:
                 raise StoreUnavailable(
                     f"{self.name}: {min(lost)} did not arrive whole; push again", key=min(lost)
                 )
 
     def _present(
-        self, keys: list[str], units: Mapping[str, store_layout.Unit], sent: Sent
+        self, keys: list[str], units: Mapping[str, store_layout.Unit], sent: PushProgress
     ) -> frozenset[str]:
         """Return which objects are there, marked as in use; damaged ones are removed where reading them back is cheap."""
         with store_errors(self.name):

@@ -73,7 +73,7 @@ class Indexed(NamedTuple):
     code: bool
 
 
-class _Held(NamedTuple):
+class _ReadBundle(NamedTuple):
     """A bundle that was read, its kernels by key, and what its signatures allow."""
 
     manifest: str
@@ -123,7 +123,7 @@ class KernelIndex:
         self._backend, self._name, self._limits, self._judge = backend, name, limits, judge
         # The one that was read last is the first.  Replaced as a whole: threads read it without a
         # lock, which a fork could leave locked.
-        self._held: tuple[_Held, ...] = ()
+        self._held: tuple[_ReadBundle, ...] = ()
         self.moved = MovedIndex(backend, name, limits)
 
     def remembered(self, keys: Iterable[str]) -> dict[str, Indexed]:
@@ -165,7 +165,7 @@ class KernelIndex:
                     break
         return found
 
-    def _file(self, held: _Held, name: str, *, code: bool) -> bytes | None:
+    def _file(self, held: _ReadBundle, name: str, *, code: bool) -> bytes | None:
         if not held.usable:
             return None
         entry = _files(held.content).get(name)
@@ -322,7 +322,7 @@ class KernelIndex:
                 or self._backend.exists([place.manifest])
             )
 
-    def _followed(self, place: BundlePlace) -> Iterator[_Held]:
+    def _followed(self, place: BundlePlace) -> Iterator[_ReadBundle]:
         """Yield the bundles that an entry leads to: what the tag names now has, as a rule, all
         that was ever pushed to it.
         """
@@ -340,7 +340,7 @@ class KernelIndex:
         if (held := self._bundle(place.manifest)) is not None:
             yield held
 
-    def _bundle(self, manifest: str, tag_value: bytes | None = None) -> _Held | None:
+    def _bundle(self, manifest: str, tag_value: bytes | None = None) -> _ReadBundle | None:
         for held in self._held:
             if held.manifest == manifest:
                 return held
@@ -349,7 +349,7 @@ class KernelIndex:
             self._held = (read, *self._held[: _REMEMBERED - 1])
         return read
 
-    def _read(self, manifest: str, tag_value: bytes | None) -> _Held | None:
+    def _read(self, manifest: str, tag_value: bytes | None) -> _ReadBundle | None:
         """Read and judge a bundle; None where it is gone or damaged."""
         backend, name, limits = self._backend, self._name, self._limits
         try:
@@ -368,13 +368,13 @@ class KernelIndex:
         )
         try:
             code = self._judge(bundle)
-            return _Held(manifest, kernels, content, observed, usable=True, code=code)
+            return _ReadBundle(manifest, kernels, content, observed, usable=True, code=code)
         except Untrusted as error:
             _log.info("%s: kernels of a bundle are not used: %s", name, error)
-            return _Held(manifest, {}, Content(), observed, usable=False, code=False)
+            return _ReadBundle(manifest, {}, Content(), observed, usable=False, code=False)
 
 
-def _first(bundles: Iterable[_Held], key: str) -> Indexed | None:
+def _first(bundles: Iterable[_ReadBundle], key: str) -> Indexed | None:
     return next(filter(None, (held.find(key) for held in bundles)), None)
 
 
@@ -395,7 +395,7 @@ def _files(content: Content) -> dict[str, TuningFile | HelperLibrary]:
     return {file_name(f"file {one.path}"): one for one in files}
 
 
-def _record(held: _Held, name: str) -> bytes | None:
+def _record(held: _ReadBundle, name: str) -> bytes | None:
     """Return a tuning record as a file; of several of that name the one with the fastest winner."""
     records = [
         record

@@ -141,7 +141,7 @@ class KernelRecords:
         backend: the byte store.
         name: what to call it in messages; holds no secret.
         limits: bounds on what is read.
-        excuse: is told instead of the user that the store failed and the program goes on.
+        on_failure: is told instead of the user that the store failed and the program goes on.
         index: where kernels that were pushed are found; None for all bundles of the store, whoever signed them.
     """
 
@@ -155,7 +155,7 @@ class KernelRecords:
         backend: Backend,
         name: str,
         limits: Limits = DEFAULT_LIMITS,
-        excuse: Callable[[BundlerError], None] | None = None,
+        on_failure: Callable[[BundlerError], None] | None = None,
         index: KernelIndex | None = None,
     ) -> None:
         self._backend, self.name, self._limits = backend, name, limits
@@ -163,7 +163,7 @@ class KernelRecords:
         self.moved = self._index.moved
         self._told: set[str] = set()
         self._dictionaries, self._buffers = Dictionaries(backend, name), FrameBuffers(_BUFFERS)
-        self._excuse = excuse
+        self._on_failure = on_failure
 
     def look_up(self, keys: Collection[str], keep: Keep = "all") -> LookUp:
         """Return the kernels with these keys that are there whole.
@@ -313,14 +313,14 @@ class KernelRecords:
                 _key(FAILURES, key), self._backend.read_ref(_key(FAILURES, key)), value
             )
 
-    def excused_by(self, excuse: Callable[[BundlerError], None]) -> KernelRecords:
+    def reporting_to(self, on_failure: Callable[[BundlerError], None]) -> KernelRecords:
         """Return the same kernels for somebody who is told of failures instead of the user."""
-        return type(self)(self._backend, self.name, self._limits, excuse, self._index)
+        return type(self)(self._backend, self.name, self._limits, on_failure, self._index)
 
-    def excuse(self, error: BundlerError) -> None:
+    def report_failure(self, error: BundlerError) -> None:
         """Tell once for each cause that the store failed and the program goes on without it."""
-        if self._excuse is not None:
-            self._excuse(error)
+        if self._on_failure is not None:
+            self._on_failure(error)
             return
         _log.warning("%s", error)
         if error.code not in self._told:

@@ -181,7 +181,7 @@ class SyncReport(Reported):
 
 
 @dataclass
-class Sent:
+class PushProgress:
     """What a push sent so far; what it tells at its end is a `PushReport`.
 
     Attributes:

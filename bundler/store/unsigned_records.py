@@ -30,7 +30,7 @@ class UnsignedRecords(KernelRecords):
         """Say once that kernels of the store are not used."""
         if not self.quiet:
             self.quiet = True
-            self.excuse(
+            self.report_failure(
                 Untrusted(
                     f"{self.name}: signatures are required, and kernels that were published one by one have none, so that none of them is used; "
                     "push them as a bundle with a key"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`KeptCacheManager`: the one cache manager of ours, which Triton makes for each key.  Needs Triton to import.
+"""`DelegatingCacheManager`: the one cache manager of ours, which Triton makes for each key.  Needs Triton to import.
 
-It stands in front of Triton's own manager, or of the one that the user configured, and asks and tells its keepers: the session's in
+It stands in front of Triton's own manager, or of the one that the user configured, and asks and tells its delegates: the session's in
 `BundlerCacheManager` (`bundler/integrations/triton.py`), the recording's in `SpoolCacheManager` (`bundler/toolchain/spool_manager.py`).
-Where both are wanted it is one manager with two keepers.
+Where both are wanted it is one manager with two delegates.
 
 Calls for one key, on every supported release::
 
@@ -28,8 +28,8 @@ from triton.runtime.cache import CacheManager, FileCacheManager
 from bundler.config import disabled, inner_manager
 from bundler.format import names
 from bundler.format.bundle_file import read_regular
+from bundler.toolchain.cache_delegate import CacheCall, CacheDelegate, DelegateSource
 from bundler.toolchain.driver_modules import driver_modules
-from bundler.toolchain.keeper import CacheCall, Keeper, KeeperSource
 from bundler.toolchain.manager_environment import MANAGER_VARIABLE, named_manager, names_our_manager
 
 # A restore may move a half-written directory aside while Triton writes into it.
@@ -40,112 +40,113 @@ _GROUP_BYTES = 1 << 20
 SINGLE_FILES = (*names.LIBRARY_SUFFIXES, names.AUTOTUNE_SUFFIX)
 
 
-class KeptCacheManager(CacheManager):  # type: ignore[misc]
-    """A manager in front of another one (the next class), whose keepers hear of everything and may have what that one has not.
+class DelegatingCacheManager(CacheManager):  # type: ignore[misc]
+    """A manager in front of another one (the next class), whose delegates hear of everything and may have what that one has not.
 
     Every result of the other manager is passed on, and every exception; managers of override and dump directories are the
     other's alone.
 
     Attributes:
-        sources: say who the keepers are, the first one first.
+        sources: say who the delegates are, the first one first.
     """
 
-    sources: tuple[KeeperSource, ...] = ()
+    sources: tuple[DelegateSource, ...] = ()
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
-        # Before the other's, which may ask for the home of its directory.
-        self._kept_key, self._kept = key, not (override or dump)
-        self._missed: tuple[list[Keeper], CacheCall] | None = None
-        self._home = self._home_of(knobs.cache.dir) if self._kept else ""
+        # Before the other's, which may ask where its directory is.
+        self._lookup_key, self._delegating = key, not (override or dump)
+        self._missed: tuple[list[CacheDelegate], CacheCall] | None = None
+        self._writable_root = self._writable_for(knobs.cache.dir) if self._delegating else ""
         more = {"override": True} if override else {"dump": True} if dump else {}
         super().__init__(key, **more)
 
     def get_group(self, filename: str) -> dict[str, str] | None:
-        """Return a kernel's files: the other manager's, or a keeper's; None when it has to be compiled."""
+        """Return a kernel's files: the other manager's, or a delegate's; None when it has to be compiled."""
         began_ns = time.monotonic_ns()
         group: dict[str, str] | None = super().get_group(filename)
-        if not self._kept:
+        if not self._delegating:
             return group
-        keepers = self._keepers()
-        call = CacheCall(self._kept_key, filename, self._home, began_ns)
+        delegates = self._delegates()
+        call = CacheCall(self._lookup_key, filename, self._writable_root, began_ns)
         if knobs.compilation.always_compile:
-            for keeper in keepers:
-                keeper.forced(call)
+            for delegate in delegates:
+                delegate.forced(call)
         elif group and filename in group:
-            for keeper in keepers:
-                keeper.found(call, group)
+            for delegate in delegates:
+                delegate.found(call, group)
             return group
         else:
-            for keeper in keepers:
-                fetched = keeper.fetch(call)
+            for delegate in delegates:
+                fetched = delegate.fetch(call)
                 if fetched is not None:
-                    for other in keepers:
-                        if other is not keeper:
+                    for other in delegates:
+                        if other is not delegate:
                             other.found(call, fetched)
                     return dict(fetched)
             group = None
-        self._missed = keepers, call
+        self._missed = delegates, call
         return group
 
     def put_group(self, filename: str, group: dict[str, str]) -> Any:
-        """Complete a kernel as the other manager does, and tell the keepers."""
+        """Complete a kernel as the other manager does, and tell the delegates."""
         result = super().put_group(filename, group)
         missed, self._missed = self._missed, None
         if missed is not None:
-            keepers, call = missed
-            if any(keeper.closed for keeper in keepers):
+            delegates, call = missed
+            if any(delegate.closed for delegate in delegates):
                 # A session ended while Triton compiled: the one in force now can still publish.
-                keepers = self._keepers()
-            for keeper in keepers:
-                keeper.compiled(call, group)
+                delegates = self._delegates()
+            for delegate in delegates:
+                delegate.compiled(call, group)
         return result
 
     def get_file(self, filename: str) -> str | None:
-        """Return a file's path: the other manager's, or a keeper's when it is a file on its own; our own extension for `cuda_utils`."""
-        path: str | None = driver_modules.path_for(filename) if self._kept else None
+        """Return a file's path: the other manager's, or a delegate's when it is a file on its own; our own extension for `cuda_utils`."""
+        path: str | None = driver_modules.path_for(filename) if self._delegating else None
         if path is not None:
             return path
         path = super().get_file(filename)
-        if not self._kept or not filename.endswith(SINGLE_FILES):
+        if not self._delegating or not filename.endswith(SINGLE_FILES):
             return path
         if path is None:
             origin = _origin()
             fetched = (
-                keeper.fetch_file(self._kept_key, filename, origin) for keeper in self._keepers()
+                delegate.fetch_file(self._lookup_key, filename, origin)
+                for delegate in self._delegates()
             )
             data = next((data for data in fetched if data is not None), None)
             if data is None:
                 return None
             path = super().put(data, filename, binary=True)
-        for keeper in self._keepers():
-            keeper.found_file(path)
+        for delegate in self._delegates():
+            delegate.found_file(path)
         return path
 
     def put(self, data: Any, filename: str, *args: Any, **kwargs: Any) -> str:
-        """Store a file as the other manager does; a file on its own is complete with that, and the keepers told."""
+        """Store a file as the other manager does; a file on its own is complete with that, and the delegates told."""
         path: str = super().put(data, filename, *args, **kwargs)
-        if self._kept and filename.endswith(SINGLE_FILES):
+        if self._delegating and filename.endswith(SINGLE_FILES):
             raw, origin = data if isinstance(data, bytes) else str(data).encode(), _origin()
-            for keeper in self._keepers():
-                keeper.made_file(self._kept_key, path, raw, origin)
+            for delegate in self._delegates():
+                delegate.made_file(self._lookup_key, path, raw, origin)
         return path
 
-    def _keepers(self) -> list[Keeper]:
-        return [source.keeper or source.find() for source in self.sources]
+    def _delegates(self) -> list[CacheDelegate]:
+        return [source.delegate or source.find() for source in self.sources]
 
-    def _home_of(self, root: str) -> str:
+    def _writable_for(self, root: str) -> str:
         """Return where to write what belongs into `root`; what is empty is Triton's to refuse."""
-        homes = (keeper.home(root) for keeper in self._keepers()) if root else ()
-        return next((home for home in homes if home != root), root)
+        roots = (delegate.writable(root) for delegate in self._delegates()) if root else ()
+        return next((place for place in roots if place != root), root)
 
     def __del__(self) -> None:
         # A compile that failed: Triton tells nobody, but drops its manager.
         missed = self.__dict__.get("_missed")
         if missed is not None:
-            keepers, call = missed
-            for keeper in keepers:
+            delegates, call = missed
+            for delegate in delegates:
                 with contextlib.suppress(Exception):  # the interpreter may be half gone
-                    keeper.abandoned(call)
+                    delegate.abandoned(call)
 
 
 class LazyFileManager(FileCacheManager):  # type: ignore[misc]
@@ -154,7 +155,7 @@ class LazyFileManager(FileCacheManager):  # type: ignore[misc]
     A kernel with a file missing or empty is a miss, on every release.
     """
 
-    _home: str
+    _writable_root: str
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
         root = "" if override or dump else knobs.cache.dir
@@ -162,7 +163,7 @@ class LazyFileManager(FileCacheManager):  # type: ignore[misc]
         if not root:
             super().__init__(key, override=override, dump=dump)
             return
-        self.key, self.cache_dir = key, os.path.join(self._home, key)
+        self.key, self.cache_dir = key, os.path.join(self._writable_root, key)
         self.lock_path = os.path.join(self.cache_dir, "lock")
         # A directory that may not be written may have been filled before.
         self._places = tuple(dict.fromkeys((self.cache_dir, os.path.join(root, key))))
@@ -226,13 +227,13 @@ def _origin() -> str | None:
     return origin_here()
 
 
-def manager_class(source: KeeperSource) -> type:
+def manager_class(source: DelegateSource) -> type:
     """Return the class for Triton: in front of Triton's own manager, or of the one that was configured before.
 
     Switched off it is Triton's own.
 
     Args:
-        source: says who the process's keeper is, for each key.
+        source: says who the process's delegate is, for each key.
 
     Raises:
         What Triton raises for a manager that was configured before and cannot be imported.
@@ -244,15 +245,15 @@ def manager_class(source: KeeperSource) -> type:
     return manager_before(source, LazyFileManager if inner is None else named_manager(inner))
 
 
-def asked_for(source: KeeperSource) -> bool:
+def asked_for(source: DelegateSource) -> bool:
     """Whether this process was told to use a session's manager: by the environment, or by the program in Python."""
     in_code = vars(knobs.cache).get("manager_class")
-    return names_our_manager() or (in_code is not None and has_keeper(in_code, source))
+    return names_our_manager() or (in_code is not None and has_delegate(in_code, source))
 
 
-def has_keeper(manager: type, source: KeeperSource) -> bool:
-    """Whether a manager asks the keeper of this source already."""
-    return issubclass(manager, KeptCacheManager) and source in manager.sources
+def has_delegate(manager: type, source: DelegateSource) -> bool:
+    """Whether a manager asks the delegate of this source already."""
+    return issubclass(manager, DelegatingCacheManager) and source in manager.sources
 
 
 def named_by_environment() -> type:
@@ -266,16 +267,16 @@ def named_by_environment() -> type:
 
 
 @functools.cache
-def manager_before(source: KeeperSource, inner: Any, name: str = "BundlerCacheManager") -> type:
-    """Return the class in front of another one: an instance is of both.  Where that one is ours already it gets another keeper.
+def manager_before(source: DelegateSource, inner: Any, name: str = "BundlerCacheManager") -> type:
+    """Return the class in front of another one: an instance is of both.  Where that one is ours already it gets another delegate.
 
     Args:
-        source: says who the keeper is.
+        source: says who the delegate is.
         inner: the other one.
         name: of the class.
     """
-    sources: tuple[KeeperSource, ...] = (source,)
-    if issubclass(inner, KeptCacheManager):
+    sources: tuple[DelegateSource, ...] = (source,)
+    if issubclass(inner, DelegatingCacheManager):
         sources, inner = (source, *inner.sources), inner.__bases__[1]
-    body = {"__module__": __name__, "__doc__": KeptCacheManager.__doc__, "sources": sources}
-    return type(name, (KeptCacheManager, inner), body)
+    body = {"__module__": __name__, "__doc__": DelegatingCacheManager.__doc__, "sources": sources}
+    return type(name, (DelegatingCacheManager, inner), body)

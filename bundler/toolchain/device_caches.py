@@ -56,7 +56,7 @@ _BEST_FIRST: tuple[Outcome, ...] = (
 )
 
 
-class Offered(NamedTuple):
+class OfferedKernel(NamedTuple):
     """One kernel that may be handed to the JIT.
 
     Attributes:
@@ -90,7 +90,7 @@ def of_modules(function: Any, modules: tuple[str, ...] | None) -> bool:
     return modules is None or any(module.startswith(f"{allowed}.") for allowed in modules)
 
 
-class Verdict(NamedTuple):
+class ReplayOutcome(NamedTuple):
     """What became of one kernel, and why; `reason` is empty for one that is in the JIT's cache."""
 
     outcome: Outcome
@@ -106,10 +106,12 @@ class DeviceCaches:
     def __init__(self) -> None:
         self._holder = ForkSafeLock()
         # By function name, then by key.  Replaced, never changed, so that launches read them without the lock.
-        self._offered: dict[str, dict[str, Offered]] = {}
+        self._offered: dict[str, dict[str, OfferedKernel]] = {}
         self._offers = 0
 
-    def offer(self, kernels: Iterable[Offered], threads: Executor) -> dict[str, Verdict]:
+    def offer(
+        self, kernels: Iterable[OfferedKernel], threads: Executor
+    ) -> dict[str, ReplayOutcome]:
         """Hand kernels to the functions that are here, and keep them for those that are not; returns what became of each, by key.
 
         Raises:
@@ -119,15 +121,15 @@ class DeviceCaches:
         """
         device, target = _device_now()
         _install_gate(self)
-        told: dict[str, Verdict] = {}
-        mine: dict[str, dict[str, Offered]] = {}
+        told: dict[str, ReplayOutcome] = {}
+        mine: dict[str, dict[str, OfferedKernel]] = {}
         for offered in kernels:
             if _always_compiles():
-                told[offered.kernel.key] = Verdict("skipped", "TRITON_ALWAYS_COMPILE is set")
+                told[offered.kernel.key] = ReplayOutcome("skipped", "TRITON_ALWAYS_COMPILE is set")
             elif offered.kernel.target == target_of(target):
                 mine.setdefault(offered.function_name, {})[offered.kernel.key] = offered
             else:
-                told[offered.kernel.key] = Verdict(
+                told[offered.kernel.key] = ReplayOutcome(
                     "elsewhere", f"it is for {offered.kernel.target}, not {target_of(target)}"
                 )
         with self._holder.lock:
@@ -182,13 +184,15 @@ class DeviceCaches:
     def _fill_all(
         self,
         name: str,
-        kernels: dict[str, Offered],
+        kernels: dict[str, OfferedKernel],
         functions: list[Any],
         device: int,
         threads: Executor,
-    ) -> dict[str, Verdict]:
+    ) -> dict[str, ReplayOutcome]:
         told = {
-            key: Verdict("not found", f"no function {name} of the modules asked for is here yet")
+            key: ReplayOutcome(
+                "not found", f"no function {name} of the modules asked for is here yet"
+            )
             for key in kernels
         }
         for function in functions:
@@ -209,8 +213,12 @@ class DeviceCaches:
         return told
 
     def _fill(
-        self, function: Any, kernels: dict[str, Offered], device: int, threads: Executor | None
-    ) -> dict[str, Verdict]:
+        self,
+        function: Any,
+        kernels: dict[str, OfferedKernel],
+        device: int,
+        threads: Executor | None,
+    ) -> dict[str, ReplayOutcome]:
         """Fill one function's cache for one device; never raises but for a fault of ours."""
         if not kernels:
             return {}
@@ -220,12 +228,12 @@ class DeviceCaches:
             agreeing = agreeing_hashes(function, wanted)
             cache = function.device_caches[device][0]
         except BundlerError as error:
-            return dict.fromkeys(kernels, Verdict("later", error.message))
-        told: dict[str, Verdict] = {}
-        found: list[tuple[Offered, list[Request]]] = []
+            return dict.fromkeys(kernels, ReplayOutcome("later", error.message))
+        told: dict[str, ReplayOutcome] = {}
+        found: list[tuple[OfferedKernel, list[Request]]] = []
         for key, offered in kernels.items():
             answer = _proven(function, offered, agreeing, device)
-            if isinstance(answer, Verdict):
+            if isinstance(answer, ReplayOutcome):
                 told[key] = answer
             else:
                 found.append((offered, answer))
@@ -233,15 +241,15 @@ class DeviceCaches:
             functools.partial(_loaded, function), found
         )
         for (offered, requests), one in zip(found, loaded, strict=True):
-            if isinstance(one, Verdict):
+            if isinstance(one, ReplayOutcome):
                 told[offered.kernel.key] = one
                 continue
             for request in requests:
                 cache.setdefault(request.place, one)
-            told[offered.kernel.key] = Verdict("replayed")
+            told[offered.kernel.key] = ReplayOutcome("replayed")
         return told
 
-    def _suited(self, function: Any) -> dict[str, Offered]:
+    def _suited(self, function: Any) -> dict[str, OfferedKernel]:
         offered = self._offered.get(function.__name__, {})
         return {key: one for key, one in offered.items() if of_modules(function, one.modules)}
 
@@ -263,28 +271,30 @@ class DeviceCaches:
             offered = kernels.get(key_of(function, request, source_hash, backend) or "")
             if offered is not None:
                 one = _loaded(function, (offered, [request]))
-                return None if isinstance(one, Verdict) else cache.setdefault(request.place, one)
+                return (
+                    None if isinstance(one, ReplayOutcome) else cache.setdefault(request.place, one)
+                )
         return None
 
 
-def _hashes_of(function: Any, kernels: dict[str, Offered]) -> Iterator[str]:
+def _hashes_of(function: Any, kernels: dict[str, OfferedKernel]) -> Iterator[str]:
     yield function.cache_key
     recorded = frozenset(filter(None, (offered.source_hash for offered in kernels.values())))
     yield from agreeing_hashes(function, recorded) - {function.cache_key}
 
 
 def _proven(
-    function: Any, offered: Offered, agreeing: frozenset[str], device: int
-) -> list[Request] | Verdict:
+    function: Any, offered: OfferedKernel, agreeing: frozenset[str], device: int
+) -> list[Request] | ReplayOutcome:
     """Return the requests that lead to a kernel, or what to say of it."""
     kernel = offered.kernel
     if kernel.parts is None or kernel.facts_bytes is None:
-        return Verdict(
+        return ReplayOutcome(
             "later",
             "it came by pack, without launch facts; it is handed over at the first call that needs it",
         )
     if offered.source_hash not in agreeing:
-        return Verdict("changed", difference(function, kernel.parts))
+        return ReplayOutcome("changed", difference(function, kernel.parts))
     try:
         facts = kernel.launch.require_facts()
         requests = Requests(function, facts, device)
@@ -294,24 +304,24 @@ def _proven(
             for request in found
         }
     except Exception as error:  # noqa: BLE001  # Triton's own code, on facts that come from anybody
-        return Verdict(
+        return ReplayOutcome(
             "skipped",
             f"its specialization cannot be made again ({type(error).__name__}: {error!s:.300})",
         )
     if made == {kernel.key}:
         return found
     if any(kind.tag == "tuple" for _, kind in facts.signature):
-        return Verdict(
+        return ReplayOutcome(
             "later",
             "the names in a tuple argument were not recorded; it is handed over at the first call that needs it",
         )
-    return Verdict(
+    return ReplayOutcome(
         "skipped",
         "its specialization does not lead to its key: it was changed, or is another toolchain's",
     )
 
 
-def _loaded(function: Any, found: tuple[Offered, list[Request]]) -> Any:
+def _loaded(function: Any, found: tuple[OfferedKernel, list[Request]]) -> Any:
     """Return Triton's kernel object, which loads nothing onto the device before its first launch; or why there is none."""
     offered, requests = found
     from triton.compiler.compiler import CompiledKernel
@@ -336,9 +346,9 @@ def _loaded(function: Any, found: tuple[Offered, list[Request]]) -> Any:
         ):
             raise ToolchainMismatch(f"the metadata in {group[filename]} is another kernel's")
     except BundlerError as error:
-        return Verdict("skipped", error.message)
+        return ReplayOutcome("skipped", error.message)
     except Exception as error:  # noqa: BLE001  # as in `_proven`: files may be anything by now
-        return Verdict(
+        return ReplayOutcome(
             "skipped", f"Triton cannot read its files ({type(error).__name__}: {error!s:.300})"
         )
     return made

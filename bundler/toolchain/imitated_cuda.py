@@ -2,7 +2,8 @@
 """`imitate_cuda`: torch's `torch.cuda` as on a machine with the target's GPU, for programs that are captured; nothing of it touches a driver.
 
 Libraries look at `torch.cuda` when they are imported, and programs before each launch.  What is asked about the device comes from
-`target_devices.py`; streams, events, graphs and memory statistics are objects that do nothing.  Used by `program_imitation.py`.
+`target_devices.py`; streams, events, graphs and memory statistics are objects that do nothing.  `imitated_autocast` is
+`torch.autocast("cuda")` for fake tensors, which torch's C++ code does not take for tensors of a GPU.  Used by `program_imitation.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import contextlib
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, Self
+
+import torch
+from torch.overrides import TorchFunctionMode
 
 from bundler.format.entries import Target
 from bundler.toolchain.declared_target import DeclaredDriver
@@ -22,14 +26,25 @@ ELAPSED_MS = 1.0
 _KILOHERTZ = 1_000_000
 # The first generation with bfloat16 and TF32.
 _AMPERE = 8
+# torch's own lists, by the names of the functions: in the lower type, and in float32.
+_LOWER = frozenset({
+    "__matmul__", "__rmatmul__", "addbmm", "addmm", "addmv", "addr", "baddbmm", "bilinear", "bmm", "chain_matmul", "conv1d", "conv2d",
+    "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution", "einsum", "linear", "matmul", "mm",
+    "mv", "prelu", "scaled_dot_product_attention",
+})  # fmt: skip
+_SINGLE = frozenset({
+    "__pow__", "__rdiv__", "__rpow__", "acos", "asin", "binary_cross_entropy_with_logits", "cdist", "cosh", "cosine_embedding_loss",
+    "cosine_similarity", "cross_entropy", "cumprod", "cumsum", "dist", "erfinv", "exp", "expm1", "group_norm", "hinge_embedding_loss",
+    "huber_loss", "kl_div", "l1_loss", "layer_norm", "log", "log10", "log1p", "log2", "log_softmax", "logsumexp", "margin_ranking_loss",
+    "mse_loss", "nll_loss", "norm", "pdist", "poisson_nll_loss", "pow", "prod", "reciprocal", "renorm", "rsqrt", "sinh",
+    "smooth_l1_loss", "soft_margin_loss", "softmax", "softmin", "softplus", "sum", "tan", "triplet_margin_loss",
+})  # fmt: skip
 
 
 class ImitatedStream:
     """A stream on which nothing runs."""
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
-        import torch
-
         self.device, self.device_index, self.device_type = torch.device("cuda", 0), 0, 1
         self.stream_id = self.cuda_stream = 0
         self.priority = priority
@@ -99,8 +114,6 @@ class _ImitatedGraphBlock(contextlib.nullcontext[None]):
 
 def imitate_cuda(changes: Replacements, target: Target, device: TargetDevice) -> None:
     """Replace what `torch.cuda` says and does, until the changes are undone."""
-    import torch
-
     changes.put_all(
         torch.cuda, {**_facts(target, device), **_state(), **_memory(device), **_objects()}
     )
@@ -150,8 +163,6 @@ def _facts(target: Target, device: TargetDevice) -> dict[str, Any]:
 
 
 def _state() -> dict[str, Any]:
-    import torch
-
     def nothing(*_: Any, **__: Any) -> None:
         return None
 
@@ -226,6 +237,63 @@ def imitated_cuda(target: Target, device: TargetDevice) -> Iterator[None]:
     changes = Replacements()
     try:
         imitate_cuda(changes, target, device)
+        yield
+    finally:
+        changes.undo()
+
+
+class _Autocast(TorchFunctionMode):  # type: ignore[misc]
+    """Casts arguments as autocast does, while torch says that it is on."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if (name in _LOWER or name in _SINGLE) and torch.is_autocast_enabled("cuda"):
+            dtype = torch.get_autocast_dtype("cuda") if name in _LOWER else torch.float32
+            # Without autocast, as in torch: what the function calls is not cast again.
+            args, given = _cast(args, dtype), _cast(given, dtype)
+        return func(*args, **given)
+
+
+def _cast(tree: Any, dtype: Any) -> Any:
+    if isinstance(tree, torch.Tensor):
+        counts = (
+            tree.is_cuda and tree.is_floating_point() and tree.dtype not in {torch.float64, dtype}
+        )
+        return tree.to(dtype) if counts else tree
+    if isinstance(tree, (list, tuple)) and type(tree) in {list, tuple}:
+        return type(tree)(_cast(item, dtype) for item in tree)
+    if isinstance(tree, dict):
+        return {name: _cast(item, dtype) for name, item in tree.items()}
+    return tree
+
+
+@contextlib.contextmanager
+def imitated_autocast() -> Iterator[None]:
+    """Let `torch.autocast` cast fake tensors of a GPU while the block runs.
+
+    torch casts in C++, above autograd, by the device that it sees (`fake_tensors.py` says why that is another one).  While autocast is on,
+    a function mode casts the arguments of the same functions here, also above autograd, so that gradients have the types that they
+    would have.
+    """
+    changes = Replacements()
+    enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
+    modes: list[_Autocast] = []
+
+    def entering(autocast: Any) -> Any:
+        result = enter(autocast)
+        if autocast.device == "cuda":
+            modes.append(_Autocast())
+            modes[-1].__enter__()
+        return result
+
+    def leaving(autocast: Any, *error: Any) -> Any:
+        if autocast.device == "cuda":
+            modes.pop().__exit__(*error)
+        return leave(autocast, *error)
+
+    try:
+        changes.put_all(torch.autocast, {"__enter__": entering, "__exit__": leaving})
         yield
     finally:
         changes.undo()

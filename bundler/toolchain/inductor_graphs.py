@@ -27,7 +27,7 @@ _TUNES_ON = ("dynamic_scale_rblock", inductor_tuners.DESCENT)
 
 
 @dataclass
-class Rewritten:
+class RewrittenEntries:
     """What became of the entries.
 
     Attributes:
@@ -44,7 +44,7 @@ class Rewritten:
 
 
 def rewrite(
-    content: bytes, loaded: Mapping[tuple[int, str], LoadedKernel], done: Rewritten
+    content: bytes, loaded: Mapping[tuple[int, str], LoadedKernel], done: RewrittenEntries
 ) -> bytes:
     """Return an entry as it should travel.
 
@@ -69,7 +69,10 @@ class _Rewriter(pickle.Pickler):
     """Pickles an entry and changes each bundle of kernels on the way, wherever torch put it."""
 
     def __init__(
-        self, out: io.BytesIO, loaded: Mapping[tuple[int, str], LoadedKernel], done: Rewritten
+        self,
+        out: io.BytesIO,
+        loaded: Mapping[tuple[int, str], LoadedKernel],
+        done: RewrittenEntries,
     ) -> None:
         super().__init__(out)
         self._bundle: Any = inductor_caches.find(inductor_caches.BUNDLE_TYPE)

@@ -29,7 +29,7 @@ _Notes = weakref.WeakValueDictionary[int, Any]
 _NOTES = "_bundler_instances"
 
 
-class Kind(NamedTuple):
+class InstanceKind(NamedTuple):
     """A class of Triton's or torch's, by name, and its methods that make an instance out of nothing."""
 
     module: str
@@ -42,11 +42,11 @@ class Kind(NamedTuple):
         return found if isinstance(found, type) else None
 
 
-INTERFACE = Kind("triton.runtime.jit", "KernelInterface")
-JIT_FUNCTION = Kind("triton.runtime.jit", "JITFunction")
-TUNER = Kind("triton.runtime.autotuner", "Autotuner")
+INTERFACE = InstanceKind("triton.runtime.jit", "KernelInterface")
+JIT_FUNCTION = InstanceKind("triton.runtime.jit", "JITFunction")
+TUNER = InstanceKind("triton.runtime.autotuner", "Autotuner")
 # It may come from a compile worker or a cache as a pickle, which calls `__setstate__` and no constructor.
-INDUCTOR_TUNER = Kind(
+INDUCTOR_TUNER = InstanceKind(
     "torch._inductor.runtime.triton_heuristics", "CachingAutotuner", ("__init__", "__setstate__")
 )
 _NOTED = (JIT_FUNCTION, TUNER, INDUCTOR_TUNER)
@@ -77,7 +77,7 @@ def note_from_now_on() -> None:
         awaited.discard(kind.module)
 
 
-def when_made(kind: Kind, tell: Callable[[Any], None]) -> None:
+def when_made(kind: InstanceKind, tell: Callable[[Any], None]) -> None:
     """Tell of each instance of a noted class that is made from now on, in the thread that made it, after its constructor.
 
     Args:
@@ -90,7 +90,7 @@ def when_made(kind: Kind, tell: Callable[[Any], None]) -> None:
             _watchers[kind.name] = (*_watchers.get(kind.name, ()), tell)
 
 
-def instances(kind: Kind) -> list[Any]:
+def instances(kind: InstanceKind) -> list[Any]:
     """Return the instances of a class that are known, each once; none while nobody has imported it.
 
     Known are those that `note_from_now_on` has noted; those that Triton lists (since 3.7, of each name the last one); and those that

@@ -3,8 +3,8 @@
 
 ::
 
-    tensors        fake, with addresses and known small values     fake_tensors.py, known_values.py
-    torch.cuda     answers for the target's device                 imitated_cuda.py, imitated_autocast.py, target_devices.py
+    tensors        fake, with addresses and known small values     fake_tensors.py
+    torch.cuda     answers for the target's device                 imitated_cuda.py, target_devices.py
     Triton         an imitated driver; launches heard, not made    imitated_driver.py, launch_capture.py
 
 `bundler/compile/program_capture.py` enters one around the program, and compiles what it heard.
@@ -71,9 +71,8 @@ class ProgramImitation:
     def __enter__(self) -> Self:
         _import("triton.testing", "triton")
         tensors: Any = _import("bundler.toolchain.fake_tensors", "torch")
-        values: Any = _import("bundler.toolchain.known_values", "torch").KnownValues()
-        autocast: Any = _import("bundler.toolchain.imitated_autocast", "torch")
         cuda: Any = _import("bundler.toolchain.imitated_cuda", "torch")
+        values: Any = tensors.KnownValues()
         capture = LaunchCapture(
             self._requested, lambda *call: self._launched(values, *call), self._guessed
         )
@@ -82,7 +81,7 @@ class ProgramImitation:
             # Before torch.cuda is imitated: what the mode imports looks at functions of torch by identity.
             stack.enter_context(tensors.imitated_tensors(values, self._guessed))
             stack.enter_context(cuda.imitated_cuda(self.target, self.device))
-            stack.enter_context(autocast.imitated_autocast())
+            stack.enter_context(cuda.imitated_autocast())
             stack.enter_context(captured_launches(capture))
             self._stack = stack.pop_all()
         return self

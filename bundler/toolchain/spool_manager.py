@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`SpoolCacheManager`, which TRITON_CACHE_MANAGER names in a child of a recording process, and `Spool`, its keeper.  Needs Triton.
+"""`SpoolCacheManager`, which TRITON_CACHE_MANAGER names in a child of a recording process, and `Spool`, its delegate.  Needs Triton.
 
 Listeners do not reach a child process, but the environment does, and Triton takes its cache manager's name from there.  Records
 are written as compiles happen, since torch's compile workers run neither exit handlers nor finalizers.
@@ -22,8 +22,8 @@ from bundler.config import spool_settings
 from bundler.fork_safety import after_fork
 from bundler.package_loggers import logger
 from bundler.toolchain import spool_records
+from bundler.toolchain.cache_delegate import CacheCall, CacheDelegate, DelegateSource, Group
 from bundler.toolchain.cache_manager import manager_before
-from bundler.toolchain.keeper import CacheCall, Group, Keeper, KeeperSource
 from bundler.toolchain.manager_environment import named_manager
 from bundler.toolchain.private_directory import is_ours
 from bundler.toolchain.spool_records import Record, SpooledEvent, SpooledFile
@@ -34,7 +34,7 @@ _REMEMBERED_RECORDS = 100_000
 _TRITONS_OWN = "triton.runtime.cache:FileCacheManager"
 
 
-class Spool(Keeper):
+class Spool(CacheDelegate):
     """Writes each record of this process once; safe from any thread, and in forked children.
 
     No failure leaves it: each is counted in `errors` by its cause and logged the first time.
@@ -48,17 +48,17 @@ class Spool(Keeper):
 
     def found(self, call: CacheCall, group: Group) -> None:
         """Record a hit."""
-        with self.excused():
+        with self.tolerating():
             self._record_kernel(call, group, cache_hit=True)
 
     def compiled(self, call: CacheCall, group: Group) -> None:
         """Record a compile."""
-        with self.excused():
+        with self.tolerating():
             self._record_kernel(call, group, cache_hit=False)
 
     def found_file(self, path: str) -> None:
         """Record a helper library or tuning file in use."""
-        with self.excused():
+        with self.tolerating():
             for directory in self.directories():
                 if self.is_new(directory, path):
                     self.write(directory, SpooledFile(*os.path.split(path), os.getpid()))
@@ -104,7 +104,7 @@ class Spool(Keeper):
         )
 
     @contextlib.contextmanager
-    def excused(self) -> Iterator[None]:
+    def tolerating(self) -> Iterator[None]:
         """Go on after a failure, which is counted and, the first time, logged."""
         try:
             yield
@@ -128,7 +128,7 @@ class Spool(Keeper):
 
 spool = Spool()
 after_fork(spool.reset_after_fork)
-_source = KeeperSource(lambda: spool)
+_source = DelegateSource(lambda: spool)
 
 if TYPE_CHECKING:
     SpoolCacheManager: type[Any]

@@ -112,7 +112,7 @@ class FilledCache(dict[Any, Any]):
     """The `cache` of a tuner that was made after a replay, and has looked into it: a plain dictionary in all that it does."""
 
 
-class _Awaiting(FilledCache):
+class _PendingCache(FilledCache):
     """The same until its module is whole, or the tuner first looks into it, which fills it.
 
     It stays the same object, since another thread of the tuner may be about to write a winner into it.
@@ -192,7 +192,7 @@ class TunerCaches:
     def _await(self, tuner: Any) -> None:
         function = jit_function(tuner)
         if function is not None and self._for(function):
-            tuner.cache = awaiting = _Awaiting(self, tuner)
+            tuner.cache = awaiting = _PendingCache(self, tuner)
             when_imported(function.module, awaiting.fill_now)
 
 

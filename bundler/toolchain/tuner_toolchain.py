@@ -22,6 +22,7 @@ from bundler.format.entries import Target
 from bundler.format.names import AUTOTUNE_SUFFIX
 from bundler.package_loggers import logger
 from bundler.toolchain import identity, jit_specialization
+from bundler.toolchain.cache_delegate import CacheDelegate, DelegateSource
 from bundler.toolchain.capture import toolchain_of
 from bundler.toolchain.compile_call import cache_in
 from bundler.toolchain.compile_listener import listening
@@ -29,7 +30,6 @@ from bundler.toolchain.declared_target import active_driver, declared, triton_ta
 from bundler.toolchain.diagnostics import reason_of
 from bundler.toolchain.encoding import encode_value, render
 from bundler.toolchain.events import CompileEvent
-from bundler.toolchain.keeper import Keeper, KeeperSource
 
 _LOG = logger("bundler.toolchain")
 
@@ -231,14 +231,16 @@ def tolerated(error: CompileFailed) -> bool:
     }
 
 
-def keepers() -> list[Keeper]:
+def delegates() -> list[CacheDelegate]:
     """Return who looks after Triton's cache in this process: sessions and recordings; empty where the manager is none of ours.
 
     Where the environment asks for a session it begins now, as it does with the first kernel.
     """
     cache = getattr(sys.modules.get("triton.knobs"), "cache", None)
-    sources: Sequence[KeeperSource] = getattr(getattr(cache, "manager_class", None), "sources", ())
-    return [source.keeper or source.find() for source in sources]
+    sources: Sequence[DelegateSource] = getattr(
+        getattr(cache, "manager_class", None), "sources", ()
+    )
+    return [source.delegate or source.find() for source in sources]
 
 
 # Triton's own result files ------------------------------------------------------------------------------------------------

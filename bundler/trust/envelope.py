@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DSSE: a payload with its type, and signatures over both (https://github.com/secure-systems-lab/dsse, protocol version 1).
 
-`Envelope.seal` signs, `Envelope.decode` reads, `signers` tells which keys verify.  The type is under the signature, so a statement about a tag
+`Envelope.sign` signs, `Envelope.decode` reads, `signers` tells which keys verify.  The type is under the signature, so a statement about a tag
 is never taken for one about a bundle; who reads says which type it expects.
 """
 
@@ -51,7 +51,7 @@ class Envelope(msgspec.Struct, frozen=True):
     payload: bytes
     signatures: tuple[tuple[str, bytes], ...] = ()
 
-    def seal(self, key: "SigningKey") -> "Envelope":
+    def sign(self, key: "SigningKey") -> "Envelope":
         """Return this envelope with a signature by `key`, in place of an earlier one by it."""
         others = tuple(pair for pair in self.signatures if pair[0] != key.key_id)
         return Envelope(

@@ -86,7 +86,7 @@ def sign(
         statement = bundle_statement(
             bundle, stored=bundle.stored_digest, expires_s=expires_s, trust=trust
         )
-        mine = Envelope(BundleStatement.payload_type, statement.encode()).seal(key)
+        mine = Envelope(BundleStatement.payload_type, statement.encode()).sign(key)
         kept = [data for data in bundle.signatures if not _is_of(data, key)]
         bundle.signed.write_copy(target, [*kept, mine.encode()])
         report = SignReport(
@@ -143,7 +143,7 @@ def bundle_statement(
 def bundle_envelope(bundle: Bundle, key: SigningKey) -> bytes:
     """Return a signature of a bundle's content, wherever its bytes are."""
     statement = bundle_statement(bundle)
-    return Envelope(BundleStatement.payload_type, statement.encode()).seal(key).encode()
+    return Envelope(BundleStatement.payload_type, statement.encode()).sign(key).encode()
 
 
 def tag_envelope(key: SigningKey, store: str, tag: str, content: str, epoch: int) -> bytes:
@@ -159,7 +159,7 @@ def tag_envelope(key: SigningKey, store: str, tag: str, content: str, epoch: int
     statement = TagStatement(
         store=store, tag=tag, content=content, epoch=epoch, signed_at=int(time.time())
     )
-    return Envelope(TagStatement.payload_type, statement.encode()).seal(key).encode()
+    return Envelope(TagStatement.payload_type, statement.encode()).sign(key).encode()
 
 
 def file_chunks(path: str | os.PathLike[str]) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ import pytest
 from bundler.backends.backend_errors import (
     BackendDenied,
     BackendFull,
-    BackendResting,
+    BackendSuspended,
     BackendTimeout,
     BackendUnavailable,
     InvalidKey,
@@ -67,7 +67,7 @@ def opened(guarded):
     for _ in range(FAILURES_IN_A_ROW):
         with pytest.raises(BackendUnavailable):
             guarded.exists(["a"])
-    with pytest.raises(BackendResting):
+    with pytest.raises(BackendSuspended):
         guarded.exists(["a"])
 
 
@@ -100,7 +100,7 @@ def test_failures_in_a_row_open_the_breaker(moody):
     moody.error = BackendUnavailable("refused")
     opened(guarded)
     with pytest.raises(
-        BackendResting, match=r"^refused; it is left alone, and asked again in \d+ s"
+        BackendSuspended, match=r"^refused; it is left alone, and asked again in \d+ s"
     ):
         guarded.exists(["a"])
     assert moody.calls == FAILURES_IN_A_ROW
@@ -135,14 +135,14 @@ def test_it_is_asked_again_in_the_background_and_comes_back(moody):
     opened(guarded)
     time.sleep(QUICK.probe_s * (1 + JITTER))
     calls = moody.calls
-    with pytest.raises(BackendResting):
+    with pytest.raises(BackendSuspended):
         guarded.exists(["a"])  # due: this call starts the probe, and does not wait for it
     wait_for(lambda: moody.calls == calls + 1)
     moody.error = None
     time.sleep(QUICK.probe_s * (1 + JITTER))
 
     def answers():
-        with contextlib.suppress(BackendResting):
+        with contextlib.suppress(BackendSuspended):
             return guarded.exists(["a"]) == frozenset()
         return False
 
@@ -158,7 +158,7 @@ def test_a_probe_that_hangs_is_the_only_one(moody):
     time.sleep(0.02)
     calls = moody.calls
     for _ in range(50):
-        with pytest.raises(BackendResting):
+        with pytest.raises(BackendSuspended):
             guarded.exists(["a"])
         time.sleep(0.001)
     assert moody.calls == calls + 1
@@ -311,7 +311,7 @@ def test_a_dead_store_costs_a_second_in_all(request, place):
     near = MemoryBackend()
     near.put({"a": b"1"})
     told = []
-    rules = Rules(trouble=lambda tier, cause, message: told.append((tier, cause)))
+    rules = Rules(on_failure=lambda tier, cause, message: told.append((tier, cause)))
     both = Tiers([Tier("near", near, rules), Tier("far", far, rules)])
     started = time.monotonic()
     for number in range(OPERATIONS):

@@ -19,7 +19,7 @@ from bundler.backends.redis.metered_socket import Metered
 from bundler.backends.redis.reply_errors import OverlongReply
 from bundler.backends.redis.reply_parser import ReplyParser
 from bundler.errors import NotFound, StoreUnavailable
-from tools.shared.lying_redis import LyingRedis
+from tools.shared.fake_redis import FakeRedis
 
 MIB = 1 << 20
 SLACK_S = 6.0
@@ -58,7 +58,7 @@ WRONG = {
 def talking(answer, scheme="redis"):
     """Open a store on a server that gives these answers; yields both."""
     with (
-        LyingRedis(answer) as server,
+        FakeRedis(answer) as server,
         RedisBackend.from_url(server.url(scheme), timeout_s=1) as backend,
     ):
         yield server, backend
@@ -145,7 +145,7 @@ def test_a_listing_without_end_has_a_limit_of_names(monkeypatch):
 def test_the_error_for_a_missing_tag_does_not_wait_for_a_listing():
     """What the tags are called that are there is a hint, for which nobody waits long."""
     with (
-        LyingRedis(endless(itertools.count(1))) as server,
+        FakeRedis(endless(itertools.count(1))) as server,
         bundler.open_store(server.url()) as store,
     ):
         started = time.monotonic()
@@ -158,7 +158,7 @@ def test_the_error_for_a_missing_tag_does_not_wait_for_a_listing():
 def test_strict_mode_waits_once_and_briefly_for_what_is_nearest():
     """What was recorded is listed within the time that it is given, or not at all."""
     with (
-        LyingRedis(endless(itertools.count(1))) as server,
+        FakeRedis(endless(itertools.count(1))) as server,
         bundler.open_store(server.url()) as store,
     ):
         started = time.monotonic()

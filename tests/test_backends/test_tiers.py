@@ -96,7 +96,7 @@ def told():
 RULES = Rules(
     is_sound=lambda key, value: value.startswith(key.encode()),
     named_by=lambda key, value: None if value == b"?" else [value.decode()],
-    trouble=lambda tier, cause, message: TOLD.append((tier, cause)),
+    on_failure=lambda tier, cause, message: TOLD.append((tier, cause)),
 )
 A, B = {"a": b"a1"}, {"b": b"b1"}
 

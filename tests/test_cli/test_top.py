@@ -19,7 +19,7 @@ from rich.console import Console
 
 import bundler
 from bundler.cli import live_sources, top_command
-from bundler.cli.live_sources import Sight
+from bundler.cli.live_sources import SourceStatus
 from bundler.cli.terminal import Screen
 
 TEXT = """# HELP triton_bundler_lookups_total Kernels.
@@ -137,9 +137,9 @@ def test_what_takes_long_is_asked_seldom(monkeypatch):
         asked.append(clock[0])
         clock[0] += 1
 
-    seldom = live_sources._Seldom(ask, 5.0)
+    cached = live_sources._CachedAnswer(ask, 5.0)
     for _ in range(50):
-        seldom()
+        cached()
         clock[0] += 1
     assert asked == [100.0, 121.0, 142.0]
 
@@ -152,8 +152,8 @@ def test_a_terminal_gets_a_view_until_it_is_asked_to_end(monkeypatch):
     sizes = {"bytes": 2e6, "units": 3.0, "records": 1.0, "tags": 1.0, "failures": 0.0}
     lease = live_sources.HeldLease(f"v1/c/{KEY}", "host:7", 12.0)
     left = [
-        [Sight("http://h:1", "metrics", numbers=numbers | {"hits": hits, "misses": 10.0}, breakers=("far",)),
-         Sight("file:///s", "store", numbers=sizes, leases=(lease,)), Sight("http://h:2", "metrics", "refused")]
+        [SourceStatus("http://h:1", "metrics", numbers=numbers | {"hits": hits, "misses": 10.0}, breakers=("far",)),
+         SourceStatus("file:///s", "store", numbers=sizes, leases=(lease,)), SourceStatus("http://h:2", "metrics", "refused")]
         for hits in (10.0, 30.0)
     ]  # fmt: skip
     clock = iter([100.0, 102.0])

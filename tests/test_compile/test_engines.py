@@ -156,7 +156,7 @@ def test_an_engine_builds_the_same_bundle_although_a_worker_is_killed(place, loc
     assert not answer["failures"]
     assert len(answer["compiled"]) == 22
     until(lambda: not place.processes())
-    assert not list((place.path / "t").glob("triton-bundler-tether-*"))
+    assert not list((place.path / "t").glob("triton-bundler-client-*"))
 
 
 mpi = pytest.mark.skipif(
@@ -238,7 +238,7 @@ def test_ctrl_c_leaves_nothing_running(place, module):
     assert process.wait(LIMIT_S) == 130
     until(lambda: not place.processes())
     assert not (place.path / "built.tbundle").exists()
-    assert not list((place.path / "t").glob("triton-bundler-tether-*"))
+    assert not list((place.path / "t").glob("triton-bundler-client-*"))
 
 
 class Cluster:
@@ -325,6 +325,6 @@ def test_a_cluster_of_somebody_else_stays_and_our_compiles_end(place, cluster):
     process.send_signal(signal.SIGINT)
     process.wait(LIMIT_S)
     until(lambda: not place.jobs())
-    until(lambda: not list((place.path / "t").glob("triton-bundler-tether-*")))
+    until(lambda: not list((place.path / "t").glob("triton-bundler-client-*")))
     assert cluster.scheduler.poll() is None
     assert not place.finish(place.start(*words, DASK_SCHEDULER=cluster.address))["failures"]

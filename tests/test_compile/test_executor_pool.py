@@ -101,8 +101,8 @@ def answer(engine, held, number=0):
     future.set_result(engine.submit(run_job, message).result())
 
 
-def tethers():
-    return set(glob.glob(os.path.join(tempfile.gettempdir(), "triton-bundler-tether-*")))
+def client_directories():
+    return set(glob.glob(os.path.join(tempfile.gettempdir(), "triton-bundler-client-*")))
 
 
 def test_jobs_come_back_from_an_engine(on, engine):
@@ -318,7 +318,7 @@ def test_a_cancelled_job_ends_in_its_worker(on, engine, tmp_path):
 
 def test_closing_at_once_leaves_nothing(on, engine, tmp_path):
     """What runs on this machine ends, what waits is cancelled, and no directory is left."""
-    before = tethers()
+    before = client_directories()
     service = on(engine)
     running = service.submit(job(f"with_child_at {tmp_path} 300"))
     waiting = [service.submit(job(f"sleep {60 + number}")) for number in range(10)]
@@ -327,7 +327,7 @@ def test_closing_at_once_leaves_nothing(on, engine, tmp_path):
     assert running.cancelled()
     assert all(future.cancelled() for future in waiting)
     until(lambda: not is_alive(child))
-    assert tethers() == before
+    assert client_directories() == before
     with pytest.raises(ConfigError, match="was closed"):
         service.submit(job("echo late"))
 
@@ -438,7 +438,7 @@ service.submit(job(f"with_child_at {sys.argv[2]} 300")).result()
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_program_that_is_gone_leaves_nothing_running(engine, cache, tmp_path, number):
     """A worker that another machine's user keeps ends the job of a program that was killed or interrupted."""
-    before = tethers()
+    before = client_directories()
     (tmp_path / "program.py").write_text(PROGRAM)
     program = subprocess.Popen(
         [sys.executable, str(tmp_path / "program.py"), str(cache), str(tmp_path)],
@@ -452,7 +452,7 @@ def test_a_program_that_is_gone_leaves_nothing_running(engine, cache, tmp_path, 
     program.wait(PATIENCE_S)
     until(lambda: not is_alive(child))
     assert wire.unpack(reply.result(PATIENCE_S), "answer")[0] == "failed"
-    until(lambda: tethers() == before)
+    until(lambda: client_directories() == before)
 
 
 def test_a_worker_that_is_killed_leaves_no_process(cache, tmp_path, monkeypatch):

@@ -94,13 +94,17 @@ say([ours, len(manager.sources), issubclass(manager, FileCacheManager), heard])
 
 @pytest.mark.release
 def test_a_recording_and_a_session_share_one_manager(store_url, tmp_path, monkeypatch):
-    """In a recorded child that has a session one manager has both keepers: what the store has is fetched, and recorded as found."""
+    """In a recorded child that has a session one manager has both delegates: what the store has is fetched, and recorded as found."""
     plugged.run("compile_one('gelu')", plugged.environment(store_url, tmp_path / "a"))
     for name, value in plugged.environment(store_url, tmp_path / "b").items():
         monkeypatch.setenv(name, value)
     with ChildSpool() as spool:
         said, _ = plugged.run(_BOTH, spool.environ())
-        assert said[:3] == [["SpoolCacheManager", "KeptCacheManager", "LazyFileManager"], 2, True]
+        assert said[:3] == [
+            ["SpoolCacheManager", "DelegatingCacheManager", "LazyFileManager"],
+            2,
+            True,
+        ]
         assert [hit for _, hit in said[3]] == [True]
         (event,) = spool.events()
     assert (event.name, event.cache_hit, event.directory) == (

@@ -11,7 +11,7 @@ import pytest
 import bundler
 from bundler.format.entries import Target
 from bundler.format.keyparts import KeyParts
-from bundler.integrations.key_comparison import Keyed, differences, nearest
+from bundler.integrations.key_comparison import KeyedKernel, differences, nearest
 
 FUSION = {"TRITON_DEFAULT_FP_FUSION": "0"}
 PART = "env.TRITON_DEFAULT_FP_FUSION"
@@ -103,7 +103,7 @@ def keyed(key, target, **options):
     parts = {"source.name": "k", "backend.name": "cuda"} | {
         f"option.{n}": v for n, v in options.items()
     }
-    return Keyed(key, "k", Target.parse(target), KeyParts(tuple(parts.items()), proven=True))
+    return KeyedKernel(key, "k", Target.parse(target), KeyParts(tuple(parts.items()), proven=True))
 
 
 def test_the_nearest_is_one_for_the_same_target():
@@ -120,8 +120,12 @@ def test_the_nearest_is_one_for_the_same_target():
 def test_what_metadata_does_not_tell_is_no_difference():
     """Of a kernel of a directory only what both sides name is compared; where nothing of it differs, that is said."""
     whole = keyed("A" * 52, "cuda:90", num_warps="4", debug="False")
-    told = Keyed("B" * 52, "k", whole.target, KeyParts((("option.num_warps", "4"),), False), True)
+    told = KeyedKernel(
+        "B" * 52, "k", whole.target, KeyParts((("option.num_warps", "4"),), False), True
+    )
     (only,) = differences(whole, told)
     assert "source, signature or constants" in str(only)
-    warps = Keyed("B" * 52, "k", whole.target, KeyParts((("option.num_warps", "8"),), False), True)
+    warps = KeyedKernel(
+        "B" * 52, "k", whole.target, KeyParts((("option.num_warps", "8"),), False), True
+    )
     assert [one.part for one in differences(whole, warps)] == ["option.num_warps"]

@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MOST_MODULES = 12
 # Compiles one kernel, and says which modules of ours have run in `get_group` meanwhile.
 _COUNTING = """
-from bundler.toolchain.cache_manager import KeptCacheManager
-ran, get_group = set(), KeptCacheManager.get_group
+from bundler.toolchain.cache_manager import DelegatingCacheManager
+ran, get_group = set(), DelegatingCacheManager.get_group
 
 def note(frame, event, _):
     ran.add(frame.f_globals.get("__name__", ""))
@@ -29,10 +29,10 @@ def counted(self, filename):
         sys.setprofile(None)
 
 def modules_of(name):
-    KeptCacheManager.get_group = counted
+    DelegatingCacheManager.get_group = counted
     ran.clear()
     compile_one(name)
-    KeptCacheManager.get_group = get_group
+    DelegatingCacheManager.get_group = get_group
     return sorted({module for module in ran if module.startswith("bundler.")})
 """
 _FOUND = "compile_one('gelu'); say([modules_of('gelu'), modules_of('softmax')])"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import bundler
-from bundler.integrations.miss_notes import Notes, read_misses
-from bundler.integrations.user_directories import Homes, LocalDirectory
+from bundler.integrations.miss_notes import MissNotes, read_misses
+from bundler.integrations.user_directories import LocalDirectory, UserDirectories
 from bundler.toolchain import private_directory
 from bundler.toolchain.private_directory import is_ours
 
@@ -89,9 +89,9 @@ def test_a_hostile_temporary_directory_is_not_used(kind, told, tmp_path, homeles
     """Kernels and notes go to a private directory, in which nothing of the hostile one is read, and the user is told once."""
     make_hostile(homeless, kind, tmp_path)
     local = LocalDirectory(None, told.append)
-    homes = Homes(local, lambda *_: None)
-    home = homes.home(UNWRITABLE)
-    assert homes.home(UNWRITABLE) == home
+    directories = UserDirectories(local, lambda *_: None)
+    home = directories.writable(UNWRITABLE)
+    assert directories.writable(UNWRITABLE) == home
     private = Path(home).parent
     assert private != homeless
     assert is_ours(private)
@@ -108,12 +108,12 @@ def test_each_use_looks_again(kind, told, tmp_path, homeless):
     """A place that became hostile between two kernels, or two notes, is not used for the second."""
     moved = []
     local = LocalDirectory(None, told.append)
-    homes = Homes(local, lambda *pair: moved.append(pair))
-    assert homes.home(UNWRITABLE) == str(homeless / "kernels")
+    directories = UserDirectories(local, lambda *pair: moved.append(pair))
+    assert directories.writable(UNWRITABLE) == str(homeless / "kernels")
     assert local.notes("misses", make=True) == str(homeless / "misses")
     os.rename(homeless, tmp_path / "aside")
     make_hostile(homeless, kind, tmp_path)
-    second = homes.home(UNWRITABLE)
+    second = directories.writable(UNWRITABLE)
     assert Path(second).parent != homeless
     assert moved == [(UNWRITABLE, str(homeless / "kernels")), (UNWRITABLE, second)]
     assert Path(local.notes("misses", make=True)).parent == Path(second).parent
@@ -124,7 +124,7 @@ def test_a_file_in_place_of_the_notes(told, tmp_path):
     (tmp_path / "misses").touch()
     local = LocalDirectory(str(tmp_path), told.append)
     assert local.notes("misses", make=True) is None
-    Notes(local).write([object()])
+    MissNotes(local).write([object()])
     assert list(read_misses(local)) == []
 
 

@@ -10,9 +10,9 @@ import pytest
 import bundler
 from bundler.format.bundle import MemoryBlobs
 from bundler.format.manifest import Content, Observed
-from bundler.integrations.kernel_lookup import Registered
+from bundler.integrations.kernel_lookup import RegisteredBundles
 from bundler.integrations.lookup_engine import Engine
-from bundler.integrations.session_options import Options
+from bundler.integrations.session_options import SessionOptions
 
 _SESSION = """
 import dataclasses
@@ -85,7 +85,9 @@ def test_a_tag_that_is_not_there_is_said(tmp_path, monkeypatch, options, then):
             bundler.Bundle(Content(), Observed(), MemoryBlobs({})), "llama3/h200", allow_empty=True
         )
         engine = Engine(
-            store, Options(tag="lama3/h200", local=str(tmp_path), **options), Registered()
+            store,
+            SessionOptions(tag="lama3/h200", local=str(tmp_path), **options),
+            RegisteredBundles(),
         )
         with pytest.warns(bundler.BundlerWarning) as warned:
             engine.start()
@@ -97,7 +99,9 @@ def test_a_tag_that_is_not_there_is_said(tmp_path, monkeypatch, options, then):
             engine.start()
             with warnings.catch_warnings(record=True) as none:
                 Engine(
-                    store, Options(tag="llama3/h200", local=str(tmp_path), **options), Registered()
+                    store,
+                    SessionOptions(tag="llama3/h200", local=str(tmp_path), **options),
+                    RegisteredBundles(),
                 ).start()
     assert (none, engine.tally.snapshot().errors) == ([], {})
 
@@ -306,6 +310,6 @@ def test_a_store_that_was_opened_for_reading_is_as_in_mode_read(tmp_path, monkey
             with bundler.session(store, "t") as session:
                 engine = session._engine
                 turn = engine._may_take_turn("A" * 52)
-                assert engine._shelves.find("A" * 52, turn=turn) is None
+                assert engine._sources.find("A" * 52, turn=turn) is None
                 assert (turn, engine.used) == (False, None)
     assert session.counters.errors == {}

@@ -9,17 +9,15 @@ from pathlib import Path
 import pytest
 
 
-def _load_workshop():
+def _load_support():
     # Tests are imported by path, so a module beside them has to be put where `import` finds it.
-    spec = importlib.util.spec_from_file_location(
-        "workshop", Path(__file__).with_name("workshop.py")
-    )
-    module = sys.modules["workshop"] = importlib.util.module_from_spec(spec)
+    spec = importlib.util.spec_from_file_location("support", Path(__file__).with_name("support.py"))
+    module = sys.modules["support"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-workshop = _load_workshop()
+support = _load_support()
 
 
 @pytest.fixture
@@ -35,7 +33,7 @@ def cache(tmp_path, monkeypatch):
 def kernels(cache):
     """The example kernels as a program imports them; each test gets functions of its own."""
     pytest.importorskip("triton")
-    module = workshop.load(workshop.KERNELS, "kernels")
+    module = support.load(support.KERNELS, "kernels")
     yield module
     sys.modules.pop("kernels", None)
     # Triton holds every function for ever, and a recording looks into each: kernels of past tests would slow all later ones.
@@ -96,13 +94,13 @@ def key(compiled):
 @pytest.fixture
 def planted(compiled, key, tmp_path):
     """A cache directory with the kernel of `small`, as Triton would have left it there."""
-    return workshop.plant(compiled.cache, tmp_path / "planted", [key])
+    return support.plant(compiled.cache, tmp_path / "planted", [key])
 
 
 @pytest.fixture
 def full_cache(compiled, tmp_path):
     """A copy of the whole cache, with group files that name it."""
-    return workshop.plant(compiled.cache, tmp_path / "full", compiled.keys)
+    return support.plant(compiled.cache, tmp_path / "full", compiled.keys)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-import workshop
+import support
 
 import bundler
 from bundler.errors import BundlerWarning, ConfigError, DigestMismatch, NotFound
@@ -90,10 +90,10 @@ def test_the_launch_set_is_enough(small, tmp_path, key):
         assert bundler.check(small, tmp_path / "there", keep, only="all").present == (key,)
 
 
-@pytest.mark.parametrize("case", workshop.BROKEN)
+@pytest.mark.parametrize("case", support.BROKEN)
 def test_what_a_restore_would_repair_is_missing(small, planted, key, case):
     """A directory that is broken in any way is missing, with the reason, and stays as broken as it is."""
-    breaks, reason = workshop.BROKEN[case]
+    breaks, reason = support.BROKEN[case]
     breaks(planted / key)
     before = state(planted)
     report = bundler.check(small, planted, only="all")
@@ -106,21 +106,21 @@ def test_what_a_restore_would_repair_is_missing(small, planted, key, case):
 
 def test_a_group_file_that_leads_elsewhere_is_broken(small, planted, key, tmp_path):
     """A kernel that Triton would read from another place is missing here."""
-    workshop.name_group(planted / key, tmp_path / "old place")
+    support.name_group(planted / key, tmp_path / "old place")
     report = bundler.check(small, planted, only="all")
     assert report.missing == ((key, f"broken in {planted}: its group file names files elsewhere"),)
 
 
 def test_another_kernel_under_the_same_key_is_missing(small, planted, key):
     """A complete directory whose metadata differs is not this kernel."""
-    path = workshop.one(planted / key, ".json")
+    path = support.one(planted / key, ".json")
     path.write_text(path.read_text().replace('"num_warps": 4', '"num_warps": 8'))
     assert "its metadata differs" in bundler.check(small, planted, only="all").missing[0][1]
 
 
 def test_another_complete_build_counts(small, planted, key):
     """Another build of the same kernel is what a restore leaves alone, so nothing is missing."""
-    path = workshop.one(planted / key, ".ttir")
+    path = support.one(planted / key, ".ttir")
     path.write_bytes(path.read_bytes() + b"\n// compiled elsewhere\n")
     assert bundler.check(small, planted, only="all").present == (key,)
 
@@ -165,7 +165,7 @@ def test_a_kernel_must_be_in_every_directory_it_belongs_to(small, tmp_path, key)
 @pytest.fixture
 def accompanied(compiled, key, tmp_path):
     """A bundle of a kernel and a tuning result."""
-    cache = workshop.plant(compiled.cache, tmp_path / "accompanied", [key])
+    cache = support.plant(compiled.cache, tmp_path / "accompanied", [key])
     (cache / ("D" * 52)).mkdir()
     (cache / ("D" * 52) / "gelu_kernel.autotune.json").write_text('{"best": 1}')
     (cache / ("B" * 52)).mkdir()

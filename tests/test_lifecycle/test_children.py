@@ -3,7 +3,7 @@ import os
 import sys
 
 import pytest
-import workshop
+import support
 
 import bundler
 from bundler.errors import RecordingError
@@ -39,7 +39,7 @@ def report(recording):
 
 def program(code, cache, **env):
     """Run a recording program and return what it reported."""
-    return workshop.answer(_START + code, workshop.KERNELS, env={"TRITON_CACHE_DIR": cache, **env})
+    return support.answer(_START + code, support.KERNELS, env={"TRITON_CACHE_DIR": cache, **env})
 
 
 @pytest.mark.slow
@@ -92,11 +92,11 @@ else:
         kernels.compile_one("swiglu", "cuda:90")
 print(json.dumps([recording.collect().digest, dict(recording.report.sources)]))
 """
-    one = workshop.answer(
-        _START + code, workshop.KERNELS, "child", env={"TRITON_CACHE_DIR": tmp_path / "one"}
+    one = support.answer(
+        _START + code, support.KERNELS, "child", env={"TRITON_CACHE_DIR": tmp_path / "one"}
     )
-    two = workshop.answer(
-        _START + code, workshop.KERNELS, "self", env={"TRITON_CACHE_DIR": tmp_path / "two"}
+    two = support.answer(
+        _START + code, support.KERNELS, "self", env={"TRITON_CACHE_DIR": tmp_path / "two"}
     )
     assert (one[1], two[1]) == ({"children": 4}, {"listener": 4})
     assert one[0] == two[0]

@@ -301,7 +301,7 @@ def test_a_store_without_leases_is_done_without():
 # Processes -----------------------------------------------------------------------------------------------------------------
 
 
-class Crew:
+class CompileWorkers:
     """Worker processes that ask for one kernel; all are killed at the end."""
 
     def __init__(self, folder, *urls):
@@ -354,54 +354,60 @@ def server():
 
 
 @pytest.fixture(params=["local", "redis"])
-def crew(request, tmp_path, server):
-    """A crew with a store of each kind."""
+def workers(request, tmp_path, server):
+    """Workers with a store of each kind."""
     server.client().flushall()
     patient = server.url(query="timeout_s=5&connect_timeout_s=5")
-    made = Crew(tmp_path, {"local": f"file://{tmp_path}/store", "redis": patient}[request.param])
+    made = CompileWorkers(
+        tmp_path, {"local": f"file://{tmp_path}/store", "redis": patient}[request.param]
+    )
     yield made
     made.end()
 
 
 @pytest.fixture
 def small(tmp_path):
-    """A crew with a directory."""
-    made = Crew(tmp_path, f"file://{tmp_path}/store")
+    """Workers with a directory."""
+    made = CompileWorkers(tmp_path, f"file://{tmp_path}/store")
     yield made
     made.end()
 
 
-def test_a_holder_that_is_killed_is_taken_over_from(crew):
+def test_a_holder_that_is_killed_is_taken_over_from(workers):
     """Within the lease time a waiter compiles in its place."""
-    holder, *waiters = [crew.start("hang", lease_s=1), crew.start(lease_s=1), crew.start(lease_s=1)]
-    crew.go(holder)
-    crew.hear("compiling", holder)
-    crew.go(*waiters)
-    crew.hear("waiting", *waiters)
+    holder, *waiters = [
+        workers.start("hang", lease_s=1),
+        workers.start(lease_s=1),
+        workers.start(lease_s=1),
+    ]
+    workers.go(holder)
+    workers.hear("compiling", holder)
+    workers.go(*waiters)
+    workers.hear("waiting", *waiters)
     holder.kill()
-    answers = [crew.answer(waiter) for waiter in waiters]
+    answers = [workers.answer(waiter) for waiter in waiters]
     assert sorted(answer[0] for answer in answers) == ["compiled", "waited"]
     assert len({answer[1] for answer in answers}) == 1
-    assert crew.compiles() == 2
+    assert workers.compiles() == 2
     assert all(answer[2] < 20 for answer in answers)
 
 
-def test_a_holder_that_wakes_late_changes_nothing(crew):
+def test_a_holder_that_wakes_late_changes_nothing(workers):
     """Stopped past its lease and woken, the holder gets the bytes that everybody has got meanwhile."""
-    holder, waiter, after = crew.start("freeze", lease_s=0.5), crew.start(), crew.start()
-    crew.go(holder)
-    crew.hear("compiling", holder)
+    holder, waiter, after = workers.start("freeze", lease_s=0.5), workers.start(), workers.start()
+    workers.go(holder)
+    workers.hear("compiling", holder)
     _, status = os.waitpid(holder.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status)
-    crew.go(waiter)
-    taken = crew.answer(waiter)
+    workers.go(waiter)
+    taken = workers.answer(waiter)
     os.kill(holder.pid, signal.SIGCONT)
-    late = crew.answer(holder)
-    crew.go(after)
-    found = crew.answer(after)
+    late = workers.answer(holder)
+    workers.go(after)
+    found = workers.answer(after)
     assert [taken[0], late[0], found[0]] == ["compiled", "late", "found"]
     assert taken[1] == late[1] == found[1]
-    assert crew.compiles() == 2
+    assert workers.compiles() == 2
 
 
 @pytest.mark.serial
@@ -432,20 +438,25 @@ def test_who_waits_long_enough_compiles_itself(small):
     assert 0.3 <= first[2] < 20
 
 
-def test_a_failed_compile_is_told_to_those_who_wait(crew):
+def test_a_failed_compile_is_told_to_those_who_wait(workers):
     """Waiters raise what the compiler said, and do not compile; who comes afterwards tries anew."""
-    holder, after, *waiters = [crew.start("fail"), crew.start(), crew.start(), crew.start()]
-    crew.go(holder)
-    crew.hear("compiling", holder)
-    crew.go(*waiters)
-    crew.hear("waiting", *waiters)
-    crew.go_on(holder)
-    assert crew.answer(holder) == ["failed", "ValueError: ptxas fatal: so it says"]
+    holder, after, *waiters = [
+        workers.start("fail"),
+        workers.start(),
+        workers.start(),
+        workers.start(),
+    ]
+    workers.go(holder)
+    workers.hear("compiling", holder)
+    workers.go(*waiters)
+    workers.hear("waiting", *waiters)
+    workers.go_on(holder)
+    assert workers.answer(holder) == ["failed", "ValueError: ptxas fatal: so it says"]
     for waiter in waiters:
-        assert crew.answer(waiter) == ["told", "ValueError: ptxas fatal: so it says"]
-    assert crew.compiles() == 1
-    crew.go(after)
-    assert crew.answer(after)[0] == "compiled"
+        assert workers.answer(waiter) == ["told", "ValueError: ptxas fatal: so it says"]
+    assert workers.compiles() == 1
+    workers.go(after)
+    assert workers.answer(after)[0] == "compiled"
 
 
 @pytest.mark.serial
@@ -490,7 +501,7 @@ def test_a_told_failure_can_be_pickled_and_says_what_the_compiler_said(store):
 def test_a_store_that_dies_while_they_wait(tmp_path):
     """Everybody compiles for itself, with a warning, and ends."""
     with redis_server.running(redis_server.NAMES[0]) as mortal:
-        made = Crew(tmp_path, mortal.url())
+        made = CompileWorkers(tmp_path, mortal.url())
         try:
             holder, *waiters = [made.start("pause"), made.start(), made.start()]
             made.go(holder)

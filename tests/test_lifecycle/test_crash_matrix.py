@@ -10,9 +10,9 @@ import subprocess
 import sys
 
 import pytest
-import workshop
+import support
 
-SHIM = workshop.ROOT / "tools" / "crash" / "shim.c"
+SHIM = support.ROOT / "tools" / "crash" / "shim.c"
 COMPILERS = ("cc", "gcc", "clang")
 
 pytestmark = [
@@ -89,7 +89,7 @@ def write_under(shim, tmp_path):
             done.returncode,
             done.stdout.strip(),
             log.read_text().splitlines(),
-            workshop.tree(root),
+            support.tree(root),
         )
 
     return run

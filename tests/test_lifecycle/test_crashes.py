@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-import workshop
+import support
 
 import bundler
 
@@ -90,11 +90,11 @@ def check_visible(place, expected):
         else []
     )
     for directory in visible:
-        assert workshop.is_whole(directory), f"{directory.name} is visible and not whole"
-        for name, data in workshop.tree(directory).items():
-            if not name.startswith(workshop.GROUP):
+        assert support.is_whole(directory), f"{directory.name} is visible and not whole"
+        for name, data in support.tree(directory).items():
+            if not name.startswith(support.GROUP):
                 assert data == expected[f"{directory.name}/{name}"]
-        children = json.loads(workshop.group_of(directory).read_text())["child_paths"]
+        children = json.loads(support.group_of(directory).read_text())["child_paths"]
         assert children == {name: str(directory / name) for name in children}
     return len(visible)
 
@@ -103,8 +103,8 @@ def test_a_killed_restore_leaves_no_kernel_half_visible(three, compiled, tmp_pat
     """Killed at any of some thirty file system calls, a restore leaves each kernel absent or whole, and the next one completes;
     slow, and the only test of the order of these calls.
     """
-    expected = workshop.tree(compiled.cache)
-    killed = workshop.answer(_KILLED, three, tmp_path / "killed", *range(0, 60, 2))
+    expected = support.tree(compiled.cache)
+    killed = support.answer(_KILLED, three, tmp_path / "killed", *range(0, 60, 2))
     assert sum(status == 9 for status in killed.values()) >= 25, (
         "the restore did fewer calls than the test thinks"
     )
@@ -122,13 +122,13 @@ def test_a_killed_restore_leaves_no_kernel_half_visible(three, compiled, tmp_pat
 @pytest.mark.slow
 def test_after_a_kill_triton_hits_or_compiles(three, tmp_path):
     """In a cache that a killed restore left, Triton finds the whole kernels, compiles the others, and fails on none."""
-    killed = workshop.answer(_KILLED, three, tmp_path / "killed", 5, 30, 50)
+    killed = support.answer(_KILLED, three, tmp_path / "killed", 5, 30, 50)
     assert set(killed.values()) == {9}
     hits = []
     for number in killed:
         place = tmp_path / "killed" / number
         visible = [name for name in os.listdir(place) if not name.startswith("tmp.")]
-        heard = workshop.ask(place, "gelu,layer_norm,row_sum", ["cuda:90"])
+        heard = support.ask(place, "gelu,layer_norm,row_sum", ["cuda:90"])
         assert len(heard) == 3
         assert sum(hit for *_, hit in heard) == len(visible)
         hits.append(len(visible))
@@ -181,7 +181,7 @@ def test_many_processes_restore_into_one_directory(compiled, tmp_path):
     """Four processes that restore all kernels into one empty directory at once all succeed, and leave nothing but kernels."""
     place = tmp_path / "there"
     assert race(compiled.bundle, place, ["restore"] * 4, 1) == [[0]] * 4
-    assert check_visible(place, workshop.tree(compiled.cache)) == 22
+    assert check_visible(place, support.tree(compiled.cache)) == 22
     assert sorted(os.listdir(place)) == compiled.keys
 
 
@@ -193,8 +193,8 @@ def test_restores_and_repairs_race_without_harm(three, compiled, tmp_path):
     repaired = race(three, place, ["restore", "restore", "restore", "break"], 50)
     assert sum(map(sum, repaired)) > 0, "nothing was broken, so nothing was shown"
     bundler.restore(three, place, only="all")
-    assert check_visible(place, workshop.tree(compiled.cache)) == 3
-    assert workshop.temporaries(place) == []
+    assert check_visible(place, support.tree(compiled.cache)) == 3
+    assert support.temporaries(place) == []
     assert set(bundler.restore(three, place, only="all").present) == {
         path.name for path in place.iterdir() if not path.name.startswith("tmp.")
     }

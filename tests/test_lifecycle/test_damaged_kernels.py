@@ -6,7 +6,7 @@ import os
 
 import msgspec
 import pytest
-import workshop
+import support
 
 import bundler
 from bundler.errors import DigestMismatch
@@ -26,7 +26,7 @@ FILES = {"k.ttir": b"module", "k.cubin": b"\x7fELF", "k.json": b"{}"}
 def way(request, monkeypatch):
     """The extension, the extension where it found no SHA-256, or Python."""
     if request.param == "python":
-        workshop.write_in_python(monkeypatch)
+        support.write_in_python(monkeypatch)
         return
     extension = pytest.importorskip(
         "bundler.lifecycle._kernel_writer", reason="the extension was not built here"
@@ -65,7 +65,7 @@ def test_a_damaged_file_costs_its_kernel_and_no_other(bundle, key, tmp_path, way
     ) == (key, True)
     assert len(report.restored) == 21
     assert sorted(os.listdir(tmp_path / "there")) == sorted(report.restored)
-    assert all(workshop.is_whole(path) for path in (tmp_path / "there").iterdir())
+    assert all(support.is_whole(path) for path in (tmp_path / "there").iterdir())
 
 
 def test_only_what_is_wanted_is_compared(bundle, key, tmp_path, way):
@@ -81,11 +81,11 @@ def test_only_what_is_wanted_is_compared(bundle, key, tmp_path, way):
 def test_a_kernel_that_is_there_already_does_not_hide_the_damage(bundle, key, tmp_path, way):
     """Its bytes are compared with their digests before they are compared with what is there, which stays."""
     bundler.restore(bundle, tmp_path / "there", only="all")
-    before = workshop.tree(tmp_path / "there")
+    before = support.tree(tmp_path / "there")
     (victim,) = [kernel for kernel in bundle.kernels if kernel.key == key]
     report = bundler.restore(changed(bundle, victim.binary), tmp_path / "there", only="all")
     assert (report.damaged, len(report.present)) == ((key,), 21)
-    assert workshop.tree(tmp_path / "there") == before
+    assert support.tree(tmp_path / "there") == before
 
 
 def test_every_kernel_may_be_damaged(bundle, tmp_path, way):

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-import workshop
+import support
 
 import bundler
 
@@ -34,11 +34,9 @@ print(json.dumps([bundle.digest, recording.report.compiles, recording.report.hit
 """
 
 
-def record(
-    cache, path, device="none", targets=workshop.TARGETS, kernels=workshop.KERNELS, env=None
-):
+def record(cache, path, device="none", targets=support.TARGETS, kernels=support.KERNELS, env=None):
     """Record in a new process; returns digest, compiles, hits and devices seen."""
-    return workshop.answer(
+    return support.answer(
         _RECORD, kernels, path, device, *targets, env={"TRITON_CACHE_DIR": cache, **(env or {})}
     )
 
@@ -101,7 +99,7 @@ def test_listing_order_does_not_matter(full_cache, monkeypatch):
         def __exit__(self, *_):
             pass
 
-    workshop.read_in_python(monkeypatch)
+    support.read_in_python(monkeypatch)
     monkeypatch.setattr(os, "listdir", lambda *args: sorted(listdir(*args), reverse=True))
     monkeypatch.setattr(os, "scandir", Backwards)
     with bundler.pack(full_cache) as packed:
@@ -124,7 +122,7 @@ class Place:
         self.root = root
         self.kernels = root / "checkout" / "kernels.py"
         self.kernels.parent.mkdir(parents=True)
-        shutil.copy(workshop.KERNELS, self.kernels)
+        shutil.copy(support.KERNELS, self.kernels)
         site = root / "site"
         site.mkdir()
         package = Path(triton.__file__).parent
@@ -178,12 +176,12 @@ def test_the_merged_bundle_hits_in_both_places(two_bundles, places, tmp_path):
     restore = "import bundler, json, sys; print(json.dumps(bundler.restore(sys.argv[1], sys.argv[2]).skipped))"
     for place in places:
         cache = place.root / "restored"
-        skipped = workshop.answer(restore, tmp_path / "merged.tbundle", cache, env=place.env)
+        skipped = support.answer(restore, tmp_path / "merged.tbundle", cache, env=place.env)
         # Those of the other place could never hit here.
         assert {why.partition(";")[0] for _, why in skipped} <= {
             "its key holds the path where Triton was installed"
         }
-        found = workshop.hits_without_compiler(
+        found = support.hits_without_compiler(
             cache, place.root / "ptxas", "gelu,swiglu", kernels=place.kernels, env=place.env
         )
         assert found == (10, 0)
@@ -212,10 +210,10 @@ def test_restored_metadata_names_this_triton(two_bundles, places, tmp_path):
     """What a restore writes names the Triton that is installed where it runs, not the one that compiled."""
     two_bundles[0].select(target="cuda:90").save(tmp_path / "b.tbundle")
     code = "import bundler, sys; bundler.restore(sys.argv[1], sys.argv[2])"
-    workshop.run(code, tmp_path / "b.tbundle", tmp_path / "there", env=places[1].env)
+    support.run(code, tmp_path / "b.tbundle", tmp_path / "there", env=places[1].env)
     texts = [
         data.decode()
-        for name, data in workshop.tree(tmp_path / "there").items()
+        for name, data in support.tree(tmp_path / "there").items()
         if name.endswith(".json")
     ]
     assert not any(str(places[0].root / "site") in text for text in texts)

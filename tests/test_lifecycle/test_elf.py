@@ -4,7 +4,7 @@
 import struct
 
 import pytest
-import workshop
+import support
 
 from bundler.lifecycle import elf
 
@@ -59,6 +59,6 @@ def test_a_real_binary_is_unusable_at_any_shorter_length(compiled):
         next(k for k in compiled.keys if list((compiled.cache / k).glob("*.hsaco"))),
     ):
         suffix = ".hsaco" if list((compiled.cache / key).glob("*.hsaco")) else ".cubin"
-        data = workshop.one(compiled.cache / key, suffix).read_bytes()
+        data = support.one(compiled.cache / key, suffix).read_bytes()
         assert elf.why_unusable(data) is None
         assert {elf.why_unusable(data[:size]) for size in range(64, len(data), 7)} == {"truncated"}

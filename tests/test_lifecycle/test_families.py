@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-import workshop
+import support
 
 import bundler
 from bundler import Family, TreeOptions
@@ -57,7 +57,7 @@ def root(compiled, tmp_path):
             json.dumps(FACTORS).encode(),
         )
         _write(root / OTHERWISE / rank / "inductor_cache/fxgraph/ab/cdef/entry", rank.encode())
-        workshop.plant(compiled.cache, root / OTHERWISE / rank / "triton_cache", keys)
+        support.plant(compiled.cache, root / OTHERWISE / rank / "triton_cache", keys)
     _write(
         root / AOT / "inductor_cache/xy/cxyz.py",
         f"open({str(tmp_path / 'executed')!r}, 'w')".encode(),
@@ -343,7 +343,7 @@ def test_a_root_of_sglang_comes_back(compiled, tmp_path, monkeypatch):
     """Triton's and Inductor's kernels as kernels, a tree for each other cache in the root, and what is no compile cache left out."""
     root, keys = tmp_path / "sglang", compiled.keys_of("gelu_kernel")
     for place in ("triton", "inductor/triton/0"):
-        workshop.plant(compiled.cache, root / place, keys)
+        support.plant(compiled.cache, root / place, keys)
     files = (
         "inductor/ab/cab.py", "tilelang/0.1/k/kernel.so", "deep_gemm/cache/k/kernel.cubin", "cute_aot/f/o.o", "nv/1/2/3",
         "torch_compile_cache/ab/rank_0_0/backbone/graph.py", ".cache/flashinfer/0.4/90a/x/x.so", "flashinfer/autotune/1/rank.json",

@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-import workshop
+import support
 
 import bundler
 from bundler.errors import BundlerError, LimitExceeded
@@ -143,7 +143,7 @@ def test_a_record_of_a_child_that_is_no_file_is_a_problem(name):
 
     with ChildSpool() as spool:
         directory = os.environ["TRITON_BUNDLER_SPOOL"].split(os.pathsep)[0]
-        fuzz_directory.HOSTILE[name](workshop.Path(directory, "1.record"))
+        fuzz_directory.HOSTILE[name](support.Path(directory, "1.record"))
         assert spool.events() == []
         assert [record for record, _ in spool.problems] == ["1.record"]
 
@@ -155,7 +155,7 @@ def test_a_note_of_a_miss_that_is_no_file_is_left_out(tmp_path, name):
     from bundler.integrations.user_directories import LocalDirectory
 
     local = LocalDirectory(str(tmp_path / "ours"), print)
-    folder = workshop.Path(local.notes("misses", make=True))
+    folder = support.Path(local.notes("misses", make=True))
     fuzz_directory.HOSTILE[name](folder / "1-2-3-4.record")
     assert list(miss_notes.read_misses(local)) == []
 
@@ -168,7 +168,7 @@ def test_a_tuning_record_that_is_no_file_is_a_miss(tmp_path, name):
     from bundler.format.candidate_timings import record_id
     from bundler.lifecycle.tuning_directory import file_name
 
-    fuzz_directory.HOSTILE[name](workshop.Path(folder.path, file_name("add", record_id("add", ()))))
+    fuzz_directory.HOSTILE[name](support.Path(folder.path, file_name("add", record_id("add", ()))))
     found = folder.find("add", ())
     assert isinstance(found, Miss)
     assert "cannot be used" in found.reason

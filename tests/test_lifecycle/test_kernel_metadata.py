@@ -6,7 +6,7 @@ import hashlib
 import json
 
 import pytest
-import workshop
+import support
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -184,10 +184,10 @@ def test_a_yes_to_damaged_metadata_is_a_kernel_that_triton_can_read(judge, start
 def test_what_only_python_can_read_is_restored_all_the_same(way, compiled, tmp_path, monkeypatch):
     """Metadata with an escape in it: the writer cannot tell, Python can, and the kernel is placed as it is."""
     if way == "python":
-        workshop.write_in_python(monkeypatch)
+        support.write_in_python(monkeypatch)
     kernel = next(iter(sorted(compiled.cache.iterdir())))
     cache = tmp_path / "cache"
-    workshop.plant(compiled.cache, cache, [kernel.name])
+    support.plant(compiled.cache, cache, [kernel.name])
     (path,) = [
         path for path in (cache / kernel.name).glob("*.json") if not path.name.startswith("__grp__")
     ]

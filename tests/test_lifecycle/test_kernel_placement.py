@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import workshop
+import support
 
 from bundler.format.bundle import Bundle, MemoryBlobs
 from bundler.format.digest import digest_raw
@@ -37,13 +37,13 @@ def test_a_kernel_is_placed_as_triton_would_have_left_it(small, key, compiled, t
     """Its files are those of the cache that it was recorded in, and the group file names the new place."""
     placed = _place(small, there, keep=keep)
     directory = Path(there.path, key)
-    files = [path for path in directory.iterdir() if not path.name.startswith(workshop.GROUP)]
+    files = [path for path in directory.iterdir() if not path.name.startswith(support.GROUP)]
     assert placed == Placed(
         "restored",
         sum(path.stat().st_size for path in files),
         {path.name: str(path) for path in files},
     )
-    assert workshop.is_whole(directory)
+    assert support.is_whole(directory)
     assert {
         (compiled.cache / key / path.name).read_bytes() == path.read_bytes() for path in files
     } == {True}
@@ -51,25 +51,25 @@ def test_a_kernel_is_placed_as_triton_would_have_left_it(small, key, compiled, t
 
 def test_what_is_there_stays(small, key, planted):
     """A kernel that Triton left there meanwhile is found, and nothing is written."""
-    before = workshop.tree(planted)
+    before = support.tree(planted)
     assert _place(small, CacheDirectory(str(planted))) == Placed("present", 0, None)
-    assert workshop.tree(planted) == before
+    assert support.tree(planted) == before
 
 
 def test_who_loses_the_race_finds_the_kernel_present(small, key, planted, tmp_path, there):
     """A kernel that came after the directory was listed is left alone, and no temporary directory stays."""
     shutil.copytree(planted / key, os.path.join(there.path, key))
-    workshop.name_group(tmp_path / "there" / key)
+    support.name_group(tmp_path / "there" / key)
     assert _place(small, there).outcome == "present"
-    assert workshop.temporaries(tmp_path / "there") == []
+    assert support.temporaries(tmp_path / "there") == []
 
 
 def test_a_broken_directory_is_replaced(small, key, planted, tmp_path):
     """Half a kernel, which came after the directory was listed, is renamed aside as a whole."""
     directory = CacheDirectory(str(planted))
-    workshop.one(planted / key, ".cubin").write_bytes(b"torn")
+    support.one(planted / key, ".cubin").write_bytes(b"torn")
     assert _place(small, directory).outcome == "repaired"
-    assert workshop.is_whole(planted / key)
+    assert support.is_whole(planted / key)
 
 
 def test_a_cache_that_was_removed_is_made_again(small, key, there):

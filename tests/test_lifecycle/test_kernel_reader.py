@@ -6,7 +6,7 @@ import os
 import threading
 
 import pytest
-import workshop
+import support
 from msgspec.structs import replace
 
 import bundler
@@ -73,9 +73,9 @@ def test_every_kernel_of_a_cache_is_read(way, compiled):
         assert hashed == digests
 
 
-@pytest.mark.parametrize("case", workshop.BROKEN)
+@pytest.mark.parametrize("case", support.BROKEN)
 def test_what_is_broken_is_rejected_for_the_same_reason(way, planted, key, case):
-    workshop.BROKEN[case][0](planted / key)
+    support.BROKEN[case][0](planted / key)
     assert list(read_kernels([str(planted / key)])) == [read_kernel(str(planted / key))]
 
 

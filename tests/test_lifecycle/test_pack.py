@@ -4,7 +4,7 @@ import os
 import shutil
 
 import pytest
-import workshop
+import support
 
 import bundler
 from bundler.errors import AccessDenied, CannotLaunchStatically, ConfigError, NotFound
@@ -15,8 +15,8 @@ def inductor(compiled, tmp_path):
     """An Inductor cache of two devices, with files of each kind beside the kernels."""
     root = tmp_path / "inductor"
     cuda, amd = compiled.keys_of("gelu_kernel"), compiled.keys_of("softmax_kernel")
-    workshop.plant(compiled.cache, root / "triton" / "0", cuda)
-    workshop.plant(compiled.cache, root / "triton" / "1", cuda + amd)
+    support.plant(compiled.cache, root / "triton" / "0", cuda)
+    support.plant(compiled.cache, root / "triton" / "1", cuda + amd)
     for path, text in {
         "ab/cabc.py": "print()", "ab/cabc.best_config": "{}", "fxgraph/xy/fxyz/entry": "pickle",
         "locks/one.lock": "", "tmpabc/half": "", "ab/bad name": "x", "a/b/c/d/e/f/g": "deep",
@@ -124,7 +124,7 @@ def test_single_files_are_entries_of_their_kind(planted):
 def test_of_two_devices_one_broken_kernel_does_not_hide_the_other(inductor, compiled):
     """A kernel that is broken for device 0 and sound for device 1 is in the bundle, and the broken one is reported."""
     (key,) = compiled.keys_of("gelu_kernel")
-    workshop.one(inductor / "triton" / "0" / key, ".cubin").write_bytes(b"")
+    support.one(inductor / "triton" / "0" / key, ".cubin").write_bytes(b"")
     with bundler.pack(inductor) as packed:
         assert key in {kernel.key for kernel in packed.kernels}
         assert packed.observed.kernels[key].devices == (1,)
@@ -191,7 +191,7 @@ def test_bad_arguments_are_errors(tmp_path, planted, key):
     with pytest.raises(NotFound):
         bundler.pack(tmp_path / "nowhere")
     with pytest.raises(NotFound):
-        bundler.pack(workshop.one(planted / key, ".json"))
+        bundler.pack(support.one(planted / key, ".json"))
     with pytest.raises(ConfigError, match="expected 'all' or 'launch'"):
         bundler.pack(planted, keep="ir")
 
@@ -219,7 +219,7 @@ def test_a_kernel_directory_that_may_not_be_read_is_left_out(full_cache, key, mo
 
         return listing
 
-    workshop.read_in_python(monkeypatch)
+    support.read_in_python(monkeypatch)
     monkeypatch.setattr(os, "scandir", denied(scandir))
     monkeypatch.setattr(os, "listdir", denied(listdir))
     with bundler.pack(full_cache) as packed:
@@ -230,7 +230,7 @@ def test_a_kernel_directory_that_may_not_be_read_is_left_out(full_cache, key, mo
 def test_two_kernels_under_one_key_are_reported(inductor, compiled):
     """When a damaged cache holds different kernels under one key, the first stays and the other device's is reported."""
     (key,) = compiled.keys_of("gelu_kernel")
-    path = workshop.one(inductor / "triton" / "1" / key, ".json")
+    path = support.one(inductor / "triton" / "1" / key, ".json")
     path.write_text(path.read_text().replace('"num_warps": 4', '"num_warps": 8'))
     with bundler.pack(inductor) as packed:
         (kernel,) = [kernel for kernel in packed.kernels if kernel.key == key]
@@ -241,7 +241,7 @@ def test_two_kernels_under_one_key_are_reported(inductor, compiled):
 
 def test_packing_changes_nothing(inductor):
     """Packing reads: the directory is as it was."""
-    before = workshop.tree(inductor)
+    before = support.tree(inductor)
     bundler.pack(inductor).close()
-    assert workshop.tree(inductor) == before
+    assert support.tree(inductor) == before
     shutil.rmtree(inductor)

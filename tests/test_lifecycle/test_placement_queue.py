@@ -6,7 +6,7 @@ import os
 import time
 
 import pytest
-import workshop
+import support
 
 from bundler.errors import StoreFull
 from bundler.lifecycle import cache_directory, kernel_writer, placement_queue
@@ -21,7 +21,7 @@ FILES = {"k.cubin": b"\x7fELF", "k.json": b"{}"}
 def way(request, monkeypatch):
     """Let either writer do it."""
     if request.param == "python":
-        workshop.write_in_python(monkeypatch)
+        support.write_in_python(monkeypatch)
     elif kernel_writer.compiled_writer() is None:
         pytest.skip("the extension _kernel_writer was not built here")
     return request.param
@@ -160,9 +160,9 @@ def test_an_interrupt_leaves_nothing_half_written(
             if number == 20:
                 raise KeyboardInterrupt
     queue.close()
-    assert workshop.temporaries(directory.path) == []
+    assert support.temporaries(directory.path) == []
     for key in os.listdir(directory.path):
-        assert workshop.is_whole(workshop.Path(directory.path, key))
+        assert support.is_whole(support.Path(directory.path, key))
 
 
 def _interrupted():
@@ -174,14 +174,14 @@ def test_a_lost_race_is_settled_for_that_kernel_alone(
 ):
     """A kernel that another process put there after the directory was listed is present; a broken one is replaced."""
     kernels = [kernel for kernel in bundle.kernels if kernel.target.backend == "cuda"][:3]
-    workshop.plant(compiled.cache, directory.path, [kernel.key for kernel in kernels[:2]])
-    workshop.one(workshop.Path(directory.path, kernels[1].key), ".cubin").write_bytes(b"torn")
+    support.plant(compiled.cache, directory.path, [kernel.key for kernel in kernels[:2]])
+    support.one(support.Path(directory.path, kernels[1].key), ".cubin").write_bytes(b"torn")
     for kernel in kernels:
         files = {artifact.filename: bundle.read(artifact) for artifact in kernel.artifacts}
         queue.add(directory, ready_of(kernel.key, files, files[kernel.metadata.filename]))
     queue.finish()
     assert [heard[kernel.key] for kernel in kernels] == [["present"], ["repaired"], ["restored"]]
-    assert workshop.temporaries(directory.path) == []
+    assert support.temporaries(directory.path) == []
 
 
 def test_a_cache_that_is_removed_meanwhile_is_made_again(way, queue, heard, directory):

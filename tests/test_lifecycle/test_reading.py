@@ -5,7 +5,7 @@ import re
 import shutil
 
 import pytest
-import workshop
+import support
 
 import bundler
 from bundler.format.limits import Limits
@@ -19,10 +19,10 @@ def reason(directory, limits=None):
     return found.reason
 
 
-@pytest.mark.parametrize("case", workshop.BROKEN)
+@pytest.mark.parametrize("case", support.BROKEN)
 def test_a_broken_kernel_directory_is_left_out_with_its_reason(planted, key, case):
     """A kernel whose directory is not whole is not in the bundle, and the report says what is wrong with it."""
-    breaking, expected = workshop.BROKEN[case]
+    breaking, expected = support.BROKEN[case]
     breaking(planted / key)
     with bundler.pack(planted) as packed:
         assert packed.kernels == ()
@@ -31,15 +31,15 @@ def test_a_broken_kernel_directory_is_left_out_with_its_reason(planted, key, cas
     assert expected in why
 
 
-@pytest.mark.parametrize("target", workshop.TARGETS)
+@pytest.mark.parametrize("target", support.TARGETS)
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.99, "one byte less"])
 def test_a_truncated_binary_of_either_vendor_is_left_out(compiled, tmp_path, target, share):
     """However much of it is there, a device binary that lost its end is not taken for one."""
-    planted = workshop.plant(
+    planted = support.plant(
         compiled.cache, tmp_path / "planted", compiled.keys_of("gelu_kernel", target)
     )
     (directory,) = planted.iterdir()
-    binary = workshop.one(directory, ".cubin" if target.startswith("cuda") else ".hsaco")
+    binary = support.one(directory, ".cubin" if target.startswith("cuda") else ".hsaco")
     data = binary.read_bytes()
     binary.write_bytes(data[:-1] if share == "one byte less" else data[: int(len(data) * share)])
     assert re.search("truncated|empty|not an ELF", reason(directory))
@@ -120,9 +120,9 @@ def rewritten(planted, key, times, monkeypatch):
 
     def changing(directory, name, *more):
         data = real(directory, name, *more)
-        if name.endswith(".json") and not name.startswith(workshop.GROUP) and len(seen) < times:
+        if name.endswith(".json") and not name.startswith(support.GROUP) and len(seen) < times:
             seen.append(name)
-            binary = workshop.one(planted / key, ".cubin")
+            binary = support.one(planted / key, ".cubin")
             new = binary.with_suffix(".new")
             new.write_bytes(binary.read_bytes())
             new.replace(binary)
@@ -147,9 +147,9 @@ def test_a_directory_that_keeps_changing_is_left_out(planted, key, monkeypatch):
 
 def test_a_moved_cache_is_read_from_where_it_is(compiled, key, tmp_path):
     """Of a copied cache, whose group file names the old place, the files beside the group file are taken."""
-    old = workshop.plant(compiled.cache, tmp_path / "old", [key])
+    old = support.plant(compiled.cache, tmp_path / "old", [key])
     shutil.copytree(old, tmp_path / "new")
-    workshop.one(old / key, ".cubin").write_bytes(b"\x7fELF of another kernel")
+    support.one(old / key, ".cubin").write_bytes(b"\x7fELF of another kernel")
     with bundler.pack(tmp_path / "new") as packed, bundler.pack(compiled.cache) as original:
         assert packed.left_out == ()
         (kernel,) = packed.kernels
@@ -161,8 +161,8 @@ def test_a_moved_cache_is_read_from_where_it_is(compiled, key, tmp_path):
 def another_checkout(tmp_path_factory):
     """A cache with the layer norm kernels of another checkout: keys as in `compiled`, other bytes."""
     folder = tmp_path_factory.mktemp("another checkout")
-    shutil.copy(workshop.KERNELS, folder / "kernels.py")
-    workshop.ask(folder / "cache", "layer_norm", workshop.TARGETS, kernels=folder / "kernels.py")
+    shutil.copy(support.KERNELS, folder / "kernels.py")
+    support.ask(folder / "cache", "layer_norm", support.TARGETS, kernels=folder / "kernels.py")
     return folder / "cache"
 
 
@@ -173,8 +173,8 @@ def two_builds(compiled, another_checkout, tmp_path):
     def builds(target):
         (key,) = compiled.keys_of("layer_norm_kernel", target)
         return (
-            workshop.plant(compiled.cache, tmp_path / "ours", [key]) / key,
-            workshop.plant(another_checkout, tmp_path / "theirs", [key]) / key,
+            support.plant(compiled.cache, tmp_path / "ours", [key]) / key,
+            support.plant(another_checkout, tmp_path / "theirs", [key]) / key,
         )
 
     return builds
@@ -189,13 +189,13 @@ def two_builds(compiled, another_checkout, tmp_path):
 def test_files_of_two_compiles_are_never_mixed(two_builds, target, suffix):
     """A directory in which one file comes from a compile of another checkout is rejected, whichever file it is."""
     ours, theirs = two_builds(target)
-    assert workshop.one(ours, suffix).read_bytes() != workshop.one(theirs, suffix).read_bytes()
-    shutil.copy(workshop.one(theirs, suffix), workshop.one(ours, suffix))
+    assert support.one(ours, suffix).read_bytes() != support.one(theirs, suffix).read_bytes()
+    shutil.copy(support.one(theirs, suffix), support.one(ours, suffix))
     assert "come from two compiles" in reason(ours)
 
 
 @pytest.mark.toolchain
-@pytest.mark.parametrize("target", workshop.TARGETS)
+@pytest.mark.parametrize("target", support.TARGETS)
 def test_both_builds_alone_are_accepted(two_builds, target):
     """Each of the two builds that must not be mixed is a sound kernel by itself, and both have one key."""
     for directory in two_builds(target):
@@ -207,7 +207,7 @@ def test_both_builds_alone_are_accepted(two_builds, target):
 def test_reading_a_directory_leaves_no_file_open(planted, key):
     """Whatever is wrong with a kernel directory, its files are closed after it was read."""
     before = len(os.listdir("/proc/self/fd"))
-    for breaking, _ in workshop.BROKEN.values():
+    for breaking, _ in support.BROKEN.values():
         directory = planted.parent / "broken" / key
         shutil.rmtree(directory.parent, ignore_errors=True)
         shutil.copytree(planted / key, directory)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
-import workshop
+import support
 
 import bundler
 from bundler.errors import ConfigError, RecordingError
@@ -27,11 +27,11 @@ def names(bundle):
 def test_everything_compiled_in_the_block_is_in_the_bundle(kernels, cache):
     """A recording has each kernel that was compiled in its block, whole, and says that each came from the listener."""
     with bundler.recording() as recording:
-        kernels.compile_all(list(workshop.TARGETS))
+        kernels.compile_all(list(support.TARGETS))
     bundle = recording.collect()
     assert keys(bundle) == set(os.listdir(cache))
     assert {f"{k.key}/{a.filename}" for k in bundle.kernels for a in k.artifacts} == {
-        name for name in workshop.tree(cache) if workshop.GROUP not in name
+        name for name in support.tree(cache) if support.GROUP not in name
     }
     report = recording.report
     assert dict(report.sources) == {"listener": 22}
@@ -250,9 +250,9 @@ def jit(kernels, monkeypatch):
 def test_directories_that_appear_without_a_word_are_found(cache, compiled, key):
     """A complete kernel directory that somebody puts into the cache during the recording is in the bundle."""
     other = compiled.keys_of("softmax_kernel")[0]
-    workshop.plant(compiled.cache, cache, [other])
+    support.plant(compiled.cache, cache, [other])
     with bundler.recording() as recording:
-        workshop.plant(compiled.cache, cache, [key])
+        support.plant(compiled.cache, cache, [key])
     bundle = recording.collect()
     assert keys(bundle) == {key}
     assert dict(recording.report.sources) == {"directories": 1}
@@ -267,7 +267,7 @@ def test_directories_of_inductor_that_appear_are_found(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     (tmp_path / "inductor" / "triton" / there_before).mkdir(parents=True)
     with bundler.recording() as recording:
-        workshop.plant(compiled.cache, tmp_path / "inductor" / "triton" / "1", [key])
+        support.plant(compiled.cache, tmp_path / "inductor" / "triton" / "1", [key])
     bundle = recording.collect()
     assert keys(bundle) == {key}
     assert bundle.observed.kernels[key].devices == (1,)
@@ -278,9 +278,9 @@ def test_a_cache_that_is_set_aside_during_the_recording_is_still_watched(
     cache, compiled, key, tmp_path, monkeypatch
 ):
     """What appeared in the cache of the start is found, although the program moved on to another cache; what lay in that is not."""
-    other = workshop.plant(compiled.cache, tmp_path / "other", compiled.keys_of("softmax_kernel"))
+    other = support.plant(compiled.cache, tmp_path / "other", compiled.keys_of("softmax_kernel"))
     with bundler.recording() as recording:
-        workshop.plant(compiled.cache, cache, [key])
+        support.plant(compiled.cache, cache, [key])
         monkeypatch.setenv("TRITON_CACHE_DIR", str(other))
     assert keys(recording.collect()) == {key}
 
@@ -288,8 +288,8 @@ def test_a_cache_that_is_set_aside_during_the_recording_is_still_watched(
 def test_a_directory_that_is_not_finished_is_reported(cache, compiled, key):
     """A kernel directory that appears without its group file is left out, and the report says why."""
     with bundler.recording() as recording:
-        workshop.plant(compiled.cache, cache, [key])
-        workshop.group_of(cache / key).unlink()
+        support.plant(compiled.cache, cache, [key])
+        support.group_of(cache / key).unlink()
     bundle = recording.collect()
     assert bundle.kernels == ()
     assert recording.report.left_out == ((key, "no group file: the compile did not finish"),)
@@ -343,8 +343,8 @@ def test_tuning_results_of_recorded_kernels_are_taken(kernels, cache, compiled):
 def test_constants_without_encoding_are_reported(cache):
     """A constant that no other process could build again is named in the report, and its kernel is taken."""
     pytest.importorskip("triton")
-    test_kernels = workshop.load(
-        workshop.ROOT / "tests" / "test_toolchain" / "kernels_for_tests.py", "odd_kernels"
+    test_kernels = support.load(
+        support.ROOT / "tests" / "test_toolchain" / "kernels_for_tests.py", "odd_kernels"
     )
     import triton
     from triton.backends.compiler import GPUTarget
@@ -374,17 +374,17 @@ def test_no_file_is_in_neither_bundle_nor_report(kernels, cache, compiled):
     """Whatever lies in the cache after a recording is an artifact, a generated group file, or in the report."""
     with bundler.recording() as recording:
         kernels.compile_all(["cuda:90"])
-        for number, case in enumerate(workshop.BROKEN):
+        for number, case in enumerate(support.BROKEN):
             if case != "a pipe where a file should be":
-                workshop.BROKEN[case][0](
+                support.BROKEN[case][0](
                     sorted(path for path in cache.iterdir() if path.is_dir())[number % 11]
                 )
     bundle = recording.collect()
     taken = {f"{k.key}/{a.filename}" for k in bundle.kernels for a in k.artifacts}
     named = {name for name, _ in recording.report.left_out}
-    for name in workshop.tree(cache):
+    for name in support.tree(cache):
         folder, _, file = name.partition("/")
-        assert {name, folder} & (taken | named) or file.startswith(workshop.GROUP) or not file, name
+        assert {name, folder} & (taken | named) or file.startswith(support.GROUP) or not file, name
 
 
 def test_failures_of_our_listener_are_counted_for_this_recording(kernels, monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import workshop
+import support
 
 import bundler
 from bundler.errors import BundlerWarning, ConfigError
@@ -23,7 +23,7 @@ SUFFIX = identity.extension_suffix()
 @pytest.fixture
 def rich(compiled, key, tmp_path):
     """A plain cache with a kernel, helper libraries of this and another Python, and a tuning result."""
-    cache = workshop.plant(compiled.cache, tmp_path / "rich", [key])
+    cache = support.plant(compiled.cache, tmp_path / "rich", [key])
     for folder, name in (
         ("B", f"launcher{SUFFIX}"),
         ("C", "launcher.cpython-27-vax.so"),
@@ -40,8 +40,8 @@ def inductor(compiled, tmp_path):
     """A bundle of an Inductor cache: one kernel for device 0, one for device 0 and 2, and files of torch's."""
     root = tmp_path / "inductor"
     gelu, softmax = compiled.keys_of("gelu_kernel"), compiled.keys_of("softmax_kernel")
-    workshop.plant(compiled.cache, root / "triton" / "0", gelu + softmax)
-    workshop.plant(compiled.cache, root / "triton" / "2", softmax)
+    support.plant(compiled.cache, root / "triton" / "0", gelu + softmax)
+    support.plant(compiled.cache, root / "triton" / "2", softmax)
     for path in ("ab/code.py", "ab/cabc.best_config"):
         (root / path).parent.mkdir(exist_ok=True)
         (root / path).write_text("{}")
@@ -94,7 +94,7 @@ def test_the_launch_set_needs_no_code_of_torch(inductor, tmp_path):
     """keep='launch' leaves out torch's files even when trusted, and the IR of the kernels."""
     report = bundler.restore(inductor, tmp_path / "there", only="all", trust="code", keep="launch")
     assert report.skipped == (("ab/code.py", "not needed to launch (keep='launch')"),)
-    assert {Path(name).suffix for name in workshop.tree(tmp_path / "there" / "triton")} == {
+    assert {Path(name).suffix for name in support.tree(tmp_path / "there" / "triton")} == {
         ".cubin",
         ".json",
     }
@@ -103,7 +103,7 @@ def test_the_launch_set_needs_no_code_of_torch(inductor, tmp_path):
 def placed(there):
     """Device -> names of kernels in an Inductor cache."""
     return {
-        folder.name: sorted(workshop.one(path, ".cubin").stem for path in folder.iterdir())
+        folder.name: sorted(support.one(path, ".cubin").stem for path in folder.iterdir())
         for folder in sorted((there / "triton").iterdir())
     }
 
@@ -126,7 +126,7 @@ def test_inductors_kernels_go_to_the_devices_asked_for(inductor, tmp_path, devic
     assert (len(report.restored), report.usable) == (2, 2)
     kernel_places = {str(tmp_path / "there" / "triton" / device) for device in expected}
     assert set(report.directories) == kernel_places | {str(tmp_path / "there")}
-    assert all(workshop.is_whole(path) for path in (tmp_path / "there").glob("triton/*/*"))
+    assert all(support.is_whole(path) for path in (tmp_path / "there").glob("triton/*/*"))
 
 
 @pytest.mark.parametrize("devices", [[], [-1], ["0"], "0", [True], [1.0], 1])
@@ -158,7 +158,7 @@ def test_without_a_directory_plain_kernels_go_where_triton_looks_now(
     )
     monkeypatch.setenv("TRITON_CACHE_DIR", str(where / "later"))
     assert bundler.restore(small, only="all").directories == (str(where / "later"),)
-    assert workshop.is_whole(where / "later" / key)
+    assert support.is_whole(where / "later" / key)
 
 
 def test_without_a_directory_inductors_kernels_go_where_inductor_looks_now(
@@ -342,11 +342,11 @@ def test_an_empty_bundle_warns_of_nothing(tmp_path):
 def test_the_report_adds_up(bundle, compiled, tmp_path):
     """The report's figures are those of the directory."""
     report = bundler.restore(bundle, tmp_path / "there", only="all")
-    files = workshop.tree(tmp_path / "there")
+    files = support.tree(tmp_path / "there")
     assert report.restored == tuple(compiled.keys)
     assert report.files == len(files)
     assert report.bytes == sum(
-        len(data) for name, data in files.items() if workshop.GROUP not in name
+        len(data) for name, data in files.items() if support.GROUP not in name
     )
     assert report.directories == (str(tmp_path / "there"),)
     assert report.seconds > 0

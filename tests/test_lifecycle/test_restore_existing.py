@@ -6,7 +6,7 @@ import os
 import shutil
 
 import pytest
-import workshop
+import support
 
 import bundler
 from bundler.lifecycle import cache_directory
@@ -34,11 +34,11 @@ def test_a_kernel_that_is_there_is_left_alone(small, planted, key):
 def test_restoring_twice_changes_nothing(compiled, tmp_path):
     """The second restore of a bundle finds every kernel present and writes nothing."""
     first = bundler.restore(compiled.bundle, tmp_path / "there", only="all")
-    before = workshop.tree(tmp_path / "there")
+    before = support.tree(tmp_path / "there")
     second = bundler.restore(compiled.bundle, tmp_path / "there", only="all")
     assert second.present == first.restored
     assert (second.restored, second.repaired, second.files, second.bytes) == ((), (), 0, 0)
-    assert workshop.tree(tmp_path / "there") == before
+    assert support.tree(tmp_path / "there") == before
 
 
 def test_the_launch_set_that_is_there_counts_as_the_kernel(small, tmp_path, key):
@@ -46,69 +46,67 @@ def test_the_launch_set_that_is_there_counts_as_the_kernel(small, tmp_path, key)
     for first, second in (("launch", "all"), ("all", "launch")):
         there = tmp_path / first
         bundler.restore(small, there, only="all", keep=first)
-        before = workshop.tree(there)
+        before = support.tree(there)
         assert bundler.restore(small, there, only="all", keep=second).present == (key,)
-        assert workshop.tree(there) == before
+        assert support.tree(there) == before
 
 
 @pytest.mark.toolchain
 def test_another_complete_build_is_left_alone(compiled, bundle, tmp_path):
     """The same kernels compiled from another checkout, with other debug paths, are present and stay byte for byte."""
-    shutil.copy(workshop.KERNELS, tmp_path / "kernels.py")
+    shutil.copy(support.KERNELS, tmp_path / "kernels.py")
     there = tmp_path / "there"
-    workshop.ask(there, "gelu,softmax", kernels=tmp_path / "kernels.py")
-    before = workshop.tree(there)
+    support.ask(there, "gelu,softmax", kernels=tmp_path / "kernels.py")
+    before = support.tree(there)
     ours = bundle.select(names="[gs][eo][lf][ut]*_kernel")
     report = bundler.restore(ours, there, only="all")
     assert report.present == tuple(sorted({name.partition("/")[0] for name in before}))
     assert (report.restored, report.repaired, report.files) == ((), (), 0)
-    assert workshop.tree(there) == before
+    assert support.tree(there) == before
     assert before != {
-        name: data for name, data in workshop.tree(compiled.cache).items() if name in before
+        name: data for name, data in support.tree(compiled.cache).items() if name in before
     }
 
 
-@pytest.mark.parametrize("case", workshop.BROKEN)
+@pytest.mark.parametrize("case", support.BROKEN)
 def test_a_broken_directory_is_replaced_as_a_whole(small, planted, key, case, compiled):
     """Whatever is broken, the kernel is repaired: every file is ours, nothing of the old remains in it, and the old directory
     was renamed aside as it was.
     """
     (planted / key / "left over.txt").write_text("of the old directory")
-    workshop.BROKEN[case][0](planted / key)
+    support.BROKEN[case][0](planted / key)
     broken = sorted(os.listdir(planted / key))
     report = restored(small, planted)
     assert (report.repaired, report.present, report.restored) == ((key,), (), ())
-    assert workshop.is_whole(planted / key)
-    expected = workshop.tree(
-        workshop.plant(compiled.cache, planted.parent / "expected", [key]) / key
-    )
-    found = workshop.tree(planted / key)
-    assert {n: d for n, d in found.items() if workshop.GROUP not in n} == {
-        n: d for n, d in expected.items() if workshop.GROUP not in n
+    assert support.is_whole(planted / key)
+    expected = support.tree(support.plant(compiled.cache, planted.parent / "expected", [key]) / key)
+    found = support.tree(planted / key)
+    assert {n: d for n, d in found.items() if support.GROUP not in n} == {
+        n: d for n, d in expected.items() if support.GROUP not in n
     }
     assert set(found) == set(expected)
-    (aside,) = workshop.put_aside(planted)
+    (aside,) = support.put_aside(planted)
     assert sorted(os.listdir(aside)) == broken
-    assert workshop.temporaries(planted) == []
+    assert support.temporaries(planted) == []
 
 
 def test_a_group_file_that_leads_elsewhere_is_broken(small, planted, key, tmp_path):
     """A directory whose group file names another place would be read from there, so it is replaced."""
-    workshop.name_group(planted / key, tmp_path / "old place")
+    support.name_group(planted / key, tmp_path / "old place")
     assert restored(small, planted).repaired == (key,)
-    assert workshop.is_whole(planted / key)
+    assert support.is_whole(planted / key)
 
 
 def test_a_group_file_that_leads_here_by_another_name_is_sound(small, planted, key, tmp_path):
     """A group file that names the directory through a link leads to the same files, so the kernel is present."""
     (tmp_path / "link").symlink_to(planted)
-    workshop.name_group(planted / key, tmp_path / "link" / key)
+    support.name_group(planted / key, tmp_path / "link" / key)
     assert restored(small, planted).present == (key,)
 
 
 def test_another_kernel_under_the_same_key_is_replaced(small, planted, key):
     """A complete directory whose metadata differs is not this kernel, and is replaced."""
-    path = workshop.one(planted / key, ".json")
+    path = support.one(planted / key, ".json")
     path.write_text(path.read_text().replace('"num_warps": 4', '"num_warps": 8'))
     assert restored(small, planted).repaired == (key,)
 
@@ -118,7 +116,7 @@ def test_an_empty_directory_becomes_the_kernel(small, tmp_path, key):
     (tmp_path / "there" / key).mkdir(parents=True)
     assert restored(small, tmp_path / "there").restored == (key,)
     assert os.listdir(tmp_path / "there") == [key]
-    assert workshop.is_whole(tmp_path / "there" / key)
+    assert support.is_whole(tmp_path / "there" / key)
 
 
 @pytest.mark.parametrize("kind", ["file", "dangling link", "link to a file"])
@@ -132,9 +130,9 @@ def test_what_is_no_directory_is_put_aside(small, tmp_path, key, kind):
     else:
         (there / key).symlink_to(tmp_path / ("nowhere" if kind == "dangling link" else "file"))
     assert restored(small, there).repaired == (key,)
-    assert workshop.is_whole(there / key)
+    assert support.is_whole(there / key)
     assert not (there / key).is_symlink()
-    assert len(workshop.put_aside(there)) == 1
+    assert len(support.put_aside(there)) == 1
     assert (tmp_path / "file").read_text() == "a file"
 
 
@@ -150,7 +148,7 @@ def test_what_was_put_aside_is_swept_a_day_later(small, planted, key, monkeypatc
 
     A change time cannot be set, so the test moves the limit: a day is made to pass by asking for less than nothing.
     """
-    workshop.group_of(planted / key).unlink()
+    support.group_of(planted / key).unlink()
     restored(small, planted)
     (planted / "tmp.bundler.77.half").mkdir()
     (planted / "tmp.bundler.77.half" / "x.cubin").write_bytes(b"half")
@@ -182,7 +180,7 @@ def test_leftovers_in_a_read_only_cache_do_no_harm(small, planted, key, monkeypa
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(os, "mkdir", read_only)
-    workshop.write_in_python(monkeypatch)
+    support.write_in_python(monkeypatch)
     monkeypatch.setattr(os, "rename", read_only)
     assert restored(small, planted).present == (key,)
 
@@ -192,7 +190,7 @@ def test_losing_the_race_is_success(small, planted, key, tmp_path, monkeypatch, 
     """When another process publishes the kernel between our look and our rename, it is present if whole, replaced if broken."""
     there, real = tmp_path / "there", os.rename
     if others != "whole":
-        workshop.one(planted / key, ".cubin").write_bytes(b"")
+        support.one(planted / key, ".cubin").write_bytes(b"")
 
     def late(source, target):
         if (
@@ -202,17 +200,17 @@ def test_losing_the_race_is_success(small, planted, key, tmp_path, monkeypatch, 
         ):
             late.won = True
             shutil.copytree(planted / key, target)
-            workshop.name_group(there / key)
+            support.name_group(there / key)
         return real(source, target)
 
-    workshop.write_in_python(monkeypatch)
+    support.write_in_python(monkeypatch)
     monkeypatch.setattr(os, "rename", late)
     report = restored(small, there)
     assert late.won
     assert (report.present if others == "whole" else report.repaired) == (key,)
-    assert workshop.is_whole(there / key)
-    assert workshop.temporaries(there) == []
-    assert len(workshop.put_aside(there)) == (0 if others == "whole" else 1)
+    assert support.is_whole(there / key)
+    assert support.temporaries(there) == []
+    assert len(support.put_aside(there)) == (0 if others == "whole" else 1)
 
 
 def test_a_directory_that_is_broken_again_and_again_is_an_error(
@@ -227,14 +225,14 @@ def test_a_directory_that_is_broken_again_and_again_is_an_error(
             (there / key / "rubbish").write_text("")
         return real(source, target)
 
-    workshop.write_in_python(monkeypatch)
+    support.write_in_python(monkeypatch)
     monkeypatch.setattr(os, "rename", hostile)
     with pytest.raises(
         bundler.BundlerError, match="another process keeps writing a broken kernel there"
     ) as caught:
         restored(small, there)
     assert caught.value.report.usable == 0
-    assert workshop.temporaries(there) == []
+    assert support.temporaries(there) == []
 
 
 def test_a_single_file_that_is_there_stays(compiled, key, tmp_path, planted):
@@ -277,7 +275,7 @@ def test_an_obstacle_to_a_single_file_skips_that_file(planted, key, tmp_path, ob
         report = bundler.restore(packed, there, only="all")
     assert report.restored == (key,)
     assert [name for name, _ in report.skipped] == [f"{folder}/gelu_kernel.autotune.json"]
-    assert workshop.temporaries(there) == []
+    assert support.temporaries(there) == []
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -285,11 +283,11 @@ def test_an_obstacle_to_a_single_file_skips_that_file(planted, key, tmp_path, ob
 def test_a_repaired_kernel_hits(compiled, full_cache, tmp_path):
     """After a repair of kernels broken in every way, Triton finds all of them in a process that cannot compile."""
     cuda = [path for path in sorted(full_cache.iterdir()) if list(path.glob("*.cubin"))]
-    for directory, (breaking, _) in zip(cuda, list(workshop.BROKEN.values())[:11], strict=True):
+    for directory, (breaking, _) in zip(cuda, list(support.BROKEN.values())[:11], strict=True):
         breaking(directory)
     report = bundler.restore(compiled.bundle, full_cache)
     assert (len(report.repaired), len(report.present), report.skipped) == (11, 11, ())
-    assert workshop.hits_without_compiler(full_cache, tmp_path / "ptxas") == (22, 0)
+    assert support.hits_without_compiler(full_cache, tmp_path / "ptxas") == (22, 0)
 
 
 def test_present_is_where_triton_would_look(small, planted, key, monkeypatch):

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-import workshop
+import support
 
 import bundler
 from bundler.errors import AccessDenied, BundlerWarning, NotFound, StoreFull
@@ -23,7 +23,7 @@ from bundler.lifecycle import cache_directory
 
 def failing(monkeypatch, name, number, code):
     """Let a function of os fail from its nth call on."""
-    workshop.write_in_python(monkeypatch)
+    support.write_in_python(monkeypatch)
     real, calls = getattr(os, name), itertools.count()
 
     def call(*args, **kwargs):
@@ -39,14 +39,14 @@ def failing(monkeypatch, name, number, code):
 
 def check_half_done(report, there, compiled):
     """What is there is whole, named in the report, and nothing else is there."""
-    assert workshop.temporaries(there) == []
+    assert support.temporaries(there) == []
     assert sorted(os.listdir(there)) == sorted(report.restored)
-    assert all(workshop.is_whole(path) for path in there.iterdir())
-    expected = workshop.tree(compiled.cache)
+    assert all(support.is_whole(path) for path in there.iterdir())
+    expected = support.tree(compiled.cache)
     assert all(
         data == expected[name]
-        for name, data in workshop.tree(there).items()
-        if workshop.GROUP not in name
+        for name, data in support.tree(there).items()
+        if support.GROUP not in name
     )
 
 
@@ -103,7 +103,7 @@ def test_what_was_published_before_the_disk_was_full_hits(compiled, tmp_path, mo
     with pytest.raises(StoreFull) as caught:
         bundler.restore(compiled.bundle, tmp_path / "there")
     monkeypatch.undo()
-    heard = workshop.ask(tmp_path / "there", env={"TRITON_CACHE_DIR": tmp_path / "there"})
+    heard = support.ask(tmp_path / "there", env={"TRITON_CACHE_DIR": tmp_path / "there"})
     assert sum(hit for *_, hit in heard) == caught.value.report.usable > 0
     assert bundler.restore(compiled.bundle, tmp_path / "there").usable == 22
 
@@ -177,7 +177,7 @@ def test_a_bundle_that_is_not_there_is_not_found(tmp_path):
 def test_one_damaged_frame_costs_only_its_kernels(compiled, tmp_path):
     """With a bit flipped in any one frame, kernels with bytes in it are skipped with the reason, and all others restored."""
     data = compiled.bundle.read_bytes()
-    expected = workshop.tree(compiled.cache)
+    expected = support.tree(compiled.cache)
     with bundler.Bundle.load(compiled.bundle) as opened:
         ranges = [
             (section.offset, section.stored_bytes)
@@ -195,10 +195,10 @@ def test_one_damaged_frame_costs_only_its_kernels(compiled, tmp_path):
         assert len(report.restored) + len(report.skipped) == 22
         assert {key for key, _ in report.skipped} == set(compiled.keys) - set(report.restored)
         assert all(why for _, why in report.skipped)
-        assert workshop.temporaries(there) == []
-        found = workshop.tree(there)
+        assert support.temporaries(there) == []
+        found = support.tree(there)
         assert all(
-            data == expected[name] for name, data in found.items() if workshop.GROUP not in name
+            data == expected[name] for name, data in found.items() if support.GROUP not in name
         )
         assert {name.partition("/")[0] for name in found} == set(report.restored)
         skipped |= {key for key, _ in report.skipped}
@@ -289,7 +289,7 @@ def test_an_interrupt_leaves_no_temporary(small, tmp_path, monkeypatch):
     def interrupted(*args):
         raise KeyboardInterrupt
 
-    workshop.write_in_python(monkeypatch)
+    support.write_in_python(monkeypatch)
     monkeypatch.setattr(os, "write", interrupted)
     with pytest.raises(KeyboardInterrupt):
         bundler.restore(small, tmp_path / "there", only="all")

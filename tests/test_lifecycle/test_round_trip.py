@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-import workshop
+import support
 
 import bundler
 
@@ -33,13 +33,13 @@ def record(
     cache,
     path,
     names="gelu",
-    targets=workshop.TARGETS,
+    targets=support.TARGETS,
     cwd=None,
-    kernels=workshop.KERNELS,
+    kernels=support.KERNELS,
     env=None,
 ):
     """Compile with recording on in a new process and save the bundle."""
-    workshop.run(
+    support.run(
         _RECORD,
         kernels,
         path,
@@ -57,15 +57,15 @@ def test_every_kernel_hits_elsewhere_without_a_compiler(compiled, tmp_path, keep
     """All kernels, recorded and restored elsewhere, whole or as the launch set, are hits in a process whose ptxas refuses."""
     report = bundler.restore(compiled.bundle, tmp_path / "there", keep=keep)
     assert (len(report.restored), report.skipped, report.usable) == (22, (), 22)
-    assert workshop.hits_without_compiler(tmp_path / "there", tmp_path / "ptxas") == (22, 0)
+    assert support.hits_without_compiler(tmp_path / "there", tmp_path / "ptxas") == (22, 0)
 
 
 def test_a_bundle_saved_as_the_launch_set_hits(compiled, bundle, tmp_path):
     """A bundle file that has device binaries and metadata alone is enough for hits."""
     bundle.select(keep="launch").save(tmp_path / "launch.tbundle")
     bundler.restore(tmp_path / "launch.tbundle", tmp_path / "there")
-    assert workshop.hits_without_compiler(tmp_path / "there", tmp_path / "ptxas") == (22, 0)
-    assert {Path(name).suffix for name in workshop.tree(tmp_path / "there")} == {
+    assert support.hits_without_compiler(tmp_path / "there", tmp_path / "ptxas") == (22, 0)
+    assert {Path(name).suffix for name in support.tree(tmp_path / "there")} == {
         ".json",
         ".cubin",
         ".hsaco",
@@ -74,10 +74,10 @@ def test_a_bundle_saved_as_the_launch_set_hits(compiled, bundle, tmp_path):
 
 def test_an_empty_cache_does_not_hit(tmp_path):
     """Without a restore the same question finds the refusing ptxas, so a hit above is no accident."""
-    environment, log = workshop.refusing(tmp_path / "ptxas")
-    done = workshop.run(
-        workshop._ASK,
-        workshop.KERNELS,
+    environment, log = support.refusing(tmp_path / "ptxas")
+    done = support.run(
+        support._ASK,
+        support.KERNELS,
         "gelu",
         "cuda:90",
         env={"TRITON_CACHE_DIR": tmp_path / "c", **environment},
@@ -92,10 +92,10 @@ def test_restored_to_the_original_place_every_byte_is_the_original(compiled, tmp
     """Recorded, deleted and restored to the same directory, the cache is byte for byte what Triton left, group files included."""
     cache = tmp_path / "cache"
     path = record(cache, tmp_path / "b.tbundle", "gelu,swiglu")
-    before = workshop.tree(cache)
+    before = support.tree(cache)
     shutil.rmtree(cache)
     report = bundler.restore(path, cache)
-    assert workshop.tree(cache) == before
+    assert support.tree(cache) == before
     assert report.files == len(before)
 
 
@@ -103,14 +103,14 @@ def test_restored_to_the_original_place_every_byte_is_the_original(compiled, tmp
 def test_elsewhere_only_path_prefixes_differ(compiled, tmp_path):
     """Restored elsewhere, each file is the original or, if it holds the cache's path, the original with the new path."""
     bundler.restore(compiled.bundle, tmp_path / "there")
-    before, after = workshop.tree(compiled.cache), workshop.tree(tmp_path / "there")
+    before, after = support.tree(compiled.cache), support.tree(tmp_path / "there")
     moved = {
         name: data.replace(str(compiled.cache).encode(), str(tmp_path / "there").encode())
         for name, data in before.items()
     }
     assert after == moved
     assert {name for name in before if before[name] != after[name]} == {
-        name for name in before if workshop.GROUP in name
+        name for name in before if support.GROUP in name
     }
 
 
@@ -129,12 +129,12 @@ def test_any_directory_name_works(tmp_path, name):
     """Caches whose path has blanks, quotes or letters of any script are recorded, restored byte for byte, and hit."""
     here, there = tmp_path / f"{name} 1", tmp_path / f"{name} 2"
     path = record(here, tmp_path / "b.tbundle", targets=["cuda:90"])
-    before = workshop.tree(here)
+    before = support.tree(here)
     bundler.restore(path, there)
-    assert workshop.hits_without_compiler(there, tmp_path / "ptxas", "gelu", ["cuda:90"]) == (1, 0)
+    assert support.hits_without_compiler(there, tmp_path / "ptxas", "gelu", ["cuda:90"]) == (1, 0)
     shutil.rmtree(here)
     bundler.restore(path, here)
-    assert workshop.tree(here) == before
+    assert support.tree(here) == before
 
 
 def test_a_cache_reached_through_a_link_is_restored_anywhere(tmp_path):
@@ -146,10 +146,10 @@ def test_a_cache_reached_through_a_link_is_restored_anywhere(tmp_path):
     (tmp_path / "link there").symlink_to("real there")
     report = bundler.restore(path, tmp_path / "link there")
     assert (len(report.restored), report.directories) == (1, (str(tmp_path / "link there"),))
-    assert workshop.hits_without_compiler(
+    assert support.hits_without_compiler(
         tmp_path / "link there", tmp_path / "p1", "gelu", ["cuda:90"]
     ) == (1, 0)
-    assert workshop.hits_without_compiler(
+    assert support.hits_without_compiler(
         tmp_path / "real there", tmp_path / "p2", "gelu", ["cuda:90"]
     ) == (1, 0)
     with bundler.Bundle.load(path) as loaded:
@@ -169,12 +169,12 @@ def test_a_relative_cache_directory_works(tmp_path):
     path = record("some/cache", tmp_path / "b.tbundle", targets=["cuda:90"], cwd=tmp_path / "here")
     (kernel,) = (tmp_path / "here" / "some" / "cache").iterdir()
     code = "import bundler, json, sys; print(json.dumps(bundler.restore(sys.argv[1]).directories))"
-    found = workshop.answer(
+    found = support.answer(
         code, path, env={"TRITON_CACHE_DIR": "some/cache"}, cwd=tmp_path / "there"
     )
     assert found == [str(tmp_path / "there" / "some" / "cache")]
     assert (tmp_path / "there" / "some" / "cache" / kernel.name).is_dir()
-    assert workshop.hits_without_compiler(
+    assert support.hits_without_compiler(
         "some/cache", tmp_path / "ptxas", "gelu", ["cuda:90"], cwd=tmp_path / "there"
     ) == (1, 0)
 
@@ -186,7 +186,7 @@ def test_a_relative_argument_is_the_directory_it_names_now(compiled, tmp_path, m
     report = bundler.restore(compiled.bundle, "cache")
     assert report.directories == (str(tmp_path / "work" / "cache"),)
     monkeypatch.chdir(tmp_path)
-    assert all(workshop.is_whole(path) for path in (tmp_path / "work" / "cache").iterdir())
+    assert all(support.is_whole(path) for path in (tmp_path / "work" / "cache").iterdir())
 
 
 @pytest.mark.release
@@ -194,10 +194,10 @@ def test_triton_reads_the_restored_files_and_no_others(compiled, tmp_path):
     """After a move each path in each group file lies in the new directory, and the old one may be gone."""
     bundler.restore(compiled.bundle, tmp_path / "there")
     for directory in (tmp_path / "there").iterdir():
-        paths = json.loads(workshop.group_of(directory).read_text())["child_paths"]
+        paths = json.loads(support.group_of(directory).read_text())["child_paths"]
         assert paths == {name: os.path.join(directory, name) for name in paths}
         assert set(paths) == {path.name for path in directory.iterdir()} - {
-            workshop.group_of(directory).name
+            support.group_of(directory).name
         }
 
 

@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 import pytest
-import workshop
+import support
 
 import bundler
 from bundler.cli.leak_search import find_leaks
@@ -142,7 +142,7 @@ def test_triton_hits_on_what_was_stripped(bundle, tmp_path):
     assert leaks(stripped) == NOTHING
     stripped.save(tmp_path / "clean.tbundle")
     bundler.restore(tmp_path / "clean.tbundle", tmp_path / "there")
-    assert workshop.hits_without_compiler(tmp_path / "there", tmp_path / "ptxas") == (
+    assert support.hits_without_compiler(tmp_path / "there", tmp_path / "ptxas") == (
         len(bundle.kernels),
         0,
     )
@@ -198,7 +198,7 @@ def test_metadata_names_no_path_and_keeps_its_placeholders(golden, tmp_path):
 def test_what_runs_on_the_cpu_is_left_out_with_a_reason(compiled, tmp_path):
     """Generated Python and pickled graphs are source; tuning results stay."""
     key = compiled.keys_of("gelu_kernel")[0]
-    workshop.plant(compiled.cache, tmp_path / "inductor" / "triton" / "0", [key])
+    support.plant(compiled.cache, tmp_path / "inductor" / "triton" / "0", [key])
     for path in ("ab/code.py", "ab/cabc.best_config"):
         (tmp_path / "inductor" / path).parent.mkdir(exist_ok=True)
         (tmp_path / "inductor" / path).write_text("{}")

@@ -4,7 +4,7 @@ import shutil
 import threading
 
 import pytest
-import workshop
+import support
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -266,7 +266,7 @@ except bundler.BundlerError as error:
 bundler.end_compile()
 print(json.dumps(found))
 """
-    found = workshop.answer(code, env={"TRITON_CACHE_DIR": tmp_path})
+    found = support.answer(code, env={"TRITON_CACHE_DIR": tmp_path})
     assert [kind for kind, _ in found] == ["RecordingError"] * 3
     assert ["triton-bundler[triton]" in text for _, text in found] == [True, True, False]
     assert found[2][1] == NOTHING

@@ -38,7 +38,7 @@ def points(result):
 
 @pytest.mark.slow
 def test_every_kernel_is_compiled_once_while_leases_live(quick):
-    """By the ledger's count each kernel is compiled once, as nobody's lease expired, and every rank gets every kernel."""
+    """By the log of compiles each kernel is compiled once, as nobody's lease expired, and every rank gets every kernel."""
     _, result, _ = quick
     for name in ("growth", "hosts"):
         point = points(result)[name]

@@ -200,13 +200,13 @@ def test_yaml_in_pages_and_in_deploy_can_be_parsed():
 def test_every_public_name_is_on_one_page_of_the_reference():
     """The reference that `make docs` makes has each name of `bundler.__all__` once, in the group of its module."""
     import bundler
-    from bundler.public_homes import HOMES
+    from bundler.public_names import MODULE_OF_NAME
     from tools.docs_site.reference_pages import GROUPS, page_text
 
     listed = [
         line
         for group in GROUPS
-        for line in page_text(group, HOMES).splitlines()
+        for line in page_text(group, MODULE_OF_NAME).splitlines()
         if line.startswith("::: ")
     ]
     ours = sorted(

@@ -36,7 +36,7 @@ def triton(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def shop(triton, launch_kernels):
+def compiler(triton, launch_kernels):
     """Return candidates for a call of the vector add."""
     driver = DryDriver()
     place = TuningDevice.of(driver, 0)
@@ -44,10 +44,10 @@ def shop(triton, launch_kernels):
 
 
 @pytest.mark.release
-def test_every_option_of_a_config_reaches_the_compiler(shop):
+def test_every_option_of_a_config_reaches_the_compiler(compiler):
     """Register limit, cluster, stages, and options that only the backend knows."""
     config = Config({"BLOCK": 64}, 2, 5, 2, 64, {"enable_fp_fusion": False})
-    (candidate,) = shop.build([config])
+    (candidate,) = compiler.build([config])
     options = {name: value.plain() for name, value in candidate.made.kernel.launch.facts.options}
     expected = {
         "num_warps": 2,
@@ -61,9 +61,9 @@ def test_every_option_of_a_config_reaches_the_compiler(shop):
     assert candidate.registers <= 64
 
 
-def test_configs_that_differ_only_in_what_others_ignore_are_two_kernels(shop):
+def test_configs_that_differ_only_in_what_others_ignore_are_two_kernels(compiler):
     """A register limit makes another binary, so it is another candidate."""
-    one, two = shop.build([Config({"BLOCK": 64}), Config({"BLOCK": 64}, maxnreg=32)])
+    one, two = compiler.build([Config({"BLOCK": 64}), Config({"BLOCK": 64}, maxnreg=32)])
     assert one.key != two.key
 
 

@@ -31,7 +31,7 @@ class Made:
         self.loaded = False
 
 
-class Shop:
+class FakeCompiler:
     """Makes a candidate of each config but for those with a reason not to."""
 
     def __init__(self, refused=(), registers=lambda config: 32, spills=lambda config: 0):
@@ -65,8 +65,8 @@ class Clock:
         return Sample(time, time, time)
 
 
-def search(shop, clock, traits=None, **more):
-    return Search("kernel", shop, clock, traits or Traits(), **more)
+def search(compiler, clock, traits=None, **more):
+    return Search("kernel", compiler, clock, traits or Traits(), **more)
 
 
 def by_block(config):
@@ -75,11 +75,11 @@ def by_block(config):
 
 def test_every_config_is_timed_once_and_the_fastest_wins():
     """Four configs, four measurements; only the winner stays loaded."""
-    shop, clock = Shop(), Clock(by_block)
-    outcome = search(shop, clock).run(BLOCKS)
+    compiler, clock = FakeCompiler(), Clock(by_block)
+    outcome = search(compiler, clock).run(BLOCKS)
     assert (outcome.winner.config, outcome.found_by, outcome.measured) == (BLOCKS[2], "autotune", 4)
     assert clock.timed == BLOCKS
-    assert [made.config for made in shop.made if made.loaded] == [BLOCKS[2]]
+    assert [made.config for made in compiler.made if made.loaded] == [BLOCKS[2]]
     assert [timing.time_ns for timing in outcome.timings] == [
         3_000_000,
         2_000_000,
@@ -90,14 +90,16 @@ def test_every_config_is_timed_once_and_the_fastest_wins():
 
 def test_the_first_of_equally_fast_configs_wins():
     """A tie is decided by the order of the list."""
-    assert search(Shop(), Clock(lambda config: 1.0)).run(BLOCKS).winner.config == BLOCKS[0]
+    assert search(FakeCompiler(), Clock(lambda config: 1.0)).run(BLOCKS).winner.config == BLOCKS[0]
 
 
 def test_configs_that_do_not_compile_are_left_out_with_their_reason():
     """Two of three fail: the third is launched, and nothing is timed."""
-    shop = Shop({BLOCKS[0]: "OutOfResources: shared memory", BLOCKS[1]: "PTXASError: no"})
+    compiler = FakeCompiler(
+        {BLOCKS[0]: "OutOfResources: shared memory", BLOCKS[1]: "PTXASError: no"}
+    )
     clock = Clock(by_block)
-    outcome = search(shop, clock).run(BLOCKS[:3])
+    outcome = search(compiler, clock).run(BLOCKS[:3])
     assert (outcome.winner.config, outcome.found_by, clock.timed) == (BLOCKS[2], "only", [])
     assert [timing.reason for timing in outcome.timings] == [
         "OutOfResources: shared memory", "PTXASError: no", "not measured: nothing to choose",
@@ -108,7 +110,7 @@ def test_when_none_is_left_the_error_has_every_reason():
     """One typed error names each config and why it cannot be used."""
     reasons = {config: f"OutOfResources: {config}" for config in BLOCKS}
     with pytest.raises(NoValidConfig) as caught:
-        search(Shop(reasons), Clock(by_block)).run(BLOCKS)
+        search(FakeCompiler(reasons), Clock(by_block)).run(BLOCKS)
     assert len(caught.value.reasons) == 4
     assert all(f"OutOfResources: {config}" in str(caught.value) for config in BLOCKS)
 
@@ -120,19 +122,19 @@ def test_when_no_launch_succeeds_nothing_is_chosen():
             math.inf if config.kwargs["XBLOCK"] < 256 else DriverError("too many registers")
         )
     )
-    shop = Shop()
+    compiler = FakeCompiler()
     with pytest.raises(NoValidConfig) as caught:
-        search(shop, clock).run(BLOCKS)
+        search(compiler, clock).run(BLOCKS)
     assert {reason for _, reason in caught.value.reasons} == {
         "invalid configuration: the benchmark returned no time", "cannot be launched: too many registers",
     }  # fmt: skip
-    assert not any(made.loaded for made in shop.made)
+    assert not any(made.loaded for made in compiler.made)
 
 
 def test_a_fault_of_the_kernel_ends_the_search():
     """What fails for another reason than its size is not left out: the user has to see it."""
 
-    class Broken(Shop):
+    class Broken(FakeCompiler):
         def build(self, configs):
             raise CompileFailed("kernel does not compile: NameError: x", reason="NameError: x")
 
@@ -142,17 +144,20 @@ def test_a_fault_of_the_kernel_ends_the_search():
 
 def test_spilling_configs_are_not_timed_unless_the_kernel_is_a_users():
     """Above the threshold of 16 words; 32 on AMD; a threshold that was given counts."""
-    shop = Shop(spills=lambda config: 20 if config == BLOCKS[2] else 0)
+    compiler = FakeCompiler(spills=lambda config: 20 if config == BLOCKS[2] else 0)
     clock = Clock(by_block)
-    outcome = search(shop, clock, Traits(custom=False)).run(BLOCKS)
+    outcome = search(compiler, clock, Traits(custom=False)).run(BLOCKS)
     assert outcome.winner.config == BLOCKS[1]
     assert BLOCKS[2] not in clock.timed
     assert "spilling: 20 words, and 16 are allowed" in outcome.timings[2].reason
-    assert search(shop, Clock(by_block), Traits(custom=True)).run(BLOCKS).winner.config == BLOCKS[2]
-    on_amd = Traits(custom=False, occupancy=Occupancy("hip", 0, 65536, 2048, 64, 304))
-    assert search(shop, Clock(by_block), on_amd).run(BLOCKS).winner.config == BLOCKS[2]
     assert (
-        search(shop, Clock(by_block), on_amd, spill_threshold=10).run(BLOCKS).winner.config
+        search(compiler, Clock(by_block), Traits(custom=True)).run(BLOCKS).winner.config
+        == BLOCKS[2]
+    )
+    on_amd = Traits(custom=False, occupancy=Occupancy("hip", 0, 65536, 2048, 64, 304))
+    assert search(compiler, Clock(by_block), on_amd).run(BLOCKS).winner.config == BLOCKS[2]
+    assert (
+        search(compiler, Clock(by_block), on_amd, spill_threshold=10).run(BLOCKS).winner.config
         == BLOCKS[1]
     )
 
@@ -164,16 +169,16 @@ def test_reductions_with_many_registers_are_tried_with_half_the_block():
         Config({"XBLOCK": 1, "R0_BLOCK": 1024}, 16),
     ]
     traits = Traits("reduction", Space({"x": 4096, "r0_": 4096}), H100, custom=False)
-    shop, clock = (
-        Shop(registers=lambda config: 64),
+    compiler, clock = (
+        FakeCompiler(registers=lambda config: 64),
         Clock(lambda config: config.kwargs["R0_BLOCK"] / 1000),
     )
-    outcome = search(shop, clock, traits).run(start)
+    outcome = search(compiler, clock, traits).run(start)
     assert [config.kwargs["R0_BLOCK"] for config in clock.timed] == [2048, 1024, 512]
     assert outcome.winner.config.kwargs["R0_BLOCK"] == 512
     fixed = Clock(lambda config: config.kwargs["R0_BLOCK"] / 1000)
     search(
-        Shop(registers=lambda config: 64),
+        FakeCompiler(registers=lambda config: 64),
         fixed,
         Traits("reduction", traits.space, H100, rescale=False),
     ).run(start)
@@ -183,12 +188,15 @@ def test_reductions_with_many_registers_are_tried_with_half_the_block():
 def test_descent_goes_on_from_the_best_config():
     """Each further config is compiled and timed once; the record says how the winner was found."""
     traits = Traits("pointwise", Space({"x": 4096}, max_warps=32))
-    shop, clock = Shop(), Clock(lambda config: by_block(config) + abs(config.num_warps - 8) / 10)
-    outcome = search(shop, clock, traits, descent=Descent()).run(BLOCKS[:2])
+    compiler, clock = (
+        FakeCompiler(),
+        Clock(lambda config: by_block(config) + abs(config.num_warps - 8) / 10),
+    )
+    outcome = search(compiler, clock, traits, descent=Descent()).run(BLOCKS[:2])
     assert (outcome.winner.config.kwargs["XBLOCK"], outcome.winner.config.num_warps) == (256, 8)
     assert outcome.found_by == "coordinate_descent"
     assert len(clock.timed) == len(set(clock.timed)) == outcome.measured
-    assert [made.config for made in shop.made if made.loaded] == [outcome.winner.config]
+    assert [made.config for made in compiler.made if made.loaded] == [outcome.winner.config]
 
 
 @pytest.mark.parametrize(
@@ -203,31 +211,33 @@ def test_who_is_refined_depends_on_the_kind(kind, deterministic, refined):
     """Templates, users' kernels and fixed configs are not; reductions are not in deterministic mode."""
     traits = Traits(kind, Space({"x": 4096}), deterministic=deterministic)
     clock = Clock(by_block)
-    search(Shop(), clock, traits, descent=Descent()).run(BLOCKS[:1])
+    search(FakeCompiler(), clock, traits, descent=Descent()).run(BLOCKS[:1])
     assert (len(clock.timed) > 1) == refined
 
 
 def test_a_users_kernel_is_refined_in_the_fields_that_were_named():
     """Without names the list is what its user wanted."""
     traits = Traits(space=Space(fields=("XBLOCK",)))
-    outcome = search(Shop(), Clock(by_block), traits, descent=Descent()).run(BLOCKS[:1])
+    outcome = search(FakeCompiler(), Clock(by_block), traits, descent=Descent()).run(BLOCKS[:1])
     assert (outcome.winner.config.kwargs["XBLOCK"], outcome.winner.config.num_warps) == (256, 4)
 
 
 @pytest.mark.parametrize("kind", ["user_autotune", "reduction"])
 def test_in_deterministic_mode_no_measurement_decides(kind):
     """The first config that compiles is taken, in every process the same; the others are released."""
-    shop, clock = Shop({BLOCKS[0]: "OutOfResources: shared memory"}), Clock(by_block)
-    outcome = search(shop, clock, Traits(kind, deterministic=True)).run(BLOCKS)
+    compiler, clock = FakeCompiler({BLOCKS[0]: "OutOfResources: shared memory"}), Clock(by_block)
+    outcome = search(compiler, clock, Traits(kind, deterministic=True)).run(BLOCKS)
     assert (outcome.winner.config, clock.timed) == (BLOCKS[1], [])
-    assert [made.config for made in shop.made if made.loaded] == [BLOCKS[1]]
+    assert [made.config for made in compiler.made if made.loaded] == [BLOCKS[1]]
 
 
 def test_pointwise_kernels_are_measured_in_deterministic_mode_too():
     """Their config changes no number."""
     clock = Clock(by_block)
     assert (
-        search(Shop(), clock, Traits("pointwise", deterministic=True)).run(BLOCKS).winner.config
+        search(FakeCompiler(), clock, Traits("pointwise", deterministic=True))
+        .run(BLOCKS)
+        .winner.config
         == BLOCKS[2]
     )
     assert len(clock.timed) == 4
@@ -236,7 +246,7 @@ def test_pointwise_kernels_are_measured_in_deterministic_mode_too():
 def test_what_fails_while_refining_is_only_no_improvement():
     """A neighbor that does not compile is passed over, and its reason kept."""
 
-    class Picky(Shop):
+    class Picky(FakeCompiler):
         def build(self, configs):
             if configs[0].kwargs["XBLOCK"] == 512:
                 raise CompileFailed("broken for 512", reason="ValueError: 512")
@@ -251,7 +261,7 @@ def test_what_fails_while_refining_is_only_no_improvement():
 
 def test_a_config_is_told_without_what_everybody_has():
     """Defaults that are silent in Triton are silent here."""
-    outcome = search(Shop(), Clock(by_block)).run(
+    outcome = search(FakeCompiler(), Clock(by_block)).run(
         [Config({"XBLOCK": 64}, maxnreg=128, options={"kpack": 2})]
     )
     assert (

@@ -19,7 +19,7 @@ def _load(path, name=None):
 
 
 build = _load(HERE.parent / "test_format" / "builders.py", "store_builders")
-shelf = _load(HERE / "shelf.py")
+oracle = _load(HERE / "oracle.py")
 redis_server, redis_proxy = (
     _load(HERE.parent / f"{shared}.py") for shared in ("redis_server", "redis_proxy")
 )

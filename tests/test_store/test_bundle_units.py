@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The units of a bundle that is pulled: launch sets at once, the others when somebody needs them."""
 
+import oracle
 import pytest
-import shelf
 import store_builders as build
 
 from bundler.format.manifest import Content
@@ -17,7 +17,7 @@ def content():
     """As it is decoded: three kernels, two of which share a file, and a tuning file."""
     files = build.Files()
     same = {"k.llir": b"the same"}
-    (key,) = shelf.real_keys("A")
+    (key,) = oracle.real_keys("A")
     entries = [files.kernel("A", extra=same), files.kernel("B", extra=same), files.kernel("C")]
     plain = files.bundle(*entries, files.tuning(f"{key}/1.autotune.json", b"{}")).content
     return plain, Content.decode(plain.encode())

@@ -4,8 +4,8 @@
 import time
 import warnings
 
+import oracle
 import pytest
-import shelf
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install '.[cloud]'")
 import bundler
@@ -49,7 +49,7 @@ def objects():
         for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": server.endpoint}.items():
             patch.setenv(name, value)
         with bundler.open_store(STORE_URL) as store:
-            store.push(shelf.restorable(*range(20), each=2000), "t")
+            store.push(oracle.restorable(*range(20), each=2000), "t")
         return dict(server.objects)
 
 
@@ -86,7 +86,7 @@ def test_a_restore_ends_in_time_and_says_what_is_wrong(case, objects, monkeypatc
         assert time.monotonic() - started < case.seconds * TIMEOUT_S * CALLS + SLACK_S
     assert (type(error).__name__ if error else "", count) == (case.says, 0 if case.says else 20)
     assert not any(secret in str(error) for secret in SECRETS)
-    whole = shelf.contents(shelf.restorable(*range(20), each=2000))
+    whole = oracle.contents(oracle.restorable(*range(20), each=2000))
     found = {
         path.relative_to(cache).as_posix(): path.read_bytes() for path in cache.rglob("*.cubin")
     }
@@ -99,7 +99,7 @@ def test_a_server_that_dies_in_a_push_loses_nothing(after, objects, monkeypatch,
     """Whichever request it dies at: a typed error, what the tag named stays whole, and the next push completes."""
     from tools.cluster.fault_cases import _dies_after
 
-    more = shelf.restorable(*range(20, 25), each=2000)
+    more = oracle.restorable(*range(20, 25), each=2000)
     with ObjectServer().serving() as server:
         server.objects = dict(objects)
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
@@ -130,7 +130,7 @@ def test_a_redirect_takes_nothing_to_another_host(objects, monkeypatch, tmp_path
         count, error = restored(tmp_path / "cache")
         assert (count, type(error)) == (0, StoreUnavailable)
         with bundler.open_store(URL) as store, pytest.raises(StoreUnavailable):
-            store.push(shelf.bundle("A"), "t")
+            store.push(oracle.bundle("A"), "t")
         assert other.requests == []
 
 

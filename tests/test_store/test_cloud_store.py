@@ -5,9 +5,9 @@ import gc
 import time
 import warnings
 
+import oracle
 import pytest
 import s3_server
-import shelf
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install '.[cloud]'")
 
@@ -47,7 +47,7 @@ def test_a_pull_of_three_hundred_kernels_takes_few_requests(proxy, s3, tmp_path)
     """Catalog, manifest and units, and the mark of their use: no more requests for 300 kernels than for three."""
     with bundler.open_store(s3) as store, warnings.catch_warnings():
         warnings.simplefilter("ignore", BundlerWarning)
-        store.push(shelf.restorable(*range(KERNELS), each=4000), "t")
+        store.push(oracle.restorable(*range(KERNELS), each=4000), "t")
     proxy.requests.clear()
     with bundler.open_store(s3) as store, warnings.catch_warnings():
         warnings.simplefilter("ignore", BundlerWarning)
@@ -63,8 +63,8 @@ def test_real_kernels_are_pushed_and_pulled(proxy, s3, real):
         store.push(real, "demo")
         assert [tag.name for tag in store.tags()] == ["demo"]
         with store.pull("demo") as pulled:
-            assert shelf.contents(pulled) == shelf.contents(real)
-            assert shelf.kernels(pulled) == shelf.kernels(real)
+            assert oracle.contents(pulled) == oracle.contents(real)
+            assert oracle.kernels(pulled) == oracle.kernels(real)
         assert store.verify().damaged == ()
 
 
@@ -74,7 +74,7 @@ def test_errors_name_the_store_and_the_fix(proxy, s3):
         bundler.open_store("s3://there-is-none/kernels") as store,
         pytest.raises(StoreUnavailable, match="no such bucket"),
     ):
-        store.push(shelf.bundle("A"), "t")
+        store.push(oracle.bundle("A"), "t")
     with pytest.raises(ConfigError, match="credentials in the environment") as raised:
         bundler.open_store("s3://user:hush@bucket/kernels")
     assert "hush" not in str(raised.value)

@@ -5,8 +5,8 @@ import contextlib
 import hashlib
 import random
 
+import oracle
 import pytest
-import shelf
 import store_builders as build
 import zstandard
 
@@ -16,13 +16,13 @@ from bundler.lifecycle.machine_store import Store
 from bundler.store import dictionaries, store_layout
 from bundler.store.kernel_records import KernelRecords
 
-DAY_S = shelf.DAY_S
+DAY_S = oracle.DAY_S
 
 
 @pytest.fixture
 def far():
     """A store in memory whose reads are dear, as a server's are."""
-    with Store(shelf.Wrapped(MemoryBackend(), cheap=False), "far") as store:
+    with Store(oracle.Wrapped(MemoryBackend(), cheap=False), "far") as store:
         yield store
 
 
@@ -44,10 +44,10 @@ def build_bundle(seeds, extra, **kernel):
 
 def dictionary(store):
     """Return the key of the only dictionary, and the units that need it, told a second time."""
-    (key,) = shelf.of_kind(store, "d")
+    (key,) = oracle.of_kind(store, "d")
     digest = bytes.fromhex(key[5:])
     return key, {
-        k for k, v in shelf.raw(store).items() if v.startswith(b"TBD1") and v[36:68] == digest
+        k for k, v in oracle.raw(store).items() if v.startswith(b"TBD1") and v[36:68] == digest
     }
 
 
@@ -60,7 +60,7 @@ def test_units_that_resemble_each_other_share_a_dictionary(far):
     report = far.push(bundle, "t")
     key, users = dictionary(far)
     assert len(users) == len(ALIKE)
-    raw = shelf.raw(far)
+    raw = oracle.raw(far)
     content = zstandard.ZstdDecompressor().decompress(raw[key][36:])
     assert hashlib.sha256(content).hexdigest() == key[5:]
     assert raw[key][4:36] == hashlib.sha256(raw[key][36:]).digest()
@@ -73,9 +73,9 @@ def test_units_that_resemble_each_other_share_a_dictionary(far):
     # Reads there are cheap, and files that small would take a block of the disk each.
     with Store(MemoryBackend(), "alone") as alone:
         assert report.bytes_sent < alone.push(bundle, "t").bytes_sent / 5
-        assert shelf.of_kind(alone, "d") == []
+        assert oracle.of_kind(alone, "d") == []
     with far.pull("t") as pulled:
-        assert shelf.contents(pulled) == shelf.contents(bundle)
+        assert oracle.contents(pulled) == oracle.contents(bundle)
     assert far.verify().sound
     assert far.stats().dictionaries == 1
     assert far.stats().tagged_bytes == sum(map(len, raw.values()))
@@ -84,9 +84,9 @@ def test_units_that_resemble_each_other_share_a_dictionary(far):
 def test_every_pusher_stores_the_same_bytes(far):
     """What is stored is a function of what is sent, whoever sends it."""
     far.push(alike(*ALIKE), "t")
-    with Store(shelf.Wrapped(MemoryBackend(), cheap=False), "other") as other:
+    with Store(oracle.Wrapped(MemoryBackend(), cheap=False), "other") as other:
         other.push(alike(*reversed(ALIKE)), "t")
-        assert shelf.raw(other) == shelf.raw(far)
+        assert oracle.raw(other) == oracle.raw(far)
 
 
 def test_units_that_have_nothing_in_common_are_compressed_alone(far):
@@ -96,7 +96,7 @@ def test_units_that_have_nothing_in_common_are_compressed_alone(far):
     )
     far.push(alike("I", "J", "K"), "few")
     far.push(build_bundle(ALIKE, lambda seed: {"k.ptx": f"ptx of {seed}".encode()}), "small")
-    assert shelf.of_kind(far, "d") == []
+    assert oracle.of_kind(far, "d") == []
     assert far.verify().sound
 
 
@@ -104,7 +104,7 @@ def test_a_large_unit_is_compressed_alone(far):
     """What is larger than a dictionary may be gains nothing from one, and is in none."""
     large = bytes(dictionaries.DICTIONARY_BYTES) + b"!"
     far.push(build_bundle(ALIKE, lambda seed: {"k.llir": large + seed.encode()}), "t")
-    assert shelf.of_kind(far, "d") == []
+    assert oracle.of_kind(far, "d") == []
 
 
 def test_bundles_share_units_whatever_they_were_compressed_with(far):
@@ -112,9 +112,9 @@ def test_bundles_share_units_whatever_they_were_compressed_with(far):
     far.push(alike(*ALIKE), "t")
     report = far.push(alike("A", "B"), "u")
     assert (report.blobs_sent, report.blobs_present) == (0, 4)
-    noting = shelf.wrapped(far, shelf.Noting, cheap=False)
+    noting = oracle.wrapped(far, oracle.Noting, cheap=False)
     with noting.pull("u") as pulled:
-        assert shelf.contents(pulled) == shelf.contents(alike("A", "B"))
+        assert oracle.contents(pulled) == oracle.contents(alike("A", "B"))
     key, _ = dictionary(far)
     assert [key] in noting._backend.named("touch")
 
@@ -124,20 +124,20 @@ def test_records_read_what_bundles_brought(far):
     bundle = alike(*ALIKE)
     far.push(bundle, "t")
     key, _ = dictionary(far)
-    records = KernelRecords(shelf.Noting(far._backend, cheap=False), far.name)
+    records = KernelRecords(oracle.Noting(far._backend, cheap=False), far.name)
     assert len(records.publish(bundle).created) == len(ALIKE)
-    whole = shelf.contents(bundle)
+    whole = oracle.contents(bundle)
     for kernel in bundle.kernels:
         found = records.look_up([kernel.key])
         assert (found.missing, found.damaged) == ((), {})
-        assert shelf.contents(found.bundle).items() <= whole.items()
+        assert oracle.contents(found.bundle).items() <= whole.items()
     assert [key] in records._backend.named("get")
     assert sum(key in keys for keys in records._backend.named("get")) == 1
-    shelf.drop(far, key)
+    oracle.drop(far, key)
     lost = KernelRecords(far._backend, far.name).look_up([bundle.kernels[0].key])
     assert "needs the dictionary" in lost.damaged[bundle.kernels[0].key]
-    assert KernelRecords(far._backend, far.name).publish(bundle).created == shelf.keys(*ALIKE)
-    assert KernelRecords(far._backend, far.name).look_up(shelf.keys(*ALIKE)).missing == ()
+    assert KernelRecords(far._backend, far.name).publish(bundle).created == oracle.keys(*ALIKE)
+    assert KernelRecords(far._backend, far.name).look_up(oracle.keys(*ALIKE)).missing == ()
 
 
 def test_a_later_push_uses_the_dictionary_that_the_tag_names(far):
@@ -150,19 +150,19 @@ def test_a_later_push_uses_the_dictionary_that_the_tag_names(far):
     assert dictionary(far)[0] == key
     assert len(dictionary(far)[1] - before) == 1
     with far.pull("t") as pulled:
-        assert shelf.kernels(pulled) == shelf.keys(*ALIKE, "I")
-        assert shelf.contents(pulled) == shelf.contents(alike(*ALIKE, "I"))
+        assert oracle.kernels(pulled) == oracle.keys(*ALIKE, "I")
+        assert oracle.contents(pulled) == oracle.contents(alike(*ALIKE, "I"))
 
 
 def test_a_push_mends_a_dictionary_that_is_gone(far):
     """Evicted, it leaves units that nobody can read: the next push removes and sends them again."""
     far.push(alike(*ALIKE), "t")
     key, users = dictionary(far)
-    shelf.drop(far, key)
+    oracle.drop(far, key)
     report = far.push(alike(*ALIKE), "t")
     assert (report.blobs_sent, report.blobs_present) == (len(users), len(ALIKE))
     with far.pull("t") as pulled:
-        assert shelf.contents(pulled) == shelf.contents(alike(*ALIKE))
+        assert oracle.contents(pulled) == oracle.contents(alike(*ALIKE))
     assert far.verify().sound
 
 
@@ -170,27 +170,27 @@ def test_a_reader_without_a_dictionary_says_which_kernels_it_lacks(far):
     """The others are read; what is useless is removed, so that any push sends it again, also one that knows no dictionary."""
     far.push(alike(*ALIKE), "t")
     key, users = dictionary(far)
-    shelf.drop(far, key)
+    oracle.drop(far, key)
     with far.pull("t", read_only=True) as pulled:
         assert pulled.read(pulled.kernels[0].binary)
         with pytest.raises(NotFound, match="needs the dictionary"):
             pulled.read(pulled.kernels[0].artifact("k.llir"))
-    assert users < shelf.raw(far).keys()
+    assert users < oracle.raw(far).keys()
     with far.pull("t") as pulled:
         pulled.blobs.prefetch([digest for digest, _ in pulled.content.blobs])
         with pytest.raises(NotFound, match="needs the dictionary"):
             pulled.read(pulled.kernels[0].artifact("k.llir"))
-    assert not users & shelf.raw(far).keys()
+    assert not users & oracle.raw(far).keys()
     assert far.push(alike(*ALIKE), "u").blobs_sent == len(users)
     with far.pull("t") as pulled:
-        assert shelf.contents(pulled) == shelf.contents(alike(*ALIKE))
+        assert oracle.contents(pulled) == oracle.contents(alike(*ALIKE))
 
 
 def test_verify_finds_units_without_their_dictionary(far):
     """They count as damaged, and with repair they go; then the bundle is incomplete until it is pushed."""
     far.push(alike(*ALIKE), "t")
     key, users = dictionary(far)
-    shelf.drop(far, key)
+    oracle.drop(far, key)
     report = far.verify()
     assert {name for name, _ in report.damaged} == users
     assert all(key in reason for _, reason in report.damaged)
@@ -204,14 +204,14 @@ def test_a_dictionary_that_was_changed_is_not_used(far):
     """A flipped bit, another's bytes under its key and one that is too large are found, and never decode anything."""
     far.push(alike(*ALIKE), "t")
     key, users = dictionary(far)
-    whole = shelf.raw(far)[key]
+    whole = oracle.raw(far)[key]
     for value in (
         whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:],
         store_layout.seal(b"another"),
         b"",
         b"TBD1" + whole[4:],
     ):
-        shelf.overwrite(far, key, value)
+        oracle.overwrite(far, key, value)
         assert key in {name for name, _ in far.verify().damaged}
         with far.pull("t", read_only=True) as pulled, pytest.raises(NotFound):
             pulled.read(pulled.kernels[0].artifact("k.llir"))
@@ -228,20 +228,20 @@ def test_a_unit_that_names_another_dictionary_is_damaged(far):
     far.push(alike(*ALIKE), "t")
     _, users = dictionary(far)
     unit = min(users)
-    value = shelf.raw(far)[unit]
-    shelf.overwrite(far, unit, value[:36] + bytes(32) + value[68:])
+    value = oracle.raw(far)[unit]
+    oracle.overwrite(far, unit, value[:36] + bytes(32) + value[68:])
     assert [name for name, _ in far.verify().damaged] == [unit]
     with pytest.raises(DigestMismatch):
-        store_layout.check_seal(shelf.raw(far)[unit], unit)
+        store_layout.check_seal(oracle.raw(far)[unit], unit)
     other = hashlib.sha256(b"x").digest()
-    shelf.overwrite(far, unit, store_layout.seal_with(other, value[68:]))
+    oracle.overwrite(far, unit, store_layout.seal_with(other, value[68:]))
     assert [name for name, _ in far.verify().damaged] == [unit]
 
 
 def test_a_tag_may_hint_at_anything(far):
     """Hints that are wrong, or not hints at all, cost nothing but the hint."""
     far.push(alike(*ALIKE), "t")
-    manifest = shelf.manifest_of_hinting(far, "t")
+    manifest = oracle.manifest_of_hinting(far, "t")
     for hints in (
         [["cuda:90/rest", bytes(32)]],
         [["cuda:90/rest", b"short"]],
@@ -250,9 +250,9 @@ def test_a_tag_may_hint_at_anything(far):
         "text",
         None,
     ):
-        shelf.set_tag(far, "t", shelf.packed([1, manifest, hints]))
+        oracle.set_tag(far, "t", oracle.packed([1, manifest, hints]))
         with far.pull("t") as pulled:
-            assert shelf.contents(pulled) == shelf.contents(alike(*ALIKE))
+            assert oracle.contents(pulled) == oracle.contents(alike(*ALIKE))
     assert far.push(alike(*ALIKE), "t").blobs_sent == 0
 
 
@@ -260,22 +260,22 @@ def test_prune_keeps_dictionaries_as_long_as_units_need_them(far):
     """A dictionary goes with the last unit that was compressed with it, and not before, whether a tag hints at it or not."""
     far.push(alike(*ALIKE), "t")
     key, users = dictionary(far)
-    shelf.age(far, 2 * DAY_S)
+    oracle.age(far, 2 * DAY_S)
     assert far.prune().removed == ()
     far.push(alike("A", "B"), "t", "replace")
-    shelf.set_tag(far, "t", shelf.packed([1, shelf.manifest_of_hinting(far, "t")]))
-    shelf.age(far, 2 * DAY_S)
+    oracle.set_tag(far, "t", oracle.packed([1, oracle.manifest_of_hinting(far, "t")]))
+    oracle.age(far, 2 * DAY_S)
     removed = far.prune().removed
     assert key not in removed
     assert len(users & set(removed)) == len(ALIKE) - 2
     assert far.verify().sound
     with far.pull("t", read_only=True) as pulled:
-        assert shelf.contents(pulled) == shelf.contents(alike("A", "B"))
+        assert oracle.contents(pulled) == oracle.contents(alike("A", "B"))
     far.delete_tag("t")
-    shelf.age(far, 2 * DAY_S)
+    oracle.age(far, 2 * DAY_S)
     report = far.prune()
     assert report.removed[-1] == key
-    assert shelf.raw(far) == {}
+    assert oracle.raw(far) == {}
 
 
 def test_a_dictionary_stays_when_one_of_its_units_was_used_meanwhile(far):
@@ -283,31 +283,31 @@ def test_a_dictionary_stays_when_one_of_its_units_was_used_meanwhile(far):
     far.push(alike(*ALIKE), "t")
     key, users = dictionary(far)
     far.delete_tag("t")
-    shelf.age(far, 2 * DAY_S)
+    oracle.age(far, 2 * DAY_S)
     claimed = min(users)
 
-    class Claiming(shelf.Wrapped):
+    class Claiming(oracle.Wrapped):
         def around(self, name, call, argument):
             if name == "delete" and claimed in argument:
                 self.inner.touch([claimed])
             return call(argument)
 
-    before = shelf.raw(far).keys()
-    removed = shelf.wrapped(far, Claiming).prune().removed
-    assert shelf.raw(far).keys() == {claimed, key}
+    before = oracle.raw(far).keys()
+    removed = oracle.wrapped(far, Claiming).prune().removed
+    assert oracle.raw(far).keys() == {claimed, key}
     assert set(removed) == before - {claimed, key}
 
 
 def test_a_push_that_stops_anywhere_leaves_no_unit_without_its_dictionary(far):
     """A dictionary is acknowledged before units that need it are sent, whichever call fails."""
     for at in range(40):
-        with Store(shelf.Faulty(MemoryBackend(), "fails", at, cheap=False), "f") as store:
+        with Store(oracle.Faulty(MemoryBackend(), "fails", at, cheap=False), "f") as store:
             with contextlib.suppress(BundlerError):
                 store.push(alike(*ALIKE), "t")
             if store._backend.struck is None:
                 assert at > 5
                 break
-            for digest in {v[36:68] for v in shelf.raw(store).values() if v.startswith(b"TBD1")}:
-                assert f"v1/d/{digest.hex()}" in shelf.raw(store)
+            for digest in {v[36:68] for v in oracle.raw(store).values() if v.startswith(b"TBD1")}:
+                assert f"v1/d/{digest.hex()}" in oracle.raw(store)
     else:
         pytest.fail("a push never ended")

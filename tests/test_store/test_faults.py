@@ -3,8 +3,8 @@
 
 import contextlib
 
+import oracle
 import pytest
-import shelf
 import store_builders as build
 
 from bundler.errors import (
@@ -23,8 +23,8 @@ NEW = {"merge": ("A", "B", "C"), "replace": ("B", "C"), "create": ("B", "C")}
 
 def with_old(mode):
     """Return a store in memory in which the tag names kernels A and B, or for `create` is not set."""
-    store = Store(shelf.MemoryBackend(), "memory:")
-    store.push(shelf.bundle("A", "B"), "other" if mode == "create" else "t")
+    store = Store(oracle.MemoryBackend(), "memory:")
+    store.push(oracle.bundle("A", "B"), "other" if mode == "create" else "t")
     return store
 
 
@@ -32,8 +32,8 @@ def every_call(make, fault, act, cheap=None):
     """Yield (number, the call struck, a store with the state after it) for each call that `act` makes."""
     start, at = make(), 0
     while True:
-        store = shelf.copied(start)
-        broken = shelf.wrapped(store, shelf.Faulty, fault, at, cheap=cheap)
+        store = oracle.copied(start)
+        broken = oracle.wrapped(store, oracle.Faulty, fault, at, cheap=cheap)
         error = None
         try:
             act(broken)
@@ -52,9 +52,9 @@ def every_call(make, fault, act, cheap=None):
 @pytest.mark.parametrize("fault", ["fails", "loses"])
 def test_a_push_is_all_or_nothing(fault, mode, cheap):
     """After a failure of any call the tag names the old or the new bundle, whole; the same push then completes."""
-    bundle, old = shelf.bundle("B", "C"), with_old(mode)
-    before = shelf.contents(old.pull("t")) if mode != "create" else None
-    after = shelf.contents(shelf.bundle(*NEW[mode]))
+    bundle, old = oracle.bundle("B", "C"), with_old(mode)
+    before = oracle.contents(old.pull("t")) if mode != "create" else None
+    after = oracle.contents(oracle.bundle(*NEW[mode]))
     struck = set()
     for name, error, store in every_call(
         lambda: old, fault, lambda s: s.push(bundle, "t", mode), cheap
@@ -68,7 +68,7 @@ def test_a_push_is_all_or_nothing(fault, mode, cheap):
             or (name, mode) == ("touch", "merge")
         ), name
         found = (
-            shelf.contents(store.pull("t"))
+            oracle.contents(store.pull("t"))
             if store.tags() and store.tags()[-1].name == "t"
             else None
         )
@@ -77,7 +77,7 @@ def test_a_push_is_all_or_nothing(fault, mode, cheap):
         ), name
         assert store.verify().sound
         store.push(bundle, "t", mode)
-        assert shelf.contents(store.pull("t")) == after
+        assert oracle.contents(store.pull("t")) == after
         assert store.verify().sound
         assert store.push(bundle, "t", mode).blobs_sent == 0
     assert {"read_ref", "touch", "get" if cheap else "exists", "put", "flush", "swap_ref"} <= struck
@@ -86,50 +86,55 @@ def test_a_push_is_all_or_nothing(fault, mode, cheap):
 @pytest.mark.parametrize("mode", NEW)
 def test_a_bit_flipped_on_the_way_is_no_damage(mode):
     """A flipped bit in any answer or in what is sent: right bytes or a typed error, the tag is whole, nothing is removed."""
-    bundle, old = shelf.bundle("B", "C"), with_old(mode)
-    before = shelf.contents(old.pull("t")) if mode != "create" else None
-    after = shelf.contents(shelf.bundle(*NEW[mode]))
-    stored = shelf.raw(old)
+    bundle, old = oracle.bundle("B", "C"), with_old(mode)
+    before = oracle.contents(old.pull("t")) if mode != "create" else None
+    after = oracle.contents(oracle.bundle(*NEW[mode]))
+    stored = oracle.raw(old)
     for name, error, store in every_call(lambda: old, "flips", lambda s: s.push(bundle, "t", mode)):
         assert error is None or isinstance(error, (*TYPED, FormatError)), name
-        assert stored.items() <= shelf.raw(store).items()
+        assert stored.items() <= oracle.raw(store).items()
         found = (
-            shelf.contents(store.pull("t"))
+            oracle.contents(store.pull("t"))
             if store.tags() and store.tags()[-1].name == "t"
             else None
         )
         assert found == (after if error is None else before), name
         assert store.verify().sound, name
         store.push(bundle, "t", mode)
-        assert shelf.contents(store.pull("t")) == after
+        assert oracle.contents(store.pull("t")) == after
 
 
 def test_a_bit_flipped_where_nobody_reads_back_is_found_later():
     """On a store whose reads are dear a damaged unit is found when it is read, and the next push brings it."""
-    bundle, old = shelf.bundle("B", "C"), with_old("merge")
-    right = [shelf.contents(shelf.bundle("A", "B")), shelf.contents(shelf.bundle("A", "B", "C"))]
+    bundle, old = oracle.bundle("B", "C"), with_old("merge")
+    right = [
+        oracle.contents(oracle.bundle("A", "B")),
+        oracle.contents(oracle.bundle("A", "B", "C")),
+    ]
     for name, _, store in every_call(
         lambda: old, "flips", lambda s: s.push(bundle, "t"), cheap=False
     ):
         with contextlib.suppress(BundlerError):
-            assert shelf.contents(store.pull("t")) in right
+            assert oracle.contents(store.pull("t")) in right
         store.verify(repair=True)
-        again = shelf.wrapped(store, shelf.Noting, cheap=False)
+        again = oracle.wrapped(store, oracle.Noting, cheap=False)
         again.push(bundle, "t")
-        again.push(shelf.bundle("A", "B"), "t")
-        assert shelf.contents(store.pull("t")) == shelf.contents(shelf.bundle("A", "B", "C")), name
+        again.push(oracle.bundle("A", "B"), "t")
+        assert oracle.contents(store.pull("t")) == oracle.contents(oracle.bundle("A", "B", "C")), (
+            name
+        )
         assert store.verify().sound
 
 
 def test_a_bit_flipped_while_pulling_is_asked_for_again():
     """A pull and everything read from it has the right bytes although one answer came damaged; the store is left alone."""
     old = with_old("merge")
-    right, stored = shelf.contents(old.pull("t")), shelf.raw(old)
+    right, stored = oracle.contents(old.pull("t")), oracle.raw(old)
     seen = []
     for name, error, store in every_call(
-        lambda: old, "flips", lambda s: seen.append(shelf.contents(s.pull("t")))
+        lambda: old, "flips", lambda s: seen.append(oracle.contents(s.pull("t")))
     ):
-        assert shelf.raw(store) == stored
+        assert oracle.raw(store) == stored
         if name == "read_ref":
             assert isinstance(error, BundlerError)
         else:
@@ -141,21 +146,21 @@ def test_a_bit_flipped_while_pulling_is_asked_for_again():
 def test_reading_either_answers_or_raises(fault):
     """Pull, restore's reads, tags, stats, verify and a dry prune never give something wrong when one call fails."""
     old = with_old("merge")
-    old.push(shelf.bundle("D"))
-    right = shelf.contents(old.pull("t"))
+    old.push(oracle.bundle("D"))
+    right = oracle.contents(old.pull("t"))
     acts = {
-        "pull": lambda s: shelf.contents(s.pull("t")) == right,
+        "pull": lambda s: oracle.contents(s.pull("t")) == right,
         "tags": lambda s: [(t.name, t.kernels) for t in s.tags()] == [("t", 2)],
         "stats": lambda s: s.stats() == old.stats(),
         "verify": lambda s: s.verify().sound,
         "prune": lambda s: s.prune(dry_run=True).removed == (),
     }
-    stored = shelf.raw(old)
+    stored = oracle.raw(old)
     for act, right_answer in acts.items():
         at, struck = 0, ""
         while struck is not None:
-            store = shelf.copied(old)
-            broken = shelf.wrapped(store, shelf.Faulty, fault, at)
+            store = oracle.copied(old)
+            broken = oracle.wrapped(store, oracle.Faulty, fault, at)
             try:
                 fine = right_answer(broken)
             except BundlerError:
@@ -163,7 +168,7 @@ def test_reading_either_answers_or_raises(fault):
             struck = broken._backend.struck
             # A tag that came damaged is reported as one that cannot be read; nothing else is wrong.
             assert fine or (fault, struck) == ("flips", "read_ref"), (act, struck)
-            assert shelf.raw(store) == stored
+            assert oracle.raw(store) == stored
             at += 1
         assert at > 2
 
@@ -173,17 +178,17 @@ def test_a_prune_that_fails_has_removed_nothing_that_is_needed(fault):
     """Stopped at any call, pruning leaves a store that verifies, tags that are whole, and a second prune that completes."""
     old = with_old("merge")
     for seeds in ("CD", "DE", "F"):
-        old.push(shelf.bundle(*seeds))
-    shelf.age(old, 2 * shelf.DAY_S)
-    right = shelf.contents(old.pull("t"))
-    complete = shelf.copied(old)
+        old.push(oracle.bundle(*seeds))
+    oracle.age(old, 2 * oracle.DAY_S)
+    right = oracle.contents(old.pull("t"))
+    complete = oracle.copied(old)
     assert len(complete.prune().removed) == 15
     for name, error, store in every_call(lambda: old, fault, lambda s: s.prune()):
         assert error is None or isinstance(error, TYPED), name
         assert store.verify().sound, name
-        assert shelf.contents(store.pull("t", read_only=True)) == right
+        assert oracle.contents(store.pull("t", read_only=True)) == right
         store.prune()
-        assert shelf.raw(store) == shelf.raw(complete)
+        assert oracle.raw(store) == oracle.raw(complete)
 
 
 @pytest.mark.parametrize("fault", ["fails", "loses"])
@@ -199,8 +204,8 @@ def test_deleting_a_tag_may_be_repeated(fault):
 
 def _calls(old, fault):
     for at in range(2):
-        store = shelf.copied(old)
-        broken = shelf.wrapped(store, shelf.Faulty, fault, at)
+        store = oracle.copied(old)
+        broken = oracle.wrapped(store, oracle.Faulty, fault, at)
         with pytest.raises(BundlerError) as caught:
             broken.delete_tag("t")
         yield broken._backend.struck, caught.value, store
@@ -209,7 +214,7 @@ def _calls(old, fault):
 def test_a_way_that_damages_everything_removes_nothing():
     """A reader whose memory or network is broken, so that each answer is damaged differently, does not empty the store."""
 
-    class Broken(shelf.Wrapped):
+    class Broken(oracle.Wrapped):
         number = 0
 
         def around(self, name, call, argument):
@@ -223,26 +228,26 @@ def test_a_way_that_damages_everything_removes_nothing():
             }
 
     old = with_old("merge")
-    stored = shelf.raw(old)
-    broken = Store(Broken(shelf.innermost(old)), "memory:")
+    stored = oracle.raw(old)
+    broken = Store(Broken(oracle.innermost(old)), "memory:")
     with pytest.raises(DigestMismatch):
         broken.pull("t")
     with pytest.raises(BundlerError):
-        broken.push(shelf.bundle("C"), "t")
+        broken.push(oracle.bundle("C"), "t")
     assert not broken.verify(repair=True).sound
-    assert stored.items() <= shelf.raw(old).items()
-    assert shelf.kernels(old.pull("t")) == shelf.keys("A", "B")
+    assert stored.items() <= oracle.raw(old).items()
+    assert oracle.kernels(old.pull("t")) == oracle.keys("A", "B")
 
 
 def test_a_swap_that_others_win_is_tried_again(memory):
     """A push whose tag changed meanwhile merges with what it names now."""
-    memory.push(shelf.bundle("A"), "t")
-    slow = shelf.wrapped(memory, shelf.Pausing, "put", "after")
-    with shelf.running(lambda: slow.push(shelf.bundle("B"), "t")):
+    memory.push(oracle.bundle("A"), "t")
+    slow = oracle.wrapped(memory, oracle.Pausing, "put", "after")
+    with oracle.running(lambda: slow.push(oracle.bundle("B"), "t")):
         assert slow._backend.reached.wait(60)
-        memory.push(shelf.bundle("C"), "t")
+        memory.push(oracle.bundle("C"), "t")
         slow._backend.go_on.set()
-    assert shelf.contents(memory.pull("t")) == shelf.contents(shelf.bundle("A", "B", "C"))
+    assert oracle.contents(memory.pull("t")) == oracle.contents(oracle.bundle("A", "B", "C"))
     assert memory.verify().sound
 
 
@@ -250,30 +255,30 @@ def test_a_tag_that_is_created_meanwhile_is_not_created_again(memory):
     """Of two that create a tag one succeeds, and the other is told."""
     from bundler.errors import MergeConflict
 
-    slow = shelf.wrapped(memory, shelf.Pausing, "put", "after")
+    slow = oracle.wrapped(memory, oracle.Pausing, "put", "after")
     with (
         pytest.raises(MergeConflict),
-        shelf.running(lambda: slow.push(shelf.bundle("B"), "t", "create")),
+        oracle.running(lambda: slow.push(oracle.bundle("B"), "t", "create")),
     ):
         assert slow._backend.reached.wait(60)
-        memory.push(shelf.bundle("C"), "t", "create")
+        memory.push(oracle.bundle("C"), "t", "create")
         slow._backend.go_on.set()
-    assert shelf.kernels(memory.pull("t")) == shelf.keys("C")
+    assert oracle.kernels(memory.pull("t")) == oracle.keys("C")
 
 
 def test_a_tag_that_never_holds_still_is_given_up(memory):
     """After many lost races the push says so, with a typed error."""
 
-    class Losing(shelf.Wrapped):
+    class Losing(oracle.Wrapped):
         def around(self, name, call, argument):
             return False if name == "swap_ref" else call(argument)
 
-    losing = shelf.wrapped(memory, Losing)
+    losing = oracle.wrapped(memory, Losing)
     with pytest.raises(
         StoreUnavailable, match="tag t changed 100 times while we pushed; try again"
     ):
-        losing.push(shelf.bundle("A"), "t")
-    memory.push(shelf.bundle("A"), "t")
+        losing.push(oracle.bundle("A"), "t")
+    memory.push(oracle.bundle("A"), "t")
     with pytest.raises(StoreUnavailable, match="tag t keeps changing; try again"):
         losing.delete_tag("t")
 
@@ -283,15 +288,15 @@ def test_several_kinds_of_entries_survive_a_failed_push(memory):
     bundle = build.several()
     for name, _, store in every_call(lambda: memory, "fails", lambda s: s.push(bundle, "t")):
         store.push(bundle, "t")
-        assert shelf.contents(store.pull("t")) == shelf.contents(bundle), name
+        assert oracle.contents(store.pull("t")) == oracle.contents(bundle), name
 
 
 def test_a_manifest_that_comes_damaged_twice_is_not_given_up(memory):
     """While the tag's manifest cannot be read although it is there, a merge raises; what the tag holds is not replaced."""
-    memory.push(shelf.bundle("A", "B"), "t")
-    manifest = shelf.manifest_of(memory, "t")
+    memory.push(oracle.bundle("A", "B"), "t")
+    manifest = oracle.manifest_of(memory, "t")
 
-    class Bad(shelf.Wrapped):
+    class Bad(oracle.Wrapped):
         left = 2
 
         def around(self, name, call, argument):
@@ -302,7 +307,7 @@ def test_a_manifest_that_comes_damaged_twice_is_not_given_up(memory):
             return answer
 
     with pytest.raises(DigestMismatch):
-        shelf.wrapped(memory, Bad).push(shelf.bundle("C"), "t")
-    assert shelf.kernels(memory.pull("t")) == shelf.keys("A", "B")
-    memory.push(shelf.bundle("C"), "t")
-    assert shelf.contents(memory.pull("t")) == shelf.contents(shelf.bundle("A", "B", "C"))
+        oracle.wrapped(memory, Bad).push(oracle.bundle("C"), "t")
+    assert oracle.kernels(memory.pull("t")) == oracle.keys("A", "B")
+    memory.push(oracle.bundle("C"), "t")
+    assert oracle.contents(memory.pull("t")) == oracle.contents(oracle.bundle("A", "B", "C"))

@@ -8,8 +8,8 @@ import resource
 import signal
 from pathlib import Path
 
+import oracle
 import pytest
-import shelf
 
 import bundler
 from bundler.backends.port import Unread
@@ -23,9 +23,9 @@ SPARE_BYTES = 400 << 20
 LETTERS = {"unit": "u", "manifest": "m", "dictionary": "d", "record": "k", "file": "s"}
 KINDS = (*LETTERS, "tag", "failure", "lease")
 OBJECTS = ("named pipe", "socket", "sparse file", "link to a device", "directory", "full directory")
-BUNDLE = shelf.restorable("A", "B", "C")
-RECORD = shelf.restorable("R")
-(KEY,) = shelf.real_keys("R")
+BUNDLE = oracle.restorable("A", "B", "C")
+RECORD = oracle.restorable("R")
+(KEY,) = oracle.real_keys("R")
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def place(root, kind):
     if kind in LETTERS:
         prefix = f"v1/{LETTERS[kind]}/"
         unit = store_layout.units_of(BUNDLE.content).__next__().key
-        return next(path for key, path in sorted(shelf.files(root).items())
+        return next(path for key, path in sorted(oracle.files(root).items())
                     if key == unit or (kind != "unit" and key.startswith(prefix)))  # fmt: skip
     if kind == "lease":
         return next(path for path in Path(root, "leases").iterdir() if path.suffix != ".lock")
@@ -80,7 +80,7 @@ def calls(store, cache):
     records, files = store.kernel_records(), store.file_records()
     return {
         "restore": lambda: store.restore("t", cache_dir=cache, only="all"),
-        "pull": lambda: shelf.contents(store.pull("t")),
+        "pull": lambda: oracle.contents(store.pull("t")),
         "pull, read-only": lambda: store.pull("t", read_only=True).verify(),
         "tags": store.tags,
         "stats": store.stats,
@@ -130,8 +130,8 @@ def test_a_push_mends_what_is_no_object(filled, root, kind, name):
     filled.kernel_records().publish(RECORD)
     filled.file_records().publish("name", "f.so", b"data")
     assert filled.verify().sound
-    assert shelf.contents(filled.pull("t")) == shelf.contents(BUNDLE)
-    assert shelf.contents(filled.kernel_records().look_up([KEY]).bundle) == shelf.contents(RECORD)
+    assert oracle.contents(filled.pull("t")) == oracle.contents(BUNDLE)
+    assert oracle.contents(filled.kernel_records().look_up([KEY]).bundle) == oracle.contents(RECORD)
     assert filled.file_records().look_up("name") == b"data"
 
 
@@ -159,7 +159,7 @@ def test_a_restore_leaves_out_what_is_no_object_and_says_why(filled, root, tmp_p
             filled.push(BUNDLE, "t")
         return
     assert filled.push(BUNDLE, "t").blobs_sent == 1
-    assert shelf.contents(filled.pull("t")) == shelf.contents(BUNDLE)
+    assert oracle.contents(filled.pull("t")) == oracle.contents(BUNDLE)
 
 
 @pytest.mark.parametrize("name", fuzz_directory.HOSTILE)
@@ -177,7 +177,7 @@ def test_a_tag_that_is_no_file_is_named_and_can_be_set_again(filled, root, name)
     with pytest.raises(FormatError, match="push it with mode replace"):
         filled.push(BUNDLE, "t")
     filled.push(BUNDLE, "t", mode="replace")
-    assert shelf.contents(filled.pull("t")) == shelf.contents(BUNDLE)
+    assert oracle.contents(filled.pull("t")) == oracle.contents(BUNDLE)
     assert filled.delete_tag("t")
     assert filled.tags() == ()
 
@@ -203,9 +203,9 @@ def test_names_that_are_no_numbers_of_values_are_none_of_ours(filled, root, name
     folder = place(root, "tag").parent
     (folder / name).write_bytes(b"odd")
     assert [(tag.name, tag.problem) for tag in filled.tags()] == [("t", None)]
-    assert shelf.contents(filled.pull("t")) == shelf.contents(BUNDLE)
-    filled.push(shelf.restorable("D"), "t")
-    assert shelf.kernels(filled.pull("t")) == shelf.real_keys("A", "B", "C", "D")
+    assert oracle.contents(filled.pull("t")) == oracle.contents(BUNDLE)
+    filled.push(oracle.restorable("D"), "t")
+    assert oracle.kernels(filled.pull("t")) == oracle.real_keys("A", "B", "C", "D")
     assert filled.delete_tag("t")
 
 
@@ -213,9 +213,9 @@ def test_a_value_with_the_highest_number_is_an_error_and_not_lost(filled, root):
     """After a number that no writer reaches there is none that a reader would find, so setting the tag fails and says so."""
     folder = place(root, "tag").parent
     os.link(folder / "0000000001", folder / ("9" * 15))
-    assert shelf.contents(filled.pull("t")) == shelf.contents(BUNDLE)
+    assert oracle.contents(filled.pull("t")) == oracle.contents(BUNDLE)
     with pytest.raises(StoreUnavailable, match="no number after"):
-        filled.push(shelf.restorable("D"), "t")
+        filled.push(oracle.restorable("D"), "t")
 
 
 def test_a_value_that_is_listed_and_never_there_ends(filled, monkeypatch):
@@ -249,7 +249,7 @@ def test_no_more_is_read_than_an_object_may_have(filled, root, monkeypatch):
     filled.pull("t").verify()
     filled.kernel_records().look_up([KEY])
     filled.tags()
-    read_objects = {key: asked[path] for key, path in shelf.files(root).items() if path in asked}
+    read_objects = {key: asked[path] for key, path in oracle.files(root).items() if path in asked}
     units = {unit.key: unit.size for unit in store_layout.units_of(BUNDLE.content)}
     assert units.keys() <= read_objects.keys()
     for key, most in read_objects.items():
@@ -285,11 +285,11 @@ def test_a_manifest_over_our_limits_stays(root, url, opened):
     """Who reads with smaller limits is told, and removes nothing."""
     opened(url).push(BUNDLE, "t")
     small = opened(url, limits=bundler.Limits(manifest_bytes=10))
-    before = shelf.raw(small)
+    before = oracle.raw(small)
     with pytest.raises(bundler.errors.LimitExceeded):
         small.pull("t")
     assert small.verify(repair=True).removed == ()
-    assert shelf.raw(small) == before
+    assert oracle.raw(small) == before
 
 
 # Tiers ------------------------------------------------------------------------------------------------------------------
@@ -302,11 +302,11 @@ def test_a_near_tier_with_something_else_is_filled_from_the_next(
     """What is no object in the near tier is asked of the far one, and nothing of it gets there."""
     near = f"file://{tmp_path}/near"
     with bundler.open_store(near, url) as tiers:
-        shelf.contents(tiers.pull("t"))
+        oracle.contents(tiers.pull("t"))
     path = place(tmp_path / "near", "unit")
     fuzz_directory.replace(path, name)
     with bundler.open_store(near, url) as tiers, pytest.warns(bundler.BundlerWarning) as told:
-        assert shelf.contents(tiers.pull("t")) == shelf.contents(BUNDLE)
+        assert oracle.contents(tiers.pull("t")) == oracle.contents(BUNDLE)
     words = [str(warning.message) for warning in told]
     assert any("is not what was stored" in text and str(path) in text for text in words)
     assert len(words) == (2 if name == "full directory" else 1)

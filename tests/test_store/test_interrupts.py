@@ -7,8 +7,8 @@ import os
 import shutil
 import sys
 
+import oracle
 import pytest
-import shelf
 
 import bundler
 from bundler.backends import file_steps, leases, local
@@ -134,7 +134,7 @@ def _old_store(place, made):
     with bundler.open_store(f"file://{place}/store") as store:
         store.delete_tag("t")
     with bundler.open_store(f"file://{place}/store") as store:
-        shelf.age(store, 10 * shelf.DAY_S)
+        oracle.age(store, 10 * oracle.DAY_S)
 
 
 BEFORE = {
@@ -165,7 +165,7 @@ def test_an_interrupt_at_any_step_leaves_no_temporary(work, tmp_path, monkeypatc
     monkeypatch.setattr("bundler.backends.file_steps.sync", lambda _: None)
     monkeypatch.setattr("os.fsync", lambda _: None)
     monkeypatch.setattr("bundler.toolchain.child_recording.hidden_package_parent", lambda: ())
-    made = shelf.restorable("A")
+    made = oracle.restorable("A")
     place, before = tmp_path / "now", tmp_path / "before"
     for folder in ("out", "temporary"):
         (before / folder).mkdir(parents=True)

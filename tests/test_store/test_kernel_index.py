@@ -4,8 +4,8 @@
 import warnings
 
 import msgpack
+import oracle
 import pytest
-import shelf
 import store_builders as build
 
 import bundler
@@ -20,95 +20,95 @@ from bundler.store import store_layout
 def found(store, *seeds, **choices):
     """Return the keys of these kernels that a process which has read nothing yet finds, each with the bytes that it should have."""
     with bundler.open_store(*store.urls) if store.urls else _again(store) as fresh:
-        bundle = fresh.kernel_records().look_up(sorted(shelf.keys(*seeds)), **choices).bundle
-        right = shelf.contents(shelf.bundle(*seeds))
-        assert shelf.contents(bundle).items() <= right.items()
-        return shelf.kernels(bundle)
+        bundle = fresh.kernel_records().look_up(sorted(oracle.keys(*seeds)), **choices).bundle
+        right = oracle.contents(oracle.bundle(*seeds))
+        assert oracle.contents(bundle).items() <= right.items()
+        return oracle.kernels(bundle)
 
 
 def _again(store):
     """Return a store over the same bytes in memory."""
-    return shelf.Store(shelf.innermost(store), store.name)
+    return oracle.Store(oracle.innermost(store), store.name)
 
 
 def entries(store):
     """Return the kernels that have an entry."""
-    return {key.rpartition("/")[2] for key in shelf.of_kind(store, "b")}
+    return {key.rpartition("/")[2] for key in oracle.of_kind(store, "b")}
 
 
 def test_what_was_pushed_is_found_by_key(store):
     """With a tag or without, merged or not; what nobody pushed is missing."""
-    store.push(shelf.bundle("A", "B"), "t")
-    store.push(shelf.bundle("B", "C"), "t")
-    store.push(shelf.bundle("D"))
-    assert found(store, *"ABCDE") == shelf.keys(*"ABCD")
-    assert found(store, *"ABCDE", keep="launch") == shelf.keys(*"ABCD")
-    assert {kernel.key for kernel in store.kernel_records().recorded(99)} == shelf.keys(*"ABCD")
+    store.push(oracle.bundle("A", "B"), "t")
+    store.push(oracle.bundle("B", "C"), "t")
+    store.push(oracle.bundle("D"))
+    assert found(store, *"ABCDE") == oracle.keys(*"ABCD")
+    assert found(store, *"ABCDE", keep="launch") == oracle.keys(*"ABCD")
+    assert {kernel.key for kernel in store.kernel_records().recorded(99)} == oracle.keys(*"ABCD")
     assert len(list(store.kernel_records().recorded(2))) == 2
     assert store.stats().kernels == 4
 
 
 def test_what_was_mirrored_is_found_by_key(memory, local):
     """Also where an earlier mirror had no entries."""
-    memory.push(shelf.bundle("A", "B"), "t")
+    memory.push(oracle.bundle("A", "B"), "t")
     memory.sync_to(local)
-    assert found(local, "A", "B") == shelf.keys("A", "B")
-    shelf.drop(local, *shelf.of_kind(local, "b"))
+    assert found(local, "A", "B") == oracle.keys("A", "B")
+    oracle.drop(local, *oracle.of_kind(local, "b"))
     assert memory.sync_to(local).kept == ("t",)
-    assert found(local, "A", "B") == shelf.keys("A", "B")
+    assert found(local, "A", "B") == oracle.keys("A", "B")
 
 
 def test_what_is_served_is_found_by_key(store):
     """A store over HTTP hands on what says where a kernel is, and kernels that were published by themselves."""
-    store.push(shelf.bundle("A"), "t")
-    store.kernel_records().publish(shelf.bundle("B"))
+    store.push(oracle.bundle("A"), "t")
+    store.kernel_records().publish(oracle.bundle("B"))
     with (
         store.serve("127.0.0.1:0") as server,
         bundler.open_store(server.url.replace("http", "tb+http")) as far,
     ):
-        assert found(far, "A", "B", "C") == shelf.keys("A", "B")
+        assert found(far, "A", "B", "C") == oracle.keys("A", "B")
 
 
 def test_a_tag_that_moves_on_keeps_its_kernels_found(store):
     """Of what was merged into a tag the first manifest may be pruned; of what was replaced or deleted nothing is found then."""
-    store.push(shelf.bundle("A"), "t")
-    store.push(shelf.bundle("B"), "t")
+    store.push(oracle.bundle("A"), "t")
+    store.push(oracle.bundle("B"), "t")
     store.prune(grace_s=0)
-    assert found(store, "A", "B") == shelf.keys("A", "B")
-    store.push(shelf.bundle("C"), "t", "replace")
-    assert found(store, "C") == shelf.keys("C")
+    assert found(store, "A", "B") == oracle.keys("A", "B")
+    store.push(oracle.bundle("C"), "t", "replace")
+    assert found(store, "C") == oracle.keys("C")
     store.prune(grace_s=0)
-    assert found(store, "A", "B", "C") == shelf.keys("C")
-    assert entries(store) == shelf.keys("C")
+    assert found(store, "A", "B", "C") == oracle.keys("C")
+    assert entries(store) == oracle.keys("C")
 
 
 @pytest.mark.parametrize("how", ["prune", "verify", "push"])
 def test_entries_that_lead_nowhere_are_mended(store, how):
     """A kernel of two tags is found by the second when the first is gone."""
-    store.push(shelf.bundle("A", "B"), "first")
+    store.push(oracle.bundle("A", "B"), "first")
     if how != "push":
-        store.push(shelf.bundle("B", "C"), "second")
+        store.push(oracle.bundle("B", "C"), "second")
     store.delete_tag("first")
-    shelf.drop(store, *(k for k in shelf.of_kind(store, "m") if k != _named(store, "second")))
+    oracle.drop(store, *(k for k in oracle.of_kind(store, "m") if k != _named(store, "second")))
     if how == "prune":
         store.prune(grace_s=0)
     elif how == "verify":
         assert store.verify(repair=True).indexed == 1
         assert store.verify(repair=True).indexed == 0
     else:
-        store.push(shelf.bundle("B", "C"), "second")
-    assert found(store, "A", "B", "C") == shelf.keys("B", "C")
+        store.push(oracle.bundle("B", "C"), "second")
+    assert found(store, "A", "B", "C") == oracle.keys("B", "C")
 
 
 def _named(store, tag):
-    return shelf.manifest_of(store, tag) if tag in {info.name for info in store.tags()} else None
+    return oracle.manifest_of(store, tag) if tag in {info.name for info in store.tags()} else None
 
 
 @pytest.mark.parametrize("how", ["prune", "verify", "push", "merge"])
 def test_bundles_of_a_version_without_an_index_are_found_then(store, how):
     """What was pushed before there were entries gets them from the next prune, repair or push."""
-    store.push(shelf.bundle("A", "B"), "t")
-    shelf.drop(store, *shelf.of_kind(store, "b"))
+    store.push(oracle.bundle("A", "B"), "t")
+    oracle.drop(store, *oracle.of_kind(store, "b"))
     assert found(store, "A", "B") == set()
     assert store.verify().sound
     assert store.prune(dry_run=True, grace_s=0).removed == ()
@@ -118,70 +118,70 @@ def test_bundles_of_a_version_without_an_index_are_found_then(store, how):
     elif how == "verify":
         assert store.verify(repair=True).indexed == 2
     else:
-        store.push(shelf.bundle("A", "B", *("C" if how == "merge" else "")), "t")
-    assert found(store, "A", "B") == shelf.keys("A", "B")
+        store.push(oracle.bundle("A", "B", *("C" if how == "merge" else "")), "t")
+    assert found(store, "A", "B") == oracle.keys("A", "B")
 
 
 def test_a_push_again_sends_nothing(store):
     """Entries that are there are not written again, nor by another tag with the same kernels."""
-    store.push(shelf.bundle("A", "B"), "t")
-    before = shelf.raw(store)
-    assert store.push(shelf.bundle("A", "B"), "t").bytes_sent == 0
-    assert store.push(shelf.bundle("A", "B"), "u").bytes_sent == 0
-    assert shelf.raw(store) == before
+    store.push(oracle.bundle("A", "B"), "t")
+    before = oracle.raw(store)
+    assert store.push(oracle.bundle("A", "B"), "t").bytes_sent == 0
+    assert store.push(oracle.bundle("A", "B"), "u").bytes_sent == 0
+    assert oracle.raw(store) == before
 
 
 def test_a_second_tag_of_the_same_bundle_asks_for_a_few_entries(memory):
     """Not for all of them, and with what is asked anyway; where one is missing, all are looked at and made again."""
     seeds = [f"{number:064x}" for number in range(300)]
-    pushed = shelf.restorable(*seeds)
+    pushed = oracle.restorable(*seeds)
     memory.push(pushed, "t")
-    far = shelf.wrapped(memory, shelf.Noting, cheap=False)
+    far = oracle.wrapped(memory, oracle.Noting, cheap=False)
     far.push(pushed, "u")
     asked = [key for keys in far._backend.named("exists", "get") for key in keys]
     assert len({key for key in asked if key.startswith("v1/b/")}) < 16
     assert far._backend.named("put") == []
     for key in sorted(entries(memory))[:40]:
-        del shelf.innermost(memory)._objects[f"v1/b/{key}"]
+        del oracle.innermost(memory)._objects[f"v1/b/{key}"]
     memory.push(pushed, "w")
     assert len(entries(memory)) == len(pushed.kernels)
 
 
 def test_the_first_record_counts_before_a_bundle(store):
     """A kernel that was published by itself is the one that everybody gets who reads nothing else."""
-    store.kernel_records().publish(shelf.bundle("A"))
-    store.push(shelf.bundle("A"), "t")
-    noting = shelf.wrapped(store, shelf.Noting)
-    assert noting.kernel_records().look_up(sorted(shelf.keys("A"))).bundle.kernels
+    store.kernel_records().publish(oracle.bundle("A"))
+    store.push(oracle.bundle("A"), "t")
+    noting = oracle.wrapped(store, oracle.Noting)
+    assert noting.kernel_records().look_up(sorted(oracle.keys("A"))).bundle.kernels
     read = {key[:5] for name, keys in noting._backend.calls if name == "get" for key in keys}
     assert read == {"v1/k/", "v1/u/"}
 
 
 def test_the_next_kernel_of_a_bundle_asks_for_its_units_alone(store):
     """The manifest is read once; what was pruned meanwhile is a miss, and what came since is found."""
-    store.push(shelf.bundle(*"ABC"), "t")
-    noting = shelf.wrapped(store, shelf.Noting)
-    records, (a, b, c) = noting.kernel_records(), sorted(shelf.keys(*"ABC"))
+    store.push(oracle.bundle(*"ABC"), "t")
+    noting = oracle.wrapped(store, oracle.Noting)
+    records, (a, b, c) = noting.kernel_records(), sorted(oracle.keys(*"ABC"))
     assert records.look_up([a]).bundle.kernels
     noting._backend.calls.clear()
     assert records.look_up([b]).bundle.kernels
     read = [key[:5] for name, keys in noting._backend.calls if name == "get" for key in keys]
     assert set(read) == {"v1/u/"}
-    store.push(shelf.bundle("D"), "t", "replace")
+    store.push(oracle.bundle("D"), "t", "replace")
     store.prune(grace_s=0)
     assert records.look_up([c]).missing == (c,)
-    assert shelf.kernels(records.look_up(sorted(shelf.keys("D"))).bundle) == shelf.keys("D")
+    assert oracle.kernels(records.look_up(sorted(oracle.keys("D"))).bundle) == oracle.keys("D")
 
 
 def test_a_lost_unit_is_a_miss_with_its_reason_and_the_next_build_is_published(store):
     """A kernel whose bytes are gone is compiled, and found by its record from then on."""
-    store.push(shelf.bundle("A"), "t")
-    (key,) = shelf.keys("A")
-    gone = shelf.unit_of(store, shelf.bundle("A"), 0, "cubin")
-    shelf.drop(store, gone)
+    store.push(oracle.bundle("A"), "t")
+    (key,) = oracle.keys("A")
+    gone = oracle.unit_of(store, oracle.bundle("A"), 0, "cubin")
+    oracle.drop(store, gone)
     looked_up = store.kernel_records().look_up([key])
     assert (looked_up.missing, gone in looked_up.damaged[key]) == ((key,), True)
-    assert store.kernel_records().publish(shelf.bundle("A")).created == {key}
+    assert store.kernel_records().publish(oracle.bundle("A")).created == {key}
     assert found(store, "A") == {key}
 
 
@@ -210,31 +210,31 @@ HOSTILE = {
 @pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_entry_is_a_miss(store, value):
     """Whatever stands there: no exception, the other kernels are found, and a repair mends it."""
-    store.push(shelf.bundle("A", "B"), "t")
-    store.push(shelf.bundle("C"), "u")
-    (key,) = shelf.keys("A")
+    store.push(oracle.bundle("A", "B"), "t")
+    store.push(oracle.bundle("C"), "u")
+    (key,) = oracle.keys("A")
     if value is None:
-        value = shelf.raw(store)[shelf.entry_of(shelf.bundle("C").kernels[0])]
-    shelf.overwrite(store, f"v1/b/{key}", value)
-    assert found(store, "A", "B", "C") == shelf.keys("B", "C")
-    assert store.push(shelf.bundle("A"), "u").digest
-    assert found(store, "A", "B", "C") >= shelf.keys("B", "C")
+        value = oracle.raw(store)[oracle.entry_of(oracle.bundle("C").kernels[0])]
+    oracle.overwrite(store, f"v1/b/{key}", value)
+    assert found(store, "A", "B", "C") == oracle.keys("B", "C")
+    assert store.push(oracle.bundle("A"), "u").digest
+    assert found(store, "A", "B", "C") >= oracle.keys("B", "C")
     store.verify(repair=True)
     assert store.verify().sound
-    assert found(store, "A", "B", "C") == shelf.keys("A", "B", "C")
+    assert found(store, "A", "B", "C") == oracle.keys("A", "B", "C")
 
 
 def test_who_may_not_write_entries_pushes_all_the_same(store):
     """A user of one prefix of tags keeps that right; his kernels are found by their tag."""
 
-    class Denying(shelf.Wrapped):
+    class Denying(oracle.Wrapped):
         def around(self, name, call, argument):
             if name == "put" and any(key.startswith("v1/b/") for key in argument):
-                raise shelf.BackendDenied("not there")
+                raise oracle.BackendDenied("not there")
             return call(argument)
 
-    shelf.wrapped(store, Denying).push(shelf.bundle("A"), "t")
-    assert shelf.kernels(store.pull("t")) == shelf.keys("A")
+    oracle.wrapped(store, Denying).push(oracle.bundle("A"), "t")
+    assert oracle.kernels(store.pull("t")) == oracle.keys("A")
     assert found(store, "A") == set()
 
 
@@ -242,12 +242,12 @@ def test_near_and_far(tmp_path):
     """Through a near tier a pushed kernel is found, and again while the far one is gone."""
     near, far = f"file://{tmp_path}/near", f"file://{tmp_path}/far"
     with bundler.open_store(far) as store:
-        store.push(shelf.bundle("A", "B"), "t")
+        store.push(oracle.bundle("A", "B"), "t")
     with bundler.open_store(near, far) as tiers:
-        assert found(tiers, "A", "B") == shelf.keys("A", "B")
+        assert found(tiers, "A", "B") == oracle.keys("A", "B")
     with bundler.open_store(near) as alone, warnings.catch_warnings():
         warnings.simplefilter("error", BundlerWarning)
-        assert alone.kernel_records().look_up(sorted(shelf.keys("A"))).bundle.kernels
+        assert alone.kernel_records().look_up(sorted(oracle.keys("A"))).bundle.kernels
 
 
 def test_other_entries_of_a_bundle_do_not_matter(memory):
@@ -314,9 +314,9 @@ def test_entries_of_files_are_mended_mirrored_and_pruned(memory, local):
     memory.push(with_files(), "t")
     memory.sync_to(local)
     assert of_files(local) == of_files(memory) != {}
-    lost = [key for key in shelf.of_kind(local, "b") if key.startswith("v1/b/f/")]
+    lost = [key for key in oracle.of_kind(local, "b") if key.startswith("v1/b/f/")]
     assert len(lost) == 3
-    shelf.drop(local, *lost)
+    oracle.drop(local, *lost)
     assert of_files(local) == {}
     assert local.verify(repair=True).indexed == 3
     assert of_files(local) == of_files(memory)
@@ -325,7 +325,7 @@ def test_entries_of_files_are_mended_mirrored_and_pruned(memory, local):
     local.delete_tag("t")
     local.prune(grace_s=0)
     assert of_files(local) == {}
-    assert not shelf.of_kind(local, "b")
+    assert not oracle.of_kind(local, "b")
 
 
 def test_a_push_again_sends_nothing_for_files(store):
@@ -339,5 +339,5 @@ def test_a_push_again_sends_nothing_for_files(store):
 def test_a_lost_file_is_a_miss(store, lost):
     """Without the unit or the manifest that an entry leads to."""
     store.push(with_files(), "t")
-    shelf.drop(store, *shelf.of_kind(store, lost))
+    oracle.drop(store, *oracle.of_kind(store, lost))
     assert f"file {PATHS[0]}" not in of_files(store)

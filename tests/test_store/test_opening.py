@@ -9,8 +9,8 @@ import threading
 import time
 import warnings
 
+import oracle
 import pytest
-import shelf
 import store_builders as build
 
 import bundler
@@ -36,7 +36,7 @@ def test_a_path_with_any_characters_is_found(tmp_path, opened):
     for name in ("plain", "with space", "100%", "a#b?c", "é", "\udcff"):
         place = os.fsencode(tmp_path) + b"/" + os.fsencode(name)
         with opened(f"file://{quote(place)}") as store:
-            store.push(shelf.bundle("A"), "t")
+            store.push(oracle.bundle("A"), "t")
         assert os.path.isdir(place + b"/refs")
 
 
@@ -44,14 +44,14 @@ def test_a_path_with_any_characters_is_found(tmp_path, opened):
 def test_the_ways_to_write_a_file_url(root, opened, prefix):
     """One, two or three slashes, with localhost or without, mean the same."""
     with opened(f"{prefix}{root}") as store:
-        store.push(shelf.bundle("A"), "t")
+        store.push(oracle.bundle("A"), "t")
     assert (root / "data").is_dir()
 
 
 def test_a_path_alone_is_a_store(root, opened, monkeypatch):
     """An absolute path, or one from the user's home, is the store of that directory, with the settings of a URL."""
     with opened(f"{root}?mode=group") as store:
-        store.push(shelf.bundle("A"), "t")
+        store.push(oracle.bundle("A"), "t")
         assert (store.name, store.urls) == (
             f"file://{root}?mode=group",
             (f"file://{root}?mode=group",),
@@ -62,7 +62,7 @@ def test_a_path_alone_is_a_store(root, opened, monkeypatch):
         assert [tag.name for tag in store.tags()] == ["t"]
     odd = root.parent / "100% a#b"
     with opened(str(odd)) as store:
-        store.push(shelf.bundle("A"), "t")
+        store.push(oracle.bundle("A"), "t")
     assert odd.is_dir()
 
 
@@ -93,14 +93,14 @@ def test_settings_of_the_environment_do_not_replace_those_of_a_url():
 )
 def test_the_mode_decides_who_may_write(url, root, opened, query, mode):
     """A store is private unless it says that a group shares it."""
-    opened(url + query).push(shelf.bundle("A"), "t")
+    opened(url + query).push(oracle.bundle("A"), "t")
     assert root.stat().st_mode & 0o7777 == mode
 
 
 @pytest.mark.parametrize("url", ["memory:", "memory://"])
 def test_memory_ends_with_the_store(opened, url):
     """Each store in memory is one of its own."""
-    opened(url).push(shelf.bundle("A"), "t")
+    opened(url).push(oracle.bundle("A"), "t")
     assert opened(url).tags() == ()
 
 
@@ -240,15 +240,15 @@ def test_every_error_of_a_byte_store_has_a_meaning():
 )
 def test_every_call_maps_the_byte_stores_errors(memory, call):
     """Whatever fails below is one of this package's errors above."""
-    memory.push(shelf.bundle("A"), "t")
+    memory.push(oracle.bundle("A"), "t")
     arguments = {
-        "push": (shelf.bundle("B"), "t"),
+        "push": (oracle.bundle("B"), "t"),
         "pull": ("t",),
         "delete_tag": ("t",),
         "restore": ("t",),
     }.get(call, ())
     for at in range(3):
-        broken = shelf.wrapped(memory, shelf.Faulty, "fails", at)
+        broken = oracle.wrapped(memory, oracle.Faulty, "fails", at)
         with (
             contextlib.suppress(StoreUnavailable, StoreFull, AccessDenied),
             warnings.catch_warnings(),
@@ -272,10 +272,10 @@ def test_a_time_out_that_is_none_is_refused(url, text):
 
 def test_a_directory_with_a_time_out_works_as_one_without(url, opened):
     """With a time-out a directory holds what it holds, also for a group, and leases work."""
-    opened(url).push(shelf.bundle("A"), "t")
+    opened(url).push(oracle.bundle("A"), "t")
     with opened(f"{url}?timeout_s=20") as store:
-        assert shelf.contents(store.pull("t")) == shelf.contents(shelf.bundle("A"))
-        assert store.push(shelf.bundle("B"), "t").blobs_sent == 2
+        assert oracle.contents(store.pull("t")) == oracle.contents(oracle.bundle("A"))
+        assert store.push(oracle.bundle("B"), "t").blobs_sent == 2
         assert store.kernel_records().lease(build.key("A"), 5) is not None
         assert (store.verify().sound, store.stats().tags) == (True, 1)
 
@@ -283,7 +283,7 @@ def test_a_directory_with_a_time_out_works_as_one_without(url, opened):
 @pytest.mark.parametrize("name", ["open", "stat", "listdir", "scandir"])
 def test_a_directory_that_hangs_is_an_error_in_time(url, opened, monkeypatch, name):
     """When the system does not answer, a directory with a time-out is a typed error, as a dead server is."""
-    opened(url).push(shelf.bundle("A"), "t")
+    opened(url).push(oracle.bundle("A"), "t")
     monkeypatch.setattr("bundler.store.store_urls.LEAST_UNHURRIED_S", 0.2)
     go_on, real = threading.Event(), getattr(os, name)
 

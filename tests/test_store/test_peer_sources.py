@@ -11,9 +11,9 @@ import threading
 import time
 import warnings
 
+import oracle
 import pytest
 import redis_proxy
-import shelf
 
 import bundler
 from bundler.backends.backend_errors import BackendUnavailable
@@ -31,7 +31,7 @@ SEEDS = range(6)
 def far(root):
     """The URL of a far store with a tag, that nobody has open."""
     with bundler.open_store(f"file://{root}") as store:
-        store.push(shelf.restorable(*SEEDS, each=2000), "t")
+        store.push(oracle.restorable(*SEEDS, each=2000), "t")
     return f"file://{root}"
 
 
@@ -66,7 +66,7 @@ def test_units_come_from_a_peer(far, server, tmp_path):
 
 def test_what_a_peer_lacks_comes_from_the_far_store(far, tmp_path, memory):
     """Of a peer that has some kernels these come from it, the others from the store."""
-    memory.push(shelf.restorable(*SEEDS[:2], each=2000), "other")
+    memory.push(oracle.restorable(*SEEDS[:2], each=2000), "other")
     with memory.serve(ANYWHERE) as server:
         report, tiers, said = restored(far, tmp_path, [server.url])
     assert (len(report.restored), said) == (len(SEEDS), [])
@@ -91,7 +91,7 @@ def test_units_of_a_peer_need_no_dictionary_of_it(root, tmp_path):
     """A peer's unit that was compressed with a dictionary is kept without: the near store can be read by itself."""
     same = random.Random(1).randbytes(3000)
     bundle = bundler.merge(
-        [shelf.restorable(n, each=40, extra={"k.ttir": same + b"%d" % n}) for n in range(40)]
+        [oracle.restorable(n, each=40, extra={"k.ttir": same + b"%d" % n}) for n in range(40)]
     )
     with bundler.open_store(f"file://{tmp_path}/a", "memory:") as dictionary_store:
         dictionary_store.push(bundle, "t")
@@ -222,7 +222,7 @@ def test_a_peer_behind_tls(far, server, tmp_path, monkeypatch, trusted):
     assert trusted or "CERTIFICATE_VERIFY_FAILED" in said[0]
 
 
-class Forged(shelf.Wrapped):
+class Forged(oracle.Wrapped):
     """A byte store that gives each unit as another unit of the same store: whole, but not what its key says."""
 
     def get_within(self, max_bytes):
@@ -254,17 +254,17 @@ def test_a_lying_peer_is_dropped_for_the_process(far, tmp_path, local):
 def test_a_manifest_of_a_peer_is_the_one_that_the_tag_names(far, tmp_path, local):
     """A peer that gives another manifest is dropped too."""
 
-    class Other(shelf.Wrapped):
+    class Other(oracle.Wrapped):
         def get_within(self, max_bytes):
             manifests = [key for key in max_bytes if key.startswith("v1/m/")]
-            others = dict.fromkeys(manifests, shelf.raw(other)[shelf.of_kind(other, "m")[0]])
+            others = dict.fromkeys(manifests, oracle.raw(other)[oracle.of_kind(other, "m")[0]])
             return (
                 self.inner.get_within({k: v for k, v in max_bytes.items() if k not in manifests})
                 | others
             )
 
     with bundler.open_store("memory:") as other:
-        other.push(shelf.restorable(99), "t")
+        other.push(oracle.restorable(99), "t")
         with StoreServer(Other(local._backend), ANYWHERE) as server:
             report, _, said = restored(far, tmp_path, [server.url])
     assert len(report.restored) == len(SEEDS)
@@ -274,10 +274,10 @@ def test_a_manifest_of_a_peer_is_the_one_that_the_tag_names(far, tmp_path, local
 
 def test_a_tag_is_what_the_far_store_says(far, tmp_path, memory):
     """A peer's own tag of that name counts for nothing, and a tag that only a peer has is not there."""
-    memory.push(shelf.restorable(99), "t")
-    memory.push(shelf.restorable(99), "only-here")
+    memory.push(oracle.restorable(99), "t")
+    memory.push(oracle.restorable(99), "only-here")
     with memory.serve(ANYWHERE) as server, bundler.open_store(far, peers=[server.url]) as store:
-        assert store.pull("t").digest == shelf.restorable(*SEEDS, each=2000).digest
+        assert store.pull("t").digest == oracle.restorable(*SEEDS, each=2000).digest
         assert [tag.name for tag in store.tags()] == ["t"]
         with pytest.raises(bundler.NotFound):
             store.pull("only-here")
@@ -289,7 +289,7 @@ def test_looking_after_a_store_asks_no_peer(far, server):
         assert store.verify().sound
         store.stats()
         store.prune(grace_s=0)
-        store.push(shelf.restorable(50), "new")
+        store.push(oracle.restorable(50), "new")
     assert server.total("objects_total") == 0
 
 
@@ -373,7 +373,7 @@ def test_what_peers_do_not_say_is_no_answer_of_a_dead_store(far, server, memory,
         with warnings.catch_warnings(), bundler.open_store(url, peers=[server.url]) as replica:
             warnings.simplefilter("ignore", BundlerWarning)
             found = replica.pull("t", read_only=True)
-            lacking = shelf.restorable(50)
+            lacking = oracle.restorable(50)
             store.push(lacking, "later")
             with bundler.open_store(url, peers=()) as other:
                 unknown = other.pull("later", read_only=True)
@@ -387,7 +387,7 @@ def test_what_peers_do_not_say_is_no_answer_of_a_dead_store(far, server, memory,
             for use in (replica.tags, replica.stats, lambda: replica.pull("t")):
                 with pytest.raises(StoreUnavailable):
                     use()
-            assert shelf.contents(found) == shelf.contents(shelf.restorable(*SEEDS, each=2000))
+            assert oracle.contents(found) == oracle.contents(oracle.restorable(*SEEDS, each=2000))
 
 
 def test_a_forked_child_makes_connections_of_its_own(far, server, tmp_path):
@@ -415,7 +415,7 @@ def test_a_served_store_is_a_store(server, tmp_path):
             store.restore(digest[:20], cache_dir=tmp_path / "c", only="all").restored
         ) == len(SEEDS)
         with pytest.raises(BundlerError, match="reading only"):
-            store.push(shelf.restorable(1), "x")
+            store.push(oracle.restorable(1), "x")
 
 
 @pytest.mark.parametrize(
@@ -464,7 +464,7 @@ def test_a_reader_takes_no_more_than_it_asked_for(server):
             peer.get_within(wanted)
 
 
-class Counted(shelf.Wrapped):
+class Counted(oracle.Wrapped):
     """A far store, served to a test's replicas, that counts how often each unit is read."""
 
     def __init__(self, inner):
@@ -491,7 +491,7 @@ def started_from_the_first(count, tmp_path):
     """Start a replica, then `count - 1` others from it; returns how often the far store read each unit, and how many kernels each restored."""
     context = multiprocessing.get_context("fork")
     with bundler.open_store(f"file://{tmp_path}/far") as store:
-        store.push(shelf.restorable(*range(10), each=2000), "t")
+        store.push(oracle.restorable(*range(10), each=2000), "t")
         counted = Counted(store._backend)
         # The far store is a server that keeps nothing in memory, so that each read of it is counted.
         far_server = StoreServer(counted, ANYWHERE, ServingBounds(memory_bytes=0))

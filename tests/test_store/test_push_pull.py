@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is pushed comes back, is sent once, and is named last."""
 
+import oracle
 import pytest
-import shelf
 import store_builders as build
 
 import bundler
@@ -25,7 +25,7 @@ def test_a_bundle_comes_back_as_it_was(store):
     report = store.push(bundle, "t")
     for name in ("t", bundle.digest):
         with store.pull(name) as pulled:
-            assert shelf.contents(pulled) == shelf.contents(bundle)
+            assert oracle.contents(pulled) == oracle.contents(bundle)
             assert (pulled.digest, pulled.content, pulled.observed) == (
                 bundle.digest,
                 bundle.content,
@@ -45,7 +45,7 @@ def test_kernels_that_triton_compiled_come_back(local, real):
     """A recorded bundle is the same bundle after the store, to the byte."""
     local.push(real, "t")
     with local.pull("t") as pulled:
-        assert shelf.contents(pulled) == shelf.contents(real)
+        assert oracle.contents(pulled) == oracle.contents(real)
         assert pulled.to_bytes() == real.to_bytes()
     assert local.verify().sound
 
@@ -55,7 +55,7 @@ def test_real_caches_come_back(local, real_cache):
     with bundler.pack(real_cache) as bundle:
         local.push(bundle, "real/cache")
         with local.pull("real/cache") as pulled:
-            assert shelf.contents(pulled) == shelf.contents(bundle)
+            assert oracle.contents(pulled) == oracle.contents(bundle)
             assert pulled.digest == bundle.digest
     assert local.verify().sound
     assert local.stats().unit_bytes < sum(size for _, size in bundle.content.blobs) / 2
@@ -63,7 +63,7 @@ def test_real_caches_come_back(local, real_cache):
 
 def test_an_empty_bundle_can_be_stored(store):
     """Nothing is something that can be named, by who says that it is meant."""
-    bundle = shelf.bundle()
+    bundle = oracle.bundle()
     with pytest.raises(EmptyBundle, match="nothing was pushed"):
         store.push(bundle, "t")
     assert store.tags() == ()
@@ -74,22 +74,22 @@ def test_an_empty_bundle_can_be_stored(store):
 
 def test_without_a_tag_a_bundle_is_found_by_its_digest(store):
     """A push without a tag names nothing."""
-    report = store.push(shelf.bundle("A"))
+    report = store.push(oracle.bundle("A"))
     assert (store.tags(), report.tag_before, report.tag_after) == ((), None, None)
-    assert shelf.kernels(store.pull(report.digest)) == shelf.keys("A")
+    assert oracle.kernels(store.pull(report.digest)) == oracle.keys("A")
 
 
 def test_a_second_push_sends_nothing(store):
     """What is there is not sent again, nor compressed, nor named again."""
     bundle = build.several()
     first = store.push(bundle, "t")
-    before = shelf.raw(store)
-    noting = shelf.wrapped(store, shelf.Noting)
+    before = oracle.raw(store)
+    noting = oracle.wrapped(store, oracle.Noting)
     second = noting.push(bundle, "t")
     assert noting._backend.named("put", "swap_ref") == []
     assert (second.blobs_sent, second.bytes_sent, second.repaired) == (0, 0, 0)
     assert second.blobs_present == first.blobs_sent > 0
-    assert shelf.raw(store) == before
+    assert oracle.raw(store) == before
 
 
 def test_a_second_push_decodes_nothing(store, monkeypatch):
@@ -115,7 +115,7 @@ def test_a_second_push_mends_what_was_lost(store):
     bundle = build.several()
     store.push(bundle, "t")
     for kind in "um":
-        store._backend.delete([shelf.of_kind(store, kind)[0]])
+        store._backend.delete([oracle.of_kind(store, kind)[0]])
         assert not store.verify().sound
         report = store.push(bundle, "t")
         assert report.bytes_sent > 0
@@ -125,53 +125,53 @@ def test_a_second_push_mends_what_was_lost(store):
 
 def test_bundles_that_overlap_share_units(store):
     """Only what another bundle has not brought is sent."""
-    one, two = shelf.bundle("A", "B"), shelf.bundle("B", "C")
+    one, two = oracle.bundle("A", "B"), oracle.bundle("B", "C")
     assert store.push(one, "one").blobs_sent == 4  # two kernels: launch set and the rest of each
     report = store.push(two, "two")
     assert (report.blobs_sent, report.blobs_present) == (2, 2)
-    assert len(shelf.of_kind(store, "u")) == 6
-    assert [shelf.kernels(store.pull(tag)) for tag in ("one", "two")] == [
-        shelf.keys("A", "B"),
-        shelf.keys("B", "C"),
+    assert len(oracle.of_kind(store, "u")) == 6
+    assert [oracle.kernels(store.pull(tag)) for tag in ("one", "two")] == [
+        oracle.keys("A", "B"),
+        oracle.keys("B", "C"),
     ]
 
 
 def test_what_was_sent_is_counted_in_stored_bytes(store):
     """The report counts what is in the store now, the manifest included."""
     report = store.push(build.several(), "t")
-    assert report.bytes_sent == sum(map(len, shelf.raw(store).values()))
-    assert report.blobs_sent == len(shelf.of_kind(store, "u"))
+    assert report.bytes_sent == sum(map(len, oracle.raw(store).values()))
+    assert report.blobs_sent == len(oracle.of_kind(store, "u"))
     assert report.seconds >= 0
 
 
 def test_the_launch_set_is_a_unit_of_its_own(store):
     """Who needs only what a launch needs does not fetch the rest."""
-    store.push(shelf.bundle("A", "B"), "t")
-    noting = shelf.wrapped(store, shelf.Noting)
+    store.push(oracle.bundle("A", "B"), "t")
+    noting = oracle.wrapped(store, oracle.Noting)
     with noting.pull("t") as pulled:
         kernel = pulled.kernels[0]
         assert [len(keys) for keys in noting._backend.named("get")] == [1]
         pulled.read(kernel.binary)
         pulled.read(kernel.metadata)
-        assert noting._backend.named("get")[1:] == [[shelf.unit_of(store, pulled)]]
+        assert noting._backend.named("get")[1:] == [[oracle.unit_of(store, pulled)]]
         pulled.read(kernel.artifact("k.ttir"))
-        assert noting._backend.named("get")[2:] == [[shelf.unit_of(store, pulled, kind="ttir")]]
+        assert noting._backend.named("get")[2:] == [[oracle.unit_of(store, pulled, kind="ttir")]]
 
 
 def test_prefetching_takes_few_round_trips(store, monkeypatch):
     """A hundred kernels are fetched in one call, and in several where one would be too large."""
-    bundle = shelf.bundle(*range(100))
+    bundle = oracle.bundle(*range(100))
     store.push(bundle, "t")
     digests = [bytes.fromhex(a.digest[7:]) for kernel in bundle.kernels for a in kernel.artifacts]
     for limit, calls in ((store_layout.BATCH_KEYS, 1), (64, 4)):
         monkeypatch.setattr("bundler.store.blob_source.BATCH_KEYS", limit)
-        noting = shelf.wrapped(store, shelf.Noting)
+        noting = oracle.wrapped(store, oracle.Noting)
         with noting.pull("t") as pulled:
             pulled.blobs.prefetch(digests)
             assert [len(keys) for keys in noting._backend.named("get")[1:]] == [min(limit, 200)] * (
                 calls - 1
             ) + [200 - (calls - 1) * limit]
-            assert shelf.contents(pulled) == shelf.contents(bundle)
+            assert oracle.contents(pulled) == oracle.contents(bundle)
             pulled.blobs.prefetch(digests)
             assert len(noting._backend.named("get")) == calls + 1
 
@@ -179,8 +179,8 @@ def test_prefetching_takes_few_round_trips(store, monkeypatch):
 def test_batches_stay_small_when_units_are_large(memory, monkeypatch):
     """One call carries about as many bytes as it may, and at least one unit."""
     monkeypatch.setattr("bundler.store.store_layout.BATCH_BYTES", 10_000)
-    noting = shelf.wrapped(memory, shelf.Noting)
-    noting.push(shelf.bundle(*range(10), extra={"k.llir": build.noise("x", 30_000)}), "t")
+    noting = oracle.wrapped(memory, oracle.Noting)
+    noting.push(oracle.bundle(*range(10), extra={"k.llir": build.noise("x", 30_000)}), "t")
     assert all(len(items) <= 20 for items in noting._backend.named("put"))
     assert len(noting._backend.named("put")) >= 10
 
@@ -188,10 +188,10 @@ def test_batches_stay_small_when_units_are_large(memory, monkeypatch):
 def test_what_was_decoded_is_forgotten_beyond_a_bound(store, monkeypatch):
     """A pulled bundle keeps the last units in memory, not all."""
     monkeypatch.setattr("bundler.store.blob_source.CACHED_BYTES", 1000)
-    bundle = shelf.bundle(*range(30))
+    bundle = oracle.bundle(*range(30))
     store.push(bundle, "t")
     with store.pull("t") as pulled:
-        assert shelf.contents(pulled) == shelf.contents(bundle)
+        assert oracle.contents(pulled) == oracle.contents(bundle)
         assert sum(map(len, pulled.blobs._cache.values())) <= 1000
     assert pulled.blobs._cache == {}
 
@@ -202,25 +202,25 @@ def test_blobs_that_kernels_share_are_read_from_either(store):
     both = {"shared.llir": b"the same text" * 99}
     bundle = files.bundle(*(files.kernel(seed, source=seed, extra=both) for seed in "AB"))
     store.push(bundle, "t")
-    shelf.drop(store, shelf.unit_of(store, bundle, 0, "llir"))
+    oracle.drop(store, oracle.unit_of(store, bundle, 0, "llir"))
     with store.pull("t") as pulled:
         assert pulled.read(pulled.kernels[0].artifact("shared.llir")) == both["shared.llir"]
         with pytest.raises(NotFound, match="is missing; push the bundle again"):
             pulled.read(pulled.kernels[0].artifact("k.ttir"))
-    noting = shelf.wrapped(store, shelf.Noting)
+    noting = oracle.wrapped(store, oracle.Noting)
     with noting.pull("t") as pulled:
         pulled.blobs.prefetch([bytes.fromhex(a.digest[7:]) for a in pulled.kernels[1].artifacts])
         assert set(noting._backend.named("get")[1]) == {
-            shelf.unit_of(store, bundle, 1, k) for k in ("cubin", "llir")
+            oracle.unit_of(store, bundle, 1, k) for k in ("cubin", "llir")
         }
 
 
 def test_a_blob_of_another_bundle_is_not_found(store):
     """A pulled bundle reads its own content only."""
-    store.push(shelf.bundle("A", "B"), "t")
-    store.push(shelf.bundle("A"), "small")
+    store.push(oracle.bundle("A", "B"), "t")
+    store.push(oracle.bundle("A"), "small")
     with store.pull("small") as pulled, pytest.raises(NotFound, match="in this bundle"):
-        pulled.read(shelf.bundle("B").kernels[0].binary)
+        pulled.read(oracle.bundle("B").kernels[0].binary)
 
 
 # Modes -------------------------------------------------------------------------------------------------------------------
@@ -228,60 +228,60 @@ def test_a_blob_of_another_bundle_is_not_found(store):
 
 def test_merge_makes_the_tag_name_the_union(store):
     """Pushes to one tag add up, in any order, and the report says what the tag named."""
-    one = store.push(shelf.bundle("A"), "t")
-    two = store.push(shelf.bundle("B"), "t")
-    store.push(shelf.bundle("B"), "u")
-    store.push(shelf.bundle("A"), "u")
-    assert shelf.contents(store.pull("t")) == shelf.contents(shelf.bundle("A", "B"))
+    one = store.push(oracle.bundle("A"), "t")
+    two = store.push(oracle.bundle("B"), "t")
+    store.push(oracle.bundle("B"), "u")
+    store.push(oracle.bundle("A"), "u")
+    assert oracle.contents(store.pull("t")) == oracle.contents(oracle.bundle("A", "B"))
     assert store.pull("t").digest == store.pull("u").digest == two.digest == two.tag_after
     assert two.tag_before == one.digest
-    assert store.push(shelf.bundle("A"), "t").tag_after == two.digest
+    assert store.push(oracle.bundle("A"), "t").tag_after == two.digest
 
 
 def test_merge_counts_the_variants_that_it_drops(store):
     """Another build of the same kernel is left out, and counted."""
-    store.push(shelf.bundle("A", source="here"), "t")
-    report = store.push(shelf.bundle("A", source="there"), "t")
+    store.push(oracle.bundle("A", source="here"), "t")
+    report = store.push(oracle.bundle("A", source="there"), "t")
     assert report.variants_dropped == 1
-    assert shelf.kernels(store.pull("t")) == shelf.keys("A")
+    assert oracle.kernels(store.pull("t")) == oracle.keys("A")
     assert store.verify().sound
 
 
 def test_merge_keeps_what_was_observed(store):
     """Devices of both recordings are known afterwards."""
     for device in (0, 3):
-        bundle = shelf.bundle("A")
+        bundle = oracle.bundle("A")
         seen = Observed({build.key("A"): Observation(devices=(device,))})
         store.push(bundler.Bundle(bundle.content, seen, bundle.blobs), "t")
     assert store.pull("t").observed.devices == (0, 3)
-    assert len(shelf.of_kind(store, "m")) == 2
+    assert len(oracle.of_kind(store, "m")) == 2
 
 
 def test_replace_makes_the_tag_name_this(store):
     """What the tag named before is no longer named, and still there."""
-    before = store.push(shelf.bundle("A"), "t")
-    report = store.push(shelf.bundle("B"), "t", mode="replace")
-    assert shelf.kernels(store.pull("t")) == shelf.keys("B")
+    before = store.push(oracle.bundle("A"), "t")
+    report = store.push(oracle.bundle("B"), "t", mode="replace")
+    assert oracle.kernels(store.pull("t")) == oracle.keys("B")
     assert (report.tag_before, report.tag_after) == (before.digest, report.digest)
-    assert shelf.kernels(store.pull(before.digest)) == shelf.keys("A")
+    assert oracle.kernels(store.pull(before.digest)) == oracle.keys("A")
 
 
 def test_create_refuses_a_tag_that_names_something_else(store):
     """A tag that is set stays; naming the same again is fine."""
-    store.push(shelf.bundle("A"), "t", mode="create")
-    assert store.push(shelf.bundle("A"), "t", mode="create").blobs_sent == 0
+    store.push(oracle.bundle("A"), "t", mode="create")
+    assert store.push(oracle.bundle("A"), "t", mode="create").blobs_sent == 0
     with pytest.raises(MergeConflict, match="tag t is set already; use mode='merge' or 'replace'"):
-        store.push(shelf.bundle("B"), "t", mode="create")
-    assert shelf.kernels(store.pull("t")) == shelf.keys("A")
+        store.push(oracle.bundle("B"), "t", mode="create")
+    assert oracle.kernels(store.pull("t")) == oracle.keys("A")
 
 
 def test_kernels_that_contradict_each_other_are_not_merged(store):
     """One key for two kernels is a conflict; the tag stays, and replace decides."""
-    store.push(shelf.bundle("A"), "t")
-    other = shelf.bundle("A", name="other")
+    store.push(oracle.bundle("A"), "t")
+    other = oracle.bundle("A", name="other")
     with pytest.raises(MergeConflict):
         store.push(other, "t")
-    assert store.pull("t").digest == shelf.bundle("A").digest
+    assert store.pull("t").digest == oracle.bundle("A").digest
     assert store.push(other, "t", mode="replace").tag_after == other.digest
 
 
@@ -289,16 +289,19 @@ def test_kernels_that_contradict_each_other_are_not_merged(store):
 def test_other_modes_are_refused(memory, mode):
     """A misspelled mode does nothing."""
     with pytest.raises(ConfigError, match="expected 'merge', 'replace', 'create'"):
-        memory.push(shelf.bundle("A"), "t", mode=mode)
-    assert shelf.raw(memory) == {}
+        memory.push(oracle.bundle("A"), "t", mode=mode)
+    assert oracle.raw(memory) == {}
 
 
 @pytest.mark.parametrize("mode", ["merge", "replace", "create"])
 def test_what_a_newer_version_wrote_is_not_stored(memory, mode):
     """A bundle with features that would be lost is refused, before anything is sent."""
-    with shelf.newer() as bundle, pytest.raises(UnsupportedVersion, match="upgrade triton-bundler"):
+    with (
+        oracle.newer() as bundle,
+        pytest.raises(UnsupportedVersion, match="upgrade triton-bundler"),
+    ):
         memory.push(bundle, "t", mode=mode)
-    assert (shelf.raw(memory), memory.tags()) == ({}, ())
+    assert (oracle.raw(memory), memory.tags()) == ({}, ())
 
 
 # Tags --------------------------------------------------------------------------------------------------------------------
@@ -313,24 +316,24 @@ NOT_TAGS = (
 def test_tags_of_the_grammar_are_different(store):
     """Every valid tag names its own bundle, and all are listed."""
     for number, tag in enumerate(TAGS):
-        store.push(shelf.bundle(number), tag)
-    assert {tag: shelf.kernels(store.pull(tag)) for tag in TAGS} == {
-        t: shelf.keys(n) for n, t in enumerate(TAGS)
+        store.push(oracle.bundle(number), tag)
+    assert {tag: oracle.kernels(store.pull(tag)) for tag in TAGS} == {
+        t: oracle.keys(n) for n, t in enumerate(TAGS)
     }
     assert [info.name for info in store.tags()] == sorted(TAGS)
     assert {info.name: info.digest for info in store.tags()} == {
-        t: shelf.bundle(n).digest for n, t in enumerate(TAGS)
+        t: oracle.bundle(n).digest for n, t in enumerate(TAGS)
     }
 
 
 @pytest.mark.parametrize("tag", NOT_TAGS)
 def test_other_tags_are_refused(memory, tag):
     """What is not a tag is a ConfigError that says the grammar, for every call that takes one."""
-    for call in (lambda: memory.push(shelf.bundle("A"), tag), lambda: memory.pull(tag), lambda: memory.delete_tag(tag),
+    for call in (lambda: memory.push(oracle.bundle("A"), tag), lambda: memory.pull(tag), lambda: memory.delete_tag(tag),
                  lambda: memory.restore(tag), lambda: memory.restore(tag, missing_ok=True)):  # fmt: skip
         with pytest.raises(ConfigError, match=r"not a tag.*such as llama3/h200"):
             call()
-    assert shelf.raw(memory) == {}
+    assert oracle.raw(memory) == {}
 
 
 @pytest.mark.parametrize(
@@ -344,8 +347,8 @@ def test_what_looks_like_a_digest_and_is_none_is_refused(store, digest):
 
 def test_a_bundle_is_found_by_how_its_digest_begins(store):
     """Eight digits and more are enough, with `sha256:` or without; a tag of that name wins."""
-    digest = store.push(shelf.bundle("A")).digest
-    other = store.push(shelf.bundle("B"), "b").digest
+    digest = store.push(oracle.bundle("A")).digest
+    other = store.push(oracle.bundle("B"), "b").digest
     begin = digest.removeprefix("sha256:")
     for name in (
         begin[:8],
@@ -358,14 +361,14 @@ def test_a_bundle_is_found_by_how_its_digest_begins(store):
     ):
         with store.pull(name) as bundle:
             assert bundle.digest == digest
-    store.push(shelf.bundle("B"), begin[:8])
+    store.push(oracle.bundle("B"), begin[:8])
     with store.pull(begin[:8]) as bundle:
         assert bundle.digest == other
 
 
 def test_a_beginning_of_no_digest_or_of_several(store):
     """Too few digits are a ConfigError, as are those of two bundles, which it names; of no bundle they are NotFound."""
-    digest = store.push(shelf.bundle("A")).digest
+    digest = store.push(oracle.bundle("A")).digest
     for name in ("sha256:0123456", "sha256:0"):
         with pytest.raises(ConfigError, match="expected 8 digits of a digest or more"):
             store.pull(name)
@@ -386,7 +389,7 @@ def test_a_beginning_of_no_digest_or_of_several(store):
 def test_a_tag_that_is_called_almost_so_is_offered(store):
     """For an unknown tag those with a like name are suggested, in a pull and as a fact; for one like no other, none."""
     for tag in ("llama3/h200", "llama3/h100", "gemma"):
-        store.push(shelf.bundle("A"), tag)
+        store.push(oracle.bundle("A"), tag)
     with pytest.raises(
         NotFound, match=r"no tag 'lama3/h200'; did you mean 'llama3/h200' or 'llama3/h100'\?"
     ) as caught:
@@ -407,7 +410,7 @@ def test_what_is_not_there_is_not_found(store):
 
 def test_tags_are_deleted_once(store):
     """A deleted tag names nothing; its bundle stays until it is pruned, and the tag can be set again."""
-    digest = store.push(shelf.bundle("A"), "t").digest
+    digest = store.push(oracle.bundle("A"), "t").digest
     assert [store.delete_tag("t"), store.delete_tag("t"), store.delete_tag("absent")] == [
         True,
         False,
@@ -417,7 +420,7 @@ def test_tags_are_deleted_once(store):
     with pytest.raises(NotFound):
         store.pull("t")
     assert store.pull(digest).digest == digest
-    assert store.push(shelf.bundle("A"), "t", mode="create").blobs_sent == 0
+    assert store.push(oracle.bundle("A"), "t", mode="create").blobs_sent == 0
 
 
 def test_tags_say_what_is_in_them(store):
@@ -433,14 +436,14 @@ def test_tags_say_what_is_in_them(store):
 def test_stats_count_what_is_stored(store):
     """Objects, bytes and tags are what lies in the store."""
     assert vars(store.stats()) == dict.fromkeys(vars(store.stats()), 0)
-    store.push(shelf.bundle("A", "B"), "t")
-    store.push(shelf.bundle("A"), "u")
-    tagged = sum(map(len, shelf.raw(store).values()))
-    store.push(shelf.bundle("C"))
-    found = shelf.raw(store)
+    store.push(oracle.bundle("A", "B"), "t")
+    store.push(oracle.bundle("A"), "u")
+    tagged = sum(map(len, oracle.raw(store).values()))
+    store.push(oracle.bundle("C"))
+    found = oracle.raw(store)
     stats = store.stats()
     sizes = {
-        letter: sum(len(found[key]) for key in shelf.of_kind(store, letter)) for letter in "um"
+        letter: sum(len(found[key]) for key in oracle.of_kind(store, letter)) for letter in "um"
     }
     assert (stats.units, stats.manifests, stats.tags) == (6, 3, 2)
     assert (stats.unit_bytes, stats.manifest_bytes, stats.tagged_bytes) == (
@@ -456,8 +459,8 @@ def test_stats_count_what_is_stored(store):
 @pytest.mark.parametrize("cheap", [True, False])
 def test_units_come_first_then_the_manifest_then_the_tag(memory, cheap):
     """Each is written after what it names was acknowledged and flushed."""
-    noting = shelf.wrapped(memory, shelf.Noting, cheap)
-    noting.push(shelf.bundle("A", "B"), "t")
+    noting = oracle.wrapped(memory, oracle.Noting, cheap)
+    noting.push(oracle.bundle("A", "B"), "t")
     order = []
     for name, argument in noting._backend.calls:
         if name == "put":
@@ -469,31 +472,31 @@ def test_units_come_first_then_the_manifest_then_the_tag(memory, cheap):
 
 def test_what_is_missing_is_asked_before_it_is_sent(memory):
     """Only what the store says it has not is read from the bundle and sent."""
-    memory.push(shelf.bundle("A"), "t")
-    noting = shelf.wrapped(memory, shelf.Noting, cheap=False)
-    noting.push(shelf.bundle("A", "B"), "u")
+    memory.push(oracle.bundle("A"), "t")
+    noting = oracle.wrapped(memory, oracle.Noting, cheap=False)
+    noting.push(oracle.bundle("A", "B"), "u")
     (asked, *_), (sent, *_) = noting._backend.named("exists"), noting._backend.named("put")
-    manifest = shelf.manifest_of(memory, "u")
+    manifest = oracle.manifest_of(memory, "u")
     units = {key for key in asked if not key.startswith("v1/b/")}
-    assert set(sent) < units - {manifest} == set(shelf.of_kind(memory, "u"))
+    assert set(sent) < units - {manifest} == set(oracle.of_kind(memory, "u"))
     assert len(units) - 1 == 2 * len(sent) == 4
 
 
 def test_a_store_far_away_is_asked_a_few_times(memory):
     """A push of a hundred kernels to a store whose reads are dear reads nothing and takes a handful of calls."""
-    noting = shelf.wrapped(memory, shelf.Noting, cheap=False)
-    noting.push(shelf.bundle(*range(100)), "t")
+    noting = oracle.wrapped(memory, oracle.Noting, cheap=False)
+    noting.push(oracle.bundle(*range(100)), "t")
     names = [name for name, _ in noting._backend.calls if name != "flush"]
     assert names == ["read_ref", "touch", "exists", "put", "put", "put", "swap_ref"]
 
 
 def test_what_is_found_was_marked_as_in_use_before(memory):
     """Presence is asked after touching, so that a prune in between cannot take what is found."""
-    memory.push(shelf.bundle("A"), "t")
+    memory.push(oracle.bundle("A"), "t")
     for cheap in (True, False):
-        noting = shelf.wrapped(memory, shelf.Noting, cheap)
-        noting.push(shelf.bundle("A"), "u", mode="replace")
-        units = set(shelf.of_kind(memory, "u"))
+        noting = oracle.wrapped(memory, oracle.Noting, cheap)
+        noting.push(oracle.bundle("A"), "u", mode="replace")
+        units = set(oracle.of_kind(memory, "u"))
         calls = [
             name
             for name, argument in noting._backend.calls
@@ -504,12 +507,12 @@ def test_what_is_found_was_marked_as_in_use_before(memory):
 
 def test_pulling_marks_what_it_pulled_as_in_use(store):
     """A prune spares what somebody pulled lately; a read-only pull leaves no trace."""
-    digest = store.push(shelf.bundle("A")).digest
-    shelf.age(store, 2 * shelf.DAY_S)
+    digest = store.push(oracle.bundle("A")).digest
+    oracle.age(store, 2 * oracle.DAY_S)
     with store.pull(digest, read_only=True):
         assert len(store.prune(dry_run=True).removed) == 4
     with store.pull(digest):
-        entry = shelf.entry_of(shelf.bundle("A").kernels[0])
+        entry = oracle.entry_of(oracle.bundle("A").kernels[0])
         assert store.prune(dry_run=True).removed == (entry,)
 
 
@@ -520,33 +523,33 @@ def test_two_layouts_lie_side_by_side(store):
     """Objects and tags of another major version are neither read, counted, verified nor pruned."""
     theirs = {"v2/u/" + "0" * 64: b"another format", "v2/m/x": b"", "v10/u/y": b"", "other": b"x"}
     for key, data in theirs.items():
-        shelf.overwrite(store, key, data)
-    assert shelf.innermost(store).swap_ref("v2/t/t", None, b"theirs")
-    store.push(shelf.bundle("A"), "t")
+        oracle.overwrite(store, key, data)
+    assert oracle.innermost(store).swap_ref("v2/t/t", None, b"theirs")
+    store.push(oracle.bundle("A"), "t")
     assert [info.name for info in store.tags()] == ["t"]
     assert (store.stats().units, store.stats().manifests) == (2, 1)
     assert store.verify().checked == 4
     store.delete_tag("t")
-    shelf.age(store, 30 * shelf.DAY_S)
+    oracle.age(store, 30 * oracle.DAY_S)
     assert len(store.prune().removed) == 4
-    assert shelf.raw(store) == theirs
-    assert shelf.innermost(store).read_ref("v2/t/t") == b"theirs"
+    assert oracle.raw(store) == theirs
+    assert oracle.innermost(store).read_ref("v2/t/t") == b"theirs"
 
 
 def test_a_tag_of_a_newer_version_is_left_alone(store):
     """What a newer version named is a typed error, and only `replace` puts something else there."""
     import msgpack
 
-    store.push(shelf.bundle("A"), "other")
-    shelf.set_tag(store, "t", value := msgpack.packb([2, "something new"]))
-    for call in (lambda: store.pull("t"), lambda: store.push(shelf.bundle("B"), "t"),
-                 lambda: store.push(shelf.bundle("B"), "t", mode="create"), lambda: store.restore("t", missing_ok=True)):  # fmt: skip
+    store.push(oracle.bundle("A"), "other")
+    oracle.set_tag(store, "t", value := msgpack.packb([2, "something new"]))
+    for call in (lambda: store.pull("t"), lambda: store.push(oracle.bundle("B"), "t"),
+                 lambda: store.push(oracle.bundle("B"), "t", mode="create"), lambda: store.restore("t", missing_ok=True)):  # fmt: skip
         with pytest.raises(FormatError, match="upgrade triton-bundler"):
             call()
-    assert shelf.innermost(store).read_ref("v1/t/t") == value
+    assert oracle.innermost(store).read_ref("v1/t/t") == value
     assert [(info.name, info.digest is None) for info in store.tags()] == [
         ("other", False),
         ("t", True),
     ]
-    assert store.push(shelf.bundle("B"), "t", mode="replace").tag_before is None
-    assert shelf.kernels(store.pull("t")) == shelf.keys("B")
+    assert store.push(oracle.bundle("B"), "t", mode="replace").tag_before is None
+    assert oracle.kernels(store.pull("t")) == oracle.keys("B")

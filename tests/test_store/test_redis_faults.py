@@ -9,10 +9,10 @@ import signal
 import time
 import warnings
 
+import oracle
 import pytest
 import redis_proxy
 import redis_server
-import shelf
 
 import bundler
 from bundler.backends.redis import RedisBackend
@@ -83,7 +83,7 @@ def store(server, at):
     return at(server.url())
 
 
-keys, kernels = shelf.real_keys, shelf.restorable
+keys, kernels = oracle.real_keys, oracle.restorable
 
 
 def noise(count, first=0):
@@ -93,7 +93,7 @@ def noise(count, first=0):
 
 def raw(store):
     """Return {key: bytes} of every object."""
-    backend = shelf.innermost(store)
+    backend = oracle.innermost(store)
     return backend.get([stat.key for stat in backend.list()])
 
 
@@ -162,7 +162,7 @@ def test_a_server_that_takes_everything_and_says_nothing(server, at, tmp_path):
     assert at(server.url()).verify().sound
 
 
-class Killing(shelf.Wrapped):
+class Killing(oracle.Wrapped):
     """Kills the server before the n-th call."""
 
     def __init__(self, inner, server, at):
@@ -183,7 +183,7 @@ def test_a_server_that_is_killed_in_a_push(mortal, at):
     for number in range(1, 30):
         store = at(mortal.url())
         store.push(kernels("A"), "t")
-        broken = Store(Killing(shelf.innermost(store), mortal, number), "redis")
+        broken = Store(Killing(oracle.innermost(store), mortal, number), "redis")
         try:
             broken.push(kernels("B"), "t")
         except StoreUnavailable:
@@ -196,7 +196,7 @@ def test_a_server_that_is_killed_in_a_push(mortal, at):
         assert store.verify().sound
         assert store.tags() == ()
         store.push(kernels(*AB), "t")
-        assert shelf.contents(store.pull("t")) == shelf.contents(kernels(*AB))
+        assert oracle.contents(store.pull("t")) == oracle.contents(kernels(*AB))
         mortal.client().flushall()
     assert {"read_ref", "get", "put", "exists", "swap_ref"} <= struck
 
@@ -206,7 +206,7 @@ def test_a_server_that_is_killed_in_a_pull(mortal, at, tmp_path):
     for number in range(1, 30):
         store = at(mortal.url())
         store.push(kernels(*AB), "t")
-        broken = Store(Killing(shelf.innermost(store), mortal, number), "redis")
+        broken = Store(Killing(oracle.innermost(store), mortal, number), "redis")
         cache = tmp_path / str(number)
         try:
             report, files = restored(broken, cache)
@@ -219,7 +219,7 @@ def test_a_server_that_is_killed_in_a_pull(mortal, at, tmp_path):
         if broken._backend.struck is None:
             assert set(report.restored) == keys(*AB)
             break
-        whole = shelf.contents(kernels(*AB))
+        whole = oracle.contents(kernels(*AB))
         assert {
             name: data for name, data in files.items() if name in whole
         }.items() <= whole.items()
@@ -236,7 +236,7 @@ def test_a_server_that_was_restarted_is_empty_and_filled_by_the_next_push(mortal
         store.pull("t")
     assert store.verify().sound
     assert store.push(kernels(*AB), "t").blobs_sent == sent
-    assert shelf.contents(store.pull("t")) == shelf.contents(kernels(*AB))
+    assert oracle.contents(store.pull("t")) == oracle.contents(kernels(*AB))
 
 
 # full, evicting -----------------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def test_a_full_server_that_evicts_nothing(mortal, at):
     admin.config_set("maxmemory", admin.info("memory")["used_memory"] + 400_000)
     with pytest.raises(StoreFull, match="raise maxmemory"):
         store.push(large, "t")
-    assert shelf.contents(store.pull("t")) == shelf.contents(kernels("A"))
+    assert oracle.contents(store.pull("t")) == oracle.contents(kernels("A"))
     assert store.verify().sound
     admin.config_set("maxmemory", "1gb")
     store.push(large, "t")
@@ -265,7 +265,7 @@ def test_a_server_that_evicts_between_manifest_and_kernels(mortal, at, tmp_path)
     store, admin = at(mortal.url()), mortal.client()
     bundle = noise(20)
     store.push(bundle, "t")
-    whole = shelf.contents(bundle)
+    whole = oracle.contents(bundle)
     units = sorted(key for key in raw(store) if key.startswith("v1/u/"))
     admin.delete(*(f"tb:o:{key}" for key in units[::2]))
     report, files = restored(store, tmp_path / "cache")
@@ -280,7 +280,7 @@ def test_a_server_that_evicts_between_manifest_and_kernels(mortal, at, tmp_path)
     assert verdict.dangling[0][0] == bundle.digest
     assert store.push(bundle, "t").blobs_sent == len(units[::2])
     assert store.verify().sound
-    assert shelf.contents(store.pull("t")) == whole
+    assert oracle.contents(store.pull("t")) == whole
 
 
 def test_a_server_that_is_too_small_for_what_is_pushed(mortal, at, tmp_path):
@@ -299,7 +299,7 @@ def test_a_server_that_is_too_small_for_what_is_pushed(mortal, at, tmp_path):
         except NotFound:
             seen.add("gone")
             continue
-        whole = shelf.contents(bundle)
+        whole = oracle.contents(bundle)
         assert {
             name: data for name, data in files.items() if name in whole
         }.items() <= whole.items()
@@ -367,7 +367,7 @@ def test_tls_that_does_not_fit(server, at, tmp_path):
         with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
             at(proxy.url(server, scheme="rediss"), **HASTY).push(kernels(*AB), "t")
         at(proxy.url(server, scheme="rediss"), ca=authority.ca, **PATIENT).push(kernels(*AB), "t")
-    assert shelf.contents(at(server.url()).pull("t")) == shelf.contents(kernels(*AB))
+    assert oracle.contents(at(server.url()).pull("t")) == oracle.contents(kernels(*AB))
 
 
 # slow, torn ---------------------------------------------------------------------------------------------------------------
@@ -400,24 +400,24 @@ def test_answers_that_trickle(server, at):
 def test_connections_that_are_reset_anywhere(server, at):
     """Reset after any number of bytes: a push or pull answers right or raises, the tag is whole, and the next push completes."""
     bundles = [kernels(*AB), kernels(*AB, "C")]
-    right = [shelf.contents(bundle) for bundle in bundles]
+    right = [oracle.contents(bundle) for bundle in bundles]
     direct = at(server.url())
     with redis_proxy.Proxy(server.socket) as proxy:
         for cut in (1, 5, 40, 200, 600, 1500, 3000):
             server.client().flushall()
             direct.push(bundles[0], "t")
             proxy.reset_after = cut
-            for act in (lambda s: s.push(bundles[1], "t"), lambda s: shelf.contents(s.pull("t"))):
+            for act in (lambda s: s.push(bundles[1], "t"), lambda s: oracle.contents(s.pull("t"))):
                 try:
                     found = act(at(proxy.url(server), **HASTY))
                 except StoreUnavailable:
                     continue
                 assert not isinstance(found, dict) or found in right
-            assert shelf.contents(direct.pull("t")) in right
+            assert oracle.contents(direct.pull("t")) in right
             assert direct.verify().sound
             proxy.reset_after = None
             at(proxy.url(server)).push(bundles[1], "t")
-            assert shelf.contents(direct.pull("t")) == right[1]
+            assert oracle.contents(direct.pull("t")) == right[1]
 
 
 # others -------------------------------------------------------------------------------------------------------------------
@@ -427,10 +427,10 @@ def test_two_pushers_to_one_tag(server, at):
     """Of two that push to one tag at once both succeed, and the tag has the kernels of both."""
     first, second = at(server.url()), at(server.url())
     seeds = range(10)
-    with shelf.running(lambda: [first.push(kernels(seed), "t") for seed in seeds[:5]]):
+    with oracle.running(lambda: [first.push(kernels(seed), "t") for seed in seeds[:5]]):
         for seed in seeds[5:]:
             second.push(kernels(seed), "t")
-    assert shelf.kernels(first.pull("t")) == keys(*seeds)
+    assert oracle.kernels(first.pull("t")) == keys(*seeds)
     assert first.verify().sound
 
 
@@ -445,7 +445,7 @@ def test_values_corrupted_by_hand(server, store, tmp_path):
         lambda data: os.urandom(len(data)),
     ]
     bundle = kernels(*AB)
-    whole = shelf.contents(bundle)
+    whole = oracle.contents(bundle)
     store.push(bundle, "t")
     for key in sorted(raw(store)):
         for number, change in enumerate(changes):
@@ -463,7 +463,7 @@ def test_values_corrupted_by_hand(server, store, tmp_path):
             store.verify(repair=True)
             store.push(bundle, "t")
             assert store.verify().sound
-            assert shelf.contents(store.pull("t")) == whole
+            assert oracle.contents(store.pull("t")) == whole
 
 
 def test_a_header_corrupted_by_hand(server, store):
@@ -478,7 +478,7 @@ def test_a_header_corrupted_by_hand(server, store):
             assert key in dict(store.verify(repair=True).damaged)
             store.push(bundle, "t")
             assert store.verify().sound
-    assert shelf.contents(store.pull("t")) == shelf.contents(bundle)
+    assert oracle.contents(store.pull("t")) == oracle.contents(bundle)
 
 
 def test_hostile_manifests_and_tags(server, store):
@@ -486,35 +486,35 @@ def test_hostile_manifests_and_tags(server, store):
     bundle, other = kernels(*AB), kernels("C")
     store.push(bundle, "t")
     store.push(other, "u")
-    manifest, theirs = shelf.manifest_of(store, "t"), shelf.manifest_of(store, "u")
+    manifest, theirs = oracle.manifest_of(store, "t"), oracle.manifest_of(store, "u")
     values = {
         "another's": raw(store)[theirs],
-        "none": shelf.sealed(b"\xc1"),
+        "none": oracle.sealed(b"\xc1"),
         "not sealed": b"x" * 100,
         "a head": b"TBs" + b"9" * 13 + b"9" * 16 + b"0" * 16,
     }
     for name, value in values.items():
         damage(server, manifest, lambda _, value=value: value)
         with pytest.raises(BundlerError) as caught:
-            shelf.contents(store.pull("t"))
+            oracle.contents(store.pull("t"))
         assert isinstance(caught.value, (FormatError, DigestMismatch, NotFound)), name
         store.push(bundle, "t", "replace")
         store.verify(repair=True)
         store.push(bundle, "t", "replace")
         assert store.verify().sound, name
-    bomb = shelf.sealed(bytes((64 << 20) + 1))
+    bomb = oracle.sealed(bytes((64 << 20) + 1))
     damage(server, manifest, lambda _: bomb)
     with pytest.raises(LimitExceeded):
         store.pull("t")
     # Over a limit is not damaged: it may be another's who has higher limits.
     assert manifest in raw(store)
-    shelf.drop(store, manifest)
+    oracle.drop(store, manifest)
     for value in (b"", b"\xff" * 50, b"x" * 100_000, b"v1/m/" + b"0" * 64):
-        shelf.set_tag(store, "t", value)
+        oracle.set_tag(store, "t", value)
         with pytest.raises(FormatError, match="tag t cannot be read"):
             store.pull("t")
     store.push(bundle, "t", "replace")
-    assert shelf.contents(store.pull("t")) == shelf.contents(bundle)
+    assert oracle.contents(store.pull("t")) == oracle.contents(bundle)
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
@@ -526,11 +526,11 @@ def test_a_fork_with_an_open_connection(store):
         signal.alarm(40)
         for number in range(5):
             store.push(kernels(number), "t")
-        os._exit(0 if keys("A") <= shelf.kernels(store.pull("t")) else 1)
+        os._exit(0 if keys("A") <= oracle.kernels(store.pull("t")) else 1)
     for number in range(5):
         store.push(kernels(5 + number), "t")
     assert os.waitpid(child, 0)[1] == 0
-    assert shelf.kernels(store.pull("t")) == keys("A", *range(10))
+    assert oracle.kernels(store.pull("t")) == keys("A", *range(10))
     assert store.verify().sound
 
 
@@ -562,5 +562,5 @@ def test_opening_a_store_by_its_url(server):
     """`open_store` takes a Redis URL, and its name holds no secret."""
     with bundler.open_store(server.url()) as store:
         store.push(kernels(*AB), "t")
-        assert shelf.contents(store.pull("t")) == shelf.contents(kernels(*AB))
+        assert oracle.contents(store.pull("t")) == oracle.contents(kernels(*AB))
         assert "s3cret" not in repr(store) + store.name

@@ -11,9 +11,9 @@ import struct
 import time
 import warnings
 
+import oracle
 import pytest
 import redis_server
-import shelf
 
 import bundler
 from bundler.backends.memory import MemoryBackend
@@ -25,7 +25,7 @@ MIB = 1 << 20
 PATIENT = {"timeout_s": 20, "connect_timeout_s": 20}
 FEW_BYTES = 150 * MIB
 CASES = 20
-A, B = shelf.restorable("A"), shelf.restorable("B")
+A, B = oracle.restorable("A"), oracle.restorable("B")
 
 
 @pytest.fixture(scope="module")
@@ -116,20 +116,20 @@ def test_one_bad_value_is_nobody_elses(store, admin, kind, change):
     assert store.stats().tags == 2
     assert [tag.name for tag in store.tags()] == ["t", "u"]
     store.prune(dry_run=True)
-    assert shelf.contents(store.pull("u")) == shelf.contents(B)
+    assert oracle.contents(store.pull("u")) == oracle.contents(B)
     if kind == "k":
         # The bundle of tag t has the kernel too.
         assert store.kernel_records().look_up([A.kernels[0].key]).bundle.kernels
     else:
         with pytest.raises((NotFound, FormatError, DigestMismatch)):
-            shelf.contents(store.pull("t"))
+            oracle.contents(store.pull("t"))
     verdict = store.verify(repair=True)
     assert {key for key, _ in verdict.damaged} <= {name[5:]}
     store.push(A, "t", "replace")
     assert store.kernel_records().publish(A).bundle.kernels == A.kernels
     assert store.verify().sound
-    assert shelf.contents(store.pull("t")) == shelf.contents(A)
-    assert shelf.contents(store.pull("u")) == shelf.contents(B)
+    assert oracle.contents(store.pull("t")) == oracle.contents(A)
+    assert oracle.contents(store.pull("u")) == oracle.contents(B)
     assert time.monotonic() - started < 15
     assert peak_bytes() - before < FEW_BYTES
 
@@ -140,7 +140,7 @@ def test_a_push_replaces_what_is_in_its_way(store, admin, change):
     for kind in "um":
         change(admin, only_a(admin, kind)[0])
         store.push(A, "t")
-        assert shelf.contents(store.pull("t")) == shelf.contents(A)
+        assert oracle.contents(store.pull("t")) == oracle.contents(A)
 
 
 def test_verify_tells_and_removes(store, admin):
@@ -176,22 +176,22 @@ def test_a_strange_key_is_damage_or_nothing(key):
     for payload in (
         b"",
         b"x" * 100,
-        shelf.packed([1, b"x", b"y"]),
-        shelf.packed([1, "a", "b", b"c"]),
+        oracle.packed([1, b"x", b"y"]),
+        oracle.packed([1, "a", "b", b"c"]),
     ):
-        shelf.overwrite(store, key, shelf.sealed(payload))
+        oracle.overwrite(store, key, oracle.sealed(payload))
         assert store.verify().damaged == tuple(sorted(store.verify(repair=True).damaged))
         store.stats()
         store.prune(dry_run=True)
         list(store.kernel_records().recorded(10))
         assert [tag.problem for tag in store.tags()] == [None]
-    assert shelf.contents(store.pull("t")) == shelf.contents(A)
+    assert oracle.contents(store.pull("t")) == oracle.contents(A)
 
 
 def test_strange_tags_are_told(store, admin):
     """Tags whose names or values nobody of ours made are listed with what is wrong, and can be deleted."""
     for number, value in enumerate(
-        [b"", b"\xc1", b"x" * 1000, shelf.packed([1, "v1/m"]), shelf.packed([1, "v1/u/x"])]
+        [b"", b"\xc1", b"x" * 1000, oracle.packed([1, "v1/m"]), oracle.packed([1, "v1/u/x"])]
     ):
         admin.set(f"tb:r:v1/t/strange{number}", value)
     a_list(admin, "tb:r:v1/t/list")
@@ -214,7 +214,7 @@ def test_a_tag_of_ten_megabytes_costs_nothing(store, admin):
         store.pull("t")
     assert "at most" in {tag.name: tag.problem for tag in store.tags()}["t"]
     store.push(A, "t", "replace")
-    assert shelf.contents(store.pull("t")) == shelf.contents(A)
+    assert oracle.contents(store.pull("t")) == oracle.contents(A)
     admin.set("tb:r:v1/t/t", arrays)
     assert store.delete_tag("t")
     assert time.monotonic() - started < 5
@@ -236,7 +236,7 @@ def test_a_dictionary_that_declares_too_much_is_damaged(size):
     """It is refused by what its frame declares, before it is decoded, and removed: no limit of ours would let it pass."""
     store = Store(MemoryBackend(), "memory")
     key = f"v1/d/{hashlib.sha256(bytes(size)).hexdigest()}"
-    shelf.overwrite(store, key, shelf.sealed(bytes(size)))
+    oracle.overwrite(store, key, oracle.sealed(bytes(size)))
     verdict = store.verify(repair=True)
     assert verdict.damaged == ((key, f"{key}: declares {size} bytes, expected {MIB} at most"),)
     assert verdict.removed == (key,)

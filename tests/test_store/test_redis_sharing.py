@@ -35,7 +35,7 @@ def command(*words):
 @pytest.mark.toolchain
 def test_pushed_in_one_process_and_restored_in_another(server, compiled, tmp_path):
     """A writer pushes, a reader restores by tag with its password in a file, and a process without a compiler hits every kernel."""
-    workshop = _workshop()
+    support = _support()
     urls = {}
     for user in ("writer", "reader"):
         (tmp_path / user).write_text(redis_server.PASSWORDS[user])
@@ -48,15 +48,15 @@ def test_pushed_in_one_process_and_restored_in_another(server, compiled, tmp_pat
     words = ("--tag", "demo/all", "--store", urls["reader"], "--only", "all", "--cache-dir", cache)
     restored = command("restore", *words)
     assert restored["usable"] == len(compiled.keys)
-    assert workshop.hits_without_compiler(cache, tmp_path) == (len(compiled.keys), 0)
+    assert support.hits_without_compiler(cache, tmp_path) == (len(compiled.keys), 0)
     again = command("restore", *words)
     assert again["usable"] == len(compiled.keys)
     assert again["restored"] == []
 
 
-def _workshop():
+def _support():
     spec = importlib.util.spec_from_file_location(
-        "workshop", HERE.parent / "test_lifecycle" / "workshop.py"
+        "support", HERE.parent / "test_lifecycle" / "support.py"
     )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -6,8 +6,8 @@ import shutil
 import subprocess
 import warnings
 
+import oracle
 import pytest
-import shelf
 
 import bundler
 from bundler.backends.backend_errors import BackendUnavailable
@@ -64,19 +64,19 @@ def test_by_digest_and_into_any_directory(pushed, real, tmp_path):
 
 def test_only_what_is_needed_is_fetched(pushed, real, tmp_path):
     """With the launch set alone the intermediate texts stay in the store."""
-    noting = shelf.wrapped(pushed, shelf.Noting)
+    noting = oracle.wrapped(pushed, oracle.Noting)
     report = noting.restore("t", cache_dir=tmp_path / "c", only="all", keep="launch")
     fetched = {key for keys in noting._backend.named("get") for key in keys}
     launch = {
-        shelf.unit_of(pushed, real, number, k.binary.kind) for number, k in enumerate(real.kernels)
+        oracle.unit_of(pushed, real, number, k.binary.kind) for number, k in enumerate(real.kernels)
     }
-    assert fetched == launch | {shelf.manifest_of(pushed, "t")}
+    assert fetched == launch | {oracle.manifest_of(pushed, "t")}
     assert report.files == 3 * len(real.kernels)
 
 
 def test_units_are_fetched_in_batches(pushed, real, tmp_path):
     """A restore asks the store once for each run of kernels, not once for each file."""
-    noting = shelf.wrapped(pushed, shelf.Noting)
+    noting = oracle.wrapped(pushed, oracle.Noting)
     noting.restore("t", cache_dir=tmp_path / "c", only="all")
     calls = noting._backend.named("get")
     assert len(calls) - 1 <= len(real.kernels) / 4
@@ -95,25 +95,25 @@ def test_a_first_run_may_have_nothing(local, cache):
 
 def test_missing_ok_forgives_only_what_is_missing(pushed, cache):
     """A damaged manifest is no first run; once it was removed it is one, as a dangling tag is a miss."""
-    shelf.flip(pushed, shelf.manifest_of(pushed, "t"))
+    oracle.flip(pushed, oracle.manifest_of(pushed, "t"))
     with pytest.raises(DigestMismatch):
         pushed.restore("t", missing_ok=True)
     assert pushed.restore("t", missing_ok=True) == bundler.RestoreReport()
 
 
-@pytest.mark.parametrize("harm", [shelf.flip, shelf.drop], ids=["damaged", "missing"])
+@pytest.mark.parametrize("harm", [oracle.flip, oracle.drop], ids=["damaged", "missing"])
 @pytest.mark.parametrize("keep", ["all", "launch"])
 def test_a_damaged_kernel_is_left_out(pushed, real, cache, harm, keep):
     """A kernel whose bytes are damaged or gone is skipped with the reason; the others are restored; a push repairs it."""
     number, kernel = next((n, k) for n, k in enumerate(real.kernels) if k.name == "softmax_kernel")
-    key = shelf.unit_of(pushed, real, number, kernel.binary.kind)
+    key = oracle.unit_of(pushed, real, number, kernel.binary.kind)
     harm(pushed, key)
     report = pushed.restore("t", only="all", keep=keep)
     assert report.damaged == (kernel.key,)
     ((name, reason),) = report.skipped
     assert (name, key in reason) == (kernel.key, True)
-    assert ("is missing; push the bundle again" in reason) == (harm is shelf.drop)
-    assert ("expected sha256:" in reason) == (harm is shelf.flip)
+    assert ("is missing; push the bundle again" in reason) == (harm is oracle.drop)
+    assert ("expected sha256:" in reason) == (harm is oracle.flip)
     assert not (cache / kernel.key).exists()
     assert len(report.restored) == len(real.kernels) - 1
     assert pushed.push(real, "t").blobs_sent == 1
@@ -124,8 +124,8 @@ def test_a_damaged_kernel_is_left_out(pushed, real, cache, harm, keep):
 
 def test_wrong_bytes_are_never_restored(pushed, real, cache):
     """With every unit of the store damaged nothing is published, and each kernel says why."""
-    for key in shelf.of_kind(pushed, "u"):
-        shelf.flip(pushed, key)
+    for key in oracle.of_kind(pushed, "u"):
+        oracle.flip(pushed, key)
     with pytest.warns(BundlerWarning, match="nothing in this bundle can be used here"):
         report = pushed.restore("t", only="all")
     assert set(report.damaged) == {kernel.key for kernel in real.kernels}
@@ -198,7 +198,7 @@ def test_a_store_that_we_may_only_read_can_be_restored_from(pushed, real, root, 
         assert [info.name for info in store.tags()] == ["t"]
         assert store.push(real, "t").blobs_sent == 0
         with pytest.raises(bundler.BundlerError, match="Read-only"):
-            store.push(shelf.bundle("A"), "t")
+            store.push(oracle.bundle("A"), "t")
     finally:
         if mounted:
             subprocess.run(["umount", str(place)], check=True)
@@ -239,14 +239,14 @@ def in_use(store, tag):
     """Return the keys that a pull of this tag marks: its manifest and its units."""
     with store.pull(tag, read_only=True) as pulled:
         return sorted(
-            {shelf.manifest_of(store, tag), *(unit.key for unit in units_of(pulled.content))}
+            {oracle.manifest_of(store, tag), *(unit.key for unit in units_of(pulled.content))}
         )
 
 
 @pytest.mark.parametrize("keep", ["all", "launch"])
 def test_a_restore_marks_all_that_it_pulled_once(pushed, tmp_path, keep):
     """Also what it does not fetch; in a thread of its own, which has ended when the restore has."""
-    far = shelf.wrapped(pushed, shelf.Noting, cheap=False)
+    far = oracle.wrapped(pushed, oracle.Noting, cheap=False)
     far.restore("t", cache_dir=tmp_path / "c", only="all", keep=keep)
     (touched,) = far._backend.named("touch")
     assert sorted(set(touched)) == in_use(pushed, "t")
@@ -257,14 +257,14 @@ def test_a_restore_marks_all_that_it_pulled_once(pushed, tmp_path, keep):
 def test_a_restore_that_fetches_nothing_marks_what_it_pulled(pushed, tmp_path):
     """A directory that cannot be made is an error before anything is fetched; the bundle is in use all the same."""
     (tmp_path / "file").write_text("in the way")
-    far = shelf.wrapped(pushed, shelf.Noting, cheap=False)
+    far = oracle.wrapped(pushed, oracle.Noting, cheap=False)
     with pytest.raises((AccessDenied, NotFound)):
         far.restore("t", cache_dir=tmp_path / "file" / "c", only="all")
     (touched,) = far._backend.named("touch")
     assert sorted(set(touched)) == in_use(pushed, "t")
 
 
-class Untouchable(shelf.Wrapped):
+class Untouchable(oracle.Wrapped):
     """Reads, and does not answer when it is asked to touch."""
 
     def around(self, name, call, argument):
@@ -275,7 +275,7 @@ class Untouchable(shelf.Wrapped):
 
 def test_marks_that_fail_harm_no_restore(pushed, real, tmp_path):
     """Everything is placed, and nothing raised."""
-    far = shelf.wrapped(pushed, Untouchable, cheap=False)
+    far = oracle.wrapped(pushed, Untouchable, cheap=False)
     assert len(far.restore("t", cache_dir=tmp_path / "c", only="all").restored) == len(real.kernels)
 
 
@@ -287,22 +287,22 @@ def test_a_unit_of_other_bytes_is_found_by_who_writes_it_and_removed(
     """Sealed by whoever changed it, it is what was stored; the digests of its files tell, before anybody sees the kernel."""
     if writer == "in Python":
         monkeypatch.setattr(kernel_writer, "compiled_writer", lambda: None)
-    bundle = shelf.restorable("A", "B")
+    bundle = oracle.restorable("A", "B")
     local.push(bundle, "t")
     kernel, other = bundle.kernels
     launch = sorted(kernel.launch_set, key=lambda artifact: artifact.digest)
-    key = shelf.unit_of(local, bundle)
+    key = oracle.unit_of(local, bundle)
     changed = [
-        shelf.flipped(bundle.read(artifact)) if artifact.kind == kind else bundle.read(artifact)
+        oracle.flipped(bundle.read(artifact)) if artifact.kind == kind else bundle.read(artifact)
         for artifact in launch
     ]
-    shelf.overwrite(local, key, shelf.sealed(b"".join(changed)))
+    oracle.overwrite(local, key, oracle.sealed(b"".join(changed)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BundlerWarning)
         report = local.restore("t", cache_dir=tmp_path / "c", only="all")
     assert (report.damaged, report.restored) == ((kernel.key,), (other.key,))
     assert os.listdir(tmp_path / "c") == [other.key]
-    assert key not in shelf.raw(local)
+    assert key not in oracle.raw(local)
     assert local.push(bundle, "t").blobs_sent == 1
     assert len(local.restore("t", cache_dir=tmp_path / "c", only="all").restored) == 1
 
@@ -314,4 +314,4 @@ def test_what_was_fetched_ahead_takes_bounded_memory(pushed, real, monkeypatch):
         pulled.blobs.prefetch([digest for digest, _ in pulled.content.blobs])
         kept = pulled.blobs._fetched.sizes()
         assert sum(size for _, size in kept) <= 10_000
-        assert shelf.contents(pulled) == shelf.contents(real)
+        assert oracle.contents(pulled) == oracle.contents(real)

@@ -5,10 +5,10 @@ import functools
 import time
 import warnings
 
+import oracle
 import pytest
 import redis_proxy
 import redis_server
-import shelf
 import store_builders as build
 
 import bundler
@@ -27,7 +27,7 @@ def server():
     """A server of these tests' own, which knows our scripts."""
     with redis_server.running(redis_server.NAMES[0]) as started:
         with bundler.open_store(started.url(), **PATIENT) as store:
-            store.push(shelf.bundle("A"), "warm")
+            store.push(oracle.bundle("A"), "warm")
             store.pull("warm").close()
         yield started
 
@@ -69,7 +69,7 @@ def batches(keys):
 
 def test_a_restore_by_tag_takes_four_round_trips_and_one_for_each_batch(asked, tmp_path):
     """Tag, manifest, marks and units: of everything, and of the launch set, whose units are half as many."""
-    asked(lambda store: store.push(shelf.restorable(*range(KERNELS)), "t"))
+    asked(lambda store: store.push(oracle.restorable(*range(KERNELS)), "t"))
     for keep, units in (("all", 2 * KERNELS), ("launch", KERNELS)):
         words = {"cache_dir": tmp_path / keep, "keep": keep, "only": "all"}
         report, trips, commands = asked(lambda store, words=words: store.restore("t", **words))
@@ -84,7 +84,7 @@ def test_a_restore_by_tag_takes_four_round_trips_and_one_for_each_batch(asked, t
 @pytest.mark.serial
 def test_a_start_takes_its_round_trips_times_the_latency(asked, trips, server, tmp_path):
     """With 50 ms a turn, restoring 300 kernels takes one turn for each exchange, none for logging in, and no wait of ours."""
-    asked(lambda store: store.push(shelf.restorable(*range(KERNELS)), "t"))
+    asked(lambda store: store.push(oracle.restorable(*range(KERNELS)), "t"))
     with redis_proxy.Proxy(server.socket, latency_s=LATENCY_S) as proxy:
         trips.clear()
         with bundler.open_store(proxy.url(server), **PATIENT) as store:
@@ -101,7 +101,7 @@ def test_a_start_takes_its_round_trips_times_the_latency(asked, trips, server, t
 
 def test_a_warm_rank_with_two_hundred_kernels_asks_six_times_at_most(asked, tmp_path):
     """Also where they have 20 MB: nothing is near, everything is on the server."""
-    asked(lambda store: store.push(shelf.restorable(*range(200), each=100_000), "t"))
+    asked(lambda store: store.push(oracle.restorable(*range(200), each=100_000), "t"))
     report, trips, _ = asked(lambda store: store.restore("t", cache_dir=tmp_path, only="all"))
     assert len(report.restored) == 200
     assert trips <= 6
@@ -111,7 +111,7 @@ def test_a_push_takes_five_round_trips_and_two_for_each_batch(asked):
     """Tag, dictionaries, manifest, index, tag, and for each batch have/want and data; with nothing to send, the first of these, and a sample
     of the index.
     """
-    bundle, keys = shelf.restorable(*range(KERNELS)), 2 * KERNELS + 1
+    bundle, keys = oracle.restorable(*range(KERNELS)), 2 * KERNELS + 1
     report, trips, commands = asked(lambda store: store.push(bundle, "t", "replace"))
     assert report.blobs_sent == 2 * KERNELS
     assert trips <= 5 + 2 * batches(keys)
@@ -135,7 +135,7 @@ def test_a_dictionary_costs_a_push_one_round_trip_and_a_pull_none(asked, trips, 
         trips.clear()
         with store.pull("t") as pulled:
             pulled.blobs.prefetch([digest for digest, _ in pulled.content.blobs])
-            assert shelf.contents(pulled) == shelf.contents(alike)
+            assert oracle.contents(pulled) == oracle.contents(alike)
             assert len(trips) == 4
 
 
@@ -180,12 +180,12 @@ def test_a_near_tier_holds_dictionaries_too(tmp_path):
             store.push(alike, "t")
             assert store.stats().dictionaries == 1
         with bundler.open_store(near, mortal.url(), **PATIENT) as store, store.pull("t") as pulled:
-            assert shelf.contents(pulled) == shelf.contents(alike)
+            assert oracle.contents(pulled) == oracle.contents(alike)
         url = mortal.url()
     with warnings.catch_warnings(), bundler.open_store(near, url) as store:
         warnings.simplefilter("ignore", BundlerWarning)
         with store.pull("t") as pulled:
-            assert shelf.contents(pulled) == shelf.contents(alike)
+            assert oracle.contents(pulled) == oracle.contents(alike)
     with bundler.open_store(near) as store:
         assert store.verify().sound
         assert store.stats().dictionaries == 1
@@ -194,7 +194,7 @@ def test_a_near_tier_holds_dictionaries_too(tmp_path):
 def test_single_files_come_in_one_round_trip(asked, tmp_path):
     """Tuning files are units of their own, and are fetched together all the same."""
     files = build.Files()
-    (key,) = shelf.real_keys("A")
+    (key,) = oracle.real_keys("A")
     tuned = [
         files.tuning(f"{key}/{number}.autotune.json", b"{}%d" % number) for number in range(40)
     ]

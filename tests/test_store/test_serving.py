@@ -9,8 +9,8 @@ import socket
 import threading
 import time
 
+import oracle
 import pytest
-import shelf
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,7 +26,7 @@ ANYWHERE = "127.0.0.1:0"
 @pytest.fixture
 def served(memory):
     """A store with a tag, and its server."""
-    memory.push(shelf.restorable(1, 2, each=2000), "team/x")
+    memory.push(oracle.restorable(1, 2, each=2000), "team/x")
     with memory.serve(ANYWHERE) as server:
         yield memory, server
 
@@ -44,8 +44,8 @@ def ask(server, method, path, body=None, headers=None):
 
 def a_unit(store):
     """Return the key and the stored bytes of a unit."""
-    key = shelf.of_kind(store, "u")[0]
-    return key, shelf.raw(store)[key]
+    key = oracle.of_kind(store, "u")[0]
+    return key, oracle.raw(store)[key]
 
 
 def test_an_object_is_read_by_its_digest(served):
@@ -107,8 +107,8 @@ def test_nothing_else_is_readable(served, path):
 
 def test_records_are_not_served(local, url):
     """A directory's other files, and objects that go by no digest, cannot be read, whatever lies there."""
-    local.push(shelf.bundle("A"), "t")
-    shelf.overwrite(local, "v1/k/secret", b"x")
+    local.push(oracle.bundle("A"), "t")
+    oracle.overwrite(local, "v1/k/secret", b"x")
     with local.serve(ANYWHERE) as server:
         assert ask(server, "GET", "/v1/k/secret")[0] == 404
         assert ask(server, "GET", "/keys?prefix=v1/k")[::2] == (200, b"")
@@ -128,7 +128,7 @@ def test_tags_are_read_and_listed(served):
     assert ask(server, "GET", "/keys?prefix=v1/t")[2] == b"v1/t/team/x 0 0.000\n"
     lines = ask(server, "GET", "/keys?prefix=v1/u")[2].decode().splitlines()
     assert {line.split()[0]: int(line.split()[1]) for line in lines} == {
-        key: len(value) for key, value in shelf.raw(store).items() if key.startswith("v1/u/")
+        key: len(value) for key, value in oracle.raw(store).items() if key.startswith("v1/u/")
     }
 
 
@@ -207,12 +207,12 @@ def test_damage_is_not_handed_on(served):
     """An object whose bytes are not what was stored is absent, and counted."""
     store, server = served
     key, _ = a_unit(store)
-    shelf.flip(store, key)
+    oracle.flip(store, key)
     assert ask(server, "GET", f"/{key}")[0] == 404
     assert 'objects_total{result="damaged"} 1' in server.metrics()
 
 
-class Slow(shelf.Wrapped):
+class Slow(oracle.Wrapped):
     """A byte store whose reads wait for an event."""
 
     def __init__(self, inner):
@@ -229,7 +229,7 @@ class Slow(shelf.Wrapped):
 
 def test_who_asks_at_one_time_shares_one_read(memory):
     """Twenty requests for one object read it once from the source, and later ones come from memory."""
-    memory.push(shelf.restorable(1), "t")
+    memory.push(oracle.restorable(1), "t")
     key, value = a_unit(memory)
     slow, got = Slow(memory._backend), []
     with StoreServer(slow, ANYWHERE) as server:
@@ -251,7 +251,7 @@ def test_who_asks_at_one_time_shares_one_read(memory):
 
 def test_a_source_that_fails_is_503(memory):
     """The requests that wait for it get 503 with Retry-After, and the next one is tried anew."""
-    memory.push(shelf.restorable(1), "t")
+    memory.push(oracle.restorable(1), "t")
     key, value = a_unit(memory)
     slow = Slow(memory._backend)
     slow.go.set()
@@ -309,7 +309,7 @@ def test_who_is_slow_on_purpose_is_cut(memory, sent):
 
 def test_leaving_finishes_what_is_under_way(memory):
     """Closing listens no more at once, ends idle connections, and waits for an answer that is under way."""
-    memory.push(shelf.restorable(1), "t")
+    memory.push(oracle.restorable(1), "t")
     key, value = a_unit(memory)
     slow, got, ended = Slow(memory._backend), [], []
     server = StoreServer(slow, ANYWHERE)
@@ -338,7 +338,7 @@ def test_leaving_finishes_what_is_under_way(memory):
 
 def test_leaving_does_not_wait_for_ever(memory):
     """What is not answered within the bound is cut, and that is told."""
-    memory.push(shelf.restorable(1), "t")
+    memory.push(oracle.restorable(1), "t")
     key, _ = a_unit(memory)
     slow = Slow(memory._backend)
     server = StoreServer(slow, ANYWHERE)

@@ -9,8 +9,8 @@ import sys
 import threading
 from pathlib import Path
 
+import oracle
 import pytest
-import shelf
 
 import bundler
 from bundler.backends.testing.contract_hooks import in_threads
@@ -85,7 +85,7 @@ def go(processes):
 def sixteen(tmp_path):
     """The path of a bundle of sixteen kernels."""
     path = tmp_path / "b.tbundle"
-    shelf.bundle(*range(16)).save(path)
+    oracle.bundle(*range(16)).save(path)
     return path
 
 
@@ -95,7 +95,7 @@ def test_eight_processes_push_to_one_tag(local, url, sixteen, started):
     processes = [started("push", url, sixteen, "t", *part) for part in parts]
     digests = go(processes)
     with bundler.Bundle.load(sixteen) as bundle, local.pull("t") as pulled:
-        assert shelf.contents(pulled) == shelf.contents(bundle)
+        assert oracle.contents(pulled) == oracle.contents(bundle)
         assert pulled.digest == bundle.digest
     assert bundle.digest in digests
     assert local.verify().sound
@@ -126,13 +126,13 @@ def test_killed_pushes_leave_a_store_that_is_sound(local, url, sixteen, started)
         report = local.verify()
         assert report.sound, report
         assert len(local.pull("t").kernels) in {0, 16}
-        shelf.contents(local.pull("t"))
-        shelf.age(local, 2 * shelf.DAY_S)
+        oracle.contents(local.pull("t"))
+        oracle.age(local, 2 * oracle.DAY_S)
         local.prune()
         assert local.verify().sound
     with bundler.Bundle.load(sixteen) as bundle:
         local.push(bundle, "t", "replace")
-        assert shelf.contents(local.pull("t")) == shelf.contents(bundle)
+        assert oracle.contents(local.pull("t")) == oracle.contents(bundle)
 
 
 def test_threads_share_one_store(store):
@@ -141,13 +141,13 @@ def test_threads_share_one_store(store):
 
     def push(number):
         for turn in range(3):
-            store.push(shelf.bundle(10 * number + turn), "t")
+            store.push(oracle.bundle(10 * number + turn), "t")
 
     def read():
         while not done.is_set():
             try:
                 with store.pull("t") as pulled:
-                    seen.append(len(shelf.contents(pulled)))
+                    seen.append(len(oracle.contents(pulled)))
             except bundler.errors.NotFound:
                 continue
 
@@ -158,8 +158,8 @@ def test_threads_share_one_store(store):
     finally:
         done.set()
         reader.join(60)
-    expected = shelf.bundle(*(10 * number + turn for number in range(MANY) for turn in range(3)))
-    assert shelf.contents(store.pull("t")) == shelf.contents(expected)
+    expected = oracle.bundle(*(10 * number + turn for number in range(MANY) for turn in range(3)))
+    assert oracle.contents(store.pull("t")) == oracle.contents(expected)
     assert seen == sorted(seen)
     assert store.verify().sound
 
@@ -167,11 +167,11 @@ def test_threads_share_one_store(store):
 def test_threads_share_one_pulled_bundle(store, monkeypatch):
     """Threads that read one pulled bundle, more than fits into its memory, all read the right bytes."""
     monkeypatch.setattr("bundler.store.blob_source.CACHED_BYTES", 2000)
-    bundle = shelf.bundle(*range(20))
+    bundle = oracle.bundle(*range(20))
     store.push(bundle, "t")
-    right = shelf.contents(bundle)
+    right = oracle.contents(bundle)
     with store.pull("t") as pulled:
-        assert in_threads([lambda: shelf.contents(pulled)] * MANY) == [right] * MANY
+        assert in_threads([lambda: oracle.contents(pulled)] * MANY) == [right] * MANY
 
 
 @pytest.mark.parametrize("kind", ["memory", "local"])
@@ -179,20 +179,20 @@ def test_threads_share_one_pulled_bundle(store, monkeypatch):
 def test_a_fork_with_an_open_store(kind, opened, url, memory):
     """Parent and child both go on with a store, and a pulled bundle, that were open before the fork."""
     store = memory if kind == "memory" else opened(url)
-    store.push(shelf.bundle("A", "B"), "t")
-    right = shelf.contents(shelf.bundle("A", "B"))
+    store.push(oracle.bundle("A", "B"), "t")
+    right = oracle.contents(oracle.bundle("A", "B"))
     with store.pull("t") as pulled:
         pulled.read(pulled.kernels[0].binary)
         child = os.fork()
         if child == 0:
             signal.alarm(60)
-            fine = shelf.contents(pulled) == right
-            store.push(shelf.bundle("C"), "child")
-            os._exit(0 if fine and shelf.kernels(store.pull("child")) == shelf.keys("C") else 1)
-        assert shelf.contents(pulled) == right
-        store.push(shelf.bundle("D"), "t")
+            fine = oracle.contents(pulled) == right
+            store.push(oracle.bundle("C"), "child")
+            os._exit(0 if fine and oracle.kernels(store.pull("child")) == oracle.keys("C") else 1)
+        assert oracle.contents(pulled) == right
+        store.push(oracle.bundle("D"), "t")
         assert os.waitpid(child, 0)[1] == 0
-    assert shelf.kernels(store.pull("t")) == shelf.keys("A", "B", "D")
+    assert oracle.kernels(store.pull("t")) == oracle.keys("A", "B", "D")
     # Memory is copied at a fork; a directory is not.
     assert [info.name for info in store.tags()] == (["t"] if kind == "memory" else ["child", "t"])
     assert store.verify().sound

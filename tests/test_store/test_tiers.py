@@ -13,8 +13,8 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
+import oracle
 import pytest
-import shelf
 import store_builders as build
 
 import bundler
@@ -116,14 +116,14 @@ def tiers_of(store):
 def test_what_one_host_pushes_another_pulls_and_keeps(server, tmp_path, opened):
     """Pushed with one near tier, pulled with another: afterwards the second has everything near, the tag too."""
     first = opened(f"file://{tmp_path}/one", server.url(), **PATIENT)
-    report = first.push(shelf.bundle("A", "B"), "t")
+    report = first.push(oracle.bundle("A", "B"), "t")
     assert report.blobs_sent == 4
     second = opened(f"file://{tmp_path}/two", server.url(), **PATIENT)
     with second.pull("t") as bundle:
-        expected = shelf.contents(bundle)
-    assert expected == shelf.contents(shelf.bundle("A", "B"))
+        expected = oracle.contents(bundle)
+    assert expected == oracle.contents(oracle.bundle("A", "B"))
     with opened(f"file://{tmp_path}/two").pull("t") as alone:
-        assert shelf.contents(alone) == expected
+        assert oracle.contents(alone) == expected
     assert opened(server.url(), **PATIENT).verify().sound
 
 
@@ -143,7 +143,7 @@ def test_a_warm_start_takes_few_round_trips(server, tmp_path, opened):
         before = asked[0], commands(server)
         with store.pull("t") as bundle:
             bundle.blobs.prefetch([digest for digest, _ in bundle.content.blobs])
-            shelf.contents(bundle)
+            oracle.contents(bundle)
         needed.append((asked[0] - before[0], commands(server) - before[1]))
     assert [calls for calls, _ in needed] == [4, 2]
     # Of the commands, the warm start saves those that read the manifest and each unit.
@@ -154,7 +154,7 @@ def test_each_byte_is_hashed_once_at_each_trust_boundary(server, tmp_path, opene
     """From Redis through a directory tier into files: once as it came from the store, once as the content it is named by."""
     from bundler.format.digest import digest_raw, sha256
 
-    pushed = shelf.restorable(*range(8), extra={"k.llir": build.noise(1, 20_000)})
+    pushed = oracle.restorable(*range(8), extra={"k.llir": build.noise(1, 20_000)})
     opened(server.url(), **PATIENT).push(pushed, "t")
     expected = Counter(digest for unit in units_of(pushed.content) for digest, _ in unit.blobs)
     store = opened(f"file://{tmp_path}/near", server.url(), **PATIENT)
@@ -191,12 +191,12 @@ def test_merging_pushes_of_two_hosts_meet_at_the_truth(server, tmp_path, opened)
     """Each host adds to what the other has pushed, whatever its own near tier still says."""
     one = opened(f"file://{tmp_path}/one", server.url(), **PATIENT)
     two = opened(f"file://{tmp_path}/two", server.url(), **PATIENT)
-    one.push(shelf.bundle("A"), "t")
-    two.push(shelf.bundle("B"), "t")
-    one.push(shelf.bundle("C"), "t")
+    one.push(oracle.bundle("A"), "t")
+    two.push(oracle.bundle("B"), "t")
+    one.push(oracle.bundle("C"), "t")
     for store in (one, two):
         with store.pull("t") as bundle:
-            assert shelf.kernels(bundle) == shelf.keys("A", "B", "C")
+            assert oracle.kernels(bundle) == oracle.keys("A", "B", "C")
     assert two.delete_tag("t")
     with pytest.raises(NotFound):
         one.pull("t")
@@ -204,11 +204,11 @@ def test_merging_pushes_of_two_hosts_meet_at_the_truth(server, tmp_path, opened)
 
 def test_a_push_is_in_the_farthest_tier_whole(tmp_path, near, opened):
     """What a near tier has is sent all the same, since others read the far one alone."""
-    opened(near).push(shelf.bundle("A", "B"), "t")
+    opened(near).push(oracle.bundle("A", "B"), "t")
     far = f"file://{tmp_path}/far"
-    opened(near, far).push(shelf.bundle("A", "B"), "t")
+    opened(near, far).push(oracle.bundle("A", "B"), "t")
     with opened(far).pull("t") as bundle:
-        assert shelf.contents(bundle) == shelf.contents(shelf.bundle("A", "B"))
+        assert oracle.contents(bundle) == oracle.contents(oracle.bundle("A", "B"))
 
 
 @pytest.mark.parametrize("kind", ["u", "m"])
@@ -216,15 +216,15 @@ def test_a_damaged_near_copy_costs_no_kernel(tmp_path, near, opened, kind):
     """Each object of the near tier damaged in turn: everything is read, from far, and near again afterwards."""
     far = f"file://{tmp_path}/far"
     store = opened(near, far)
-    store.push(shelf.bundle("A", "B"), "t")
-    expected = shelf.contents(shelf.bundle("A", "B"))
+    store.push(oracle.bundle("A", "B"), "t")
+    expected = oracle.contents(oracle.bundle("A", "B"))
     alone = opened(near)
-    for key in shelf.of_kind(alone, kind):
-        sound = shelf.raw(alone)[key]
-        shelf.flip(alone, key)
+    for key in oracle.of_kind(alone, kind):
+        sound = oracle.raw(alone)[key]
+        oracle.flip(alone, key)
         with pytest.warns(BundlerWarning, match="damaged"), opened(near, far).pull("t") as bundle:
-            assert shelf.contents(bundle) == expected
-        assert shelf.raw(alone)[key] == sound
+            assert oracle.contents(bundle) == expected
+        assert oracle.raw(alone)[key] == sound
 
 
 # Bases and read-only tiers -----------------------------------------------------------------------------------------------
@@ -238,19 +238,19 @@ def fixed(root):
 def test_a_base_below_a_writable_layer(tmp_path, opened):
     """What an image brought is read, built upon and left alone; the layer holds what is new."""
     base, layer = f"file://{tmp_path}/base", f"file://{tmp_path}/layer"
-    opened(base).push(shelf.bundle("A"), "t")
+    opened(base).push(oracle.bundle("A"), "t")
     before = fixed(tmp_path / "base")
     store = opened(layer, f"{base}?readonly=1")
     with store.pull("t") as bundle:
-        assert shelf.kernels(bundle) == shelf.keys("A")
-    report = store.push(shelf.bundle("B"), "t")
+        assert oracle.kernels(bundle) == oracle.keys("A")
+    report = store.push(oracle.bundle("B"), "t")
     assert (report.tag_before, report.blobs_sent, report.blobs_present) == (
-        shelf.bundle("A").digest,
+        oracle.bundle("A").digest,
         2,
         2,
     )
     with store.pull("t") as bundle:
-        assert shelf.contents(bundle) == shelf.contents(shelf.bundle("A", "B"))
+        assert oracle.contents(bundle) == oracle.contents(oracle.bundle("A", "B"))
     assert [tag.name for tag in store.tags()] == ["t"]
     assert store.delete_tag("t")
     with pytest.raises(AccessDenied, match="only read"):
@@ -261,25 +261,25 @@ def test_a_base_below_a_writable_layer(tmp_path, opened):
 def test_an_image_before_a_shared_store(tmp_path, opened):
     """A nearer base answers first; what is pushed goes to the shared store whole."""
     image, far = f"file://{tmp_path}/image", f"file://{tmp_path}/far"
-    opened(image).push(shelf.bundle("A"), "t")
+    opened(image).push(oracle.bundle("A"), "t")
     before = fixed(tmp_path / "image")
     store = opened(f"{image}?readonly=1", far)
-    store.push(shelf.bundle("B"), "t")
+    store.push(oracle.bundle("B"), "t")
     assert fixed(tmp_path / "image") == before
     with opened(far).pull("t") as bundle:
-        assert shelf.contents(bundle) == shelf.contents(shelf.bundle("A", "B"))
+        assert oracle.contents(bundle) == oracle.contents(oracle.bundle("A", "B"))
 
 
 def test_a_store_opened_for_reading_is_left_as_it_is(tmp_path, near, opened):
     """`read_only` copies nothing to near tiers, marks nothing as used, and refuses every change."""
     far = f"file://{tmp_path}/far"
-    opened(far).push(shelf.bundle("A"), "t")
+    opened(far).push(oracle.bundle("A"), "t")
     before = fixed(tmp_path / "far")
     store = opened(near, far, read_only=True)
     with store.pull("t") as bundle:
-        assert shelf.contents(bundle) == shelf.contents(shelf.bundle("A"))
+        assert oracle.contents(bundle) == oracle.contents(oracle.bundle("A"))
     with pytest.raises(AccessDenied):
-        store.push(shelf.bundle("B"), "t")
+        store.push(oracle.bundle("B"), "t")
     assert fixed(tmp_path / "far") == before
     assert not (tmp_path / "near").exists()
 
@@ -287,27 +287,27 @@ def test_a_store_opened_for_reading_is_left_as_it_is(tmp_path, near, opened):
 def test_a_directory_that_may_not_be_written_is_a_read_only_tier(tmp_path, opened, monkeypatch):
     """It need not be said of a tier that is read-only anyway."""
     base = tmp_path / "base"
-    opened(f"file://{base}").push(shelf.bundle("A"), "t")
+    opened(f"file://{base}").push(oracle.bundle("A"), "t")
     may = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: path != str(base) and may(path, mode))
     store = opened(f"file://{tmp_path}/layer", f"file://{base}")
-    store.push(shelf.bundle("B"), "t")
-    assert shelf.of_kind(opened(f"file://{tmp_path}/layer"), "m") != []
+    store.push(oracle.bundle("B"), "t")
+    assert oracle.of_kind(opened(f"file://{tmp_path}/layer"), "m") != []
     monkeypatch.undo()
     with opened(f"file://{base}").pull("t") as bundle:
-        assert shelf.kernels(bundle) == shelf.keys("A")
+        assert oracle.kernels(bundle) == oracle.keys("A")
 
 
 def test_who_may_only_read_the_server_pulls_and_is_refused_a_push(server, near, opened):
     """A server's user without the right to write fills a near tier; a push is an AccessDenied, not a silent loss."""
-    opened(server.url(), **PATIENT).push(shelf.bundle("A"), "t")
+    opened(server.url(), **PATIENT).push(oracle.bundle("A"), "t")
     store = opened(near, server.url("reader"), **PATIENT)
     with store.pull("t") as bundle:
-        assert shelf.contents(bundle) == shelf.contents(shelf.bundle("A"))
+        assert oracle.contents(bundle) == oracle.contents(oracle.bundle("A"))
     with pytest.raises(AccessDenied):
-        store.push(shelf.bundle("B"), "t")
+        store.push(oracle.bundle("B"), "t")
     with opened(near).pull("t") as bundle:
-        assert shelf.kernels(bundle) == shelf.keys("A")
+        assert oracle.kernels(bundle) == oracle.keys("A")
 
 
 # Dead servers ------------------------------------------------------------------------------------------------------------
@@ -316,25 +316,25 @@ def test_who_may_only_read_the_server_pulls_and_is_refused_a_push(server, near, 
 def test_a_server_that_dies_leaves_what_is_near(mortal, near, opened):
     """Reads go on from the near tier with one warning; a push raises, or goes near as configured."""
     store = opened(near, mortal.url(), **PATIENT)
-    store.push(shelf.bundle("A"), "t")
+    store.push(oracle.bundle("A"), "t")
     mortal.kill()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
             with store.pull("t") as bundle:
-                assert shelf.contents(bundle) == shelf.contents(shelf.bundle("A"))
+                assert oracle.contents(bundle) == oracle.contents(oracle.bundle("A"))
     assert len(caught) == 1
     assert "unavailable" in str(caught[0].message)
     assert "s3cret" not in str(caught[0].message)
     with pytest.raises(StoreUnavailable):
-        store.push(shelf.bundle("B"), "t")
+        store.push(oracle.bundle("B"), "t")
     with pytest.raises(StoreUnavailable):
         store.pull("other")
     degraded = opened(near, mortal.url(), when_down="degrade", **PATIENT)
     with pytest.warns(BundlerWarning):
-        degraded.push(shelf.bundle("B"), "t")
+        degraded.push(oracle.bundle("B"), "t")
     with degraded.pull("t") as bundle:
-        assert shelf.kernels(bundle) == shelf.keys("A", "B")
+        assert oracle.kernels(bundle) == oracle.keys("A", "B")
     counted = store.tiers[1]
     assert counted.rested > 0
     assert 0 < counted.errors + counted.timeouts <= 3
@@ -342,14 +342,14 @@ def test_a_server_that_dies_leaves_what_is_near(mortal, near, opened):
 
 def test_a_server_that_was_restarted_empty_is_filled_by_the_next_push(mortal, near, opened):
     """Its word counts: the tag is gone.  Pushing again sends everything, from what the program has."""
-    opened(near, mortal.url(), **PATIENT).push(shelf.bundle("A"), "t")
+    opened(near, mortal.url(), **PATIENT).push(oracle.bundle("A"), "t")
     mortal.restart()
     store = opened(near, mortal.url(), **PATIENT)
     with pytest.raises(NotFound):
         store.pull("t")
-    assert store.push(shelf.bundle("A"), "t").blobs_sent == 2
+    assert store.push(oracle.bundle("A"), "t").blobs_sent == 2
     with opened(mortal.url(), **PATIENT).pull("t") as bundle:
-        assert shelf.contents(bundle) == shelf.contents(shelf.bundle("A"))
+        assert oracle.contents(bundle) == oracle.contents(oracle.bundle("A"))
 
 
 @pytest.mark.serial
@@ -357,7 +357,7 @@ def test_a_server_that_was_restarted_empty_is_filled_by_the_next_push(mortal, ne
 def test_a_dead_server_costs_a_second_in_all(mortal, near, opened, death):
     """Two hundred pulls through the real client, with its default time-outs, lose about a second together."""
     store = opened(near, mortal.url(scheme="redis"))
-    store.push(shelf.bundle("A"), "t")
+    store.push(oracle.bundle("A"), "t")
     if death == "refused":
         mortal.kill()
     else:
@@ -377,7 +377,7 @@ def test_a_dead_server_costs_a_second_in_all(mortal, near, opened, death):
         warnings.simplefilter("ignore", BundlerWarning)
         for _ in range(OPERATIONS):
             with store.pull("t") as bundle:
-                assert shelf.kernels(bundle) == shelf.keys("A")
+                assert oracle.kernels(bundle) == oracle.keys("A")
     assert spent[0] < 1.5
     counted = store.tiers[1]
     assert counted.rested > OPERATIONS

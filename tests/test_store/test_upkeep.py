@@ -5,10 +5,10 @@ import contextlib
 import time
 import warnings
 
+import oracle
 import pytest
 import redis_server
 import s3_server
-import shelf
 
 import bundler
 from bundler.errors import AccessDenied, BundlerWarning
@@ -48,16 +48,16 @@ class UpkeepContract:
     def test_stats_count_what_is_there(self, store):
         """Units, manifests and tags, and the bytes that tags reach."""
         assert store.stats().units == 0
-        store.push(shelf.bundle("A", "B"), "team/x")
-        store.push(shelf.bundle("C"))
+        store.push(oracle.bundle("A", "B"), "team/x")
+        store.push(oracle.bundle("C"))
         found = store.stats()
         assert (found.units, found.manifests, found.tags, found.records) == (6, 2, 1, 0)
         assert 0 < found.tagged_bytes < found.unit_bytes + found.manifest_bytes
 
     def test_prune_removes_what_no_tag_needs_and_nothing_else(self, store):
         """A dry run says what the run then does; what a live tag shares stays."""
-        store.push(shelf.bundle("A", "B"), "t")
-        store.push(shelf.bundle("B", "C"))
+        store.push(oracle.bundle("A", "B"), "t")
+        store.push(oracle.bundle("B", "C"))
         self.wait(store)
         dry = store.prune(dry_run=True, grace_s=0)
         assert store.stats().units == 6
@@ -67,11 +67,11 @@ class UpkeepContract:
         assert (store.stats().units, store.stats().manifests) == (4, 1)
         assert done.kept_bytes == done.tagged_bytes
         assert store.verify().sound
-        assert shelf.contents(store.pull("t")) == shelf.contents(shelf.bundle("A", "B"))
+        assert oracle.contents(store.pull("t")) == oracle.contents(oracle.bundle("A", "B"))
 
     def test_who_watches_is_told_how_far_it_is(self, store):
         """Verify counts the objects that it reads, prune those that it removes, each up to the total, and a dry run counts none."""
-        store.push(shelf.bundle("A", "B"))
+        store.push(oracle.bundle("A", "B"))
         self.wait(store)
         told = []
         checked = store.verify(watch=lambda *numbers: told.append(numbers)).checked
@@ -86,7 +86,7 @@ class UpkeepContract:
 
     def test_the_grace_spares_a_push_under_way(self, store):
         """What was used lately stays, and so does what is younger than was asked for."""
-        store.push(shelf.bundle("A"))
+        store.push(oracle.bundle("A"))
         report = store.prune()
         assert (report.removed, {held.by for held in report.held}) == ((), {"grace"})
         self.wait(store)
@@ -96,10 +96,10 @@ class UpkeepContract:
 
     def test_the_oldest_go_first_until_it_is_small_enough(self, store):
         """With a number of bytes prune stops there; what tags reach is never removed for it."""
-        store.push(shelf.bundle("A"))
+        store.push(oracle.bundle("A"))
         self.wait(store)
-        store.push(shelf.bundle("B"))
-        store.push(shelf.bundle("C"), "t")
+        store.push(oracle.bundle("B"))
+        store.push(oracle.bundle("C"), "t")
         self.wait(store)
         total = store.prune(dry_run=True, grace_s=0, max_bytes=10**9).kept_bytes
         report = store.prune(max_bytes=total - 1, grace_s=0)
@@ -112,7 +112,7 @@ class UpkeepContract:
     def test_a_store_that_is_only_read_refuses(self, address):
         """Pruning is a typed refusal, a dry run is fine, and nothing changes."""
         with bundler.open_store(*address) as store:
-            store.push(shelf.bundle("A"))
+            store.push(oracle.bundle("A"))
         with bundler.open_store(*address, read_only=True) as store, warnings.catch_warnings():
             warnings.simplefilter("ignore", BundlerWarning)
             with pytest.raises(AccessDenied, match="only read"):
@@ -122,20 +122,20 @@ class UpkeepContract:
 
     def test_it_is_mirrored_and_mirrors(self, store):
         """Its tags go to another store and come back from there; the second time nothing moves."""
-        bundle = shelf.bundle("A", "B")
+        bundle = oracle.bundle("A", "B")
         store.push(bundle, "team/x")
         with bundler.open_store("memory:") as other, bundler.open_store("memory:") as third:
             report = store.sync_to(other)
             assert (report.moved, report.units_moved, report.failed) == (("team/x",), 4, ())
-            assert shelf.contents(other.pull("team/x")) == shelf.contents(bundle)
-            other.push(shelf.bundle("C"), "team/y")
+            assert oracle.contents(other.pull("team/x")) == oracle.contents(bundle)
+            other.push(oracle.bundle("C"), "team/y")
             report = other.sync_to(store)
             assert (report.moved, report.kept, report.units_moved) == (("team/y",), ("team/x",), 2)
             assert other.sync_to(store).moved == ()
             assert store.verify().sound
             assert [tag.name for tag in store.tags()] == ["team/x", "team/y"]
             store.sync_to(third)
-            assert shelf.contents(third.pull("team/y")) == shelf.contents(shelf.bundle("C"))
+            assert oracle.contents(third.pull("team/y")) == oracle.contents(oracle.bundle("C"))
 
     def wait(self, store):
         """Let the store's clock go on by more than it can tell apart."""
@@ -152,7 +152,7 @@ class TestMemory(UpkeepContract):
 
     def test_a_store_that_is_only_read_refuses(self, store):
         """A second handle would be another store: the first one says no."""
-        store.push(shelf.bundle("A"))
+        store.push(oracle.bundle("A"))
         store._backend.writable = False
         with pytest.raises(AccessDenied, match="only read"):
             store.prune(grace_s=0)
@@ -200,7 +200,7 @@ class TestS3Upkeep(UpkeepContract):
 
 def test_a_served_store_is_counted_and_refuses(memory):
     """What others serve has the same numbers as at home, and cannot be pruned or mirrored into."""
-    memory.push(shelf.bundle("A"), "t")
+    memory.push(oracle.bundle("A"), "t")
     with memory.serve("127.0.0.1:0") as server, bundler.open_store(f"tb+{server.url}") as store:
         assert store.stats() == memory.stats()
         assert store.prune(dry_run=True, grace_s=0) == memory.prune(dry_run=True, grace_s=0)

@@ -14,7 +14,7 @@ import pytest
 import bundler
 from bundler.format.constant_values import Value
 from bundler.toolchain import instances
-from bundler.toolchain.device_caches import DeviceCaches, Offered
+from bundler.toolchain.device_caches import DeviceCaches, OfferedKernel
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.toolchain
@@ -127,7 +127,7 @@ def serve(tmp_path, monkeypatch, load_kernels, source, module, caches):
         functions = kernels or load_kernels(source, module)
         with ThreadPoolExecutor(2) as threads:
             told = caches.offer(
-                (Offered(kernel, (root,), modules) for kernel in bundle.kernels), threads
+                (OfferedKernel(kernel, (root,), modules) for kernel in bundle.kernels), threads
             )
         return functions, told
 
@@ -387,7 +387,7 @@ def test_missing_and_foreign_files_are_skipped(
     load_kernels(source, module)
     with ThreadPoolExecutor(2) as threads:
         told = caches.offer(
-            (Offered(kernel, (str(root),), (module,)) for kernel in bundle.kernels), threads
+            (OfferedKernel(kernel, (str(root),), (module,)) for kernel in bundle.kernels), threads
         )
     assert outcomes(told) == {"skipped"}
     assert told[one].reason.endswith("is another kernel's")
@@ -482,7 +482,7 @@ def test_launches_may_run_beside_a_replay(
             offers = [
                 caches.offer(
                     (
-                        Offered(kernel, (str(tmp_path / "restored"),), (module,))
+                        OfferedKernel(kernel, (str(tmp_path / "restored"),), (module,))
                         for kernel in bundle.kernels
                     ),
                     threads,

@@ -45,7 +45,7 @@ def made(monkeypatch):
         (Made,),
         {"__init__": Made.__init__, "__setstate__": lambda self, s: vars(self).update(s)},
     )
-    kind = instances.Kind("module_of_made", "Made", ("__init__", "__setstate__"))
+    kind = instances.InstanceKind("module_of_made", "Made", ("__init__", "__setstate__"))
     monkeypatch.setitem(sys.modules, "module_of_made", module)
     monkeypatch.setattr(instances, "_NOTED", (kind,))
     return module.Made, lambda: instances.instances(kind)

@@ -28,7 +28,7 @@ def test_what_is_signed_is_what_the_standard_says():
 
 def test_signatures_of_several_keys_verify_after_a_journey():
     """Each key that is asked for and signed is found; a second signature by one replaces its first."""
-    sealed = Envelope(KIND, b"payload").seal(ALICE).seal(BOB).seal(ALICE)
+    sealed = Envelope(KIND, b"payload").sign(ALICE).sign(BOB).sign(ALICE)
     found = Envelope.decode(sealed.encode(), KIND)
     assert found == sealed
     assert sorted(signers(found, KEYS)) == sorted(KEYS)
@@ -38,7 +38,7 @@ def test_signatures_of_several_keys_verify_after_a_journey():
 
 def test_another_payload_type_is_refused():
     """A statement about a tag is not taken for one about a bundle, even if somebody relabels it."""
-    sealed = Envelope(TagStatement.payload_type, b"payload").seal(ALICE)
+    sealed = Envelope(TagStatement.payload_type, b"payload").sign(ALICE)
     with pytest.raises(FormatError, match="payload type"):
         Envelope.decode(sealed.encode(), KIND)
     relabelled = json.loads(sealed.encode()) | {"payloadType": KIND}
@@ -47,7 +47,7 @@ def test_another_payload_type_is_refused():
 
 def test_a_signature_under_another_keys_name_does_not_count():
     """Bob's signature that says it is Alice's is nobody's, and neither is one by a key that took her id."""
-    sealed = Envelope(KIND, b"payload").seal(BOB)
+    sealed = Envelope(KIND, b"payload").sign(BOB)
     renamed = Envelope(KIND, b"payload", ((ALICE.key_id, sealed.signatures[0][1]),))
     assert signers(renamed, KEYS) == []
     assert signers(renamed, {ALICE.key_id: BOB.public}) == []
@@ -56,7 +56,7 @@ def test_a_signature_under_another_keys_name_does_not_count():
 @given(st.binary(max_size=60), st.integers(min_value=0), st.integers(min_value=1, max_value=255))
 def test_any_changed_byte_of_what_is_signed_breaks_it(payload, where, change):
     """No flip of a payload's byte, or of the signature's, verifies."""
-    sealed = Envelope(KIND, payload).seal(ALICE)
+    sealed = Envelope(KIND, payload).sign(ALICE)
     ((name, signature),) = sealed.signatures
     at = where % len(signature)
     flipped = signature[:at] + bytes([signature[at] ^ change]) + signature[at + 1 :]

@@ -184,14 +184,14 @@ def test_code_is_restored_by_the_scope_of_a_signature(code, keys, tmp_path):
 
 def test_registered_bundles_are_judged(kernels, keys, monkeypatch):
     """One that is not signed is left out, and whoever looks is told; one that is signed is found."""
-    from bundler.integrations.kernel_lookup import Registered
+    from bundler.integrations.kernel_lookup import RegisteredBundles
 
     monkeypatch.setenv("TRITON_BUNDLER_SIGNATURES", "require")
     key = Bundle.load(kernels).kernels[0].key
     for signed in (False, True):
         if signed:
             bundler.sign(kernels, KEY)
-        registered, told = Registered(), []
+        registered, told = RegisteredBundles(), []
         registered.add(str(kernels))
         found = registered.find(key, lambda error, what, told=told: told.append(error))
         assert (found is not None, [type(error) for error in told]) == (

@@ -46,7 +46,7 @@ def of_bundle(signer=ALICE, **fields):
             **fields,
         }
     )
-    return Envelope(statement.payload_type, statement.encode()).seal(signer).encode()
+    return Envelope(statement.payload_type, statement.encode()).sign(signer).encode()
 
 
 def of_tag(signer=ALICE, **fields):
@@ -60,7 +60,7 @@ def of_tag(signer=ALICE, **fields):
             **fields,
         }
     )
-    return Envelope(statement.payload_type, statement.encode()).seal(signer).encode()
+    return Envelope(statement.payload_type, statement.encode()).sign(signer).encode()
 
 
 def test_a_good_signature_names_the_key():

@@ -208,7 +208,7 @@ def test_who_waits_for_nobody_finds_what_is_signed(signers, store, kernels, monk
         made = compile_once(strict, bundle.kernels[0].key, lambda: pytest.fail("compiled"))
         assert made.how == "found"
         with bundler.session(strict, push=None) as session:
-            found = session._engine._shelves.find(bundle.kernels[0].key, turn=True)
+            found = session._engine._sources.find(bundle.kernels[0].key, turn=True)
             assert (found.place, found.code) == ("store", True)
 
 

@@ -82,12 +82,12 @@ def measure(kernels: int) -> dict[str, dict[str, Any]]:
     """Run each side once, each into an empty directory."""
     with tempfile.TemporaryDirectory(prefix="bench.", dir=measurement.fast_directory()) as name:
         work = Path(name)
-        shelf = (f"file://{work / 'store'}", str(work / "plan"))
+        places = (f"file://{work / 'store'}", str(work / "plan"))
         return {
             "serial": run("serial", kernels, work),
-            "ours": run("ours", kernels, work, *shelf),
+            "ours": run("ours", kernels, work, *places),
             "torch": run("torch", kernels, work),
-            "again": run("again", kernels, work, *shelf),
+            "again": run("again", kernels, work, *places),
         }
 
 

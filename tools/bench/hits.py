@@ -49,7 +49,7 @@ STEPS: dict[str, tuple[str, ...]] = {
         "bundler.store.kernel_records:KernelRecords._keep_alive",
     ),
     "look up: units of the kernel, and a bundle of it in memory": ("bundler.store.kernel_records:KernelRecords.look_up",),
-    "trust: whether signatures are required": ("bundler.integrations.kernel_lookup:Shelves.trust_in",),
+    "trust: whether signatures are required": ("bundler.integrations.kernel_lookup:KernelSources.trust_in",),
     "check: digests, metadata and binary, this machine's paths": (
         "bundler.lifecycle.kernel_placement:StoredKernel.read",
         "bundler.lifecycle.kernel_placement:StoredKernel.ready_for",

@@ -21,7 +21,7 @@ from tools.cluster.kernels import make_stand_ins
 from tools.cluster.ranks import TAG, Job
 from tools.shared import measurement
 from tools.shared.processes import ROOT, command
-from tools.shared.redis_server import Ledger, Meter, Server, Work, running
+from tools.shared.redis_server import CompileLog, Meter, Server, Work, running
 
 RANKS, REAL, REPLAY = (f"tools.cluster.{name}" for name in ("ranks", "real_rank", "replay"))
 PHASES = ("cold", "warm", "reading")
@@ -79,14 +79,14 @@ def measure(point: Point, kernels: Path | None, processes: int = PROCESSES) -> d
         if kernels is not None:
             make_stand_ins(kernels, point.kernels, bundle)
         with running() as other:
-            ledger = Ledger(other)
+            compile_log = CompileLog(other)
             job = Job(
                 "cold", [], point.ranks, point.kernels, point.host_ranks, point.group, point.order, store.url(**PATIENT), other.address,
                 str(bundle), name, "", point.compile_s, point.lease_s,
             )  # fmt: skip
             script = RANKS if kernels is not None else REAL
-            row["cold"] = _phase(job, point, store, _commands(script, job, processes), ledger)
-            compiles = ledger.compiles()
+            row["cold"] = _phase(job, point, store, _commands(script, job, processes), compile_log)
+            compiles = compile_log.compiles()
         row["cold"] |= {
             "compiles": sum(compiles.values()),
             "duplicates": sum(compiles.values()) - len(compiles),
@@ -212,7 +212,11 @@ def _commands(module: str, job: Job, processes: int) -> list[tuple[str, Job]]:
 
 
 def _phase(
-    job: Job, point: Point, store: Server, commands: list[tuple[str, Job]], ledger: Ledger | None
+    job: Job,
+    point: Point,
+    store: Server,
+    commands: list[tuple[str, Job]],
+    compile_log: CompileLog | None,
 ) -> dict[str, Any]:
     with _started(commands) as started:
         meter = Meter(store)
@@ -220,8 +224,8 @@ def _phase(
         for process in started:
             _tell(process, "")
         harmed = (
-            _harm(started, [own.ranks for _, own in commands], point, ledger)
-            if ledger and point.fault
+            _harm(started, [own.ranks for _, own in commands], point, compile_log)
+            if compile_log and point.fault
             else None
         )
         answers = [
@@ -275,11 +279,11 @@ def _harm(
     started: Sequence[subprocess.Popen[str]],
     shares: Sequence[list[int]],
     point: Point,
-    ledger: Ledger,
+    compile_log: CompileLog,
 ) -> subprocess.Popen[str]:
     """Kill or freeze the first process that compiles, in the middle of it."""
     until_s = time.monotonic() + HARM_S
-    while not (compiling := ledger.ranks()):
+    while not (compiling := compile_log.ranks()):
         if time.monotonic() > until_s:
             raise RuntimeError(f"nobody compiled anything for {HARM_S:.0f} s")
         time.sleep(LOOK_S)

@@ -4,7 +4,7 @@
     python -m tools.cluster.ranks       reads a job as one JSON line, says ready, starts at the next line, answers one JSON line
 
 A cold rank looks its kernels up in groups, and asks for each that is missing with `compile_once`; a compile is a delay, noted in
-the ledger before it begins.  A warm rank restores the tag.  Ranks of one host share a near directory where the job says so.
+the log of compiles before it begins.  A warm rank restores the tag.  Ranks of one host share a near directory where the job says so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tools.cluster.replay import Turn
-from tools.shared.redis_server import Ledger
+from tools.shared.redis_server import CompileLog
 
 if TYPE_CHECKING:
     from bundler import Bundle, Store
@@ -48,7 +48,7 @@ class Job:
         host_ranks: how many ranks make a host with a near directory; 0 for none, every rank asks the server.
         group: how many kernels a cold rank looks up together; with 1 it asks for each with `compile_once` alone.
         order: `spread`: each rank begins with another kernel; `same`: all go through them in one order.
-        url, ledger: the store, and the port of the ledger with its password.
+        url, compile_log: the store, and the port of the log of compiles with its password.
         bundle: the file with the kernels.
         folder: where near directories and cache directories go.
         samples: the file for the waits, as 4-byte floats.
@@ -65,7 +65,7 @@ class Job:
     group: int
     order: str
     url: str
-    ledger: str
+    compile_log: str
     bundle: str
     folder: str
     samples: str
@@ -149,7 +149,7 @@ class Ranks:
         )
         self._bundle: Bundle = bundler.Bundle.load(job.bundle)
         self._kernels = {kernel.key: kernel for kernel in self._bundle.kernels}
-        self._ledger = opened_ledger(job)
+        self._compile_log = opened_compile_log(job)
         self.found = {rank: Found() for rank in job.ranks}
         self._threads = [
             threading.Thread(target=self._be, args=(rank,), daemon=True) for rank in job.ranks
@@ -167,7 +167,7 @@ class Ranks:
         self._begin.set()
         for thread in self._threads:
             thread.join()
-        self._ledger.close()
+        self._compile_log.close()
         self._bundle.close()
 
     def _be(self, rank: int) -> None:
@@ -235,7 +235,7 @@ class Ranks:
         from bundler.format.bundle import Bundle
         from bundler.format.manifest import Content, Observed
 
-        note(self._ledger, rank, key)
+        note(self._compile_log, rank, key)
         # From half of it to one and a half, by the kernel.
         time.sleep(self._job.compile_s * (0.5 + zlib.crc32(key.encode()) / 2**32))
         return Bundle(Content.of([self._kernels[key]]), Observed({}), self._bundle.blobs)
@@ -247,20 +247,20 @@ class Ranks:
         return [f"file://{near}", self._job.url]
 
 
-def opened_ledger(job: Job) -> Any:
-    """Return a client of the ledger."""
+def opened_compile_log(job: Job) -> Any:
+    """Return a client of the log of compiles."""
     import redis
 
-    port, _, password = job.ledger.partition(":")
+    port, _, password = job.compile_log.partition(":")
     return redis.Redis(
         port=int(port), username="admin", password=password, socket_timeout=60, protocol=2
     )
 
 
-def note(ledger: Any, rank: int, key: str) -> None:
-    """Note in the ledger that a compile begins."""
-    with ledger.pipeline() as commands:
-        commands.hincrby(Ledger.COMPILES, key, 1).hset(Ledger.RANKS, key, rank).execute()
+def note(compile_log: Any, rank: int, key: str) -> None:
+    """Note in the log of compiles that a compile begins."""
+    with compile_log.pipeline() as commands:
+        commands.hincrby(CompileLog.COMPILES, key, 1).hset(CompileLog.RANKS, key, rank).execute()
 
 
 def port_of(url: str) -> int:

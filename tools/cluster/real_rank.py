@@ -62,10 +62,10 @@ def main() -> int:
     keys = list(wanted)
     # Two begin with the same kernel, and each pair meets the other half-way.
     first = rank // 2 * len(keys) * 2 // job.of
-    ledger, found = ranks.opened_ledger(job), ranks.Found()
+    compile_log, found = ranks.opened_compile_log(job), ranks.Found()
 
     def compile_one(key: str) -> Bundle:
-        ranks.note(ledger, rank, key)
+        ranks.note(compile_log, rank, key)
         source, options = wanted[key]
         with bundler.recording() as recorded:
             triton.compile(source, target=GPUTarget(*kernel_variants.TARGET), options=options)
@@ -83,7 +83,7 @@ def main() -> int:
                 found.errors.append(f"rank {rank}: {key} was compiled without the store")
             if got.how in {"found", "waited"}:
                 found.waits_s.append(found.done_at_s - began)
-    ledger.close()
+    compile_log.close()
     print(ranks.answer(job, [found]), flush=True)
     return 0
 

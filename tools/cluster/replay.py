@@ -4,7 +4,7 @@
     python -m tools.cluster.replay      reads a job as one JSON line, answers one JSON line
 
 Simulated ranks share the few cores of this machine, and so come one after the other.  Here one rank's conversation with the server is
-recorded, and then spoken by thousands of connections at once, byte for byte, by a client that does nothing else: the server is what
+recorded, and then replayed by thousands of connections at once, byte for byte, by a client that does nothing else: the server is what
 they wait for.  A rank sends its next question when all bytes of an answer as long as the recorded one are there.
 """
 
@@ -41,7 +41,7 @@ class Turn:
 
 
 @dataclass
-class Speaker:
+class ReplayedConnection:
     """One connection: what it still has to say, and how long each answer took."""
 
     sock: socket.socket
@@ -53,7 +53,7 @@ class Speaker:
     failed: str = ""
 
 
-class Herd:
+class ConnectionReplay:
     """All connections, driven by one thread."""
 
     def __init__(self, port: int, turns: list[Turn]) -> None:
@@ -61,65 +61,65 @@ class Herd:
         self._selector = selectors.DefaultSelector()
         self._buffer = bytearray(CHUNK)
 
-    def speak(self, ranks: int, limit_s: float) -> list[Speaker]:
-        """Let so many ranks connect and speak at once; returns when all have ended, failed, or the time is over."""
-        speakers = [self._connecting() for _ in range(ranks)]
+    def run(self, ranks: int, limit_s: float) -> list[ReplayedConnection]:
+        """Let so many ranks connect and run at once; returns when all have ended, failed, or the time is over."""
+        connections = [self._connecting() for _ in range(ranks)]
         until_s, open_ = time.monotonic() + limit_s, ranks
         while open_ and time.monotonic() < until_s:
             for event, mask in self._selector.select(1.0):
                 open_ -= self._step(event.data, mask)
-        for speaker in speakers:
-            if speaker.turn < len(self._turns) and not speaker.failed:
-                speaker.failed = "no answer in time"
-            speaker.sock.close()
+        for connection in connections:
+            if connection.turn < len(self._turns) and not connection.failed:
+                connection.failed = "no answer in time"
+            connection.sock.close()
         self._selector.close()
-        return speakers
+        return connections
 
-    def _connecting(self) -> Speaker:
+    def _connecting(self) -> ReplayedConnection:
         sock = socket.socket()
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        speaker = Speaker(sock, asked_at_s=time.monotonic())
+        connection = ReplayedConnection(sock, asked_at_s=time.monotonic())
         with contextlib.suppress(BlockingIOError):
             sock.connect(("127.0.0.1", self._port))
-        self._ask(speaker)
-        self._selector.register(sock, selectors.EVENT_WRITE, speaker)
-        return speaker
+        self._ask(connection)
+        self._selector.register(sock, selectors.EVENT_WRITE, connection)
+        return connection
 
-    def _ask(self, speaker: Speaker) -> None:
-        turn = self._turns[speaker.turn]
-        speaker.unsent, speaker.missing, speaker.asked_at_s = (
+    def _ask(self, connection: ReplayedConnection) -> None:
+        turn = self._turns[connection.turn]
+        connection.unsent, connection.missing, connection.asked_at_s = (
             turn.question,
             turn.answer_bytes,
             time.monotonic(),
         )
 
-    def _step(self, speaker: Speaker, mask: int) -> bool:
+    def _step(self, connection: ReplayedConnection, mask: int) -> bool:
         """Do what one connection is ready for; True when it has ended."""
         try:
             if mask & selectors.EVENT_WRITE:
-                speaker.unsent = speaker.unsent[speaker.sock.send(speaker.unsent) :]
-                if not speaker.unsent:
-                    self._selector.modify(speaker.sock, selectors.EVENT_READ, speaker)
+                connection.unsent = connection.unsent[connection.sock.send(connection.unsent) :]
+                if not connection.unsent:
+                    self._selector.modify(connection.sock, selectors.EVENT_READ, connection)
                 return False
-            count = speaker.sock.recv_into(self._buffer)
+            count = connection.sock.recv_into(self._buffer)
             if not count:
                 raise ConnectionResetError("closed by the server")
         except OSError as error:
-            speaker.failed = f"{type(error).__name__}: {error}"
-            self._selector.unregister(speaker.sock)
+            connection.failed = f"{type(error).__name__}: {error}"
+            self._selector.unregister(connection.sock)
             return True
-        speaker.missing -= count
-        return speaker.missing <= 0 and self._answered(speaker)
+        connection.missing -= count
+        return connection.missing <= 0 and self._answered(connection)
 
-    def _answered(self, speaker: Speaker) -> bool:
-        speaker.waits_s.append(time.monotonic() - speaker.asked_at_s)
-        speaker.turn += 1
-        if speaker.turn == len(self._turns):
-            self._selector.unregister(speaker.sock)
+    def _answered(self, connection: ReplayedConnection) -> bool:
+        connection.waits_s.append(time.monotonic() - connection.asked_at_s)
+        connection.turn += 1
+        if connection.turn == len(self._turns):
+            self._selector.unregister(connection.sock)
             return True
-        self._ask(speaker)
-        self._selector.modify(speaker.sock, selectors.EVENT_WRITE, speaker)
+        self._ask(connection)
+        self._selector.modify(connection.sock, selectors.EVENT_WRITE, connection)
         return False
 
 
@@ -136,11 +136,11 @@ def main() -> int:
     job = json.loads(sys.stdin.readline())
     turns = [Turn.decode(one) for one in job["turns"]]
     began, before = time.monotonic(), dropped()
-    speakers = Herd(job["port"], turns).speak(job["ranks"], job["limit_s"])
-    failed = [speaker.failed for speaker in speakers if speaker.failed]
+    connections = ConnectionReplay(job["port"], turns).run(job["ranks"], job["limit_s"])
+    failed = [connection.failed for connection in connections if connection.failed]
     print(json.dumps({
         "seconds": time.monotonic() - began, "dropped": dropped() - before, "failed": len(failed), "failures": sorted(set(failed))[:5],
-        "waits_s": [max(speaker.waits_s) for speaker in speakers if speaker.waits_s],
+        "waits_s": [max(connection.waits_s) for connection in connections if connection.waits_s],
     }))  # fmt: skip
     return 0
 

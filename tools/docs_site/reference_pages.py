@@ -50,7 +50,7 @@ ERRORS = Group(
 GROUPS = (BUNDLES, STORES, SESSIONS, TRUST, COMPILING, LAUNCHING, TUNING, ERRORS)
 
 # The module that a name comes from decides its page: the first beginning that fits.
-HOMES_BEGIN = (
+MODULES_BEGIN = (
     ("backends.", STORES),
     ("store.", STORES),
     ("images.", STORES),
@@ -71,15 +71,15 @@ HOMES_BEGIN = (
 )
 
 
-def group_of(home: str) -> Group:
+def group_of(module: str) -> Group:
     """Return the page for a name that comes from this module."""
-    return next(group for begin, group in HOMES_BEGIN if home.startswith(begin))
+    return next(group for begin, group in MODULES_BEGIN if module.startswith(begin))
 
 
-def page_text(group: Group, homes: dict[str, str]) -> str:
+def page_text(group: Group, modules: dict[str, str]) -> str:
     """Return the Markdown of a page: its public names, functions first, each to be filled in from its docstring."""
     names = sorted(
-        (name for name, home in homes.items() if group_of(home) is group),
+        (name for name, module in modules.items() if group_of(module) is group),
         key=lambda name: (name[0].isupper(), name),
     )
     entries = [f"::: bundler.{name}" for name in names] + [f"::: {name}" for name in group.others]
@@ -98,6 +98,8 @@ def index_text() -> str:
 
 def reference_pages() -> dict[str, str]:
     """Return the Markdown of each page of the reference, by its place in the site."""
-    homes: dict[str, str] = runpy.run_path(str(ROOT / "bundler" / "public_homes.py"))["HOMES"]
-    pages = {f"reference/{group.page}.md": page_text(group, homes) for group in GROUPS}
+    modules: dict[str, str] = runpy.run_path(str(ROOT / "bundler" / "public_names.py"))[
+        "MODULE_OF_NAME"
+    ]
+    pages = {f"reference/{group.page}.md": page_text(group, modules) for group in GROUPS}
     return {"reference/index.md": index_text(), **pages}

@@ -30,7 +30,7 @@ from bundler.backends.redis import server_exchange
 from bundler.errors import BundlerError
 from tools.fuzz.judge import ACCEPTED, MESSAGE_CHARACTERS, Finding
 from tools.fuzz.redis_values import sound
-from tools.shared.lying_redis import LyingRedis
+from tools.shared.fake_redis import FakeRedis
 
 MEMORY_BYTES = 2 << 30
 CASE_S = 10.0
@@ -126,7 +126,7 @@ class Case:
     def judge(self, bundle: Any) -> str:
         """Return the class of the first error, or `accepted`; raises `Finding`."""
         errors = []
-        with LyingRedis(self.answer) as server:
+        with FakeRedis(self.answer) as server:
             scheme = self._chance.choice(["redis", "redis", "redis+cluster"])
             with bundler.open_store(server.url(scheme), timeout_s=1, connect_timeout_s=1) as store:
                 acts = _acts(store, bundle)

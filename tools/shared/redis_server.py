@@ -182,7 +182,7 @@ def _commands(before: dict[str, Any], after: dict[str, Any], what: str) -> dict[
     return {name[8:]: after[name][what] - before.get(name, {what: 0})[what] for name in names}
 
 
-class Ledger:
+class CompileLog:
     """Who compiled what, kept by a server of its own, apart from the store's and from what its clients say.
 
     A compile notes itself before it begins: one more for its kernel, and the number of the rank.

@@ -174,13 +174,13 @@ def tiny_x(row: int) -> int:
     return 2 * (_TINY_ROW // row) if row <= _TINY_ROW else 1
 
 
-class _Outer(NamedTuple):
+class _OuterTile(NamedTuple):
     x: int
     r: int
     warps: int | None = None
 
 
-def _outer_tile(x: int, row: int, dynamic: int, loads: int) -> _Outer:
+def _outer_tile(x: int, row: int, dynamic: int, loads: int) -> _OuterTile:
     """Return the tile of a reduction over an outer dimension: x is contiguous, so programs are spread along it.
 
     Args:
@@ -190,14 +190,14 @@ def _outer_tile(x: int, row: int, dynamic: int, loads: int) -> _Outer:
         loads: of the kernel.
     """
     if x <= 1024:
-        return _Outer(max(min(x // 128, 8), 2), min(row, 64))
+        return _OuterTile(max(min(x // 128, 8), 2), min(row, 64))
     if x // 4096 <= 8:
-        return _Outer(16, 32)
+        return _OuterTile(16, 32)
     if dynamic > 1:
-        return _Outer(64, max(min(row // 64, 64), 8))
+        return _OuterTile(64, max(min(row // 64, 64), 8))
     if dynamic == 1:
-        return _Outer(64, 1 if loads >= 3 else min(pow2_up(max(row, 128) // 128), 8))
+        return _OuterTile(64, 1 if loads >= 3 else min(pow2_up(max(row, 128) // 128), 8))
     block = max(min(256, pow2_up(x // 4096)), 64)
     if loads < 4 or row <= 128:
-        return _Outer(block, 512 // block)
-    return _Outer(min(block, 32), 64 if row >= 2048 else 32, 4)
+        return _OuterTile(block, 512 // block)
+    return _OuterTile(min(block, 32), 64 if row >= 2048 else 32, 4)

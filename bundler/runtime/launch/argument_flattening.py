@@ -23,7 +23,7 @@ def feed_of(plan: LaunchPlan, driver: Driver) -> Feed:
     pieces = plan.pieces
     if all(len(piece.path) == 1 and piece.rank is None for piece in pieces) and _one_each(pieces):
         return _picking([piece.path[0] for piece in pieces])
-    return _Feeding(plan, driver)
+    return _NestedArguments(plan, driver)
 
 
 def _one_each(pieces: Sequence[Piece]) -> bool:
@@ -37,7 +37,7 @@ def _picking(indices: list[int]) -> Feed:
     return lambda arguments: [arguments[index] for index in indices]
 
 
-class _Feeding:
+class _NestedArguments:
     """For kernels with tuples or tensor descriptors among their arguments."""
 
     def __init__(self, plan: LaunchPlan, driver: Driver) -> None:

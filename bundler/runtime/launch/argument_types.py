@@ -32,7 +32,7 @@ TYPE_NAMES = _CANONICAL | {name: name for name in _CANONICAL.values()}
 
 
 @dataclass(frozen=True)
-class Seen:
+class ArgumentType:
     """What Triton makes of one argument of a call.
 
     `type` is a type's name or a nested tuple of names; `key` has the same shape: the constant where the type is `constexpr`,
@@ -44,17 +44,17 @@ class Seen:
     key: Any
 
 
-def specialize(value: Any, argument: Argument, backend: str) -> Seen:
+def specialize(value: Any, argument: Argument, backend: str) -> ArgumentType:
     """Return what Triton would make of `value` for a parameter declared like `argument`.
 
     Raises:
         CannotLaunchStatically: a value of a type that no kernel takes.
     """
     if argument.constexpr:
-        return Seen(CONSTEXPR, value)
+        return ArgumentType(CONSTEXPR, value)
     declared = _declared_type(argument.annotation)
     if declared == "u1" or declared[:2] in {"fp", "bf"}:
-        return Seen(declared, None)
+        return ArgumentType(declared, None)
     annotation = argument.annotation
     constant_pointer = "const" in annotation or annotation.startswith("*k")
     rules = _Rules(
@@ -65,7 +65,9 @@ def specialize(value: Any, argument: Argument, backend: str) -> Seen:
         not argument.do_not_specialize_on_alignment,
     )
     seen = rules.apply(value)
-    return Seen(declared, None if seen.type == CONSTEXPR else seen.key) if declared else seen
+    return (
+        ArgumentType(declared, None if seen.type == CONSTEXPR else seen.key) if declared else seen
+    )
 
 
 def _declared_type(annotation: str) -> str:
@@ -88,26 +90,26 @@ class _Rules:
     by_value: bool
     by_alignment: bool
 
-    def apply(self, value: Any) -> Seen:
+    def apply(self, value: Any) -> ArgumentType:
         kind = type(value)
         if value is None:
-            return Seen(CONSTEXPR, None)
+            return ArgumentType(CONSTEXPR, None)
         if kind is bool:
-            return Seen("u1", None)
+            return ArgumentType("u1", None)
         if isinstance(value, int):
             return self._integer(value)
         if isinstance(value, float):
-            return Seen("fp32", None)
+            return ArgumentType("fp32", None)
         if isinstance(value, tuple):
             # What was declared of the parameter does not hold for the members of a tuple.
             inside = replace(self, constant_pointer=False, by_value=True, by_alignment=True)
             seen = [inside.apply(item) for item in value]
-            return Seen(tuple(item.type for item in seen), tuple(item.key for item in seen))
+            return ArgumentType(tuple(item.type for item in seen), tuple(item.key for item in seen))
         return self._object(value)
 
-    def _integer(self, value: int) -> Seen:
+    def _integer(self, value: int) -> ArgumentType:
         if value == 1 and self.by_value:
-            return Seen(CONSTEXPR, 1)
+            return ArgumentType(CONSTEXPR, 1)
         name = integer_type(value)
         if name is None:
             raise CannotLaunchStatically(
@@ -115,26 +117,26 @@ class _Rules:
                 argument=self.name,
                 got=value,
             )
-        return Seen(name, self._divisible(value) if self.by_value else None)
+        return ArgumentType(name, self._divisible(value) if self.by_value else None)
 
     def _divisible(self, number: int) -> str:
         return "D" if self.by_alignment and number % ALIGNMENT == 0 else ""
 
-    def _object(self, value: Any) -> Seen:
+    def _object(self, value: Any) -> ArgumentType:
         if is_tensor(value):
             name = f"{'*k' if self.constant_pointer else '*'}{element_type(value.dtype, self.name)}"
             if not self.by_value:
-                return Seen(name, None)
-            return Seen(
+                return ArgumentType(name, None)
+            return ArgumentType(
                 name, self._divisible(value.data_ptr()) + ("S" if self._small(value) else "")
             )
         if is_descriptor(value):
-            return Seen(
+            return ArgumentType(
                 f"tensordesc<{element_type(value.base.dtype, self.name)}{list(value.block_shape)}>",
                 None,
             )
         if is_constant(value):
-            return Seen(CONSTEXPR, value)
+            return ArgumentType(CONSTEXPR, value)
         raise CannotLaunchStatically(
             f"argument {self.name!r}: expected a tensor, number, None, tuple or constant, got {type(value).__name__}",
             argument=self.name,

@@ -20,7 +20,7 @@ from bundler.runtime.launch.compile_fallback import JitFallback
 from bundler.runtime.launch.driver import Driver
 from bundler.runtime.launch.drivers import open_first_driver
 from bundler.runtime.launch.launch_hooks import Hooks
-from bundler.runtime.launch.loaded_plans import Loader
+from bundler.runtime.launch.loaded_plans import PlanLoader
 from bundler.runtime.launch.plan_builder import BACKENDS
 from bundler.runtime.launch.specialization_match import Specialization
 from bundler.runtime.launch.static_kernel import StaticKernel
@@ -85,7 +85,7 @@ class Kernels(Mapping[str, StaticKernel]):
         debug: bool,
     ) -> None:
         self._driver, self._owned, self._bundle = driver, owned, bundle
-        self._loader, self._hooks = Loader(driver), Hooks()
+        self._loader, self._hooks = PlanLoader(driver), Hooks()
         self._compiled: list[Bundle] = []
         # By kernel key: its name and the reason, for who asks for that name.
         self._refused: dict[str, tuple[str, str]] = {}

@@ -15,7 +15,7 @@ from bundler.runtime import grids
 from bundler.runtime.launch.argument_flattening import feed_of
 from bundler.runtime.launch.device_check import check_address, check_memory
 from bundler.runtime.launch.driver import Driver
-from bundler.runtime.launch.loaded_plans import Loaded
+from bundler.runtime.launch.loaded_plans import LoadedPlan
 from bundler.runtime.launch.parameter_buffer import Packer
 from bundler.runtime.launch.plan import LaunchPlan
 from bundler.runtime.launch.specialization_match import bind
@@ -38,7 +38,12 @@ class Handle:
     launch: Callable[..., None]
 
     def __init__(
-        self, loaded: Loaded, driver: Driver, arguments: Sequence[Argument], *, debug: bool = False
+        self,
+        loaded: LoadedPlan,
+        driver: Driver,
+        arguments: Sequence[Argument],
+        *,
+        debug: bool = False,
     ) -> None:
         self._loaded, self._driver, self._arguments, self._debug = loaded, driver, arguments, debug
         self._feed = feed_of(loaded.plan, driver)

@@ -2,7 +2,7 @@
 """`JitModules`: what Triton's NVIDIA driver would have the C compiler build, from our compiled extension `_jit_driver`.
 
 `cuda_utils` in the form of each release, and the launcher of a signature for Triton 3.6.  Nothing is compiled and no file read but the
-extension's own.  `bundler/integrations/launcher_supply.py` hands it to the toolchain, which asks it.
+extension's own.  `bundler/integrations/_process.py` hands it to the toolchain, which asks it.
 """
 
 from __future__ import annotations

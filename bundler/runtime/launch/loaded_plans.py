@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Loader`: brings kernels from a bundle onto devices, once for each device, when they are first needed.
+"""`PlanLoader`: brings kernels from a bundle onto devices, once for each device, when they are first needed.
 
-It verifies the bytes of a kernel, builds its plan, loads it, and returns all of it as `Loaded`.  `StaticKernel` and the tuner load
+It verifies the bytes of a kernel, builds its plan, loads it, and returns all of it as `LoadedPlan`.  `StaticKernel` and the tuner load
 through it.
 """
 
@@ -20,7 +20,7 @@ from bundler.runtime.launch.plan import LaunchPlan
 from bundler.runtime.launch.plan_builder import plan_with
 
 
-class Loaded(NamedTuple):
+class LoadedPlan(NamedTuple):
     """A kernel on a device, ready to be launched."""
 
     plan: LaunchPlan
@@ -29,7 +29,7 @@ class Loaded(NamedTuple):
     device: int
 
 
-class Loader:
+class PlanLoader:
     """Loads each kernel once a device, and unloads them all.
 
     Thread-safe: of several threads that need a kernel at once, one loads it.  A process that was forked off after the first
@@ -38,7 +38,7 @@ class Loader:
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self._loaded: dict[tuple[str, int], Loaded] = {}
+        self._loaded: dict[tuple[str, int], LoadedPlan] = {}
         self._sources: dict[str, Bundle] = {}
         self._lock, self._process = threading.Lock(), os.getpid()
 
@@ -46,7 +46,7 @@ class Loader:
         """Let kernels of another bundle be loaded; the bundle has to stay open."""
         self._sources.update((kernel.key, bundle) for kernel in bundle.kernels)
 
-    def load(self, kernel: Kernel, device: int, alike: LaunchFacts | None = None) -> Loaded:
+    def load(self, kernel: Kernel, device: int, alike: LaunchFacts | None = None) -> LoadedPlan:
         """Return a kernel on a device.
 
         Args:
@@ -74,12 +74,12 @@ class Loader:
                 found = self._loaded[kernel.key, device] = self._load(kernel, device, alike)
             return found
 
-    def _load(self, kernel: Kernel, device: int, alike: LaunchFacts | None) -> Loaded:
+    def _load(self, kernel: Kernel, device: int, alike: LaunchFacts | None) -> LoadedPlan:
         name, digest = kernel.binary_file()
         image = bytes(self._sources[kernel.key].view_blob(digest, name))
         plan = plan_with(kernel, image, kernel.launch.facts if alike is None else alike)
         module = self.driver.load(plan, image, device)
-        return Loaded(plan, module, self.driver.launcher(module), device)
+        return LoadedPlan(plan, module, self.driver.launcher(module), device)
 
     def unload(self) -> None:
         """Take every kernel off its device; what is launched later is loaded again."""

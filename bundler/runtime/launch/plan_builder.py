@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`build_plan`: the plan of a launch, from what was recorded of a kernel, compared with what its binary declares.
 
-`can_launch` says why a kernel has no plan.  `Loader` builds plans; the tuner and `kernel_export` ask, too.
+`can_launch` says why a kernel has no plan.  `PlanLoader` builds plans; the tuner and `kernel_export` ask, too.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from bundler.errors import CannotLaunchStatically, NotFound, ToolchainMismatch
 from bundler.format.launch_spec import Argument
 from bundler.format.summary import count
-from bundler.runtime.launch.argument_types import Seen
+from bundler.runtime.launch.argument_types import ArgumentType
 from bundler.runtime.launch.specialization_index import CallShape, Group
 from bundler.runtime.launch.specialization_match import Call, Specialization, bind
 
@@ -24,7 +24,7 @@ class Chosen(NamedTuple):
 
     specialization: Specialization
     call: Call
-    seen: Sequence[Seen]
+    seen: Sequence[ArgumentType]
 
 
 class Choices:

@@ -14,7 +14,7 @@ from typing import Any
 
 from bundler.format.constant_values import Value
 from bundler.format.launch_spec import Argument
-from bundler.runtime.launch.argument_types import CONSTEXPR, Seen
+from bundler.runtime.launch.argument_types import CONSTEXPR, ArgumentType
 from bundler.runtime.launch.specialization_match import Call, Specialization
 
 # A mark stands for an argument: the name of its type, or (type, value) of a constant; equal marks fit each other.  `Reader` makes
@@ -60,7 +60,7 @@ class Group:
         if _DTYPE in [mark[0] for mark in constants]:
             self._with_dtype.append(specialization)
 
-    def candidates(self, seen: Sequence[Seen]) -> Sequence[Specialization]:
+    def candidates(self, seen: Sequence[ArgumentType]) -> Sequence[Specialization]:
         """Return all that may fit a call; each has still to be compared with it."""
         marks = tuple(map(called_mark, seen))
         marked = self._by_marks.get(marks, ())
@@ -118,7 +118,7 @@ class CallShape:
     """
 
     def __init__(
-        self, group: Group, call: Call, seen: Sequence[Seen], open_at: Sequence[int]
+        self, group: Group, call: Call, seen: Sequence[ArgumentType], open_at: Sequence[int]
     ) -> None:
         self._group, self._call, self._seen, self._open_at = group, call, seen, tuple(open_at)
         self._marks = [called_mark(one) for one in seen]
@@ -188,7 +188,7 @@ def _recorded_mark(tag: str, payload: Any) -> Mark:
 _TAGGED = {"none": type(None), "bool": bool, "float": float, "str": str}
 
 
-def called_mark(seen: Seen) -> Mark:
+def called_mark(seen: ArgumentType) -> Mark:
     """Return the mark of an argument of a call, None for one that is not simply equal to what fits it."""
     if seen.type != CONSTEXPR:
         return seen.type if isinstance(seen.type, str) else None

@@ -18,7 +18,7 @@ from bundler.format.constant_values import Value
 from bundler.format.entries import Kernel
 from bundler.format.launch_spec import Argument, LaunchFacts, Tagged, read_alike, with_constants
 from bundler.format.summary import count, short
-from bundler.runtime.launch.argument_types import CONSTEXPR, Seen, same_constant, specialize
+from bundler.runtime.launch.argument_types import CONSTEXPR, ArgumentType, same_constant, specialize
 
 # What Triton's backends take for an option that a call does not name.  Only options that change what is launched, and whose
 # default depends on neither chip nor release; the others have to be equal in all specializations that fit otherwise.
@@ -161,7 +161,7 @@ class Specialization:
         ]
         return ", ".join(words)
 
-    def seen(self, call: Call) -> list[Seen]:
+    def seen(self, call: Call) -> list[ArgumentType]:
         """Return what Triton would make of a call's arguments."""
         backend = self.target.backend
         return [
@@ -170,7 +170,7 @@ class Specialization:
         ]
 
     def differences(
-        self, call: Call, call_seen: Sequence[Seen], besides: Collection[int] = ()
+        self, call: Call, call_seen: Sequence[ArgumentType], besides: Collection[int] = ()
     ) -> Iterator[str]:
         """Yield in words what keeps this specialization from being the one for a call; nothing when it is.
 
@@ -187,7 +187,7 @@ class Specialization:
         yield from self._option_differences(call.options)
 
     def _argument_differences(
-        self, name: str, trio: tuple[Value, Seen, Any], path: tuple[int, ...]
+        self, name: str, trio: tuple[Value, ArgumentType, Any], path: tuple[int, ...]
     ) -> Iterator[str]:
         kind, seen, value = trio
         if (
@@ -196,7 +196,7 @@ class Specialization:
             and len(kind.payload) == len(seen.type)
         ):
             for index, item in enumerate(kind.payload):
-                inner = (item, Seen(seen.type[index], seen.key[index]), value[index])
+                inner = (item, ArgumentType(seen.type[index], seen.key[index]), value[index])
                 yield from self._argument_differences(f"{name}[{index}]", inner, (*path, index))
             return
         if seen.type != kind.plain():
@@ -208,7 +208,9 @@ class Specialization:
         else:
             yield from self._promise_differences(name, seen, path)
 
-    def _promise_differences(self, name: str, seen: Seen, path: tuple[int, ...]) -> Iterator[str]:
+    def _promise_differences(
+        self, name: str, seen: ArgumentType, path: tuple[int, ...]
+    ) -> Iterator[str]:
         promised = self.attributes.get(path, frozenset())
         letters = seen.key if isinstance(seen.key, str) else ""
         if (_DIVISIBLE in promised) != ("D" in letters):
@@ -227,7 +229,7 @@ class Specialization:
             if name not in given and self.option(name, default) != default:
                 yield f"{name} is {self.option(name, default)!r}, here Triton's default, {default!r}"
 
-    def closeness(self, call_seen: Sequence[Seen]) -> tuple[int, int]:
+    def closeness(self, call_seen: Sequence[ArgumentType]) -> tuple[int, int]:
         """Order specializations that fit: more promises used first, then those recorded by the JIT for just this call."""
         used = exact = 0
         attributes = self.attributes

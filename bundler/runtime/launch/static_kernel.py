@@ -24,7 +24,7 @@ from bundler.runtime.launch.device_check import check_address, check_memory
 from bundler.runtime.launch.driver import Driver, Launcher
 from bundler.runtime.launch.handle import Handle
 from bundler.runtime.launch.launch_hooks import Hooks
-from bundler.runtime.launch.loaded_plans import Loaded, Loader
+from bundler.runtime.launch.loaded_plans import LoadedPlan, PlanLoader
 from bundler.runtime.launch.specialization_choice import Choices, Chosen
 from bundler.runtime.launch.specialization_index import CallShape
 from bundler.runtime.launch.specialization_match import Specialization
@@ -35,8 +35,8 @@ _MOST_PLACES = 256
 # By the grid as a caller gives it: grids repeat, and checking one costs as much as all the rest of a launch.
 _Grids = dict[tuple[int, ...], _Sizes]
 # What the compiled dispatcher keeps of a call, and what makes that for others of its shape, given their constants.
-_Told = tuple[Launcher, int | bytes, _Grids, "BoundCall", "_Again | None"]
-_Again = Callable[..., _Told | None]
+_DispatchEntry = tuple[Launcher, int | bytes, _Grids, "BoundCall", "_EntryForConstants | None"]
+_EntryForConstants = Callable[..., _DispatchEntry | None]
 # A program whose constants never repeat must not grow without end.
 MAX_REMEMBERED = 4096
 
@@ -51,7 +51,7 @@ class Fallback(Protocol):
         """Launch a call like one that `launch` had before, and for which it added nothing that fits."""
 
 
-class _Cut(NamedTuple):
+class _KeyLayout(NamedTuple):
     """Calls that give so many arguments by position and these by name: where the constants are in their keys.
 
     Attributes:
@@ -89,7 +89,7 @@ class StaticKernel(Gridded):
     """
 
     def __init__(
-        self, name: str, specializations: Sequence[Specialization], loader: Loader, hooks: Hooks, *,
+        self, name: str, specializations: Sequence[Specialization], loader: PlanLoader, hooks: Hooks, *,
         fallback: Fallback | None = None, debug: bool = False,
     ) -> None:  # fmt: skip
         self.name = name
@@ -98,7 +98,7 @@ class StaticKernel(Gridded):
         self._reader = Reader(self._driver.backend, self._driver.pointer_device)
         # By key; None stands for calls that Triton made, and that no kernel of ours fits.
         self._bound: dict[tuple[Any, ...], BoundCall | None] = {}
-        self._cuts: dict[tuple[int, tuple[str, ...]], _Cut] = {}
+        self._key_layouts: dict[tuple[int, tuple[str, ...]], _KeyLayout] = {}
         # By the size of a cluster: what a grid may be depends on nothing else of a kernel.
         self._grids: dict[int, _Grids] = {}
         self._specializations: tuple[Specialization, ...] = ()
@@ -154,10 +154,10 @@ class StaticKernel(Gridded):
         if UNCACHEABLE in key or len(args) > len(self._positions):
             return None
         bound = self._bind(self._choose(device, args, keywords), device, args, keywords)
-        told = bound.told()
-        if told is None:
+        entry = bound.dispatch_entry()
+        if entry is None:
             return None
-        launcher, taken, *_ = told
+        launcher, taken, *_ = entry
         return launcher, taken, bound.loaded.plan.cluster
 
     def add(self, specializations: Sequence[Specialization]) -> None:
@@ -182,7 +182,7 @@ class StaticKernel(Gridded):
     def forget(self) -> None:
         """Drop what was remembered of calls."""
         # New objects, since launches that run in other threads still read the old ones.
-        self._bound, self._cuts, self._grids = {}, {}, {}
+        self._bound, self._key_layouts, self._grids = {}, {}, {}
         launch = self._launcher(tells=False)
         self._launch = compiled_dispatcher(
             self._driver, self._hooks, launch, self._launcher(tells=True), self._measure, self._positions, self._by_value,
@@ -243,7 +243,7 @@ class StaticKernel(Gridded):
                 bound.launcher(x, y, z, current_stream(device), *bound.passed(values))
             if not tells or UNCACHEABLE in call:
                 return None
-            return bound.told(self._again(device, call, len(args), tuple(keywords)))
+            return bound.dispatch_entry(self._again(device, call, len(args), tuple(keywords)))
 
         return launch
 
@@ -289,10 +289,10 @@ class StaticKernel(Gridded):
         """Prepare for a call not seen before; None when Triton made it."""
         # What no key stands for is compared in full each time; so is a call with too many arguments, which is refused.
         if UNCACHEABLE in key or len(args) > len(self._positions):
-            cut, bound = None, None
+            layout, bound = None, None
         else:
-            cut = self._cut(len(args), tuple(keywords))
-            bound = self._bind_by_shape(cut, device, key)
+            layout = self._key_layout(len(args), tuple(keywords))
+            bound = self._bind_by_shape(layout, device, key)
         if bound is None:
             try:
                 chosen = self._choose(device, args, keywords)
@@ -302,17 +302,17 @@ class StaticKernel(Gridded):
                 self._launch_by_triton(self._fallback, grid, args, keywords, key)
                 return None
             bound = self._bind(chosen, device, args, keywords)
-            if cut is not None:
-                self._remember_shape(cut, device, key, chosen, bound)
-        if cut is not None:
+            if layout is not None:
+                self._remember_shape(layout, device, key, chosen, bound)
+        if layout is not None:
             if len(self._bound) >= MAX_REMEMBERED:
                 self.forget()
             self._bound[key] = bound
         return bound
 
-    def _cut(self, count: int, names: tuple[str, ...]) -> _Cut:
+    def _key_layout(self, count: int, names: tuple[str, ...]) -> _KeyLayout:
         """Return where in the key of a call its constants are; see `_launcher` for the order of a key."""
-        found = self._cuts.get((count, names))
+        found = self._key_layouts.get((count, names))
         if found is None:
             by_position = [
                 index for index in range(count) if self._positions[index : index + 1] == (True,)
@@ -328,19 +328,23 @@ class StaticKernel(Gridded):
                 for index in range(after + len(names) if names else 1 + count)
                 if index not in constants
             ]
-            found = self._cuts[count, names] = _Cut(constants, rest, by_position, by_name, {})
+            found = self._key_layouts[count, names] = _KeyLayout(
+                constants, rest, by_position, by_name, {}
+            )
         return found
 
-    def _bind_by_shape(self, cut: _Cut, device: int, key: tuple[Any, ...]) -> BoundCall | None:
+    def _bind_by_shape(
+        self, layout: _KeyLayout, device: int, key: tuple[Any, ...]
+    ) -> BoundCall | None:
         """Bind a call that differs from an earlier one in constants alone, None when there was none.
 
         Whatever else is looked at in a call is in its key, so it holds for this one, too.
         """
-        met = cut.shapes.get(tuple([key[index] for index in cut.rest]))
+        met = layout.shapes.get(tuple([key[index] for index in layout.rest]))
         if met is None:
             return None
         shape, like = met
-        specialization = shape.find([key[index] for index in cut.constants])
+        specialization = shape.find([key[index] for index in layout.constants])
         if specialization is None:
             return None
         loaded = self._loader.load(specialization.kernel, device, specialization.alike)
@@ -348,10 +352,14 @@ class StaticKernel(Gridded):
 
     def _again(
         self, device: int, key: tuple[Any, ...], count: int, names: tuple[str, ...]
-    ) -> _Again | None:
+    ) -> _EntryForConstants | None:
         """Return what binds calls that differ from this one in constants alone; None when only full comparisons can tell."""
-        cut = self._cuts.get((count, names))
-        met = None if cut is None else cut.shapes.get(tuple([key[index] for index in cut.rest]))
+        layout = self._key_layouts.get((count, names))
+        met = (
+            None
+            if layout is None
+            else layout.shapes.get(tuple([key[index] for index in layout.rest]))
+        )
         if met is None:
             return None
         (shape, like), load, constant, all_grids = (
@@ -361,7 +369,7 @@ class StaticKernel(Gridded):
             self._grids,
         )
 
-        def again(*constants: Any) -> _Told | None:
+        def again(*constants: Any) -> _DispatchEntry | None:
             specialization = shape.find([
                 (kind, value) if (kind := type(value)) in BY_VALUE else constant(value) for value in constants
             ])  # fmt: skip
@@ -369,16 +377,23 @@ class StaticKernel(Gridded):
                 return None
             loaded = load(specialization.kernel, device, specialization.alike)
             bound = _bind_like(like, loaded, all_grids.setdefault(loaded.plan.cluster, {}))
-            return None if bound is None else bound.told()
+            return None if bound is None else bound.dispatch_entry()
 
         return again
 
     def _remember_shape(
-        self, cut: _Cut, device: int, key: tuple[Any, ...], chosen: Chosen, bound: BoundCall
+        self,
+        layout: _KeyLayout,
+        device: int,
+        key: tuple[Any, ...],
+        chosen: Chosen,
+        bound: BoundCall,
     ) -> None:
-        shape = self._choices.shape(self._target(device), chosen, cut.by_position, cut.by_name)
+        shape = self._choices.shape(
+            self._target(device), chosen, layout.by_position, layout.by_name
+        )
         if shape is not None:
-            cut.shapes[tuple([key[index] for index in cut.rest])] = shape, bound
+            layout.shapes[tuple([key[index] for index in layout.rest])] = shape, bound
 
     def _launch_by_triton(
         self,
@@ -447,9 +462,9 @@ class BoundCall(NamedTuple):
     addresses: tuple[tuple[int, str], ...]
     names: tuple[str, ...]
     defaults: Mapping[str, Any]
-    loaded: Loaded
+    loaded: LoadedPlan
 
-    def told(self, again: _Again | None = None) -> _Told | None:
+    def dispatch_entry(self, again: _EntryForConstants | None = None) -> _DispatchEntry | None:
         """Return what the compiled dispatcher needs to launch more such calls, None when it cannot.
 
         Args:
@@ -461,7 +476,7 @@ class BoundCall(NamedTuple):
 
 
 def _bind_call(
-    loaded: Loaded, driver: Driver, grids: _Grids, names: tuple[str, ...], call_values: Sequence[Any],
+    loaded: LoadedPlan, driver: Driver, grids: _Grids, names: tuple[str, ...], call_values: Sequence[Any],
     given: Sequence[str],
 ) -> BoundCall:  # fmt: skip
     """Return how a call is launched.
@@ -493,7 +508,7 @@ def _bind_call(
     return BoundCall(loaded.launcher, passed, taken, grids, addresses, names, missing, loaded)
 
 
-def _bind_like(other: BoundCall, loaded: Loaded, grids: _Grids) -> BoundCall | None:
+def _bind_like(other: BoundCall, loaded: LoadedPlan, grids: _Grids) -> BoundCall | None:
     """Return how a call of the same shape is launched; None when its kernel takes its values in another way."""
     # Plans of one signature share their pieces.
     if other.taken is None or loaded.plan.pieces is not other.loaded.plan.pieces:
@@ -506,7 +521,7 @@ def _bind_like(other: BoundCall, loaded: Loaded, grids: _Grids) -> BoundCall | N
 
 
 def _passing(
-    loaded: Loaded, driver: Driver, places: list[int], defaults: tuple[Any, ...]
+    loaded: LoadedPlan, driver: Driver, places: list[int], defaults: tuple[Any, ...]
 ) -> tuple[Callable[[list[Any]], Sequence[Any]], int | bytes | None]:
     """Return what makes the launcher's values of what a call gave, in its order, and the defaults of the rest; and what they are as `taken`."""
     pieces = loaded.plan.pieces

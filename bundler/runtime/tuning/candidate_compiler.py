@@ -37,7 +37,7 @@ from bundler.runtime.configs import Config
 from bundler.runtime.launch.driver import Driver
 from bundler.runtime.launch.handle import Handle
 from bundler.runtime.launch.launch_hooks import Hooks
-from bundler.runtime.launch.loaded_plans import Loader
+from bundler.runtime.launch.loaded_plans import PlanLoader
 from bundler.runtime.launch.plan_builder import can_launch
 from bundler.runtime.launch.specialization_match import Specialization
 from bundler.runtime.tuning.config_list import effective_on, ignored_on, keywords_on
@@ -355,7 +355,7 @@ class StaticCandidate(_BaseCandidate):
     def __init__(self, config: Config, made: CompiledConfig, compiler: CandidateCompiler) -> None:
         super().__init__(config, made, compiler)
         # A loader of its own, so that closing one candidate unloads nothing of another.
-        self._loader = Loader(compiler.place.driver)
+        self._loader = PlanLoader(compiler.place.driver)
         self._loader.add_source(made.bundle)
 
     def why_not(self) -> str | None:

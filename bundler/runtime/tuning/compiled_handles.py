@@ -15,7 +15,7 @@ from bundler.lifecycle.bundle_builder import Builder, join
 from bundler.runtime.launch.driver import Driver
 from bundler.runtime.launch.drivers import open_first_driver
 from bundler.runtime.launch.handle import Handle
-from bundler.runtime.launch.loaded_plans import Loader
+from bundler.runtime.launch.loaded_plans import PlanLoader
 from bundler.runtime.launch.plan_builder import BACKENDS
 from bundler.runtime.launch.specialization_match import Specialization
 from bundler.toolchain import identity
@@ -41,7 +41,7 @@ def handles_on(
         if reason is not None:
             raise CannotLaunchStatically(f"{compiled.key}: {reason}", key=compiled.key)
         bundle = join([builder], identity.environment())
-        loader, kernel = Loader(chosen), bundle.kernels[0]
+        loader, kernel = PlanLoader(chosen), bundle.kernels[0]
         loader.add_source(bundle)
         loaded = loader.load(kernel, chosen.device() if device is None else device)
         return Handle(loaded, chosen, Specialization(kernel).arguments)

@@ -62,8 +62,8 @@ def find_record(
 def _in_stores(name: str, parts: Parts) -> Hit | None:
     """Return a record that another machine of the same store published; one round trip for each session."""
     wanted = _known_by(record_id(name, parts))
-    for keeper in toolchain.keepers():
-        data = keeper.fetch_records([wanted]).get(wanted)
+    for delegate in toolchain.delegates():
+        data = delegate.fetch_records([wanted]).get(wanted)
         if data is None:
             continue
         try:
@@ -102,8 +102,8 @@ def keep_record(record: TuningRecord, measured: Tuning, options: TunerOptions) -
     if not options.record:  # recordings were told above: the option is about files alone
         return False
     known_by = _known_by(id_of(record))
-    for keeper in toolchain.keepers():
-        keeper.made_record(
+    for delegate in toolchain.delegates():
+        delegate.made_record(
             known_by, file_name(record.kernel, id_of(record)), to_file(record, measured)
         )
     return _write(record, measured)

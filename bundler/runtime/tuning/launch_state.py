@@ -20,7 +20,7 @@ from bundler.runtime.configs import Config
 from bundler.runtime.launch.driver import Driver
 from bundler.runtime.launch.drivers import open_first_driver
 from bundler.runtime.launch.launch_hooks import Hooks
-from bundler.runtime.launch.loaded_plans import Loader
+from bundler.runtime.launch.loaded_plans import PlanLoader
 from bundler.runtime.launch.plan_builder import BACKENDS
 from bundler.runtime.launch.specialization_match import Specialization
 from bundler.runtime.launch.static_kernel import StaticKernel
@@ -39,7 +39,7 @@ class LaunchState:
 
     driver: Driver
     static: StaticKernel
-    loader: Loader
+    loader: PlanLoader
     hooks: Hooks
     bundle: Bundle | None
     lookup: ResultLookup
@@ -56,7 +56,7 @@ class LaunchState:
             results: whether Triton's own result files are read and written.
         """
         driver = options.driver or open_first_driver(BACKENDS)
-        loader, hooks, given = Loader(driver), Hooks(), options.bundle
+        loader, hooks, given = PlanLoader(driver), Hooks(), options.bundle
         bundle = given if isinstance(given, Bundle | None) else Bundle.load(given)
         if bundle is not None:
             admit(bundle)

@@ -108,8 +108,8 @@ def test_keys_that_are_confused(signers, kernels, refused):
         payload = bundle_statement(bundle).encode()
     whole = Envelope(BundleStatement.payload_type, payload)
     by_mallory, by_alice = (
-        whole.seal(signers.mallory).signatures[0],
-        whole.seal(signers.alice).signatures[0],
+        whole.sign(signers.mallory).signatures[0],
+        whole.sign(signers.alice).signatures[0],
     )
     for signatures in (
         [(signers.alice.key_id, by_mallory[1])],
@@ -136,9 +136,9 @@ def test_payload_types_that_are_confused(signers, kernels, refused):
     mixed = json.dumps(
         {"statement": 1, "content": content, "signed_at": 1, "store": "s", "tag": "t", "epoch": 1}
     ).encode()
-    sealed = Envelope(BundleStatement.payload_type, mixed).seal(signers.alice)
+    sealed = Envelope(BundleStatement.payload_type, mixed).sign(signers.alice)
     refused(with_envelopes(kernels, [sealed.encode()]), "unknown field")
-    sealed = Envelope(TagStatement.payload_type, mixed).seal(signers.alice)
+    sealed = Envelope(TagStatement.payload_type, mixed).sign(signers.alice)
     refused(with_envelopes(kernels, [sealed.encode()]), "payload type")
 
 
@@ -166,7 +166,7 @@ def test_many_signatures_do_not_hide_the_good_one_nor_stand_for_it(
     with Bundle.load(kernels) as bundle:
         payload = bundle_statement(bundle).encode()
     noise = [
-        Envelope(BundleStatement.payload_type, payload).seal(signers.mallory).encode(),
+        Envelope(BundleStatement.payload_type, payload).sign(signers.mallory).encode(),
         b"{",
         b"\xff" * 99,
     ] * 20

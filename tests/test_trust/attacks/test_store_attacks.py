@@ -11,7 +11,7 @@ from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import Artifact
 from bundler.format.joined_blobs import FirstBlobs
 from bundler.format.manifest import Content, Observation, Observed
-from bundler.integrations.kernel_lookup import Found
+from bundler.integrations.kernel_lookup import FoundKernel
 from bundler.lifecycle.kernel_placement import why_not_trusted
 from bundler.store import store_layout
 from bundler.store.store_signatures import envelopes_in
@@ -194,8 +194,8 @@ def test_a_session_compiles_as_if_the_store_were_empty(
     monkeypatch.setenv("TRITON_BUNDLER_SIGNATURES", "require")
     key = half(kernels, 0).kernels[0].key
     with bundler.session(store.urls[0], TAG, push=None) as session:
-        shelves = session._engine._shelves
-        found = shelves.find_in_tag(key) or shelves.find(key, turn=False)
+        sources = session._engine._sources
+        found = sources.find_in_tag(key) or sources.find(key, turn=False)
     warned = [
         str(one.message) for one in recwarn if issubclass(one.category, bundler.BundlerWarning)
     ]
@@ -226,7 +226,9 @@ def test_code_beside_the_signed_tags(demands, signers, store, kernels):
             kernel = half(kernels, 0).kernels[0]
             for place, trust in (("store", "kernels"), ("tag", "code")):
                 assert (
-                    session._engine._shelves.trust_in(Found(kernel, store, place, None), "code")
+                    session._engine._sources.trust_in(
+                        FoundKernel(kernel, store, place, None), "code"
+                    )
                     == trust
                 )
     with bundler.open_store(*store.urls) as anybodys:
@@ -246,11 +248,11 @@ def test_a_library_in_a_kernel_of_the_store_is_not_placed(signers, store, kernel
         bundler.open_store(*store.urls, signatures=policy, trust="code") as strict,
         bundler.session(strict, push=None) as session,
     ):
-        shelves = session._engine._shelves
-        found = shelves.find(kernel.key, turn=False)
-        assert why_not_trusted(found.kernel, "all", shelves.trust_in(found, "code")) is not None
+        sources = session._engine._sources
+        found = sources.find(kernel.key, turn=False)
+        assert why_not_trusted(found.kernel, "all", sources.trust_in(found, "code")) is not None
         assert why_not_trusted(found.kernel, "all", "code") is None
-        shelves.reject(found)
+        sources.reject(found)
     assert store.kernel_records().look_up([kernel.key]).bundle.kernels
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Keeper`: what our cache manager asks and tells for each key, and `CacheCall`, what it knows of one.  Never imports Triton.
+"""`CacheDelegate`: what our cache manager asks and tells for each key, and `CacheCall`, what it knows of one.  Never imports Triton.
 
 A session looks kernels up and publishes them (`bundler/integrations/lookup_engine.py`); the spool writes down what a child of a
 recording process compiles (`bundler/toolchain/spool_manager.py`).  `bundler/toolchain/cache_manager.py` calls both.
@@ -50,7 +50,7 @@ class CacheCall(NamedTuple):
         return kernel_record(self.key, self.filename, directory, spent_us, cache_hit=cache_hit)
 
 
-class Keeper:
+class CacheDelegate:
     """What a cache manager asks and tells: one serves all managers of a process, in any thread.  This one has and does nothing.
 
     No method fails because of a cache, unless strict mode asks for that.
@@ -59,7 +59,7 @@ class Keeper:
     # Whether its session has ended.
     closed = False
 
-    def home(self, root: str) -> str:
+    def writable(self, root: str) -> str:
         """Return where to write what belongs into `root`: that, or a directory of ours when it cannot be written."""
         return root
 
@@ -95,14 +95,14 @@ class Keeper:
         """Hear of a tuning record that a tuner of ours made."""
 
 
-class KeeperSource:
-    """Says which keeper serves a process now; asked for each key, so it is an attribute while the answer stays the same.
+class DelegateSource:
+    """Says which delegate serves a process now; asked for each key, so it is an attribute while the answer stays the same.
 
     Attributes:
-        keeper: set and cleared by who knows; None where `find` has to be asked.
-        find: returns the keeper.
+        delegate: set and cleared by who knows; None where `find` has to be asked.
+        find: returns the delegate.
     """
 
-    def __init__(self, find: Callable[[], Keeper]) -> None:
-        self.keeper: Keeper | None = None
+    def __init__(self, find: Callable[[], CacheDelegate]) -> None:
+        self.delegate: CacheDelegate | None = None
         self.find = find

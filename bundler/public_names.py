@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`HOMES`: which module each public name of the package comes from; `bundler/__init__.py` imports that module when the name is first used."""
+"""`MODULE_OF_NAME`: which module each public name of the package comes from; `bundler/__init__.py` imports that module when the name is first used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ERRORS = (
     "StrictModeViolation", "ToolchainMismatch", "TruncatedBundle", "UnsafeName", "UnsupportedOperator", "UnsupportedVersion", "Untrusted",
     "WorkerDied", "WrongResult",
 )  # fmt: skip
-HOMES = {
+MODULE_OF_NAME = {
     **dict.fromkeys(_ERRORS, "errors"),
     **dict.fromkeys(("Compiled", "Job"), "compile.compile_job"),
     **dict.fromkeys(("Descent", "Space"), "runtime.tuning.descent"),

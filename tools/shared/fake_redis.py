@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`LyingRedis`: a server on loopback that reads commands of Redis and answers each with whatever bytes it is told to.
+"""`FakeRedis`: a server on loopback that reads commands of Redis and answers each with whatever bytes it is told to.
 
 The tests of the Redis store and `python -m tools.fuzz replies` use it: a real server never sends what is tried here.
 """
@@ -37,7 +37,7 @@ def honest(words: list[bytes]) -> bytes:
     return b"+OK\r\n"
 
 
-class LyingRedis:
+class FakeRedis:
     """The server, for as long as a `with` block runs; `answer` may be changed at any time, and `asked` counts commands."""
 
     def __init__(self, answer: Answer = lambda _words: None) -> None:
