@@ -27,7 +27,7 @@ from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.store import bounds, store_layout
 from bundler.store.damage import DAMAGED, checked
 from bundler.store.error_translation import store_errors
-from bundler.store.kernel_index import KernelIndex
+from bundler.store.kernel_index import KernelIndex, file_name, index_key
 
 FILES = f"{store_layout.MAJOR}/s"
 _VERSION = 1
@@ -68,8 +68,8 @@ class FileRecords:
         return self.look_up_all([name]).get(name)
 
     def look_up_all(self, known_by: Collection[str]) -> dict[str, bytes]:
-        """Return the bytes of the files that are there and whole, by name: one round trip, and one
-        more for those that are in no record, with two for each bundle that has some.
+        """Return the bytes of the files that are there and whole, by name: one round trip, and
+        for what was pushed two more for each bundle, with one for the bytes of each file.
 
         Args:
             known_by: what they are known by, any texts.
@@ -77,22 +77,26 @@ class FileRecords:
         Raises:
             StoreUnavailable, AccessDenied: the store cannot be read.
         """
-        found = self._published(known_by) if self._readable else {}
-        left = [name for name in known_by if name not in found]
-        return found | self._index.find_files(left, code=self._code) if left else found
-
-    def _published(self, known_by: Collection[str]) -> dict[str, bytes]:
-        wanted = {_key(name): name for name in known_by}
         found: dict[str, bytes] = {}
-        for batch in batches(wanted, store_layout.BATCH_KEYS):
+        # Each name is asked for by two keys.
+        for batch in batches(dict.fromkeys(known_by), store_layout.BATCH_KEYS // 2):
+            published = {_key(name): name for name in batch} if self._readable else {}
+            pushed = {index_key(file_name(name)): name for name in batch}
+            asked = bounds.of_keys([*published, *pushed], self._limits)
             with store_errors(self.name):
-                values = self._backend.get_within(bounds.of_keys(batch, self._limits))
-            for key, value in values.items():
-                name = wanted[key]
+                values = self._backend.get_within(asked)
+            for key in published.keys() & values.keys():
+                name = published[key]
+                decode = partial(self._decode, name)
                 with contextlib.suppress(*DAMAGED):
-                    found[name] = checked(
-                        self._backend, self.name, key, value, partial(self._decode, name)
-                    )
+                    found[name] = checked(self._backend, self.name, key, values[key], decode)
+            left = [key for key in pushed.keys() & values.keys() if pushed[key] not in found]
+            places = self._index.decode_places({key: values[key] for key in left})
+            for key, place in places.items():
+                name = pushed[key]
+                data = self._index.read_file(file_name(name), place, code=self._code)
+                if data is not None:
+                    found[name] = data
         return found
 
     def publish(self, name: str, filename: str, data: bytes) -> bool:

@@ -148,22 +148,19 @@ class KernelIndex:
         found = ((key, _first(bundles[place], key)) for key, place in places.items())
         return {key: kernel for key, kernel in found if kernel is not None}
 
-    def find_files(self, known_by: Iterable[str], *, code: bool = False) -> dict[str, bytes]:
-        """Return the bytes of single files that a bundle has, by what they are known by; `code`
-        for helper libraries too.  Damaged ones are left out.
+    def read_file(self, name: str, place: BundlePlace, *, code: bool = False) -> bytes | None:
+        """Return the bytes of a single file that an entry led to, None where it is gone or damaged.
+
+        Args:
+            name: of the entry, as `file_name` gives it.
+            place: what the entry names.
+            code: whether a helper library is wanted too.
 
         Raises:
             StoreUnavailable, AccessDenied: the store cannot be read.
         """
-        names_of = {file_name(one): one for one in known_by}
-        found: dict[str, bytes] = {}
-        for name, place in self.places(names_of).items():
-            for held in self._followed(place):
-                data = self._file(held, name, code=code)
-                if data is not None:
-                    found[names_of[name]] = data
-                    break
-        return found
+        files = (self._file(held, name, code=code) for held in self._followed(place))
+        return next((data for data in files if data is not None), None)
 
     def _file(self, held: _ReadBundle, name: str, *, code: bool) -> bytes | None:
         if not held.usable:
@@ -192,19 +189,26 @@ class KernelIndex:
         """
         wanted = {index_key(key): key for key in keys}
         found: dict[str, BundlePlace] = {}
-        decoded: dict[bytes, BundlePlace] = {}  # all entries of one push are alike
         for batch in batches(wanted, store_layout.BATCH_KEYS):
             with store_errors(self._name):
                 values = self._backend.get_within(bounds.of_keys(batch, self._limits))
-            for stored, value in values.items():
-                if (place := decoded.get(value)) is None:
-                    try:
-                        decode = partial(decode_place, stored)
-                        place = checked(self._backend, self._name, stored, value, decode)
-                    except DAMAGED:
-                        continue
-                    decoded[value] = place
-                found[wanted[stored]] = place
+            places = self.decode_places(values)
+            found |= {wanted[stored]: place for stored, place in places.items()}
+        return found
+
+    def decode_places(self, entries: Mapping[str, bytes]) -> dict[str, BundlePlace]:
+        """Return what entries name, by their keys; a damaged one is removed and left out."""
+        found: dict[str, BundlePlace] = {}
+        decoded: dict[bytes, BundlePlace] = {}  # all entries of one push are alike
+        for stored, value in entries.items():
+            if (place := decoded.get(value)) is None:
+                try:
+                    decode = partial(decode_place, stored)
+                    place = checked(self._backend, self._name, stored, value, decode)
+                except DAMAGED:
+                    continue
+                decoded[value] = place
+            found[stored] = place
         return found
 
     def add(
