@@ -11,7 +11,7 @@ import bundler
 from bundler.compile.source_modules import source_module
 from bundler.errors import ConfigError, FormatError
 from bundler.format.candidate_timings import Timing
-from bundler.integrations.inductor_kernels import Told
+from bundler.integrations.inductor_kernels import TunerSettings
 from bundler.integrations.inductor_multi_kernels import multi_kernels_of
 from bundler.lifecycle.tuning_directory import TuningFolder, tunings_of
 from bundler.runtime import DeviceProperties, DryDriver, LookupTable, TunerOptions, heuristics
@@ -197,7 +197,7 @@ class Kernel:
 
 
 def read(text, told=None):
-    told = told or Told(TunerOptions(), lambda: GivenClock(lambda fn, quantiles: fn() or [1.0] * 3))
+    told = told or TunerSettings(TunerOptions(), lambda: GivenClock(lambda fn, quantiles: fn() or [1.0] * 3))
     kernels = {name: Kernel(name, told.options) for name in ("looped", "whole")}
     return multi_kernels_of(ast.parse(text), kernels, told, "w.py"), kernels
 

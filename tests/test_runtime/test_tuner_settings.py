@@ -12,7 +12,7 @@ import pytest
 import bundler
 from bundler.errors import ConfigError
 from bundler.integrations import inductor_metadata as metadata
-from bundler.integrations.inductor_kernels import Told
+from bundler.integrations.inductor_kernels import TunerSettings
 from bundler.lifecycle.tuning_directory import TuningFolder, tunings_of
 from bundler.runtime import BandwidthReport, Config, DryDriver, TunerOptions, heuristics
 from bundler.runtime.heuristics.facts import Device, Facts, Setting
@@ -281,7 +281,7 @@ def test_torchs_settings_for_bandwidth_make_a_report(tmp_path, monkeypatch):
     path = str(tmp_path / "b.txt")
     meta = {"profile_bandwidth": True, "profile_bandwidth_output": path, "profile_bandwidth_regex": "triton_red",
             "profile_bandwidth_with_do_bench_using_profiling": True, "kernel_num_gb": 0.25}  # fmt: skip
-    told = Told()
+    told = TunerSettings()
     report = told.report(meta)
     assert (
         report.wants("triton_red_0"),
@@ -301,7 +301,7 @@ def test_torchs_settings_for_bandwidth_make_a_report(tmp_path, monkeypatch):
     )
     assert everything.wants("anything")
     mine = BandwidthReport()
-    assert Told(TunerOptions(bandwidth=mine)).report(meta) is mine
+    assert TunerSettings(TunerOptions(bandwidth=mine)).report(meta) is mine
     assert metadata.tuner_options_of(meta, TunerOptions(), custom=False).gigabytes == 0.25
     assert (
         metadata.tuner_options_of(meta, TunerOptions(gigabytes=1.0), custom=False).gigabytes == 1.0
@@ -315,7 +315,7 @@ def test_torchs_settings_for_bandwidth_make_a_report(tmp_path, monkeypatch):
     clock = told.clock_for(meta)()
     assert (clock.sample(lambda: None, lambda: None).median_ms, asked) == (7.0, [(10, 40)])
     assert told.clock_for({**meta, "profile_bandwidth": False}) is None
-    assert Told(clock=GivenClock).clock_for(meta) is GivenClock
+    assert TunerSettings(clock=GivenClock).clock_for(meta) is GivenClock
 
 
 @pytest.mark.toolchain
