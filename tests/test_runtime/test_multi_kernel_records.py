@@ -197,7 +197,9 @@ class Kernel:
 
 
 def read(text, told=None):
-    told = told or TunerSettings(TunerOptions(), lambda: GivenClock(lambda fn, quantiles: fn() or [1.0] * 3))
+    told = told or TunerSettings(
+        TunerOptions(), lambda: GivenClock(lambda fn, quantiles: fn() or [1.0] * 3)
+    )
     kernels = {name: Kernel(name, told.options) for name in ("looped", "whole")}
     return multi_kernels_of(ast.parse(text), kernels, told, "w.py"), kernels
 
