@@ -19,7 +19,8 @@ from bundler.format.entries import Target
 from bundler.toolchain.identity import installed_triton
 from bundler.toolchain.ptxas import ptxas_version
 
-# A lease leaves an empty file behind, so leases share slots; two jobs in one slot only wait for each other.
+# A lease leaves an empty file behind, so leases share slots; jobs of two processes in one slot only
+# wait for each other.
 SLOTS = 4096
 
 

@@ -38,10 +38,12 @@ class TaskLeases:
 
     def __init__(self, take: TakeLease | None) -> None:
         self._take = take
+        self._names: set[str] = set()
 
     def may_start(self, task: Task, now_s: float) -> bool:
         """Take a task's lease; when another process has it, say when to ask again, and return False."""
-        if self._take is None:
+        # Equal jobs of a pool are one task, so another task of that name is another job: names are few.
+        if self._take is None or task.lease_name in self._names:
             return True
         try:
             task.lease = self._take(task.lease_name, LEASE_S)
@@ -50,6 +52,7 @@ class TaskLeases:
             self._take = None
             return True
         if task.lease is not None:
+            self._names.add(task.lease_name)
             task.renew_s = now_s + LEASE_S / 3
             return True
         task.not_before_s = now_s + task.pause_s * random.uniform(0.5, 1.0)  # noqa: S311  # jitter, no secret
@@ -69,6 +72,7 @@ class TaskLeases:
         """Give a task's lease back, if it has one."""
         lease, task.lease, task.renew_s = task.lease, None, math.inf
         if lease is not None:
+            self._names.discard(task.lease_name)
             with contextlib.suppress(BackendError):  # it expires by itself
                 # The lease's file may be busy, and an unreleased lease delays others by all of its time.
                 any(lease.release() for _ in range(_ATTEMPTS))

@@ -74,8 +74,7 @@ class WorkerPool:
         deaths: int = DEATHS,
     ) -> None:
         self._plan, self._size, self._limit, self._idle_s = plan, workers, queue_limit, idle_s
-        self._leases, self._on_start = TaskLeases(take_lease), on_start
-        self._deaths = deaths
+        self._take_lease, self._on_start, self._deaths = take_lease, on_start, deaths
         self._poison: dict[str, BundlerError] = {}
         self._closing = ""
         #: How many tasks were tried again because their worker ended.
@@ -85,6 +84,7 @@ class WorkerPool:
 
     def _begin_anew(self) -> None:
         self._changed = threading.Condition(threading.RLock())
+        self._leases = TaskLeases(self._take_lease)
         self._queue: deque[Task] = deque()
         self._later: list[Task] = []
         self._thread: threading.Thread | None = None

@@ -306,6 +306,14 @@ def test_a_lost_lease_delays_nobody_for_long(service):
     assert (said(first), said(second)) == ("a", "a")
 
 
+def test_jobs_of_one_service_never_wait_for_a_lease_of_its_own(service, monkeypatch):
+    """Leases share a few names; these two jobs wait for each other, so that both have to run at once."""
+    monkeypatch.setattr("bundler.compile.compile_context.SLOTS", 1)
+    one = service(2)
+    futures = [one.submit(job("rendezvous a b")), one.submit(job("rendezvous b a"))]
+    assert [said(future) for future in futures] == ["a", "b"]
+
+
 @pytest.mark.serial
 def test_leases_are_renewed(service, monkeypatch, starts):
     """A compile that takes longer than a lease lasts keeps it."""
