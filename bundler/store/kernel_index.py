@@ -166,11 +166,15 @@ class KernelIndex:
         if not held.usable:
             return None
         entry = _files(held.content).get(name)
-        if isinstance(entry, HelperLibrary) and not (code and held.code):
-            return None
         if entry is None:
             return _record(held, name)
         artifact = entry.artifact
+        # By the name too, which decides how Triton uses a file, whatever the bundle calls it.
+        is_code = isinstance(entry, HelperLibrary) or artifact.filename.endswith(
+            names.LIBRARY_SUFFIXES
+        )
+        if is_code and not (code and held.code):
+            return None
         digest = digest_raw(artifact.digest)
         unit = store_layout.Unit(((digest, artifact.size),))
         blobs = StoreBlobs(self._backend, self._name, [unit], self._limits, read_only=True)

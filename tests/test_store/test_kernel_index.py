@@ -15,6 +15,8 @@ from bundler.format.constant_values import Value
 from bundler.format.launch_spec import TuningRecord
 from bundler.format.manifest import Observed
 from bundler.store import store_layout
+from bundler.store.file_records import FileRecords
+from bundler.store.kernel_index import KernelIndex
 
 
 def found(store, *seeds, **choices):
@@ -341,3 +343,13 @@ def test_a_lost_file_is_a_miss(store, lost):
     store.push(with_files(), "t")
     oracle.drop(store, *oracle.of_kind(store, lost))
     assert f"file {PATHS[0]}" not in of_files(store)
+
+
+def test_a_library_under_another_kind_is_code_all_the_same(store):
+    """A bundle that calls a library a tuning file gets it no further than a library gets."""
+    files = build.Files()
+    store.push(files.bundle(files.tuning(PATHS[1], b"library")), "t")
+    assert of_files(store) == {}
+    index = KernelIndex(store._backend, store.name, judge=lambda _: False)
+    refused = FileRecords(store._backend, store.name, index=index, code=True)
+    assert refused.look_up(f"file {PATHS[1]}") is None
