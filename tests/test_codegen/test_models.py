@@ -2,7 +2,9 @@
 """Whole models through the backend: what judges them, how they are run, and a sample; models of libraries are among the slow tests."""
 
 import argparse
+import copy
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,6 +55,43 @@ def test_results_as_good_as_another_run_of_eager_mode_are_right():
     assert wrong_beside_all(lines, ours, [eager, other], exact, 1e-3) == []
     worse, _, _ = sides(drawn(40, 50), our_error=0.5)
     assert wrong_beside_all(lines, worse, [eager, other], exact, 1e-3) == lines
+
+
+class _OneStep(torch.nn.Module):
+    """A model whose gradient has a step: on which side a number lies is decided by its last bit."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(0.5, 2.0, 8))
+
+    def forward(self, x):
+        return (self.weight * x).relu().sum()
+
+
+@pytest.mark.parametrize(("where", "at_a_step"), [("everywhere", False), ("at these weights", True)])  # fmt: skip
+def test_a_gradient_at_a_step_is_told_from_one_that_is_wrong(where, at_a_step):
+    """What is wrong with nudged weights too is wrong; what is right with each of them stood at a step."""
+    lists = SimpleNamespace(
+        build=lambda _name, _device: _OneStep(),
+        inputs=lambda _name, batch, _device: {"x": torch.ones(batch, 8)},
+        loss=lambda outputs, _given: outputs,
+    )
+    subject = model_process.Subject(lists, "one step", "training", "cpu")
+    ours = copy.deepcopy(subject.model)
+    plain = subject.steps(ours)[0]
+
+    def step():
+        found = plain()
+        if where == "everywhere" or torch.equal(ours.weight, subject.model.weight):
+            found["gradient of weight"] = found["gradient of weight"] * 1.5
+        return found
+
+    (eager,), (exact,) = subject.results(subject.model, only=0), subject.results(subject.exact(), only=0)  # fmt: skip
+    lines = wrong(step(), eager, exact, 1e-2)
+    assert len(lines) == 1
+    found = model_process._at_a_step(subject, ours, 0, step, lines, (1e-2, False))
+    assert found == at_a_step
+    assert torch.equal(ours.weight, subject.model.weight) or not at_a_step
 
 
 def test_small_gradients_are_judged_on_their_own_scale():

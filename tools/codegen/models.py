@@ -135,11 +135,10 @@ def begun(path: Path, device: str) -> Found:
 
 
 def _sources() -> str:
-    """Return a digest of what generates and runs programs, and of the lists: a machine may have no repository to ask for a commit."""
-    digest, tools = hashlib.sha256(), ROOT / "tools" / "codegen"
+    """Return a digest of what generates and runs programs: a machine may have no repository to ask for a commit."""
+    digest = hashlib.sha256()
     folders = [ROOT / "bundler" / name for name in ("codegen", "runtime", "toolchain")]
-    generating = [path for folder in folders for path in folder.rglob("*.py")]
-    for path in sorted([*generating, *tools.glob("*model*.py")]):
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -305,6 +304,7 @@ def rows(result: Found, *, whole: bool = False) -> list[Found]:
     more_breaks = [name for name, found in models.items() if name in inductor and sum(found.get("breaks", {}).values()) > sum(inductor[name].get("breaks", {}).values())]  # fmt: skip
     more_calls = [name for name, found in models.items() if name in inductor and _extra_calls(found, inductor[name])]  # fmt: skip
     by_torch = [name for name, found in models.items() if found.get("as_torch_has_them")]
+    at_steps = [name for name, found in models.items() if found.get("steps")]
     made = [
         measurement.row(f"models of {library} that were judged", len(names), "", least=_LEAST) for library, names in listed.items() if whole
     ]  # fmt: skip
@@ -317,6 +317,7 @@ def rows(result: Found, *, whole: bool = False) -> list[Found]:
         ("that call more operators than Inductor", more_calls),
     ):
         made.append(measurement.row(words, len(names), f"of {len(models)}", most=0, names=sorted(names)))  # fmt: skip
+    made.append(measurement.row("right but for a gradient at the step of a function, by rounding", len(at_steps), f"of {len(models)}", names=sorted(at_steps)))  # fmt: skip
     if whole:
         alone = [name for name, found in models.items() if _is_model(name) and found["status"] in {"right", "wrong"} and "called" not in inductor.get(name, {})]  # fmt: skip
         made.append(measurement.row("without Inductor's calls to compare with", len(alone), f"of {len(models)}", most=0, names=sorted(alone)))  # fmt: skip

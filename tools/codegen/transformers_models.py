@@ -143,7 +143,7 @@ OTHERS: dict[str, Row] = {
     "Mixtral": Row("MixtralForCausalLM", {**_MOE, "num_local_experts": 4}, "tokens"),
     "Mpnet": Row("MPNetForMaskedLM", _BERT, "tokens"),
     "Mpt": Row("MptForCausalLM", {"vocab_size": VOCABULARY, "d_model": 128, "n_layers": 2, "n_heads": 2, "expansion_ratio": 2, "max_seq_len": 160}, "tokens"),
-    "Nystromformer": Row("NystromformerForMaskedLM", {**_BERT, "num_landmarks": 8, "segment_means_seq_len": 32, "max_position_embeddings": 254}, "tokens", _INFERENCE),
+    "Nystromformer": Row("NystromformerForMaskedLM", {**_BERT, "num_landmarks": 8, "max_position_embeddings": 254}, "tokens", _INFERENCE),
     "Olmo2": Row("Olmo2ForCausalLM", _LLAMA, "tokens"),
     "Phi": Row("PhiForCausalLM", {**_BERT, "partial_rotary_factor": 0.5}, "tokens"),
     "Phi3": Row("Phi3ForCausalLM", {**_LLAMA, "bos_token_id": 1, "eos_token_id": 2}, "tokens"),
@@ -185,6 +185,8 @@ def build(name: str, device: str) -> torch.nn.Module:
                 setattr(part, key, 0.0)
         if hasattr(part, "use_cache"):
             part.use_cache = False
+        if hasattr(part, "segment_means_seq_len"):
+            part.segment_means_seq_len = LENGTHS[device]
     model: torch.nn.Module = made(config)
     return model
 
