@@ -49,9 +49,10 @@ class MemoryBackend(Backend):
         wanted = frozenset(map(check_key, keys))
         with self._lock:
             gone = frozenset(
-                key for key in wanted & self._objects.keys()
+                key
+                for key in wanted & self._objects.keys()
                 if unmodified_since_s is None or self._objects[key][1] <= unmodified_since_s
-            )  # fmt: skip
+            )
             for key in gone:
                 del self._objects[key]
         return gone

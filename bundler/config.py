@@ -60,30 +60,121 @@ class SettingOrigin:
 
 
 SETTINGS = (
-    EnvironmentSetting("STORE", "URLs, blank-separated", "none", "where kernels are shared, nearest first"),
-    EnvironmentSetting("PEERS", "URLs, comma-separated", "none", "processes of `triton-bundler serve` that are asked for kernels before the far store; what they send is verified"),
-    EnvironmentSetting("TAG", "a tag", "none", "fetched whole at the start, and brought up to date at the end"),
-    EnvironmentSetting("MODE", "`read`, `write`, `readwrite`", "`readwrite`", "look kernels up, publish them, or both"),
-    EnvironmentSetting("TRUST", "`kernels`, `code`, `signed`", "`kernels`", "`code` also takes shared libraries from the store, which run in the process; `signed` takes them from a tag whose signature is for code"),
-    EnvironmentSetting("STRICT", "`off`, `warn`, `error`", "`off`", "what a compile is: fine, a warning, or an error"),
-    EnvironmentSetting("REPLAY", "`1`", "`0`", "what the tag names is put into Triton's in-memory caches at the start: no first call asks the compiler"),
-    EnvironmentSetting("MOVED", "`1`", "`0`", "a kernel that differs from a recorded one in line numbers alone, its own and its helpers', is taken for it; its debug information shows the old lines"),
-    EnvironmentSetting("LAUNCHER", "`bundler`, `triton`", "`bundler`", "`triton` leaves Triton's launchers for CUDA to its C compiler, also where our compiled extension has them ready"),
-    EnvironmentSetting("KEEP", "`all`, `launch`", "`all`", "`launch` moves only what a hit needs: device binary and metadata"),
+    EnvironmentSetting(
+        "STORE", "URLs, blank-separated", "none", "where kernels are shared, nearest first"
+    ),
+    EnvironmentSetting(
+        "PEERS",
+        "URLs, comma-separated",
+        "none",
+        "processes of `triton-bundler serve` that are asked for kernels before the far store; what they send is verified",
+    ),
+    EnvironmentSetting(
+        "TAG", "a tag", "none", "fetched whole at the start, and brought up to date at the end"
+    ),
+    EnvironmentSetting(
+        "MODE",
+        "`read`, `write`, `readwrite`",
+        "`readwrite`",
+        "look kernels up, publish them, or both",
+    ),
+    EnvironmentSetting(
+        "TRUST",
+        "`kernels`, `code`, `signed`",
+        "`kernels`",
+        "`code` also takes shared libraries from the store, which run in the process; `signed` takes them from a tag whose signature is for code",
+    ),
+    EnvironmentSetting(
+        "STRICT",
+        "`off`, `warn`, `error`",
+        "`off`",
+        "what a compile is: fine, a warning, or an error",
+    ),
+    EnvironmentSetting(
+        "REPLAY",
+        "`1`",
+        "`0`",
+        "what the tag names is put into Triton's in-memory caches at the start: no first call asks the compiler",
+    ),
+    EnvironmentSetting(
+        "MOVED",
+        "`1`",
+        "`0`",
+        "a kernel that differs from a recorded one in line numbers alone, its own and its helpers', is taken for it; its debug information shows the old lines",
+    ),
+    EnvironmentSetting(
+        "LAUNCHER",
+        "`bundler`, `triton`",
+        "`bundler`",
+        "`triton` leaves Triton's launchers for CUDA to its C compiler, also where our compiled extension has them ready",
+    ),
+    EnvironmentSetting(
+        "KEEP",
+        "`all`, `launch`",
+        "`all`",
+        "`launch` moves only what a hit needs: device binary and metadata",
+    ),
     EnvironmentSetting("NAMESPACE", "a name", "`tb`", "what keys on Redis begin with"),
-    EnvironmentSetting("TIMEOUT_S", "seconds", "0.25", "for one exchange with Redis, and for connecting"),
-    EnvironmentSetting("LOCAL", "a directory", "`~/.cache/triton-bundler`", "kernels go here when Triton's own directory cannot be written; notes for `explain`"),
-    EnvironmentSetting("REPORT", "a file", "none", "gets counters as JSON when the process ends, which one line on standard error sums up; `{pid}` in its name is the process id"),
-    EnvironmentSetting("METRICS_FILE", "a file", "none", "gets the metrics of a session or a command when the process ends, as Prometheus reads them from a text file; `{pid}` in its name is the process id"),
+    EnvironmentSetting(
+        "TIMEOUT_S", "seconds", "0.25", "for one exchange with Redis, and for connecting"
+    ),
+    EnvironmentSetting(
+        "LOCAL",
+        "a directory",
+        "`~/.cache/triton-bundler`",
+        "kernels go here when Triton's own directory cannot be written; notes for `explain`",
+    ),
+    EnvironmentSetting(
+        "REPORT",
+        "a file",
+        "none",
+        "gets counters as JSON when the process ends, which one line on standard error sums up; `{pid}` in its name is the process id",
+    ),
+    EnvironmentSetting(
+        "METRICS_FILE",
+        "a file",
+        "none",
+        "gets the metrics of a session or a command when the process ends, as Prometheus reads them from a text file; `{pid}` in its name is the process id",
+    ),
     EnvironmentSetting("PASSWORD_FILE", "a file", "none", "holds the password for Redis"),
-    EnvironmentSetting("SIGNATURES", "`require`, `prefer`, `off`", "`off`", "whether kernels are used without a signature of a trusted key"),
-    EnvironmentSetting("CODE_SIGNATURES", "`require`, `prefer`, `off`", "that of the above", "the same for what runs on the CPU"),
-    EnvironmentSetting("KEYS", "a directory", "`~/.config/triton-bundler/keys`", "holds the keys that are trusted, one file each"),
-    EnvironmentSetting("SIGNING_KEY", "a file", "none", "holds the private key that every push to a store signs with"),
-    EnvironmentSetting("SIGNING_PASSPHRASE_FILE", "a file", "none", "holds the passphrase of that private key, if it has one"),
-    EnvironmentSetting("STORE_NAME", "a name", "its URL", "what statements about tags call the store, the same for who signs and who reads"),
+    EnvironmentSetting(
+        "SIGNATURES",
+        "`require`, `prefer`, `off`",
+        "`off`",
+        "whether kernels are used without a signature of a trusted key",
+    ),
+    EnvironmentSetting(
+        "CODE_SIGNATURES",
+        "`require`, `prefer`, `off`",
+        "that of the above",
+        "the same for what runs on the CPU",
+    ),
+    EnvironmentSetting(
+        "KEYS",
+        "a directory",
+        "`~/.config/triton-bundler/keys`",
+        "holds the keys that are trusted, one file each",
+    ),
+    EnvironmentSetting(
+        "SIGNING_KEY",
+        "a file",
+        "none",
+        "holds the private key that every push to a store signs with",
+    ),
+    EnvironmentSetting(
+        "SIGNING_PASSPHRASE_FILE",
+        "a file",
+        "none",
+        "holds the passphrase of that private key, if it has one",
+    ),
+    EnvironmentSetting(
+        "STORE_NAME",
+        "a name",
+        "its URL",
+        "what statements about tags call the store, the same for who signs and who reads",
+    ),
     EnvironmentSetting("DISABLE", "`1`", "`0`", "makes the cache manager Triton's own"),
-)  # fmt: skip
+)
 _NAMES = frozenset(setting.name for setting in SETTINGS)
 
 

@@ -321,8 +321,10 @@ def _compile_examples(folder):
     done = subprocess.run(
         [sys.executable, "-P", "-W", "ignore", "-c", *map(str, program)],
         env=clean | {"TRITON_CACHE_DIR": str(folder / "cache"), "HOME": str(folder)},
-        capture_output=True, text=True, timeout=110,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -172,11 +172,14 @@ class Certificates:
         authority = address is None
         builder = (
             x509.CertificateBuilder()
-            .subject_name(subject).issuer_name(subject if authority else self._certificate.subject)
-            .public_key(key.public_key()).serial_number(x509.random_serial_number())
-            .not_valid_before(now - dt.timedelta(hours=1)).not_valid_after(now + dt.timedelta(hours=1))
+            .subject_name(subject)
+            .issuer_name(subject if authority else self._certificate.subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - dt.timedelta(hours=1))
+            .not_valid_after(now + dt.timedelta(hours=1))
             .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
-        )  # fmt: skip
+        )
         if not authority:
             names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
             builder = builder.add_extension(names, critical=False)

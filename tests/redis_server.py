@@ -86,9 +86,14 @@ class Server:
     def client(self, user="admin"):
         """Return a redis-py client of a user, with time-outs that no test waits for."""
         pool = Fleeting(
-            connection_class=redis.UnixDomainSocketConnection, path=str(self.socket), username=user,
-            password=PASSWORDS[user], socket_timeout=PATIENCE_S, protocol=2, driver_info=None,
-        )  # fmt: skip
+            connection_class=redis.UnixDomainSocketConnection,
+            path=str(self.socket),
+            username=user,
+            password=PASSWORDS[user],
+            socket_timeout=PATIENCE_S,
+            protocol=2,
+            driver_info=None,
+        )
         return redis.Redis(connection_pool=pool)
 
     def stop(self, number=signal.SIGTERM):
@@ -200,9 +205,20 @@ def _launch(program, folder, port, arguments):
     environment |= {"PATH": os.environ["PATH"], "RUN_DIR": str(folder), "REDIS_SERVER": program}
     with open(folder / "log", "ab") as log:
         return subprocess.Popen(
-            ["sh", str(DEPLOY / "start.sh"), *arguments, "--port", str(port), "--unixsocket", str(folder / "s")],
-            env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-        )  # fmt: skip
+            [
+                "sh",
+                str(DEPLOY / "start.sh"),
+                *arguments,
+                "--port",
+                str(port),
+                "--unixsocket",
+                str(folder / "s"),
+            ],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
 
 
 def _await(server):

@@ -98,8 +98,13 @@ class RegistryAnswer:
     """
 
     def __init__(
-        self, exchange: HttpExchange, url: str, opened: http.client.HTTPConnection, response: http.client.HTTPResponse, watch: _Watch
-    ) -> None:  # fmt: skip
+        self,
+        exchange: HttpExchange,
+        url: str,
+        opened: http.client.HTTPConnection,
+        response: http.client.HTTPResponse,
+        watch: _Watch,
+    ) -> None:
         self.status, self.headers, self.url = response.status, response.headers, url
         self._exchange, self._connection, self._response, self._watch = (
             exchange,
@@ -210,9 +215,14 @@ class HttpExchange:
         return self._exchange(self._connected(origin, until), method, url, headers, until, body)
 
     def _exchange(
-        self, connection: http.client.HTTPConnection, method: str, url: str, headers: Mapping[str, str], until: float,
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        until: float,
         body: BinaryIO | bytes | None,
-    ) -> RegistryAnswer:  # fmt: skip
+    ) -> RegistryAnswer:
         parts = urlsplit(url)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         if parts.scheme == "http" and _proxy(origin_of(url)):

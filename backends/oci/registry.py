@@ -64,9 +64,11 @@ _FINE = range(200, 300)
 _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 _MOVED = frozenset({301, 302, 303, 307, 308})
 _ACCEPTED = (
-    "application/vnd.oci.image.manifest.v1+json", INDEX_TYPE, "application/vnd.docker.distribution.manifest.v2+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    INDEX_TYPE,
+    "application/vnd.docker.distribution.manifest.v2+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
-)  # fmt: skip
+)
 _NEXT = re.compile(r'<([^>]+)>\s*;\s*rel="?next"?')
 T = TypeVar("T")
 

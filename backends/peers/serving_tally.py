@@ -15,14 +15,23 @@ _Labels = tuple[tuple[str, str], ...]
 #: What is counted, and what is the case now, each with what it means.
 METRICS = {
     "requests_total": ("counter", "Requests that were answered, by route and status."),
-    "objects_total": ("counter", "Objects that were asked for, by result: sent, absent, or damaged in the source."),
+    "objects_total": (
+        "counter",
+        "Objects that were asked for, by result: sent, absent, or damaged in the source.",
+    ),
     "sent_bytes_total": ("counter", "Bytes of objects, tags and lists that were sent."),
-    "source_reads_total": ("counter", "Objects that were read from the source; others came from memory, or with another's read."),
+    "source_reads_total": (
+        "counter",
+        "Objects that were read from the source; others came from memory, or with another's read.",
+    ),
     "source_errors_total": ("counter", "Reads that failed in the source."),
-    "connections_total": ("counter", "Connections, by result: accepted, refused since there were too many, cut for being slow."),
+    "connections_total": (
+        "counter",
+        "Connections, by result: accepted, refused since there were too many, cut for being slow.",
+    ),
     "connections": ("gauge", "Connections that are open."),
     "memory_bytes": ("gauge", "Bytes of objects that are kept in memory."),
-}  # fmt: skip
+}
 
 
 class ServingTally:

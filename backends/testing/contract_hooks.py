@@ -20,13 +20,51 @@ from bundler.backends.port import Backend, Lease
 THREADS = 8
 
 VALID_KEYS = (
-    "a", "A", "_", "0", "a.", "a..b", "Ab.c_d-e", "x" * 128, "a/b/c/d/e/f/g/h", "a/a", "v1/u/" + "0" * 64,
-    "/".join(["k" * 128, "k" * 128, "k" * 128, "k" * 13]), "tmp", "data/refs", "CON",
-)  # fmt: skip
+    "a",
+    "A",
+    "_",
+    "0",
+    "a.",
+    "a..b",
+    "Ab.c_d-e",
+    "x" * 128,
+    "a/b/c/d/e/f/g/h",
+    "a/a",
+    "v1/u/" + "0" * 64,
+    "/".join(["k" * 128, "k" * 128, "k" * 128, "k" * 13]),
+    "tmp",
+    "data/refs",
+    "CON",
+)
 INVALID_KEYS = (
-    "", "/", "/a", "a/", "a//b", ".", "..", "../a", "a/../b", "a/.b", ".a", "-a", "a/-b", "a b", " a", "a\n", "\n", "a\0",
-    "a\\b", "a:b", "a+b", "a*", "é", "\u0660", "a/b/c/d/e/f/g/h/i", "x" * 129, "/".join(["k" * 128, "k" * 128, "k" * 128, "k" * 14]),
-)  # fmt: skip
+    "",
+    "/",
+    "/a",
+    "a/",
+    "a//b",
+    ".",
+    "..",
+    "../a",
+    "a/../b",
+    "a/.b",
+    ".a",
+    "-a",
+    "a/-b",
+    "a b",
+    " a",
+    "a\n",
+    "\n",
+    "a\0",
+    "a\\b",
+    "a:b",
+    "a+b",
+    "a*",
+    "é",
+    "\u0660",
+    "a/b/c/d/e/f/g/h/i",
+    "x" * 129,
+    "/".join(["k" * 128, "k" * 128, "k" * 128, "k" * 14]),
+)
 # Every way to hand a key to a store.
 CALLS: dict[str, Callable[[Backend, str], Any]] = {
     "get": lambda backend, key: backend.get([key]),

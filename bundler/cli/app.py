@@ -52,7 +52,35 @@ def app() -> None:
 
 
 for command in (
-    demo, run, build, generate_command, capture, tune, pack, restore, inspect, report, extract, verify, diff, merge, push, pull, tags, stats, prune,
-    sync, serve, top, oci, sign, key, explain, doctor, config_command, completion, man,
-):  # fmt: skip
+    demo,
+    run,
+    build,
+    generate_command,
+    capture,
+    tune,
+    pack,
+    restore,
+    inspect,
+    report,
+    extract,
+    verify,
+    diff,
+    merge,
+    push,
+    pull,
+    tags,
+    stats,
+    prune,
+    sync,
+    serve,
+    top,
+    oci,
+    sign,
+    key,
+    explain,
+    doctor,
+    config_command,
+    completion,
+    man,
+):
     app.add_command(command)

@@ -75,10 +75,20 @@ def parse_targets(
 )
 @click.argument("modules", nargs=-1, metavar="[MODULE]...")
 @click.option("--spec", "spec", metavar="FILE", help="A build file in TOML that lists kernels.")
-@click.option("--from", "recorded", metavar="BUNDLE",
-              help="Every kernel of a recorded bundle; MODULEs say where the sources are.")  # fmt: skip
-@click.option("--target", "targets", multiple=True, metavar="T", callback=parse_targets,
-              help="Compile for T, such as cuda:90 or hip:gfx942; repeat for several.")  # fmt: skip
+@click.option(
+    "--from",
+    "recorded",
+    metavar="BUNDLE",
+    help="Every kernel of a recorded bundle; MODULEs say where the sources are.",
+)
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    metavar="T",
+    callback=parse_targets,
+    help="Compile for T, such as cuda:90 or hip:gfx942; repeat for several.",
+)
 @click.option("-o", "--output", metavar="FILE", help="The bundle to write.")
 @click.option(
     "--jobs",
@@ -86,19 +96,46 @@ def parse_targets(
     metavar="N",
     help="Compile in N processes, 1: in this one; without it, one a core.",
 )
-@click.option("--executor", "executor", metavar="MODULE:FUNCTION",
-              help="Compile on the workers of an engine: the function returns a concurrent.futures.Executor of Dask, MPI or Ray.")  # fmt: skip
-@click.option("--shard", "shard", metavar="I/N", callback=parse_shard,
-              help="Build part I of N, from 1, into the store; each machine finds the same parts.")  # fmt: skip
-@click.option("--times", "times", metavar="BUNDLE",
-              help="An earlier build, by whose compile times shards get equally much to do; the same for every shard.")  # fmt: skip
-@click.option("--collect", is_flag=True,
-              help="Make the bundle of what shards left in the store, say what is missing, and compile that.")  # fmt: skip
-@click.option("--complete", "complete", metavar="BUNDLE",
-              help="A recording of a warm-up: fail, and name each kernel that was used and is not built.")  # fmt: skip
-@click.option("--exact", is_flag=True, help="With --complete, fail as well where something was built and never used.")  # fmt: skip
-@click.option("--keep-going", is_flag=True,
-              help="Write what can be built although some of it cannot; the exit status is 1 all the same.")  # fmt: skip
+@click.option(
+    "--executor",
+    "executor",
+    metavar="MODULE:FUNCTION",
+    help="Compile on the workers of an engine: the function returns a concurrent.futures.Executor of Dask, MPI or Ray.",
+)
+@click.option(
+    "--shard",
+    "shard",
+    metavar="I/N",
+    callback=parse_shard,
+    help="Build part I of N, from 1, into the store; each machine finds the same parts.",
+)
+@click.option(
+    "--times",
+    "times",
+    metavar="BUNDLE",
+    help="An earlier build, by whose compile times shards get equally much to do; the same for every shard.",
+)
+@click.option(
+    "--collect",
+    is_flag=True,
+    help="Make the bundle of what shards left in the store, say what is missing, and compile that.",
+)
+@click.option(
+    "--complete",
+    "complete",
+    metavar="BUNDLE",
+    help="A recording of a warm-up: fail, and name each kernel that was used and is not built.",
+)
+@click.option(
+    "--exact",
+    is_flag=True,
+    help="With --complete, fail as well where something was built and never used.",
+)
+@click.option(
+    "--keep-going",
+    is_flag=True,
+    help="Write what can be built although some of it cannot; the exit status is 1 all the same.",
+)
 @click.option(
     "--check",
     is_flag=True,
@@ -109,9 +146,22 @@ def parse_targets(
     "--tag", metavar="T", help="Also call the bundle T in the store; it is added to what T names."
 )
 @reports
-def build(screen: Screen, output: str | None, check: bool, jobs: int | None, urls: tuple[str, ...],
-          tag: str | None, keep_going: bool, executor: str | None, shard: Shard | None, times: str | None, collect: bool,
-          complete: str | None, exact: bool, **what: Any) -> int:  # fmt: skip
+def build(
+    screen: Screen,
+    output: str | None,
+    check: bool,
+    jobs: int | None,
+    urls: tuple[str, ...],
+    tag: str | None,
+    keep_going: bool,
+    executor: str | None,
+    shard: Shard | None,
+    times: str | None,
+    collect: bool,
+    complete: str | None,
+    exact: bool,
+    **what: Any,
+) -> int:
     """Compile kernels for targets that need not be here, and write one bundle of all.
 
     MODULE is a file or a dotted name of a Python module, which is imported: it says what to build with bundler.prebuild, or in a
@@ -224,10 +274,16 @@ def _make(screen: Screen, plan: Plan, destination: _BuildDestination, compilers:
         screen.complain(
             f"{wording.count(len(built.unsent), 'kernel')} not sent to {store.name}; build again to send them"
         )
-    screen.finish({
-        **contents(built.bundle), "path": destination.output, "size_bytes": size, **_facts(built),
-        "pushed": None if pushed is None else asdict(pushed), **more,
-    })  # fmt: skip
+    screen.finish(
+        {
+            **contents(built.bundle),
+            "path": destination.output,
+            "size_bytes": size,
+            **_facts(built),
+            "pushed": None if pushed is None else asdict(pushed),
+            **more,
+        }
+    )
     return PROBLEM if built.failures or built.unsent or lacking is not None else FINE
 
 
@@ -274,8 +330,15 @@ def _refuse(
 
 
 def _facts(built: BuildResult) -> dict[str, Any]:
-    return {"compiled": built.compiled, "reused": built.reused, "static_only": built.static_only, "unsent": built.unsent,
-            "failures": built.failures, "notes": built.notes, "seconds": built.seconds}  # fmt: skip
+    return {
+        "compiled": built.compiled,
+        "reused": built.reused,
+        "static_only": built.static_only,
+        "unsent": built.unsent,
+        "failures": built.failures,
+        "notes": built.notes,
+        "seconds": built.seconds,
+    }
 
 
 def _named(failures: Sequence[Failure]) -> str:
@@ -371,15 +434,24 @@ def _check_parts(
 ) -> None:
     """Refuse options of many machines that do not go together; raises `UsageError`."""
     rules = (
-        (executor and jobs, "--jobs says how many processes compile here, and --executor has an engine's workers compile: give one"),
-        (shard and collect, "--shard builds a part, and --collect makes the bundle of all: give one of them"),
+        (
+            executor and jobs,
+            "--jobs says how many processes compile here, and --executor has an engine's workers compile: give one",
+        ),
+        (
+            shard and collect,
+            "--shard builds a part, and --collect makes the bundle of all: give one of them",
+        ),
         ((shard or collect) and not urls, "shards meet in a store: give --store"),
         (shard and tag, "--tag is for the whole: give it with --collect"),
         (shard and complete, "--complete is about the whole: give it with --collect"),
         (times and not shard, "--times is for --shard"),
         (exact and not complete, "--exact is for --complete"),
-        (check and (executor or shard or collect or complete), "--check compiles nothing and makes nothing: give it alone"),
-    )  # fmt: skip
+        (
+            check and (executor or shard or collect or complete),
+            "--check compiles nothing and makes nothing: give it alone",
+        ),
+    )
     for wrong, message in rules:
         if wrong:
             raise click.UsageError(message)
@@ -393,11 +465,16 @@ def _check(screen: Screen, plan: Plan, store: Store) -> int:
     _show_failures(screen, plan.failures)
     total = len(plan.jobs)
     screen.done(f"{total - len(missing):,} of {wording.count(total, 'kernel')} in {store.name}")
-    screen.finish({
-        "ok": not missing and not plan.failures, "store": store.name, "kernels": total,
-        "missing": _missing_rows(missing),
-        "failures": plan.failures, "notes": plan.notes,
-    })  # fmt: skip
+    screen.finish(
+        {
+            "ok": not missing and not plan.failures,
+            "store": store.name,
+            "kernels": total,
+            "missing": _missing_rows(missing),
+            "failures": plan.failures,
+            "notes": plan.notes,
+        }
+    )
     return PROBLEM if missing or plan.failures else FINE
 
 
@@ -415,11 +492,26 @@ def _build(screen: Screen, plan: Plan, compilers: _Compilers, store: Store | Non
 
 def _show(screen: Screen, built: BuildResult) -> None:
     show_contents(screen, built.bundle)
-    screen.facts([
-        ("compiled", f"{wording.count(len(built.compiled), 'kernel')} in {wording.duration(built.seconds)}"),
-        ("reused", f"{wording.count(len(built.reused), 'kernel')} of the store" if built.reused else ""),
-        ("static only", f"{wording.count(len(built.static_only), 'kernel')}, built from IR" if built.static_only else ""),
-    ])  # fmt: skip
+    screen.facts(
+        [
+            (
+                "compiled",
+                f"{wording.count(len(built.compiled), 'kernel')} in {wording.duration(built.seconds)}",
+            ),
+            (
+                "reused",
+                f"{wording.count(len(built.reused), 'kernel')} of the store"
+                if built.reused
+                else "",
+            ),
+            (
+                "static only",
+                f"{wording.count(len(built.static_only), 'kernel')}, built from IR"
+                if built.static_only
+                else "",
+            ),
+        ]
+    )
     screen.reasons(
         "to know", [(f"{name} for {target}", note) for name, target, note in built.notes]
     )

@@ -30,7 +30,10 @@ def open_named(source: str, urls: Sequence[str]) -> Iterator[Bundle]:
         with bundler.pack(source) as packed:
             yield packed
     elif urls and not os.path.lexists(source) and is_tag(source):
-        with existing_store(*urls, read_only=True) as store, store.pull(source, read_only=True) as one:  # fmt: skip
+        with (
+            existing_store(*urls, read_only=True) as store,
+            store.pull(source, read_only=True) as one,
+        ):
             yield one
     else:
         with open_bundle(source) as one:

@@ -76,10 +76,23 @@ def _properties(
     "command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- python SCRIPT..."
 )
 @output_option
-@click.option("--target", "targets", multiple=True, required=True, metavar="T", callback=parse_targets,
-              help="Capture for T, such as cuda:90 or hip:gfx942; repeat for several.")  # fmt: skip
-@click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", callback=_properties,
-              help="What torch says of the GPU, where yours differs, such as multi_processor_count=114.")  # fmt: skip
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    required=True,
+    metavar="T",
+    callback=parse_targets,
+    help="Capture for T, such as cuda:90 or hip:gfx942; repeat for several.",
+)
+@click.option(
+    "--property",
+    "properties",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=_properties,
+    help="What torch says of the GPU, where yours differs, such as multi_processor_count=114.",
+)
 @click.option(
     "--jobs",
     type=click.IntRange(1),
@@ -87,8 +100,14 @@ def _properties(
     help="Compile N kernels at a time; without it, one a core.",
 )
 @reports
-def capture(screen: Screen, command: tuple[str, ...], output: str, targets: tuple[Target, ...],
-            properties: dict[str, str | int], jobs: int | None) -> int:  # fmt: skip
+def capture(
+    screen: Screen,
+    command: tuple[str, ...],
+    output: str,
+    targets: tuple[Target, ...],
+    properties: dict[str, str | int],
+    jobs: int | None,
+) -> int:
     """Run a Python program as on a machine with the target's GPU, and compile every Triton kernel that it would launch.
 
     No GPU is needed: tensors have shapes and no memory, kernels are compiled and not launched, and of each autotuner every
@@ -253,10 +272,12 @@ def _write(screen: Screen, captures: Sequence[_Captured], output: str) -> int:
 def _tell(screen: Screen, captured: _Captured) -> None:
     report = captured.report
     numbers = [wording.count(report[nouns], noun) for nouns, noun in _COUNTED]
-    screen.facts([
-        ("target", f"{report['target']}, as {report['device']}"),
-        ("captured", f"{numbers[0]} of {numbers[1]}, {numbers[2]}"),
-    ])  # fmt: skip
+    screen.facts(
+        [
+            ("target", f"{report['target']}, as {report['device']}"),
+            ("captured", f"{numbers[0]} of {numbers[1]}, {numbers[2]}"),
+        ]
+    )
     _tell_guesses(screen, report["guesses"])
     screen.reasons(
         "not answered",

@@ -91,10 +91,15 @@ def diff(screen: Screen, first: str, second: str, urls: tuple[str, ...], *, exit
         f"{same:,} the same"
     )
     listed = {
-        word: [wording.entry_facts(entry) | ({"changes": changes} if changes else {}) | _nearest_of(reasons, entry, sign)
-               for mark, entry, changes in rows if mark == sign]
+        word: [
+            wording.entry_facts(entry)
+            | ({"changes": changes} if changes else {})
+            | _nearest_of(reasons, entry, sign)
+            for mark, entry, changes in rows
+            if mark == sign
+        ]
         for word, sign in (("added", "+"), ("removed", "-"), ("changed", "~"))
-    }  # fmt: skip
+    }
     screen.finish({"same": same, **listed})
     different = difference.added or difference.removed or changed
     return PROBLEM if exit_code and different else FINE
@@ -147,9 +152,14 @@ def changes_of(one: Entry, two: Entry) -> list[str]:
         name for name in sorted(mine.keys() | theirs.keys()) if mine.get(name) != theirs.get(name)
     ]
     if isinstance(one, Kernel) and isinstance(two, Kernel):
-        facts = (("name", one.name, two.name), ("target", one.target, two.target),
-                 (_FACTS[0], one.spec, two.spec), (_FACTS[1], one.facts_bytes, two.facts_bytes),
-                 (_FACTS[2], one.parts_bytes, two.parts_bytes), (_FACTS[3], one.toolchain, two.toolchain))  # fmt: skip
+        facts = (
+            ("name", one.name, two.name),
+            ("target", one.target, two.target),
+            (_FACTS[0], one.spec, two.spec),
+            (_FACTS[1], one.facts_bytes, two.facts_bytes),
+            (_FACTS[2], one.parts_bytes, two.parts_bytes),
+            (_FACTS[3], one.toolchain, two.toolchain),
+        )
         changes += [what for what, before, now in facts if before != now]
     return changes or ["its platform"]
 
@@ -175,14 +185,23 @@ def merge(screen: Screen, bundles: tuple[str, ...], output: str, strip: Strip | 
         sources = [_source(path, bundle) for path, bundle in zip(bundles, opened, strict=True)]
     show_contents(screen, merged)
     screen.reasons("left out", merged.left_out)
-    screen.line(f"dropped {wording.count(merged.variants_dropped, 'variant')}"
-                + (": other builds of what is kept once" if merged.variants_dropped else ""))  # fmt: skip
+    screen.line(
+        f"dropped {wording.count(merged.variants_dropped, 'variant')}"
+        + (": other builds of what is kept once" if merged.variants_dropped else "")
+    )
     screen.done(
         f"wrote {output}: {wording.count(len(merged.kernels), 'kernel')} of {wording.count(len(bundles), 'bundle')}, "
         f"{wording.size(size)}, {merged.digest}"
     )
-    screen.finish({**contents(merged), "path": output, "size_bytes": size,
-                   "variants_dropped": merged.variants_dropped, "sources": sources})  # fmt: skip
+    screen.finish(
+        {
+            **contents(merged),
+            "path": output,
+            "size_bytes": size,
+            "variants_dropped": merged.variants_dropped,
+            "sources": sources,
+        }
+    )
     return FINE
 
 

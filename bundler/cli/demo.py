@@ -96,8 +96,16 @@ def _check_targets(
     short_help="See it work: compile, bundle, restore, recompile nothing.",
     epilog=example("demo", "demo --target cuda:80 --keep-dir"),
 )
-@click.option("--target", "targets", multiple=True, metavar="T", default=DEFAULT_TARGETS, show_default=True,
-              callback=_check_targets, help="Compile for T, GPU or not; repeat for several.")  # fmt: skip
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    metavar="T",
+    default=DEFAULT_TARGETS,
+    show_default=True,
+    callback=_check_targets,
+    help="Compile for T, GPU or not; repeat for several.",
+)
 @click.option(
     "--keep-dir",
     is_flag=True,
@@ -176,8 +184,10 @@ class _Demo:
             "demo_record.py", self.bundle_path, environment(self.first), f"compiling for {where}"
         )
         size = self.bundle_path.stat().st_size
-        self.screen.line(f"1  compiled for {where} in a first process, in {wording.duration(seconds)}; "
-                         f"recorded into {self.bundle_path.name}, {wording.size(size)}")  # fmt: skip
+        self.screen.line(
+            f"1  compiled for {where} in a first process, in {wording.duration(seconds)}; "
+            f"recorded into {self.bundle_path.name}, {wording.size(size)}"
+        )
 
     def restore(self, bundle: Bundle) -> int:
         """Remove the first directory, restore into a second, and return how many kernels are there."""
@@ -185,8 +195,10 @@ class _Demo:
         self.screen.line("2  deleted the cache directory of the first process")
         # Everything: the kernels are for targets that this machine need not have.
         report = bundler.restore(bundle, self.second, only="all")
-        self.screen.line(f"3  restored {wording.count(report.usable, 'kernel')} into another directory, in "
-                         f"{wording.duration(report.seconds)}")  # fmt: skip
+        self.screen.line(
+            f"3  restored {wording.count(report.usable, 'kernel')} into another directory, in "
+            f"{wording.duration(report.seconds)}"
+        )
         return report.usable
 
     def compile_again(self) -> list[CompileReport]:
@@ -198,9 +210,11 @@ class _Demo:
             CompileReport(kernel_key(h["hash"]), h["name"], h["hit"], h["ms"])
             for h in json.loads(output.read_bytes())
         ]
-        self.screen.line(f"4  compiled the same kernels in a second process, in {wording.duration(seconds)}: Triton's own "
-                         f"listener heard {wording.count(sum(h.hit for h in heard), 'hit')} and "
-                         f"{wording.count(sum(not h.hit for h in heard), 'compile')}")  # fmt: skip
+        self.screen.line(
+            f"4  compiled the same kernels in a second process, in {wording.duration(seconds)}: Triton's own "
+            f"listener heard {wording.count(sum(h.hit for h in heard), 'hit')} and "
+            f"{wording.count(sum(not h.hit for h in heard), 'compile')}"
+        )
         if any(target.startswith("cuda") for target in self.targets):
             self.watch.require_asked()
             self.screen.line(
@@ -236,23 +250,33 @@ class _Demo:
         self.screen.table(COLUMNS, [row.cells() for row in rows])
         self.screen.line()
         if rows and found:
-            self.screen.line(f"in all {sum(row.compile_ms or 0 for row in rows):,.0f} ms to compile and "
-                             f"{sum(found.values()):,.0f} ms to find; with {heard[0].name}, the first kernel of "
-                             "each process, Triton also read its own files, whose hash is part of every key")  # fmt: skip
+            self.screen.line(
+                f"in all {sum(row.compile_ms or 0 for row in rows):,.0f} ms to compile and "
+                f"{sum(found.values()):,.0f} ms to find; with {heard[0].name}, the first kernel of "
+                "each process, Triton also read its own files, whose hash is part of every key"
+            )
         versions, assembled = self.watch.calls()
         size = self.bundle_path.stat().st_size
         if self.report_path is not None:
             page = report_page((self.bundle_path.name, bundle), sources=SourceFolder(FOLDER))
             replace_content(self.report_path, page.text.encode())
         self.tell_where()
-        self.screen.finish({
-            "recompiled": len(compiled), "total": total, "targets": list(self.targets), "digest": bundle.digest,
-            "size_bytes": size, "restored": restored,
-            "hits": sum(one.hit for one in heard), "compiles": sum(not one.hit for one in heard),
-            "ptxas": {"asked_for_version": versions, "asked_to_assemble": assembled},
-            "kernels": [row.facts() for row in rows], "directory": str(self.folder) if self.kept else None,
-            "report": self.report_path,
-        })  # fmt: skip
+        self.screen.finish(
+            {
+                "recompiled": len(compiled),
+                "total": total,
+                "targets": list(self.targets),
+                "digest": bundle.digest,
+                "size_bytes": size,
+                "restored": restored,
+                "hits": sum(one.hit for one in heard),
+                "compiles": sum(not one.hit for one in heard),
+                "ptxas": {"asked_for_version": versions, "asked_to_assemble": assembled},
+                "kernels": [row.facts() for row in rows],
+                "directory": str(self.folder) if self.kept else None,
+                "report": self.report_path,
+            }
+        )
         self.screen.done(f"recompiled {len(compiled)} of {wording.count(total, 'kernel')}")
         if self.report_path is not None:
             self.screen.line(f"open in a browser: {os.path.abspath(self.report_path)}")
@@ -310,8 +334,11 @@ class _Row:
 
 def environment(cache_dir: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment of a child that compiles into `cache_dir`."""
-    quiet = {name: value for name, value in os.environ.items()
-             if name not in _DISTURBING and not name.startswith("TRITON_BUNDLER_")}  # fmt: skip
+    quiet = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _DISTURBING and not name.startswith("TRITON_BUNDLER_")
+    }
     return quiet | {"TRITON_CACHE_DIR": str(cache_dir)} | dict(more or {})
 
 
@@ -379,8 +406,12 @@ def _run_program(
     with tempfile.TemporaryFile() as errors:
         # -P: files beside the program must not be importable by their short names.
         with subprocess.Popen(
-            [sys.executable, "-P", str(program), *arguments], env=dict(env), stdout=subprocess.PIPE, stderr=errors, text=True
-        ) as child:  # fmt: skip
+            [sys.executable, "-P", str(program), *arguments],
+            env=dict(env),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as child:
             assert child.stdout is not None
             try:
                 for line in child.stdout:
@@ -394,5 +425,6 @@ def _run_program(
             said = text.splitlines() or ["it said nothing"]
             raise BundlerError(
                 f"{what} failed with status {child.returncode}: {telling_line(text) or said[-1]}",
-                status=child.returncode, stderr=said,
-            )  # fmt: skip
+                status=child.returncode,
+                stderr=said,
+            )

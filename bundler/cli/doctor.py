@@ -149,18 +149,29 @@ def _package_name() -> Iterator[Finding]:
         {*importlib.metadata.packages_distributions().get(_PACKAGE, ())} - {_DISTRIBUTION}
     )
     if others:
-        yield Finding(PROBLEM, "package name", f"{', '.join(others)} brings a package {_PACKAGE} too, and overwrites ours",
-                      f"pip uninstall {' '.join(others)}, then install triton-bundler again")  # fmt: skip
+        yield Finding(
+            PROBLEM,
+            "package name",
+            f"{', '.join(others)} brings a package {_PACKAGE} too, and overwrites ours",
+            f"pip uninstall {' '.join(others)}, then install triton-bundler again",
+        )
     else:
-        yield Finding(_OK, "package name",
-                      f"{_PACKAGE} is ours alone; a distribution called {_PACKAGE} would overwrite it")  # fmt: skip
+        yield Finding(
+            _OK,
+            "package name",
+            f"{_PACKAGE} is ours alone; a distribution called {_PACKAGE} would overwrite it",
+        )
 
 
 def _triton() -> Iterator[Finding]:
     directory, toolchain = identity.triton_dir(), identity.installed_triton()
     if directory is None or toolchain is None:
-        yield Finding(_WARNING, "Triton", "not installed",
-                      f"bundles can be made and looked at; to compile: {install('triton')}")  # fmt: skip
+        yield Finding(
+            _WARNING,
+            "Triton",
+            "not installed",
+            f"bundles can be made and looked at; to compile: {install('triton')}",
+        )
         return
     value = f"{toolchain.release or 'unknown release'}, {directory}"
     broken = _why_triton_fails()
@@ -186,8 +197,11 @@ def _why_triton_fails() -> str | None:
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", _IMPORT_TRITON],
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False, timeout=_IMPORT_TIMEOUT_S,
-        )  # fmt: skip
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=_IMPORT_TIMEOUT_S,
+        )
     except (OSError, subprocess.SubprocessError) as error:
         return f"cannot be tried ({error})"
     lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
@@ -213,9 +227,12 @@ def _ptxas() -> Iterator[Finding]:
     for version, used_for in versions.items():
         yield Finding(_OK, "ptxas", f"{version} (for {', '.join(used_for)})")
     if silent:
-        yield Finding(PROBLEM if set(silent) & set(visible) else _WARNING, "ptxas",
-                      f"none that answers for {', '.join(f'cuda:{capability}' for capability in silent)}",
-                      "set TRITON_PTXAS_PATH and TRITON_PTXAS_BLACKWELL_PATH, or install Triton again")  # fmt: skip
+        yield Finding(
+            PROBLEM if set(silent) & set(visible) else _WARNING,
+            "ptxas",
+            f"none that answers for {', '.join(f'cuda:{capability}' for capability in silent)}",
+            "set TRITON_PTXAS_PATH and TRITON_PTXAS_BLACKWELL_PATH, or install Triton again",
+        )
 
 
 def _torch() -> Iterator[Finding]:
@@ -238,8 +255,12 @@ def _gpu() -> Iterator[Finding]:
     facts = dict(identity.environment())
     visible = targets.visible_targets()
     if visible is None:
-        yield Finding(_WARNING, "GPU", "none is visible", "kernels can be compiled and bundled, not launched; restore "
-                      "does not check the target")  # fmt: skip
+        yield Finding(
+            _WARNING,
+            "GPU",
+            "none is visible",
+            "kernels can be compiled and bundled, not launched; restore does not check the target",
+        )
     else:
         yield Finding(_OK, "GPU", ", ".join(filter(None, [*map(str, visible), facts.get("gpu")])))
     if "driver" in facts:
@@ -248,9 +269,13 @@ def _gpu() -> Iterator[Finding]:
 
 def _launch_path() -> Iterator[Finding]:
     if launchers.compiled_type() is None:
-        yield Finding(_OK, "launch path", "ctypes, since the compiled extension was not built here",
-                      "a launch costs less with it: install a C compiler and Python's headers, then this package again "
-                      "from its source (pip install --force-reinstall . in a checkout)")  # fmt: skip
+        yield Finding(
+            _OK,
+            "launch path",
+            "ctypes, since the compiled extension was not built here",
+            "a launch costs less with it: install a C compiler and Python's headers, then this package again "
+            "from its source (pip install --force-reinstall . in a checkout)",
+        )
     else:
         yield Finding(_OK, "launch path", "compiled extension")
 
@@ -350,8 +375,12 @@ def _compiler() -> Iterator[Finding]:
     chosen = os.environ.get("CC")
     found = shutil.which(chosen) if chosen else shutil.which("gcc") or shutil.which("clang")
     if found is None:
-        yield Finding(_WARNING, "C compiler", f"CC={chosen} is not a program" if chosen else "none",
-                      "Triton needs gcc or clang, or what CC names, before its first launch, but where a session gives it our launchers")  # fmt: skip
+        yield Finding(
+            _WARNING,
+            "C compiler",
+            f"CC={chosen} is not a program" if chosen else "none",
+            "Triton needs gcc or clang, or what CC names, before its first launch, but where a session gives it our launchers",
+        )
     else:
         yield Finding(_OK, "C compiler", found + (" (from CC)" if chosen else ""))
 
@@ -417,8 +446,10 @@ def doctor(screen: Screen, mends: bool) -> int:
             findings.append(_mended(finding) if mends else finding)
     width = max(len(finding.what) for finding in findings)
     for finding in findings:
-        screen.line(f"{finding.status:<7}  {finding.what:<{width}}  {finding.value}", STYLES[finding.status]
-                    if finding.status != _OK else "")  # fmt: skip
+        screen.line(
+            f"{finding.status:<7}  {finding.what:<{width}}  {finding.value}",
+            STYLES[finding.status] if finding.status != _OK else "",
+        )
         if finding.fix:
             by_us = ", or run doctor --fix" if finding.mend is not None else ""
             screen.line(f"{'':<7}  {'':<{width}}  {finding.fix}{by_us}")
@@ -501,8 +532,11 @@ def _asked(code: str) -> str | None:
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-W", "ignore", "-c", code],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True, timeout=_IMPORT_TIMEOUT_S,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            check=True,
+            timeout=_IMPORT_TIMEOUT_S,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.decode("utf-8", "replace").strip()
@@ -579,8 +613,12 @@ def _importable(manager: str) -> _Found:
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", code, manager],
-            cwd=os.sep, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False, timeout=_IMPORT_TIMEOUT_S,
-        )  # fmt: skip
+            cwd=os.sep,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=_IMPORT_TIMEOUT_S,
+        )
     except (OSError, subprocess.SubprocessError) as error:
         return "problem", "cache manager", f"{manager} cannot be tried ({error})", fix
     if done.returncode == 0:
@@ -649,8 +687,12 @@ def _signing_key() -> Iterator[_Mendable]:
 def _leftovers(directory: str) -> Iterator[_Mendable]:
     """Look for what restores left that were killed a day ago or earlier; a restore into the directory removes it, too."""
     with os.scandir(directory) as entries:
-        left = [one.path for one in entries if one.name.startswith(TEMPORARY_PREFIX)
-                and time.time() - one.stat(follow_symlinks=False).st_ctime > STALE_AFTER_S]  # fmt: skip
+        left = [
+            one.path
+            for one in entries
+            if one.name.startswith(TEMPORARY_PREFIX)
+            and time.time() - one.stat(follow_symlinks=False).st_ctime > STALE_AFTER_S
+        ]
     if left:
         value = (
             f"{wording.count(len(left), 'directory')} of restores that were killed, in {directory}"

@@ -48,10 +48,20 @@ _TAB = 4
     help="All that the latest process compiled, with its forks and what it started.",
 )
 @click.option("--name", metavar="GLOB", help="Kernels of this name.")
-@click.option("--tree", "sources", multiple=True, metavar="BUNDLE|NAME=DIR",
-              help="Trees of servers' caches, beside this machine; given twice, those of the second beside those of the first.")  # fmt: skip
-@click.option("--bundle", "bundles", multiple=True, metavar="BUNDLE|DIR",
-              help="Compare with this bundle, or Triton cache directory, too; repeat for several. It needs no store.")  # fmt: skip
+@click.option(
+    "--tree",
+    "sources",
+    multiple=True,
+    metavar="BUNDLE|NAME=DIR",
+    help="Trees of servers' caches, beside this machine; given twice, those of the second beside those of the first.",
+)
+@click.option(
+    "--bundle",
+    "bundles",
+    multiple=True,
+    metavar="BUNDLE|DIR",
+    help="Compare with this bundle, or Triton cache directory, too; repeat for several. It needs no store.",
+)
 @fact_option
 @family_file_option
 @stores_option("Where kernels were recorded. " + TIERS_HELP, from_environment)
@@ -181,6 +191,9 @@ def _when(at_s: float) -> str:
 def _facts(run: Run) -> dict[str, Any]:
     first = run.processes[0]
     return {
-        "pid": first.pid, "pids": [process.pid for process in run.processes], "started_at_s": first.began_s,
-        "hits": run.hits, "compiles": len(run.misses),
-    }  # fmt: skip
+        "pid": first.pid,
+        "pids": [process.pid for process in run.processes],
+        "started_at_s": first.began_s,
+        "hits": run.hits,
+        "compiles": len(run.misses),
+    }

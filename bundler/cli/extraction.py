@@ -47,8 +47,16 @@ def show_text(screen: Screen, bundle: Bundle, kernel: Kernel, kind: str, source:
         else data.decode("utf-8", "backslashreplace")
     )
     screen.text(text)
-    screen.finish({"key": kernel.key, "name": kernel.name, "target": str(kernel.target), "kind": kind,
-                   "file": artifact.filename, "text": text})  # fmt: skip
+    screen.finish(
+        {
+            "key": kernel.key,
+            "name": kernel.name,
+            "target": str(kernel.target),
+            "kind": kind,
+            "file": artifact.filename,
+            "text": text,
+        }
+    )
     return FINE
 
 
@@ -65,14 +73,19 @@ def _of_kind(kernel: Kernel, kind: str, source: str) -> Artifact:
     )
     raise NotFound(
         f"{kernel.name} ({wording.short_key(kernel.key)}) has no {kind} in {source}{why}; it can be shown as {', '.join(shown)}",
-        key=kernel.key, kind=kind, kinds=kinds,
-    )  # fmt: skip
+        key=kernel.key,
+        kind=kind,
+        kinds=kinds,
+    )
 
 
 @click.command(
     short_help="Take kernels' files out of a bundle.",
-    epilog=example("extract model.tbundle --kernel CZHLNR6H -o matmul", "extract model.tbundle --kernel 'add*' -o kernels"),
-)  # fmt: skip
+    epilog=example(
+        "extract model.tbundle --kernel CZHLNR6H -o matmul",
+        "extract model.tbundle --kernel 'add*' -o kernels",
+    ),
+)
 @click.argument("bundle")
 @click.option("--kernel", "wanted", required=True, metavar="K", help=HELP)
 @click.option(
@@ -92,8 +105,11 @@ def extract(screen: Screen, bundle: str, wanted: str, output: str, force: bool) 
     """
     with open_bundle(bundle) as opened:
         kernels = chosen_kernels(opened.kernels, wanted, bundle)
-        files = {_place(kernel, artifact.filename, alone=len(kernels) == 1): artifact
-                 for kernel in kernels for artifact in kernel.artifacts}  # fmt: skip
+        files = {
+            _place(kernel, artifact.filename, alone=len(kernels) == 1): artifact
+            for kernel in kernels
+            for artifact in kernel.artifacts
+        }
         with (
             screen.progress(f"extracting to {output}", len(files)) as bar,
             _staged(Path(output), files, force=force) as stage,
@@ -116,8 +132,14 @@ def extract(screen: Screen, bundle: str, wanted: str, output: str, force: bool) 
     listed = [
         {"key": kernel.key, "name": kernel.name, "target": str(kernel.target)} for kernel in kernels
     ]
-    screen.finish({"directory": output, "kernels": listed, "size_bytes": size,
-                   "files": [os.path.join(output, name) for name in files]})  # fmt: skip
+    screen.finish(
+        {
+            "directory": output,
+            "kernels": listed,
+            "size_bytes": size,
+            "files": [os.path.join(output, name) for name in files],
+        }
+    )
     return FINE
 
 
@@ -129,8 +151,11 @@ def _check_absent(folder: Path, names: Iterable[str]) -> None:
     there = [name for name in names if os.path.lexists(folder / name)]
     if there:
         others = f" and {wording.count(len(there) - 1, 'other file')}" if len(there) > 1 else ""
-        raise ConfigError(f"{folder / there[0]}{others} would be overwritten; give another directory, or --force",
-                          path=str(folder), files=there)  # fmt: skip
+        raise ConfigError(
+            f"{folder / there[0]}{others} would be overwritten; give another directory, or --force",
+            path=str(folder),
+            files=there,
+        )
 
 
 @contextlib.contextmanager

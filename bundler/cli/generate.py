@@ -45,14 +45,26 @@ _INPUTS = "example_inputs"
     ),
 )
 @click.argument("function", metavar="MODULE:FUNCTION")
-@click.option("--input", "inputs", multiple=True, metavar="TYPE[SIZES]",
-              help=f"An argument of the function, such as float32[128,512]; without any, {_INPUTS}() of the module.")  # fmt: skip
-@click.option("--target", "targets", multiple=True, metavar="T", callback=parse_targets,
-              help="Compile for T, such as cuda:90 or hip:gfx942; repeat for several.")  # fmt: skip
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="TYPE[SIZES]",
+    help=f"An argument of the function, such as float32[128,512]; without any, {_INPUTS}() of the module.",
+)
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    metavar="T",
+    callback=parse_targets,
+    help="Compile for T, such as cuda:90 or hip:gfx942; repeat for several.",
+)
 @click.option("-o", "--output", metavar="FILE", help="The bundle to write.")
 @click.option("--dynamic", is_flag=True, help="Let sizes change from call to call.")
-@click.option("--device", metavar="D",
-              help="Trace for the device D, such as cuda, which need not be here.")  # fmt: skip
+@click.option(
+    "--device", metavar="D", help="Trace for the device D, such as cuda, which need not be here."
+)
 @click.option(
     "--name",
     default="",
@@ -60,14 +72,30 @@ _INPUTS = "example_inputs"
     help="What the program is called in the bundle; without it as the function is.",
 )
 @click.option("--show", is_flag=True, help="Print the generated kernels.")
-@click.option("--verify", is_flag=True,
-              help="Run the program beside eager torch: on a GPU, or with TRITON_INTERPRET=1 on the CPU.")  # fmt: skip
-@click.option("--debug", is_flag=True, help="Where the function raises, print all of the traceback, and what torch logs.")  # fmt: skip
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Run the program beside eager torch: on a GPU, or with TRITON_INTERPRET=1 on the CPU.",
+)
+@click.option(
+    "--debug",
+    is_flag=True,
+    help="Where the function raises, print all of the traceback, and what torch logs.",
+)
 @reports
 def generate_command(
-    screen: Screen, function: str, inputs: tuple[str, ...], targets: tuple[Target, ...], output: str | None, dynamic: bool,
-    device: str | None, name: str, show: bool, verify: bool, debug: bool,
-) -> int:  # fmt: skip
+    screen: Screen,
+    function: str,
+    inputs: tuple[str, ...],
+    targets: tuple[Target, ...],
+    output: str | None,
+    dynamic: bool,
+    device: str | None,
+    name: str,
+    show: bool,
+    verify: bool,
+    debug: bool,
+) -> int:
     """Generate the kernels of FUNCTION, compile them for targets, and write a bundle with them and the program.
 
     MODULE is a file or a dotted name of a Python module, which is imported. Operators that no kernel is generated for are called as they

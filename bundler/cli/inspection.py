@@ -87,10 +87,12 @@ _UNKNOWN = "-"
 @click.command(
     short_help="Show what is in a bundle.",
     epilog=example(
-        "inspect model.tbundle", "inspect model.tbundle --leaks --kernel 'matmul*'",
-        "inspect model.tbundle --kernel CZHLNR6H --show ptx", "inspect model.tbundle --resources",
+        "inspect model.tbundle",
+        "inspect model.tbundle --leaks --kernel 'matmul*'",
+        "inspect model.tbundle --kernel CZHLNR6H --show ptx",
+        "inspect model.tbundle --resources",
     ),
-)  # fmt: skip
+)
 @click.argument("bundle")
 @click.option(
     "--leaks",
@@ -202,26 +204,50 @@ def _kernel_facts(bundle: Bundle, kernel: Kernel, known: KernelSpecialization) -
         "devices": list(seen.devices) if seen else [],
         "compile_ms": wording.milliseconds(seen.times_us) if seen else None,
         "toolchain": kernel.toolchain,
-        "files": [{"name": a.filename, "kind": a.kind, "size_bytes": a.size, "digest": a.digest}
-                  for a in kernel.artifacts],
-    }  # fmt: skip
+        "files": [
+            {"name": a.filename, "kind": a.kind, "size_bytes": a.size, "digest": a.digest}
+            for a in kernel.artifacts
+        ],
+    }
 
 
-def _show(screen: Screen, bundle: Bundle, kernels: list[Kernel], facts: dict[str, Any],
-          known: list[KernelSpecialization], programs: list[ProgramSummary] | None) -> None:  # fmt: skip
+def _show(
+    screen: Screen,
+    bundle: Bundle,
+    kernels: list[Kernel],
+    facts: dict[str, Any],
+    known: list[KernelSpecialization],
+    programs: list[ProgramSummary] | None,
+) -> None:
     """Print everything; `programs` is None where kernels were chosen, and nothing beside them is asked for."""
     whole = programs is not None
-    screen.facts([
-        ("bundle", facts["path"]),
-        ("digest", bundle.digest),
-        ("format", facts["format"]),
-        ("size", wording.size(facts["size_bytes"])),
-        *((("compiled by" if not number else ""), text) for number, text in enumerate(_compilers(kernels))),
-        *((("recorded on" if not number else ""), ", ".join(f"{name} {value}" for name, value in pairs))
-          for number, pairs in enumerate(bundle.observed.environments)),
-        *(("tuned", f"{wording.count(number, 'tuning record')}, which triton-bundler tune show lists")
-          for number in (facts["counts"]["tuning_records"],) if number),
-    ])  # fmt: skip
+    screen.facts(
+        [
+            ("bundle", facts["path"]),
+            ("digest", bundle.digest),
+            ("format", facts["format"]),
+            ("size", wording.size(facts["size_bytes"])),
+            *(
+                (("compiled by" if not number else ""), text)
+                for number, text in enumerate(_compilers(kernels))
+            ),
+            *(
+                (
+                    ("recorded on" if not number else ""),
+                    ", ".join(f"{name} {value}" for name, value in pairs),
+                )
+                for number, pairs in enumerate(bundle.observed.environments)
+            ),
+            *(
+                (
+                    "tuned",
+                    f"{wording.count(number, 'tuning record')}, which triton-bundler tune show lists",
+                )
+                for number in (facts["counts"]["tuning_records"],)
+                if number
+            ),
+        ]
+    )
     screen.line()
     if kernels:
         _show_kernels(screen, facts["kernels"], told(kernels, known))
@@ -272,17 +298,27 @@ def _show_one_or_hint(
     packed = sum(not kernel["facts"] for kernel in kernels)
     if len(kernels) == 1:
         (kernel,) = kernels
-        screen.facts([
-            ("key", kernel["key"]),
-            ("constants", _listed(kernel["constants"], "=")),
-            ("signature", _listed(types(known[0]), ": ")),
-            ("options", _listed(kernel["options"], "=")),
-            ("files", ", ".join(f"{file['name']} {wording.size(file['size_bytes'])}" for file in kernel["files"])),
-        ])  # fmt: skip
+        screen.facts(
+            [
+                ("key", kernel["key"]),
+                ("constants", _listed(kernel["constants"], "=")),
+                ("signature", _listed(types(known[0]), ": ")),
+                ("options", _listed(kernel["options"], "=")),
+                (
+                    "files",
+                    ", ".join(
+                        f"{file['name']} {wording.size(file['size_bytes'])}"
+                        for file in kernel["files"]
+                    ),
+                ),
+            ]
+        )
         screen.line()
     if packed:
-        screen.line(f"constants and signatures of {wording.count(packed, 'kernel')} are not known: a cache directory, which pack reads, "
-                    "does not hold them; record with triton-bundler run")  # fmt: skip
+        screen.line(
+            f"constants and signatures of {wording.count(packed, 'kernel')} are not known: a cache directory, which pack reads, "
+            "does not hold them; record with triton-bundler run"
+        )
         screen.line()
 
 
@@ -425,12 +461,22 @@ def _verify_bundle(
         if len(problems) > len(first):
             screen.line(f"  … and {len(problems) - len(first)} more; --json lists all")
     else:
-        screen.line(f"checked the digests of {wording.count(checked['files'], 'file')} ({wording.size(checked['bytes'])}), "
-                    f"the metadata of {wording.count(checked['kernels'], 'kernel')}, and the container")  # fmt: skip
+        screen.line(
+            f"checked the digests of {wording.count(checked['files'], 'file')} ({wording.size(checked['bytes'])}), "
+            f"the metadata of {wording.count(checked['kernels'], 'kernel')}, and the container"
+        )
         screen.done(f"{bundle} is sound: {digest}")
-    screen.finish({"path": bundle, "ok": not problems and status == FINE, "digest": digest, "checked": checked,
-                   "problems": [{"name": name, "reason": reason} for name, reason in problems],
-                   **({"signed": told} if signed else {}), **({"sigstore": by_sigstore} if sigstore else {})})  # fmt: skip
+    screen.finish(
+        {
+            "path": bundle,
+            "ok": not problems and status == FINE,
+            "digest": digest,
+            "checked": checked,
+            "problems": [{"name": name, "reason": reason} for name, reason in problems],
+            **({"signed": told} if signed else {}),
+            **({"sigstore": by_sigstore} if sigstore else {}),
+        }
+    )
     return PROBLEM if problems else status
 
 
@@ -465,8 +511,11 @@ def _metadata_problem(bundle: Bundle, kernel: Kernel) -> str | None:
         return f"{kernel.metadata.filename} is not valid metadata ({type(error).__name__}: {error})"
     if not is_key_of(kernel.key, digest):
         return f"the metadata is of another kernel, with hash {digest.hex()[:12]}…"
-    for what, got, expected in (("name", name, kernel.name), ("target", said, kernel.target),
-                                ("Triton release", release, kernel.toolchain.release)):  # fmt: skip
+    for what, got, expected in (
+        ("name", name, kernel.name),
+        ("target", said, kernel.target),
+        ("Triton release", release, kernel.toolchain.release),
+    ):
         if got != expected and got is not None and expected is not None:
             return f"{what}: the metadata says {got}, the manifest {expected}"
     return None

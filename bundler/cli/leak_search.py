@@ -139,17 +139,26 @@ def show_leaks(screen: Screen, leaks: dict[str, Any]) -> None:
                 Column("files", True),
                 Column("where", folds=True),
             )
-            screen.table(columns, [
-                (next(iter(leak.values())), f"{leak['files']:,}", ", ".join(f"{kind} {number}" for kind, number in leak["in"].items()))
-                for leak in leaks[table]
-            ])  # fmt: skip
+            screen.table(
+                columns,
+                [
+                    (
+                        next(iter(leak.values())),
+                        f"{leak['files']:,}",
+                        ", ".join(f"{kind} {number}" for kind, number in leak["in"].items()),
+                    )
+                    for leak in leaks[table]
+                ],
+            )
             screen.line()
     for place, number in leaks["placeholders"].items():
         if place in _SAID:
             screen.line(_SAID[place].format(wording.count(number, "file")))
     if any(leaks[table] for table in _TITLES):
-        screen.done(f"{wording.count(len(leaks['paths']), 'path')} would travel; `triton-bundler merge B --strip source -o C` leaves them out, "
-                    "with the texts and debug information")  # fmt: skip
+        screen.done(
+            f"{wording.count(len(leaks['paths']), 'path')} would travel; `triton-bundler merge B --strip source -o C` leaves them out, "
+            "with the texts and debug information"
+        )
     else:
         screen.done(
             "no absolute path was found, nor anything that tells of users, machines or source"

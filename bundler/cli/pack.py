@@ -182,10 +182,13 @@ def show_contents(screen: Screen, bundle: Bundle) -> None:
     beside = [
         f"{wording.count(len(entries), noun)} ({wording.size(sum(entry.artifact.size for entry in entries))})"
         for noun, entries in (
-            ("tuning file", bundle.tuning_files), ("helper library", bundle.helpers), ("opaque file", _of_cache(bundle)),
-            ("program", [entry for entry in bundle.opaque if is_program_path(entry.path)]))
+            ("tuning file", bundle.tuning_files),
+            ("helper library", bundle.helpers),
+            ("opaque file", _of_cache(bundle)),
+            ("program", [entry for entry in bundle.opaque if is_program_path(entry.path)]),
+        )
         if entries
-    ]  # fmt: skip
+    ]
     if bundle.tuning_records:
         beside.append(wording.count(len(bundle.tuning_records), "tuning record"))
     if beside:

@@ -40,10 +40,15 @@ def _lines(program: ProgramSummary) -> list[tuple[str, str]]:
         ("results", _listed([str(one) for one in program.results])),
         ("memory", memory_words(program)),
         ("needs torch", _listed(program.operators, "no")),
-        ("code", "it calls operators of yours or of others: trust in code is needed" if program.code else ""),
+        (
+            "code",
+            "it calls operators of yours or of others: trust in code is needed"
+            if program.code
+            else "",
+        ),
         ("random", "it draws random numbers" if program.random else ""),
         ("targets", _listed(program.targets, "any" if not program.kernels else "none yet")),
-    ]  # fmt: skip
+    ]
 
 
 def memory_words(program: ProgramSummary) -> str:

@@ -72,14 +72,28 @@ from bundler.lifecycle.lifecycle_reports import CheckReport, RestoreReport
     show_default=True,
     help="With code, also what is executed or unpickled: shared libraries, files of torch; with signed, where a trusted key vouches for it.",
 )
-@click.option("--device", "devices", type=click.IntRange(0), multiple=True, metavar="N",
-              help="For an Inductor bundle: the device to place kernels for; repeat for several.")  # fmt: skip
-@click.option("--root", "roots", multiple=True, metavar="NAME=DIR",
-              help="Where the cache of the server NAME is; without it, where the server looks here and now.")  # fmt: skip
+@click.option(
+    "--device",
+    "devices",
+    type=click.IntRange(0),
+    multiple=True,
+    metavar="N",
+    help="For an Inductor bundle: the device to place kernels for; repeat for several.",
+)
+@click.option(
+    "--root",
+    "roots",
+    multiple=True,
+    metavar="NAME=DIR",
+    help="Where the cache of the server NAME is; without it, where the server looks here and now.",
+)
 @fact_option
 @family_file_option
-@click.option("--rekey", is_flag=True,
-              help="Also use kernels of another build of the same Triton release, under this machine's keys.")  # fmt: skip
+@click.option(
+    "--rekey",
+    is_flag=True,
+    help="Also use kernels of another build of the same Triton release, under this machine's keys.",
+)
 @click.option("--allow-empty", is_flag=True, help="A bundle with nothing in it is fine.")
 @reports
 def restore(
@@ -165,16 +179,33 @@ def _show_report(screen: Screen, report: RestoreReport, bundle: Bundle) -> None:
         ("repaired", report.repaired, "broken before, replaced as a whole"),
         ("rekeyed", report.rekeyed, "of another build of this Triton, under this machine's keys"),
     )
-    screen.facts([
-        *((name, f"{wording.count(len(keys), 'kernel')} ({why})") for name, keys, why in outcomes if keys),
-        *(("beside", wording.count(len(paths), "other file")) for paths in (report.companions,) if paths),
-        *(("tuned", wording.count(number, "tuning record")) for number in (report.tuned,) if number),
-        *(("rewritten", f"{wording.count(len(files), 'file')} with a path of this machine")
-          for files in (report.rewritten,) if files),
-        *(("into", directory) for directory in report.directories),
-        *(("not checked", fact) for fact in report.unchecked),
-        ("signatures", report.signatures),
-    ])  # fmt: skip
+    screen.facts(
+        [
+            *(
+                (name, f"{wording.count(len(keys), 'kernel')} ({why})")
+                for name, keys, why in outcomes
+                if keys
+            ),
+            *(
+                ("beside", wording.count(len(paths), "other file"))
+                for paths in (report.companions,)
+                if paths
+            ),
+            *(
+                ("tuned", wording.count(number, "tuning record"))
+                for number in (report.tuned,)
+                if number
+            ),
+            *(
+                ("rewritten", f"{wording.count(len(files), 'file')} with a path of this machine")
+                for files in (report.rewritten,)
+                if files
+            ),
+            *(("into", directory) for directory in report.directories),
+            *(("not checked", fact) for fact in report.unchecked),
+            ("signatures", report.signatures),
+        ]
+    )
     screen.reasons("skipped", report.skipped, wording.kernel_names(bundle))
     screen.done(
         f"{report.usable:,} of {wording.count(len(bundle.kernels), 'kernel')} in place; {wording.count(report.files, 'file')}"
@@ -196,13 +227,17 @@ def _check(screen: Screen, source: _Source, choices: dict[str, Any]) -> int:
 def _show_check(
     screen: Screen, report: CheckReport, bundle: Bundle, present: int, total: int
 ) -> None:
-    screen.facts([
-        *(("looked in", directory) for directory in report.directories),
-        *(("not checked", fact) for fact in report.unchecked),
-        ("signatures", report.signatures),
-    ])  # fmt: skip
+    screen.facts(
+        [
+            *(("looked in", directory) for directory in report.directories),
+            *(("not checked", fact) for fact in report.unchecked),
+            ("signatures", report.signatures),
+        ]
+    )
     screen.reasons("would be skipped", report.skipped, wording.kernel_names(bundle))
     screen.reasons("missing", report.missing, wording.kernel_names(bundle))
     missing = len({name for name, _ in report.missing})
-    screen.done(f"{present:,} of {wording.count(total, 'kernel')} in place; "
-                + (f"{missing:,} to restore" if missing else "nothing to restore"))  # fmt: skip
+    screen.done(
+        f"{present:,} of {wording.count(total, 'kernel')} in place; "
+        + (f"{missing:,} to restore" if missing else "nothing to restore")
+    )

@@ -38,12 +38,30 @@ _BOUNDS = ServingBounds()
     metavar="HOST:PORT",
     help="Where to listen; port 0 for one that is free.",
 )
-@click.option("--connections", type=click.IntRange(1, 10_000), default=_BOUNDS.connections, show_default=True,
-              metavar="N", help="Connections at once; more are refused, and come again.")  # fmt: skip
-@click.option("--memory", callback=to_bytes, default="128MiB", show_default=True, metavar="SIZE",
-              help="How much is kept in memory of what was read last.")  # fmt: skip
-@click.option("--drain", callback=to_seconds, default=f"{DRAIN_S:.0f}s", show_default=True, metavar="DURATION",
-              help="After SIGTERM, wait so long for answers that are under way.")  # fmt: skip
+@click.option(
+    "--connections",
+    type=click.IntRange(1, 10_000),
+    default=_BOUNDS.connections,
+    show_default=True,
+    metavar="N",
+    help="Connections at once; more are refused, and come again.",
+)
+@click.option(
+    "--memory",
+    callback=to_bytes,
+    default="128MiB",
+    show_default=True,
+    metavar="SIZE",
+    help="How much is kept in memory of what was read last.",
+)
+@click.option(
+    "--drain",
+    callback=to_seconds,
+    default=f"{DRAIN_S:.0f}s",
+    show_default=True,
+    metavar="DURATION",
+    help="After SIGTERM, wait so long for answers that are under way.",
+)
 @reports
 def serve(
     screen: Screen, sources: tuple[str, ...], listen: str, connections: int, memory: int, drain: int

@@ -44,9 +44,13 @@ def show(screen: Screen, origin: bool) -> int:
     found = config.origins()
     config.settings()  # a wrong value is an error here as it would be where it counts
     rows = [
-        (settings_files.setting_key(one.setting.name), _value(one), *([one.origin] if origin else []))
+        (
+            settings_files.setting_key(one.setting.name),
+            _value(one),
+            *([one.origin] if origin else []),
+        )
         for one in found
-    ]  # fmt: skip
+    ]
     screen.table((*COLUMNS, ORIGIN) if origin else COLUMNS, rows)
     files = settings_files.candidates()
     for file in files:
@@ -56,11 +60,19 @@ def show(screen: Screen, origin: bool) -> int:
                 if file.passed_over
                 else f"read {file.path}"
             )
-    screen.finish({
-        "settings": {settings_files.setting_key(one.setting.name): {"value": _masked(one), "origin": one.origin, "variable": config.PREFIX + one.setting.name}
-                     for one in found},
-        "files": [{"path": file.path, "passed_over": file.passed_over} for file in files],
-    })  # fmt: skip
+    screen.finish(
+        {
+            "settings": {
+                settings_files.setting_key(one.setting.name): {
+                    "value": _masked(one),
+                    "origin": one.origin,
+                    "variable": config.PREFIX + one.setting.name,
+                }
+                for one in found
+            },
+            "files": [{"path": file.path, "passed_over": file.passed_over} for file in files],
+        }
+    )
     return FINE
 
 

@@ -35,8 +35,10 @@ _FILES = frozenset({"FILE", "BUNDLE", "DIR", "DIRECTORY|FAMILY", "FILE|DIR"})
 _FILE_ARGUMENTS = frozenset({"bundle", "bundles", "first", "second", "file", "files", "source"})
 
 
-@click.command(short_help="Let the shell complete commands, options and files.",
-               epilog=example("completion", "completion zsh", "completion bash --print"))  # fmt: skip
+@click.command(
+    short_help="Let the shell complete commands, options and files.",
+    epilog=example("completion", "completion zsh", "completion bash --print"),
+)
 @click.argument("shell", required=False, type=click.Choice(tuple(_PLACES)))
 @click.option("--print", "printed", is_flag=True, help="Print the script instead of installing it.")
 @reports

@@ -91,8 +91,13 @@ def _folder(given: str | None) -> str:
 @click.group(
     cls=Commands,
     short_help="Make a key to sign with; say whose signatures count, and for what.",
-    epilog=example("key new release.pem", "key trust release.pub --name release --tag 'prod/*'", "key list", "key revoke release"),
-)  # fmt: skip
+    epilog=example(
+        "key new release.pem",
+        "key trust release.pub --name release --tag 'prod/*'",
+        "key list",
+        "key revoke release",
+    ),
+)
 def key() -> None:
     """Make a key to sign with, and say whose signatures count here, and for what.
 
@@ -283,13 +288,20 @@ def sign(
     report = sign_file(
         bundle, key_file, output=output, expires_s=expires_s, trust=trust, minisign=beside
     )
-    screen.facts([
-        ("bundle", report.digest),
-        ("key", report.key_id),
-        ("for", ", ".join((report.trust, *report.targets, *report.families))),
-        ("until", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(report.expires)) if report.expires else ""),
-        ("minisign", report.minisign),
-    ])  # fmt: skip
+    screen.facts(
+        [
+            ("bundle", report.digest),
+            ("key", report.key_id),
+            ("for", ", ".join((report.trust, *report.targets, *report.families))),
+            (
+                "until",
+                time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(report.expires))
+                if report.expires
+                else "",
+            ),
+            ("minisign", report.minisign),
+        ]
+    )
     screen.done(f"signed {report.path}")
     screen.finish(msgspec.to_builtins(report))
     return FINE

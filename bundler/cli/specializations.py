@@ -27,10 +27,21 @@ _CONSTEXPR, _DIVISIBILITY = "constexpr", "tt.divisibility"
 # Options that have columns of their own.
 _COUNTED = frozenset({"num_warps", "num_stages"})
 # Entries of Triton's metadata that are no options of the compile.
-_NO_OPTIONS = frozenset({
-    "hash", "target", "name", "shared", "tmem_size", "global_scratch_size", "global_scratch_align", "profile_scratch_size",
-    "profile_scratch_align", "triton_version", "tensordesc_meta",
-})  # fmt: skip
+_NO_OPTIONS = frozenset(
+    {
+        "hash",
+        "target",
+        "name",
+        "shared",
+        "tmem_size",
+        "global_scratch_size",
+        "global_scratch_align",
+        "profile_scratch_size",
+        "profile_scratch_align",
+        "triton_version",
+        "tensordesc_meta",
+    }
+)
 _PARTS = {
     "source.text": "source",
     "source.line": "line",

@@ -45,19 +45,44 @@ def stats(screen: Screen, url: str) -> int:
     """Say how much a store holds, and how much of it tags reach."""
     with existing_store(url) as store:
         found = store.stats()
-        screen.facts([
-            ("store", store.name),
-            ("tags", f"{found.tags:,}"),
-            ("bundles", f"{found.manifests:,} ({wording.size(found.manifest_bytes)} of manifests)"),
-            ("units", f"{found.units:,} ({wording.size(found.unit_bytes)})"),
-            ("dictionaries", f"{found.dictionaries:,} ({wording.size(found.dictionary_bytes)}), which units share"
-             if found.dictionaries else ""),
-            ("kernels", f"{found.kernels:,} found by key ({wording.size(found.index_bytes)} say in which bundle)"),
-            ("records", f"{found.records:,} ({wording.size(found.record_bytes)}), published one by one" if found.records else ""),
-            ("failures", f"{wording.count(found.failures, 'compile')} that failed" if found.failures else ""),
-            ("tagged", wording.size(found.tagged_bytes)),
-            ("untagged", f"{wording.size(found.size_bytes - found.tagged_bytes)}, which prune removes once unused for a day, or --grace"),
-        ])  # fmt: skip
+        screen.facts(
+            [
+                ("store", store.name),
+                ("tags", f"{found.tags:,}"),
+                (
+                    "bundles",
+                    f"{found.manifests:,} ({wording.size(found.manifest_bytes)} of manifests)",
+                ),
+                ("units", f"{found.units:,} ({wording.size(found.unit_bytes)})"),
+                (
+                    "dictionaries",
+                    f"{found.dictionaries:,} ({wording.size(found.dictionary_bytes)}), which units share"
+                    if found.dictionaries
+                    else "",
+                ),
+                (
+                    "kernels",
+                    f"{found.kernels:,} found by key ({wording.size(found.index_bytes)} say in which bundle)",
+                ),
+                (
+                    "records",
+                    f"{found.records:,} ({wording.size(found.record_bytes)}), published one by one"
+                    if found.records
+                    else "",
+                ),
+                (
+                    "failures",
+                    f"{wording.count(found.failures, 'compile')} that failed"
+                    if found.failures
+                    else "",
+                ),
+                ("tagged", wording.size(found.tagged_bytes)),
+                (
+                    "untagged",
+                    f"{wording.size(found.size_bytes - found.tagged_bytes)}, which prune removes once unused for a day, or --grace",
+                ),
+            ]
+        )
         screen.finish({"store": store.name, **asdict(found)})
     return FINE
 
@@ -197,8 +222,14 @@ def verify_store(screen: Screen, url: str, *, repair: bool) -> int:
 
 
 def _show_problems(screen: Screen, store: Store, report: VerifyReport, *, repair: bool) -> None:
-    found = [wording.count(len(reasons), noun) for reasons, noun in (
-        (report.damaged, "damaged object"), (report.dangling, "incomplete bundle, tag or record")) if reasons]  # fmt: skip
+    found = [
+        wording.count(len(reasons), noun)
+        for reasons, noun in (
+            (report.damaged, "damaged object"),
+            (report.dangling, "incomplete bundle, tag or record"),
+        )
+        if reasons
+    ]
     again = "push these bundles again"
     fix = again if repair or not report.damaged else f"verify --repair, then {again}"
     screen.complain(f"{store.name}: {', '.join(found)}; {fix}")

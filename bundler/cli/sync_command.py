@@ -88,12 +88,24 @@ def _show(screen: Screen, report: SyncReport, *, dry_run: bool) -> None:
     size = "" if dry_run else f", {wording.size(report.bytes_moved)}"
     units = wording.count(report.units_moved, "unit")
     there = "is" if dry_run else "was"
-    screen.facts([
-        ("would move" if dry_run else "moved", f"{_listed(report.moved)}: {units}{size}" if report.moved else f"nothing, all of it {there} there"),
-        ("would keep" if dry_run else "kept", _listed(report.kept)),
-        ("would delete" if dry_run else "deleted", _listed(report.deleted)),
-        ("present", wording.count(report.units_present, "unit") if report.units_present and report.moved else ""),
-    ])  # fmt: skip
+    screen.facts(
+        [
+            (
+                "would move" if dry_run else "moved",
+                f"{_listed(report.moved)}: {units}{size}"
+                if report.moved
+                else f"nothing, all of it {there} there",
+            ),
+            ("would keep" if dry_run else "kept", _listed(report.kept)),
+            ("would delete" if dry_run else "deleted", _listed(report.deleted)),
+            (
+                "present",
+                wording.count(report.units_present, "unit")
+                if report.units_present and report.moved
+                else "",
+            ),
+        ]
+    )
 
 
 def _listed(tags: tuple[str, ...]) -> str:

@@ -43,8 +43,14 @@ _Source = MetricsSource | StoreSource
     ),
 )
 @click.argument("urls", metavar="URL…", nargs=-1, required=True)
-@click.option("--interval", type=click.FloatRange(LEAST_INTERVAL_S, 3600), default=INTERVAL_S, show_default=True,
-              metavar="SECONDS", help="How often to look; what takes long is looked at less often.")  # fmt: skip
+@click.option(
+    "--interval",
+    type=click.FloatRange(LEAST_INTERVAL_S, 3600),
+    default=INTERVAL_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often to look; what takes long is looked at less often.",
+)
 @click.option(
     "--once", is_flag=True, help="Look once and end, as with --json and where no person watches."
 )
@@ -108,10 +114,25 @@ def _view(
         Table(title="leases"),
     )
     for table, columns in (
-        (processes, ("endpoint", "hits", "/s", "misses", "/s", "hit %", "compiles", "seconds", "saved", "fetched", "breakers")),
+        (
+            processes,
+            (
+                "endpoint",
+                "hits",
+                "/s",
+                "misses",
+                "/s",
+                "hit %",
+                "compiles",
+                "seconds",
+                "saved",
+                "fetched",
+                "breakers",
+            ),
+        ),
         (stores, ("store", "size", "units", "records", "tags", "failures", "leases")),
         (leases, ("kernel", "compiled by", "left", "store")),
-    ):  # fmt: skip
+    ):
         for place, column in enumerate(columns):
             table.add_column(
                 column,
@@ -150,10 +171,18 @@ def _process_row(status: SourceStatus, last: SourceStatus, seconds: float) -> li
 
     asked = numbers["hits"] + numbers["misses"]
     return [
-        wording.plain(status.url), f"{numbers['hits']:,.0f}", rate("hits"), f"{numbers['misses']:,.0f}", rate("misses"),
-        f"{100 * numbers['hits'] / asked:.1f}" if asked else "", f"{numbers['compiles']:,.0f}", wording.duration(numbers["compile_seconds"]),
-        wording.duration(numbers["seconds_saved"]), wording.size(int(numbers["bytes_fetched"])), wording.plain(", ".join(status.breakers)),
-    ]  # fmt: skip
+        wording.plain(status.url),
+        f"{numbers['hits']:,.0f}",
+        rate("hits"),
+        f"{numbers['misses']:,.0f}",
+        rate("misses"),
+        f"{100 * numbers['hits'] / asked:.1f}" if asked else "",
+        f"{numbers['compiles']:,.0f}",
+        wording.duration(numbers["compile_seconds"]),
+        wording.duration(numbers["seconds_saved"]),
+        wording.size(int(numbers["bytes_fetched"])),
+        wording.plain(", ".join(status.breakers)),
+    ]
 
 
 def _store_row(status: SourceStatus) -> list[str]:

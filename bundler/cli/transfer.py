@@ -82,15 +82,35 @@ def push(
 
 
 def _show_push(screen: Screen, report: PushReport, mode: PushMode) -> None:
-    screen.facts([
-        ("sent", f"{wording.count(report.blobs_sent, 'unit')}, {wording.size(report.bytes_sent)}" if report.bytes_sent else
-         "nothing, all of it was there"),
-        ("present", wording.count(report.blobs_present, "unit") if report.blobs_present and report.bytes_sent else ""),
-        ("repaired", f"{wording.count(report.repaired, 'unit')} that the store held damaged" if report.repaired else ""),
-        ("dropped", f"{wording.count(report.variants_dropped, 'variant')}: other builds of what is kept once"
-         if report.variants_dropped else ""),
-        ("before", _before(report, mode)),
-    ])  # fmt: skip
+    screen.facts(
+        [
+            (
+                "sent",
+                f"{wording.count(report.blobs_sent, 'unit')}, {wording.size(report.bytes_sent)}"
+                if report.bytes_sent
+                else "nothing, all of it was there",
+            ),
+            (
+                "present",
+                wording.count(report.blobs_present, "unit")
+                if report.blobs_present and report.bytes_sent
+                else "",
+            ),
+            (
+                "repaired",
+                f"{wording.count(report.repaired, 'unit')} that the store held damaged"
+                if report.repaired
+                else "",
+            ),
+            (
+                "dropped",
+                f"{wording.count(report.variants_dropped, 'variant')}: other builds of what is kept once"
+                if report.variants_dropped
+                else "",
+            ),
+            ("before", _before(report, mode)),
+        ]
+    )
 
 
 def _before(report: PushReport, mode: PushMode) -> str:

@@ -24,13 +24,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 _SHOWN = 8
 
 family_file_option = click.option(
-    "--family", "family_files", multiple=True, metavar="FILE",
+    "--family",
+    "family_files",
+    multiple=True,
+    metavar="FILE",
     help="A TOML file that declares families beside the known ones; repeat for several.",
-)  # fmt: skip
+)
 fact_option = click.option(
-    "--fact", "facts", multiple=True, metavar="NAME=VALUE",
+    "--fact",
+    "facts",
+    multiple=True,
+    metavar="NAME=VALUE",
     help="Part of a fingerprint in place of what this machine says, such as ranks=8, or target=cuda:80 for kernels of that target alone; repeat for several.",
-)  # fmt: skip
+)
 
 
 def declared_families(files: Sequence[str]) -> tuple[Family, ...]:
@@ -97,9 +103,13 @@ def tree_facts(bundle: Bundle) -> dict[str, list[dict[str, Any]]]:
     """Return what `--json` says of the trees of a bundle, as `trees`; nothing for a bundle without any."""
     rows = [
         {
-            "family": tree.family, "place": tree.place, "ranks": list(tree.ranks), "fingerprint": dict(tree.fingerprint),
-            "files": len(tree.files), "size_bytes": sum(file.size for file in tree.files),
+            "family": tree.family,
+            "place": tree.place,
+            "ranks": list(tree.ranks),
+            "fingerprint": dict(tree.fingerprint),
+            "files": len(tree.files),
+            "size_bytes": sum(file.size for file in tree.files),
         }
         for tree in read_trees(bundle, [])
-    ]  # fmt: skip
+    ]
     return {"trees": rows} if rows else {}

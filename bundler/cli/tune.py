@@ -50,14 +50,20 @@ from bundler.runtime.tuning.tuner import describe
 from bundler.runtime.tuning.tuning_winners import config_of, plain_config, table_entry
 
 _key_option = click.option(
-    "--key", "key", metavar="NAMES", default="",
+    "--key",
+    "key",
+    metavar="NAMES",
+    default="",
     help="What the values of your tuner's key are, for --format vllm-moe and sglang-moe: E,N,M and dtype; _ for what does not count.",
-)  # fmt: skip
+)
 _AXES = 3
 _grid_option = click.option(
-    "--grid", "grid", metavar="X[,Y[,Z]]", default="",
+    "--grid",
+    "grid",
+    metavar="X[,Y[,Z]]",
+    default="",
     help="With --as kernels: the grid as expressions over arguments and parameters: '-(-n // BLOCK)'.",
-)  # fmt: skip
+)
 
 
 def _format_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,8 +117,14 @@ def _export_configs(
     screen.done(
         f"wrote {wording.count(written.records, 'record')} to {wording.count(len(written.files), 'file')} below {output}"
     )
-    screen.finish({"path": output, "records": written.records, "files": list(written.files),
-                   "left_out": [list(pair) for pair in written.left_out]})  # fmt: skip
+    screen.finish(
+        {
+            "path": output,
+            "records": written.records,
+            "files": list(written.files),
+            "left_out": [list(pair) for pair in written.left_out],
+        }
+    )
     return FINE
 
 
@@ -189,16 +201,25 @@ CANDIDATES = (
     Column("time", True),
     Column("why not", folds=True),
 )
-CHANGES = (Column(""), Column("kernel", folds=True), Column("for", shrinks=True), Column("before", folds=True),
-           Column("after", folds=True))  # fmt: skip
+CHANGES = (
+    Column(""),
+    Column("kernel", folds=True),
+    Column("for", shrinks=True),
+    Column("before", folds=True),
+    Column("after", folds=True),
+)
 _NS_OF_US, _US_OF_S = 1e3, 1e6
 
 
 @click.group(
     cls=Commands,
     short_help="Look at what tuners chose, take it out, put it in, compare it.",
-    epilog=example("tune show model.tbundle", "tune export model.tbundle -o winners.json", "tune diff old.tbundle new.tbundle"),
-)  # fmt: skip
+    epilog=example(
+        "tune show model.tbundle",
+        "tune export model.tbundle -o winners.json",
+        "tune diff old.tbundle new.tbundle",
+    ),
+)
 def tune() -> None:
     """Work with the records of tuners: which config is the fastest for a kernel, a size and a device, and how that was found.
 
@@ -232,8 +253,10 @@ def show(screen: Screen, source: str, everything: bool, wanted: str | None) -> i
     tried = sum(len(t.timings) for _, t in pairs if t is not None)
     inductors = sum(record.found_by in {INDUCTOR, INDUCTOR_DESCENT} for record, _ in pairs)
     if inductors:
-        screen.line(f"{wording.count(inductors, 'record')} of Inductor's tuner: torch reads its files where they are restored; they tell "
-                    "neither the kernel's time nor what else was tried")  # fmt: skip
+        screen.line(
+            f"{wording.count(inductors, 'record')} of Inductor's tuner: torch reads its files where they are restored; they tell "
+            "neither the kernel's time nor what else was tried"
+        )
     configs = f"{wording.count(tried, 'config')} tried" if tried else "tuned"
     screen.done(f"{wording.count(len(pairs), 'record')}, {configs} in {wording.duration(spent_s)}")
     screen.finish(
@@ -244,10 +267,13 @@ def show(screen: Screen, source: str, everything: bool, wanted: str | None) -> i
 
 @tune.command(
     short_help="Write the winners to a file of their own.",
-    epilog=example("tune export model.tbundle -o winners.json", "tune export model.tbundle --as winners -o small.tbundle",
-                   "tune export model.tbundle --format vllm-moe -o configs",
-                   "tune export model.tbundle --as kernels --kernel add --grid '-(-n // BLOCK)' -o add"),
-)  # fmt: skip
+    epilog=example(
+        "tune export model.tbundle -o winners.json",
+        "tune export model.tbundle --as winners -o small.tbundle",
+        "tune export model.tbundle --format vllm-moe -o configs",
+        "tune export model.tbundle --as kernels --kernel add --grid '-(-n // BLOCK)' -o add",
+    ),
+)
 @click.argument("source")
 @click.option(
     "-o",
@@ -256,18 +282,30 @@ def show(screen: Screen, source: str, everything: bool, wanted: str | None) -> i
     metavar="PATH",
     help="The file, or with --as triton, kernels or --format the directory.",
 )
-@click.option("--as", "form", type=click.Choice(["table", "triton", "winners", "kernels"]), default="table", show_default=True,
-              help="A lookup table in JSON; result files of Triton's own tuner; a bundle without what lost; "
-              "the kernels that won, for C++.")  # fmt: skip
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["table", "triton", "winners", "kernels"]),
+    default="table",
+    show_default=True,
+    help="A lookup table in JSON; result files of Triton's own tuner; a bundle without what lost; "
+    "the kernels that won, for C++.",
+)
 @_grid_option
 @_format_options
 @_key_option
 @kernel_option
 @reports
 def export(
-    screen: Screen, source: str, output: str, form: str, grid: str, wanted: str | None, project: str | None,
+    screen: Screen,
+    source: str,
+    output: str,
+    form: str,
+    grid: str,
+    wanted: str | None,
+    project: str | None,
     told: FileFacts,
-) -> int:  # fmt: skip
+) -> int:
     """Take the records out of SOURCE, a bundle or a Triton cache directory.
 
     A lookup table can be given to a tuner, whose whole list of configs it replaces; edit it as you like.  With --format, files for
@@ -298,8 +336,12 @@ def export(
         return FINE
     found = _read(screen, source)
     if not found.records:
-        why = (f"; its {wording.count(len(found.inductor), 'file')} of Inductor's tuner {wording.plural(len(found.inductor), 'is')} for torch, "
-               "which reads them where the bundle is restored" if found.inductor else "")  # fmt: skip
+        why = (
+            f"; its {wording.count(len(found.inductor), 'file')} of Inductor's tuner {wording.plural(len(found.inductor), 'is')} for torch, "
+            "which reads them where the bundle is restored"
+            if found.inductor
+            else ""
+        )
         raise NotFound(f"{source} has no tuning record to export{why}", path=source)
     pairs = matching(found.records, wanted, source)
     written = (
@@ -313,9 +355,13 @@ def export(
 
 
 @tune.command(
-    "import", short_help="Put records into a bundle.",
-    epilog=example("tune import winners.json --into model.tbundle -o tuned.tbundle", "tune import configs --format vllm-moe -o moe.tbundle"),
-)  # fmt: skip
+    "import",
+    short_help="Put records into a bundle.",
+    epilog=example(
+        "tune import winners.json --into model.tbundle -o tuned.tbundle",
+        "tune import configs --format vllm-moe -o moe.tbundle",
+    ),
+)
 @click.argument("files", nargs=-1, required=True)
 @click.option(
     "--into",
@@ -390,13 +436,24 @@ def diff(screen: Screen, first: str, second: str, exit_code: bool) -> int:
     ]
     both = sorted(before.keys() & after.keys())
     changed = [where for where in both if before[where][0] != after[where][0]]
-    rows += [("~", *_place_words(where), _result(*before[where]),
-              f"{_result(*after[where])}{_apart(before[where][0], after[where][0])}") for where in changed]  # fmt: skip
+    rows += [
+        (
+            "~",
+            *_place_words(where),
+            _result(*before[where]),
+            f"{_result(*after[where])}{_apart(before[where][0], after[where][0])}",
+        )
+        for where in changed
+    ]
     if rows:
         screen.table(CHANGES, rows)
         screen.line()
-    counts = {"added": len(after.keys() - before.keys()), "removed": len(before.keys() - after.keys()),
-              "changed": len(changed), "same": len(both) - len(changed)}  # fmt: skip
+    counts = {
+        "added": len(after.keys() - before.keys()),
+        "removed": len(before.keys() - after.keys()),
+        "changed": len(changed),
+        "same": len(both) - len(changed),
+    }
     screen.done("; ".join(f"{number:,} {name}" for name, number in counts.items()))
     listed = [
         dict(zip(("sign", "kernel", "for", "before", "after"), row, strict=True)) for row in rows
@@ -471,9 +528,14 @@ def _apart(one: TuningRecord, two: TuningRecord) -> str:
 
 def _row(record: TuningRecord, tuning: Tuning | None) -> tuple[str, ...]:
     return (
-        record.kernel, _arguments(record), describe(record.config), _time(time_of(record, tuning)),
-        str(len(tuning.timings)) if tuning is not None and tuning.timings else "-", record.found_by, dict(record.parts).get("device", "-"),
-    )  # fmt: skip
+        record.kernel,
+        _arguments(record),
+        describe(record.config),
+        _time(time_of(record, tuning)),
+        str(len(tuning.timings)) if tuning is not None and tuning.timings else "-",
+        record.found_by,
+        dict(record.parts).get("device", "-"),
+    )
 
 
 def _candidates(record: TuningRecord, tuning: Tuning) -> list[tuple[str, ...]]:
@@ -494,9 +556,20 @@ def _facts(record: TuningRecord, tuning: Tuning | None) -> dict[str, Any]:
     if tuning is None:
         return facts
     candidates = [
-        {"config": plain_config(t.config), "key": t.key or None, "time_ns": t.time_ns, "low_ns": t.low_ns,
-         "high_ns": t.high_ns, "reason": t.reason or None}
+        {
+            "config": plain_config(t.config),
+            "key": t.key or None,
+            "time_ns": t.time_ns,
+            "low_ns": t.low_ns,
+            "high_ns": t.high_ns,
+            "reason": t.reason or None,
+        }
         for t in tuning.timings
-    ]  # fmt: skip
-    return {**facts, "compile_s": tuning.compile_us / _US_OF_S, "measure_s": tuning.measure_us / _US_OF_S,
-            "when_s": tuning.when_s, "candidates": candidates}  # fmt: skip
+    ]
+    return {
+        **facts,
+        "compile_s": tuning.compile_us / _US_OF_S,
+        "measure_s": tuning.measure_us / _US_OF_S,
+        "when_s": tuning.when_s,
+        "candidates": candidates,
+    }

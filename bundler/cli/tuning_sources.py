@@ -198,5 +198,8 @@ def _of_triton(data: bytes, path: str) -> Pair:
 
 
 def _timing(config: Named, time_ms: float | None) -> Timing:
-    return Timing(config, time_ns=None if time_ms is None else round(time_ms * _NS_OF_MS),
-                  reason="failed" if time_ms is None else "")  # fmt: skip
+    return Timing(
+        config,
+        time_ns=None if time_ms is None else round(time_ms * _NS_OF_MS),
+        reason="failed" if time_ms is None else "",
+    )

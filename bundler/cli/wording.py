@@ -40,10 +40,15 @@ _COMMAND_WORDS = (
     (re.compile(r"\brekey=True\b"), "--rekey"),
     (re.compile(r"--allow-empty, or allow_empty=True,"), "--allow-empty"),
     (re.compile(r"\bpass store=\.\.\., or set\b"), "give --store, or set"),
-    (re.compile(r"\bcache_dir is an empty text; give a directory, or None for\b"),
-     "--cache-dir is empty; give a directory, or leave it out for"),
-    (re.compile(r"\bpass Limits with (?:a larger value|larger values)\b"), "load it in Python with larger bundler.Limits"),
-)  # fmt: skip
+    (
+        re.compile(r"\bcache_dir is an empty text; give a directory, or None for\b"),
+        "--cache-dir is empty; give a directory, or leave it out for",
+    ),
+    (
+        re.compile(r"\bpass Limits with (?:a larger value|larger values)\b"),
+        "load it in Python with larger bundler.Limits",
+    ),
+)
 # What holds such phrases in the object of `--json`; other texts there are facts.
 _MESSAGES = frozenset(
     {

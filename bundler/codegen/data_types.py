@@ -80,7 +80,14 @@ FLOAT8_TYPES = {
 }
 # A float that is converted to a narrow or unsigned integer goes through a signed one that holds every value of it: what is below zero then wraps, as
 # in torch, where a direct conversion would be undefined.
-_BY_WAY_OF = {"uint8": "tl.int32", "uint16": "tl.int32", "int8": "tl.int32", "int16": "tl.int32", "uint32": "tl.int64", "uint64": "tl.int64"}  # fmt: skip
+_BY_WAY_OF = {
+    "uint8": "tl.int32",
+    "uint16": "tl.int32",
+    "int8": "tl.int32",
+    "int16": "tl.int32",
+    "uint32": "tl.int64",
+    "uint64": "tl.int64",
+}
 # A conversion between 8-bit and 16-bit floats packs neighbours into one register, so a thread has to hold that many of them.
 _ELEMENTS_PER_THREAD = {
     "float8_e4m3fn": 2,

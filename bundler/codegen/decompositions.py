@@ -496,10 +496,24 @@ def _zeroed(tensors: _Tensors) -> list[torch.Tensor]:
 
 
 def _adam(
-    decoupled: bool, parameters: _Tensors, gradients: _Tensors, means: _Tensors, squares: _Tensors, largest: _Tensors, steps: _Tensors,
-    *, lr: Any, beta1: float, beta2: float, weight_decay: float, eps: float, amsgrad: bool, maximize: bool,
-    grad_scale: torch.Tensor | None = None, found_inf: torch.Tensor | None = None,
-) -> Any:  # fmt: skip
+    decoupled: bool,
+    parameters: _Tensors,
+    gradients: _Tensors,
+    means: _Tensors,
+    squares: _Tensors,
+    largest: _Tensors,
+    steps: _Tensors,
+    *,
+    lr: Any,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+) -> Any:
     """Take one step of Adam for each parameter; `steps` are counted already."""
     if grad_scale is not None or found_inf is not None:
         return NotImplemented

@@ -146,9 +146,16 @@ def tracing_for(device: str, *, dynamic: bool) -> Iterator[DeviceTracing]:
 
 
 def _attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, *,
-    scale: float | None = None, enable_gqa: bool = False,
-) -> Any:  # fmt: skip
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
     tensors = (query, key, value)
     heads_agree = len({tensor.shape[-3] for tensor in tensors if tensor.dim() == _RANK}) == 1
     head = query.shape[-1]

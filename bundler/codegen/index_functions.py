@@ -187,8 +187,21 @@ _PLAIN = {
 }
 #: The mathematical functions of sizes, which torch names `OpaqueUnaryFn_sqrt` and so on.
 MATHEMATICS = (
-    "sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos", "atan", "asinh", "exp", "log", "log2",
-)  # fmt: skip
+    "sqrt",
+    "cos",
+    "cosh",
+    "sin",
+    "sinh",
+    "tan",
+    "tanh",
+    "asin",
+    "acos",
+    "atan",
+    "asinh",
+    "exp",
+    "log",
+    "log2",
+)
 #: Each function of ours by name, which is also the name that torch's symbolic shapes have for it.
 FUNCTIONS: dict[str, Callable[..., sympy.Expr]] = {
     "FloorDiv": FloorDiv,

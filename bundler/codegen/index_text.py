@@ -23,11 +23,20 @@ from bundler.errors import UnsupportedOperator
 
 Nonnegative = Callable[[sympy.Expr], bool]
 _RELATIONS = {
-    "Equality": "==", "Unequality": "!=", "StrictLessThan": "<", "LessThan": "<=", "StrictGreaterThan": ">", "GreaterThan": ">=",
-}  # fmt: skip
+    "Equality": "==",
+    "Unequality": "!=",
+    "StrictLessThan": "<",
+    "LessThan": "<=",
+    "StrictGreaterThan": ">",
+    "GreaterThan": ">=",
+}
 _BITWISE = {
-    "BitwiseFn_bitwise_and": "&", "BitwiseFn_bitwise_or": "|", "BitwiseFn_bitwise_xor": "^", "LShift": "<<", "RShift": ">>",
-}  # fmt: skip
+    "BitwiseFn_bitwise_and": "&",
+    "BitwiseFn_bitwise_or": "|",
+    "BitwiseFn_bitwise_xor": "^",
+    "LShift": "<<",
+    "RShift": ">>",
+}
 # A power is written as a product up to here; sizes have no higher ones.
 _HIGHEST_PRODUCT = 16
 
@@ -67,8 +76,10 @@ class _Printer:
             return f"libdevice.{name.removeprefix('OpaqueUnaryFn_')}({self.float(expr.args[0])})"
         if writer is None:
             raise UnsupportedOperator(
-                f"index expression {expr}: there is no text for {name}; call the ATen operator instead", operator=name, dtypes=()
-            )  # fmt: skip
+                f"index expression {expr}: there is no text for {name}; call the ATen operator instead",
+                operator=name,
+                dtypes=(),
+            )
         return str(writer(*expr.args))
 
     def operand(self, expr: sympy.Basic) -> str:

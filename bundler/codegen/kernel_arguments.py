@@ -156,7 +156,20 @@ def numel_parameter(prefix: str, size: sympy.Expr, *, wide: bool) -> KernelParam
 
 # How Triton writes types in signatures.
 _SHORT = {
-    "tl.float64": "fp64", "tl.float32": "fp32", "tl.float16": "fp16", "tl.bfloat16": "bf16", "tl.float8e4nv": "fp8e4nv",
-    "tl.float8e5": "fp8e5", "tl.float8e4b8": "fp8e4b8", "tl.float8e5b16": "fp8e5b16", "tl.int8": "i8", "tl.int16": "i16",
-    "tl.int32": "i32", "tl.int64": "i64", "tl.uint8": "u8", "tl.uint16": "u16", "tl.uint32": "u32", "tl.uint64": "u64",
-}  # fmt: skip
+    "tl.float64": "fp64",
+    "tl.float32": "fp32",
+    "tl.float16": "fp16",
+    "tl.bfloat16": "bf16",
+    "tl.float8e4nv": "fp8e4nv",
+    "tl.float8e5": "fp8e5",
+    "tl.float8e4b8": "fp8e4b8",
+    "tl.float8e5b16": "fp8e5b16",
+    "tl.int8": "i8",
+    "tl.int16": "i16",
+    "tl.int32": "i32",
+    "tl.int64": "i64",
+    "tl.uint8": "u8",
+    "tl.uint16": "u16",
+    "tl.uint32": "u32",
+    "tl.uint64": "u64",
+}

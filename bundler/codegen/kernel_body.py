@@ -459,9 +459,11 @@ class BodyWriter:
     def _store(self, item: PlacedLoop, value: Value) -> None:
         loop, buffer = item.loop, self._buffers[item.loop.buffer]
         carrier = self._pool.make(
-            "load", tuple(t for _, t in item.index_terms), buffer.layout.dtype,
+            "load",
+            tuple(t for _, t in item.index_terms),
+            buffer.layout.dtype,
             (loop.buffer, item.index, tuple(s for s, _ in item.index_terms)),
-        )  # fmt: skip
+        )
         address = self._index(item.index, carrier, ())
         kept = not item.inside or loop.is_reduction
         domain = set(self._space.kept if kept else self._space.dimensions)
@@ -488,9 +490,14 @@ class BodyWriter:
             d.numel != 1 and d not in self._dimensions_of(carrier) for d in self._space.dimensions
         )
         scope.stores += _store_lines(
-            f"{pointer} + ({address})", text, mask, buffer.layout.dtype,
-            atomic=atomic, shape=shape, shared=spread and pointer.startswith("in_out"),
-        )  # fmt: skip
+            f"{pointer} + ({address})",
+            text,
+            mask,
+            buffer.layout.dtype,
+            atomic=atomic,
+            shape=shape,
+            shared=spread and pointer.startswith("in_out"),
+        )
 
 
 class LoadPolicies:

@@ -288,7 +288,12 @@ def _header(dimension: Dimension, shape: KernelShape) -> Sequence[str]:
         [] if prefix in shape.constant_masks else [f"{prefix}mask = {prefix}index < {prefix}numel"]
     )
     if not dimension.is_reduced:
-        return [*lines, f"{prefix}offset = {_program(dimension, shape)} * {block_name(dimension)}", f"{prefix}index = {prefix}offset + {lanes}", *mask]  # fmt: skip
+        return [
+            *lines,
+            f"{prefix}offset = {_program(dimension, shape)} * {block_name(dimension)}",
+            f"{prefix}index = {prefix}offset + {lanes}",
+            *mask,
+        ]
     if not shape.persistent:
         return [*lines, f"{prefix}base = {lanes}"]
     lines.append(f"{block_name(dimension)}: tl.constexpr = {pow2_up(int(size))}")

@@ -273,9 +273,17 @@ class GraphBuilder:
         return self._of_buffer(name, origins)
 
     def call(
-        self, operator: str, arguments: Any, keywords: dict[str, Any], results: Sequence[TensorLayout | None], reason: str,
-        *, single: bool, view: bool = False, ordered: bool = False,
-    ) -> tuple[LazyTensor | None, ...]:  # fmt: skip
+        self,
+        operator: str,
+        arguments: Any,
+        keywords: dict[str, Any],
+        results: Sequence[TensorLayout | None],
+        reason: str,
+        *,
+        single: bool,
+        view: bool = False,
+        ordered: bool = False,
+    ) -> tuple[LazyTensor | None, ...]:
         """Call an ATen operator as it is; returns its results.
 
         Args:

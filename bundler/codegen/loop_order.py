@@ -34,9 +34,11 @@ def normalized(pool: TermPool, loop: Loop) -> Loop:
     loop = _changed(pool, loop, change)
     return replace(
         loop,
-        variables=tuple(v for v, _ in kept), sizes=tuple(s for _, s in kept),
-        reduced=tuple(v for v, _ in reduced), reduced_sizes=tuple(s for _, s in reduced),
-    )  # fmt: skip
+        variables=tuple(v for v, _ in kept),
+        sizes=tuple(s for _, s in kept),
+        reduced=tuple(v for v, _ in reduced),
+        reduced_sizes=tuple(s for _, s in reduced),
+    )
 
 
 def merged_dimensions(
@@ -99,9 +101,11 @@ def _without_single(pool: TermPool, loop: Loop) -> Loop:
     }
     loop = replace(
         loop,
-        variables=tuple(v for v, _ in kept), sizes=tuple(s for _, s in kept),
-        reduced=tuple(v for v, _ in reduced), reduced_sizes=tuple(s for _, s in reduced),
-    )  # fmt: skip
+        variables=tuple(v for v, _ in kept),
+        sizes=tuple(s for _, s in kept),
+        reduced=tuple(v for v, _ in reduced),
+        reduced_sizes=tuple(s for _, s in reduced),
+    )
     return _changed(pool, loop, single)
 
 
@@ -114,9 +118,11 @@ def _ordered(loop: Loop) -> Loop:
         reduced = _by_stride(loop.reduced, loop.reduced_sizes, reads)
     return replace(
         loop,
-        variables=tuple(v for v, _ in kept), sizes=tuple(s for _, s in kept),
-        reduced=tuple(v for v, _ in reduced), reduced_sizes=tuple(s for _, s in reduced),
-    )  # fmt: skip
+        variables=tuple(v for v, _ in kept),
+        sizes=tuple(s for _, s in kept),
+        reduced=tuple(v for v, _ in reduced),
+        reduced_sizes=tuple(s for _, s in reduced),
+    )
 
 
 def _by_stride(

@@ -433,9 +433,14 @@ class _Reader:
         return bound[0] if single else tuple(bound)
 
     def _called_in_order(
-        self, operator: str, arguments: Any, keywords: dict[str, Any], results: tuple[TensorLayout | None, ...],
-        *, single: bool = True,
-    ) -> tuple[LazyTensor | None, ...]:  # fmt: skip
+        self,
+        operator: str,
+        arguments: Any,
+        keywords: dict[str, Any],
+        results: tuple[TensorLayout | None, ...],
+        *,
+        single: bool = True,
+    ) -> tuple[LazyTensor | None, ...]:
         """Call an operator that reads or changes the state of torch's generators."""
         reason = "random numbers that are drawn twice are drawn by torch"
         self._graph.fallbacks.append(RefusedOperator(operator, reason))
@@ -459,10 +464,17 @@ class _Reader:
             if name not in _PLACEMENT
         }
         return OperatorCall(
-            str(node.target), arguments, positional, keywords, results, single, _operand_dtype(node), _origins(node),
+            str(node.target),
+            arguments,
+            positional,
+            keywords,
+            results,
+            single,
+            _operand_dtype(node),
+            _origins(node),
             view=any(result.alias_info is not None for result in schema.returns),
             refused=self._host.refusal(results, positional, keywords),
-        )  # fmt: skip
+        )
 
     def _argument(self, item: Any) -> Any:
         if isinstance(item, fx.Node):

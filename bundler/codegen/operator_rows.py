@@ -166,10 +166,33 @@ def _assertion(texts: Sequence[str], row: DataType, options: dict[str, Any]) -> 
 
 # The device library has these under the names that torch has, or under those beside them.
 _LIBRARY = {
-    **{name: name for name in (
-        "exp", "exp2", "expm1", "log1p", "log2", "log10", "tan", "sinh", "cosh", "tanh", "asin", "acos", "atan", "asinh", "acosh", "atanh",
-        "erf", "erfc", "erfinv", "erfcx", "lgamma", "rsqrt",
-    )},
+    **{
+        name: name
+        for name in (
+            "exp",
+            "exp2",
+            "expm1",
+            "log1p",
+            "log2",
+            "log10",
+            "tan",
+            "sinh",
+            "cosh",
+            "tanh",
+            "asin",
+            "acos",
+            "atan",
+            "asinh",
+            "acosh",
+            "atanh",
+            "erf",
+            "erfc",
+            "erfinv",
+            "erfcx",
+            "lgamma",
+            "rsqrt",
+        )
+    },
     "bessel_j0": "j0",
     "bessel_j1": "j1",
     "bessel_y0": "y0",
@@ -178,7 +201,7 @@ _LIBRARY = {
     "i1": "cyl_bessel_i1",
     "modified_bessel_i0": "cyl_bessel_i0",
     "modified_bessel_i1": "cyl_bessel_i1",
-}  # fmt: skip
+}
 # Triton's own, which it lowers by the width of the argument.
 _LANGUAGE = ("log", "sin", "cos")
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "gt": ">", "le": "<=", "ge": ">="}
@@ -265,7 +288,12 @@ def _arithmetic() -> list[Operator]:
 
 
 def _rounding() -> list[Operator]:
-    functions = {"floor": "tl_math.floor", "ceil": "tl_math.ceil", "trunc": "libdevice.trunc", "round": "libdevice.nearbyint"}  # fmt: skip
+    functions = {
+        "floor": "tl_math.floor",
+        "ceil": "tl_math.ceil",
+        "trunc": "libdevice.trunc",
+        "round": "libdevice.nearbyint",
+    }
     return [
         Operator(n, 1, NUMBERS, "same", _by_kind(float=_call(f), other=_SAME))
         for n, f in functions.items()

@@ -101,18 +101,24 @@ def _in_operand_dtype(
     """Compute in the dtype of the operands; the result has another one."""
     pool = builder.pool
     return elementwise(
-        builder, call, operands(call), call.operand_dtype or call.dtype,
+        builder,
+        call,
+        operands(call),
+        call.operand_dtype or call.dtype,
         lambda *terms: _result(
             builder, call, pool.operate(operator, *map(pool.rounded, terms), dtype=dtype)
         ),
-    )  # fmt: skip
+    )
 
 
 def _in_bool(builder: GraphBuilder, call: OperatorCall, *, operator: str) -> LazyTensor:
     return elementwise(
-        builder, call, operands(call), "bool",
+        builder,
+        call,
+        operands(call),
+        "bool",
         lambda *terms: _result(builder, call, builder.pool.operate(operator, *terms, dtype="bool")),
-    )  # fmt: skip
+    )
 
 
 def _scaled(builder: GraphBuilder, call: OperatorCall, *, operator: str) -> LazyTensor:
@@ -146,9 +152,12 @@ def _divided(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     if not floating:
         return _in_result_dtype(builder, call, operator="truncdiv")
     return elementwise(
-        builder, call, operands(call), dtype,
+        builder,
+        call,
+        operands(call),
+        dtype,
         lambda a, b: pool.operate("trunc", pool.operate("truediv", a, b, dtype=dtype), dtype=dtype),
-    )  # fmt: skip
+    )
 
 
 def _power(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
@@ -354,8 +363,34 @@ _PLAIN = (
     "sqrt sigmoid reciprocal relu abs neg sign floor ceil trunc square bitwise_not bitwise_and bitwise_or bitwise_xor maximum minimum "
     "atan2 hypot copysign fmod remainder mul fma"
 )
-_RENAMED = {"mul": "mul", "bitwise_left_shift": "bitwise_left_shift", "bitwise_right_shift": "bitwise_right_shift", "__lshift__": "lshift", "__rshift__": "rshift", "floor_divide": "floordiv", "special_i0": "i0", "special_i1": "i1", "special_erfcx": "erfcx", "special_bessel_j0": "bessel_j0", "special_bessel_j1": "bessel_j1", "special_bessel_y0": "bessel_y0", "special_bessel_y1": "bessel_y1", "i0": "i0", "special_modified_bessel_i0": "modified_bessel_i0", "special_modified_bessel_i1": "modified_bessel_i1", "bessel_i0": "i0", "bessel_i1": "i1", "bessel_j0": "bessel_j0", "bessel_j1": "bessel_j1", "multiply": "mul", "erf_inv": "erfinv", "erfcx": "erfcx", "shift_left": "lshift", "shift_right_arithmetic": "rshift"}  # fmt: skip
-_SOURCES = "full full_like zeros zeros_like ones ones_like empty empty_like new_full new_zeros new_ones new_empty empty_strided new_empty_strided empty_permuted scalar_tensor"  # fmt: skip
+_RENAMED = {
+    "mul": "mul",
+    "bitwise_left_shift": "bitwise_left_shift",
+    "bitwise_right_shift": "bitwise_right_shift",
+    "__lshift__": "lshift",
+    "__rshift__": "rshift",
+    "floor_divide": "floordiv",
+    "special_i0": "i0",
+    "special_i1": "i1",
+    "special_erfcx": "erfcx",
+    "special_bessel_j0": "bessel_j0",
+    "special_bessel_j1": "bessel_j1",
+    "special_bessel_y0": "bessel_y0",
+    "special_bessel_y1": "bessel_y1",
+    "i0": "i0",
+    "special_modified_bessel_i0": "modified_bessel_i0",
+    "special_modified_bessel_i1": "modified_bessel_i1",
+    "bessel_i0": "i0",
+    "bessel_i1": "i1",
+    "bessel_j0": "bessel_j0",
+    "bessel_j1": "bessel_j1",
+    "multiply": "mul",
+    "erf_inv": "erfinv",
+    "erfcx": "erfcx",
+    "shift_left": "lshift",
+    "shift_right_arithmetic": "rshift",
+}
+_SOURCES = "full full_like zeros zeros_like ones ones_like empty empty_like new_full new_zeros new_ones new_empty empty_strided new_empty_strided empty_permuted scalar_tensor"
 _COPIES = "positive _to_copy convert_element_type clone alias detach contiguous lift_fresh_copy copy to device_put lift_fresh"
 
 POINTWISE: dict[str, Lowering] = {

@@ -225,8 +225,13 @@ def _spread(builder: GraphBuilder, call: OperatorCall, *, rank: int) -> LazyTens
 
 
 def _held(
-    builder: GraphBuilder, call: OperatorCall, window: _Window, places: list[sympy.Expr], sizes: list[sympy.Expr], wide: str
-) -> Term:  # fmt: skip
+    builder: GraphBuilder,
+    call: OperatorCall,
+    window: _Window,
+    places: list[sympy.Expr],
+    sizes: list[sympy.Expr],
+    wide: str,
+) -> Term:
     """Return by how many elements a window's average was divided."""
     pool, padded = builder.pool, bool(call.arguments.get("count_include_pad", True))
     over = bool(call.arguments.get("ceil_mode", False))

@@ -27,12 +27,21 @@ _FAMILIES = {
     "softmax_sum": ("softmax", 1),
 }
 _FINAL = {
-    "sum": "tl.sum", "prod": "lib.product", "max": "lib.largest", "min": "lib.smallest", "any": "lib.any_of", "xor_sum": "lib.xor_sum",
-}  # fmt: skip
+    "sum": "tl.sum",
+    "prod": "lib.product",
+    "max": "lib.largest",
+    "min": "lib.smallest",
+    "any": "lib.any_of",
+    "xor_sum": "lib.xor_sum",
+}
 _COMBINED = {
-    "sum": "{0} + {1}", "prod": "{0} * {1}", "max": "lib.maximum({0}, {1})", "min": "lib.minimum({0}, {1})", "any": "{0} | {1}",
+    "sum": "{0} + {1}",
+    "prod": "{0} * {1}",
+    "max": "lib.maximum({0}, {1})",
+    "min": "lib.minimum({0}, {1})",
+    "any": "{0} | {1}",
     "xor_sum": "{0} ^ {1}",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

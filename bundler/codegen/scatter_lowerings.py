@@ -33,9 +33,15 @@ _REDUCTIONS = {"sum": "atomic_add", "add": "atomic_add", "amax": "atomic_max", "
 
 
 def _written(
-    builder: GraphBuilder, call: OperatorCall, target: LazyTensor, sizes: Sequence[sympy.Expr], value: LazyTensor,
-    places: Callable[[Indices], Indices], *, mode: str,
-) -> LazyTensor:  # fmt: skip
+    builder: GraphBuilder,
+    call: OperatorCall,
+    target: LazyTensor,
+    sizes: Sequence[sympy.Expr],
+    value: LazyTensor,
+    places: Callable[[Indices], Indices],
+    *,
+    mode: str,
+) -> LazyTensor:
     """Copy a tensor and write values to places of the copy.
 
     Args:
@@ -73,9 +79,14 @@ def _check_atomic(call: OperatorCall, mode: str, dtype: str) -> None:
 
 
 def _write_to(
-    builder: GraphBuilder, call: OperatorCall, copy: LazyTensor, sizes: Sequence[sympy.Expr], value: LazyTensor,
-    places: Callable[[Indices], Indices], mode: str,
-) -> None:  # fmt: skip
+    builder: GraphBuilder,
+    call: OperatorCall,
+    copy: LazyTensor,
+    sizes: Sequence[sympy.Expr],
+    value: LazyTensor,
+    places: Callable[[Indices], Indices],
+    mode: str,
+) -> None:
     """Add the loop that writes values to places of a buffer."""
     assert copy.buffer is not None
     pool, layout = builder.pool, builder.buffers[copy.buffer].layout
@@ -173,9 +184,13 @@ def _scattered(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
 
 
 def _written_over(
-    builder: GraphBuilder, call: OperatorCall, sizes: Sequence[sympy.Expr], value: LazyTensor,
-    places: Callable[[Indices], Indices], mode: str,
-) -> LazyTensor:  # fmt: skip
+    builder: GraphBuilder,
+    call: OperatorCall,
+    sizes: Sequence[sympy.Expr],
+    value: LazyTensor,
+    places: Callable[[Indices], Indices],
+    mode: str,
+) -> LazyTensor:
     """Reduce without what stood there: it is replaced by what changes nothing first."""
     dtype = call.dtype
     _check_atomic(call, mode, dtype)

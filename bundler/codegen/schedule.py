@@ -430,6 +430,9 @@ def _softmax_maximum(loop: Loop, maxima: dict[str, Loop]) -> Loop | None:
         return None
     found = maxima[top.details[0]]
     same_rows = (found.variables, found.sizes, found.reduced, found.reduced_sizes) == (
-        loop.variables, loop.sizes, loop.reduced, loop.reduced_sizes,
-    )  # fmt: skip
+        loop.variables,
+        loop.sizes,
+        loop.reduced,
+        loop.reduced_sizes,
+    )
     return found if same_rows and value is found.value and top.details[1] == found.index else None

@@ -16,16 +16,40 @@ from bundler.runtime.heuristics.launch_expressions import MAX_TEXT
 
 # Functions, operators and choices by the names that torch's symbolic shapes, or sympy, have for them.
 _FORMS = {
-    "TruncToInt": "trunc({})", "FloorToInt": "floor({})", "CeilToInt": "ceil({})", "RoundToInt": "round({})",
-    "floor": "floor({})", "ceiling": "ceil({})", "Abs": "abs({})", "ToFloat": "float({})", "TruncToFloat": "float(trunc({}))",
-    "RoundDecimal": "round({}, {})", "Where": "where({}, {}, {})", "Pow": "({} ** {})", "Not": "(not {})", "Identity": "{}",
-}  # fmt: skip
+    "TruncToInt": "trunc({})",
+    "FloorToInt": "floor({})",
+    "CeilToInt": "ceil({})",
+    "RoundToInt": "round({})",
+    "floor": "floor({})",
+    "ceiling": "ceil({})",
+    "Abs": "abs({})",
+    "ToFloat": "float({})",
+    "TruncToFloat": "float(trunc({}))",
+    "RoundDecimal": "round({}, {})",
+    "Where": "where({}, {}, {})",
+    "Pow": "({} ** {})",
+    "Not": "(not {})",
+    "Identity": "{}",
+}
 _INFIX = {
-    "IntTrueDiv": "/", "FloatTrueDiv": "/", "FloatPow": "**", "PowByNatural": "**", "LShift": "<<", "RShift": ">>",
-    "BitwiseFn_bitwise_and": "&", "BitwiseFn_bitwise_or": "|", "BitwiseFn_bitwise_xor": "^",
-    "Equality": "==", "Unequality": "!=", "StrictLessThan": "<", "LessThan": "<=", "StrictGreaterThan": ">", "GreaterThan": ">=",
-    "And": "and", "Or": "or",
-}  # fmt: skip
+    "IntTrueDiv": "/",
+    "FloatTrueDiv": "/",
+    "FloatPow": "**",
+    "PowByNatural": "**",
+    "LShift": "<<",
+    "RShift": ">>",
+    "BitwiseFn_bitwise_and": "&",
+    "BitwiseFn_bitwise_or": "|",
+    "BitwiseFn_bitwise_xor": "^",
+    "Equality": "==",
+    "Unequality": "!=",
+    "StrictLessThan": "<",
+    "LessThan": "<=",
+    "StrictGreaterThan": ">",
+    "GreaterThan": ">=",
+    "And": "and",
+    "Or": "or",
+}
 
 
 # Sums that are written longer become products again where they are some; with more symbols that takes seconds.

@@ -22,8 +22,15 @@ from bundler.runtime.program.host_values import host_value
 #: What is known of an expression over symbols of torch's: bounds that hold in every call, each None where there is none.
 Bounds = Callable[[sympy.Expr], tuple[int | None, int | None]]
 _INDEX_FUNCTIONS = (
-    sympy.Add, sympy.Mul, sympy.Pow, sympy.Max, sympy.Min, FloorDiv, PythonMod, ModularIndexing,
-)  # fmt: skip
+    sympy.Add,
+    sympy.Mul,
+    sympy.Pow,
+    sympy.Max,
+    sympy.Min,
+    FloorDiv,
+    PythonMod,
+    ModularIndexing,
+)
 
 
 @dataclass(frozen=True)

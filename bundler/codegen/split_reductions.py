@@ -200,9 +200,16 @@ class _Splitter:
         value = self._cut(kind)
         layout = TensorLayout(value.dtype, sizes, contiguous_strides(sizes))
         return Loop(
-            name or self._builder.new_buffer(layout), kept, sizes, (self._within,), (sympy.Integer(pieces.length),), value,
-            kind, layout.index(kept), origins=loop.origins,
-        )  # fmt: skip
+            name or self._builder.new_buffer(layout),
+            kept,
+            sizes,
+            (self._within,),
+            (sympy.Integer(pieces.length),),
+            value,
+            kind,
+            layout.index(kept),
+            origins=loop.origins,
+        )
 
     def _second(self, kind: str, first: Loop, buffer: str) -> Loop:
         """Return the loop over the results of the pieces."""
@@ -211,9 +218,16 @@ class _Splitter:
             first.buffer, first.index.xreplace({self._piece: self._within}), dtype
         )
         return Loop(
-            buffer, loop.variables, loop.sizes, (self._within,), (sympy.Integer(self._pieces.count),),
-            self._pool.cast(read, loop.value.dtype), kind, loop.index, origins=loop.origins,
-        )  # fmt: skip
+            buffer,
+            loop.variables,
+            loop.sizes,
+            (self._within,),
+            (sympy.Integer(self._pieces.count),),
+            self._pool.cast(read, loop.value.dtype),
+            kind,
+            loop.index,
+            origins=loop.origins,
+        )
 
     def _cut(self, kind: str) -> Term:
         """Return the value over a piece and a place within it; beyond the row's end what changes nothing."""

@@ -40,7 +40,7 @@ _REFUSALS = {
     "build of torch that has, no GPU is needed",
     "Unhandled FakeTensor Device Propagation": "tensors lie on two devices: what a function has from elsewhere stays where it is, so give the module "
     "itself, or its tensors as inputs",
-}  # fmt: skip
+}
 # What torch says of an operator, not one of its own, that changes an argument or returns one.
 _CHANGING_OPERATOR = re.compile(r"Found a custom \(non-ATen\) operator .*?: ([\w:.]+)\(")
 

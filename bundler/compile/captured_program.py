@@ -165,8 +165,10 @@ def _text(text: str, _module: ModuleType) -> tuple[CodeType, str, str]:
 
 
 _CODE_OF: dict[Kind, Callable[[str, ModuleType], tuple[CodeType, str, str]]] = {
-    "script": _script, "module": _module, "code": _text,
-}  # fmt: skip
+    "script": _script,
+    "module": _module,
+    "code": _text,
+}
 
 
 if __name__ == "__main__":

@@ -262,8 +262,11 @@ def finished(job: Job, event: CompileEvent, started_s: float) -> Compiled:
         raise CompileFailed(
             f"{job.name} for {job.target}: expected the key {job.key}, got {event.key}; its source changed since the build was "
             "planned, or gives another kernel each time it is imported",
-            name=job.name, reason="another key", expected=job.key, got=event.key,
-        )  # fmt: skip
+            name=job.name,
+            reason="another key",
+            expected=job.key,
+            got=event.key,
+        )
     known = known_facts(event, [])
     return Compiled(
         event.key,

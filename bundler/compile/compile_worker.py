@@ -309,8 +309,11 @@ def _answer(
         error = WorkerDied(
             f"{name}: compiling it needs more memory than a worker may have ({limit >> 20} MiB); "
             "give the service a larger memory_bytes, or the kernel smaller blocks",
-            name=name, reason="out of memory", line=None, words=traceback.format_exc(),
-        )  # fmt: skip
+            name=name,
+            reason="out of memory",
+            line=None,
+            words=traceback.format_exc(),
+        )
         return frame(["failed", number, encode_error(error)]), False
     except BaseException as error:  # noqa: BLE001  # also SystemExit: the job fails, not the worker
         failure = with_printed(as_failure(name, error, traceback.format_exc()), _printed(begin))

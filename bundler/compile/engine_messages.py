@@ -34,14 +34,38 @@ PROTOCOL = 1
 CLIENT_DIRECTORY = "triton-bundler-client-"
 # What begins so decides what Triton, LLVM, MLIR and ptxas make, so a worker has it as the program that sends the job has it.
 _COMPILER_VARIABLES = (
-    "AMDGCN_", "DISABLE_LLVM", "DISABLE_MMA", "DISABLE_PTXAS", "LLVM_", "MLIR_", "NVPTX_", "PTXAS_",
-    "STORE_TMEM_", "SWAP_XOR_", "TRITON_", "USE_IR_LOC", "USE_TTGIR_LOC",
-)  # fmt: skip
+    "AMDGCN_",
+    "DISABLE_LLVM",
+    "DISABLE_MMA",
+    "DISABLE_PTXAS",
+    "LLVM_",
+    "MLIR_",
+    "NVPTX_",
+    "PTXAS_",
+    "STORE_TMEM_",
+    "SWAP_XOR_",
+    "TRITON_",
+    "USE_IR_LOC",
+    "USE_TTGIR_LOC",
+)
 # Places and helpers on one machine say nothing about another one, and each machine has its own settings of ours.
 _OF_THE_MACHINE = (
-    "TRITON_BUNDLER_", "TRITON_CACHE_", "TRITON_HOME", "TRITON_DUMP_DIR", "TRITON_OVERRIDE_DIR", "TRITON_PTXAS_", "TRITON_CUOBJDUMP_",
-    "TRITON_NVDISASM_", "TRITON_LIB", "TRITON_CUDART", "TRITON_CUDACRT", "TRITON_CUPTI", "TRITON_CUDA", "TRITON_REMOTE_", "TRITON_REDIS_",
-)  # fmt: skip
+    "TRITON_BUNDLER_",
+    "TRITON_CACHE_",
+    "TRITON_HOME",
+    "TRITON_DUMP_DIR",
+    "TRITON_OVERRIDE_DIR",
+    "TRITON_PTXAS_",
+    "TRITON_CUOBJDUMP_",
+    "TRITON_NVDISASM_",
+    "TRITON_LIB",
+    "TRITON_CUDART",
+    "TRITON_CUDACRT",
+    "TRITON_CUPTI",
+    "TRITON_CUDA",
+    "TRITON_REMOTE_",
+    "TRITON_REDIS_",
+)
 _BOOT, _NAMESPACE = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"
 
 
@@ -203,11 +227,38 @@ class EngineJob:
         if (protocol, version) != (PROTOCOL, VERSION):
             return f"{version} (messages of kind {protocol})"
         (
-            name, number, payload, target, compiler, source, environment, path, timeout_s, memory_bytes, functions, stores, key, client,
+            name,
+            number,
+            payload,
+            target,
+            compiler,
+            source,
+            environment,
+            path,
+            timeout_s,
+            memory_bytes,
+            functions,
+            stores,
+            key,
+            client,
         ) = wire.fields(
-            rest, "job of an engine",
-            str, str, bytes, list, list, list, list, list, float, int, list, list, str, list,
-        )  # fmt: skip
+            rest,
+            "job of an engine",
+            str,
+            str,
+            bytes,
+            list,
+            list,
+            list,
+            list,
+            list,
+            float,
+            int,
+            list,
+            list,
+            str,
+            list,
+        )
         file, digest = wire.fields(source, "source", bytes, str)
         pairs: Any = tuple(
             tuple(wire.fields(pair, "variable", bytes, bytes)) for pair in environment

@@ -374,9 +374,11 @@ class ExecutorPool:
             error=ToolchainMismatch(
                 f"{task.name}: not compiled, since its workers are not like this process: {told}; install the same there, or leave "
                 "such workers out of the engine",
-                name=task.name, worker=worker, got=told,
+                name=task.name,
+                worker=worker,
+                got=told,
             ),
-        )  # fmt: skip
+        )
 
     def _withdraw(self, task: Task) -> None:
         """Give a cancelled task up: at the engine, and, where it runs on this machine, in its worker."""

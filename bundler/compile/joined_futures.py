@@ -154,8 +154,12 @@ def _next(
         late = [named[0] for future, named in names.items() if not future.done()]
         raise CompileTimeout(
             f"{', '.join(late)}: not compiled within {timeout_s:g} s; they go on, so wait again, or cancel them",
-            name=late[0], reason="timeout", line=None, words="", timeout_s=timeout_s,
-        ) from error  # fmt: skip
+            name=late[0],
+            reason="timeout",
+            line=None,
+            words="",
+            timeout_s=timeout_s,
+        ) from error
     return found
 
 

@@ -124,8 +124,11 @@ def load(place: ModulePlace, target: Target) -> ModuleType:
             at = f"{place.path}:{line}" if line else place.path
             raise CompileFailed(
                 f"{at} cannot be imported for {target}: {type(error).__name__}: {error}",
-                name=place.name, reason=f"{type(error).__name__}: {error}", line=line, file=place.path,
-            ) from error  # fmt: skip
+                name=place.name,
+                reason=f"{type(error).__name__}: {error}",
+                line=line,
+                file=place.path,
+            ) from error
         finally:
             _remember(str(target), before, place)
             _copies[str(target)].refused[place.path] = tuple(driver.refused)

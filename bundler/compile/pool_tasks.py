@@ -86,8 +86,12 @@ class Task:
         """Return the error of a task that took too long."""
         return CompileTimeout(
             f"{self.name}: not compiled within {self.timeout_s:g} s, its worker was ended; give the service a larger timeout_s",
-            name=self.name, reason="timeout", line=None, words="", timeout_s=self.timeout_s,
-        )  # fmt: skip
+            name=self.name,
+            reason="timeout",
+            line=None,
+            words="",
+            timeout_s=self.timeout_s,
+        )
 
     def killed_workers(self, how: str, words: str) -> BundlerError:
         """Return the error of a task that ended its workers; `how`: how the last one ended; `words`: what it printed."""
@@ -101,15 +105,21 @@ class Task:
         )
         return WorkerDied(
             f"{self.name}: {what}, so it is not tried again: {how}{said}",
-            name=self.name, reason=how, line=None, words=words,
-        )  # fmt: skip
+            name=self.name,
+            reason=how,
+            line=None,
+            words=words,
+        )
 
     def lost_by_engine(self, how: str) -> BundlerError:
         """Return the error of a task that an engine gave no answer to; `how`: what the engine says instead."""
         return WorkerDied(
             f"{self.name}: its worker was lost {self.deaths} times, so it is not tried again; the engine says {how}",
-            name=self.name, reason=how, line=None, words="",
-        )  # fmt: skip
+            name=self.name,
+            reason=how,
+            line=None,
+            words="",
+        )
 
     def without_workers(self, reason: str) -> BundlerError:
         """Return the error of a task when no worker can be started."""

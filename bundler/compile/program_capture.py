@@ -151,16 +151,22 @@ class Capture:
         assumed = [(device, imitation.assumed)] if imitation.assumed is not None else []
         failures = built.failures if built is not None else plan.failures
         return CaptureReport(
-            device, imitation.device.name, imitation.launches, len(self._functions), len(plan.jobs),
-            tuple(Guess(place.file, place.line, place.called_from, what, taken, times)
-                  for (place, what, taken), times in imitation.guesses.items()),
+            device,
+            imitation.device.name,
+            imitation.launches,
+            len(self._functions),
+            len(plan.jobs),
+            tuple(
+                Guess(place.file, place.line, place.called_from, what, taken, times)
+                for (place, what, taken), times in imitation.guesses.items()
+            ),
             imitation.asked_in_vain,
             (*assumed, *((name, note) for name, _, note in plan.notes)),
             built.compiled if built is not None else (),
             built.reused if built is not None else (),
             tuple((failure.name, failure.reason) for failure in failures),
             self._crash,
-        )  # fmt: skip
+        )
 
     def build(self, workers: int | None = None, store: Store | None = None) -> Bundle:
         """Compile what was heard, each kernel in a forked child of this process; returns the bundle.

@@ -154,9 +154,15 @@ class Retarget:
         text = self._ir(kernel, target)
         options, dropped = option_defaults.chosen_options(facts, kernel.target, target)
         job = Job(
-            kernel.name, SourceRef("ir", kernel.name, data=text), (), (), (),
-            option_defaults.encoded(options), target, facts=facts.to_bytes(),
-        )  # fmt: skip
+            kernel.name,
+            SourceRef("ir", kernel.name, data=text),
+            (),
+            (),
+            (),
+            option_defaults.encoded(options),
+            target,
+            facts=facts.to_bytes(),
+        )
         self.plan.jobs.setdefault(job.digest, job)
         left = f"; {target.backend} has no option {', '.join(dropped)}" if dropped else ""
         self.plan.notes.append((kernel.name, str(target), STATIC_ONLY + left))
@@ -173,15 +179,17 @@ class Retarget:
         if artifact is None:
             raise CompileFailed(
                 f"{kernel.name}: {where}, and its IR is not in the bundle (keep='launch'); name the module of its source",
-                name=kernel.name, reason=where,
-            )  # fmt: skip
+                name=kernel.name,
+                reason=where,
+            )
         text = self.bundle.read(artifact)
         refusal = why_not_from_ir(text, kernel.target, target)
         if refusal is not None:
             raise CompileFailed(
                 f"{kernel.name} cannot be built for {target} from its IR: {refusal}; name the module of its source",
-                name=kernel.name, reason=refusal,
-            )  # fmt: skip
+                name=kernel.name,
+                reason=refusal,
+            )
         return text
 
 

@@ -113,6 +113,12 @@ def bundle_of(compiled: Compiled, job: Job) -> Bundle:
 def _as_compiled(kernel: Kernel, cache_dir: str, seconds: float) -> Compiled:
     directory = os.path.join(cache_dir, kernel.key)
     return Compiled(
-        kernel.key, directory, seconds, (), hit=True,
-        toolchain=kernel.toolchain, facts=kernel.facts_bytes, parts=kernel.parts_bytes,
-    )  # fmt: skip
+        kernel.key,
+        directory,
+        seconds,
+        (),
+        hit=True,
+        toolchain=kernel.toolchain,
+        facts=kernel.facts_bytes,
+        parts=kernel.parts_bytes,
+    )

@@ -92,8 +92,9 @@ def require_content(bundle: Bundle, consequence: str) -> None:
     if bundle.is_empty:
         raise EmptyBundle(
             f"the bundle is empty: it has no kernel, no other file and no tuning record; {consequence}",
-            digest=bundle.digest, left_out=bundle.left_out,
-        )  # fmt: skip
+            digest=bundle.digest,
+            left_out=bundle.left_out,
+        )
 
 
 class MemoryBlobs(BlobSource):
@@ -373,9 +374,11 @@ class Bundle:
         from bundler.format.notebook_tables import bundle_html  # only notebooks ask
 
         beside = (
-            ("tuning file", self.tuning_files), ("helper library", self.helpers), ("opaque file", self.opaque),
+            ("tuning file", self.tuning_files),
+            ("helper library", self.helpers),
+            ("opaque file", self.opaque),
             ("tuning record", self.tuning_records),
-        )  # fmt: skip
+        )
         return bundle_html(
             self.digest, self.content, self.observed, [(noun, len(found)) for noun, found in beside]
         )
@@ -410,10 +413,13 @@ def _open(source: FileSource | BytesSource, limits: Limits) -> Bundle:
         source.close()
         raise
     return Bundle(
-        container.content, observed, container,
-        content_bytes=container.content_bytes, writable=not (container.read_only or container.newer_minor),
+        container.content,
+        observed,
+        container,
+        content_bytes=container.content_bytes,
+        writable=not (container.read_only or container.newer_minor),
         signed=SignatureSections(container),
-    )  # fmt: skip
+    )
 
 
 def _matches(name: str, pattern: str | None) -> bool:

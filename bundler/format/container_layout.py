@@ -77,8 +77,16 @@ class Section(Struct, array_like=True, frozen=True, gc=False):
 
     def to_wire(self) -> list[Any]:
         """Return the positional form."""
-        return [self.kind, self.codec, self.offset, self.stored_bytes, self.raw_bytes, self.sha256,
-                list(self.blobs), list(self.prefix)]  # fmt: skip
+        return [
+            self.kind,
+            self.codec,
+            self.offset,
+            self.stored_bytes,
+            self.raw_bytes,
+            self.sha256,
+            list(self.blobs),
+            list(self.prefix),
+        ]
 
 
 def dictionary(data: bytes) -> zstandard.ZstdCompressionDict:

@@ -168,9 +168,14 @@ class _Tables:
         self._pieces = Pieces(self._table("pieces", _PIECES), limits)
         self._check_texts()
         tables = KernelTables(
-            self._names, [row.target() for row in self._target_rows], [row.toolchain() for row in self._toolchain_rows],
-            self._specs, self._file_lists, self._pieces, self._blobs,
-        )  # fmt: skip
+            self._names,
+            [row.target() for row in self._target_rows],
+            [row.toolchain() for row in self._toolchain_rows],
+            self._specs,
+            self._file_lists,
+            self._pieces,
+            self._blobs,
+        )
         self._tables = tables
         self._check = KernelCheck(tables, self._sizes, limits, open_ended=open_ended)
 
@@ -258,9 +263,12 @@ class _Tables:
         """Check that each table holds what kernels refer to, once and in the order in which they do."""
         self._pieces.check_used()
         tables: dict[str, Sequence[Any]] = {
-            "name": self._names, "target": self._target_rows, "toolchain": self._toolchain_rows,
-            "spec": [msgspec.msgpack.encode(spec) for spec in self._specs], "file_list": self._file_lists,
-        }  # fmt: skip
+            "name": self._names,
+            "target": self._target_rows,
+            "toolchain": self._toolchain_rows,
+            "spec": [msgspec.msgpack.encode(spec) for spec in self._specs],
+            "file_list": self._file_lists,
+        }
         # The kernel that is the first to have a number is the first to have it together with its other numbers.
         for position, (name, table) in enumerate(tables.items()):
             used = dict.fromkeys([numbers[position] for numbers in self._check.shared])

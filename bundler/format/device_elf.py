@@ -137,8 +137,9 @@ def _check_length(size: int, what: str) -> None:
     if size > _MAX_METADATA_BYTES:
         raise LimitExceeded(
             f"the device binary has {count(size, 'byte')} of {what}; at most {_MAX_METADATA_BYTES} are read",
-            limit=_MAX_METADATA_BYTES, got=size,
-        )  # fmt: skip
+            limit=_MAX_METADATA_BYTES,
+            got=size,
+        )
 
 
 def _metadata_notes(data: bytes) -> Iterator[bytes]:

@@ -247,10 +247,14 @@ class Pieces:
         if runs is None:
             return None
         known, table, numbers = self._joined_runs, self._table, iter(runs)
-        return b"".join([
-            table[first] if number == 1 else known.get((first, number)) or self._run(first, number)
-            for first, number in zip(numbers, numbers, strict=True)
-        ])  # fmt: skip
+        return b"".join(
+            [
+                table[first]
+                if number == 1
+                else known.get((first, number)) or self._run(first, number)
+                for first, number in zip(numbers, numbers, strict=True)
+            ]
+        )
 
     def _run(self, first: int, number: int) -> bytes:
         # Kernels that differ in their constants alone share the runs around these.

@@ -202,8 +202,9 @@ class KernelCheck:
         except IndexError:
             raise FormatError(
                 f"{key}: a number beyond its table, among those of name, target, toolchain, launch spec and file list: "
-                f"{numbers_of(row)}", key=key,
-            ) from None  # fmt: skip
+                f"{numbers_of(row)}",
+                key=key,
+            ) from None
         except (UnsafeName, LimitExceeded):
             raise
         except FormatError as error:

@@ -74,8 +74,14 @@ class LaunchFacts:
             [
                 self.source_kind,
                 [
-                    [a.name, a.annotation, _optional(a.default), a.constexpr, a.do_not_specialize,
-                     a.do_not_specialize_on_alignment]
+                    [
+                        a.name,
+                        a.annotation,
+                        _optional(a.default),
+                        a.constexpr,
+                        a.do_not_specialize,
+                        a.do_not_specialize_on_alignment,
+                    ]
                     for a in self.arguments
                 ],
                 named_to_wire(self.signature),
@@ -83,7 +89,7 @@ class LaunchFacts:
                 paths_to_wire(self.attributes),
                 named_to_wire(self.options),
             ]
-        )  # fmt: skip
+        )
 
     @staticmethod
     def from_bytes(data: bytes) -> LaunchFacts:
@@ -104,9 +110,13 @@ class LaunchFacts:
         kind, arguments, signature, constants, attributes, options = sections
         # Constants differ from kernel to kernel; the rest is shared by many, and then decoded once.
         facts = LaunchFacts(
-            _section(0, kind), _section(1, arguments), _section(2, signature), _constants(constants),
-            _section(4, attributes), _section(5, options),
-        )  # fmt: skip
+            _section(0, kind),
+            _section(1, arguments),
+            _section(2, signature),
+            _constants(constants),
+            _section(4, attributes),
+            _section(5, options),
+        )
         after = len(attributes) + len(options)
         _last_facts[:] = [
             (data[: len(data) - after - len(constants)], data[len(data) - after :], facts)

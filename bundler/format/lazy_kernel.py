@@ -131,9 +131,15 @@ class LazyKernel(Kernel):
 
     @classmethod
     def of_row(
-        cls, source: KernelSource, row: Any, order: FileOrder,
-        key: str, name: str, target: Target, toolchain: Toolchain,
-    ) -> LazyKernel:  # fmt: skip
+        cls,
+        source: KernelSource,
+        row: Any,
+        order: FileOrder,
+        key: str,
+        name: str,
+        target: Target,
+        toolchain: Toolchain,
+    ) -> LazyKernel:
         """Return the kernel of a row whose files were checked."""
         kernel: LazyKernel = _new(cls)
         # One by one, and not by its `__dict__`: as long as nobody asks for that, a kernel takes less than half of the memory.
@@ -226,9 +232,14 @@ class LazyKernel(Kernel):
         """Return the same kernel with other files; what is not decoded yet stays so."""
         other = object.__new__(_Refiled)
         other.__dict__.update(
-            key=self.key, name=self.name, target=self.target, toolchain=self.toolchain, artifacts=tuple(artifacts),
-            _source=self._source, _row=self._row,
-        )  # fmt: skip
+            key=self.key,
+            name=self.name,
+            target=self.target,
+            toolchain=self.toolchain,
+            artifacts=tuple(artifacts),
+            _source=self._source,
+            _row=self._row,
+        )
         return other
 
 

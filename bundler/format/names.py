@@ -38,8 +38,19 @@ LIBRARY_SUFFIXES = (".so", ".pyd")
 
 # In the order in which Triton writes them, which is also the order of a generated group file.
 STAGE_ORDER = (
-    "source", "glir", "ttir", "ttgir", "llir", "ptx", "amdgcn", "spv", "cubin", "hsaco", "zebin", "json",
-)  # fmt: skip
+    "source",
+    "glir",
+    "ttir",
+    "ttgir",
+    "llir",
+    "ptx",
+    "amdgcn",
+    "spv",
+    "cubin",
+    "hsaco",
+    "zebin",
+    "json",
+)
 BINARY_KINDS = frozenset({"cubin", "hsaco", "zebin"})
 LAUNCH_KINDS = BINARY_KINDS | {"json"}
 BINARY_KIND_OF_BACKEND = {"cuda": "cubin", "hip": "hsaco", "xpu": "zebin"}

@@ -196,8 +196,9 @@ def _check_section(section: Section, before: list[Section], limits: Limits) -> N
     if large and section.raw_bytes > limits.ratio * section.stored_bytes:
         raise LimitExceeded(
             f"{what}: {section.stored_bytes} bytes would expand to {section.raw_bytes}, more than "
-            f"{limits.ratio} times", limit=limits.ratio,
-        )  # fmt: skip
+            f"{limits.ratio} times",
+            limit=limits.ratio,
+        )
     # A section of a prefix has no prefix itself, so a blob costs one level of further frames at the most.
     earlier = [before[p] for p in section.prefix if 0 <= p < len(before)]
     if len(earlier) != len(section.prefix) or any(
@@ -216,5 +217,6 @@ def _check_prefixes(sections: list[Section], limits: Limits) -> None:
     if prefixed > limit:
         raise LimitExceeded(
             f"table of contents: prefixes of {prefixed} bytes in all for sections of {raw}, over the limit of {limit}",
-            limit=limit, got=prefixed,
-        )  # fmt: skip
+            limit=limit,
+            got=prefixed,
+        )

@@ -150,10 +150,16 @@ def _write(out: BinaryIO, container: Container, envelopes: Sequence[bytes]) -> N
         prefix = tuple(places[place] for place in section.prefix)
         rows.append(
             Section(
-                section.kind, section.codec, position, section.stored_bytes, section.raw_bytes, section.sha256,
-                section.blobs, prefix,
+                section.kind,
+                section.codec,
+                position,
+                section.stored_bytes,
+                section.raw_bytes,
+                section.sha256,
+                section.blobs,
+                prefix,
             )
-        )  # fmt: skip
+        )
         position += section.stored_bytes
     for envelope in envelopes:
         out.write(envelope)

@@ -38,9 +38,13 @@ def encode_tables(entries: Entries) -> bytes:
             toolchains[k.toolchain.release, k.toolchain.binary, k.toolchain.ptxas],
             specs[_packed_spec(k)],
             file_lists[_without_name(tuple([name for name, *_ in files]), k.name)],
-            [[index[raw] for _, raw, _, _ in files], _file_spans(files),
-             pieces.runs(k.facts_bytes), pieces.runs(k.parts_bytes)],
-        ]  # fmt: skip
+            [
+                [index[raw] for _, raw, _, _ in files],
+                _file_spans(files),
+                pieces.runs(k.facts_bytes),
+                pieces.runs(k.parts_bytes),
+            ],
+        ]
         # Encoded at once: a hundred thousand nested lists keep the garbage collector busy for many seconds.
         return Raw(wire.encode(row))
 
@@ -53,12 +57,22 @@ def encode_tables(entries: Entries) -> bytes:
     rows = [kernel(k) for k in entries.kernels]
     return wire.encode(
         [
-            SCHEMA, b"".join([raw for raw, _ in blobs]), [size for _, size in blobs], list(kernel_names),
-            list(targets), list(toolchains), list(map(Raw, specs)), list(file_lists), pieces.table,
-            rows, list(map(placed, entries.tuning_files)), [placed(e, e.machine) for e in entries.helpers],
-            list(map(placed, entries.opaque)), [record.to_wire() for record in entries.tuning_records],
+            SCHEMA,
+            b"".join([raw for raw, _ in blobs]),
+            [size for _, size in blobs],
+            list(kernel_names),
+            list(targets),
+            list(toolchains),
+            list(map(Raw, specs)),
+            list(file_lists),
+            pieces.table,
+            rows,
+            list(map(placed, entries.tuning_files)),
+            [placed(e, e.machine) for e in entries.helpers],
+            list(map(placed, entries.opaque)),
+            [record.to_wire() for record in entries.tuning_records],
         ]
-    )  # fmt: skip
+    )
 
 
 def _packed_spec(kernel: Kernel) -> bytes:

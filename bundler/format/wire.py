@@ -237,8 +237,9 @@ def check_canonical(data: bytes, record: object, what: str) -> None:
     if not encodes_to(record, data):
         raise FormatError(
             f"{what}: expected the fields of this version and no other, and each number in its shortest form, got "
-            f"{count(len(data), 'byte')} that say the same otherwise", what=what,
-        )  # fmt: skip
+            f"{count(len(data), 'byte')} that say the same otherwise",
+            what=what,
+        )
 
 
 def check_texts(texts: Iterable[str], what: str, limits: Limits) -> None:

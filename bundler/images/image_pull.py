@@ -103,9 +103,21 @@ def open_image(
             if doubt:
                 bundle.signed.doubt = doubt
             admission = admit(bundle, "kernels", policy)
-            yield bundle, path, ImageReport(
-                where.full, stored.digest, got.layout, bundle.digest, len(bundle.kernels), got.size_bytes, 0, admission.line, got.left_out
-            )  # fmt: skip
+            yield (
+                bundle,
+                path,
+                ImageReport(
+                    where.full,
+                    stored.digest,
+                    got.layout,
+                    bundle.digest,
+                    len(bundle.kernels),
+                    got.size_bytes,
+                    0,
+                    admission.line,
+                    got.left_out,
+                ),
+            )
 
 
 def _fetch(

@@ -158,9 +158,16 @@ def _send(
     with store_errors(place.name):
         place.put_manifest(image.manifest, image.manifest_type, where.tag)
     return ImageReport(
-        where.full, manifest.digest, image.layout, image.bundle.digest, len(image.bundle.kernels), image.layer.size, sent,
-        f"signed by key {signer.key_id}" if signer is not None else "", image.left_out,
-    )  # fmt: skip
+        where.full,
+        manifest.digest,
+        image.layout,
+        image.bundle.digest,
+        len(image.bundle.kernels),
+        image.layer.size,
+        sent,
+        f"signed by key {signer.key_id}" if signer is not None else "",
+        image.left_out,
+    )
 
 
 def _signed_before(place: ImagePlace, where: oci.ImageUrl) -> list[bytes]:

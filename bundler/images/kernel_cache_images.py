@@ -145,13 +145,15 @@ def labels_of(made: CacheFiles, cache_bytes: int, title: str) -> dict[str, str]:
 
 def image_config(labels: Mapping[str, str], diff_id: str) -> bytes:
     """Return the config of an image; without a time, so that the same bundle is the same image."""
-    return msgspec.json.encode({
-        "architecture": _ARCHITECTURES.get(platform.machine(), platform.machine()),
-        "os": "linux",
-        "config": {"Labels": dict(sorted(labels.items()))},
-        "rootfs": {"type": "layers", "diff_ids": [diff_id]},
-        "history": [{"created_by": "triton-bundler"}],
-    })  # fmt: skip
+    return msgspec.json.encode(
+        {
+            "architecture": _ARCHITECTURES.get(platform.machine(), platform.machine()),
+            "os": "linux",
+            "config": {"Labels": dict(sorted(labels.items()))},
+            "rootfs": {"type": "layers", "diff_ids": [diff_id]},
+            "history": [{"created_by": "triton-bundler"}],
+        }
+    )
 
 
 def is_kernel_cache(manifest: Manifest) -> bool:

@@ -291,10 +291,13 @@ def _install(
     else:
         opened, owned = store, False
     options = options._replace(
-        trust=opened.trust, keep=chosen.keep, local=chosen.local, launcher=chosen.launcher,
+        trust=opened.trust,
+        keep=chosen.keep,
+        local=chosen.local,
+        launcher=chosen.launcher,
         replay=chosen.replay if replay is None else replay,
         moved=chosen.moved if moved is None else moved,
-    )  # fmt: skip
+    )
     engine = Engine(opened, options, _process.registered)
     endpoint = None
     try:
@@ -356,9 +359,17 @@ def _session_from_environment(registered: RegisteredBundles) -> tuple[Session, E
     except BundlerError as error:
         problem = error
     options = SessionOptions(
-        tag=chosen.tag, mode=chosen.mode, strict=chosen.strict, trust=chosen.trust, keep=chosen.keep, local=chosen.local,
-        replay=chosen.replay, moved=chosen.moved, serving=None if says_strict() else "warn", launcher=chosen.launcher,
-    )  # fmt: skip
+        tag=chosen.tag,
+        mode=chosen.mode,
+        strict=chosen.strict,
+        trust=chosen.trust,
+        keep=chosen.keep,
+        local=chosen.local,
+        replay=chosen.replay,
+        moved=chosen.moved,
+        serving=None if says_strict() else "warn",
+        launcher=chosen.launcher,
+    )
     for path in registered_bundles():
         registered.add(path)
     engine = Engine(store, options, registered)

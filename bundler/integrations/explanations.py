@@ -172,10 +172,12 @@ def _of_misses(
     return tuple(
         replace(
             _with_diff(_explained(miss, misses, kernels), local),
-            there_now=key in kernels, missed_at_s=miss.at_s, pid=miss.pid,
+            there_now=key in kernels,
+            missed_at_s=miss.at_s,
+            pid=miss.pid,
         )
         for key, miss in latest.items()
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,18 @@ _SOURCE_PATH = "source path"
 _UNTOLD = "source, signature or constants"
 _PREFIXES = {"option": "option", "environment": "env"}
 _PARTS = {
-    "release": "triton.release", "binary": "triton.binary", "location": "triton.location", "source": "source.text",
-    "line numbers": "source.line", "dependencies": "source.hash", "signature": "source.signature", "constants": "source.constants",
-    "alignment": "source.attributes", "ptxas": "backend.hash", "stages": "backend.stages",
-}  # fmt: skip
+    "release": "triton.release",
+    "binary": "triton.binary",
+    "location": "triton.location",
+    "source": "source.text",
+    "line numbers": "source.line",
+    "dependencies": "source.hash",
+    "signature": "source.signature",
+    "constants": "source.constants",
+    "alignment": "source.attributes",
+    "ptxas": "backend.hash",
+    "stages": "backend.stages",
+}
 _LIBRARY = ("triton.binary", "triton.code")
 # The first release in which a function's hash does not depend on what a program hashed before.
 _STEADY_HASHES = (3, 9)
@@ -148,8 +156,12 @@ def of_metadata(kernel: Kernel, metadata: bytes) -> KeyedKernel:
         elif not isinstance(value, (dict, list)):
             parts[f"option.{name}"] = repr(value)
     return KeyedKernel(
-        kernel.key, kernel.name, kernel.target, KeyParts(tuple(parts.items()), proven=False), partial=True
-    )  # fmt: skip
+        kernel.key,
+        kernel.name,
+        kernel.target,
+        KeyParts(tuple(parts.items()), proven=False),
+        partial=True,
+    )
 
 
 def keyed_all(bundle: Bundle) -> Iterator[KeyedKernel]:

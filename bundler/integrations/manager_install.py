@@ -49,8 +49,14 @@ def activity_of_environment(source: DelegateSource) -> Active:
 
 def _for_children(urls: tuple[str, ...], options: SessionOptions) -> Mapping[str, str]:
     """Return what makes a child process look where we look.  Tags are the parent's: it fetches and pushes for all."""
-    chosen = {"STORE": " ".join(urls), "MODE": options.mode, "TRUST": options.trust, "STRICT": options.strict,
-              "KEEP": options.keep, "MOVED": str(int(options.moved))}  # fmt: skip
+    chosen = {
+        "STORE": " ".join(urls),
+        "MODE": options.mode,
+        "TRUST": options.trust,
+        "STRICT": options.strict,
+        "KEEP": options.keep,
+        "MOVED": str(int(options.moved)),
+    }
     return {PREFIX + name: value for name, value in chosen.items()}
 
 

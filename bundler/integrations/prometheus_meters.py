@@ -35,9 +35,14 @@ MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 # Series that are there from the start: the rate of one that appears with its first event lacks that event.
 _FROM_THE_START = (
-    ("lookups_total", ("miss", "none")), ("lookups_total", ("hit", "triton")), ("lookups_total", ("hit", "tag")),
-    ("lookups_total", ("hit", "store")), ("leases_total", ("granted",)), ("leases_total", ("waited",)), ("leases_total", ("without",)),
-)  # fmt: skip
+    ("lookups_total", ("miss", "none")),
+    ("lookups_total", ("hit", "triton")),
+    ("lookups_total", ("hit", "tag")),
+    ("lookups_total", ("hit", "store")),
+    ("leases_total", ("granted",)),
+    ("leases_total", ("waited",)),
+    ("leases_total", ("without",)),
+)
 _OUTCOMES = ("replayed", "later", "not_found", "changed", "skipped")
 
 
@@ -51,19 +56,54 @@ class MetricRow(NamedTuple):
 
 
 METRICS = (
-    MetricRow(Counter, "lookups_total", ("result", "tier"), "Kernels that Triton asked for: found (hit) in a tier, or found nowhere (miss, tier none)."),
+    MetricRow(
+        Counter,
+        "lookups_total",
+        ("result", "tier"),
+        "Kernels that Triton asked for: found (hit) in a tier, or found nowhere (miss, tier none).",
+    ),
     MetricRow(Counter, "compiles_total", (), "Kernels that Triton compiled."),
     MetricRow(Counter, "compile_seconds_total", (), "Seconds that these compiles took."),
-    MetricRow(Counter, "seconds_saved_total", (), "Seconds that the compiles of the hits took when they were recorded."),
+    MetricRow(
+        Counter,
+        "seconds_saved_total",
+        (),
+        "Seconds that the compiles of the hits took when they were recorded.",
+    ),
     MetricRow(Counter, "published_total", (), "Kernels and files that were published one by one."),
-    MetricRow(Counter, "bytes_total", ("direction", "tier"), "Bytes of kernels that were fetched from a tier, or sent to one."),
+    MetricRow(
+        Counter,
+        "bytes_total",
+        ("direction", "tier"),
+        "Bytes of kernels that were fetched from a tier, or sent to one.",
+    ),
     MetricRow(Histogram, "restore_seconds", (), "Seconds that each restore of a bundle took."),
-    MetricRow(Counter, "steps_total", ("step", "result"), "Steps that ended: restore, pull, push, compile, compile_once, replay; fine, or error."),
-    MetricRow(Gauge, "breaker_state", ("tier",), "Whether a server of a store is asked: 0 closed, it is; 1 half open, one question; 2 open, it rests."),
-    MetricRow(Counter, "leases_total", ("result",), "Turns to compile for everyone: granted, waited for another's, or taken without a lease."),
+    MetricRow(
+        Counter,
+        "steps_total",
+        ("step", "result"),
+        "Steps that ended: restore, pull, push, compile, compile_once, replay; fine, or error.",
+    ),
+    MetricRow(
+        Gauge,
+        "breaker_state",
+        ("tier",),
+        "Whether a server of a store is asked: 0 closed, it is; 1 half open, one question; 2 open, it rests.",
+    ),
+    MetricRow(
+        Counter,
+        "leases_total",
+        ("result",),
+        "Turns to compile for everyone: granted, waited for another's, or taken without a lease.",
+    ),
     MetricRow(Gauge, "leases_held", (), "Leases that are held now."),
-    MetricRow(Counter, "replayed_kernels_total", ("outcome",), "Kernels of replays: replayed, later, not_found, changed, skipped."),
-)  # fmt: skip
+    MetricRow(
+        Counter,
+        "replayed_kernels_total",
+        ("outcome",),
+        "Kernels of replays: replayed, later, not_found, changed, skipped.",
+    ),
+)
 
 
 class Meters:

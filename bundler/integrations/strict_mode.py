@@ -86,9 +86,11 @@ class StrictMode:
         said, found = self._compared(record)
         return StrictModeViolation(
             f"{what}, which strict mode forbids; {said}, or set strict to 'warn'",
-            key=record.key, name=record.name, nearest=found[0].key if found is not None else None,
+            key=record.key,
+            name=record.name,
+            nearest=found[0].key if found is not None else None,
             differences=tuple(map(str, found[1])) if found is not None else (),
-        )  # fmt: skip
+        )
 
     def _compared(
         self, record: SpooledEvent

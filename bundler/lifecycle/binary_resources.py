@@ -119,8 +119,9 @@ def read_resources(image: bytes, entry: str) -> BinaryResources:
         ) from error
     raise FormatError(
         f"{entry}: the device binary is for machine {machine}; known are {_CUDA} (CUDA) and {_AMD} (AMD)",
-        kernel=entry, machine=machine,
-    )  # fmt: skip
+        kernel=entry,
+        machine=machine,
+    )
 
 
 # NVIDIA ---------------------------------------------------------------------------------------------------------------
@@ -262,16 +263,18 @@ def _check_room(key: str, noted: int, described: int, entry: str) -> None:
     if noted > described:
         raise FormatError(
             f"{entry}: the hsaco's metadata have {noted} for {key}, its kernel descriptor allocates {described}",
-            kernel=entry, key=key,
-        )  # fmt: skip
+            kernel=entry,
+            key=key,
+        )
 
 
 def _agree(key: str, noted: int, described: int, entry: str) -> None:
     if noted != described:
         raise FormatError(
             f"{entry}: the hsaco's metadata have {noted} for {key}, its kernel descriptor has {described}",
-            kernel=entry, key=key,
-        )  # fmt: skip
+            kernel=entry,
+            key=key,
+        )
 
 
 def _natural(said: dict[Any, Any], key: str, entry: str) -> int:

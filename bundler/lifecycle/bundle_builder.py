@@ -116,9 +116,15 @@ class Builder:
             if wanted is None or names.artifact_kind(name) in wanted
         )
         self.entries[found.key] = Kernel(
-            found.key, found.name, found.target, artifacts, known.toolchain,
-            LaunchSpec.from_metadata(metadata), known.launch, known.parts,
-        )  # fmt: skip
+            found.key,
+            found.name,
+            found.target,
+            artifacts,
+            known.toolchain,
+            LaunchSpec.from_metadata(metadata),
+            known.launch,
+            known.parts,
+        )
         self.observed[found.key] = observation
 
     def add_single(self, folder: str, name: str) -> bool:
@@ -221,6 +227,9 @@ def join(
         bundles[0] if bundles else Bundle(Content(), Observed({}, environments), MemoryBlobs({}))
     )
     return Bundle(
-        whole.content, whole.observed, whole.blobs,
-        variants_dropped=whole.variants_dropped, left_out=tuple(sorted(set(left_out))),
-    )  # fmt: skip
+        whole.content,
+        whole.observed,
+        whole.blobs,
+        variants_dropped=whole.variants_dropped,
+        left_out=tuple(sorted(set(left_out))),
+    )

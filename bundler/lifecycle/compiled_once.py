@@ -351,8 +351,12 @@ class _Queue:
         if failure is not None and failure != self._known:
             raise CompileFailed(
                 f"{self._key} does not compile: {failure.message} (in the process that compiled it for all)",
-                key=self._key, name=None, line=None, reason=failure.message, words=failure.message,
-            )  # fmt: skip
+                key=self._key,
+                name=None,
+                line=None,
+                reason=failure.message,
+                words=failure.message,
+            )
 
 
 def _only(bundle: Bundle, key: str) -> Bundle:

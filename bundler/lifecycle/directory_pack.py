@@ -70,10 +70,14 @@ def _pack(root: str, keep: Keep, watch: Watch | None) -> Bundle:
             kernels = join([pack_kernels(root, keep, Observation(layouts=("triton",)), watch)])
             return with_tunings(kernels, TuningFolder(root).records())
         builders = [
-            pack_kernels(os.path.join(root, KERNEL_SUBDIRECTORY, str(device)), keep,
-                          Observation((device,), ("inductor",)), watch)
+            pack_kernels(
+                os.path.join(root, KERNEL_SUBDIRECTORY, str(device)),
+                keep,
+                Observation((device,), ("inductor",)),
+                watch,
+            )
             for device in devices
-        ]  # fmt: skip
+        ]
         return join([*builders, _pack_rest(root, keep, devices)])
 
 

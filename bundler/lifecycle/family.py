@@ -183,8 +183,9 @@ def _from_table(name: str, table: Any, path: str) -> Family:
         if meant is not None:
             raise ConfigError(
                 f"{path}: family {name}: fingerprint: {part!r} is no fact and no package here, did you mean {meant!r}?",
-                path=path, name=part,
-            )  # fmt: skip
+                path=path,
+                name=part,
+            )
     return Family(name, **values)
 
 
@@ -207,8 +208,9 @@ def _check_pattern(family: str, field: str, pattern: object) -> None:
         raise ConfigError(
             f"family {family}: {field} has {pattern!r:.200}, which could lead out of the root; expected a relative pattern "
             "without . and ..",
-            name=family, pattern=pattern,
-        ) from error  # fmt: skip
+            name=family,
+            pattern=pattern,
+        ) from error
 
 
 def _expanded(text: str) -> str | None:

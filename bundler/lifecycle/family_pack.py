@@ -171,12 +171,14 @@ class _Packed:
 
         Who packs the cache of a server may do so in an environment of his own, of which the rest of the fingerprint is.
         """
-        releases = sorted({
-            entry.toolchain.release
-            for builder in self.kernels.values()
-            for entry in builder.entries.values()
-            if isinstance(entry, Kernel) and entry.toolchain.release
-        })  # fmt: skip
+        releases = sorted(
+            {
+                entry.toolchain.release
+                for builder in self.kernels.values()
+                for entry in builder.entries.values()
+                if isinstance(entry, Kernel) and entry.toolchain.release
+            }
+        )
         if not releases or releases == [installed]:
             return {}
         rest = "the rest of its fingerprint is of this environment: pack where the server runs, or say what differs by --fact, or facts="

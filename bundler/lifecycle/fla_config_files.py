@@ -141,8 +141,11 @@ def _named(config: Any, where: str) -> Named:
         )
     counts = {name: config[name] for name in COUNTS if name in config}
     kwargs = config_files.named_of_fields(config["kwargs"] | counts, where)
-    options = {name: value for name, value in config.items()
-               if name not in {"kwargs", _NOT_OF_A_CONFIG, *COUNTS} and value is not None}  # fmt: skip
+    options = {
+        name: value
+        for name, value in config.items()
+        if name not in {"kwargs", _NOT_OF_A_CONFIG, *COUNTS} and value is not None
+    }
     config_files.named_of_fields(options, where)
     return kwargs + tuple((OPTION + name, encode(options[name])) for name in sorted(options))
 

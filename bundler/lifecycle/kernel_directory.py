@@ -381,8 +381,12 @@ def _mixed(files: dict[str, bytes], binary: str) -> str | None:
     for name, found in named:
         # The line table keeps directory and file name apart; a binary without line information names neither.
         if names.artifact_kind(name) in _ASSEMBLY and b".debug_line" in files[binary]:
-            absent = (path for path in islice(found, _SOURCES_LOOKED_FOR) if os.path.basename(path) not in files[binary]
-                      or os.path.dirname(path) not in files[binary])  # fmt: skip
+            absent = (
+                path
+                for path in islice(found, _SOURCES_LOOKED_FOR)
+                if os.path.basename(path) not in files[binary]
+                or os.path.dirname(path) not in files[binary]
+            )
             if path := next(absent, None):
                 return f"{name} and {binary} come from two compiles: {_shown(os.fsdecode(path))} is not in the binary"
     return None

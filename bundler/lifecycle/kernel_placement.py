@@ -150,9 +150,16 @@ class StoredKernel:
             else (layout.binary, layout.metadata)
         )
         ready = ReadyKernel(
-            self.wanted.kernel.key, files.names, self.contents, metadata, files.size_bytes + changes.growth, self._digests,
-            changes.edits, *places, changes.rewritten,
-        )  # fmt: skip
+            self.wanted.kernel.key,
+            files.names,
+            self.contents,
+            metadata,
+            files.size_bytes + changes.growth,
+            self._digests,
+            changes.edits,
+            *places,
+            changes.rewritten,
+        )
         if self._digests:
             return ready
         # Who writes it need not look again; nor is it looked at for each directory: paths decide nothing that is checked.

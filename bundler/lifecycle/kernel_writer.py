@@ -154,9 +154,17 @@ def new_kernel(kernel: ReadyKernel, temporary: str, directory: str) -> NewKernel
     """
     group, text = _group_file(kernel.names, directory)
     return (
-        temporary, kernel.key, kernel.names, kernel.contents, kernel.digests, kernel.edits, kernel.binary, kernel.metadata,
-        group, text,
-    )  # fmt: skip
+        temporary,
+        kernel.key,
+        kernel.names,
+        kernel.contents,
+        kernel.digests,
+        kernel.edits,
+        kernel.binary,
+        kernel.metadata,
+        group,
+        text,
+    )
 
 
 @functools.lru_cache(_GROUP_FILES_REMEMBERED)

@@ -26,7 +26,12 @@ _KNOWN = (
     Family(
         "vllm",
         root=("$VLLM_CACHE_ROOT", "$XDG_CACHE_HOME/vllm", "~/.cache/vllm"),
-        patterns=("torch_compile_cache/**", "deep_gemm/**", "flashinfer_autotune_cache/**", "rocm_segmented_attention/**"),
+        patterns=(
+            "torch_compile_cache/**",
+            "deep_gemm/**",
+            "flashinfer_autotune_cache/**",
+            "rocm_segmented_attention/**",
+        ),
         kernels=(*_KERNELS, "rocm_segmented_attention/triton"),
         # A model and its configuration have one directory each; a root may hold those of many.
         trees=("torch_compile_cache/torch_aot_compile/*", "torch_compile_cache/*", "*"),
@@ -38,8 +43,16 @@ _KNOWN = (
         "sglang",
         root=("$SGLANG_CACHE_DIR", "~/.cache/sglang"),
         patterns=(
-            "triton/**", "inductor/**", "nv/**", "tilelang/**", "deep_gemm/**", "cute_aot/**", "torch_compile_cache/**",
-            "flashinfer/**", ".cache/flashinfer/**", "jit/**",
+            "triton/**",
+            "inductor/**",
+            "nv/**",
+            "tilelang/**",
+            "deep_gemm/**",
+            "cute_aot/**",
+            "torch_compile_cache/**",
+            "flashinfer/**",
+            ".cache/flashinfer/**",
+            "jit/**",
         ),
         kernels=("triton", *_KERNELS),
         trees=("torch_compile_cache/*", ".cache/flashinfer", "*"),
@@ -58,7 +71,11 @@ _KNOWN = (
     ),
     Family(
         "cute_dsl",
-        root=("$SGLANG_CUTE_AOT_CACHE_DIR", "$FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", "$CUTE_DSL_CACHE_DIR"),
+        root=(
+            "$SGLANG_CUTE_AOT_CACHE_DIR",
+            "$FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",
+            "$CUTE_DSL_CACHE_DIR",
+        ),
         fingerprint=(*_MACHINE, "nvidia-cutlass-dsl"),
     ),
     Family(
@@ -66,7 +83,7 @@ _KNOWN = (
         root=("$FLASHINFER_WORKSPACE_BASE/.cache/flashinfer", "~/.cache/flashinfer"),
         fingerprint=(*_MACHINE, "flashinfer-python", "torch"),
     ),
-)  # fmt: skip
+)
 FAMILIES = {family.name: family for family in _KNOWN}
 
 

@@ -76,8 +76,17 @@ class RewrittenFiles:
         self._kernels, self._others = kernels, others
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted({f"{key}/{name}" for names, keys in self._kernels.items() for key in keys for name in names}
-                           | self._others))  # fmt: skip
+        return iter(
+            sorted(
+                {
+                    f"{key}/{name}"
+                    for names, keys in self._kernels.items()
+                    for key in keys
+                    for name in names
+                }
+                | self._others
+            )
+        )
 
 
 class _ListedWhenRead:

@@ -108,10 +108,15 @@ def moved_kernel(
     # What is added stands behind all placeholders of paths.
     metadata = msgspec.structs.replace(kernel.metadata, digest=digest_text(digest), size=len(data))
     made = Kernel(
-        key, kernel.name, kernel.target,
+        key,
+        kernel.name,
+        kernel.target,
         tuple(metadata if one is kernel.metadata else one for one in kernel.artifacts),
-        kernel.toolchain, kernel.spec, kernel.facts_bytes, here.to_bytes(),
-    )  # fmt: skip
+        kernel.toolchain,
+        kernel.spec,
+        kernel.facts_bytes,
+        here.to_bytes(),
+    )
     return MovedKernel(made, {digest: data}, kernel.key)
 
 

@@ -142,8 +142,13 @@ class Recording:
         self.report = replace(report, left_out=left_out, errors=self._errors())
         with self._lock:
             tunings = list(self._tunings)
-        found = Bundle(bundle.content, bundle.observed, bundle.blobs, variants_dropped=bundle.variants_dropped,
-                       left_out=left_out)  # fmt: skip
+        found = Bundle(
+            bundle.content,
+            bundle.observed,
+            bundle.blobs,
+            variants_dropped=bundle.variants_dropped,
+            left_out=left_out,
+        )
         whole = with_tunings(found, tunings)
         if strip is None:
             return whole

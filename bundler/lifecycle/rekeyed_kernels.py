@@ -122,11 +122,17 @@ def _derived(bundle: Bundle, kernel: Kernel, blobs: dict[bytes, bytes]) -> Kerne
     metadata = msgspec.structs.replace(kernel.metadata, digest=digest_text(digest))
     installed = identity.installed_triton() or Toolchain()
     return Kernel(
-        key, kernel.name, kernel.target,
-        tuple(metadata if artifact is kernel.metadata else artifact for artifact in kernel.artifacts),
+        key,
+        kernel.name,
+        kernel.target,
+        tuple(
+            metadata if artifact is kernel.metadata else artifact for artifact in kernel.artifacts
+        ),
         msgspec.structs.replace(kernel.toolchain, binary=installed.binary),
-        kernel.spec, kernel.facts_bytes, parts.to_bytes(),
-    )  # fmt: skip
+        kernel.spec,
+        kernel.facts_bytes,
+        parts.to_bytes(),
+    )
 
 
 def with_hash(metadata: bytes, old: str, new: str) -> bytes:

@@ -224,8 +224,11 @@ class RestorePlan:
         if self.base is not None:
             return self._device_roots(seen.devices) if self.inductor else [self.base]
         roots = self._device_roots(seen.devices) if "inductor" in seen.layouts else []
-        return roots + ([directories.triton_cache_dir()] if "inductor" not in seen.layouts or "triton" in seen.layouts
-                        else [])  # fmt: skip
+        return roots + (
+            [directories.triton_cache_dir()]
+            if "inductor" not in seen.layouts or "triton" in seen.layouts
+            else []
+        )
 
     def _device_roots(self, seen: Sequence[int] = ()) -> list[str]:
         # A kernel of which no device is known goes where the bundle's others go, and without these to the first device.

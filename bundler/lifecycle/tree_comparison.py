@@ -139,9 +139,13 @@ def _beside(one: _Described, others: Sequence[_Described]) -> TreeExplanation:
     if not named and not (one.factors and nearest.factors):
         unknown.append("no file says what the names of both were made of")
     return TreeExplanation(
-        one.tree.name, nearest.tree.name, found.differing, factors, tuple(unknown),
+        one.tree.name,
+        nearest.tree.name,
+        found.differing,
+        factors,
+        tuple(unknown),
         same=bool(named) and not found.differing,
-    )  # fmt: skip
+    )
 
 
 def _kind(tree: TreeIndex) -> tuple[str, str]:

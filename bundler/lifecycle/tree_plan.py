@@ -150,8 +150,10 @@ class TreePlan:
         if total > limit:
             raise LimitExceeded(
                 f"the trees of this bundle have {total} bytes on disk, made of {sum(held.values())} that are in it, which is over the limit of "
-                f"{limit}; if you trust it, pass TreeOptions(max_bytes={total})", limit=limit, got=total,
-            )  # fmt: skip
+                f"{limit}; if you trust it, pass TreeOptions(max_bytes={total})",
+                limit=limit,
+                got=total,
+            )
 
     def _plan(self, tree: TreeIndex, same_place: list[TreeIndex]) -> None:
         family = self._declared(tree)

@@ -197,9 +197,13 @@ def with_tunings(bundle: Bundle, pairs: Iterable[Pair]) -> Bundle:
     records = [record for record, _ in best.values()]
     tunings = merge_tunings((), [tuning for _, tuning in best.values() if tuning is not None])
     return Bundle(
-        Content.of(bundle.content.entries, records), replace(bundle.observed, tunings=tunings), bundle.blobs,
-        writable=bundle.writable, variants_dropped=bundle.variants_dropped, left_out=bundle.left_out,
-    )  # fmt: skip
+        Content.of(bundle.content.entries, records),
+        replace(bundle.observed, tunings=tunings),
+        bundle.blobs,
+        writable=bundle.writable,
+        variants_dropped=bundle.variants_dropped,
+        left_out=bundle.left_out,
+    )
 
 
 def _for_the_owner(path: str, flags: int) -> int:
@@ -249,8 +253,13 @@ def winners_only(bundle: Bundle) -> Bundle:
         for t in bundle.observed.tunings
     )
     observed = Observed(seen, bundle.observed.environments, tunings)
-    return Bundle(Content.of(entries, bundle.tuning_records), observed, bundle.blobs, writable=bundle.writable,
-                  variants_dropped=bundle.variants_dropped)  # fmt: skip
+    return Bundle(
+        Content.of(entries, bundle.tuning_records),
+        observed,
+        bundle.blobs,
+        writable=bundle.writable,
+        variants_dropped=bundle.variants_dropped,
+    )
 
 
 def place_tunings(bundle: Bundle, cache_dir: str | os.PathLike[str]) -> int:

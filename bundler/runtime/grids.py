@@ -49,6 +49,9 @@ def checked(grid: Any, name: str, backend: str, cluster: int = 1) -> tuple[int, 
             raise CannotLaunchStatically(
                 f"{name}: the grid has {size} blocks along {axis}, expected 0 to {limit}; "
                 "put the longest axis first, or let a program do more",
-                kernel=name, axis=axis, got=size, limit=limit,
-            )  # fmt: skip
+                kernel=name,
+                axis=axis,
+                got=size,
+                limit=limit,
+            )
     return x, y, z

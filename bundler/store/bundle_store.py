@@ -165,10 +165,16 @@ class BundleStore:
             sent.bytes += self._index.add(final.content, place, held, fresh=fresh, over=over)
             if ref is None or before == value or self._swap(ref, before, value):
                 return PushReport(
-                    final.digest, sent.units, sent.present, sent.bytes, sent.repaired, final.variants_dropped,
-                    current and store_layout.digest_of_manifest(current), None if ref is None else final.digest,
+                    final.digest,
+                    sent.units,
+                    sent.present,
+                    sent.bytes,
+                    sent.repaired,
+                    final.variants_dropped,
+                    current and store_layout.digest_of_manifest(current),
+                    None if ref is None else final.digest,
                     time.monotonic() - started,
-                )  # fmt: skip
+                )
         raise StoreUnavailable(
             f"{self.name}: tag {tag} changed {SWAP_ATTEMPTS} times while we pushed; try again",
             tag=tag,

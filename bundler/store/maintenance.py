@@ -44,8 +44,15 @@ READ_AT_ONCE = 64
 MOVED = store_layout.MOVED
 # Every kind of object; manifests and records, which name units, come before the units, and so do dictionaries.
 KINDS = (
-    store_layout.MANIFESTS, RECORDS, INDEX, MOVED, FILES, store_layout.DICTIONARIES, store_layout.ENVELOPES, store_layout.UNITS,
-)  # fmt: skip
+    store_layout.MANIFESTS,
+    RECORDS,
+    INDEX,
+    MOVED,
+    FILES,
+    store_layout.DICTIONARIES,
+    store_layout.ENVELOPES,
+    store_layout.UNITS,
+)
 # An entry of the kernel index names a manifest, that and a record name units, and a unit may need a dictionary.
 _NAMES_UNITS, _UNIT, _DICTIONARY, _RANKS = 1, 2, 3, 4
 T = TypeVar("T")
@@ -130,11 +137,24 @@ class Maintenance:
             )
         reached = self._reached().keys
         return StoreStats(
-            len(units), _bytes(units), len(manifests), _bytes(manifests), tags,
-            sum(stat.size_bytes for stat in (*units, *manifests, *dictionaries, *entries, *moved) if stat.key in reached),
-            len(records) + len(files), _bytes([*records, *files]), failures, len(dictionaries), _bytes(dictionaries),
-            len({s.key.rpartition("/")[2] for s in (*records, *entries) if not _is_file(s.key)}), _bytes([*entries, *moved]),
-        )  # fmt: skip
+            len(units),
+            _bytes(units),
+            len(manifests),
+            _bytes(manifests),
+            tags,
+            sum(
+                stat.size_bytes
+                for stat in (*units, *manifests, *dictionaries, *entries, *moved)
+                if stat.key in reached
+            ),
+            len(records) + len(files),
+            _bytes([*records, *files]),
+            failures,
+            len(dictionaries),
+            _bytes(dictionaries),
+            len({s.key.rpartition("/")[2] for s in (*records, *entries) if not _is_file(s.key)}),
+            _bytes([*entries, *moved]),
+        )
 
     def verify(self, *, repair: bool, watch: Watch | None = None) -> VerifyReport:
         """Read every object, and check that manifests and tags lack nothing; `watch` is told how many of how many were read."""
@@ -165,10 +185,12 @@ class Maintenance:
         # What was pushed by a version without an index, or lost its entries, is found by its keys again.
         indexed = self._mend(self._reached()) if repair else 0
         return VerifyReport(
-            len(sound) + len(damaged), tuple(sorted((damaged | unread).items())),
+            len(sound) + len(damaged),
+            tuple(sorted((damaged | unread).items())),
             tuple(sorted({*self._without_manifest(tagged, sound, damaged), *dangling})),
-            tuple(sorted(removed)), indexed,
-        )  # fmt: skip
+            tuple(sorted(removed)),
+            indexed,
+        )
 
     def _unread_failures(self, *, repair: bool) -> dict[str, str]:
         """Return the failures of compiles that cannot be read, and why; removed where that is wanted."""
@@ -232,10 +254,16 @@ class Maintenance:
         removed = [stat for stat in choice.removed if stat.key in gone]
         kept_bytes, held = _bytes(everything) - _bytes(removed), choice.told(gone)
         return PruneReport(
-            tuple(stat.key for stat in removed), _bytes(removed), kept_bytes, _bytes(tagged),
+            tuple(stat.key for stat in removed),
+            _bytes(removed),
+            kept_bytes,
+            _bytes(tagged),
             sum(one.objects for one in held if one.by in {GRACE, UNREAD_TAGS}),
-            0 if request.max_bytes is None else max(0, kept_bytes - request.max_bytes), unfollowed, held, request.grace_s,
-        )  # fmt: skip
+            0 if request.max_bytes is None else max(0, kept_bytes - request.max_bytes),
+            unfollowed,
+            held,
+            request.grace_s,
+        )
 
     def _remove(
         self, keys: list[str], needed: dict[str, list[str]], before_s: float, watch: Watch

@@ -135,9 +135,15 @@ class Mirror:
                 failed.append((tag, error.message))
         deleted = self._delete(set(tags), globs) if delete_tags else ()
         return SyncReport(
-            tuple(moved), tuple(kept), tuple(deleted), tuple(failed), self._units_moved, self._units_present,
-            self._bytes_moved, time.monotonic() - started,
-        )  # fmt: skip
+            tuple(moved),
+            tuple(kept),
+            tuple(deleted),
+            tuple(failed),
+            self._units_moved,
+            self._units_present,
+            self._bytes_moved,
+            time.monotonic() - started,
+        )
 
     def _check_target(self) -> None:
         if not self._dry_run and not self._target.writable:

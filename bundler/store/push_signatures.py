@@ -90,8 +90,9 @@ class PushSignatures:
             if envelopes:
                 raise Untrusted(
                     f"{self._name}: tag {self._tag} is signed, and this push would change it without a key; give one by key= or "
-                    "TRITON_BUNDLER_SIGNING_KEY, or push with mode='replace'", tag=self._tag,
-                )  # fmt: skip
+                    "TRITON_BUNDLER_SIGNING_KEY, or push with mode='replace'",
+                    tag=self._tag,
+                )
             return
         judge, content = self._judge, held.digest.removeprefix("sha256:")
         judgements = (
@@ -102,8 +103,10 @@ class PushSignatures:
             if not one.good:
                 raise Untrusted(
                     f"{self._name}: what tag {self._tag} names now would be signed with what is pushed, and {one.reason}; push with "
-                    "mode='replace', or trust the key of who signed it", tag=self._tag, reason=one.reason,
-                )  # fmt: skip
+                    "mode='replace', or trust the key of who signed it",
+                    tag=self._tag,
+                    reason=one.reason,
+                )
 
     def tag_value(
         self, final: Bundle, before: bytes | None, manifest: str, hints: Sequence[Hint]

@@ -108,8 +108,9 @@ class References:
             )
             raise ConfigError(
                 f"{self._name}: {digest} begins {len(candidates)} digests: {shown}; give more digits of one",
-                got=digest, candidates=tuple(candidates),
-            )  # fmt: skip
+                got=digest,
+                candidates=tuple(candidates),
+            )
         return found[-1].key
 
 

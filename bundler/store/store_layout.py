@@ -430,8 +430,9 @@ def decode_tag(value: bytes, tag: str) -> str:
         why = error.message
     raise FormatError(
         f"tag {tag} cannot be read ({why}): it is damaged or of a newer version; push it with mode replace, delete it, or "
-        "upgrade triton-bundler", tag=tag,
-    )  # fmt: skip
+        "upgrade triton-bundler",
+        tag=tag,
+    )
 
 
 class StoredManifest(msgspec.Struct, array_like=True, frozen=True, gc=False):

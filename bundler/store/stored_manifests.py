@@ -76,9 +76,13 @@ def seen_too(bundle: Bundle, stored: tuple[bytes, bytes], limits: Limits) -> Bun
     if observed_bytes == bundle.observed.encode():
         return bundle
     return Bundle(
-        bundle.content, merge_observed(bundle.observed, Observed.decode(observed_bytes, limits)), bundle.blobs,
-        content_bytes=content_bytes, writable=bundle.writable, variants_dropped=bundle.variants_dropped,
-    )  # fmt: skip
+        bundle.content,
+        merge_observed(bundle.observed, Observed.decode(observed_bytes, limits)),
+        bundle.blobs,
+        content_bytes=content_bytes,
+        writable=bundle.writable,
+        variants_dropped=bundle.variants_dropped,
+    )
 
 
 def without(held: Bundle, bundle: Bundle) -> Bundle:

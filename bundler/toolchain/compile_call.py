@@ -132,8 +132,12 @@ def _told(name: str, line_of: Callable[[Exception], tuple[str, int] | None]) -> 
         at = f" ({file}:{line})" if file else ""
         raise CompileFailed(
             f"{name} does not compile{at}: {reason}",
-            name=name, reason=reason, file=file, line=line, words=str(error),
-        ) from error  # fmt: skip
+            name=name,
+            reason=reason,
+            file=file,
+            line=line,
+            words=str(error),
+        ) from error
 
 
 def _line_of(function: Any, error: Exception) -> tuple[str, int] | None:

@@ -400,9 +400,16 @@ def _install_gate(caches: DeviceCaches) -> None:
 def _gated(original: Callable[..., Any], caches: DeviceCaches) -> Callable[..., Any]:
     @functools.wraps(original)
     def compile_unless_offered(
-        self: Any, key: str, signature: Any, device: int, constants: Any, options: Any, attributes: Any, *more: Any,
+        self: Any,
+        key: str,
+        signature: Any,
+        device: int,
+        constants: Any,
+        options: Any,
+        attributes: Any,
+        *more: Any,
         **named: Any,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         try:
             found = caches.instead_of_compiling(
                 self, device, Request(key, signature, constants, options, attributes)

@@ -99,9 +99,11 @@ def _directories_in_keys() -> tuple[bool, bytes]:
         return False, b""
     driver = importlib.import_module("triton.backends.nvidia.driver")
     config = {
-        "language": ["c"], "library_dirs": driver.library_dirs(), "include_dirs": driver.include_dirs,
+        "language": ["c"],
+        "library_dirs": driver.library_dirs(),
+        "include_dirs": driver.include_dirs,
         "libraries": driver.libraries,
-    }  # fmt: skip
+    }
     return True, b"".join(
         name.encode() + b"".join(f"{value}:".encode() for value in config[name]) for name in config
     )

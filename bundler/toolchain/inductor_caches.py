@@ -31,8 +31,16 @@ BUNDLE_TYPE = "torch._inductor.triton_bundler:TritonBundle"
 AUTOTUNER_TYPE = "torch._inductor.runtime.triton_heuristics:CachingAutotuner"
 STATIC_RESULT_TYPE = "torch._inductor.runtime.triton_heuristics:StaticTritonCompileResult"
 COMPILER = "torch._inductor.config:cpp.cxx"
-NEEDED = (ARTIFACTS, GRAPH_DIRECTORY, AUTOGRAD_DIRECTORY, FILE_NAME, PROFILE_PATH, BUNDLE_TYPE, AUTOTUNER_TYPE,
-           STATIC_RESULT_TYPE)  # fmt: skip
+NEEDED = (
+    ARTIFACTS,
+    GRAPH_DIRECTORY,
+    AUTOGRAD_DIRECTORY,
+    FILE_NAME,
+    PROFILE_PATH,
+    BUNDLE_TYPE,
+    AUTOTUNER_TYPE,
+    STATIC_RESULT_TYPE,
+)
 
 GRAPH, AUTOGRAD, TUNING, PROFILE = "inductor", "aot_autograd", "autotune", "pgo"
 

@@ -46,8 +46,11 @@ class LoadedKernel:
 def loaded_kernels() -> list[LoadedKernel]:
     """Return Inductor's kernels in this process, as far as `instances` knows them; nothing when torch compiled none."""
     # torch keeps copies of its tuners for the entries that it writes; those have no launchers.
-    return [_read(found) for found in instances.instances(instances.INDUCTOR_TUNER)
-            if found.compile_results and found.launchers]  # fmt: skip
+    return [
+        _read(found)
+        for found in instances.instances(instances.INDUCTOR_TUNER)
+        if found.compile_results and found.launchers
+    ]
 
 
 def loaded_directories() -> Iterator[str]:

@@ -198,8 +198,9 @@ def _check_names(function: Any, arguments: Mapping[str, Spec]) -> None:
     if unknown:
         raise ConfigError(
             f"it has no argument {', '.join(unknown)}; its arguments are {', '.join(function.arg_names)}",
-            expected=tuple(function.arg_names), got=tuple(unknown),
-        )  # fmt: skip
+            expected=tuple(function.arg_names),
+            got=tuple(unknown),
+        )
 
 
 def _check_types(signature: Mapping[str, Any], arguments: Mapping[str, Spec]) -> None:
@@ -208,8 +209,10 @@ def _check_types(signature: Mapping[str, Any], arguments: Mapping[str, Spec]) ->
             raise ConfigError(
                 f"argument {name}: given as {spec!r}, but Triton takes it for {signature[name]!r}; a number is i32, i64 or u64 "
                 "by its size, unless the function's own annotation says otherwise",
-                name=name, expected=str(spec), got=str(signature[name]),
-            )  # fmt: skip
+                name=name,
+                expected=str(spec),
+                got=str(signature[name]),
+            )
 
 
 def as_data(stopped: CompileRequest, *, portable: bool = True) -> Specialized:

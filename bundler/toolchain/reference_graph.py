@@ -32,7 +32,9 @@ _SEED_RESULTS = frozenset(
     {"rng_state", "unused", "philox_seed", "philox_offset", "debug_attn_mask"}
 )
 _DROPOUT = "dropout_p"
-_UNINITIALIZED = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})  # fmt: skip
+_UNINITIALIZED = frozenset(
+    {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+)
 _WIDE = torch.float64
 
 

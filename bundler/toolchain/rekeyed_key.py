@@ -219,8 +219,10 @@ def _check_parts(recorded: KeyParts, here: dict[str, str]) -> None:
         if name not in _MAY_DIFFER | _SOURCE_ONLY and theirs.get(name) != here.get(name):
             raise ToolchainMismatch(
                 f"{name} is {_shown(theirs.get(name))} there and {_shown(here.get(name))} here",
-                part=name, expected=theirs.get(name), got=here.get(name),
-            )  # fmt: skip
+                part=name,
+                expected=theirs.get(name),
+                got=here.get(name),
+            )
     if _BINARY not in theirs or _BINARY not in here:
         raise ToolchainMismatch("the binary of one Triton is not known")
 

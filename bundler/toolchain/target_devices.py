@@ -66,7 +66,7 @@ _DEVICES = {
     "hip:gfx950": TargetDevice("AMD Instinct MI355X", 256, 160 * _KIB, 287 * _GIB, 4 * _MIB),
     "hip:gfx1100": TargetDevice("AMD Radeon RX 7900 XTX", 48, 64 * _KIB, 24 * _GIB, 6 * _MIB),
     "hip:gfx1201": TargetDevice("AMD Radeon RX 9070 XT", 32, 64 * _KIB, 16 * _GIB, 8 * _MIB),
-}  # fmt: skip
+}
 # Of a target that is not in the table: that of the newest generation of servers, by backend.
 _OTHERS = {"cuda": "cuda:90", "hip": "hip:gfx942"}
 _NAMES = tuple(field.name for field in fields(TargetDevice))
@@ -90,8 +90,9 @@ def device_of(
         if name not in _NAMES or type(value) is not kind:
             raise ConfigError(
                 f"device property {name}={value!r}: expected one of {', '.join(_NAMES)}, the name a text and the others whole numbers",
-                name=name, got=value,
-            )  # fmt: skip
+                name=name,
+                got=value,
+            )
     known = _DEVICES.get(str(target))
     if known is not None:
         return replace(known, **given), None

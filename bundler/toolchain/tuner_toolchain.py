@@ -195,8 +195,11 @@ def compile_call(
             reason = reason_of(error)
             raise CompileFailed(
                 f"{function.__name__} does not compile: {reason}",
-                name=function.__name__, reason=reason, words=str(error), kind=type(error).__name__,
-            ) from error  # fmt: skip
+                name=function.__name__,
+                reason=reason,
+                words=str(error),
+                kind=type(error).__name__,
+            ) from error
     _tell_hook(function, made[-1], hook_args)
     return event
 

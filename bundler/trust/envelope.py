@@ -98,8 +98,9 @@ class Envelope(msgspec.Struct, frozen=True):
         if found.payloadType != payload_type:
             raise FormatError(
                 f"signature envelope: payload type {found.payloadType[:100]!r}, expected {payload_type!r}; it signs something else",
-                got=found.payloadType, expected=payload_type,
-            )  # fmt: skip
+                got=found.payloadType,
+                expected=payload_type,
+            )
         return Envelope(payload_type, payload, signatures)
 
 

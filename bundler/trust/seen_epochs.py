@@ -61,8 +61,11 @@ class SeenEpochs:
             f"tag {statement.tag!r} of store {statement.store!r}: the signed statement has epoch {statement.epoch} and names {statement.content[:12]}…, "
             f"but epoch {seen.epoch} with {seen.content[:12]}… was seen before: an old statement was played again; sign the tag again, or remove "
             f"{self._path(statement)} if the store was made anew",
-            tag=statement.tag, store=statement.store, expected=seen.epoch, got=statement.epoch,
-        )  # fmt: skip
+            tag=statement.tag,
+            store=statement.store,
+            expected=seen.epoch,
+            got=statement.epoch,
+        )
 
     def note(self, statement: TagStatement) -> None:
         """Remember a statement that was accepted, unless a newer one was.

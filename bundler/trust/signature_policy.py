@@ -200,8 +200,9 @@ class SignaturePolicy:
         if not judgement.good and self.demand(trust) == "require":
             raise Untrusted(
                 f"{what}: signatures are required for {trust}, and {judgement.reason}; {judgement.fix}",
-                reason=judgement.reason, trust=trust,
-            )  # fmt: skip
+                reason=judgement.reason,
+                trust=trust,
+            )
 
     def _judge(
         self, envelopes: Sequence[bytes], kind: type[_S], differs: Callable[[_S], str | None]

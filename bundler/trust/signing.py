@@ -113,9 +113,15 @@ def sign(
         text = minisign_files.write_signature(key, written.signed.file_chunks(), comment)
     replace_content(target + MINISIGN_SUFFIX, text.encode())
     return SignReport(
-        target, report.digest, key.key_id, report.trust, report.targets, report.families, report.expires,
+        target,
+        report.digest,
+        key.key_id,
+        report.trust,
+        report.targets,
+        report.families,
+        report.expires,
         target + MINISIGN_SUFFIX,
-    )  # fmt: skip
+    )
 
 
 def bundle_statement(

@@ -127,8 +127,9 @@ class SigningKey:
                     raise
                 raise ConfigError(
                     f"private key {name}: {error.message}; put it into a file of mode 0600 that {_PASSPHRASE_VARIABLE} names, or "
-                    f"take it off a copy: ssh-keygen -p -f COPY, openssl pkey -in {name} -out COPY", path=name,
-                ) from error  # fmt: skip
+                    f"take it off a copy: ssh-keygen -p -f COPY, openssl pkey -in {name} -out COPY",
+                    path=name,
+                ) from error
         matched = _PEM.fullmatch(data)
         try:
             body = base64.b64decode(b"".join(matched[1].split()), validate=True) if matched else b""

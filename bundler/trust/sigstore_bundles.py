@@ -128,8 +128,10 @@ def _check(
     except wrong as error:
         raise Untrusted(
             f"signature of Sigstore {signature}: {_first_line(error)}; expected one of exactly these bytes by {identity} of {issuer}, "
-            f"in a log of {trust_root}", reason=_first_line(error), path=signature,
-        ) from error  # fmt: skip
+            f"in a log of {trust_root}",
+            reason=_first_line(error),
+            path=signature,
+        ) from error
 
 
 def _first_line(error: Exception) -> str:

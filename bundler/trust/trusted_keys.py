@@ -250,8 +250,9 @@ def _check_writers(path: str, opened: int, *, out_of_reach: bool = False) -> Non
     if shared or found.st_uid not in (0, os.geteuid()):
         raise AccessDenied(
             f"trusted keys {path}: owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}; expected that nobody but "
-            f"you and root can write to it: chmod go-w {path}, and chown it to you or root", path=path,
-        )  # fmt: skip
+            f"you and root can write to it: chmod go-w {path}, and chown it to you or root",
+            path=path,
+        )
 
 
 def _check_name(name: str) -> None:

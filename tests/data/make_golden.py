@@ -121,9 +121,14 @@ def every_value():
     ]
     return Value(
         "tuple",
-        (*members, Value("dtype", "fp16"), Value("constexpr", encode(5)), Value("jit", ("m:f", "ab" * 32)),
-         Value("other", "decimal.Decimal")),
-    )  # fmt: skip
+        (
+            *members,
+            Value("dtype", "fp16"),
+            Value("constexpr", encode(5)),
+            Value("jit", ("m:f", "ab" * 32)),
+            Value("other", "decimal.Decimal"),
+        ),
+    )
 
 
 def facts():
@@ -148,9 +153,15 @@ def facts():
 def metadata(name, target, **more):
     """Return a metadata document as Triton writes it."""
     document = {
-        "hash": "0" * 64, "name": name, "num_warps": 4, "num_ctas": 1, "shared": 1024, "warp_size": target.warp_size,
-        "target": {"backend": target.backend, "arch": target.arch, "warp_size": target.warp_size}, **more,
-    }  # fmt: skip
+        "hash": "0" * 64,
+        "name": name,
+        "num_warps": 4,
+        "num_ctas": 1,
+        "shared": 1024,
+        "warp_size": target.warp_size,
+        "target": {"backend": target.backend, "arch": target.arch, "warp_size": target.warp_size},
+        **more,
+    }
     return json.dumps(document).encode()
 
 
@@ -168,11 +179,17 @@ def kernel(files, name, seed, target, *, recorded=False, places=(), extra=(), **
         *extra,
     ]
     return Kernel(
-        key(seed), name, target, tuple(artifacts), Toolchain("3.7.1", "cd" * 32, "12.9") if recorded else Toolchain(),
+        key(seed),
+        name,
+        target,
+        tuple(artifacts),
+        Toolchain("3.7.1", "cd" * 32, "12.9") if recorded else Toolchain(),
         LaunchSpec.from_metadata(json.loads(data)),
         facts().to_bytes() if recorded else None,
-        KeyParts((("triton.release", "3.7.1"), ("option.num_warps", "4")), True).to_bytes() if recorded else None,
-    )  # fmt: skip
+        KeyParts((("triton.release", "3.7.1"), ("option.num_warps", "4")), True).to_bytes()
+        if recorded
+        else None,
+    )
 
 
 def synthetic():
@@ -181,12 +198,29 @@ def synthetic():
     cuda, hip = Target("cuda", "90", 32), Target("hip", "gfx942", 64)
     descriptor = {"swizzle": 3, "elem_size": 2, "block_size": [64, 64], "fp4_padded": False}
     kernels = [
-        kernel(files, "softmax", "A", cuda, recorded=True, tensordesc_meta=[descriptor], places=[
-            (CACHE_DIR, "/cache"), (TRITON_DIR, "/opt/triton")],
-            path="/cache/x", text="[[cache_dir]] é", libs=[["l", "/opt/triton/l.bc"]]),
+        kernel(
+            files,
+            "softmax",
+            "A",
+            cuda,
+            recorded=True,
+            tensordesc_meta=[descriptor],
+            places=[(CACHE_DIR, "/cache"), (TRITON_DIR, "/opt/triton")],
+            path="/cache/x",
+            text="[[cache_dir]] é",
+            libs=[["l", "/opt/triton/l.bc"]],
+        ),
         kernel(files, "@k", "B", cuda, tmem_size=0, global_scratch_size=16, global_scratch_align=8),
-        kernel(files, "softmax", "C", hip, profile_scratch_size=0, profile_scratch_align=1, launch_pdl=True),
-    ]  # fmt: skip
+        kernel(
+            files,
+            "softmax",
+            "C",
+            hip,
+            profile_scratch_size=0,
+            profile_scratch_align=1,
+            launch_pdl=True,
+        ),
+    ]
     graph = b"graph " + files.blobs[bytes.fromhex(kernels[0].binary.digest[7:])] + b" end of graph"
     placed = [
         TuningFile(
@@ -234,8 +268,14 @@ def describe(bundle):
     def file(artifact):
         data = bundle.read(artifact)
         spans = [[span.offset, span.place, span.style] for span in artifact.spans]
-        return {"name": artifact.filename, "kind": artifact.kind, "size": artifact.size, "digest": artifact.digest,
-                "spans": spans, "begins": data[:24].hex()}  # fmt: skip
+        return {
+            "name": artifact.filename,
+            "kind": artifact.kind,
+            "size": artifact.size,
+            "digest": artifact.digest,
+            "spans": spans,
+            "begins": data[:24].hex(),
+        }
 
     def one(k):
         spec = {
@@ -244,13 +284,16 @@ def describe(bundle):
             if name not in ("facts", "tensor_descriptors")
         }
         return {
-            "key": k.key, "name": k.name, "target": [k.target.backend, k.target.arch, k.target.warp_size],
-            "files": [file(a) for a in k.artifacts], "launch": spec,
+            "key": k.key,
+            "name": k.name,
+            "target": [k.target.backend, k.target.arch, k.target.warp_size],
+            "files": [file(a) for a in k.artifacts],
+            "launch": spec,
             "tensor_descriptors": k.launch.tensor_descriptors.plain(),
             "facts": None if k.facts_bytes is None else msgpack.unpackb(k.launch.facts.to_bytes()),
             "parts": None if k.parts is None else [k.parts.proven, *map(list, k.parts.parts)],
             "toolchain": msgspec.structs.asdict(k.toolchain),
-        }  # fmt: skip
+        }
 
     seen = bundle.observed
     return {
@@ -283,8 +326,11 @@ def compile_real(path):
         work = Path(folder, "golden")
         work.mkdir()
         Path(work, "kernels.py").write_text(REAL_KERNELS, encoding="utf-8")
-        env = os.environ | {"TRITON_CACHE_DIR": str(work / "cache"), "TRITON_DISABLE_LINE_INFO": "1",
-                            "PYTHONPATH": f"{work}:{Path(__file__).parents[2]}"}  # fmt: skip
+        env = os.environ | {
+            "TRITON_CACHE_DIR": str(work / "cache"),
+            "TRITON_DISABLE_LINE_INFO": "1",
+            "PYTHONPATH": f"{work}:{Path(__file__).parents[2]}",
+        }
         subprocess.run([sys.executable, "-c", COMPILE, path], env=env, check=True)
 
 
@@ -293,8 +339,14 @@ def write(path):
     data = path.read_bytes()
     magic, *numbers = struct.unpack_from("<8sHHIIIQQ", data)
     with Bundle.load(path) as bundle:
-        expected = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "magic": magic.hex(),
-                    "header": numbers, "content_size": len(bundle.content.encode()), **describe(bundle)}  # fmt: skip
+        expected = {
+            "size": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "magic": magic.hex(),
+            "header": numbers,
+            "content_size": len(bundle.content.encode()),
+            **describe(bundle),
+        }
     text = json.dumps(plain(expected), indent=1, ensure_ascii=False)
     path.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
     print(f"{path.name}: {len(data)} bytes, {expected['digest']}")

@@ -59,10 +59,15 @@ def environment(monkeypatch):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
     told = {
-        "AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": SECRETS[0], "AWS_SESSION_TOKEN": SECRETS[1],
-        "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true", "AZURE_ALLOW_HTTP": "true",
-        "AZURE_STORAGE_ACCOUNT_NAME": "account", "AZURE_STORAGE_SAS_TOKEN": f"sv=2021&sig={SECRETS[2]}",
-    }  # fmt: skip
+        "AWS_ACCESS_KEY_ID": "tester",
+        "AWS_SECRET_ACCESS_KEY": SECRETS[0],
+        "AWS_SESSION_TOKEN": SECRETS[1],
+        "AWS_REGION": "us-east-1",
+        "AWS_ALLOW_HTTP": "true",
+        "AZURE_ALLOW_HTTP": "true",
+        "AZURE_STORAGE_ACCOUNT_NAME": "account",
+        "AZURE_STORAGE_SAS_TOKEN": f"sv=2021&sig={SECRETS[2]}",
+    }
     for name, value in told.items():
         monkeypatch.setenv(name, value)
     return monkeypatch
@@ -104,17 +109,29 @@ def test_the_same_host_is_followed(environment):
     ("url", "told", "hosts"),
     [
         ("s3://b/p", {}, {"s3.us-east-1.amazonaws.com", "sts.amazonaws.com", "169.254.169.254"}),
-        ("s3://b", {"AWS_REGION": "eu-west-3"}, {"s3.eu-west-3.amazonaws.com", "sts.eu-west-3.amazonaws.com"}),
+        (
+            "s3://b",
+            {"AWS_REGION": "eu-west-3"},
+            {"s3.eu-west-3.amazonaws.com", "sts.eu-west-3.amazonaws.com"},
+        ),
         ("s3://b", {"AWS_ENDPOINT_URL_S3": "https://minio.lan:9000"}, {"minio.lan"}),
         ("s3://b", {"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://10.0.0.7/x"}, {"10.0.0.7"}),
         ("s3://b--use1-az4--x-s3", {}, {"s3express-use1-az4.us-east-1.amazonaws.com"}),
-        ("az://c", {"AZURE_STORAGE_ACCOUNT_NAME": "a"}, {"a.blob.core.windows.net", "login.microsoftonline.com"}),
+        (
+            "az://c",
+            {"AZURE_STORAGE_ACCOUNT_NAME": "a"},
+            {"a.blob.core.windows.net", "login.microsoftonline.com"},
+        ),
         ("az://c", {"AZURE_STORAGE_USE_EMULATOR": "true"}, {"127.0.0.1", "localhost"}),
-        ("az://c", {"AZURE_AUTHORITY_HOST": "login.microsoftonline.us"}, {"login.microsoftonline.us"}),
+        (
+            "az://c",
+            {"AZURE_AUTHORITY_HOST": "login.microsoftonline.us"},
+            {"login.microsoftonline.us"},
+        ),
         ("az://c", {"IDENTITY_ENDPOINT": "http://10.1.1.1:42/msi"}, {"10.1.1.1"}),
         ("az://c", {"AZURE_STORAGE_ENDPOINT": "https://[::1]:1/x"}, {"::1"}),
     ],
-)  # fmt: skip
+)
 def test_the_hosts_of_a_store_and_of_its_credentials_are_reached(url, told, hosts):
     """Those of the cloud, those that settings name, and those of the machine that has credentials."""
     settings = gate(url, told)

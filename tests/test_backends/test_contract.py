@@ -63,12 +63,24 @@ def test_wrappers_pass_on_what_a_store_can_do():
     memory = MemoryBackend()
     checking = Tiers([Tier("one", memory, Rules(is_sound=lambda key, value: True))])
     plain = Tiers([Tier("one", ReadOnly(memory), Rules())])
-    assert [store.writable for store in (memory, Guarded(memory), ReadOnly(memory), Guarded(ReadOnly(memory)))] == [
-        True, True, False, False,
-    ]  # fmt: skip
-    assert [store.verified for store in (memory, checking, plain, ReadOnly(checking), Guarded(checking))] == [
-        False, True, False, True, True,
-    ]  # fmt: skip
+    assert [
+        store.writable
+        for store in (memory, Guarded(memory), ReadOnly(memory), Guarded(ReadOnly(memory)))
+    ] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert [
+        store.verified for store in (memory, checking, plain, ReadOnly(checking), Guarded(checking))
+    ] == [
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]
     assert (checking.writable, plain.writable) == (True, False)
     assert (memory.counters, [tier.name for tier in checking.counters]) == ((), ["one"])
 
@@ -99,9 +111,13 @@ class Confusing(MemoryBackend):
 def test_the_state_machine_finds_a_broken_store(broken):
     """A store with a fault does not pass."""
     settings = hypothesis.settings(
-        hypothesis.settings.get_profile("backends"), max_examples=300, derandomize=True, database=None, phases=[hypothesis.Phase.generate],
+        hypothesis.settings.get_profile("backends"),
+        max_examples=300,
+        derandomize=True,
+        database=None,
+        phases=[hypothesis.Phase.generate],
         print_blob=False,
-    )  # fmt: skip
+    )
     with pytest.raises(AssertionError):
         run_state_machine_as_test(state_machine(broken), settings=settings)
 
@@ -127,7 +143,10 @@ def test_the_contract_finds_a_store_that_loses_updates():
 def test_a_subclass_must_say_how_to_open_a_store():
     """The contract itself has no store."""
     contract = BackendContract()
-    for call in (lambda: contract.reopen(MemoryBackend()), lambda: contract.peek(MemoryBackend(), "a"),
-                 lambda: contract.poke(MemoryBackend(), "a", b"")):  # fmt: skip
+    for call in (
+        lambda: contract.reopen(MemoryBackend()),
+        lambda: contract.peek(MemoryBackend(), "a"),
+        lambda: contract.poke(MemoryBackend(), "a", b""),
+    ):
         with pytest.raises(NotImplementedError):
             call()

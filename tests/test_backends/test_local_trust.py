@@ -81,8 +81,10 @@ def test_a_directory_that_was_left_without_its_permissions_gets_them(root):
     with LocalBackend(str(root), GROUP) as backend:
         backend.put({"v1/m/b": b"2"})
     assert {name: disk.modes(root)[name] for name in ("tmp", "data/v1", "data/v1/m")} == {
-        "tmp": 0o2770, "data/v1": 0o2770, "data/v1/m": 0o2770,
-    }  # fmt: skip
+        "tmp": 0o2770,
+        "data/v1": 0o2770,
+        "data/v1/m": 0o2770,
+    }
 
 
 @pytest.mark.parametrize(
@@ -159,12 +161,30 @@ def test_a_directory_of_another_user(root, owned, uid, in_group, permissions, tr
 @pytest.mark.parametrize(
     "use",
     [
-        lambda b: b.get(["a"]), lambda b: b.put({"a": b"1"}), lambda b: b.exists(["a"]), lambda b: b.read_ref("t"),
-        lambda b: b.swap_ref("t", None, b"1"), lambda b: list(b.list()), lambda b: list(b.list_refs()),
-        lambda b: b.lease("k", 60), lambda b: b.touch(["a"]), lambda b: b.delete(["a"]),
+        lambda b: b.get(["a"]),
+        lambda b: b.put({"a": b"1"}),
+        lambda b: b.exists(["a"]),
+        lambda b: b.read_ref("t"),
+        lambda b: b.swap_ref("t", None, b"1"),
+        lambda b: list(b.list()),
+        lambda b: list(b.list_refs()),
+        lambda b: b.lease("k", 60),
+        lambda b: b.touch(["a"]),
+        lambda b: b.delete(["a"]),
     ],
-    ids=["get", "put", "exists", "read_ref", "swap_ref", "list", "list_refs", "lease", "touch", "delete"],
-)  # fmt: skip
+    ids=[
+        "get",
+        "put",
+        "exists",
+        "read_ref",
+        "swap_ref",
+        "list",
+        "list_refs",
+        "lease",
+        "touch",
+        "delete",
+    ],
+)
 def test_a_directory_that_somebody_else_makes_later_is_refused(root, use):
     """Where there was nothing when the store was opened, nobody can slip in a directory of theirs."""
     with LocalBackend(str(root)) as backend:

@@ -112,12 +112,29 @@ def test_a_guest_writes_only_in_its_own_namespace(opened, admin, server):
 
 
 FORBIDDEN = [
-    ("FLUSHALL",), ("FLUSHDB",), ("KEYS", "*"), ("CONFIG", "GET", "*"), ("CONFIG", "SET", "maxmemory", "1"), ("ACL", "LIST"),
-    ("SHUTDOWN", "NOSAVE"), ("SAVE",), ("SCRIPT", "FLUSH"), ("CLIENT", "LIST"), ("MONITOR",),
-    ("REPLICAOF", "NO", "ONE"), ("GET", "other"), ("SET", "other", "1"), ("EVAL", "return redis.call('FLUSHALL')", "0"),
-    ("EVAL", "return redis.call('SET', KEYS[1], '1')", "1", "other"), ("APPEND", "tb:o:a", "x"), ("RENAME", "tb:o:a", "tb:o:b"),
-    ("PUBLISH", "c", "m"), ("MODULE", "LIST"), ("CLUSTER", "RESET"), ("SETRANGE", "tb:o:a", "0", "x"),
-]  # fmt: skip
+    ("FLUSHALL",),
+    ("FLUSHDB",),
+    ("KEYS", "*"),
+    ("CONFIG", "GET", "*"),
+    ("CONFIG", "SET", "maxmemory", "1"),
+    ("ACL", "LIST"),
+    ("SHUTDOWN", "NOSAVE"),
+    ("SAVE",),
+    ("SCRIPT", "FLUSH"),
+    ("CLIENT", "LIST"),
+    ("MONITOR",),
+    ("REPLICAOF", "NO", "ONE"),
+    ("GET", "other"),
+    ("SET", "other", "1"),
+    ("EVAL", "return redis.call('FLUSHALL')", "0"),
+    ("EVAL", "return redis.call('SET', KEYS[1], '1')", "1", "other"),
+    ("APPEND", "tb:o:a", "x"),
+    ("RENAME", "tb:o:a", "tb:o:b"),
+    ("PUBLISH", "c", "m"),
+    ("MODULE", "LIST"),
+    ("CLUSTER", "RESET"),
+    ("SETRANGE", "tb:o:a", "0", "x"),
+]
 
 
 @pytest.mark.parametrize("user", ["reader", "writer", "guest"])
@@ -493,8 +510,15 @@ def test_compose_uses_the_files_that_are_tested():
 def test_start_wants_every_password():
     """Without a password a server is not started."""
     done = subprocess.run(
-        ["sh", str(redis_server.DEPLOY / "start.sh"), "cache.conf"], capture_output=True, text=True,
-        env={"PATH": os.environ["PATH"], "READER_PASSWORD": "x", "WRITER_PASSWORD": "x", "TMPDIR": os.environ["TMPDIR"]},
-    )  # fmt: skip
+        ["sh", str(redis_server.DEPLOY / "start.sh"), "cache.conf"],
+        capture_output=True,
+        text=True,
+        env={
+            "PATH": os.environ["PATH"],
+            "READER_PASSWORD": "x",
+            "WRITER_PASSWORD": "x",
+            "TMPDIR": os.environ["TMPDIR"],
+        },
+    )
     assert done.returncode != 0
     assert "GUEST_PASSWORD" in done.stderr

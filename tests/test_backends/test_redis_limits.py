@@ -100,10 +100,19 @@ def test_every_timeout_and_retry_is_set():
     assert isinstance(retry, Retry)
     assert retry.get_retries() == 0 if hasattr(retry, "get_retries") else retry._retries == 0
     assert plain == {
-        "username": "u", "password": "p", "db": 2, "protocol": 2, "parser_class": reply_parser.ReplyParser, "socket_timeout": 3.0, "socket_connect_timeout": 2.0,
-        "socket_read_size": 65536, "retry_on_timeout": False, "retry_on_error": [], "health_check_interval": 0,
+        "username": "u",
+        "password": "p",
+        "db": 2,
+        "protocol": 2,
+        "parser_class": reply_parser.ReplyParser,
+        "socket_timeout": 3.0,
+        "socket_connect_timeout": 2.0,
+        "socket_read_size": 65536,
+        "retry_on_timeout": False,
+        "retry_on_error": [],
+        "health_check_interval": 0,
         "socket_keepalive": True,
-    }  # fmt: skip
+    }
     defaults = server_connections.connection_arguments(parse("redis://h", {}))
     assert (defaults["socket_timeout"], defaults["socket_connect_timeout"]) == (0.25, 0.25)
 
@@ -131,9 +140,15 @@ def test_connections_have_what_was_set(url):
 def test_all_arguments_of_redis_py_that_mean_time_are_known():
     """A release of redis-py with another argument about time, retries or health makes us look."""
     known = {
-        "socket_timeout", "socket_connect_timeout", "retry_on_timeout", "retry_on_error", "health_check_interval", "retry",
-        "orig_socket_timeout", "orig_socket_connect_timeout",  # what maintenance notifications, which we leave off, would restore
-    }  # fmt: skip
+        "socket_timeout",
+        "socket_connect_timeout",
+        "retry_on_timeout",
+        "retry_on_error",
+        "health_check_interval",
+        "retry",
+        "orig_socket_timeout",
+        "orig_socket_connect_timeout",  # what maintenance notifications, which we leave off, would restore
+    }
     names = inspect.signature(redis.connection.AbstractConnection.__init__).parameters
     assert {
         name
@@ -156,11 +171,21 @@ def test_every_error_of_redis_py_has_a_meaning():
     ("error", "kind"),
     [
         (redis.exceptions.OutOfMemoryError("x"), BackendFull),
-        (redis.exceptions.ResponseError("Error running script: @user_script:1: -OOM command not allowed when"), BackendFull),
+        (
+            redis.exceptions.ResponseError(
+                "Error running script: @user_script:1: -OOM command not allowed when"
+            ),
+            BackendFull,
+        ),
         (redis.exceptions.AuthenticationError("x"), BackendDenied),
         (redis.exceptions.NoPermissionError("x"), BackendDenied),
         (redis.exceptions.ReadOnlyError("x"), BackendDenied),
-        (redis.exceptions.ResponseError("@user_script: The user executing the script can't run this command"), BackendDenied),
+        (
+            redis.exceptions.ResponseError(
+                "@user_script: The user executing the script can't run this command"
+            ),
+            BackendDenied,
+        ),
         (redis.exceptions.ConnectionError("x"), BackendUnavailable),
         (redis.exceptions.TimeoutError("x"), BackendTimeout),
         (redis.exceptions.BusyLoadingError("x"), BackendUnavailable),
@@ -169,7 +194,7 @@ def test_every_error_of_redis_py_has_a_meaning():
         (ConnectionResetError(104, "reset"), BackendUnavailable),
         (UnicodeError("label too long"), BackendUnavailable),
     ],
-)  # fmt: skip
+)
 def test_errors_mean_one_of_four_things(error, kind):
     """Full, denied, late or unavailable; the message names the server."""
     found = reply_errors.meaning(error, "redis://h:1/")

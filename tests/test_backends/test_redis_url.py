@@ -33,13 +33,24 @@ SECRET = "s3cret"
         ("redis://u:a:b@h", {"hosts": (("h", 6379),), "user": "u", "password": "a:b"}),
         ("rediss://h", {"hosts": (("h", 6379),), "tls": True}),
         ("redis+cluster://h:1,i:2", {"hosts": (("h", 1), ("i", 2)), "cluster": True}),
-        ("rediss+cluster://u:p@h", {"hosts": (("h", 6379),), "cluster": True, "tls": True, "user": "u", "password": "p"}),
+        (
+            "rediss+cluster://u:p@h",
+            {"hosts": (("h", 6379),), "cluster": True, "tls": True, "user": "u", "password": "p"},
+        ),
         ("unix:///a/b.sock", {"socket": "/a/b.sock"}),
         ("unix://u:p@/a%20b?db=2", {"socket": "/a b", "user": "u", "password": "p", "db": 2}),
-        ("redis://h?namespace=x&ttl_s=60&timeout_s=2.5&connect_timeout_s=1",
-         {"hosts": (("h", 6379),), "namespace": "x", "ttl_s": 60, "timeout_s": 2.5, "connect_timeout_s": 1}),
+        (
+            "redis://h?namespace=x&ttl_s=60&timeout_s=2.5&connect_timeout_s=1",
+            {
+                "hosts": (("h", 6379),),
+                "namespace": "x",
+                "ttl_s": 60,
+                "timeout_s": 2.5,
+                "connect_timeout_s": 1,
+            },
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_urls_mean(url, fields):
     """Each part of a URL is one setting, and everything else has its default."""
     assert parse(url, {}) == RedisSettings(**fields)
@@ -158,12 +169,23 @@ def test_what_is_shown_holds_no_secret(url, name):
 @pytest.mark.parametrize(
     "url",
     [
-        f"redis://:{SECRET}@h:x", f"redis://:{SECRET}@h/x", f"redis://h?password={SECRET}&x=1", f"redis://:{SECRET}/@h",
-        f"redis://:{SECRET}@h?ttl_s=0", f"redis://:{SECRET}@h?namespace=*", f"unix://:{SECRET}@h/x", f"redis://:{SECRET}@h#x",
-        f"redis://{SECRET}@h", f"redis://h?password={SECRET}&password_file=/etc/hostname", f"redis+cluster://:{SECRET}@h/1",
-        f"redis://u:12?{SECRET}@h", f"redis://u:12/{SECRET}@h", f"redis://u:12#{SECRET}@h", f"redis://:{SECRET}@h?ca=/{SECRET}@x",
+        f"redis://:{SECRET}@h:x",
+        f"redis://:{SECRET}@h/x",
+        f"redis://h?password={SECRET}&x=1",
+        f"redis://:{SECRET}/@h",
+        f"redis://:{SECRET}@h?ttl_s=0",
+        f"redis://:{SECRET}@h?namespace=*",
+        f"unix://:{SECRET}@h/x",
+        f"redis://:{SECRET}@h#x",
+        f"redis://{SECRET}@h",
+        f"redis://h?password={SECRET}&password_file=/etc/hostname",
+        f"redis+cluster://:{SECRET}@h/1",
+        f"redis://u:12?{SECRET}@h",
+        f"redis://u:12/{SECRET}@h",
+        f"redis://u:12#{SECRET}@h",
+        f"redis://:{SECRET}@h?ca=/{SECRET}@x",
     ],
-)  # fmt: skip
+)
 def test_errors_hold_no_secret(url, caplog):
     """A refused URL's password is in no message, traceback or log."""
     caplog.set_level(logging.DEBUG)

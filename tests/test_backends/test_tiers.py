@@ -338,10 +338,17 @@ def test_a_ref_is_what_the_near_tier_was_told_last_while_the_truth_is_dead():
     assert {stat.key for stat in both.list()} == {"a"}
 
 
-@pytest.mark.parametrize("call", [
-    lambda b: b.put({"c": b"c"}), lambda b: b.swap_ref("t", None, b"a"), lambda b: b.exists(["a"]), lambda b: b.touch(["a"]),
-    lambda b: b.delete(["a"]), lambda b: b.lease("l", 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda b: b.put({"c": b"c"}),
+        lambda b: b.swap_ref("t", None, b"a"),
+        lambda b: b.exists(["a"]),
+        lambda b: b.touch(["a"]),
+        lambda b: b.delete(["a"]),
+        lambda b: b.lease("l", 1),
+    ],
+)
 def test_writing_fails_with_the_truth_or_goes_on_as_configured(call, told):
     """By default what cannot be written at the truth is an error, and nothing is written near; degraded, near is enough."""
     near, far = Near(A), Far(A)
@@ -398,8 +405,12 @@ def test_tiers_that_are_all_read_only_deny_every_change():
     assert fixed.get(["a", "b"]) == A | B
     fixed.touch(["a"])
     fixed.flush()
-    for call in (lambda: fixed.put(A), lambda: fixed.swap_ref("t", None, b"a"), lambda: fixed.delete(["a"]),
-                 lambda: fixed.lease("l", 1)):  # fmt: skip
+    for call in (
+        lambda: fixed.put(A),
+        lambda: fixed.swap_ref("t", None, b"a"),
+        lambda: fixed.delete(["a"]),
+        lambda: fixed.lease("l", 1),
+    ):
         with pytest.raises(BackendDenied, match="reading only"):
             call()
 

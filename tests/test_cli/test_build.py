@@ -108,8 +108,11 @@ def start(*words, **environment):
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "bundler", *map(str, words)],
-        env=clean | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env=clean | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def finish(process):
@@ -154,8 +157,11 @@ def test_what_the_examples_launch_was_built(fleet, cli, tmp_path):
     cli("restore", fleet[0], "--cache-dir", tmp_path / "cache", "--only", "all")
     done = subprocess.run(
         [sys.executable, "-P", "-W", "ignore", "-c", _LAUNCH, examples()],
-        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path / "cache")}, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.returncode == 0, done.stderr
     heard = json.loads(done.stdout.splitlines()[-1])
     assert (len(heard), [name for name, hit in heard if not hit]) == (11, [])
@@ -459,9 +465,12 @@ def test_the_example_build_file_is_built(cli, tmp_path):
     )
     assert told["failures"] == []
     assert Counter((kernel["name"], kernel["target"]) for kernel in told["missing"]) == {
-        ("softmax_kernel", "cuda:90"): 4, ("softmax_kernel", "hip:gfx942"): 4,
-        ("matmul_kernel", "cuda:90"): 2, ("swiglu_kernel", "cuda:90"): 4, ("swiglu_kernel", "hip:gfx942"): 4,
-    }  # fmt: skip
+        ("softmax_kernel", "cuda:90"): 4,
+        ("softmax_kernel", "hip:gfx942"): 4,
+        ("matmul_kernel", "cuda:90"): 2,
+        ("swiglu_kernel", "cuda:90"): 4,
+        ("swiglu_kernel", "hip:gfx942"): 4,
+    }
 
 
 def test_a_recording_is_built_for_another_target_from_the_command(cli, tmp_path):

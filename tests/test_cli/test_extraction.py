@@ -47,9 +47,17 @@ def tree(folder):
 
 @pytest.mark.parametrize(
     ("wanted", "keys"),
-    [("add", [ADD, ADD_TOO]), ("a*", [ADD, ADD_TOO]), ("mu", [MUL]), ("bbb", [MUL]), (ADD, [ADD]), ("bbbbbbbbbbbb…", [MUL]),
-     (ADD[:60] + "*", [ADD, ADD_TOO]), ("*", [ADD, ADD_TOO, MUL])],
-)  # fmt: skip
+    [
+        ("add", [ADD, ADD_TOO]),
+        ("a*", [ADD, ADD_TOO]),
+        ("mu", [MUL]),
+        ("bbb", [MUL]),
+        (ADD, [ADD]),
+        ("bbbbbbbbbbbb…", [MUL]),
+        (ADD[:60] + "*", [ADD, ADD_TOO]),
+        ("*", [ADD, ADD_TOO, MUL]),
+    ],
+)
 def test_kernels_are_chosen_by_names_and_beginnings(cli_json, bundle, wanted, keys):
     """A name, a glob over names and keys, the beginning of a name, or that of one key, as tables show it."""
     status, told = cli_json("inspect", bundle, "--kernel", wanted)

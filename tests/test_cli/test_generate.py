@@ -87,8 +87,17 @@ def test_a_bundle_has_kernels_and_program(cli, module, tmp_path):
     """One kernel for each target, and the plan."""
     output = tmp_path / "out.tbundle"
     made = cli(
-        "generate", f"{module}:softmax", "--input", "float32[16,32]", "--target", "cuda:90", "--target", "hip:gfx942", "-o", output
-    )  # fmt: skip
+        "generate",
+        f"{module}:softmax",
+        "--input",
+        "float32[16,32]",
+        "--target",
+        "cuda:90",
+        "--target",
+        "hip:gfx942",
+        "-o",
+        output,
+    )
     assert made.exit_code == 0, made.output
     with Bundle.load(output) as bundle:
         assert sorted(str(kernel.target) for kernel in bundle.kernels) == ["cuda:90", "hip:gfx942"]

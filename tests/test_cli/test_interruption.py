@@ -60,12 +60,21 @@ COMMANDS = {
     "pull": ("pull", "t", "--store", "file://PLACE/store", "-o", "PLACE/out/b.tbundle"),
     "restore": ("restore", "PLACE/b.tbundle", "--only", "all", "--cache-dir", "PLACE/cache"),
     "restore from tiers": (
-        "restore", "--tag", "t", "--store", "file://PLACE/near", "--store", "file://PLACE/store",
-        "--only", "all", "--cache-dir", "PLACE/cache",
+        "restore",
+        "--tag",
+        "t",
+        "--store",
+        "file://PLACE/near",
+        "--store",
+        "file://PLACE/store",
+        "--only",
+        "all",
+        "--cache-dir",
+        "PLACE/cache",
     ),
     "prune": ("prune", "--store", "file://PLACE/store"),
     "pack": ("pack", "PLACE/filled", "-o", "PLACE/out/b.tbundle"),
-}  # fmt: skip
+}
 
 
 def temporaries(place):
@@ -106,9 +115,21 @@ def stopped(name, number, place, points):
     """Run a command once for each point, with a signal there; returns point -> exit status."""
     words = [word.replace("PLACE", str(place)) for word in COMMANDS[name]]
     done = subprocess.run(
-        [sys.executable, "-P", "-c", _STOPPED, str(int(number)), str(place), ",".join(map(str, points)), "--", *words],
-        capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-P",
+            "-c",
+            _STOPPED,
+            str(int(number)),
+            str(place),
+            ",".join(map(str, points)),
+            "--",
+            *words,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -62,8 +62,15 @@ def test_the_winner_is_written_with_its_stages_and_a_grid(cli, tuned, tmp_path):
         ["max(-(-n // 128), 1)", "2", "1"],
     )
     assert sorted(path.suffix for path in (tmp_path / "out").iterdir()) == [
-        ".cubin", ".h", ".json", ".llir", ".ptx", ".source", ".ttgir", ".ttir",
-    ]  # fmt: skip
+        ".cubin",
+        ".h",
+        ".json",
+        ".llir",
+        ".ptx",
+        ".source",
+        ".ttgir",
+        ".ttir",
+    ]
 
 
 def test_without_a_grid_the_header_says_so(cli, tuned, tmp_path):

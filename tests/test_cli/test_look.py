@@ -57,13 +57,38 @@ def test_inspect_json(cli_json, packed):
     status, told = cli_json("inspect", packed)
     assert status == 0
     assert set(told) == {
-        "path", "digest", "format", "size_bytes", "counts", "kernels", "tuning_files", "helpers", "opaque", "environments",
-    }  # fmt: skip
+        "path",
+        "digest",
+        "format",
+        "size_bytes",
+        "counts",
+        "kernels",
+        "tuning_files",
+        "helpers",
+        "opaque",
+        "environments",
+    }
     kernel = told["kernels"][0]
     assert set(kernel) == {
-        "key", "name", "target", "warps", "shared_bytes", "binary_bytes", "ir_bytes", "facts", "static_only", "devices",
-        "compile_ms", "toolchain", "files", "stages", "constants", "signature", "attributes", "options",
-    }  # fmt: skip
+        "key",
+        "name",
+        "target",
+        "warps",
+        "shared_bytes",
+        "binary_bytes",
+        "ir_bytes",
+        "facts",
+        "static_only",
+        "devices",
+        "compile_ms",
+        "toolchain",
+        "files",
+        "stages",
+        "constants",
+        "signature",
+        "attributes",
+        "options",
+    }
     assert (kernel["warps"], kernel["stages"], kernel["facts"], kernel["constants"]) == (
         4,
         3,

@@ -12,9 +12,37 @@ import bundler
 from bundler.cli.app import app
 
 COMMANDS = [
-    "demo", "run", "build", "generate", "capture", "tune", "pack", "restore", "inspect", "report", "extract", "verify", "diff", "merge", "push", "pull", "tags", "stats", "prune",
-    "sync", "serve", "top", "oci", "sign", "key", "explain", "doctor", "config", "completion", "man",
-]  # fmt: skip
+    "demo",
+    "run",
+    "build",
+    "generate",
+    "capture",
+    "tune",
+    "pack",
+    "restore",
+    "inspect",
+    "report",
+    "extract",
+    "verify",
+    "diff",
+    "merge",
+    "push",
+    "pull",
+    "tags",
+    "stats",
+    "prune",
+    "sync",
+    "serve",
+    "top",
+    "oci",
+    "sign",
+    "key",
+    "explain",
+    "doctor",
+    "config",
+    "completion",
+    "man",
+]
 
 
 def python(code):

@@ -107,9 +107,12 @@ def test_merge_and_pull_of_nothing_write_nothing(cli, empty, url, good):
 def test_tuning_records_that_are_not_there_write_nothing(cli, empty, good, packed):
     """Import and export without a record say so: also into a bundle, which would only be copied."""
     for words in (
-        ("import", empty), ("import", empty, "--into", packed), ("export", empty, "--as", "winners"),
-        ("export", packed, "--as", "winners"), ("export", empty),
-    ):  # fmt: skip
+        ("import", empty),
+        ("import", empty, "--into", packed),
+        ("export", empty, "--as", "winners"),
+        ("export", packed, "--as", "winners"),
+        ("export", empty),
+    ):
         assert "no tuning record" in unwritten(cli, good, "tune", *words, "-o", good)
 
 
@@ -121,9 +124,10 @@ def test_records_alone_are_something(cli, tmp_path):
     (tmp_path / "t.json").write_text(json.dumps(table))
     out, store = tmp_path / "t.tbundle", f"file://{tmp_path}/store"
     for words in (
-        ("tune", "import", tmp_path / "t.json", "-o", out), ("push", out, "--store", store, "--tag", "t"),
+        ("tune", "import", tmp_path / "t.json", "-o", out),
+        ("push", out, "--store", store, "--tag", "t"),
         ("restore", out, "--cache-dir", tmp_path / "cache"),
-    ):  # fmt: skip
+    ):
         assert cli(*words).exit_code == 0
 
 

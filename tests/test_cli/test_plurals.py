@@ -27,13 +27,21 @@ def test_one_of_anything_is_singular(cli, single, tmp_path):
     """No command says "1 kernels", of a bundle, a store or a cache directory with one kernel in it."""
     store, cache = f"file://{tmp_path}/store", tmp_path / "cache"
     lines = [
-        ("inspect", single), ("inspect", single, "--leaks"), ("verify", single), ("diff", single, single),
-        ("merge", single, single, "-o", tmp_path / "m.tbundle"), ("push", single, "--store", store, "--tag", "t"),
-        ("tags", "--store", store), ("stats", "--store", store), ("verify", "--store", store),
-        ("pull", "t", "-o", tmp_path / "p.tbundle", "--store", store), ("prune", "--store", store, "--dry-run"),
+        ("inspect", single),
+        ("inspect", single, "--leaks"),
+        ("verify", single),
+        ("diff", single, single),
+        ("merge", single, single, "-o", tmp_path / "m.tbundle"),
+        ("push", single, "--store", store, "--tag", "t"),
+        ("tags", "--store", store),
+        ("stats", "--store", store),
+        ("verify", "--store", store),
+        ("pull", "t", "-o", tmp_path / "p.tbundle", "--store", store),
+        ("prune", "--store", store, "--dry-run"),
         ("restore", single, "--cache-dir", cache, "--only", "all", "--check"),
-        ("restore", single, "--cache-dir", cache, "--only", "all"), ("pack", cache, "-o", tmp_path / "k.tbundle"),
-    ]  # fmt: skip
+        ("restore", single, "--cache-dir", cache, "--only", "all"),
+        ("pack", cache, "-o", tmp_path / "k.tbundle"),
+    ]
     for line in lines:
         done = cli(*line)
         assert not ONE_OF_MANY.search(done.stdout + done.stderr), (

@@ -268,7 +268,9 @@ def facts_of(path):
     return json.loads(element(path.read_text(), "facts"))
 
 
-def test_the_page_has_a_name_of_its_own_where_none_is_given(cli_json, packed, tmp_path, monkeypatch):  # fmt: skip
+def test_the_page_has_a_name_of_its_own_where_none_is_given(
+    cli_json, packed, tmp_path, monkeypatch
+):
     """Without -o it is called after the bundle, in the current directory."""
     monkeypatch.chdir(tmp_path)
     status, told = cli_json("report", packed)

@@ -31,8 +31,13 @@ def browser():
 
     options = Options()
     options.binary_location = BROWSER
-    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", f"--window-size={WIDTH},{HEIGHT}",
-                 "--host-resolver-rules=MAP * ~NOTFOUND"):  # fmt: skip
+    for word in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--window-size={WIDTH},{HEIGHT}",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+    ):
         options.add_argument(word)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = selenium.Chrome(options=options, service=Service(DRIVER))
@@ -57,8 +62,10 @@ def go(browser, place):
 
 
 def rows(browser):
-    return [[cell.text for cell in row.find_elements("css selector", "td")]
-            for row in browser.find_elements("css selector", "#kernels tbody tr")]  # fmt: skip
+    return [
+        [cell.text for cell in row.find_elements("css selector", "td")]
+        for row in browser.find_elements("css selector", "#kernels tbody tr")
+    ]
 
 
 def test_overview(opened, packed):
@@ -161,18 +168,48 @@ def crowded(browser, cli, packed, tmp_path):
         facts = json.loads(found[1])
         some = facts["kernels"][0]
         facts["kernels"] = [
-            some | {"key": f"K{number}", "name": LONG.format(number // 8), "stages_us": {"ttir": 5, "a_stage_of_a_long_name": 7},
-                    "compile_us": 12, "options": {"extern_libs": [["libdevice", "x" * 200]]},
-                    "constants": {"YBLOCK": 2 ** (number * 5 % 8), "A_CONSTANT_WHOSE_NAME_IS_VERY_LONG_TOO": "y" * 90}}
+            some
+            | {
+                "key": f"K{number}",
+                "name": LONG.format(number // 8),
+                "stages_us": {"ttir": 5, "a_stage_of_a_long_name": 7},
+                "compile_us": 12,
+                "options": {"extern_libs": [["libdevice", "x" * 200]]},
+                "constants": {
+                    "YBLOCK": 2 ** (number * 5 % 8),
+                    "A_CONSTANT_WHOSE_NAME_IS_VERY_LONG_TOO": "y" * 90,
+                },
+            }
             for number in range(24)
-        ]  # fmt: skip
+        ]
         area = {"x": 0, "y": 0, "width": 90, "height": 90}
-        facts["treemap"] = [{"kind": kind, "bytes": 9, "box": [*area.values()], "cells": [{"key": "K0", "bytes": 9, "box": [*area.values()]}]}
-                            for kind in KINDS]  # fmt: skip
+        facts["treemap"] = [
+            {
+                "kind": kind,
+                "bytes": 9,
+                "box": [*area.values()],
+                "cells": [{"key": "K0", "bytes": 9, "box": [*area.values()]}],
+            }
+            for kind in KINDS
+        ]
         value = "float32[16, 32]"
-        facts["programs"] = [{"name": "n" * 90, "inputs": [value] * 30, "results": [value], "constants": ["c" * 90], "sizes": {"s0": "dimension 0 of input 0"},
-                              "memory": "1 KB", "kernels": 1, "launches": 1, "operators": ["aten.mm.default"] * 9, "random": True, "code": True,
-                              "targets": ["cuda:90"], "problem": None}]  # fmt: skip
+        facts["programs"] = [
+            {
+                "name": "n" * 90,
+                "inputs": [value] * 30,
+                "results": [value],
+                "constants": ["c" * 90],
+                "sizes": {"s0": "dimension 0 of input 0"},
+                "memory": "1 KB",
+                "kernels": 1,
+                "launches": 1,
+                "operators": ["aten.mm.default"] * 9,
+                "random": True,
+                "code": True,
+                "targets": ["cuda:90"],
+                "problem": None,
+            }
+        ]
         facts["misses"] = [{"sentence": "z" * 300, "source_diff": "+" + "w" * 300}]
         return found[0].replace(found[1], json.dumps(facts).replace("<", "\\u003c"))
 
@@ -201,7 +238,9 @@ def test_nothing_leaves_the_window(crowded, width):
             " && one.getBoundingClientRect().right > document.documentElement.clientWidth + 1).map((one) => one.outerHTML.slice(0, 90))"
         )
         assert beyond == [], place
-        wide = page.execute_script("return [...document.querySelectorAll('.scroll')].map((one) => one.scrollWidth - one.clientWidth)")  # fmt: skip
+        wide = page.execute_script(
+            "return [...document.querySelectorAll('.scroll')].map((one) => one.scrollWidth - one.clientWidth)"
+        )
         assert not any(wide), place
 
 

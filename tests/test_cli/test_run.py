@@ -105,9 +105,15 @@ def test_run_ends_as_the_shell_does_when_it_cannot_start_a_program(
         program.write_text(content)
         program.chmod(mode)
     done = command("run", "-o", tmp_path / "b.tbundle", "--", program)
-    assert (done.returncode, len(done.stderr.splitlines()), done.stderr.startswith("error: cannot run ")) == (
-        status, 1, True,
-    )  # fmt: skip
+    assert (
+        done.returncode,
+        len(done.stderr.splitlines()),
+        done.stderr.startswith("error: cannot run "),
+    ) == (
+        status,
+        1,
+        True,
+    )
     assert not (tmp_path / "b.tbundle").exists()
 
 

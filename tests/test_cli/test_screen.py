@@ -60,9 +60,19 @@ def in_terminal(*line, **environment):
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 KB"), (99_949, "99.9 KB"), (99_950, "100 KB"), (141_234, "141 KB"),
-     (999_499, "999 KB"), (999_500, "1.0 MB"), (15_400_000, "15.4 MB"), (2_000_000_000_000_000, "2000 TB")],
-)  # fmt: skip
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 KB"),
+        (99_949, "99.9 KB"),
+        (99_950, "100 KB"),
+        (141_234, "141 KB"),
+        (999_499, "999 KB"),
+        (999_500, "1.0 MB"),
+        (15_400_000, "15.4 MB"),
+        (2_000_000_000_000_000, "2000 TB"),
+    ],
+)
 def test_sizes(number, text):
     """Sizes have three digits and a unit."""
     assert wording.size(number) == text

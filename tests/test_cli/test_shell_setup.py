@@ -67,8 +67,11 @@ def test_a_wrong_file_ends_config_show_and_is_a_problem_for_doctor(cli, tmp_path
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_installed_where_the_shell_looks(shell, cli, home):
     """One command writes the script; again it is the same; --print prints it."""
-    place = {"bash": ".local/share/bash-completion/completions/triton-bundler", "zsh": ".zfunc/_triton-bundler",
-             "fish": ".config/fish/completions/triton-bundler.fish"}[shell]  # fmt: skip
+    place = {
+        "bash": ".local/share/bash-completion/completions/triton-bundler",
+        "zsh": ".zfunc/_triton-bundler",
+        "fish": ".config/fish/completions/triton-bundler.fish",
+    }[shell]
     done = cli("completion", shell)
     assert (done.exit_code, done.stderr) == (0, "")
     assert str(home / place) in done.stdout

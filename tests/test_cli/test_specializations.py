@@ -28,20 +28,29 @@ def facts(types, constants, aligned=(), **options):
     hints = tuple(((names.index(name),), encode([["tt.divisibility", 16]])) for name in aligned)
     chosen = {"num_stages": 3, "num_warps": 4} | options
     return LaunchFacts(
-        "ast", arguments, signature,
-        tuple(((names.index(name),), encode(value)) for name, value in constants.items()), hints,
+        "ast",
+        arguments,
+        signature,
+        tuple(((names.index(name),), encode(value)) for name, value in constants.items()),
+        hints,
         tuple((name, encode(value)) for name, value in sorted(chosen.items())),
-    )  # fmt: skip
+    )
 
 
 def bundle_of(*many, parts=None, name="k"):
     """Return a bundle with a kernel of one name for each of these facts."""
     files = build.Files()
-    return files.bundle(*(
-        files.kernel(number, name=name, facts_bytes=one if one is None else one.to_bytes(),
-                     parts_bytes=parts and bundler.KeyParts(parts[number], proven=True).to_bytes())
-        for number, one in enumerate(many)
-    ))  # fmt: skip
+    return files.bundle(
+        *(
+            files.kernel(
+                number,
+                name=name,
+                facts_bytes=one if one is None else one.to_bytes(),
+                parts_bytes=parts and bundler.KeyParts(parts[number], proven=True).to_bytes(),
+            )
+            for number, one in enumerate(many)
+        )
+    )
 
 
 def cells(bundle):
@@ -56,21 +65,40 @@ def test_a_kernel_with_a_name_of_its_own_is_told_whole():
     """Every constant, and the types with what divides them, equal neighbors once."""
     (row,) = cells(bundle_of(facts(X, {"BLOCK": 64, "EPS": 1e-6}, aligned=("x", "y"))))
     assert (row.stages, row.constants, row.signature, row.other) == (
-        "3", "BLOCK=64, EPS=1e-06", "*fp32:16 x2, i32", "",
-    )  # fmt: skip
+        "3",
+        "BLOCK=64, EPS=1e-06",
+        "*fp32:16 x2, i32",
+        "",
+    )
 
 
 @pytest.mark.parametrize(
     ("one", "two", "differ"),
     [
-        (facts(X, {"A": 1, "B": 2}), facts(X, {"A": 1, "B": 4}), [("B=2", "*fp32 x2, i32", ""), ("B=4", "*fp32 x2, i32", "")]),
-        (facts(X, {"A": 1}), facts({**X, "y": "*fp16"}, {"A": 1}), [("A=1", "y: *fp32", ""), ("A=1", "y: *fp16", "")]),
+        (
+            facts(X, {"A": 1, "B": 2}),
+            facts(X, {"A": 1, "B": 4}),
+            [("B=2", "*fp32 x2, i32", ""), ("B=4", "*fp32 x2, i32", "")],
+        ),
+        (
+            facts(X, {"A": 1}),
+            facts({**X, "y": "*fp16"}, {"A": 1}),
+            [("A=1", "y: *fp32", ""), ("A=1", "y: *fp16", "")],
+        ),
         (facts(X, {}, aligned=("n",)), facts(X, {}), [("-", "n: i32:16", ""), ("-", "n: i32", "")]),
-        (facts(X, {"A": 1}), facts(X, {"A": 1}, maxnreg=64), [("A=1", "*fp32 x2, i32", ""), ("A=1", "*fp32 x2, i32", "maxnreg=64")]),
+        (
+            facts(X, {"A": 1}),
+            facts(X, {"A": 1}, maxnreg=64),
+            [("A=1", "*fp32 x2, i32", ""), ("A=1", "*fp32 x2, i32", "maxnreg=64")],
+        ),
         (facts(X, {"A": 1}), facts(X, {"A": 1}, num_stages=4), [("A=1", "*fp32 x2, i32", "")] * 2),
-        (facts({"x": "i32"}, {"n": 1}), facts({"x": "i32", "n": "i32"}, {}), [("n=1", "-", ""), ("-", "n: i32", "")]),
+        (
+            facts({"x": "i32"}, {"n": 1}),
+            facts({"x": "i32", "n": "i32"}, {}),
+            [("n=1", "-", ""), ("-", "n: i32", "")],
+        ),
     ],
-)  # fmt: skip
+)
 def test_of_kernels_that_share_a_name_what_differs_is_told(one, two, differ):
     """Only the constants and arguments that differ, and options where nothing else does; stages have a column."""
     rows = cells(bundle_of(one, two))

@@ -31,10 +31,16 @@ def test_every_command_takes_the_store_of_the_environment(cli, packed, url, tmp_
     monkeypatch.setenv("TRITON_BUNDLER_STORE", url)
     out = tmp_path / "p.tbundle"
     for words in (
-        ("push", packed, "--tag", "demo"), ("pull", "demo", "-o", out), ("tags",), ("stats",), ("verify",), ("prune", "--dry-run"),
-        ("restore", "--tag", "demo", "--only", "all"), ("restore", "--tag", "demo", "--only", "all", "--check"),
+        ("push", packed, "--tag", "demo"),
+        ("pull", "demo", "-o", out),
+        ("tags",),
+        ("stats",),
+        ("verify",),
+        ("prune", "--dry-run"),
+        ("restore", "--tag", "demo", "--only", "all"),
+        ("restore", "--tag", "demo", "--only", "all", "--check"),
         ("tags", "--delete", "demo"),
-    ):  # fmt: skip
+    ):
         result = cli(*words)
         assert (result.exit_code, result.stderr) == (0, ""), words
     other = cli("tags", "--store", f"file://{tmp_path}/other")
@@ -97,7 +103,11 @@ def test_a_digest_may_be_short_and_a_tag_almost_right(cli, cli_json, packed, pus
         assert (
             cli_json("restore", "--tag", name, "--only", "all", "--store", pushed)[1]["usable"] == 4
         )
-    for words in (("pull", "lama3/h200", "-o", tmp_path / "q"), ("restore", "--tag", "lama3/h200"), ("tags", "--delete", "lama3/h200")):  # fmt: skip
+    for words in (
+        ("pull", "lama3/h200", "-o", tmp_path / "q"),
+        ("restore", "--tag", "lama3/h200"),
+        ("tags", "--delete", "lama3/h200"),
+    ):
         result = cli(*words, "--store", pushed)
         assert (
             result.stderr == f"error: {pushed}: no tag 'lama3/h200'; did you mean 'llama3/h200'?\n"
@@ -128,9 +138,15 @@ def test_the_password_file_works_in_every_command(cli, packed, tmp_path, monkeyp
             started.url(scheme="redis").replace(f":{server.PASSWORDS['writer']}@", "@"),
         )
         commands = (
-            ("push", packed, "--tag", "demo"), ("pull", "demo", "-o", tmp_path / "p"), ("tags",), ("stats",), ("verify",),
-            ("prune", "--dry-run"), ("restore", "--tag", "demo", "--only", "all"), ("explain", "--name", "*"),
-        )  # fmt: skip
+            ("push", packed, "--tag", "demo"),
+            ("pull", "demo", "-o", tmp_path / "p"),
+            ("tags",),
+            ("stats",),
+            ("verify",),
+            ("prune", "--dry-run"),
+            ("restore", "--tag", "demo", "--only", "all"),
+            ("explain", "--name", "*"),
+        )
         for words in commands:
             refused = cli(*words, *store)
             assert (refused.exit_code, refused.stderr.count("redis://")) == (1, 1), words
@@ -160,8 +176,16 @@ def test_a_url_is_said_once(cli, packed, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "open").mkdir(mode=0o777)
     (tmp_path / "open").chmod(0o777)
-    for place in ("redis://127.0.0.1:1", "redis://me:word@127.0.0.1:1/3", "redis://host/0?x=1", "unix:///nope", "rediss://me@host",
-                  f"file://{tmp_path}/open", f"file://{tmp_path}/file", f"file://{tmp_path}/nothing"):  # fmt: skip
+    for place in (
+        "redis://127.0.0.1:1",
+        "redis://me:word@127.0.0.1:1/3",
+        "redis://host/0?x=1",
+        "unix:///nope",
+        "rediss://me@host",
+        f"file://{tmp_path}/open",
+        f"file://{tmp_path}/file",
+        f"file://{tmp_path}/nothing",
+    ):
         said = cli("tags", "--store", place).stderr
         once = str(tmp_path) if place.startswith("file:") else "://"
         assert (said.count(once), said.count("\n")) == (1, 1), said

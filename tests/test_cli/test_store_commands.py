@@ -369,12 +369,21 @@ def test_stats_add_up(cli, cli_json, pushed, tmp_path):
     _, told = cli_json("stats", "--store", pushed)
     on_disk = sum(path.stat().st_size for path in objects(tmp_path))
     assert told == {
-        "store": pushed, "tags": 1, "manifests": 1, "units": 8, "tagged_bytes": on_disk,
+        "store": pushed,
+        "tags": 1,
+        "manifests": 1,
+        "units": 8,
+        "tagged_bytes": on_disk,
         "manifest_bytes": objects(tmp_path, "m")[0].stat().st_size,
         "unit_bytes": sum(path.stat().st_size for path in objects(tmp_path, "u")),
-        "records": 0, "record_bytes": 0, "failures": 0, "dictionaries": 0, "dictionary_bytes": 0,
-        "kernels": 4, "index_bytes": sum(path.stat().st_size for path in objects(tmp_path, "b")),
-    }  # fmt: skip
+        "records": 0,
+        "record_bytes": 0,
+        "failures": 0,
+        "dictionaries": 0,
+        "dictionary_bytes": 0,
+        "kernels": 4,
+        "index_bytes": sum(path.stat().st_size for path in objects(tmp_path, "b")),
+    }
     cli("tags", "--store", pushed, "--delete", "demo")
     assert cli_json("stats", "--store", pushed)[1]["tagged_bytes"] == 0
     assert "\nunits     8 (" in cli("stats", "--store", pushed).stdout
@@ -390,8 +399,14 @@ def test_verify_of_a_sound_store(cli, cli_json, pushed, tmp_path):
         f"{pushed} is sound",
     ]
     told = {
-        "store": pushed, "ok": True, "checked": 13, "damaged": [], "dangling": [], "removed": [], "indexed": 0,
-    }  # fmt: skip
+        "store": pushed,
+        "ok": True,
+        "checked": 13,
+        "damaged": [],
+        "dangling": [],
+        "removed": [],
+        "indexed": 0,
+    }
     assert cli_json("verify", "--store", pushed) == (0, told)
     assert state(tmp_path) == before
 
@@ -563,9 +578,18 @@ def test_prune_warns_when_the_rest_is_too_young(cli, cli_json, pushed):
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("0", 0), ("1000", 1000), ("12B", 12), ("1.5KB", 1500), ("500MB", 500_000_000), ("2GiB", 2 << 30), ("2 gib", 2 << 30),
-     ("1TB", 10**12), ("3kib", 3072)],
-)  # fmt: skip
+    [
+        ("0", 0),
+        ("1000", 1000),
+        ("12B", 12),
+        ("1.5KB", 1500),
+        ("500MB", 500_000_000),
+        ("2GiB", 2 << 30),
+        ("2 gib", 2 << 30),
+        ("1TB", 10**12),
+        ("3kib", 3072),
+    ],
+)
 def test_sizes_are_understood(text, expected):
     """Sizes are bytes, or decimal and binary multiples, in whatever case."""
     assert quantities.to_bytes(None, None, text) == expected
@@ -707,10 +731,21 @@ def test_check_when_nothing_can_be_used(cli, packed, tmp_path, monkeypatch):
 # What may be wrong ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [("tags",), ("stats",), ("verify",), ("verify", "--repair"), ("prune",),
-                                   ("tags", "--delete", "demo"), ("restore", "--tag", "demo"),
-                                   ("restore", "--tag", "demo", "--check"), ("pull", "demo", "-o", "{tmp}/p")],
-                         ids=" ".join)  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("tags",),
+        ("stats",),
+        ("verify",),
+        ("verify", "--repair"),
+        ("prune",),
+        ("tags", "--delete", "demo"),
+        ("restore", "--tag", "demo"),
+        ("restore", "--tag", "demo", "--check"),
+        ("pull", "demo", "-o", "{tmp}/p"),
+    ],
+    ids=" ".join,
+)
 def test_a_store_that_nobody_made_is_one_error(cli, tmp_path, words):
     """Each command that reads says that there is no such directory, and makes none."""
     words = [word.format(tmp=tmp_path) for word in words]
@@ -761,8 +796,11 @@ def test_a_wrong_name_is_one_error(cli, packed, pushed, tmp_path, words, expecte
         ("file://{tmp}/shared", "its group may write to it"),
     ],
 )
-@pytest.mark.parametrize("words", [("push", "{good}", "--tag", "demo"), ("tags",), ("restore", "--tag", "demo")],
-                         ids=lambda words: words[0])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [("push", "{good}", "--tag", "demo"), ("tags",), ("restore", "--tag", "demo")],
+    ids=lambda words: words[0],
+)
 def test_a_bad_store_is_one_error(cli, packed, tmp_path, words, place, expected):
     """A URL that is none, a file, and a directory that others may write to, are one error each; nothing is written."""
     for name, mode in (("open", 0o777), ("shared", 0o770)):
@@ -835,13 +873,22 @@ def test_a_store_that_may_only_be_read(cli, packed, pushed, tmp_path, forbidden)
         bundle.select(target="cuda:90").save(tmp_path / "cuda.tbundle")
     forbidden(tmp_path / "store", errno.EROFS)
     options = ("--store", pushed)
-    for words in (("tags",), ("stats",), ("verify",), ("restore", "--tag", "demo", "--only", "all"),
-                  ("restore", "--tag", "demo", "--only", "all", "--check"), ("pull", "demo", "-o", tmp_path / "p"),
-                  ("push", packed, "--tag", "demo")):  # fmt: skip
+    for words in (
+        ("tags",),
+        ("stats",),
+        ("verify",),
+        ("restore", "--tag", "demo", "--only", "all"),
+        ("restore", "--tag", "demo", "--only", "all", "--check"),
+        ("pull", "demo", "-o", tmp_path / "p"),
+        ("push", packed, "--tag", "demo"),
+    ):
         result = cli(*words, *options)
         assert (result.exit_code, result.stderr) == (0, ""), words
-    for words in (("push", packed, "--tag", "new"), ("push", tmp_path / "cuda.tbundle", "--tag", "demo", "--mode", "replace"),
-                  ("tags", "--delete", "demo")):  # fmt: skip
+    for words in (
+        ("push", packed, "--tag", "new"),
+        ("push", tmp_path / "cuda.tbundle", "--tag", "demo", "--mode", "replace"),
+        ("tags", "--delete", "demo"),
+    ):
         assert "Read-only file system; check owner and permissions" in one_error(
             cli(*words, *options)
         ), words

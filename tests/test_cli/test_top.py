@@ -121,8 +121,15 @@ def test_samples_are_read_as_they_are_written():
 
 @pytest.mark.parametrize(
     ("url", "endpoint"),
-    [("http://h:1", True), ("http://h:1/", True), ("https://h/x/metrics", True), ("https://h/kernels", False), ("tb+http://h:1", False), ("/metrics", False)],
-)  # fmt: skip
+    [
+        ("http://h:1", True),
+        ("http://h:1/", True),
+        ("https://h/x/metrics", True),
+        ("https://h/kernels", False),
+        ("tb+http://h:1", False),
+        ("/metrics", False),
+    ],
+)
 def test_a_url_is_an_endpoint_or_a_store(url, endpoint):
     """Of what begins with http the path decides."""
     assert live_sources.is_endpoint(url) is endpoint
@@ -152,10 +159,18 @@ def test_a_terminal_gets_a_view_until_it_is_asked_to_end(monkeypatch):
     sizes = {"bytes": 2e6, "units": 3.0, "records": 1.0, "tags": 1.0, "failures": 0.0}
     lease = live_sources.HeldLease(f"v1/c/{KEY}", "host:7", 12.0)
     left = [
-        [SourceStatus("http://h:1", "metrics", numbers=numbers | {"hits": hits, "misses": 10.0}, breakers=("far",)),
-         SourceStatus("file:///s", "store", numbers=sizes, leases=(lease,)), SourceStatus("http://h:2", "metrics", "refused")]
+        [
+            SourceStatus(
+                "http://h:1",
+                "metrics",
+                numbers=numbers | {"hits": hits, "misses": 10.0},
+                breakers=("far",),
+            ),
+            SourceStatus("file:///s", "store", numbers=sizes, leases=(lease,)),
+            SourceStatus("http://h:2", "metrics", "refused"),
+        ]
         for hits in (10.0, 30.0)
-    ]  # fmt: skip
+    ]
     clock = iter([100.0, 102.0])
     monkeypatch.setattr(top_command.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(

@@ -17,15 +17,41 @@ from bundler.runtime import Config, LookupTable
 from bundler.runtime.tuning.tuning_winners import named_of
 
 PARTS = {"source": "ab", "arguments": "1024", "device": "H200", "toolchain": "triton 3.7.1"}
-TRITON = {"key": [64, "fp32"], "configs_timings": [
-    [{"kwargs": {"BLOCK": 64}, "num_warps": 4, "num_ctas": 1, "num_stages": 3, "maxnreg": None}, [0.5, 0.4, 0.6]],
-    [{"kwargs": {"BLOCK": 32}, "num_warps": 4, "num_ctas": 1, "num_stages": 3, "maxnreg": None}, [float("inf")] * 3],
-]}  # fmt: skip
+TRITON = {
+    "key": [64, "fp32"],
+    "configs_timings": [
+        [
+            {
+                "kwargs": {"BLOCK": 64},
+                "num_warps": 4,
+                "num_ctas": 1,
+                "num_stages": 3,
+                "maxnreg": None,
+            },
+            [0.5, 0.4, 0.6],
+        ],
+        [
+            {
+                "kwargs": {"BLOCK": 32},
+                "num_warps": 4,
+                "num_ctas": 1,
+                "num_stages": 3,
+                "maxnreg": None,
+            },
+            [float("inf")] * 3,
+        ],
+    ],
+}
 KEY = "C" * 52
 INDUCTOR = {
-    "XBLOCK": 512, "num_warps": 8, "num_stages": 1, "configs_hash": "ab" * 32, "found_by_coordesc": False, "time_taken_ms": 33,
+    "XBLOCK": 512,
+    "num_warps": 8,
+    "num_stages": 1,
+    "configs_hash": "ab" * 32,
+    "found_by_coordesc": False,
+    "time_taken_ms": 33,
     "triton_cache_hash": "D" * 52,
-}  # fmt: skip
+}
 
 
 def made(kernel, block, *, tried=(64, 128), **parts):
@@ -142,8 +168,11 @@ def test_tritons_files_are_read_and_written(cli, bundle, tmp_path):
 def inductor(tmp_path):
     """An Inductor cache with one kernel and three result files: of that kernel, of another one, and none."""
     cache = tmp_path / "torchinductor"
-    for name, document in {"aa/1": INDUCTOR | {"triton_cache_hash": KEY}, "bb/2": INDUCTOR | {"found_by_coordesc": True},
-                           "cc/3": {"XBLOCK": 4}}.items():  # fmt: skip
+    for name, document in {
+        "aa/1": INDUCTOR | {"triton_cache_hash": KEY},
+        "bb/2": INDUCTOR | {"found_by_coordesc": True},
+        "cc/3": {"XBLOCK": 4},
+    }.items():
         path = cache / f"{name}.best_config"
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps(document))
@@ -201,10 +230,20 @@ def test_results_of_inductors_tuner_are_no_records(cli, inductor, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "3", "null", '{"num_warps": "4", "num_stages": 1}', '{"num_warps": 4}', "[" * 100_000,
-             '{"num_warps": 4, "num_stages": 1, "time_taken_ms": []}', '{"num_warps": 4, "num_stages": 1, "extra_options": 3}',
-             '{"num_warps": 4, "num_stages": 1, "time_taken_ms": Infinity}'],
-)  # fmt: skip
+    "text",
+    [
+        "",
+        "[]",
+        "3",
+        "null",
+        '{"num_warps": "4", "num_stages": 1}',
+        '{"num_warps": 4}',
+        "[" * 100_000,
+        '{"num_warps": 4, "num_stages": 1, "time_taken_ms": []}',
+        '{"num_warps": 4, "num_stages": 1, "extra_options": 3}',
+        '{"num_warps": 4, "num_stages": 1, "time_taken_ms": Infinity}',
+    ],
+)
 def test_what_is_no_result_of_inductors_tuner_is_told(cli, tmp_path, text):
     """One error line that names the file, whatever is in it."""
     path = tmp_path / "x.best_config"
@@ -280,11 +319,15 @@ def test_diff_says_what_was_added_removed_and_chosen_otherwise(cli, bundle):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("x.json", "{}"), ("x.json", '{"tuning": [3]}'), ("x.json", '{"tuning": [{"kernel": "a"}]}'),
-        ("x.autotune.json", "[]"), ("x.autotune.json", '{"configs_timings": []}'), ("x.tuning", "no record"),
+        ("x.json", "{}"),
+        ("x.json", '{"tuning": [3]}'),
+        ("x.json", '{"tuning": [{"kernel": "a"}]}'),
+        ("x.autotune.json", "[]"),
+        ("x.autotune.json", '{"configs_timings": []}'),
+        ("x.tuning", "no record"),
         ("x.tbundle", "no bundle"),
     ],
-)  # fmt: skip
+)
 def test_files_that_hold_no_records_are_typed_errors(cli, tmp_path, name, text):
     """One line that names the file, exit status 1."""
     (tmp_path / name).write_text(text)

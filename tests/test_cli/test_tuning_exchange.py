@@ -33,17 +33,27 @@ TMA = {
 }
 MOE = {
     "vllm-moe": {
-        "E=8,N=14336,device_name=NVIDIA_H200.json": {"triton_version": "3.7.1", "1": SMALL, "64": LARGE, "1024": LARGE},
-        "E=8,N=7168,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8,block_shape=[128,128].json": {"16": SMALL},
+        "E=8,N=14336,device_name=NVIDIA_H200.json": {
+            "triton_version": "3.7.1",
+            "1": SMALL,
+            "64": LARGE,
+            "1024": LARGE,
+        },
+        "E=8,N=7168,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8,block_shape=[128,128].json": {
+            "16": SMALL
+        },
     },
     "sglang-moe": {
         "configs/triton_3_7_1/E=8,N=14336,device_name=NVIDIA_H100_80GB_HBM3,dtype=fp8_w8a8,block_shape=[128, 128]_down.json": {
-            "1": SMALL, "8": TMA,
+            "1": SMALL,
+            "8": TMA,
         },
-        "configs/triton_3_8_0/E=8,N=14336,device_name=NVIDIA_H200,dtype=fp8_w8a8,per_channel_quant=True.json": {"2": LARGE},
+        "configs/triton_3_8_0/E=8,N=14336,device_name=NVIDIA_H200,dtype=fp8_w8a8,per_channel_quant=True.json": {
+            "2": LARGE
+        },
         "configs/triton_3_8_0/E=16,N=512,device_name=NVIDIA_H200_down.json": {"4": SMALL},
     },
-}  # fmt: skip
+}
 KEY = [64, True, None, 0.5, "torch.float32"]
 FLA_CONFIG = {
     "kwargs": {"BD": 32},
@@ -54,10 +64,11 @@ FLA_CONFIG = {
     "ir_override": None,
 }
 FLA = {
-    "kernel_name": "chunk_fwd", "triton_version": "3.8.0",
+    "kernel_name": "chunk_fwd",
+    "triton_version": "3.8.0",
     "autotune_entries": {key_hash(KEY): {"autotune_key": KEY, "config": FLA_CONFIG}},
     "default_config": {**FLA_CONFIG, "num_warps": 8},
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -138,8 +149,17 @@ def test_what_vllm_tuned_serves_sglang(cli, folder, tmp_path):
     ) == (0, True)
     name = "configs/triton_3_7_1/E=8,N=14336,device_name=NVIDIA_H200.json"
     assert list(read(tmp_path / "out")) == [name]
-    cli("tune", "import", folder({k: v for k, v in MOE["vllm-moe"].items() if "fp8" in k}, "amd"), "--format", "vllm-moe",
-        "--triton", "3.7.1", "-o", bundle)  # fmt: skip
+    cli(
+        "tune",
+        "import",
+        folder({k: v for k, v in MOE["vllm-moe"].items() if "fp8" in k}, "amd"),
+        "--format",
+        "vllm-moe",
+        "--triton",
+        "3.7.1",
+        "-o",
+        bundle,
+    )
     cli("tune", "export", bundle, "--format", "sglang-moe", "-o", tmp_path / "amd-out")
     assert list(read(tmp_path / "amd-out")) == [
         "configs/triton_3_7_1/E=8,N=7168,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8,block_shape=[128, 128].json"
@@ -362,8 +382,20 @@ def test_two_configs_for_one_place_are_refused(cli, folder, tmp_path):
         True,
     )
     assert not (tmp_path / "out").exists()
-    assert cli("tune", "export", tmp_path / "both.tbundle", "--format", "vllm-moe", "--triton", "3.8.0", "-o",
-               tmp_path / "out").exit_code == 0  # fmt: skip
+    assert (
+        cli(
+            "tune",
+            "export",
+            tmp_path / "both.tbundle",
+            "--format",
+            "vllm-moe",
+            "--triton",
+            "3.8.0",
+            "-o",
+            tmp_path / "out",
+        ).exit_code
+        == 0
+    )
     assert read(tmp_path / "out") == {name: other}
 
 

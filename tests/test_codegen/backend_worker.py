@@ -29,9 +29,15 @@ for batch in (8, 11):
         (a.grad - b.grad).abs().max()
         for a, b in zip(model.parameters(), eager.parameters(), strict=True)
     ]
-print(json.dumps({
-    "largest_difference": float(max(differences)),
-    "graphs": len(programs),
-    "dynamic": [bool(program.plan.sizes) for program in programs],
-    "fallbacks": sorted({fallback.operator for program in programs for fallback in program.fallbacks}),
-}))  # fmt: skip
+print(
+    json.dumps(
+        {
+            "largest_difference": float(max(differences)),
+            "graphs": len(programs),
+            "dynamic": [bool(program.plan.sizes) for program in programs],
+            "fallbacks": sorted(
+                {fallback.operator for program in programs for fallback in program.fallbacks}
+            ),
+        }
+    )
+)

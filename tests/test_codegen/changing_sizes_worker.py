@@ -38,21 +38,48 @@ def numbers(x):
 
 CASES = {
     "numbers": (numbers, lambda n: [torch.randn(n, 5)]),
-    "float64": (lambda x: x * (1.0 / x.shape[0]) + x.shape[0] ** 0.5, lambda n: [torch.randn(n, 5).double()]),
-    "integers": (lambda x: (x > x.shape[0] / 3.0, x * (x.shape[0] / 3)), lambda n: [torch.arange(5 * n).view(n, 5)]),
+    "float64": (
+        lambda x: x * (1.0 / x.shape[0]) + x.shape[0] ** 0.5,
+        lambda n: [torch.randn(n, 5).double()],
+    ),
+    "integers": (
+        lambda x: (x > x.shape[0] / 3.0, x * (x.shape[0] / 3)),
+        lambda n: [torch.arange(5 * n).view(n, 5)],
+    ),
     "batch norm": (lambda x: norm(conv(x)).relu(), lambda n: [torch.randn(n, 3, 5, 5)]),
     "layer norm": (lambda x: F.layer_norm(x, (8,)) / x.shape[0], lambda n: [torch.randn(n, 3, 8)]),
     "attention": (attention, lambda n: [torch.randn(2, n, 8)]),
-    "moments": (lambda x: (x.mean(0), x.var(0), x.std(), x.sum(0) / x.shape[0]), lambda n: [torch.randn(n, 6)]),
-    "interpolate": (lambda x: F.interpolate(x, scale_factor=1.7, mode="bilinear"), lambda n: [torch.randn(2, 3, n, n)]),
+    "moments": (
+        lambda x: (x.mean(0), x.var(0), x.std(), x.sum(0) / x.shape[0]),
+        lambda n: [torch.randn(n, 6)],
+    ),
+    "interpolate": (
+        lambda x: F.interpolate(x, scale_factor=1.7, mode="bilinear"),
+        lambda n: [torch.randn(2, 3, n, n)],
+    ),
     "positions": (lambda x: x + table(torch.arange(x.shape[1])), lambda n: [torch.randn(2, n, 8)]),
     "cross entropy": (F.cross_entropy, lambda n: [torch.randn(n, 7), torch.arange(n) % 7]),
-    "cat": (lambda x, y: torch.cat([x, y])[x.shape[0] // 2 :] * 2, lambda n: [torch.randn(n, 11), torch.randn(n + 1, 11)]),
-    "view": (lambda x: x.view(x.shape[0], -1)[:1].expand(x.shape[0], -1) + 1, lambda n: [torch.randn(n, 5, 2)]),
-    "strided": (lambda x: x.flip(0) / x.shape[0] + x.roll(x.shape[0] // 2, 0), lambda n: [torch.randn(5, n).t()]),
-    "stack": (lambda x: torch.stack([torch.zeros_like(x), x.exp()], 1).sum(0), lambda n: [torch.randn(n)]),
-    "constant": (lambda x: x / torch.sqrt(torch.tensor(64.0)) + torch.tensor(2).item(), lambda n: [torch.randn(n, 5)]),
-}  # fmt: skip
+    "cat": (
+        lambda x, y: torch.cat([x, y])[x.shape[0] // 2 :] * 2,
+        lambda n: [torch.randn(n, 11), torch.randn(n + 1, 11)],
+    ),
+    "view": (
+        lambda x: x.view(x.shape[0], -1)[:1].expand(x.shape[0], -1) + 1,
+        lambda n: [torch.randn(n, 5, 2)],
+    ),
+    "strided": (
+        lambda x: x.flip(0) / x.shape[0] + x.roll(x.shape[0] // 2, 0),
+        lambda n: [torch.randn(5, n).t()],
+    ),
+    "stack": (
+        lambda x: torch.stack([torch.zeros_like(x), x.exp()], 1).sum(0),
+        lambda n: [torch.randn(n)],
+    ),
+    "constant": (
+        lambda x: x / torch.sqrt(torch.tensor(64.0)) + torch.tensor(2).item(),
+        lambda n: [torch.randn(n, 5)],
+    ),
+}
 
 
 def differs(found, expected):

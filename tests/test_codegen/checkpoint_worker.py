@@ -64,7 +64,11 @@ def wrong(function, seed, *, equal):
     return found + [one.reason for one in programs if hasattr(one, "reason")]
 
 
-print(json.dumps({
-    "one part": [wrong(one_part, seed, equal=True) for seed in (1, 2)],
-    "two parts": [wrong(two_parts, seed, equal=False) for seed in (1, 2)],
-}))  # fmt: skip
+print(
+    json.dumps(
+        {
+            "one part": [wrong(one_part, seed, equal=True) for seed in (1, 2)],
+            "two parts": [wrong(two_parts, seed, equal=False) for seed in (1, 2)],
+        }
+    )
+)

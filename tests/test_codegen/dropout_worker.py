@@ -29,9 +29,19 @@ for seed in (1, 1, 2):
     results.append((y.detach(), x.grad))
 kept = results[0][0] != 0
 slope = (1 - torch.tanh(torch.tensor(0.5)) ** 2) * 2 / 0.7
-print(json.dumps({
-    "fallbacks": [fallback.operator for program in programs for fallback in program.fallbacks],
-    "equal after an equal seed": [torch.equal(results[0][0], results[n][0]) for n in (1, 2)],
-    "gradient is of the mask": torch.allclose(results[0][1], torch.where(kept, slope, 0.0), rtol=1e-5),
-    "dropped": float((~kept).float().mean()),
-}))  # fmt: skip
+print(
+    json.dumps(
+        {
+            "fallbacks": [
+                fallback.operator for program in programs for fallback in program.fallbacks
+            ],
+            "equal after an equal seed": [
+                torch.equal(results[0][0], results[n][0]) for n in (1, 2)
+            ],
+            "gradient is of the mask": torch.allclose(
+                results[0][1], torch.where(kept, slope, 0.0), rtol=1e-5
+            ),
+            "dropped": float((~kept).float().mean()),
+        }
+    )
+)

@@ -90,8 +90,12 @@ def refused_by_torch():
 
 
 real = bundler.codegen.program.program_of_graph
-print(json.dumps({
-    "wrong rule": compared(wrong_rule, generate=real),
-    "no kernel": compared(changed, generate=broken),
-    "refused": refused_by_torch(),
-}))  # fmt: skip
+print(
+    json.dumps(
+        {
+            "wrong rule": compared(wrong_rule, generate=real),
+            "no kernel": compared(changed, generate=broken),
+            "refused": refused_by_torch(),
+        }
+    )
+)

@@ -51,9 +51,16 @@ def with_gradient(function, *given):
 @case(lambda: (positive(40),), kernels=1)
 def bessel(a):
     return (
-        special.bessel_j0(a), special.bessel_j1(a), special.bessel_y0(a), special.bessel_y1(a), special.i0(a), special.i1(a),
-        special.modified_bessel_i0(a), special.modified_bessel_i1(a), special.erfcx(a),
-    )  # fmt: skip
+        special.bessel_j0(a),
+        special.bessel_j1(a),
+        special.bessel_y0(a),
+        special.bessel_y1(a),
+        special.i0(a),
+        special.i1(a),
+        special.modified_bessel_i0(a),
+        special.modified_bessel_i1(a),
+        special.erfcx(a),
+    )
 
 
 @case(lambda: (awkward(), seeded(16, dtype=torch.int32)), kernels=1)
@@ -70,19 +77,41 @@ def representations(a, n):
 @case(lambda: (seeded(30), seeded(30)), kernels=1)
 def of_two(a, b):
     return (
-        torch.hypot(a, b), torch.atan2(a, b), torch.fmod(a, b), torch.remainder(a, b), a // b, torch.addcmul(a, b, b, value=0.3),
-        torch.addcdiv(a, a, b.abs() + 1, value=2), torch.xlogy(a, b.abs()), torch.heaviside(a, b), torch.logaddexp(a, b), torch.fmax(a, b),
-        torch.fmin(a, b), torch.lerp(a, b, 0.3), torch.logical_xor(a > 0, b > 0),
-    )  # fmt: skip
+        torch.hypot(a, b),
+        torch.atan2(a, b),
+        torch.fmod(a, b),
+        torch.remainder(a, b),
+        a // b,
+        torch.addcmul(a, b, b, value=0.3),
+        torch.addcdiv(a, a, b.abs() + 1, value=2),
+        torch.xlogy(a, b.abs()),
+        torch.heaviside(a, b),
+        torch.logaddexp(a, b),
+        torch.fmax(a, b),
+        torch.fmin(a, b),
+        torch.lerp(a, b, 0.3),
+        torch.logical_xor(a > 0, b > 0),
+    )
 
 
 @case(lambda: (seeded(30, dtype=torch.int32), seeded(30, dtype=torch.int32)), kernels=1)
 def of_two_integers(a, b):
     b = torch.where(b == 0, 3, b)
     return (
-        a // b, torch.fmod(a, b), torch.remainder(a, b), torch.div(a, b, rounding_mode="trunc"), torch.pow(a, b), a**5, 2 ** b.abs(), a << 3,
-        a >> 2, torch.bitwise_left_shift(a, b.abs()), torch.bitwise_right_shift(a, b.abs()), a ^ b, ~a,
-    )  # fmt: skip
+        a // b,
+        torch.fmod(a, b),
+        torch.remainder(a, b),
+        torch.div(a, b, rounding_mode="trunc"),
+        torch.pow(a, b),
+        a**5,
+        2 ** b.abs(),
+        a << 3,
+        a >> 2,
+        torch.bitwise_left_shift(a, b.abs()),
+        torch.bitwise_right_shift(a, b.abs()),
+        a ^ b,
+        ~a,
+    )
 
 
 @case(lambda: (awkward(), seeded(40) * 100), kernels=2)
@@ -100,18 +129,46 @@ def rounded(a, b):
 @case(lambda: (seeded(6, 8), seeded(6, 8, dtype=torch.int64), seeded(6, 8, dtype=torch.float16)))
 def bitcasts(a, n, h):
     return (
-        a.view(torch.int32), a.view(torch.int16), a.view(torch.uint8), a.view(torch.int64), n.view(torch.int32), n.view(torch.float64),
-        h.view(torch.int16), h.view(torch.int32), h.view(torch.int8), a.view(torch.float64), n.view(torch.bfloat16),
-    )  # fmt: skip
+        a.view(torch.int32),
+        a.view(torch.int16),
+        a.view(torch.uint8),
+        a.view(torch.int64),
+        n.view(torch.int32),
+        n.view(torch.float64),
+        h.view(torch.int16),
+        h.view(torch.int32),
+        h.view(torch.int8),
+        a.view(torch.float64),
+        n.view(torch.bfloat16),
+    )
 
 
 @case(lambda: (awkward(), seeded(40)))
 def activations(a, b):
     return (
-        F.softplus(a), F.elu(a), F.mish(a), F.hardswish(a), F.hardsigmoid(a), F.silu(a), F.logsigmoid(a), F.selu(a), F.relu6(a), F.celu(a),
-        F.leaky_relu(a), F.gelu(b, approximate="tanh"), F.hardshrink(b), F.softshrink(b), F.threshold(b, 0.1, 2), torch.logit(b, 1e-3),
-        torch.nan_to_num(a), torch.sinc(b), F.prelu(b, torch.tensor([0.2])), torch.isposinf(a), torch.isneginf(a), torch.sgn(a),
-    )  # fmt: skip
+        F.softplus(a),
+        F.elu(a),
+        F.mish(a),
+        F.hardswish(a),
+        F.hardsigmoid(a),
+        F.silu(a),
+        F.logsigmoid(a),
+        F.selu(a),
+        F.relu6(a),
+        F.celu(a),
+        F.leaky_relu(a),
+        F.gelu(b, approximate="tanh"),
+        F.hardshrink(b),
+        F.softshrink(b),
+        F.threshold(b, 0.1, 2),
+        torch.logit(b, 1e-3),
+        torch.nan_to_num(a),
+        torch.sinc(b),
+        F.prelu(b, torch.tensor([0.2])),
+        torch.isposinf(a),
+        torch.isneginf(a),
+        torch.sgn(a),
+    )
 
 
 # Places ---------------------------------------------------------------------------------------------------------------
@@ -121,10 +178,15 @@ def activations(a, b):
 def added_to_places(a, v, i):
     spread = i[:, None].expand(3, 8)
     return (
-        a.index_add(0, i, v, alpha=2), a.scatter_reduce(0, spread, v, "sum"), a.scatter_reduce(0, spread, v, "sum", include_self=False),
-        a.scatter(0, spread, v, reduce="add"), a.half().index_put([i], v.half(), accumulate=True),
-        a.double().index_put([i], v.double(), accumulate=True), a.index_copy(0, i[:2], v[:2]), a.index_fill(0, i, 3.0),
-    )  # fmt: skip
+        a.index_add(0, i, v, alpha=2),
+        a.scatter_reduce(0, spread, v, "sum"),
+        a.scatter_reduce(0, spread, v, "sum", include_self=False),
+        a.scatter(0, spread, v, reduce="add"),
+        a.half().index_put([i], v.half(), accumulate=True),
+        a.double().index_put([i], v.double(), accumulate=True),
+        a.index_copy(0, i[:2], v[:2]),
+        a.index_fill(0, i, 3.0),
+    )
 
 
 @case(
@@ -138,9 +200,11 @@ def extremes_of_places(a, v, i):
     spread = i[:, None].expand(3, 8)
     wide, values = a.long(), v.long()
     return (
-        a.scatter_reduce(0, spread, v, "amax"), a.scatter_reduce(0, spread, v, "amin", include_self=False),
-        wide.scatter_reduce(0, spread, values, "amax", include_self=False), wide.scatter_reduce(0, spread, values, "amin"),
-    )  # fmt: skip
+        a.scatter_reduce(0, spread, v, "amax"),
+        a.scatter_reduce(0, spread, v, "amin", include_self=False),
+        wide.scatter_reduce(0, spread, values, "amax", include_self=False),
+        wide.scatter_reduce(0, spread, values, "amin"),
+    )
 
 
 @case(lambda: (seeded(6, 8), seeded(3, 8), torch.tensor([4, 0, 4])), fallbacks=4)
@@ -148,18 +212,26 @@ def reduced_by_torch(a, v, i):
     """What atomics would compute otherwise than torch, or not at all."""
     spread = i[:, None].expand(3, 8)
     return (
-        a.scatter_reduce(0, spread, v, "amax"), a.scatter_reduce(0, spread, v, "mean"), a.scatter_reduce(0, spread, v, "prod"),
+        a.scatter_reduce(0, spread, v, "amax"),
+        a.scatter_reduce(0, spread, v, "mean"),
+        a.scatter_reduce(0, spread, v, "prod"),
         a.short().index_put([i], v.short(), accumulate=True),
-    )  # fmt: skip
+    )
 
 
 @case(lambda: (seeded(6, 8), seeded(6, 8)))
 def filled(a, b):
     return (
-        a.masked_fill(b > 0, -1.5), a.index_put([b > 0], torch.tensor(7.0)), a.tril(1), a.triu(-1), torch.where(b > 0, a, 0),
-        a.index_put([b[:, 0] > 0], torch.tensor(2.0)), torch.slice_scatter(a, b[:3], 0, 1, 6, 2), torch.slice_scatter(a, b[:, :2], 1, 3, 8, 3),
+        a.masked_fill(b > 0, -1.5),
+        a.index_put([b > 0], torch.tensor(7.0)),
+        a.tril(1),
+        a.triu(-1),
+        torch.where(b > 0, a, 0),
+        a.index_put([b[:, 0] > 0], torch.tensor(2.0)),
+        torch.slice_scatter(a, b[:3], 0, 1, 6, 2),
+        torch.slice_scatter(a, b[:, :2], 1, 3, 8, 3),
         torch.select_scatter(a, b[0], 0, 2),
-    )  # fmt: skip
+    )
 
 
 @case(lambda: (seeded(6, 8), seeded(6, 8)), fallbacks=1)
@@ -170,25 +242,42 @@ def placed_by_values(a, b):
 @case(lambda: (seeded(6, 8),))
 def moved(a):
     return (
-        torch.roll(a, (2, -3), (0, 1)), torch.roll(a, 5), a.flip(0, 1), torch.rot90(a), a.repeat(2, 3), a.repeat_interleave(3, 1), a.unfold(1, 3, 2),
-        F.pad(a, (-1, 2)), torch.diag(a[0]), torch.diag_embed(a), a.take(torch.tensor([3, 40, 0])), torch.meshgrid(a[0], a[:, 0], indexing="ij")[1],
-    )  # fmt: skip
+        torch.roll(a, (2, -3), (0, 1)),
+        torch.roll(a, 5),
+        a.flip(0, 1),
+        torch.rot90(a),
+        a.repeat(2, 3),
+        a.repeat_interleave(3, 1),
+        a.unfold(1, 3, 2),
+        F.pad(a, (-1, 2)),
+        torch.diag(a[0]),
+        torch.diag_embed(a),
+        a.take(torch.tensor([3, 40, 0])),
+        torch.meshgrid(a[0], a[:, 0], indexing="ij")[1],
+    )
 
 
 @case(lambda: (seeded(2, 3, 6, 5), seeded(2, 3, 7)))
 def padded(a, b):
     return (
-        F.pad(a, (1, 2, 2, 1), mode="reflect"), F.pad(a, (1, 2, 2, 1), mode="replicate"), F.pad(a, (1, 2, 2, 1), mode="circular"),
-        F.pad(b, (2, 3), mode="reflect"), F.pad(b, (2, 3), mode="replicate"),
-    )  # fmt: skip
+        F.pad(a, (1, 2, 2, 1), mode="reflect"),
+        F.pad(a, (1, 2, 2, 1), mode="replicate"),
+        F.pad(a, (1, 2, 2, 1), mode="circular"),
+        F.pad(b, (2, 3), mode="reflect"),
+        F.pad(b, (2, 3), mode="replicate"),
+    )
 
 
 @case(lambda: (seeded(2, 3, 6, 5), seeded(2, 3, 7)))
 def resized(a, b):
     return (
-        F.interpolate(a, scale_factor=2), F.interpolate(a, size=(9, 4)), F.interpolate(b, scale_factor=3), F.interpolate(a, size=(3, 7), mode="nearest-exact"),
-        F.interpolate(a, scale_factor=2, mode="bilinear", align_corners=False), F.pixel_shuffle(a[:, :, :4, :4].reshape(2, 12, 2, 2), 2),
-    )  # fmt: skip
+        F.interpolate(a, scale_factor=2),
+        F.interpolate(a, size=(9, 4)),
+        F.interpolate(b, scale_factor=3),
+        F.interpolate(a, size=(3, 7), mode="nearest-exact"),
+        F.interpolate(a, scale_factor=2, mode="bilinear", align_corners=False),
+        F.pixel_shuffle(a[:, :, :4, :4].reshape(2, 12, 2, 2), 2),
+    )
 
 
 def with_infinities():
@@ -200,11 +289,19 @@ def with_infinities():
 @case(lambda: (with_infinities(), seeded(2, 2, 7)))
 def pools(a, b):
     return (
-        *F.max_pool2d(a, 3, 2, 1, return_indices=True), *F.max_pool2d(a, 2, return_indices=True), *F.max_pool2d(a, 2, 2, 1, 2, True, return_indices=True),
-        F.avg_pool2d(a, 2), F.avg_pool2d(a, 3, 2, 1), F.avg_pool2d(a, 3, 2, 1, True), F.avg_pool2d(a, 3, 2, 1, True, False),
-        F.avg_pool2d(a, 2, divisor_override=3), F.avg_pool1d(b, 3, 2), F.max_pool1d(b, 2), F.adaptive_avg_pool2d(a, (1, 1)),
+        *F.max_pool2d(a, 3, 2, 1, return_indices=True),
+        *F.max_pool2d(a, 2, return_indices=True),
+        *F.max_pool2d(a, 2, 2, 1, 2, True, return_indices=True),
+        F.avg_pool2d(a, 2),
+        F.avg_pool2d(a, 3, 2, 1),
+        F.avg_pool2d(a, 3, 2, 1, True),
+        F.avg_pool2d(a, 3, 2, 1, True, False),
+        F.avg_pool2d(a, 2, divisor_override=3),
+        F.avg_pool1d(b, 3, 2),
+        F.max_pool1d(b, 2),
+        F.adaptive_avg_pool2d(a, (1, 1)),
         F.max_pool2d((b * 9).int()[None], 2),
-    )  # fmt: skip
+    )
 
 
 @case(lambda: (seeded(4), seeded(4)))
@@ -243,25 +340,43 @@ def ties():
 @case(lambda: (ties(),), kernels=3)
 def positions(a):
     return (
-        a.argmax(1), a.argmin(1), *a.max(1), *a.min(1), a.argmax(), a.argmin(0), *(a > 0).max(1), *(a > 0).min(0), (a > 5).any(1), (a > -9).all(1),
-        torch.aminmax(a, dim=1)[0], a.nansum(), a.nanmean(), torch.count_nonzero(a, 1),
-    )  # fmt: skip
+        a.argmax(1),
+        a.argmin(1),
+        *a.max(1),
+        *a.min(1),
+        a.argmax(),
+        a.argmin(0),
+        *(a > 0).max(1),
+        *(a > 0).min(0),
+        (a > 5).any(1),
+        (a > -9).all(1),
+        torch.aminmax(a, dim=1)[0],
+        a.nansum(),
+        a.nanmean(),
+        torch.count_nonzero(a, 1),
+    )
 
 
 @case(lambda: (seeded(6, 12),), tolerance=1e-4)
 def gradients_of_reductions(a):
     return (
-        *with_gradient(lambda x: x.amax(1), a), *with_gradient(lambda x: x.std(1), a), *with_gradient(lambda x: x.logsumexp(1), a),
-        *with_gradient(lambda x: x.norm(dim=1), a), *with_gradient(lambda x: x.softmax(1).square(), a), *with_gradient(lambda x: x.max(1)[0], a),
-    )  # fmt: skip
+        *with_gradient(lambda x: x.amax(1), a),
+        *with_gradient(lambda x: x.std(1), a),
+        *with_gradient(lambda x: x.logsumexp(1), a),
+        *with_gradient(lambda x: x.norm(dim=1), a),
+        *with_gradient(lambda x: x.softmax(1).square(), a),
+        *with_gradient(lambda x: x.max(1)[0], a),
+    )
 
 
 @case(lambda: (seeded(6, 12), torch.tensor([1, 1, 4])), tolerance=1e-4)
 def gradients_of_places(a, i):
     return (
-        *with_gradient(lambda x: x[i], a), *with_gradient(lambda x: F.embedding(i, x, padding_idx=4), a),
-        *with_gradient(lambda x: torch.gather(x, 0, i[:, None].expand(3, 12)), a), *with_gradient(lambda x: x.index_select(0, i), a),
-    )  # fmt: skip
+        *with_gradient(lambda x: x[i], a),
+        *with_gradient(lambda x: F.embedding(i, x, padding_idx=4), a),
+        *with_gradient(lambda x: torch.gather(x, 0, i[:, None].expand(3, 12)), a),
+        *with_gradient(lambda x: x.index_select(0, i), a),
+    )
 
 
 @case(lambda: (seeded(40),), tolerance=1e-4)
@@ -284,9 +399,10 @@ def gradients_of_activations(a):
 @case(lambda: (seeded(2, 4, 6, 6),), tolerance=1e-4)
 def gradients_of_windows(a):
     return (
-        *with_gradient(lambda x: F.max_pool2d(x, 2), a), *with_gradient(lambda x: F.pad(x, (1, 2, 2, 1), mode="reflect"), a),
+        *with_gradient(lambda x: F.max_pool2d(x, 2), a),
+        *with_gradient(lambda x: F.pad(x, (1, 2, 2, 1), mode="reflect"), a),
         *with_gradient(lambda x: F.group_norm(x, 2, torch.ones(4), torch.zeros(4)).square(), a),
-    )  # fmt: skip
+    )
 
 
 @case(lambda: (seeded(2, 2, 7, 6), seeded(2, 2, 5)), tolerance=1e-4)
@@ -302,10 +418,15 @@ def gradients_of_averages(a, b):
         ((3, 2), (1, 2)),
     )
     return (
-        *(part for given in averages for part in with_gradient(lambda x, given=given: F.avg_pool2d(x, *given).square(), a)),
-        *with_gradient(lambda x: F.interpolate(x, scale_factor=2).square(), a), *with_gradient(lambda x: F.interpolate(x, scale_factor=3).square(), b),
+        *(
+            part
+            for given in averages
+            for part in with_gradient(lambda x, given=given: F.avg_pool2d(x, *given).square(), a)
+        ),
+        *with_gradient(lambda x: F.interpolate(x, scale_factor=2).square(), a),
+        *with_gradient(lambda x: F.interpolate(x, scale_factor=3).square(), b),
         *with_gradient(lambda x: F.avg_pool1d(x, 3, 2, 1), b),
-    )  # fmt: skip
+    )
 
 
 @case(lambda: (seeded(6, 40), seeded(40)), tolerance=1e-4)
@@ -319,10 +440,14 @@ def gradients_of_rms_norm(a, w):
 )
 def losses(a, t, w):
     return (
-        *with_gradient(lambda x: F.nll_loss(x.log_softmax(-1), t, w), a), *with_gradient(lambda x: F.cross_entropy(x, t, label_smoothing=0.1), a),
-        F.smooth_l1_loss(a, a * 2), F.binary_cross_entropy_with_logits(a, a.sigmoid()), F.kl_div(a, a.exp()), F.huber_loss(a, a * 3),
+        *with_gradient(lambda x: F.nll_loss(x.log_softmax(-1), t, w), a),
+        *with_gradient(lambda x: F.cross_entropy(x, t, label_smoothing=0.1), a),
+        F.smooth_l1_loss(a, a * 2),
+        F.binary_cross_entropy_with_logits(a, a.sigmoid()),
+        F.kl_div(a, a.exp()),
+        F.huber_loss(a, a * 3),
         F.cosine_similarity(a, a + 1),
-    )  # fmt: skip
+    )
 
 
 # Models ---------------------------------------------------------------------------------------------------------------
@@ -347,11 +472,19 @@ def complex_rotary(x, angles):
 def lists(a, b, c, d):
     one, other = [a, b], [c, d]
     return (
-        *torch._foreach_add(one, other, alpha=2), *torch._foreach_mul(one, 0.5), *torch._foreach_addcmul(one, other, other, 0.3),
-        *torch._foreach_addcdiv(one, other, other, [0.1, 0.2]), *torch._foreach_sqrt(other), *torch._foreach_lerp(one, other, 0.1),
-        *torch._foreach_maximum(one, 0.25), *torch._foreach_div(one, torch.tensor(2.0)), *torch._foreach_pow(2.0, one), *torch._foreach_norm(one),
-        *torch._foreach_clamp_min(one, other), *torch._foreach_addcmul(one, one, other, torch.tensor([0.5, 2.0])),
-    )  # fmt: skip
+        *torch._foreach_add(one, other, alpha=2),
+        *torch._foreach_mul(one, 0.5),
+        *torch._foreach_addcmul(one, other, other, 0.3),
+        *torch._foreach_addcdiv(one, other, other, [0.1, 0.2]),
+        *torch._foreach_sqrt(other),
+        *torch._foreach_lerp(one, other, 0.1),
+        *torch._foreach_maximum(one, 0.25),
+        *torch._foreach_div(one, torch.tensor(2.0)),
+        *torch._foreach_pow(2.0, one),
+        *torch._foreach_norm(one),
+        *torch._foreach_clamp_min(one, other),
+        *torch._foreach_addcmul(one, one, other, torch.tensor([0.5, 2.0])),
+    )
 
 
 def adam_state():

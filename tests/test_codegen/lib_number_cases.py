@@ -87,9 +87,13 @@ def test_random_numbers_depend_on_seed_and_offset_alone(low, high):
     [
         ((0, 0, 0, 0), 0, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
         ((0xFFFFFFFF,) * 4, 0xFFFFFFFFFFFFFFFF, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
-        ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), 0x299F31D0A4093822, (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            0x299F31D0A4093822,
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
     ],
-)  # fmt: skip
+)
 def test_philox_gives_the_published_words(counter, key, words):
     """Philox-4x32-10, which all random numbers come from, gives the words that its authors published (Random123, kat_vectors)."""
     out = torch.zeros(4, dtype=torch.uint32)

@@ -12,9 +12,29 @@ from bundler.codegen.data_types import DATA_TYPES, stored_text
 from bundler.codegen.literals import constant_text, literal_text
 
 FLOATS = (
-    0.0, -0.0, 1.0, -1.5, 0.1, 1 / 3, 1e-30, 1e-38, 1e-45, 5e-324, 1e30, 3.4e38, 1e39, -1e300, 2.0**24 + 1, 123456789.123, math.inf, -math.inf, math.nan,
-    3, -7, True,
-)  # fmt: skip
+    0.0,
+    -0.0,
+    1.0,
+    -1.5,
+    0.1,
+    1 / 3,
+    1e-30,
+    1e-38,
+    1e-45,
+    5e-324,
+    1e30,
+    3.4e38,
+    1e39,
+    -1e300,
+    2.0**24 + 1,
+    123456789.123,
+    math.inf,
+    -math.inf,
+    math.nan,
+    3,
+    -7,
+    True,
+)
 INTEGERS = (
     0,
     1,

@@ -17,9 +17,35 @@ NAN, INFINITY = math.nan, math.inf
 #: Triton's interpreter has no such types; a compile test has them.
 NOT_INTERPRETED = ("float8_e4m3fnuz", "float8_e5m2fnuz")
 FLOAT_NUMBERS = (
-    0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, -1.5, 2.5, 2.0, -2.0, 3.0, -3.0, math.pi, 10.0, -7.25, 100.5, 1e-3, -0.1, 0.999, 5.877e-39, 1e-40,
-    3e38, -65504.0, INFINITY, -INFINITY, NAN, 0.7,
-)  # fmt: skip
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    -0.5,
+    1.5,
+    -1.5,
+    2.5,
+    2.0,
+    -2.0,
+    3.0,
+    -3.0,
+    math.pi,
+    10.0,
+    -7.25,
+    100.5,
+    1e-3,
+    -0.1,
+    0.999,
+    5.877e-39,
+    1e-40,
+    3e38,
+    -65504.0,
+    INFINITY,
+    -INFINITY,
+    NAN,
+    0.7,
+)
 SMALL_FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1.5, -1.5, 2.0, 3.0, -3.0, 10.0, -7.0, 0.1, 96.0, -0.02)
 # Names that only to_dtype and its like take an option for.
 CAST_TARGETS = (
@@ -281,21 +307,82 @@ TO_INTEGERS = ({"dtype": "int32"}, {"dtype": "int64"})
 BITCASTS = tuple({"dtype": name} for name in DATA_TYPES if name not in {"bool", *NOT_INTERPRETED})
 LEFT, RIGHT = Reference(_by_integers(_left)), Reference(_by_integers(_right))
 MATHEMATICS = {
-    **{n: getattr(torch, n) for n in (
-        "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos", "atan", "asinh", "acosh",
-        "atanh", "erf", "erfc", "erfinv", "lgamma", "rsqrt", "sqrt", "sigmoid", "atan2", "hypot", "copysign", "reciprocal",
-    )},
-    "erfcx": torch.special.erfcx, "i0": torch.special.i0, "i1": torch.special.i1, "modified_bessel_i0": torch.special.i0,
-    "modified_bessel_i1": torch.special.i1, "bessel_j0": torch.special.bessel_j0, "bessel_j1": torch.special.bessel_j1,
-    "bessel_y0": torch.special.bessel_y0, "bessel_y1": torch.special.bessel_y1, "truediv": torch.div, "int_truediv": torch.div,
-    "div_rn": torch.div, "mul_rn": torch.mul,
-}  # fmt: skip
+    **{
+        n: getattr(torch, n)
+        for n in (
+            "exp",
+            "exp2",
+            "expm1",
+            "log",
+            "log1p",
+            "log2",
+            "log10",
+            "sin",
+            "cos",
+            "tan",
+            "sinh",
+            "cosh",
+            "tanh",
+            "asin",
+            "acos",
+            "atan",
+            "asinh",
+            "acosh",
+            "atanh",
+            "erf",
+            "erfc",
+            "erfinv",
+            "lgamma",
+            "rsqrt",
+            "sqrt",
+            "sigmoid",
+            "atan2",
+            "hypot",
+            "copysign",
+            "reciprocal",
+        )
+    },
+    "erfcx": torch.special.erfcx,
+    "i0": torch.special.i0,
+    "i1": torch.special.i1,
+    "modified_bessel_i0": torch.special.i0,
+    "modified_bessel_i1": torch.special.i1,
+    "bessel_j0": torch.special.bessel_j0,
+    "bessel_j1": torch.special.bessel_j1,
+    "bessel_y0": torch.special.bessel_y0,
+    "bessel_y1": torch.special.bessel_y1,
+    "truediv": torch.div,
+    "int_truediv": torch.div,
+    "div_rn": torch.div,
+    "mul_rn": torch.mul,
+}
 REFERENCES = {
     **{name: _wide(function) for name, function in MATHEMATICS.items()},
-    **{n: Reference(getattr(torch, n)) for n in (
-        "eq", "ne", "lt", "gt", "le", "ge", "add", "mul", "sub", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not",
-        "logical_and", "logical_or", "logical_xor", "logical_not", "nextafter",
-    )},
+    **{
+        n: Reference(getattr(torch, n))
+        for n in (
+            "eq",
+            "ne",
+            "lt",
+            "gt",
+            "le",
+            "ge",
+            "add",
+            "mul",
+            "sub",
+            "maximum",
+            "minimum",
+            "bitwise_and",
+            "bitwise_or",
+            "bitwise_xor",
+            "bitwise_not",
+            "logical_and",
+            "logical_or",
+            "logical_xor",
+            "logical_not",
+            "nextafter",
+        )
+    },
     "and_": Reference(torch.bitwise_and),
     "or_": Reference(torch.bitwise_or),
     "xor": Reference(torch.bitwise_xor),
@@ -311,7 +398,9 @@ REFERENCES = {
     # The exponential overflows where the result is a subnormal number.
     "sigmoid": Reference(torch.sigmoid, wide=True, smallest=1.2e-38),
     "fma": Reference(lambda a, b, c: a * b + c, wide=True),
-    "floordiv": Reference(_by_kind(lambda a, b: torch.div(a, b, rounding_mode="floor"), _by_integers(_floor_divide))),
+    "floordiv": Reference(
+        _by_kind(lambda a, b: torch.div(a, b, rounding_mode="floor"), _by_integers(_floor_divide))
+    ),
     "truncdiv": Reference(_by_integers(_truncated_divide)),
     "remainder": Reference(_by_kind(_remainder_of_floats, _by_integers(_remainder))),
     "mod": Reference(_by_kind(_fmod, _by_integers(_truncated_remainder))),
@@ -323,21 +412,30 @@ REFERENCES = {
     "isnan": Reference(_by_kind(torch.isnan, _never)),
     "isinf": Reference(_by_kind(torch.isinf, _never)),
     "signbit": Reference(_signed(torch.signbit, _never)),
-    "pow": Reference(_by_kind(lambda a, b: torch.pow(a.double(), b.double()), _by_integers(_integer_power)), wide=True),
+    "pow": Reference(
+        _by_kind(lambda a, b: torch.pow(a.double(), b.double()), _by_integers(_integer_power)),
+        wide=True,
+    ),
     "frexp_mantissa": Reference(lambda a: torch.frexp(a).mantissa),
-    "frexp_exponent": Reference(lambda a: torch.where(torch.isfinite(a), torch.frexp(a).exponent, 0).int()),
+    "frexp_exponent": Reference(
+        lambda a: torch.where(torch.isfinite(a), torch.frexp(a).exponent, 0).int()
+    ),
     "ldexp": Reference(_ldexp),
     "identity": Reference(_same),
     "where": Reference(torch.where),
     "masked": Reference(torch.where),
     "device_assert_then": Reference(lambda condition, a: a, options=({"message": "never"},)),
-    "to_dtype": Reference(_cast, options=(*_casts(), {"dtype": "float16", "rounded": True}), avoid=_cannot_be_held),
+    "to_dtype": Reference(
+        _cast, options=(*_casts(), {"dtype": "float16", "rounded": True}), avoid=_cannot_be_held
+    ),
     "trunc_to_int": Reference(_rounded(torch.trunc), options=TO_INTEGERS, avoid=_cannot_be_held),
     "floor_to_int": Reference(_rounded(torch.floor), options=TO_INTEGERS, avoid=_cannot_be_held),
     "ceil_to_int": Reference(_rounded(torch.ceil), options=TO_INTEGERS, avoid=_cannot_be_held),
     "round_to_int": Reference(_rounded(torch.round), options=TO_INTEGERS, avoid=_cannot_be_held),
-    "to_dtype_bitcast": Reference(lambda a, dtype: a.view(torch_dtype(dtype)), options=BITCASTS, avoid=_cannot_be_read),
-}  # fmt: skip
+    "to_dtype_bitcast": Reference(
+        lambda a, dtype: a.view(torch_dtype(dtype)), options=BITCASTS, avoid=_cannot_be_read
+    ),
+}
 #: Operators whose results a test of their own looks at.
 ELSEWHERE = {
     "constant": "test_literals.py",

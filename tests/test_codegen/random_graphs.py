@@ -94,18 +94,59 @@ def _put(x, index, axis):
 
 #: How torch computes each step: from the values, and what else the step has.
 COMPUTE = {
-    **{n: getattr(torch, n) for n in (
-        "neg", "relu", "sin", "cos", "tanh", "sigmoid", "erf", "square", "atan", "expm1", "add", "sub", "mul", "maximum", "minimum",
-        "floor", "ceil", "round", "trunc", "sign", "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "signbit", "logical_not", "logical_and",
-        "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "where",
-    )},
+    **{
+        n: getattr(torch, n)
+        for n in (
+            "neg",
+            "relu",
+            "sin",
+            "cos",
+            "tanh",
+            "sigmoid",
+            "erf",
+            "square",
+            "atan",
+            "expm1",
+            "add",
+            "sub",
+            "mul",
+            "maximum",
+            "minimum",
+            "floor",
+            "ceil",
+            "round",
+            "trunc",
+            "sign",
+            "eq",
+            "ne",
+            "lt",
+            "le",
+            "gt",
+            "ge",
+            "isnan",
+            "isinf",
+            "signbit",
+            "logical_not",
+            "logical_and",
+            "logical_or",
+            "logical_xor",
+            "bitwise_and",
+            "bitwise_or",
+            "bitwise_xor",
+            "bitwise_not",
+            "where",
+        )
+    },
     "abs": _abs,
     "exp": lambda x: torch.exp(-x.abs()),
     "sqrt": lambda x: torch.sqrt(x.abs()),
     "rsqrt": lambda x: torch.rsqrt(x.abs() + 1),
     "log1p": lambda x: torch.log1p(x.abs()),
     "reciprocal": lambda x: torch.reciprocal(x * x + 1),
-    **{n: getattr(torch.nn.functional, n) for n in ("gelu", "silu", "softplus", "elu", "mish", "hardswish", "logsigmoid", "selu")},
+    **{
+        n: getattr(torch.nn.functional, n)
+        for n in ("gelu", "silu", "softplus", "elu", "mish", "hardswish", "logsigmoid", "selu")
+    },
     **{n: getattr(torch, n) for n in ("hypot", "logaddexp")},
     # Of zeros that a minimum chose among, torch leaves the sign open; that of a sum with 0 is known.
     "atan2": lambda x, y: torch.atan2(x + 0, y + 0),
@@ -118,8 +159,12 @@ COMPUTE = {
     "div": lambda x, y: x / (y * y + 1),
     "remainder": lambda x, y: torch.remainder(x, torch.where(y == 0, 3, y)),
     "fmod": lambda x, y: torch.fmod(x, torch.where(y == 0, 3, y)),
-    "floor_divide": lambda x, y: torch.div(x, torch.where((y == 0) | (y == -1), 3, y), rounding_mode="floor"),
-    "trunc_divide": lambda x, y: torch.div(x, torch.where((y == 0) | (y == -1), 3, y), rounding_mode="trunc"),
+    "floor_divide": lambda x, y: torch.div(
+        x, torch.where((y == 0) | (y == -1), 3, y), rounding_mode="floor"
+    ),
+    "trunc_divide": lambda x, y: torch.div(
+        x, torch.where((y == 0) | (y == -1), 3, y), rounding_mode="trunc"
+    ),
     "add_number": lambda x, number: x + number,
     "mul_number": lambda x, number: x * number,
     "pow_number": lambda x, number: x**number,
@@ -157,11 +202,33 @@ COMPUTE = {
     "softmax": lambda x, axis: x.softmax(axis),
     "log_softmax": lambda x, axis: x.log_softmax(axis),
     "layer_norm": lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:]),
-}  # fmt: skip
+}
 SMOOTH = (
-    "neg", "abs", "relu", "sin", "cos", "tanh", "sigmoid", "erf", "square", "atan", "expm1", "exp", "sqrt", "rsqrt", "log1p", "reciprocal", "gelu",
-    "silu", "softplus", "elu", "mish", "hardswish", "logsigmoid", "selu",
-)  # fmt: skip
+    "neg",
+    "abs",
+    "relu",
+    "sin",
+    "cos",
+    "tanh",
+    "sigmoid",
+    "erf",
+    "square",
+    "atan",
+    "expm1",
+    "exp",
+    "sqrt",
+    "rsqrt",
+    "log1p",
+    "reciprocal",
+    "gelu",
+    "silu",
+    "softplus",
+    "elu",
+    "mish",
+    "hardswish",
+    "logsigmoid",
+    "selu",
+)
 ROUNDING = ("floor", "ceil", "round", "trunc", "sign")
 TESTS = ("isnan", "isinf", "signbit")
 # What the generator adds by atomics; of halves the order would show.

@@ -53,9 +53,12 @@ def oracle(seeds, uniform, normal, COUNT: tl.constexpr):
 def statistics(numbers):
     values = numbers.double()
     return {
-        "mean": float(values.mean()), "variance": float(values.var()), "least": float(values.min()), "most": float(values.max()),
+        "mean": float(values.mean()),
+        "variance": float(values.var()),
+        "least": float(values.min()),
+        "most": float(values.max()),
         "of rows": float((values[:, 1:] * values[:, :-1]).mean() - values.mean() ** 2),
-    }  # fmt: skip
+    }
 
 
 def chi_square(counts):
@@ -125,22 +128,40 @@ def main(sources):
     result, gradients = drop.run(x, seed=1)
     twice = generate(layers, [x], options=options)
     often = generate(read_often, [torch.zeros(3, 1300)], options=options)
-    print(json.dumps({
-        "fallbacks": [*program.fallbacks, *drop.fallbacks],
-        "kernels": [len(program.kernels), len(drop.kernels)],
-        "statistics": {name: statistics(numbers) for name, numbers in found.items()},
-        "dtypes": {name: str(numbers.dtype) for name, numbers in found.items()},
-        "chi square": [chi_square(cells), chi_square(sides)],
-        "oracle": [torch.equal(found["uniform"], uniform), torch.equal(found["normal"], normal)],
-        "digest": hashlib.sha256(b"".join(t.contiguous().view(torch.uint8).numpy().tobytes() for t in found.values())).hexdigest(),
-        "differ": not torch.equal(found["uniform"], found["again"]),
-        "by torch": [torch.equal(by_torch[0], by_torch[1]), torch.equal(by_torch[0], by_torch[2])],
-        "read alike": read_alike(torch.zeros(3, 1300), often.run(torch.zeros(3, 1300), seed=2)),
-        "gradient": torch.equal(result, gradients),
-        "launches": [type(step).__name__ for step in twice.plan.steps].count("Launch"),
-        "kernels of layers": len(twice.kernels),
-        "seeds": [step.count for step in twice.plan.steps if type(step).__name__ == "Seeds"],
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "fallbacks": [*program.fallbacks, *drop.fallbacks],
+                "kernels": [len(program.kernels), len(drop.kernels)],
+                "statistics": {name: statistics(numbers) for name, numbers in found.items()},
+                "dtypes": {name: str(numbers.dtype) for name, numbers in found.items()},
+                "chi square": [chi_square(cells), chi_square(sides)],
+                "oracle": [
+                    torch.equal(found["uniform"], uniform),
+                    torch.equal(found["normal"], normal),
+                ],
+                "digest": hashlib.sha256(
+                    b"".join(
+                        t.contiguous().view(torch.uint8).numpy().tobytes() for t in found.values()
+                    )
+                ).hexdigest(),
+                "differ": not torch.equal(found["uniform"], found["again"]),
+                "by torch": [
+                    torch.equal(by_torch[0], by_torch[1]),
+                    torch.equal(by_torch[0], by_torch[2]),
+                ],
+                "read alike": read_alike(
+                    torch.zeros(3, 1300), often.run(torch.zeros(3, 1300), seed=2)
+                ),
+                "gradient": torch.equal(result, gradients),
+                "launches": [type(step).__name__ for step in twice.plan.steps].count("Launch"),
+                "kernels of layers": len(twice.kernels),
+                "seeds": [
+                    step.count for step in twice.plan.steps if type(step).__name__ == "Seeds"
+                ],
+            }
+        )
+    )
 
 
 main(*sys.argv[1:])

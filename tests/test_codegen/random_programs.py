@@ -199,8 +199,12 @@ def problem(drawn, *, backend, device="cpu", programs=None):
     notes = [] if programs is None else programs
     del notes[:]
     compiled = torch.compile(
-        function(drawn), backend=backend, options={"programs": notes}, dynamic=drawn.dynamic, fullgraph=True
-    )  # fmt: skip
+        function(drawn),
+        backend=backend,
+        options={"programs": notes},
+        dynamic=drawn.dynamic,
+        fullgraph=True,
+    )
     for batch in (BATCH, SECOND_BATCH) if drawn.dynamic else (BATCH,):
         given = inputs(drawn, batch=batch, device=device)
         try:
@@ -269,18 +273,22 @@ def _by_torch(drawn, batch, device):
 def _strides(found):
     """Return the strides of each tensor, and its offset; those of single elements and of gradients say nothing."""
     return [
-        (name, *(stride if size > 1 else 0 for size, stride in zip(t.shape, t.stride(), strict=True)))
+        (
+            name,
+            *(stride if size > 1 else 0 for size, stride in zip(t.shape, t.stride(), strict=True)),
+        )
         for name, t in found.items()
         if isinstance(t, torch.Tensor) and t.numel() and not name.startswith("gradient")
-    ]  # fmt: skip
+    ]
 
 
 def _aliases(found):
     """Return the pairs of results and inputs that begin in the same memory, and how far from one another."""
     tensors = {
-        name: t for name, t in found.items()
+        name: t
+        for name, t in found.items()
         if isinstance(t, torch.Tensor) and t.numel() and not name.startswith("gradient")
-    }  # fmt: skip
+    }
     return [
         (one, other, tensors[other].storage_offset() - tensors[one].storage_offset())
         for one, other in itertools.combinations(tensors, 2)
@@ -364,9 +372,12 @@ class _Drawing:
     def pick(self, fits=lambda t: True, *, floats=True, exact=False):
         """Return the name of a value that fits, the later ones rather; raises where there is none."""
         found = [
-            name for name, t in self.values.items()
-            if fits(t) and (not floats or t.dtype.is_floating_point) and (not exact or name in self.exact)
-        ]  # fmt: skip
+            name
+            for name, t in self.values.items()
+            if fits(t)
+            and (not floats or t.dtype.is_floating_point)
+            and (not exact or name in self.exact)
+        ]
         if not found:
             raise LookupError
         recent = found[-3:]
@@ -391,8 +402,11 @@ class _Drawing:
             return
         outputs = step.results or before.outputs
         candidate = replace(
-            before, inputs=(*before.inputs, *self._wanted), steps=(*before.steps, step), outputs=outputs
-        )  # fmt: skip
+            before,
+            inputs=(*before.inputs, *self._wanted),
+            steps=(*before.steps, step),
+            outputs=outputs,
+        )
         found = values_of(candidate)
         if found is None:
             return
@@ -407,8 +421,13 @@ class _Drawing:
 
 
 REFUSALS = (
-    RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, AttributeError,
-)  # fmt: skip
+    RuntimeError,
+    IndexError,
+    ValueError,
+    TypeError,
+    NotImplementedError,
+    AttributeError,
+)
 
 
 def values_of(drawn):
@@ -487,7 +506,11 @@ def _returned(drawn, chance):
 def _start(sizes):
     def make(d):
         name = d.new(sizes)
-        return Step((d.name(),), (name,), d.chance.choice(("{0} * 1.5", "{0} + 1", "{0}.clone()", "{0}.contiguous()"))), True  # fmt: skip
+        return Step(
+            (d.name(),),
+            (name,),
+            d.chance.choice(("{0} * 1.5", "{0} + 1", "{0}.clone()", "{0}.contiguous()")),
+        ), True
 
     return make
 
@@ -504,11 +527,30 @@ def _axis(d, tensor):
 
 def pointwise(d):
     x = d.pick()
-    text = d.chance.choice((
-        "torch.tanh({0})", "torch.sigmoid({0})", "F.gelu({0})", "F.gelu({0}, approximate='tanh')", "F.silu({0})", "F.relu({0})", "torch.exp(-{0}.abs())",
-        "{0} * 0.5 + 1", "{0}.sin()", "F.softplus({0})", "{0}.clamp(-1, 1.5)", "F.leaky_relu({0}, 0.1)", "torch.erf({0})", "torch.rsqrt({0} * {0} + 1)",
-        "{0}.square()", "{0} / {0}.shape[0]", "{0} * {0}.shape[-1] ** -0.5", "F.elu({0})", "F.hardswish({0})", "torch.log1p({0}.abs())",
-    ))  # fmt: skip
+    text = d.chance.choice(
+        (
+            "torch.tanh({0})",
+            "torch.sigmoid({0})",
+            "F.gelu({0})",
+            "F.gelu({0}, approximate='tanh')",
+            "F.silu({0})",
+            "F.relu({0})",
+            "torch.exp(-{0}.abs())",
+            "{0} * 0.5 + 1",
+            "{0}.sin()",
+            "F.softplus({0})",
+            "{0}.clamp(-1, 1.5)",
+            "F.leaky_relu({0}, 0.1)",
+            "torch.erf({0})",
+            "torch.rsqrt({0} * {0} + 1)",
+            "{0}.square()",
+            "{0} / {0}.shape[0]",
+            "{0} * {0}.shape[-1] ** -0.5",
+            "F.elu({0})",
+            "F.hardswish({0})",
+            "torch.log1p({0}.abs())",
+        )
+    )
     return _one(d, [x], text)
 
 
@@ -522,7 +564,17 @@ def paired(d):
             1 if d.chance.random() < 0.2 else s for s in shape[d.chance.randint(0, len(shape)) :]
         ]
         y = d.new(sizes)  # of the program's own dtype: another one is promoted
-    text = d.chance.choice(("{0} + {1}", "{0} * {1}", "{0} - {1}", "torch.maximum({0}, {1})", "{0} / ({1}.abs() + 1)", "torch.addcmul({0}, {1}, {1}, value=0.5)", "torch.lerp({0}, {1}.to({0}.dtype), 0.25)"))  # fmt: skip
+    text = d.chance.choice(
+        (
+            "{0} + {1}",
+            "{0} * {1}",
+            "{0} - {1}",
+            "torch.maximum({0}, {1})",
+            "{0} / ({1}.abs() + 1)",
+            "torch.addcmul({0}, {1}, {1}, value=0.5)",
+            "torch.lerp({0}, {1}.to({0}.dtype), 0.25)",
+        )
+    )
     return _one(d, [x, y], text)
 
 
@@ -535,7 +587,9 @@ def _fits(one, other):
 
 def converted(d):
     x = d.pick()
-    return _one(d, [x], f"{{0}}.to(torch.{d.chance.choice(('bfloat16', 'float16', 'float32', 'float64'))})")  # fmt: skip
+    return _one(
+        d, [x], f"{{0}}.to(torch.{d.chance.choice(('bfloat16', 'float16', 'float32', 'float64'))})"
+    )
 
 
 def viewed(d):
@@ -543,13 +597,33 @@ def viewed(d):
     t = d.values[x]
     axis, other = _axis(d, t), _axis(d, t)
     order = d.chance.sample(range(t.dim()), t.dim())
-    text = d.chance.choice((
-        f"{{0}}.transpose({axis}, {other})", f"{{0}}.permute({order})", "{0}.flatten()", "{0}.reshape(-1)", f"{{0}}.unsqueeze({axis})",
-        f"{{0}}.narrow({axis}, 0, 1)", f"{{0}}.select({axis}, 0)", f"{{0}}.flip({axis})", f"{{0}}.roll(1, {axis})", "{0}.contiguous()", "{0}.clone()",
-        "{0}[..., ::2]", "{0}[1:]", "{0}[:, None]", "{0}.unsqueeze(0).expand(2, " + ", ".join(["-1"] * t.dim()) + ")", "{0}.mT" if t.dim() > 1 else "{0}[::2]",
-        "{0}.reshape({0}.shape[0], -1)", "{0}.flatten(0, 1)" if t.dim() > 1 else "{0}.view(-1, 1)", "{0}.diagonal()" if t.dim() > 1 else "{0}.unfold(0, 1, 1)",
-        "{0}.view(*{0}.shape, 1)", "{0}.repeat_interleave(2, 0)", "{0}.movedim(0, -1)", "{0}.transpose(0, -1).contiguous()",
-    ))  # fmt: skip
+    text = d.chance.choice(
+        (
+            f"{{0}}.transpose({axis}, {other})",
+            f"{{0}}.permute({order})",
+            "{0}.flatten()",
+            "{0}.reshape(-1)",
+            f"{{0}}.unsqueeze({axis})",
+            f"{{0}}.narrow({axis}, 0, 1)",
+            f"{{0}}.select({axis}, 0)",
+            f"{{0}}.flip({axis})",
+            f"{{0}}.roll(1, {axis})",
+            "{0}.contiguous()",
+            "{0}.clone()",
+            "{0}[..., ::2]",
+            "{0}[1:]",
+            "{0}[:, None]",
+            "{0}.unsqueeze(0).expand(2, " + ", ".join(["-1"] * t.dim()) + ")",
+            "{0}.mT" if t.dim() > 1 else "{0}[::2]",
+            "{0}.reshape({0}.shape[0], -1)",
+            "{0}.flatten(0, 1)" if t.dim() > 1 else "{0}.view(-1, 1)",
+            "{0}.diagonal()" if t.dim() > 1 else "{0}.unfold(0, 1, 1)",
+            "{0}.view(*{0}.shape, 1)",
+            "{0}.repeat_interleave(2, 0)",
+            "{0}.movedim(0, -1)",
+            "{0}.transpose(0, -1).contiguous()",
+        )
+    )
     return _one(d, [x], text, exact=True)
 
 
@@ -573,7 +647,13 @@ def joined(d):
     x = d.pick(lambda t: t.dim() > 0)
     shape, axis = d.values[x].shape, _axis(d, d.values[x])
     y = d.pick(lambda t: t.shape == shape) if d.chance.random() < 0.6 else d.new(shape)
-    text = d.chance.choice((f"torch.cat([{{0}}, {{1}}], {axis})", f"torch.stack([{{1}}, {{0}}], {axis})", f"torch.cat([{{0}}, {{0}}, {{1}}], {axis})"))  # fmt: skip
+    text = d.chance.choice(
+        (
+            f"torch.cat([{{0}}, {{1}}], {axis})",
+            f"torch.stack([{{1}}, {{0}}], {axis})",
+            f"torch.cat([{{0}}, {{0}}, {{1}}], {axis})",
+        )
+    )
     return _one(d, [x, y], text, exact=True)
 
 
@@ -593,7 +673,12 @@ def products(d):
         if way == "mv":
             return _one(d, [x, d.like(x, (k,))], "{0} @ {1}")
         if way == "einsum":
-            text = d.chance.choice(("torch.einsum('...k,nk->...n', {0}, {1})", "torch.einsum('...k,nk->n...', {0}, {1})"))  # fmt: skip
+            text = d.chance.choice(
+                (
+                    "torch.einsum('...k,nk->...n', {0}, {1})",
+                    "torch.einsum('...k,nk->n...', {0}, {1})",
+                )
+            )
             return _one(d, [x, d.like(x, (n, k))], text)
         return _one(d, [x, d.like(x, (k, n))], "{0} @ {1}")
     if way in {"mm", "addmm"}:
@@ -601,9 +686,15 @@ def products(d):
         k = d.values[x].shape[-1]
         w = d.like(x, (k, n))
         if way == "mm":
-            return _one(d, [x, w], d.chance.choice(("torch.mm({0}, {1})", "torch.mm({1}.t(), {0}.t())")))  # fmt: skip
+            return _one(
+                d, [x, w], d.chance.choice(("torch.mm({0}, {1})", "torch.mm({1}.t(), {0}.t())"))
+            )
         bias = d.like(x, d.chance.choice(((n,), (1, n), (d.values[x].shape[0], n))))
-        return _one(d, [bias, x, w], f"torch.addmm({{0}}, {{1}}, {{2}}, beta={d.chance.choice((1, 0.5))}, alpha={d.chance.choice((1, 2))})")  # fmt: skip
+        return _one(
+            d,
+            [bias, x, w],
+            f"torch.addmm({{0}}, {{1}}, {{2}}, beta={d.chance.choice((1, 0.5))}, alpha={d.chance.choice((1, 2))})",
+        )
     if way == "self":
         x = d.pick(lambda t: t.dim() >= 2)
         return _one(d, [x], d.chance.choice(("({0} @ {0}.mT) * 0.1", "({0}.mT @ {0}) * 0.1")))
@@ -645,7 +736,11 @@ def attention(d):
         # As models have it: one product for three, cut into heads.
         w = d.like(x, (3 * t.shape[-1], t.shape[-1]))
         split = f".unflatten(-1, (3, {heads}, -1)).permute(2, 0, 3, 1, 4)"
-        return _one(d, [x, w], f"F.scaled_dot_product_attention(*F.linear({{0}}, {{1}}){split}, is_causal={way == 'causal'}).transpose(1, 2).flatten(2)")  # fmt: skip
+        return _one(
+            d,
+            [x, w],
+            f"F.scaled_dot_product_attention(*F.linear({{0}}, {{1}}){split}, is_causal={way == 'causal'}).transpose(1, 2).flatten(2)",
+        )
     b, h, s, e = t.shape
     keys = s if way == "causal" else d.chance.choice((s, d.size()))
     groups = d.chance.choice([g for g in (1, 2) if h % g == 0]) if way == "gqa" else h
@@ -669,11 +764,24 @@ def sorted_values(d):
     t = d.values[x]
     axis = _axis(d, t)
     k = d.chance.randint(1, t.shape[axis])
-    text = d.chance.choice((
-        f"{{0}}.sort(dim={axis}, stable=True)[0]", f"{{0}}.sort(dim={axis}, descending=True, stable=True)[1]", f"{{0}}.topk({k}, {axis})[0]", f"{{0}}.argsort(dim={axis}, stable=True)",
-        f"{{0}}.cumsum({axis})", f"{{0}}.argmax({axis})", f"{{0}}.amax({axis})", f"{{0}}.max({axis})[0]", f"{{0}}.min({axis})[1]", f"{{0}}.median({axis})[0]",
-        "({0} > 0).to({0}.dtype)", "{0}.round()", f"{{0}}.cumprod({axis})", f"{{0}}.logcumsumexp({axis})",
-    ))  # fmt: skip
+    text = d.chance.choice(
+        (
+            f"{{0}}.sort(dim={axis}, stable=True)[0]",
+            f"{{0}}.sort(dim={axis}, descending=True, stable=True)[1]",
+            f"{{0}}.topk({k}, {axis})[0]",
+            f"{{0}}.argsort(dim={axis}, stable=True)",
+            f"{{0}}.cumsum({axis})",
+            f"{{0}}.argmax({axis})",
+            f"{{0}}.amax({axis})",
+            f"{{0}}.max({axis})[0]",
+            f"{{0}}.min({axis})[1]",
+            f"{{0}}.median({axis})[0]",
+            "({0} > 0).to({0}.dtype)",
+            "{0}.round()",
+            f"{{0}}.cumprod({axis})",
+            f"{{0}}.logcumsumexp({axis})",
+        )
+    )
     return _one(d, [x], text, exact="cum" not in text)
 
 
@@ -681,11 +789,21 @@ def reduced(d):
     x = d.pick(lambda t: t.dim() > 0 and t.numel() > 0)
     axis = _axis(d, d.values[x])
     keep = d.chance.choice(("", ", keepdim=True"))
-    text = d.chance.choice((
-        f"{{0}}.sum({axis}{keep})", f"{{0}}.mean({axis}{keep})", f"{{0}}.softmax({axis})", f"{{0}}.log_softmax({axis})", f"{{0}}.var({axis}, correction=0{keep})",
-        f"{{0}}.logsumexp({axis}{keep})", f"{{0}}.norm(dim={axis}{keep})", "{0}.mean()", f"F.normalize({{0}}, dim={axis})", f"{{0}} - {{0}}.mean({axis}, keepdim=True)",
-        f"({{0}} + 2).cumsum({axis})",
-    ))  # fmt: skip
+    text = d.chance.choice(
+        (
+            f"{{0}}.sum({axis}{keep})",
+            f"{{0}}.mean({axis}{keep})",
+            f"{{0}}.softmax({axis})",
+            f"{{0}}.log_softmax({axis})",
+            f"{{0}}.var({axis}, correction=0{keep})",
+            f"{{0}}.logsumexp({axis}{keep})",
+            f"{{0}}.norm(dim={axis}{keep})",
+            "{0}.mean()",
+            f"F.normalize({{0}}, dim={axis})",
+            f"{{0}} - {{0}}.mean({axis}, keepdim=True)",
+            f"({{0}} + 2).cumsum({axis})",
+        )
+    )
     return _one(d, [x], text)
 
 
@@ -697,29 +815,58 @@ def norms(d):
     way = d.chance.choice(("layer", "layer", "group", "batch", "batch eval", "rms", "turned"))
     if way == "turned":  # as ConvNeXt has it
         w, bias = d.like(x, (t.shape[1],), layout=layout), d.like(x, (t.shape[1],), layout=layout)
-        return _one(d, [x, w, bias], "F.layer_norm({0}.transpose(1, -1), [{0}.shape[1]], {1}, {2}).transpose(1, -1)")  # fmt: skip
+        return _one(
+            d,
+            [x, w, bias],
+            "F.layer_norm({0}.transpose(1, -1), [{0}.shape[1]], {1}, {2}).transpose(1, -1)",
+        )
     if way == "layer":
         w, bias = d.like(x, (t.shape[-1],), layout=layout), d.like(x, (t.shape[-1],), layout=layout)
         return _one(d, [x, w, bias], "F.layer_norm({0}, [{0}.shape[-1]], {1}, {2})")
     if way == "rms":
-        return _one(d, [x, d.like(x, (t.shape[-1],), layout=layout)], "F.rms_norm({0}, [{0}.shape[-1]], {1}, 1e-5)")  # fmt: skip
+        return _one(
+            d,
+            [x, d.like(x, (t.shape[-1],), layout=layout)],
+            "F.rms_norm({0}, [{0}.shape[-1]], {1}, 1e-5)",
+        )
     channels = t.shape[1]
     w, bias = d.like(x, (channels,), layout=layout), d.like(x, (channels,), layout=layout)
     if way == "group":
         groups = d.chance.choice([g for g in (1, 2, channels) if channels % g == 0])
         return _one(d, [x, w, bias], f"F.group_norm({{0}}, {groups}, {{1}}, {{2}})")
-    mean, var = d.like(x, (channels,), grad=False, layout="contiguous"), d.like(x, (channels,), kind="positive", grad=False, layout="contiguous")  # fmt: skip
-    return _one(d, [x, mean, var, w, bias], f"F.batch_norm({{0}}, {{1}}, {{2}}, {{3}}, {{4}}, training={way == 'batch'})")  # fmt: skip
+    mean, var = (
+        d.like(x, (channels,), grad=False, layout="contiguous"),
+        d.like(x, (channels,), kind="positive", grad=False, layout="contiguous"),
+    )
+    return _one(
+        d,
+        [x, mean, var, w, bias],
+        f"F.batch_norm({{0}}, {{1}}, {{2}}, {{3}}, {{4}}, training={way == 'batch'})",
+    )
 
 
 def pools(d):
     x = d.pick(lambda t: t.dim() in {3, 4} and min(t.shape[2:]) >= 2)
     n = d.values[x].dim() - 2
-    text = d.chance.choice((
-        f"F.avg_pool{n}d({{0}}, 2)", f"F.avg_pool{n}d({{0}}, 2, stride=1, padding=1)", f"F.adaptive_avg_pool{n}d({{0}}, 1)", f"F.adaptive_avg_pool{n}d({{0}}, 3)",
-        "F.interpolate({0}, scale_factor=2)", *([f"F.max_pool{n}d({{0}}, 2)", f"F.max_pool{n}d({{0}}, 3, stride=2, padding=1)"] if x in d.exact else []),
-        *(["F.interpolate({0}, scale_factor=2, mode='bilinear')", "F.pixel_unshuffle({0}, 2)"] if n == 2 else []),
-    ))  # fmt: skip
+    text = d.chance.choice(
+        (
+            f"F.avg_pool{n}d({{0}}, 2)",
+            f"F.avg_pool{n}d({{0}}, 2, stride=1, padding=1)",
+            f"F.adaptive_avg_pool{n}d({{0}}, 1)",
+            f"F.adaptive_avg_pool{n}d({{0}}, 3)",
+            "F.interpolate({0}, scale_factor=2)",
+            *(
+                [f"F.max_pool{n}d({{0}}, 2)", f"F.max_pool{n}d({{0}}, 3, stride=2, padding=1)"]
+                if x in d.exact
+                else []
+            ),
+            *(
+                ["F.interpolate({0}, scale_factor=2, mode='bilinear')", "F.pixel_unshuffle({0}, 2)"]
+                if n == 2
+                else []
+            ),
+        )
+    )
     return _one(d, [x], text)
 
 
@@ -728,7 +875,11 @@ def padded(d):
     t = d.values[x]
     texts = ["F.pad({0}, (1, 2))", "F.pad({0}, (0, 1), value=0.5)", "F.pad({0}, (-1, 1))"]
     if t.dim() in {2, 3} and t.shape[-1] > 1:
-        texts += ["F.pad({0}, (1, 1), mode='reflect')", "F.pad({0}, (1, 2), mode='replicate')", "F.pad({0}, (1, 1), mode='circular')"]  # fmt: skip
+        texts += [
+            "F.pad({0}, (1, 1), mode='reflect')",
+            "F.pad({0}, (1, 2), mode='replicate')",
+            "F.pad({0}, (1, 1), mode='circular')",
+        ]
     if t.dim() == 4:
         texts += ["F.pad({0}, (1, 0, 0, 2))", "F.pad({0}, (1, 1, 1, 1), mode='replicate')"]
     return _one(d, [x], d.chance.choice(texts), exact=True)
@@ -742,11 +893,30 @@ def indexed(d):
     if t.shape[axis] == BATCH and d.drawn.dynamic:
         raise LookupError
     count, high = d.size(), t.shape[axis]
-    way = d.chance.choice(("select", "gather", "scatter_add", "embedding", "index", "index_add", "index_put", "cross_entropy", "masked_fill", "where", "tril"))  # fmt: skip
+    way = d.chance.choice(
+        (
+            "select",
+            "gather",
+            "scatter_add",
+            "embedding",
+            "index",
+            "index_add",
+            "index_put",
+            "cross_entropy",
+            "masked_fill",
+            "where",
+            "tril",
+        )
+    )
     if way == "gather":
         shape = [*t.shape]
         shape[axis] = count
-        return _one(d, [x, d.new(shape, kind="index", high=high)], f"{{0}}.gather({axis}, {{1}})", exact=True)  # fmt: skip
+        return _one(
+            d,
+            [x, d.new(shape, kind="index", high=high)],
+            f"{{0}}.gather({axis}, {{1}})",
+            exact=True,
+        )
     if way == "scatter_add":
         index = d.new(t.shape, kind="index", high=high)
         return _one(d, [x, index, d.like(x)], f"{{0}}.scatter_add({axis}, {{1}}, {{2}})")
@@ -757,10 +927,16 @@ def indexed(d):
     if way == "cross_entropy":
         if t.dim() != 2:
             raise LookupError
-        return _one(d, [x, d.new((t.shape[0],), kind="index", high=t.shape[1])], "F.cross_entropy({0}, {1})")  # fmt: skip
+        return _one(
+            d, [x, d.new((t.shape[0],), kind="index", high=t.shape[1])], "F.cross_entropy({0}, {1})"
+        )
     if way in {"masked_fill", "where"}:
         mask = d.new(t.shape[d.chance.randint(0, t.dim() - 1) :], kind="mask")
-        text = "{0}.masked_fill({1}, 0.25)" if way == "masked_fill" else "torch.where({1}, {0}, {0} * 2)"  # fmt: skip
+        text = (
+            "{0}.masked_fill({1}, 0.25)"
+            if way == "masked_fill"
+            else "torch.where({1}, {0}, {0} * 2)"
+        )
         return _one(d, [x, mask], text)
     if way == "tril":
         if t.dim() < 2:
@@ -781,15 +957,42 @@ def indexed(d):
 
 def changed(d):
     """Change a value, an input without a gradient, or a view of one, in place."""
-    inputs_without = [one.name for one in d.drawn.inputs if not one.grad and one.kind == "number" and one.layout != "expanded"]  # fmt: skip
+    inputs_without = [
+        one.name
+        for one in d.drawn.inputs
+        if not one.grad and one.kind == "number" and one.layout != "expanded"
+    ]
     x = d.pick(lambda t: t.numel() > 0)
     if d.chance.random() < 0.3 and inputs_without:
         x = d.chance.choice(inputs_without)
     if x.startswith("x") and x not in inputs_without:
         raise LookupError
     t = d.values[x]
-    seen = d.chance.choice(("{0}", "{0}", "{0}[1:]", "{0}[..., :1]", "{0}.view(-1)", "{0}.transpose(0, -1)", "{0}[..., ::2]"))  # fmt: skip
-    text = d.chance.choice((".add_(1)", ".mul_(0.5)", ".relu_()", ".tanh_()", ".fill_(0.5)", ".clamp_(-1, 1)", ".zero_()", ".add_({1})", ".copy_({1})", ".mul_({1})"))  # fmt: skip
+    seen = d.chance.choice(
+        (
+            "{0}",
+            "{0}",
+            "{0}[1:]",
+            "{0}[..., :1]",
+            "{0}.view(-1)",
+            "{0}.transpose(0, -1)",
+            "{0}[..., ::2]",
+        )
+    )
+    text = d.chance.choice(
+        (
+            ".add_(1)",
+            ".mul_(0.5)",
+            ".relu_()",
+            ".tanh_()",
+            ".fill_(0.5)",
+            ".clamp_(-1, 1)",
+            ".zero_()",
+            ".add_({1})",
+            ".copy_({1})",
+            ".mul_({1})",
+        )
+    )
     values = [x]
     if "{1}" in text:
         values.append(d.pick(lambda o: _fits(o.shape, t.shape)) if seen == "{0}" else d.new((1,)))
@@ -800,9 +1003,23 @@ def changed(d):
 
 #: How often each family is drawn, and what draws one of its operators.
 FAMILIES = (
-    (3, pointwise), (3, paired), (1, converted), (4, viewed), (2, parts), (2, joined), (4, products), (7, convolutions), (5, attention),
-    (5, sorted_values), (2, reduced), (4, norms), (4, pools), (2, padded), (5, indexed), (3, changed),
-)  # fmt: skip
+    (3, pointwise),
+    (3, paired),
+    (1, converted),
+    (4, viewed),
+    (2, parts),
+    (2, joined),
+    (4, products),
+    (7, convolutions),
+    (5, attention),
+    (5, sorted_values),
+    (2, reduced),
+    (4, norms),
+    (4, pools),
+    (2, padded),
+    (5, indexed),
+    (3, changed),
+)
 
 
 # -------------------------------------------------------------------------------------------------------------- shrinking
@@ -838,7 +1055,9 @@ def _candidates(drawn):
         for less in ({"layout": "contiguous"}, {"grad": False}, {"dtype": "float32"}):
             simpler = replace(given, **less)
             if simpler != given:
-                yield replace(drawn, inputs=(*drawn.inputs[:place], simpler, *drawn.inputs[place + 1 :]))  # fmt: skip
+                yield replace(
+                    drawn, inputs=(*drawn.inputs[:place], simpler, *drawn.inputs[place + 1 :])
+                )
 
 
 def _needed(drawn):

@@ -49,10 +49,14 @@ launches = [
     {"kernel": launch.plan.kernel, "grid": launch.grid, "parameters": launch.parameters.hex()}
     for launch in driver.launches
 ]
-print(json.dumps({
-    "launches": launches,
-    "allocated": memory.addresses,
-    "inputs": [array.address for array in inputs],
-    "outputs": [output.address for output in outputs],
-    "imported": [name for name in BANNED if sys.modules.get(name) is not None],
-}))  # fmt: skip
+print(
+    json.dumps(
+        {
+            "launches": launches,
+            "allocated": memory.addresses,
+            "inputs": [array.address for array in inputs],
+            "outputs": [output.address for output in outputs],
+            "imported": [name for name in BANNED if sys.modules.get(name) is not None],
+        }
+    )
+)

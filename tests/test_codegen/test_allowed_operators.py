@@ -210,11 +210,43 @@ X = torch.arange(24.0)
 FAR = 2**33
 # Each reads or writes memory that is not its arguments', or ends the process, when torch is called: found by `tools.fuzz operators`.
 ATTACKS = {
-    "max_pool2d_with_indices_backward": (X[:1].view(1, 1, 1, 1), X[:4].view(1, 1, 2, 2), [2, 2], [2, 2], [0, 0], [1, 1], False, ints(FAR).view(1, 1, 1, 1)),
-    "max_pool3d_with_indices_backward": (X[:1].view(1, 1, 1, 1, 1), X[:8].view(1, 1, 2, 2, 2), [2] * 3, [2] * 3, [0] * 3, [1] * 3, False, ints(-FAR).view(1, 1, 1, 1, 1)),
-    "adaptive_max_pool2d_backward": (X[:1].view(1, 1, 1, 1), X[:4].view(1, 1, 2, 2), ints(FAR).view(1, 1, 1, 1)),
-    "adaptive_max_pool3d_backward": (X[:1].view(1, 1, 1, 1), X[:8].view(1, 2, 2, 2), ints(FAR).view(1, 1, 1, 1)),
-    "fractional_max_pool3d_backward": (X[:1].view(1, 1, 1, 1), X[:8].view(1, 2, 2, 2), [2] * 3, [1] * 3, ints(FAR).view(1, 1, 1, 1)),
+    "max_pool2d_with_indices_backward": (
+        X[:1].view(1, 1, 1, 1),
+        X[:4].view(1, 1, 2, 2),
+        [2, 2],
+        [2, 2],
+        [0, 0],
+        [1, 1],
+        False,
+        ints(FAR).view(1, 1, 1, 1),
+    ),
+    "max_pool3d_with_indices_backward": (
+        X[:1].view(1, 1, 1, 1, 1),
+        X[:8].view(1, 1, 2, 2, 2),
+        [2] * 3,
+        [2] * 3,
+        [0] * 3,
+        [1] * 3,
+        False,
+        ints(-FAR).view(1, 1, 1, 1, 1),
+    ),
+    "adaptive_max_pool2d_backward": (
+        X[:1].view(1, 1, 1, 1),
+        X[:4].view(1, 1, 2, 2),
+        ints(FAR).view(1, 1, 1, 1),
+    ),
+    "adaptive_max_pool3d_backward": (
+        X[:1].view(1, 1, 1, 1),
+        X[:8].view(1, 2, 2, 2),
+        ints(FAR).view(1, 1, 1, 1),
+    ),
+    "fractional_max_pool3d_backward": (
+        X[:1].view(1, 1, 1, 1),
+        X[:8].view(1, 2, 2, 2),
+        [2] * 3,
+        [1] * 3,
+        ints(FAR).view(1, 1, 1, 1),
+    ),
     "max_unpool2d": (X[:1].view(1, 1, 1), ints(FAR).view(1, 1, 1), [2, 2]),
     "embedding": (X.view(4, 6), ints(4)),
     "embedding_dense_backward": (X.view(1, 24), ints(FAR), 10, -1, False),
@@ -233,7 +265,15 @@ ATTACKS = {
     "put": (X, ints(-25), X[:1]),
     "nll_loss_forward": (X.view(4, 6), ints(0, 1, 2, 6), None, 1, -100),
     "nll_loss_backward": (X[:4], X.view(4, 6), ints(0, 1, 2, FAR), None, 0, -100, X[0]),
-    "nll_loss2d_backward": (X[0], X.view(1, 6, 2, 2), ints(0, 1, 2, FAR).view(1, 2, 2), None, 1, -100, X[0]),
+    "nll_loss2d_backward": (
+        X[0],
+        X.view(1, 6, 2, 2),
+        ints(0, 1, 2, FAR).view(1, 2, 2),
+        None,
+        1,
+        -100,
+        X[0],
+    ),
     "searchsorted.Tensor": (X, X[:1], {"sorter": reference("arg2")}),
     "repeat_interleave.Tensor": (ints(1, 2), {"output_size": 9}),
     "lu_unpack": (X[:9].view(3, 3), ints(1, 2, 99, dtype=torch.int32)),
@@ -245,24 +285,109 @@ ATTACKS = {
     "_log_softmax_backward_data": (X.view(4, 6), X[:12].view(2, 6), 1, {"dtype": "float32"}),
     "_adaptive_avg_pool2d_backward": (X.view(1, 6, 2, 2), X[:4].view(1, 1, 2, 2)),
     "_adaptive_avg_pool3d_backward": (X.view(1, 3, 2, 2, 2), X[:8].view(1, 1, 2, 2, 2)),
-    "avg_pool3d_backward": (X[:8].view(1, 1, 2, 2, 2), X.view(3, 1, 2, 2, 2), [1] * 3, [1] * 3, [0] * 3, False, True, None),
+    "avg_pool3d_backward": (
+        X[:8].view(1, 1, 2, 2, 2),
+        X.view(3, 1, 2, 2, 2),
+        [1] * 3,
+        [1] * 3,
+        [0] * 3,
+        False,
+        True,
+        None,
+    ),
     "_cdist_backward": (X[:4].view(2, 2), X[:4].view(2, 2), X.view(2, 12), 2.0, X[:4].view(2, 2)),
     "_native_batch_norm_legit.no_stats": (X.view(4, 6), None, None, False, 0.1, 1e-5),
-    "_native_batch_norm_legit_functional": (X.view(4, 6), None, None, X[:1], X[:1], False, 0.1, 1e-5),
-    "native_batch_norm_backward": (X.view(4, 6), X.view(4, 6), None, None, None, X[:1], X[:1], True, 1e-5, [True] * 3),
-    "native_layer_norm_backward": (X.view(4, 6), X.view(4, 6), [6], X[:1], X[:1], None, None, [True] * 3),
-    "native_group_norm_backward": (X.view(4, 6), X.view(4, 6), X[:4].view(4, 1), X[:1], None, 4, 6, 1, 1, [True] * 3),
+    "_native_batch_norm_legit_functional": (
+        X.view(4, 6),
+        None,
+        None,
+        X[:1],
+        X[:1],
+        False,
+        0.1,
+        1e-5,
+    ),
+    "native_batch_norm_backward": (
+        X.view(4, 6),
+        X.view(4, 6),
+        None,
+        None,
+        None,
+        X[:1],
+        X[:1],
+        True,
+        1e-5,
+        [True] * 3,
+    ),
+    "native_layer_norm_backward": (
+        X.view(4, 6),
+        X.view(4, 6),
+        [6],
+        X[:1],
+        X[:1],
+        None,
+        None,
+        [True] * 3,
+    ),
+    "native_group_norm_backward": (
+        X.view(4, 6),
+        X.view(4, 6),
+        X[:4].view(4, 1),
+        X[:1],
+        None,
+        4,
+        6,
+        1,
+        1,
+        [True] * 3,
+    ),
     "reflection_pad1d_backward": (X[:4].view(1, 4), X.view(1, 24), [1, 1]),
     "replication_pad2d_backward": (X[:4].view(1, 2, 2), X.view(1, 4, 6), [1, 1, 1, 1]),
     "_upsample_bilinear2d_aa": (X.view(1, 1, 4, 6), [2, 3], False, 1.7, 0.5),
     "upsample_nearest2d": (X.view(1, 1, 4, 6), [8, 12], 2.0, 1e-30),
     "lcm": (ints(-(2**63)), ints(5)),
-    "_scaled_dot_product_flash_attention_for_cpu": (X[:8].view(1, 1, 2, 4), X[:4].view(1, 1, 1, 4), X.view(1, 1, 6, 4)),
-    "_scaled_dot_product_flash_attention_for_cpu_backward": (X[:8].view(1, 1, 2, 4), *[X[:8].view(1, 1, 2, 4)] * 4, X[:1].view(1, 1, 1), 0.0, False),
-    "_scaled_dot_product_flash_attention_backward": (*[X[:8].view(1, 1, 2, 4)] * 5, X[:2].view(1, 1, 2), ints(0, FAR), ints(0, FAR), 2, 2, 0.0, False, X[0], X[0]),
-    "_scaled_dot_product_efficient_attention_backward": (*[X[:8].view(1, 1, 2, 4)] * 4, None, X[:8].view(1, 1, 2, 4), X[:1].view(1, 1, 1), X[0], X[0], 0.0, [True] * 4),
-    "_scaled_dot_product_cudnn_attention": (X[:8].view(1, 1, 2, 4), X[:8].view(1, 1, 2, 4), X[:8].view(1, 1, 2, 4), X[:9].view(3, 3), True),
-}  # fmt: skip
+    "_scaled_dot_product_flash_attention_for_cpu": (
+        X[:8].view(1, 1, 2, 4),
+        X[:4].view(1, 1, 1, 4),
+        X.view(1, 1, 6, 4),
+    ),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": (
+        X[:8].view(1, 1, 2, 4),
+        *[X[:8].view(1, 1, 2, 4)] * 4,
+        X[:1].view(1, 1, 1),
+        0.0,
+        False,
+    ),
+    "_scaled_dot_product_flash_attention_backward": (
+        *[X[:8].view(1, 1, 2, 4)] * 5,
+        X[:2].view(1, 1, 2),
+        ints(0, FAR),
+        ints(0, FAR),
+        2,
+        2,
+        0.0,
+        False,
+        X[0],
+        X[0],
+    ),
+    "_scaled_dot_product_efficient_attention_backward": (
+        *[X[:8].view(1, 1, 2, 4)] * 4,
+        None,
+        X[:8].view(1, 1, 2, 4),
+        X[:1].view(1, 1, 1),
+        X[0],
+        X[0],
+        0.0,
+        [True] * 4,
+    ),
+    "_scaled_dot_product_cudnn_attention": (
+        X[:8].view(1, 1, 2, 4),
+        X[:8].view(1, 1, 2, 4),
+        X[:8].view(1, 1, 2, 4),
+        X[:9].view(3, 3),
+        True,
+    ),
+}
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -296,7 +421,10 @@ def test_right_arguments_are_let_through():
     out, logsumexp = flash(heads, heads, heads)
     softmax = grid.softmax(-1)
     calls = [
-        ("max_pool2d_with_indices_backward.default", (pooled, image, [2, 2], [2, 2], [0, 0], [1, 1], False, places)),
+        (
+            "max_pool2d_with_indices_backward.default",
+            (pooled, image, [2, 2], [2, 2], [0, 0], [1, 1], False, places),
+        ),
         ("embedding.default", (grid, ints(0, 3))),
         ("index.Tensor", (grid, [ints(-4, 3), ints(5, -6)])),
         ("index.Tensor", (grid, [None, ints(5)])),
@@ -310,17 +438,39 @@ def test_right_arguments_are_let_through():
         ("embedding_dense_backward.default", (grid, ints(0, 1, 9, 3), 10, -1, False)),
         ("upsample_bilinear2d.default", (image, [8, 12], False, 2.0, 2.0)),
         ("upsample_nearest2d.default", (image, [7, 9])),
-        ("_scaled_dot_product_flash_attention_for_cpu_backward.default", (heads, heads, heads, heads, out, logsumexp, 0.0, False)),
-        ("convolution_backward.default", (torch.ones(1, 3, 4, 6), image, torch.ones(3, 2, 1, 1), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False])),
-    ]  # fmt: skip
+        (
+            "_scaled_dot_product_flash_attention_for_cpu_backward.default",
+            (heads, heads, heads, heads, out, logsumexp, 0.0, False),
+        ),
+        (
+            "convolution_backward.default",
+            (
+                torch.ones(1, 3, 4, 6),
+                image,
+                torch.ones(3, 2, 1, 1),
+                None,
+                [1, 1],
+                [0, 0],
+                [1, 1],
+                False,
+                [0, 0],
+                1,
+                [True, True, False],
+            ),
+        ),
+    ]
     from bundler.runtime.program.checked_memory import CheckedMemory
 
     memory = CheckedMemory(TorchMemory())
     for name, arguments in calls:
         plain = [
-            {"dtype": "float32"} if item is torch.float32 else list(item) if isinstance(item, tuple) else item
+            {"dtype": "float32"}
+            if item is torch.float32
+            else list(item)
+            if isinstance(item, tuple)
+            else item
             for item in arguments
-        ]  # fmt: skip
+        ]
         got = memory.call(f"aten.{name}", plain, {})
         wanted = found(f"aten.{name}")(*arguments)
         torch.testing.assert_close(got, wanted)
@@ -358,18 +508,36 @@ def test_views_stay_in_their_tensors():
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"operator": "aten.sin.default", "arguments": [reference("arg0")], "single": False}, "expected a tuple of results, got Tensor"),
-        ({"operator": "aten.sort.default", "arguments": [reference("arg0")], "single": False}, "expected 1 results, got 2"),
-        ({"operator": "aten.sort.default", "arguments": [reference("arg0")]}, "expected a tensor for buf0, got tuple"),
+        (
+            {"operator": "aten.sin.default", "arguments": [reference("arg0")], "single": False},
+            "expected a tuple of results, got Tensor",
+        ),
+        (
+            {"operator": "aten.sort.default", "arguments": [reference("arg0")], "single": False},
+            "expected 1 results, got 2",
+        ),
+        (
+            {"operator": "aten.sort.default", "arguments": [reference("arg0")]},
+            "expected a tensor for buf0, got tuple",
+        ),
         ({"arguments": [reference("arg0")]}, "missing value for argument"),
         ({"arguments": [reference("arg0"), reference("arg0")]}, "RuntimeError.*mat1 and mat2"),
         ({"arguments": [reference("arg0"), 3]}, "step 0 of the program, aten.mm.default"),
-        ({"arguments": [None, reference("arg0")]}, "step 0 of the program, aten.mm.default.*expected a tensor for self, got None"),
-        ({"operator": "aten.cat.default", "arguments": [[None, reference("arg0")]]}, "expected a tensor for tensors, got None"),
+        (
+            {"arguments": [None, reference("arg0")]},
+            "step 0 of the program, aten.mm.default.*expected a tensor for self, got None",
+        ),
+        (
+            {"operator": "aten.cat.default", "arguments": [[None, reference("arg0")]]},
+            "expected a tensor for tensors, got None",
+        ),
         ({"keywords": {"nothing": 1}}, "step 0 of the program, aten.mm.default"),
-        ({"operator": "aten.full.default", "arguments": [[1 << 47], 1.0]}, "step 0 of the program, aten.full.default"),
+        (
+            {"operator": "aten.full.default", "arguments": [[1 << 47], 1.0]},
+            "step 0 of the program, aten.full.default",
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_operator_that_fails_says_which_step_it_was(change, expected):
     """torch's own errors, too few results and results that are no tensors: one typed error, whose cause is torch's."""
     data = json.loads(plan_of([("aten.mm.default", [X, X])], [X]).to_json())
@@ -397,11 +565,45 @@ def layers(x, weight, table, index):
 
 PROGRAM_INPUTS = (torch.randn(4, 6), torch.randn(6, 6), torch.randn(5, 3), ints(0, 2, 1))
 VALUES = st.one_of(
-    st.sampled_from([None, True, False, -1, 0, 1, 2, 7, FAR, -FAR, 1 << 62, 0.5, float("nan"), "", "arg0", "buf0", "@buf0"]),
-    st.sampled_from(["float64", "int8", "complex64", [], {}, [[]], [0, 1], reference("arg0"), reference("buf0"), {"size": "1"}, {"dtype": "int64"}]),
+    st.sampled_from(
+        [
+            None,
+            True,
+            False,
+            -1,
+            0,
+            1,
+            2,
+            7,
+            FAR,
+            -FAR,
+            1 << 62,
+            0.5,
+            float("nan"),
+            "",
+            "arg0",
+            "buf0",
+            "@buf0",
+        ]
+    ),
+    st.sampled_from(
+        [
+            "float64",
+            "int8",
+            "complex64",
+            [],
+            {},
+            [[]],
+            [0, 1],
+            reference("arg0"),
+            reference("buf0"),
+            {"size": "1"},
+            {"dtype": "int64"},
+        ]
+    ),
     st.sampled_from(sorted(ALLOWED)),
     st.integers(-3, 40),
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")

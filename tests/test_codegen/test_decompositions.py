@@ -38,7 +38,7 @@ NOT_OURS = {
     "contiguous where torch's result is not": "put.default",
     "Inductor converts the numbers instead of the bits": "view_copy.dtype",
     "torch 2.11 has the function in Inductor alone": "adaptive_max_pool2d.default",
-}  # fmt: skip
+}
 # We take these apart and Inductor does not.
 OURS_ALONE = {
     "lowered by Inductor, and the same numbers by torch's functions": (
@@ -152,14 +152,24 @@ def test_each_difference_from_inductors_table_has_a_reason():
     assert stale == {kind: [] for kind in found}
 
 
-@pytest.mark.parametrize("name", [
-    "mm", "bmm", "addmm", "baddbmm", "convolution", "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
-    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_backward",
-    "_scaled_dot_product_efficient_attention_backward",
-    "_scaled_dot_product_cudnn_attention_backward",
-    "_scaled_dot_product_flash_attention_for_cpu_backward",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mm",
+        "bmm",
+        "addmm",
+        "baddbmm",
+        "convolution",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention_backward",
+        "_scaled_dot_product_efficient_attention_backward",
+        "_scaled_dot_product_cudnn_attention_backward",
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+    ],
+)
 def test_products_and_attention_stay_whole(name):
     """Decompositions of products multiply upcast operands; ours are of those without a sum."""
     packet = getattr(torch.ops.aten, name)
@@ -181,13 +191,17 @@ def halves(*sizes):
 PRODUCTS = {
     "linear": (torch.nn.functional.linear, [(4, 8), (6, 8), (6,)], "aten.addmm.default"),
     "linear of a batch": (
-        torch.nn.functional.linear, [(2, 4, 8), (6, 8), (6,)], "aten.addmm.default"
+        torch.nn.functional.linear,
+        [(2, 4, 8), (6, 8), (6,)],
+        "aten.addmm.default",
     ),
     "addmm": (
-        lambda m, x, y: torch.addmm(m, x, y, beta=0.5), [(5,), (4, 8), (8, 5)], "aten.addmm.default"
+        lambda m, x, y: torch.addmm(m, x, y, beta=0.5),
+        [(5,), (4, 8), (8, 5)],
+        "aten.addmm.default",
     ),
     "baddbmm": (torch.baddbmm, [(3, 4, 5), (3, 4, 8), (3, 8, 5)], "aten.baddbmm.default"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PRODUCTS)

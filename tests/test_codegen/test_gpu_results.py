@@ -74,9 +74,11 @@ def test_bits_of_bfloat16_are_those_of_torch():
 
     from tools.codegen.plain_inputs import bfloat16_bits
 
-    numbers = np.concatenate([
-        np.random.default_rng(1).standard_normal(4096, dtype=np.float32),
-        np.array([0.0, -0.0, 1.00390625, 1.01171875, 3.4e38, 1e-40], dtype=np.float32),
-    ])  # fmt: skip
+    numbers = np.concatenate(
+        [
+            np.random.default_rng(1).standard_normal(4096, dtype=np.float32),
+            np.array([0.0, -0.0, 1.00390625, 1.01171875, 3.4e38, 1e-40], dtype=np.float32),
+        ]
+    )
     expected = torch.from_numpy(numbers).to(torch.bfloat16).view(torch.uint16).numpy()
     assert (bfloat16_bits(numbers) == expected).all()

@@ -198,15 +198,24 @@ def test_sizes_beyond_32_bits_are_written_whole(base, divisor, modulus):
         ("PythonMod(x0, 7)", "x0 % 7"),
         ("ModularIndexing(x0, 1, 7)", "x0 % 7"),
         ("ModularIndexing(x0, 4, 7)", "(x0 // 4) % 7"),
-        ("ModularIndexing(x0 - 1, 4, 7)", "lib.index_remainder(lib.index_floor_divide(x0 - 1, 4), 7)"),
+        (
+            "ModularIndexing(x0 - 1, 4, 7)",
+            "lib.index_remainder(lib.index_floor_divide(x0 - 1, 4), 7)",
+        ),
         ("3*x1*ks0 + x0", "x0 + 3 * ks0 * x1"),
         ("Max(x0, ks0)", "ks0 * (ks0 >= x0) + x0 * (x0 > ks0)"),
         ("Where(x0 < ks0, x0, x1)", "tl.where(x0 < ks0, x0, x1)"),
         ("Identity(x0 + 1) * 2", "2 * (x0 + 1)"),
         ("IntTrueDiv(x0, 4)", "tl.cast(x0, tl.float64) / 4.0"),
         ("TruncToInt(IntTrueDiv(x0, 4))", "tl.cast(tl.cast(x0, tl.float64) / 4.0, tl.int32)"),
-        ("FloorToInt(OpaqueUnaryFn_sqrt(x0))", "tl.cast(tl_math.floor(libdevice.sqrt(tl.cast(x0, tl.float64))), tl.int32)"),
-        ("RoundDecimal(ToFloat(x0), 2)", "libdevice.nearbyint(tl.cast(x0, tl.float64) * 100.0) / 100.0"),
+        (
+            "FloorToInt(OpaqueUnaryFn_sqrt(x0))",
+            "tl.cast(tl_math.floor(libdevice.sqrt(tl.cast(x0, tl.float64))), tl.int32)",
+        ),
+        (
+            "RoundDecimal(ToFloat(x0), 2)",
+            "libdevice.nearbyint(tl.cast(x0, tl.float64) * 100.0) / 100.0",
+        ),
         ("PowByNatural(x0, 2)", "x0 * x0"),
         ("PowByNatural(2, x0)", "lib.index_power(2, x0)"),
         ("LShift(x0, 2)", "x0 << 2"),
@@ -216,7 +225,7 @@ def test_sizes_beyond_32_bits_are_written_whole(base, divisor, modulus):
         ("Abs(x0 - x1)", "tl_math.abs(x0 - x1)"),
         ("(x0 < 3) & (x1 >= ks0)", "(x1 >= ks0) & (x0 < 3)"),
     ],
-)  # fmt: skip
+)
 def test_texts_a_reader_can_follow(expr, text):
     """Each kind of expression has one text, in an order that hashes do not change."""
     parsed = sympy.sympify(expr, locals={**FUNCTIONS, **NATURAL})

@@ -206,7 +206,9 @@ def test_a_result_on_another_device_is_an_error_unless_it_is_a_random_state():
         runner(torch.ones(4, 6), torch.ones(6, 8))
     seed = torch.zeros((), dtype=torch.int64, device="meta")
     state = TensorSpec("int64", (), ())
-    step = OperatorStep("aten.clone.default", ({"buffer": "seed", "spec": None},), {}, ("made",), True, (state,))  # fmt: skip
+    step = OperatorStep(
+        "aten.clone.default", ({"buffer": "seed", "spec": None},), {}, ("made",), True, (state,)
+    )
     plan = ProgramPlan((Input("seed", state),), {}, (step,), (Output("made"),), {})
     runner = ProgramRunner(plan, launched, Answer(lambda given: given))
     (result,) = runner(seed)

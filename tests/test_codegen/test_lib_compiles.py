@@ -12,24 +12,53 @@ CASES = {
     "extremes": ({"values": "*fp32", "out": "*fp32"}, BLOCK),
     "extremes of doubles": ({"values": "*fp64", "out": "*fp64"}, BLOCK),
     "arguments_of_extremes": ({"values": "*fp32", "out": "*fp32", "indices": "*i32"}, BLOCK),
-    "arguments_of_extremes of integers": ({"values": "*i64", "out": "*i64", "indices": "*i32"}, BLOCK),
+    "arguments_of_extremes of integers": (
+        {"values": "*i64", "out": "*i64", "indices": "*i32"},
+        BLOCK,
+    ),
     "of_bits": ({"values": "*i32", "flags": "*i1", "out": "*i32", "out_flags": "*i8"}, BLOCK),
     "moments": ({"values": "*fp32", "out": "*fp32", "count": "i32"}, {**BLOCK, "LOOP": True}),
-    "moments of doubles": ({"values": "*fp64", "out": "*fp64", "count": "i32"}, {**BLOCK, "LOOP": False}),
+    "moments of doubles": (
+        {"values": "*fp64", "out": "*fp64", "count": "i32"},
+        {**BLOCK, "LOOP": False},
+    ),
     "online_softmax": ({"values": "*fp32", "out": "*fp32", "count": "i32"}, BLOCK),
-    "sort_rows": ({"values": "*fp32", "out": "*fp32", "indices": "*i64", "count": "i32"}, {**BLOCK, "DESCENDING": False}),
-    "sort_rows of bytes": ({"values": "*i8", "out": "*i8", "indices": "*i64", "count": "i32"}, {**BLOCK, "DESCENDING": True}),
+    "sort_rows": (
+        {"values": "*fp32", "out": "*fp32", "indices": "*i64", "count": "i32"},
+        {**BLOCK, "DESCENDING": False},
+    ),
+    "sort_rows of bytes": (
+        {"values": "*i8", "out": "*i8", "indices": "*i64", "count": "i32"},
+        {**BLOCK, "DESCENDING": True},
+    ),
     "search": (
-        {"values": "*fp32", "boundaries": "*fp32", "sorter": "*i64", "out": "*i64", "count": "i32", "size": "i32", "stride": "i32"},
+        {
+            "values": "*fp32",
+            "boundaries": "*fp32",
+            "sorter": "*i64",
+            "out": "*i64",
+            "count": "i32",
+            "size": "i32",
+            "stride": "i32",
+        },
         {"RIGHT": True, "SORTED": False, "WIDE": True, "BLOCK": 256},
     ),
     "divide": ({"a": "*i64", "b": "*i64", "out": "*i64"}, {"COUNT": 256}),
     "of_indices": ({"out": "*i64", "size": "i64"}, {"COUNT": 256}),
     "draw": (
-        {"seed": "*i64", "offsets": "*i64", "low": "*i64", "high": "*i64", "uniform": "*fp32", "normal": "*fp32", "integers": "*i64", "theirs": "*fp32"},
+        {
+            "seed": "*i64",
+            "offsets": "*i64",
+            "low": "*i64",
+            "high": "*i64",
+            "uniform": "*fp32",
+            "normal": "*fp32",
+            "integers": "*i64",
+            "theirs": "*fp32",
+        },
         {"COUNT": 256},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow

@@ -30,7 +30,9 @@ def sides(exact, eager_error=1e-6, our_error=1e-6, name="result"):
 
 
 def drawn(*shape, scale=1.0):
-    return scale * torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)  # fmt: skip
+    return scale * torch.randn(
+        shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
 
 
 def test_results_as_good_as_those_of_eager_mode_are_right():
@@ -68,7 +70,9 @@ class _OneStep(torch.nn.Module):
         return (self.weight * x).relu().sum()
 
 
-@pytest.mark.parametrize(("where", "at_a_step"), [("everywhere", False), ("at these weights", True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("where", "at_a_step"), [("everywhere", False), ("at these weights", True)]
+)
 def test_a_gradient_at_a_step_is_told_from_one_that_is_wrong(where, at_a_step):
     """What is wrong with nudged weights too is wrong; what is right with each of them stood at a step."""
     lists = SimpleNamespace(
@@ -86,7 +90,10 @@ def test_a_gradient_at_a_step_is_told_from_one_that_is_wrong(where, at_a_step):
             found["gradient of weight"] = found["gradient of weight"] * 1.5
         return found
 
-    (eager,), (exact,) = subject.results(subject.model, only=0), subject.results(subject.exact(), only=0)  # fmt: skip
+    (eager,), (exact,) = (
+        subject.results(subject.model, only=0),
+        subject.results(subject.exact(), only=0),
+    )
     lines = wrong(step(), eager, exact, 1e-2)
     assert len(lines) == 1
     found = model_process._at_a_step(subject, ours, 0, step, lines, (1e-2, False))
@@ -154,14 +161,30 @@ def test_parameters_that_are_one_number_are_moved_and_dropout_is_off():
 
 def options(**overrides):
     """The command line of `models`, parsed."""
-    given = {"kind": "cases", "mode": "inference,training", "only": [], "shard": "1/1", "resume": False, "again": False, "device": "cpu", "workers": 2, "seconds": 60.0, "limit": None, "no_inductor": True, "drawn_candidates": False}  # fmt: skip
+    given = {
+        "kind": "cases",
+        "mode": "inference,training",
+        "only": [],
+        "shard": "1/1",
+        "resume": False,
+        "again": False,
+        "device": "cpu",
+        "workers": 2,
+        "seconds": 60.0,
+        "limit": None,
+        "no_inductor": True,
+        "drawn_candidates": False,
+    }
     return argparse.Namespace(**{**given, **overrides})
 
 
 def test_shards_have_each_task_once_and_forty_of_each_library():
     """The parts of a run are disjoint and complete, and the lists are long enough."""
     everything = models.chosen(options(kind="transformers,timm,cases"))
-    parts = [models.chosen(options(kind="transformers,timm,cases", shard=f"{part}/3")) for part in (1, 2, 3)]  # fmt: skip
+    parts = [
+        models.chosen(options(kind="transformers,timm,cases", shard=f"{part}/3"))
+        for part in (1, 2, 3)
+    ]
     assert sorted(task for part in parts for task in part) == sorted(everything)
     assert len(set(everything)) == len(everything)
     for library in ("transformers", "timm"):
@@ -223,7 +246,15 @@ def test_a_run_goes_on_where_it_was_and_begins_anew_for_other_sources(monkeypatc
     assert begun["inductor"] == saved["inductor"]
 
 
-RIGHT = {"status": "right", "graphs": 1, "as_torch_has_them": [], "breaks": {}, "called": {"aten.mm.default": 2}, "launches": 1, "first_call_s": 1.0}  # fmt: skip
+RIGHT = {
+    "status": "right",
+    "graphs": 1,
+    "as_torch_has_them": [],
+    "breaks": {},
+    "called": {"aten.mm.default": 2},
+    "launches": 1,
+    "first_call_s": 1.0,
+}
 INDUCTOR = {"called": {"extern_kernels.mm": 2}, "breaks": {}, "torch": "2"}
 
 
@@ -235,11 +266,14 @@ INDUCTOR = {"called": {"extern_kernels.mm": 2}, "breaks": {}, "torch": "2"}
         ({"called": {"aten.mm.default": 3}}, "that call more operators than Inductor"),
         ({"breaks": {"a reason": 1}}, "with more graph breaks than Inductor"),
         ({"as_torch_has_them": ["no operator"]}, "with a graph that runs as torch has it"),
-        ({"status": "wrong", "wrong": {"batch 8, static": ["1 of 9"]}}, "models and cases that are wrong"),
+        (
+            {"status": "wrong", "wrong": {"batch 8, static": ["1 of 9"]}},
+            "models and cases that are wrong",
+        ),
         ({"status": "raises", "error": "RuntimeError: no"}, "that raise"),
         ({"status": "broken", "error": "eager mode has a NaN"}, "that eager mode cannot run"),
     ],
-)  # fmt: skip
+)
 def test_each_target_is_missed_by_what_it_is_about(capsys, change, missed):
     """More calls and breaks than Inductor's, graphs that torch runs, and wrong numbers give status 1; scans and sorts may be called."""
     name = "timm vgg training"
@@ -291,7 +325,9 @@ def test_uses_of_models_have_the_results_of_eager_mode(name):
 @pytest.mark.usefixtures("begun")
 def test_models_of_transformers_are_trained_as_in_eager_mode(name):
     """Attention with and without a mask of time, and convolutions with batch norm: results and gradients, at sizes that change."""
-    pytest.importorskip("transformers", reason="transformers is not installed: no whole model is judged")  # fmt: skip
+    pytest.importorskip(
+        "transformers", reason="transformers is not installed: no whole model is judged"
+    )
     found = judged("transformers", name, "training")
     assert found["status"] == "right", found
     assert found["as_torch_has_them"] == []

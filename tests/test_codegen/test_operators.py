@@ -29,12 +29,38 @@ INTEGERS_AND_BOOLS = {
     "bitwise_not",
 }
 NO_BOOLS = {
-    "sub", "neg", "floordiv", "remainder", "mod", "fmod", "fma", "square", "relu", "floor", "ceil", "trunc", "round", "pow",
-}  # fmt: skip
+    "sub",
+    "neg",
+    "floordiv",
+    "remainder",
+    "mod",
+    "fmod",
+    "fma",
+    "square",
+    "relu",
+    "floor",
+    "ceil",
+    "trunc",
+    "round",
+    "pow",
+}
 ANY_DTYPE = {
-    "identity", "where", "masked", "device_assert_then", "to_dtype", "to_dtype_bitcast", "trunc_to_int", "floor_to_int", "ceil_to_int", "round_to_int",
-    "logical_and", "logical_or", "logical_xor", "logical_not", "ldexp",
-}  # fmt: skip
+    "identity",
+    "where",
+    "masked",
+    "device_assert_then",
+    "to_dtype",
+    "to_dtype_bitcast",
+    "trunc_to_int",
+    "floor_to_int",
+    "ceil_to_int",
+    "round_to_int",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+    "logical_not",
+    "ldexp",
+}
 
 
 def refused(name):

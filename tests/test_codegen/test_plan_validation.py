@@ -93,7 +93,11 @@ HOSTILE = {
     "a buffer that is gone": (("outputs", 0, "buffer"), "buf0", "buffer that is there"),
     "a name twice": ((STEPS, 0, 1, "name"), "arg0", "new name"),
     "a name that is code": ((STEPS, 0, 1, "name"), "__import__('os')", "plain name"),
-    "a size that is code": ((STEPS, 1, 1, "sizes", "xnumel"), "__import__('os').getpid()", "expression"),
+    "a size that is code": (
+        (STEPS, 1, 1, "sizes", "xnumel"),
+        "__import__('os').getpid()",
+        "expression",
+    ),
     "a size that no input has": ((STEPS, 1, 1, "arguments", 2), "ks7", "expression over ks0, ks1"),
     "a size of the wrong type": ((STEPS, 0, 1, "spec", "sizes", 0), 4.5, "TypeError"),
     "a size that is a truth": ((STEPS, 0, 1, "spec", "sizes", 0), True, "TypeError"),
@@ -102,28 +106,76 @@ HOSTILE = {
     "a stride beyond all memory": ((STEPS, 0, 1, "spec", "strides", 0), BIG, "at most"),
     "a rank that does not fit": ((STEPS, 0, 1, "spec", "strides"), [1], "stride for each"),
     "a dtype that is none": ((STEPS, 0, 1, "spec", "dtype"), "object", "dtype"),
-    "a view beyond its buffer": ((STEPS, 2, 1, "arguments", 0, "spec", "offset"), 1, "at most the 32 elements"),
+    "a view beyond its buffer": (
+        (STEPS, 2, 1, "arguments", 0, "spec", "offset"),
+        1,
+        "at most the 32 elements",
+    ),
     "a place of a size beyond the inputs": (("sizes", "ks0", 0), 9, "one of the inputs"),
     "a place of a size beyond the strides": (("sizes", "ks0", 1), 4, "dimension of the input"),
     "a kernel that is not there": ((STEPS, 1, 1, "kernel"), "other", "one of the plan's kernels"),
     "an argument too few": ((STEPS, 1, 1, "arguments"), ["@arg0"], "3 arguments"),
-    "an operator without an overload": ((STEPS, 2, 1, "operator"), "aten.mm", "an operator and its overload"),
-    "an operator that is code": ((STEPS, 2, 1, "operator"), "aten.mm.__import__('os')", "an operator and its overload"),
+    "an operator without an overload": (
+        (STEPS, 2, 1, "operator"),
+        "aten.mm",
+        "an operator and its overload",
+    ),
+    "an operator that is code": (
+        (STEPS, 2, 1, "operator"),
+        "aten.mm.__import__('os')",
+        "an operator and its overload",
+    ),
     "a sparse layout": ((STEPS, 2, 1, "arguments", 1), {"layout": "sparse_coo"}, "name of torch's"),
-    "a dtype that is a function": ((STEPS, 2, 1, "keywords", "dtype"), {"dtype": "load"}, "name of torch's"),
-    "a view that does not say how": ((STEPS, 2, 1, "arguments", 0), {"buffer": "buf0"}, "how it is seen"),
-    "an argument that nests": ((STEPS, 2, 1, "arguments", 1), json.loads("[" * 40 + "]" * 40), "at most 16"),
-    "an argument of another kind": ((STEPS, 2, 1, "arguments", 1), {"module": "os"}, "name of torch's"),
-    "a device that is code": ((STEPS, 2, 1, "keywords", "dtype"), {"dtype": "__class__.x"}, "name of torch's"),
+    "a dtype that is a function": (
+        (STEPS, 2, 1, "keywords", "dtype"),
+        {"dtype": "load"},
+        "name of torch's",
+    ),
+    "a view that does not say how": (
+        (STEPS, 2, 1, "arguments", 0),
+        {"buffer": "buf0"},
+        "how it is seen",
+    ),
+    "an argument that nests": (
+        (STEPS, 2, 1, "arguments", 1),
+        json.loads("[" * 40 + "]" * 40),
+        "at most 16",
+    ),
+    "an argument of another kind": (
+        (STEPS, 2, 1, "arguments", 1),
+        {"module": "os"},
+        "name of torch's",
+    ),
+    "a device that is code": (
+        (STEPS, 2, 1, "keywords", "dtype"),
+        {"dtype": "__class__.x"},
+        "name of torch's",
+    ),
     "a step of another kind": ((STEPS, 3, 0), "Exec", "a step is one of"),
     "a grid of another kind": (("kernels", "kernel", "grid"), "Anything", "kind of grid"),
-    "a block that is no power of two": (("kernels", "kernel", "choices", "cuda:90", 0, "blocks", "XBLOCK"), 3, "power of two"),
-    "a block that is a text": (("kernels", "kernel", "choices", "cuda:90", 0, "blocks", "XBLOCK"), "1", "whole number"),
-    "no warps": (("kernels", "kernel", "choices", "cuda:90", 0, "num_warps"), 0, "whole number from 1"),
-    "an option of its own": (("kernels", "kernel", "choices", "cuda:90", 0, "options"), {"extern_libs": 1}, "waves_per_eu"),
+    "a block that is no power of two": (
+        ("kernels", "kernel", "choices", "cuda:90", 0, "blocks", "XBLOCK"),
+        3,
+        "power of two",
+    ),
+    "a block that is a text": (
+        ("kernels", "kernel", "choices", "cuda:90", 0, "blocks", "XBLOCK"),
+        "1",
+        "whole number",
+    ),
+    "no warps": (
+        ("kernels", "kernel", "choices", "cuda:90", 0, "num_warps"),
+        0,
+        "whole number from 1",
+    ),
+    "an option of its own": (
+        ("kernels", "kernel", "choices", "cuda:90", 0, "options"),
+        {"extern_libs": 1},
+        "waves_per_eu",
+    ),
     "no choice": (("kernels", "kernel", "choices", "cuda:90"), [], "choice for each target"),
     "a limit that is code": (("limits",), {"exec('x')": 1}, "expression"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", HOSTILE)
@@ -228,9 +280,17 @@ def record(config, source="source", device="NVIDIA H200, cuda:90, 132 multiproce
         ([record(Config({"XBLOCK": 512}, num_warps=4, num_stages=1))], 512),
         ([record(Config({"XBLOCK": 512}, num_warps=8, num_stages=1))], 256),
         ([record(Config({"XBLOCK": 512}, num_warps=4, num_stages=1), source="another")], 256),
-        ([record(Config({"XBLOCK": 512}, num_warps=4, num_stages=1), device="NVIDIA A100, cuda:80, 108 multiprocessors")], 256),
+        (
+            [
+                record(
+                    Config({"XBLOCK": 512}, num_warps=4, num_stages=1),
+                    device="NVIDIA A100, cuda:80, 108 multiprocessors",
+                )
+            ],
+            256,
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_record_chooses_among_the_candidates_of_a_kernel(records, expected):
     """The record has to be of the same source on such a device, and of a candidate that was built; else the first is launched."""
     choice = program_run._choice("kernel", PLAN.kernels["kernel"], "cuda:90", records)

@@ -54,8 +54,11 @@ def replay(path, backend):
     }
     done = subprocess.run(
         [sys.executable, "-P", str(HERE / "replay_worker.py"), str(path), backend],
-        env=clean, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+        env=clean,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -133,11 +136,15 @@ def test_text_does_not_depend_on_the_hash_seed(built):
     )
     found = {
         subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True,
-            text=True, check=True, timeout=100,
+            [sys.executable, "-W", "ignore", "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=100,
         ).stdout
         for seed in ("1", "4242")
-    }  # fmt: skip
+    }
     assert len(found) == 1
     assert re.fullmatch(r"[0-9a-f]{64}\n", found.pop())
 

@@ -247,8 +247,11 @@ def test_the_signature_says_types_alignment_and_what_changes():
 
     (kernel,) = generate(function, [torch.zeros(32), torch.zeros(32)]).kernels.values()
     assert [(p.name, p.type) for p in kernel.text.parameters] == [
-        ("in_out_ptr0", "*fp32"), ("in_ptr0", "*fp32"), ("out_ptr0", "*fp32"), ("xnumel", "i32"),
-    ]  # fmt: skip
+        ("in_out_ptr0", "*fp32"),
+        ("in_ptr0", "*fp32"),
+        ("out_ptr0", "*fp32"),
+        ("xnumel", "i32"),
+    ]
     assert "'mutated_arg_names': ['in_out_ptr0']" in kernel.source
     assert kernel.source.count("['tt.divisibility', 16]") == 4
     assert re.fullmatch(r"triton_poi_fused_add_mul_0", kernel.name)

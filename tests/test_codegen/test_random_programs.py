@@ -12,11 +12,50 @@ torch = pytest.importorskip("torch")
 # With gradients, at two sizes, with changes in place, attention, convolutions and norms; what the judge is about is the slow test's many.
 SAMPLE = (2, 3, 4, 5)
 NAMED = (
-    "scaled_dot_product_attention", "enable_gqa", "is_causal=True", "attn_mask", "F.linear", "torch.addmm", "torch.bmm", "torch.mm(", "einsum", "baddbmm",
-    "F.conv1d", "F.conv2d", "conv_transpose2d", "groups=2", "stable=True", "topk(", ".chunk(", ".split(", ".unbind(", "batch_norm", "layer_norm",
-    "group_norm", "rms_norm", "transpose(1, -1), [", "F.pad", "mode='reflect'", "_pool2d", "gather(", "scatter_add(", "F.embedding", "index_select", "torch.cat",
-    "torch.stack", "torch.bfloat16", "_(", ".view(-1).", "[1:].", "cumsum", "cross_entropy", "requires_grad_()", ".expand(", "channels_last", "[..., 1::2]",
-)  # fmt: skip
+    "scaled_dot_product_attention",
+    "enable_gqa",
+    "is_causal=True",
+    "attn_mask",
+    "F.linear",
+    "torch.addmm",
+    "torch.bmm",
+    "torch.mm(",
+    "einsum",
+    "baddbmm",
+    "F.conv1d",
+    "F.conv2d",
+    "conv_transpose2d",
+    "groups=2",
+    "stable=True",
+    "topk(",
+    ".chunk(",
+    ".split(",
+    ".unbind(",
+    "batch_norm",
+    "layer_norm",
+    "group_norm",
+    "rms_norm",
+    "transpose(1, -1), [",
+    "F.pad",
+    "mode='reflect'",
+    "_pool2d",
+    "gather(",
+    "scatter_add(",
+    "F.embedding",
+    "index_select",
+    "torch.cat",
+    "torch.stack",
+    "torch.bfloat16",
+    "_(",
+    ".view(-1).",
+    "[1:].",
+    "cumsum",
+    "cross_entropy",
+    "requires_grad_()",
+    ".expand(",
+    "channels_last",
+    "[..., 1::2]",
+)
 
 
 @pytest.fixture
@@ -30,8 +69,11 @@ def programs(beside):
 
 @pytest.mark.parametrize(
     ("first", "count"),
-    [(SAMPLE[0], len(SAMPLE)), *(pytest.param(n, 25, marks=pytest.mark.slow) for n in range(100, 300, 25))],
-)  # fmt: skip
+    [
+        (SAMPLE[0], len(SAMPLE)),
+        *(pytest.param(n, 25, marks=pytest.mark.slow) for n in range(100, 300, 25)),
+    ],
+)
 def test_random_programs_give_what_eager_torch_gives(interpreted, tmp_path, first, count):
     """Results, gradients and changed inputs are eager torch's, in Triton's interpreter; what is not is shown as small as it gets."""
     report = json.loads(
@@ -58,8 +100,12 @@ def test_a_seed_draws_one_program_that_a_user_can_run(programs):
                 tensor.stride(),
                 tensor.storage_offset(),
             )
-        assert programs.compared(drawn, programs.called(
-            drawn, programs.function(drawn), programs.inputs(drawn))) == ""  # fmt: skip
+        assert (
+            programs.compared(
+                drawn, programs.called(drawn, programs.function(drawn), programs.inputs(drawn))
+            )
+            == ""
+        )
 
 
 def test_what_is_drawn_covers_what_models_have(programs):
@@ -69,9 +115,7 @@ def test_what_is_drawn_covers_what_models_have(programs):
     assert [name for name in NAMED if name not in texts] == []
     assert {one.dtype for program in drawn for one in program.inputs} >= {*programs.FLOATS}
     assert {one.layout for program in drawn for one in program.inputs} == {*programs.LAYOUTS}
-    differentiated = [
-        p for p in drawn if p.backward and any(given.grad for given in p.inputs)
-    ]  # fmt: skip
+    differentiated = [p for p in drawn if p.backward and any(given.grad for given in p.inputs)]
     assert len(differentiated) > 80
     assert sum(program.dynamic for program in drawn) > 35
     assert max(len(program.steps) for program in drawn) == programs.MOST_STEPS
@@ -144,9 +188,19 @@ def test_shards_draw_all_seeds_and_are_merged():
     from tools.codegen import random_programs
 
     shards = [random_programs._tasks(3, 52, number, 4, small=True) for number in (1, 2, 3, 4)]
-    seeds = [seed for tasks in shards for first, count, _ in tasks for seed in range(first, first + count)]  # fmt: skip
+    seeds = [
+        seed
+        for tasks in shards
+        for first, count, _ in tasks
+        for seed in range(first, first + count)
+    ]
     assert sorted(seeds) == list(range(3, 55))
-    one = {"counts": {"programs": 5, "right": 4}, "wrong": {"7": ["strides: (4, 1)", ""]}, "late": [], "seconds": 1.0}  # fmt: skip
+    one = {
+        "counts": {"programs": 5, "right": 4},
+        "wrong": {"7": ["strides: (4, 1)", ""]},
+        "late": [],
+        "seconds": 1.0,
+    }
     whole = random_programs.merged([one, one | {"wrong": {"9": ["raises: KeyError", ""]}}])
     assert whole["counts"] == {"programs": 10, "right": 8}
     assert whole["kinds"] == {"strides": 1, "raises": 1}

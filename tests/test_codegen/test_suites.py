@@ -242,9 +242,16 @@ def cases_of_suites(run_tool, tmp_path, *arguments, timeout=100):
 
 # Element-wise operators, reductions, views, products, convolutions, and a module with running statistics.
 SAMPLE = (
-    "op_db/add/float32/*", "op_db/add/int64/plain/*", "op_db/softmax/float32/compiled/*", "op_db/permute/bfloat16/sliced/0", "op_db/where/bool/plain/*",
-    "op_db/zeros_like/float32/dynamic/0", "op_db/empty_like/float32/plain/0", "op_db/mm/bfloat16/plain/0", "module_db/nn.Linear.train/float32/compiled/0",
-)  # fmt: skip
+    "op_db/add/float32/*",
+    "op_db/add/int64/plain/*",
+    "op_db/softmax/float32/compiled/*",
+    "op_db/permute/bfloat16/sliced/0",
+    "op_db/where/bool/plain/*",
+    "op_db/zeros_like/float32/dynamic/0",
+    "op_db/empty_like/float32/plain/0",
+    "op_db/mm/bfloat16/plain/0",
+    "module_db/nn.Linear.train/float32/compiled/0",
+)
 
 
 def test_operators_of_torch_are_right_as_programs(run_tool, tmp_path):

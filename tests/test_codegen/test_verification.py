@@ -55,8 +55,10 @@ def test_a_fault_of_a_lowering_is_an_error_with_operator_and_line(broken, caplog
     """`generate` raises one of our errors, which says that it is internal; the log has the traceback."""
     with (
         caplog.at_level(logging.DEBUG, "bundler.codegen"),
-        pytest.raises(UnsupportedOperator, match="internal error of the generator: KeyError: 'spec'") as found,
-    ):  # fmt: skip
+        pytest.raises(
+            UnsupportedOperator, match="internal error of the generator: KeyError: 'spec'"
+        ) as found,
+    ):
         generate(sine, [torch.ones(3)])
     assert found.value.operator == "aten.sin.default"
     assert found.value.internal
@@ -137,8 +139,9 @@ def test_a_function_that_cannot_be_traced_is_an_error_with_its_line():
 def test_nodes_of_a_traced_function_have_its_lines(dynamic):
     """Each operator names the line that called it, within a function that another one calls."""
     lines = {
-        node.name: user_line(node) for node in trace(sine, [torch.ones(3)], dynamic=dynamic).graph.nodes
-    }  # fmt: skip
+        node.name: user_line(node)
+        for node in trace(sine, [torch.ones(3)], dynamic=dynamic).graph.nodes
+    }
     assert lines["add"].endswith(": y = x + 1")
     assert lines["sin"].endswith(": return torch.sin(y)  # the line")
 

@@ -75,9 +75,14 @@ for make in (softmax, transposed, columns, changing):
     name = builder.realize(make(builder))
     inputs = [name for name, buffer in builder.buffers.items() if buffer.source == "input"]
     graph = SimpleNamespace(
-        builder=builder, inputs=inputs, outputs=[Reference(name, builder.buffers[name].layout)], hints={sympy.Symbol("ks0", integer=True, positive=True): 60},
-        changed=(), values={}, guards=(),
-    )  # fmt: skip
+        builder=builder,
+        inputs=inputs,
+        outputs=[Reference(name, builder.buffers[name].layout)],
+        hints={sympy.Symbol("ks0", integer=True, positive=True): 60},
+        changed=(),
+        values={},
+        guards=(),
+    )
     built = schedule_program(graph, lambda _: True)
     digest.update(
         repr(([kernel.source for kernel in built.kernels.values()], built.plan.to_json())).encode()

@@ -33,9 +33,18 @@ def plain(x):
     constants={"BLOCK": [32, 64]},
 )
 @bundler.prebuild(
-    {"x": "*fp16:16:large", "y": "*fp32:16", "n": "i64", "one": "i32", "nothing": "*i8", "eps": "fp32", "flag": "i1"},
-    constants={"BLOCK": 32}, configs=[{"num_warps": 2, "num_stages": 1}],
-)  # fmt: skip
+    {
+        "x": "*fp16:16:large",
+        "y": "*fp32:16",
+        "n": "i64",
+        "one": "i32",
+        "nothing": "*i8",
+        "eps": "fp32",
+        "flag": "i1",
+    },
+    constants={"BLOCK": 32},
+    configs=[{"num_warps": 2, "num_stages": 1}],
+)
 @triton.jit
 def classes(x, y, n, one, nothing, eps, flag, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)

@@ -63,8 +63,11 @@ def calls(kernels):
     half, single = Tensor("float16", 256), Tensor("float32", 512)
     for block in (32, 64):
         yield kernels.classes, (half, Tensor("float32", 4), 48, 1, None, 0.25, False, block), {}
-    yield kernels.classes, (Tensor("float16", 64, 1 << 31), single, 1 << 33 | 1, 5, Tensor("int8", 3), 2.5, True, 32), {
-        "num_warps": 2, "num_stages": 1}  # fmt: skip
+    yield (
+        kernels.classes,
+        (Tensor("float16", 64, 1 << 31), single, 1 << 33 | 1, 5, Tensor("int8", 3), 2.5, True, 32),
+        {"num_warps": 2, "num_stages": 1},
+    )
     yield kernels.constants, (single, kernels.plain, triton.language.float16, (16, None)), {}
     yield kernels.tuples, ((single, 32),), {}
     for config in kernels.tuned.configs:

@@ -132,16 +132,31 @@ def close_everything(_cache_dir):
 
 
 COMMANDS = {
-    "echo": lambda _, *words: " ".join(words), "hit": lambda *_: "hit", "sleep": lambda _, seconds: slowly(seconds),
-    "pid": lambda *_: os.getpid(), "server": lambda *_: os.getppid(), "env": lambda _, name: os.environ.get(name, "unset"),
-    "path": lambda *_: os.pathsep.join(sys.path), "crash": crash, "exit": lambda _, status: os._exit(int(status)),
-    "kill": lambda *_: os.kill(os.getpid(), signal.SIGKILL), "once_fatal": once_fatal, "once_fatal_at": once_fatal_at,
-    "with_child_at": with_child_at, "eat": eat, "fail": fail,
-    "leave": lambda *_: sys.exit(3), "with_child": with_child, "rendezvous": rendezvous, "copy": copy,
-    "close_everything": close_everything, "refuse": refuse, "large": lambda _, bytes_: "x" * int(bytes_),
+    "echo": lambda _, *words: " ".join(words),
+    "hit": lambda *_: "hit",
+    "sleep": lambda _, seconds: slowly(seconds),
+    "pid": lambda *_: os.getpid(),
+    "server": lambda *_: os.getppid(),
+    "env": lambda _, name: os.environ.get(name, "unset"),
+    "path": lambda *_: os.pathsep.join(sys.path),
+    "crash": crash,
+    "exit": lambda _, status: os._exit(int(status)),
+    "kill": lambda *_: os.kill(os.getpid(), signal.SIGKILL),
+    "once_fatal": once_fatal,
+    "once_fatal_at": once_fatal_at,
+    "with_child_at": with_child_at,
+    "eat": eat,
+    "fail": fail,
+    "leave": lambda *_: sys.exit(3),
+    "with_child": with_child,
+    "rendezvous": rendezvous,
+    "copy": copy,
+    "close_everything": close_everything,
+    "refuse": refuse,
+    "large": lambda _, bytes_: "x" * int(bytes_),
     "say": lambda _, number, bytes_: print(number * int(bytes_)),
     "interrupt": lambda *_: os.kill(os.getpid(), signal.SIGINT),
-}  # fmt: skip
+}
 
 
 def prepend(place):

@@ -34,9 +34,21 @@ def recorded(tmp_path_factory):
         "assert built.failures == (), built.failures\nbuilt.bundle.save(sys.argv[2])\n"
     )
     done = subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", "-c", program, HERE / "special_kernels.py", folder / "s.tbundle"],
-        env=os.environ.copy(), capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-P",
+            "-W",
+            "ignore",
+            "-c",
+            program,
+            HERE / "special_kernels.py",
+            folder / "s.tbundle",
+        ],
+        env=os.environ.copy(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.returncode == 0, done.stderr
     with bundler.Bundle.load(folder / "s.tbundle") as bundle:
         yield bundle
@@ -68,9 +80,11 @@ def test_what_an_older_or_another_target_cannot_have_is_refused_with_the_reason(
     plan = retargeted(recorded, CUDA80, GFX)
     reasons = {(failure.name, failure.target): failure.reason for failure in plan.failures}
     expected = {
-        ("descriptor", "cuda:80"): "tensor descriptors", ("descriptor", "hip:gfx942"): "tensor descriptors",
-        ("narrow", "cuda:80"): "fp8", ("library", "hip:gfx942"): "device library of cuda",
-    }  # fmt: skip
+        ("descriptor", "cuda:80"): "tensor descriptors",
+        ("descriptor", "hip:gfx942"): "tensor descriptors",
+        ("narrow", "cuda:80"): "fp8",
+        ("library", "hip:gfx942"): "device library of cuda",
+    }
     assert reasons.keys() == expected.keys()
     for key, words in expected.items():
         assert words in reasons[key]

@@ -67,9 +67,13 @@ class Place:
         """Start `build` of the examples, in a session of its own, so that Ctrl-C reaches what a terminal's would."""
         clean = {n: v for n, v in os.environ.items() if not n.startswith(("TRITON_", "RAY_"))}
         clean |= {
-            "BUNDLER_TEST_MARK": str(self.path), "TMPDIR": str(self.path / "t"), "HOME": str(self.path),
-            "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
+            "BUNDLER_TEST_MARK": str(self.path),
+            "TMPDIR": str(self.path / "t"),
+            "HOME": str(self.path),
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+        }
         if launcher:
             command = [*launcher, "bundler"]
         else:
@@ -77,8 +81,13 @@ class Place:
         with open(self.path / "out", "wb") as out, open(self.path / "err", "wb") as err:
             return subprocess.Popen(
                 [*command, "build", str(self.kernels), *TARGETS, *map(str, words), "--json"],
-                cwd=self.path, env=clean | environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
-            )  # fmt: skip
+                cwd=self.path,
+                env=clean | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
 
     def finish(self, process, status=0):
         """Wait for the command; returns what it printed."""
@@ -168,8 +177,16 @@ mpi = pytest.mark.skipif(
 
 def ranks(count):
     return (
-        Path(sys.executable).parent / "mpiexec", "-n", str(count), sys.executable, "-W", "ignore", "-m", "mpi4py.futures", "-m",
-    )  # fmt: skip
+        Path(sys.executable).parent / "mpiexec",
+        "-n",
+        str(count),
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "mpi4py.futures",
+        "-m",
+    )
 
 
 @mpi
@@ -257,18 +274,40 @@ class Cluster:
             "TMPDIR": str(self.place.path / "t"),
         }
         return subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", f"distributed.cli.{program}", *words, "--no-dashboard"],
-            cwd=self.place.path, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                f"distributed.cli.{program}",
+                *words,
+                "--no-dashboard",
+            ],
+            cwd=self.place.path,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
 
     def begin(self):
         """Start the scheduler at the same address as before, and workers."""
         port = self.address.rpartition(":")[2]
         self.scheduler = self._start("dask_scheduler", "--host", "127.0.0.1", "--port", port)
         self.workers = self._start(
-            "dask_worker", self.address, "--nworkers", "2", "--nthreads", "1",
-            "--local-directory", str(self.place.path / "t"), "--host", "127.0.0.1", "--death-timeout", "60",
-        )  # fmt: skip
+            "dask_worker",
+            self.address,
+            "--nworkers",
+            "2",
+            "--nthreads",
+            "1",
+            "--local-directory",
+            str(self.place.path / "t"),
+            "--host",
+            "127.0.0.1",
+            "--death-timeout",
+            "60",
+        )
 
     def end(self):
         for process in (self.scheduler, self.workers):
@@ -289,7 +328,7 @@ def test_a_scheduler_that_is_started_again_gets_the_rest(place, local, cluster):
     """The client connects again, and what was not done is given out anew."""
     process = place.start(
         "-o", "built.tbundle", "--executor", "dask_cluster:executor", DASK_SCHEDULER=cluster.address
-    )  # fmt: skip
+    )
     until(lambda: place.jobs() or process.poll() is not None)
     cluster.end()
     time.sleep(1)
@@ -302,9 +341,13 @@ def test_a_scheduler_that_is_started_again_gets_the_rest(place, local, cluster):
 def test_a_scheduler_that_is_lost_is_reported_for_each_kernel(place, cluster):
     """By name, with what the engine says; nothing is written."""
     process = place.start(
-        "-o", "built.tbundle", "--executor", "dask_cluster:executor", DASK_SCHEDULER=cluster.address,
+        "-o",
+        "built.tbundle",
+        "--executor",
+        "dask_cluster:executor",
+        DASK_SCHEDULER=cluster.address,
         DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT="3s",
-    )  # fmt: skip
+    )
     until(lambda: place.jobs() or process.poll() is not None)
     cluster.end()
     answer = place.finish(process, status=1)

@@ -29,9 +29,12 @@ def wrong(a, n, BLOCK: tl.constexpr, FACTOR: tl.constexpr):
 """
 _SIGNATURE = {"a": "*fp32", "n": "i32", "BLOCK": "constexpr", "FACTOR": "constexpr"}
 META = {
-    "signature": _SIGNATURE, "constants": {"BLOCK": 128, "FACTOR": 3}, "attributes": {"a": 16},
-    "options": {"num_warps": 2}, "target": "cuda:90",
-}  # fmt: skip
+    "signature": _SIGNATURE,
+    "constants": {"BLOCK": 128, "FACTOR": 3},
+    "attributes": {"a": 16},
+    "options": {"num_warps": 2},
+    "target": "cuda:90",
+}
 
 
 def ready(value, name="part"):

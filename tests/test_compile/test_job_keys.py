@@ -72,8 +72,10 @@ def run(code, *arguments, **environment):
     done = subprocess.run(
         [sys.executable, "-P", "-W", "ignore", *how, *map(str, arguments)],
         env={**os.environ, **{name: str(value) for name, value in environment.items()}},
-        capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1] if done.stdout else ""
 

@@ -147,10 +147,12 @@ def test_a_directory_that_others_may_write_to_is_refused(folder):
 @pytest.mark.parametrize(
     ("text", "line", "reason"),
     [
-        ("a = 1\nb = (\n", 2, "SyntaxError"), ("a = 1\n\nraise ValueError('no')\n", 3, "ValueError: no"),
-        ("def f():\n    import no_such_thing\n\n\nf()\n", 2, "ModuleNotFoundError"), ("a = 1\nexit(3)\n", None, None),
+        ("a = 1\nb = (\n", 2, "SyntaxError"),
+        ("a = 1\n\nraise ValueError('no')\n", 3, "ValueError: no"),
+        ("def f():\n    import no_such_thing\n\n\nf()\n", 2, "ModuleNotFoundError"),
+        ("a = 1\nexit(3)\n", None, None),
     ],
-)  # fmt: skip
+)
 def test_a_text_that_cannot_be_imported_says_where(folder, text, line, reason):
     """The error names the file, the line and the reason, and nothing half-imported stays."""
     module = source_module(text, folder)
@@ -248,9 +250,20 @@ def test_keys_do_not_depend_on_the_place(tmp_path):
     answers = []
     for place in ("one", "another/place"):
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", _KEYS, str(tmp_path / "text"), str(tmp_path / place)],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-c",
+                _KEYS,
+                str(tmp_path / "text"),
+                str(tmp_path / place),
+            ],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         assert done.returncode == 0, done.stderr
         answers.append(done.stdout.split())
     assert answers[0][:3] == answers[1][:3]

@@ -187,12 +187,17 @@ def test_progress_tells_everything_in_order(service):
     one = service(1, on_progress=heard.append)
     one.compile_all([job("sleep 0.05"), job("hit"), job("fail here"), job("sleep 0.05")])
     assert [(event.name, event.happened) for event in heard if event.happened == "submitted"] == [
-        ("sleep 0.05", "submitted"), ("hit", "submitted"), ("fail here", "submitted"), ("sleep 0.05", "submitted"),
-    ]  # fmt: skip
+        ("sleep 0.05", "submitted"),
+        ("hit", "submitted"),
+        ("fail here", "submitted"),
+        ("sleep 0.05", "submitted"),
+    ]
     ends = [event for event in heard if event.happened in {"compiled", "hit", "failed"}]
     assert [(event.name, event.happened) for event in ends] == [
-        ("sleep 0.05", "compiled"), ("hit", "hit"), ("fail here", "failed"),
-    ]  # fmt: skip
+        ("sleep 0.05", "compiled"),
+        ("hit", "hit"),
+        ("fail here", "failed"),
+    ]
     assert next(event.running for event in heard if event.happened == "started") == ("sleep 0.05",)
     assert "ValueError: here" in ends[-1].error
     assert heard[0].left_s is None
@@ -288,8 +293,10 @@ if __name__ == "__main__":
     done = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program, str(tmp_path), "0"],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["child hello", "child's status 0", "parent" + " slept" * 9]
 
@@ -323,10 +330,13 @@ def test_a_job_too_large_for_a_message_fails_alone(service):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"workers": 0}, "workers=0: expected a number of processes"), ({"timeout_s": 0}, "timeout_s=0: expected more than 0"),
-        ({"queue_limit": 0}, "queue_limit=0"), ({"idle_s": -1}, "idle_s=-1"), ({"memory_bytes": 1000}, "memory_bytes=1000"),
+        ({"workers": 0}, "workers=0: expected a number of processes"),
+        ({"timeout_s": 0}, "timeout_s=0: expected more than 0"),
+        ({"queue_limit": 0}, "queue_limit=0"),
+        ({"idle_s": -1}, "idle_s=-1"),
+        ({"memory_bytes": 1000}, "memory_bytes=1000"),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments_are_refused(given, message, cache):
     """An argument that cannot be used is named, with what is expected."""
     with pytest.raises(ConfigError, match=message):

@@ -83,10 +83,20 @@ def start(folder, workers, variables):
     """Start a program that builds the list when it is told to."""
     (folder / "kernels.txt").write_text(_KERNELS)
     return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", _BUILD, *map(str, (folder / "kernels.txt", folder / "cache", workers, COUNT))],
-        env=os.environ | variables | {"PYTHONPATH": os.pathsep.join(sys.path)}, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-c",
+            _BUILD,
+            *map(str, (folder / "kernels.txt", folder / "cache", workers, COUNT)),
+        ],
+        env=os.environ | variables | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def finish(process, go="go\n"):

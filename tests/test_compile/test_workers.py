@@ -33,11 +33,13 @@ def server_of(worker):
 @pytest.mark.parametrize(
     ("command", "how"),
     [
-        ("crash", "it was ended by SIGSEGV"), ("exit 3", "it exited with status 3"), ("exit 0", "it exited with status 0"),
+        ("crash", "it was ended by SIGSEGV"),
+        ("exit 3", "it exited with status 3"),
+        ("exit 0", "it exited with status 0"),
         ("kill", "it was ended by SIGKILL, which the system also sends when it has no memory left"),
         ("close_everything", "it was ended by SIGKILL"),
     ],
-)  # fmt: skip
+)
 def test_a_job_that_kills_its_worker_fails_alone(service, starts, command, how):
     """Such a job is tried twice, then fails with the kernel's name and how its worker ended; the others are done."""
     one = service()
@@ -174,8 +176,10 @@ time.sleep(300)
 """
     started = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path), str(held)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     with started:
         holder, *workers = map(int, started.stdout.readline().split())
         until(lambda: (tmp_path / "child").read_text() != "")

@@ -102,9 +102,12 @@ def several():
     kernels = [files.kernel("A"), files.kernel("B", "other"), files.kernel("C", "k", HIP)]
     shared = b"graph " + files.blobs[bytes.fromhex(kernels[0].binary.digest[7:])] * 3
     return files.bundle(
-        *kernels, files.tuning(f"{key('D')}/k.autotune.json"), files.helper(f"{key('E')}/u.so"),
-        files.opaque("ab/graph", shared), files.opaque("ab/empty", b""),
-    )  # fmt: skip
+        *kernels,
+        files.tuning(f"{key('D')}/k.autotune.json"),
+        files.helper(f"{key('E')}/u.so"),
+        files.opaque("ab/graph", shared),
+        files.opaque("ab/empty", b""),
+    )
 
 
 def facts(**fields):

@@ -71,19 +71,38 @@ NAMED = st.lists(st.tuples(TEXT, VALUES), max_size=3).map(tuple)
 BY_PATH = st.lists(st.tuples(st.lists(COUNT, max_size=3).map(tuple), VALUES), max_size=3).map(tuple)
 ARGUMENTS = st.builds(
     Argument, TEXT, TEXT, st.none() | VALUES, st.booleans(), st.booleans(), st.booleans()
-)  # fmt: skip
+)
 FACTS = st.builds(
-    LaunchFacts, st.sampled_from(["ast", "ir"]), st.lists(ARGUMENTS, max_size=3).map(tuple), NAMED, BY_PATH, BY_PATH, NAMED
-)  # fmt: skip
+    LaunchFacts,
+    st.sampled_from(["ast", "ir"]),
+    st.lists(ARGUMENTS, max_size=3).map(tuple),
+    NAMED,
+    BY_PATH,
+    BY_PATH,
+    NAMED,
+)
 PARTS = st.builds(KeyParts, st.lists(st.tuples(TEXT, TEXT), max_size=4).map(tuple), st.booleans())
 RECORDS = st.builds(
     TuningRecord, TEXT, st.lists(st.tuples(TEXT, TEXT), max_size=2).map(tuple), NAMED, TEXT
 )
 MAYBE = st.none() | COUNT
 SPECS = st.builds(
-    LaunchSpec, TEXT, COUNT, COUNT, COUNT, COUNT, MAYBE, MAYBE, MAYBE, MAYBE, MAYBE, st.booleans(), st.booleans(),
-    VALUES, st.none(),
-)  # fmt: skip
+    LaunchSpec,
+    TEXT,
+    COUNT,
+    COUNT,
+    COUNT,
+    COUNT,
+    MAYBE,
+    MAYBE,
+    MAYBE,
+    MAYBE,
+    MAYBE,
+    st.booleans(),
+    st.booleans(),
+    VALUES,
+    st.none(),
+)
 SPANS = st.lists(st.builds(Span, COUNT, COUNT, COUNT), max_size=2).map(tuple)
 TOOLCHAINS = st.builds(Toolchain, st.none() | TEXT, st.none() | TEXT, st.none() | TEXT)
 PAIRS = st.lists(st.tuples(TEXT, TEXT), max_size=2).map(tuple)
@@ -94,8 +113,10 @@ OBSERVATIONS = st.builds(
     st.lists(st.tuples(TEXT, COUNT), max_size=2).map(tuple),
 )
 OBSERVED = st.builds(
-    Observed, st.dictionaries(KEYS, OBSERVATIONS, max_size=3), st.lists(PAIRS, max_size=2).map(lambda x: tuple(sorted(x)))
-)  # fmt: skip
+    Observed,
+    st.dictionaries(KEYS, OBSERVATIONS, max_size=3),
+    st.lists(PAIRS, max_size=2).map(lambda x: tuple(sorted(x))),
+)
 
 
 class Blobs(dict):
@@ -122,9 +143,15 @@ def kernels(draw, blobs):
         blobs.artifact(draw, name, min_size=int(name.endswith(binary))) for name in names
     )
     return Kernel(
-        draw(KEYS), draw(TEXT), target, artifacts, draw(TOOLCHAINS), draw(SPECS),
-        draw(st.none() | FACTS.map(LaunchFacts.to_bytes)), draw(st.none() | PARTS.map(KeyParts.to_bytes)),
-    )  # fmt: skip
+        draw(KEYS),
+        draw(TEXT),
+        target,
+        artifacts,
+        draw(TOOLCHAINS),
+        draw(SPECS),
+        draw(st.none() | FACTS.map(LaunchFacts.to_bytes)),
+        draw(st.none() | PARTS.map(KeyParts.to_bytes)),
+    )
 
 
 @st.composite

@@ -30,8 +30,9 @@ def test_the_union_has_the_entries_of_all(build):
     merged = merge([build.one("A"), build.one("B"), other])
     assert keys(merged) == [build.key("A"), build.key("B")]
     assert [entry.path for entry in (*merged.tuning_files, *merged.opaque)] == [
-        f"{build.key('F')}/x.autotune.json", "ab/more"
-    ]  # fmt: skip
+        f"{build.key('F')}/x.autotune.json",
+        "ab/more",
+    ]
     assert merged.variants_dropped == 0
     assert build.read_all(merged)["ab/more"] == b"more"
     with Bundle.from_bytes(merged.to_bytes()) as back:
@@ -225,10 +226,21 @@ def test_tuning_records_and_observations_are_joined(build):
     record = TuningRecord("k", (("a", "b"),), (("X", encode(1)),), "autotune")
     one, two = build.Files(), build.Files()
     key = build.key("A")
-    first = one.bundle(one.kernel("A"), records=[record], observed=Observed(
-        {key: Observation((1,), ("triton",), (("ttir", 5),))}, ((("python", "3.11"),),)))  # fmt: skip
-    second = two.bundle(two.kernel("A"), records=[record], observed=Observed(
-        {key: Observation((0,), ("inductor",), (("ttir", 1), ("cubin", 2)))}, ((("python", "3.12"),),)))  # fmt: skip
+    first = one.bundle(
+        one.kernel("A"),
+        records=[record],
+        observed=Observed(
+            {key: Observation((1,), ("triton",), (("ttir", 5),))}, ((("python", "3.11"),),)
+        ),
+    )
+    second = two.bundle(
+        two.kernel("A"),
+        records=[record],
+        observed=Observed(
+            {key: Observation((0,), ("inductor",), (("ttir", 1), ("cubin", 2)))},
+            ((("python", "3.12"),),),
+        ),
+    )
     for order in permutations([first, second]):
         merged = merge(order)
         assert merged.tuning_records == (record,)

@@ -498,9 +498,24 @@ def test_a_digest_of_another_length_never_matches(parts, stored):
         (b"\x91\xdb\x7f\xff\xff\xff", FormatError),
         (b"\x91\xa1\xff", FormatError),
     ],
-    ids=["empty", "unused", "map", "full map", "nil", "map inside", "two", "extension", "long array", "deep", "very deep",
-         "long and deep", "long text", "cut text", "not text"],
-)  # fmt: skip
+    ids=[
+        "empty",
+        "unused",
+        "map",
+        "full map",
+        "nil",
+        "map inside",
+        "two",
+        "extension",
+        "long array",
+        "deep",
+        "very deep",
+        "long and deep",
+        "long text",
+        "cut text",
+        "not text",
+    ],
+)
 def test_a_table_that_is_no_positional_msgpack_is_refused(parts, table, kind):
     """A table with maps, extensions, too deep or too long, or not msgpack at all, is refused."""
     refused(parts.join(table=table), kind, "table of contents")
@@ -529,8 +544,17 @@ def _table_size(parts):
 def test_limits_can_be_changed(build):
     """A bundle over a limit is read by whoever raises it, and refused by whoever lowers it; the message names the way out."""
     data = build.several().to_bytes()
-    for name in ("manifest_bytes", "kernels", "files_per_kernel", "file_bytes", "kernel_bytes", "raw_bytes", "depth",
-                 "string_bytes", "frame_bytes"):  # fmt: skip
+    for name in (
+        "manifest_bytes",
+        "kernels",
+        "files_per_kernel",
+        "file_bytes",
+        "kernel_bytes",
+        "raw_bytes",
+        "depth",
+        "string_bytes",
+        "frame_bytes",
+    ):
         with pytest.raises(LimitExceeded) as caught:
             Bundle.from_bytes(data, Limits(**{name: 1}))
         assert caught.value.limit == 1
@@ -555,5 +579,11 @@ def test_what_the_kinds_are_called():
         name: names.artifact_kind(name)
         for name in ("k.cubin", "k.hsaco", "k.so", "k.dat", "@k.ttir", "k")
     }
-    assert found == {"k.cubin": "cubin", "k.hsaco": "hsaco", "k.so": "so", "k.dat": "other", "@k.ttir": "ttir",
-                     "k": "other"}  # fmt: skip
+    assert found == {
+        "k.cubin": "cubin",
+        "k.hsaco": "hsaco",
+        "k.so": "so",
+        "k.dat": "other",
+        "@k.ttir": "ttir",
+        "k": "other",
+    }

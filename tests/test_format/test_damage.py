@@ -44,8 +44,10 @@ def test_the_small_bundle_is_worth_damaging(build, small, outcome):
     parts = build.Parts.of(small[0])
     assert outcome(small[0]) is None
     assert [(part.kind, part.codec, part.prefix) for part in parts.sections if part.codec] == [
-        (2, 1, []), (5, 1, [0, 1]), (16, 1, [])
-    ]  # fmt: skip
+        (2, 1, []),
+        (5, 1, [0, 1]),
+        (16, 1, []),
+    ]
     assert len(small[0]) < 1200
 
 

@@ -17,7 +17,7 @@ from bundler.format.bundle_file import typed
 
 CLASSES = [
     cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, BundlerError)
-]  # fmt: skip
+]
 each_class = pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 
 
@@ -112,11 +112,18 @@ def test_not_found_is_a_key_error_without_quotes():
 @pytest.mark.parametrize(
     ("number", "code"),
     [
-        (errno.ENOSPC, "store-full"), (errno.EDQUOT, "store-full"), (errno.EACCES, "access-denied"),
-        (errno.EPERM, "access-denied"), (errno.EROFS, "access-denied"), (errno.ENOENT, "not-found"),
-        (errno.ENOTDIR, "not-found"), (errno.EISDIR, "error"), (errno.EIO, "error"), (errno.ENAMETOOLONG, "error"),
+        (errno.ENOSPC, "store-full"),
+        (errno.EDQUOT, "store-full"),
+        (errno.EACCES, "access-denied"),
+        (errno.EPERM, "access-denied"),
+        (errno.EROFS, "access-denied"),
+        (errno.ENOENT, "not-found"),
+        (errno.ENOTDIR, "not-found"),
+        (errno.EISDIR, "error"),
+        (errno.EIO, "error"),
+        (errno.ENAMETOOLONG, "error"),
     ],
-)  # fmt: skip
+)
 def test_errors_of_the_operating_system_become_typed(number, code):
     """An error of the operating system becomes the class that says what it means to the user, with the path."""
     error = typed(OSError(number, "reason"), "/some/path", "write")

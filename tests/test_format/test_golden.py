@@ -136,9 +136,11 @@ def test_the_real_kernels_are_real():
     """The golden file of real compiles has an ELF binary for each of two kernels and two targets, with facts."""
     with Bundle.load(GOLDEN / VERSION / "triton-3.7.1.tbundle") as bundle:
         assert sorted((k.name, str(k.target)) for k in bundle.kernels) == [
-            ("add_kernel", "cuda:90"), ("add_kernel", "hip:gfx942"),
-            ("row_max_kernel", "cuda:90"), ("row_max_kernel", "hip:gfx942"),
-        ]  # fmt: skip
+            ("add_kernel", "cuda:90"),
+            ("add_kernel", "hip:gfx942"),
+            ("row_max_kernel", "cuda:90"),
+            ("row_max_kernel", "hip:gfx942"),
+        ]
         assert all(bundle.read(kernel.binary).startswith(b"\x7fELF") for kernel in bundle.kernels)
         assert all(kernel.parts.proven for kernel in bundle.kernels)
 

@@ -48,11 +48,16 @@ def binary(table, stride, count, names, rows=(), machine=190):
 
 ROWS = st.lists(
     st.tuples(
-        st.sampled_from([0, 1, 2**32 - 1]), st.sampled_from([1, 2, 3, 7, 8]), st.sampled_from([0, 2]),
-        PLACES, PLACES, PLACES, st.sampled_from([0, 1, 2**32 - 1]),
+        st.sampled_from([0, 1, 2**32 - 1]),
+        st.sampled_from([1, 2, 3, 7, 8]),
+        st.sampled_from([0, 2]),
+        PLACES,
+        PLACES,
+        PLACES,
+        st.sampled_from([0, 1, 2**32 - 1]),
     ),
     max_size=3,
-)  # fmt: skip
+)
 
 
 @given(PLACES, STRIDES, COUNTS, COUNTS, ROWS, st.sampled_from([190, 224]))

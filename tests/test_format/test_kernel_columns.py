@@ -105,9 +105,14 @@ def test_both_ways_find_the_same_wrong(document, data):
 
 @pytest.mark.parametrize(
     ("limits", "words"),
-    [({"kernel_bytes": 50}, "kernel_bytes"), ({"files_per_kernel": 2}, "files_per_kernel"), ({"raw_bytes": 130}, "raw_bytes"),
-     ({"facts_bytes": 8}, "facts_bytes"), ({"all_facts_bytes": 20}, "all_facts_bytes")],
-)  # fmt: skip
+    [
+        ({"kernel_bytes": 50}, "kernel_bytes"),
+        ({"files_per_kernel": 2}, "files_per_kernel"),
+        ({"raw_bytes": 130}, "raw_bytes"),
+        ({"facts_bytes": 8}, "facts_bytes"),
+        ({"all_facts_bytes": 20}, "all_facts_bytes"),
+    ],
+)
 def test_limits_hold_in_both_ways(document, limits, words):
     kind, message = both_ways(msgpack.packb(document), Limits(**limits))
     assert kind is LimitExceeded

@@ -400,14 +400,42 @@ def test_what_msgpack_cannot_hold_is_refused(obj):
 @pytest.mark.parametrize(
     "wire_value",
     [
-        ["nothing", None], ["none", 0], ["bool", 1], ["int", True], ["int", 1.0], ["int", "x"], ["int", ""], ["int", "-"],
-        ["int", "1" * 401], ["int", "--1"], ["float", b"1234567"], ["float", 1], ["float", 1.0], ["str", b"x"],
-        ["tuple", None], ["tuple", [1]], ["list", "x"], ["dict", [[1, ["none", None]]]], ["dict", [["k"]]], ["dtype", 1],
-        ["constexpr", None], ["constexpr", []], ["jit", "x"], ["jit", ["x"]], ["jit", ["x", 1]], ["other", None],
-        ["none"], ["none", None, None], [], [1, 2], None, "none", {},
+        ["nothing", None],
+        ["none", 0],
+        ["bool", 1],
+        ["int", True],
+        ["int", 1.0],
+        ["int", "x"],
+        ["int", ""],
+        ["int", "-"],
+        ["int", "1" * 401],
+        ["int", "--1"],
+        ["float", b"1234567"],
+        ["float", 1],
+        ["float", 1.0],
+        ["str", b"x"],
+        ["tuple", None],
+        ["tuple", [1]],
+        ["list", "x"],
+        ["dict", [[1, ["none", None]]]],
+        ["dict", [["k"]]],
+        ["dtype", 1],
+        ["constexpr", None],
+        ["constexpr", []],
+        ["jit", "x"],
+        ["jit", ["x"]],
+        ["jit", ["x", 1]],
+        ["other", None],
+        ["none"],
+        ["none", None, None],
+        [],
+        [1, 2],
+        None,
+        "none",
+        {},
     ],
     ids=repr,
-)  # fmt: skip
+)
 def test_a_value_that_is_not_in_the_table_is_refused(wire_value):
     """A tagged value with an unknown tag, or a payload of another type than its tag's, is refused."""
     with pytest.raises(FormatError):
@@ -432,9 +460,14 @@ def replaced(node, path, value):
     return node
 
 
-WRONG = {int: ["x", b"x", None, True, 1.5, [], {}], str: [1, b"x", None, False, 1.5, [], {}],
-         bytes: ["x", 1, True, 1.5, [], {}], bool: [0, "x", b"x", None, 1.5, [], {}],
-         list: ["x", 1, b"x", None, True, 1.5, {}], type(None): [True, 1.5, {}]}  # fmt: skip
+WRONG = {
+    int: ["x", b"x", None, True, 1.5, [], {}],
+    str: [1, b"x", None, False, 1.5, [], {}],
+    bytes: ["x", 1, True, 1.5, [], {}],
+    bool: [0, "x", b"x", None, 1.5, [], {}],
+    list: ["x", 1, b"x", None, True, 1.5, {}],
+    type(None): [True, 1.5, {}],
+}
 
 
 def check_every_field(node, decode):
@@ -513,10 +546,20 @@ def test_a_wrong_type_in_any_field_of_facts_and_parts_is_refused(make_golden):
 
 @pytest.mark.parametrize(
     "change",
-    [{"name": 1}, {"num_warps": "4"}, {"num_warps": -1}, {"shared": None}, {"shared": 2**70}, {"launch_pdl": 1},
-     {"tmem_size": 1.5}, {"name": "\ud800"}, {"name": "n" * 5000}, {"tensordesc_meta": [[[[[[[["deep"]]]]]]]]}],
+    [
+        {"name": 1},
+        {"num_warps": "4"},
+        {"num_warps": -1},
+        {"shared": None},
+        {"shared": 2**70},
+        {"launch_pdl": 1},
+        {"tmem_size": 1.5},
+        {"name": "\ud800"},
+        {"name": "n" * 5000},
+        {"tensordesc_meta": [[[[[[[["deep"]]]]]]]]},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_odd_metadata_is_refused_where_one_kernel_can_be_left_out(change):
     """Metadata with a field of another type, or one that a manifest cannot hold, gives a FormatError."""
     with pytest.raises(FormatError):

@@ -9,9 +9,15 @@ from bundler.errors import FormatError, LimitExceeded
 from bundler.format.metadata import METADATA_DEPTH, MetadataHead, parse_metadata, read_head
 
 WHOLE = {
-    "hash": "ab" * 32, "target": {"backend": "cuda", "arch": 90, "warp_size": 32}, "num_warps": 4, "shared": 0,
-    "name": "k", "extern_libs": [["libdevice", "/x.bc"]], "debug": False, "maxnreg": None,
-}  # fmt: skip
+    "hash": "ab" * 32,
+    "target": {"backend": "cuda", "arch": 90, "warp_size": 32},
+    "num_warps": 4,
+    "shared": 0,
+    "name": "k",
+    "extern_libs": [["libdevice", "/x.bc"]],
+    "debug": False,
+    "maxnreg": None,
+}
 # What stands beside the members that are looked at, and Python's own verdict on it.
 ODD = {
     "control character": b'"x": "a\x01b"',

@@ -39,18 +39,30 @@ def shown(build):
         "ast", (), (("x", encode("*fp32")),) * 40, (((0,), encode(1)),) * 40, (), ()
     )
     return [
-        bundle, bundle.content, kernels[0], kernels[0].binary, kernels[0].spec,
-        dataclasses.replace(kernels[0].spec, facts=facts), facts,
-        bundler.KeyParts(WHY, proven=True), records[0], Tuning(DIGEST, (Timing(()),) * 500),
+        bundle,
+        bundle.content,
+        kernels[0],
+        kernels[0].binary,
+        kernels[0].spec,
+        dataclasses.replace(kernels[0].spec, facts=facts),
+        facts,
+        bundler.KeyParts(WHY, proven=True),
+        records[0],
+        Tuning(DIGEST, (Timing(()),) * 500),
         Observed(environments=((("host", "name" * 50),),)),
         bundler.RecordReport({"listener": 3}, left_out=WHY, without_facts=MANY, compiles=500),
-        bundler.RestoreReport(restored=MANY, skipped=WHY, directories=("/x" * 200,), files=9, seconds=1.25),
+        bundler.RestoreReport(
+            restored=MANY, skipped=WHY, directories=("/x" * 200,), files=9, seconds=1.25
+        ),
         bundler.CheckReport(missing=WHY, present=MANY),
         bundler.PushReport(DIGEST, 1, 2, 3, 4, 5, DIGEST, DIGEST, 6.0),
-        bundler.VerifyReport(4, WHY, WHY, MANY), bundler.PruneReport(MANY, 1, 2, 3, 4, 5, WHY),
-        bundler.StoreStats(*range(1, 12)), bundler.TagInfo("t" * 300, DIGEST, targets=MANY),
-        bundler.Diff(MANY, (), MANY), bundler.Counters(hits=3, slowest=(("k", 1.0),) * 10),
-    ]  # fmt: skip
+        bundler.VerifyReport(4, WHY, WHY, MANY),
+        bundler.PruneReport(MANY, 1, 2, 3, 4, 5, WHY),
+        bundler.StoreStats(*range(1, 12)),
+        bundler.TagInfo("t" * 300, DIGEST, targets=MANY),
+        bundler.Diff(MANY, (), MANY),
+        bundler.Counters(hits=3, slowest=(("k", 1.0),) * 10),
+    ]
 
 
 class Reader(HTMLParser):
@@ -175,9 +187,16 @@ def test_a_bundle_is_true(build):
 
 @pytest.mark.parametrize(
     ("number", "noun", "text"),
-    [(1, "kernel", "1 kernel"), (0, "kernel", "0 kernels"), (22_000, "unit", "22,000 units"), (1, "process", "1 process"),
-     (2, "process", "2 processes"), (2, "helper library", "2 helper libraries"), (1, "device binary", "1 device binary")],
-)  # fmt: skip
+    [
+        (1, "kernel", "1 kernel"),
+        (0, "kernel", "0 kernels"),
+        (22_000, "unit", "22,000 units"),
+        (1, "process", "1 process"),
+        (2, "process", "2 processes"),
+        (2, "helper library", "2 helper libraries"),
+        (1, "device binary", "1 device binary"),
+    ],
+)
 def test_numbers_go_with_their_nouns(number, noun, text):
     """One kernel, two kernels."""
     assert count(number, noun) == text

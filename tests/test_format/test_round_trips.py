@@ -17,10 +17,13 @@ from bundler.format.wire import pack, unpack
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
-    | st.lists(inner, max_size=3).map(tuple),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+    ),
     max_leaves=8,
-)  # fmt: skip
+)
 
 
 def sorted_observed(observed):

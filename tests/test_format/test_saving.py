@@ -277,8 +277,10 @@ def test_a_file_size_limit_is_a_typed_error(build, tmp_path):
     path = os.pathsep.join([str(Path(file_module.__file__).parents[2]), *sys.path])
     done = subprocess.run(
         [sys.executable, "-P", "-c", code, str(source), str(tmp_path / "new.tbundle")],
-        capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "cannot write" in done.stdout
     assert [entry.name for entry in tmp_path.iterdir()] == ["b.tbundle"]

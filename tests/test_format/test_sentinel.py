@@ -22,7 +22,7 @@ HERE = "/tmp/c"
 PLACES = [(CACHE_DIR, HERE)]
 COMPONENT = st.text(
     st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=6
-).filter(lambda name: name not in {".", ".."})  # fmt: skip
+).filter(lambda name: name not in {".", ".."})
 PATHS = st.lists(COMPONENT, min_size=1, max_size=3).map(lambda parts: "/" + "/".join(parts))
 LITERALS = st.sampled_from(
     ["[[cache_dir]]", "[[triton_dir]]", "\ud800", "\\", '"', "\\u002f", "é", "/", "\x7f", "😀"]
@@ -297,9 +297,15 @@ def test_spans_must_not_overlap():
 
 def test_triton_directories_are_found_in_metadata():
     """The install directories of Triton that a metadata document names are found; what only looks so is not."""
-    data = json.dumps([
-        "/a/site-packages/triton/backends/nvidia/lib/libdevice.10.bc", "/b/triton/backend/x", "x/c/triton/backends/y",
-        '("l", "/d e/triton/backends/amd/lib")', "/my-triton/backends/x", "/triton/backends/z",
-    ]).encode()  # fmt: skip
+    data = json.dumps(
+        [
+            "/a/site-packages/triton/backends/nvidia/lib/libdevice.10.bc",
+            "/b/triton/backend/x",
+            "x/c/triton/backends/y",
+            '("l", "/d e/triton/backends/amd/lib")',
+            "/my-triton/backends/x",
+            "/triton/backends/z",
+        ]
+    ).encode()
     assert triton_dirs(data) == {"/a/site-packages/triton", "/d e/triton", "/triton"}
     assert triton_dirs(b"not JSON") == set()

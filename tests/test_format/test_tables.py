@@ -106,9 +106,17 @@ def test_a_piece_is_in_use_and_there_once(document):
 
 @pytest.mark.parametrize(
     ("runs", "words"),
-    [([0], "expected pairs"), ([0, 0], "a run of 0 pieces from 0"), ([0, 99], "a run of 99 pieces"), ([1, 1], "0 of them named"),
-     ([2**64 - 1, 2], "a run of 2 pieces"), ([0, -1], ">= 0"), ([0, "1"], "`int`"), ("x", "array")],
-)  # fmt: skip
+    [
+        ([0], "expected pairs"),
+        ([0, 0], "a run of 0 pieces from 0"),
+        ([0, 99], "a run of 99 pieces"),
+        ([1, 1], "0 of them named"),
+        ([2**64 - 1, 2], "a run of 2 pieces"),
+        ([0, -1], ">= 0"),
+        ([0, "1"], "`int`"),
+        ("x", "array"),
+    ],
+)
 def test_runs_that_are_none_are_refused(document, runs, words):
     """Runs come in pairs, are not empty, stay in the table, and first name the pieces in their order."""
     first_references(document)[FACTS] = runs
@@ -183,9 +191,10 @@ def test_a_name_that_makes_an_unsafe_file_name_is_refused(document, name):
 def test_what_is_decoded_late_is_bounded_early(document):
     """References, file lists and spans that are too long are refused before they are decoded."""
     for where, position, long in (
-        (first_references(document), BLOBS, [0] * 70_000), (document[OPAQUE][0], 2, [0] * 70_000),
+        (first_references(document), BLOBS, [0] * 70_000),
+        (document[OPAQUE][0], 2, [0] * 70_000),
         (document, LISTS, [["x" * 200] * 30_000]),
-    ):  # fmt: skip
+    ):
         sound, where[position] = where[position], long
         refused(document, LimitExceeded, "bytes")
         where[position] = sound

@@ -34,13 +34,27 @@ VALUES = [
     (Toolchain, {"release": "3.6.0", "binary": "00", "ptxas": "12.8"}, None),
     (Artifact, ARTIFACT, ()),
     (TuningFile, {"path": "a/b", "artifact": Artifact(**ARTIFACT)}, Artifact("x", "sha256:00", 3)),
-    (HelperLibrary, {"path": "a/b", "artifact": Artifact(**ARTIFACT), "machine": "x86_64"}, "aarch64"),
+    (
+        HelperLibrary,
+        {"path": "a/b", "artifact": Artifact(**ARTIFACT), "machine": "x86_64"},
+        "aarch64",
+    ),
     (Opaque, {"path": "a/b", "artifact": Artifact(**ARTIFACT)}, Artifact("x", "sha256:00", 3)),
     (Content, {"kernels": (), "tuning_files": (TuningFile("a/b", Artifact(**ARTIFACT)),)}, ()),
     (Observation, {"devices": (0, 1), "layouts": ("triton",), "times_us": (("ttir", 5),)}, ()),
     (Observed, {"kernels": {"K": Observation((0,))}, "environments": ((("python", "3.12"),),)}, ()),
     (Limits, {"manifest_bytes": 5, "document_bytes": 6}, 7),
-    (Section, dict(zip(["kind", "codec", "offset", "stored_bytes", "raw_bytes", "sha256"], range(6), strict=True)), 9),
+    (
+        Section,
+        dict(
+            zip(
+                ["kind", "codec", "offset", "stored_bytes", "raw_bytes", "sha256"],
+                range(6),
+                strict=True,
+            )
+        ),
+        9,
+    ),
     (TreeFile, {"path": "a/b", "size": 3, "chunks": ("sha256:00",)}, ()),
     (TreeIndex, {"family": "vllm", "place": "x", "fingerprint": {"torch": "2"}}, {}),
     (TreeOptions, {"roots": {"vllm": "/x"}, "facts": {"ranks": "4x1"}}, {}),
@@ -48,7 +62,7 @@ VALUES = [
     (RecordReport, {"sources": {"listener": 1}, "hits": 3}, 4),
     (RestoreReport, {"restored": ("K",), "present": ("L",)}, ()),
     (CheckReport, {"missing": (("K", "why"),), "present": ("L",)}, ()),
-]  # fmt: skip
+]
 HOLD_DICTIONARIES = {Observed, TreeIndex, TreeOptions, RestoreOptions, RecordReport}
 EACH = pytest.mark.parametrize(
     ("made", "fields", "other"), VALUES, ids=[made.__name__ for made, _, _ in VALUES]

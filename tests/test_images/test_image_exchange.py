@@ -258,9 +258,15 @@ def test_a_damaged_signature_keeps_nobody_from_the_others(registry, bundle_path,
         if "/referrers/" not in handler.path:
             return False
         found = [
-            {"mediaType": "x", "digest": name, "size": 1, "artifactType": "application/vnd.triton-bundler.signature.v1"}
-            for name, (data, _) in registry.manifests.items() if name != report.manifest
-        ]  # fmt: skip
+            {
+                "mediaType": "x",
+                "digest": name,
+                "size": 1,
+                "artifactType": "application/vnd.triton-bundler.signature.v1",
+            }
+            for name, (data, _) in registry.manifests.items()
+            if name != report.manifest
+        ]
         handler.reply(
             200, json.dumps({"manifests": found}).encode(), {"Content-Type": registry_server.INDEX}
         )

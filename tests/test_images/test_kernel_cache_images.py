@@ -28,10 +28,16 @@ from bundler.images.kernel_cache_images import cache_files, layer_files
 from bundler.images.kernel_cache_layers import unpack_layer, write_layer
 
 LABEL = "cache.triton.image"
-DOCKER = ("application/vnd.docker.distribution.manifest.v2+json", "application/vnd.docker.container.image.v1+json",
-          "application/vnd.docker.image.rootfs.diff.tar.gzip")  # fmt: skip
-OCI = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.oci.image.config.v1+json",
-       "application/vnd.oci.image.layer.v1.tar+gzip")  # fmt: skip
+DOCKER = (
+    "application/vnd.docker.distribution.manifest.v2+json",
+    "application/vnd.docker.container.image.v1+json",
+    "application/vnd.docker.image.rootfs.diff.tar.gzip",
+)
+OCI = (
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.oci.image.config.v1+json",
+    "application/vnd.oci.image.layer.v1.tar+gzip",
+)
 KEY = "A" * 52
 
 
@@ -162,8 +168,9 @@ def test_an_image_is_what_mcv_reads(bundle_path, tmp_path):
             key = folder.rpartition("/")[2]
             assert json.loads(data)["child_paths"] == {
                 other.rpartition("/")[2]: f"/models/cache/{key}/{other.rpartition('/')[2]}"
-                for other in json.loads(data)["child_paths"] and cache if other.startswith(folder) and "__grp__" not in other
-            }  # fmt: skip
+                for other in json.loads(data)["child_paths"] and cache
+                if other.startswith(folder) and "__grp__" not in other
+            }
 
 
 def test_the_bytes_of_a_layer_are_a_function_of_its_files(files):

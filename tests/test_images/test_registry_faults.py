@@ -370,10 +370,29 @@ def certificate(folder):
     """Make a key and a certificate for 127.0.0.1, in one file."""
     path = folder / "server.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj",
-         "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(folder / "k"), "-out", str(folder / "c")],
-        check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=127.0.0.1",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+            "-keyout",
+            str(folder / "k"),
+            "-out",
+            str(folder / "c"),
+        ],
+        check=True,
+        capture_output=True,
+    )
     path.write_text((folder / "k").read_text() + (folder / "c").read_text())
     return path
 

@@ -48,9 +48,10 @@ def main():
         if name.startswith("fxgraph_cache")
     }
     found |= {
-        "loss": [out.sum().item(), x.grad.sum().item()], "counters": graphs,
+        "loss": [out.sum().item(), x.grad.sum().item()],
+        "counters": graphs,
         "autograd": counters["aot_autograd"]["autograd_cache_hit"],
-    }  # fmt: skip
+    }
     if COMMAND == "load":
         torch._inductor.config.cpp.cxx = (None, "no-such-c++")
         found["other_compiler"] = load()

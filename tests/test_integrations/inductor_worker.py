@@ -212,11 +212,15 @@ def make():
     compiled = dict(COUNTS)
     bundle = inductor.save(BUNDLE, winners_only=OPTION == "winners")
     return {
-        "compiled": compiled, "entry_bytes": len(content), "left_out": bundle.left_out,
-        "kernels": sorted(kernel.key for kernel in bundle.kernels), "digest": bundle.digest,
-        "opaque": [entry.path for entry in bundle.opaque], "opaque_bytes": sum(e.artifact.size for e in bundle.opaque),
+        "compiled": compiled,
+        "entry_bytes": len(content),
+        "left_out": bundle.left_out,
+        "kernels": sorted(kernel.key for kernel in bundle.kernels),
+        "digest": bundle.digest,
+        "opaque": [entry.path for entry in bundle.opaque],
+        "opaque_bytes": sum(e.artifact.size for e in bundle.opaque),
         "tuning_files": [entry.path for entry in bundle.tuning_files],
-    }  # fmt: skip
+    }
 
 
 def use():
@@ -230,9 +234,11 @@ def use():
     again = inductor.save() if entries else None
     return {
         "again": again and [entry.path for entry in again.opaque],
-        "usable": report.usable, "entries": entries, "skipped": report.skipped,
+        "usable": report.usable,
+        "entries": entries,
+        "skipped": report.skipped,
         "warnings": [str(w.message) for w in caught],
-    }  # fmt: skip
+    }
 
 
 def warm():
@@ -245,11 +251,13 @@ def warm():
         warnings.simplefilter("always")
         whole = inductor.save()
     return {
-        "entries": entries, "kernels": sorted(kernel.key for kernel in bundle.kernels),
+        "entries": entries,
+        "kernels": sorted(kernel.key for kernel in bundle.kernels),
         "recorded": sorted(kernel.key for kernel in recording.collect().kernels),
-        "whole": sorted(kernel.key for kernel in whole.kernels), "warnings": [str(w.message) for w in caught],
+        "whole": sorted(kernel.key for kernel in whole.kernels),
+        "warnings": [str(w.message) for w in caught],
         "whole_opaque": {entry.path: entry.artifact.size for entry in whole.opaque},
-    }  # fmt: skip
+    }
 
 
 def take_entries():

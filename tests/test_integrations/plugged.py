@@ -38,9 +38,11 @@ def say(what):
 def environment(store, cache, **more):
     """Return the environment of a program: store is a URL or several, cache Triton's directory."""
     ours = {
-        "TRITON_CACHE_MANAGER": MANAGER, "TRITON_BUNDLER_STORE": store, "TRITON_CACHE_DIR": cache,
+        "TRITON_CACHE_MANAGER": MANAGER,
+        "TRITON_BUNDLER_STORE": store,
+        "TRITON_CACHE_DIR": cache,
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }  # fmt: skip
+    }
     return {
         **os.environ,
         **{name: str(value) for name, value in {**ours, **more}.items() if value is not None},

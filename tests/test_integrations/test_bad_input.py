@@ -71,10 +71,14 @@ _WRONG = {
 def test_the_program_is_told_once_and_goes_on(tmp_path):
     """Whatever is wrong, both kernels are compiled, with one warning that names it."""
     cases = [
-        {"TRITON_CACHE_MANAGER": plugged.MANAGER, "TRITON_CACHE_DIR": tmp_path / name, **more,
-         "TRITON_BUNDLER_STORE": store and store.format(tmp=tmp_path)}
+        {
+            "TRITON_CACHE_MANAGER": plugged.MANAGER,
+            "TRITON_CACHE_DIR": tmp_path / name,
+            **more,
+            "TRITON_BUNDLER_STORE": store and store.format(tmp=tmp_path),
+        }
         for name, (store, more, _) in _WRONG.items()
-    ]  # fmt: skip
+    ]
     code = 'sys.argv[2] = "softmax,histogram"\n' + COMPILE
     for (name, (_, _, told)), (answer, err) in zip(
         _WRONG.items(), plugged.run_forks(code, cases, tmp_path / "f"), strict=True
@@ -140,8 +144,14 @@ def case(store_url, tmp_path):
     """Return a function that returns the environment of one process."""
 
     def case(names, cache, **more):
-        return {"NAMES": names, "TRITON_CACHE_MANAGER": plugged.MANAGER, "TRITON_BUNDLER_STORE": store_url,
-                "TRITON_CACHE_DIR": cache, "TRITON_BUNDLER_LOCAL": tmp_path / "local", **more}  # fmt: skip
+        return {
+            "NAMES": names,
+            "TRITON_CACHE_MANAGER": plugged.MANAGER,
+            "TRITON_BUNDLER_STORE": store_url,
+            "TRITON_CACHE_DIR": cache,
+            "TRITON_BUNDLER_LOCAL": tmp_path / "local",
+            **more,
+        }
 
     return case
 
@@ -173,9 +183,12 @@ def test_broken_directories_are_mended_from_the_store(case, tmp_path):
     """Where Triton alone would fail, launch nothing, or compile again, the kernel is fetched; switched off, the store is left alone."""
     cases = [
         case("softmax", tmp_path / "cache"),
-        *(case("softmax", tmp_path / "cache", DAMAGE=damage) for damage in ("*.cubin remove", "*.cubin empty", "__grp__* empty")),
+        *(
+            case("softmax", tmp_path / "cache", DAMAGE=damage)
+            for damage in ("*.cubin remove", "*.cubin empty", "__grp__* empty")
+        ),
         case("softmax", tmp_path / "other", TRITON_BUNDLER_DISABLE=1),
-    ]  # fmt: skip
+    ]
     answers = [
         answer[0] for answer, _ in plugged.run_forks(_DAMAGE + _NAMED, cases, tmp_path / "f")
     ]

@@ -34,9 +34,10 @@ def command(monkeypatch):
 def test_explain_and_doctor_after_a_run(command, store_url, tmp_path):
     """explain says why the latest run compiled, in text and JSON; doctor that store and manager work; run records through it."""
     settings = {
-        "TRITON_CACHE_MANAGER": plugged.MANAGER, "TRITON_BUNDLER_STORE": store_url,
+        "TRITON_CACHE_MANAGER": plugged.MANAGER,
+        "TRITON_BUNDLER_STORE": store_url,
         "TRITON_BUNDLER_LOCAL": str(tmp_path / "local"),
-    }  # fmt: skip
+    }
     bundle = tmp_path / "run.tbundle"
     program = [
         sys.executable,
@@ -183,8 +184,9 @@ def test_doctor_names_unknown_variables(monkeypatch):
     monkeypatch.setenv("TRITON_BUNDLER_INNER", "a:B")
     found = list(doctor.plug_checks())
     assert [(status, value.split()[0]) for status, _, value, _ in found] == [
-        ("problem", "TRITON_BUNDLER_STROE"), ("problem", "TRITON_BUNDLER_XQ"),
-    ]  # fmt: skip
+        ("problem", "TRITON_BUNDLER_STROE"),
+        ("problem", "TRITON_BUNDLER_XQ"),
+    ]
     assert found[0][3] == "did you mean TRITON_BUNDLER_STORE?"
     assert found[1][3].endswith("/docs/api.md")
     assert "TRITON_BUNDLER_STROE" not in str([finding.value for finding in doctor._settings()])

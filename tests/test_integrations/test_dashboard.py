@@ -112,8 +112,15 @@ def test_each_query_asks_for_metrics_that_there_are():
         named = re.findall(rf"({PREFIX}\w+)(?:\{{([^}}]*)\}})?", query)
         assert named or any(name in query for name in recorded), query
         for name, selected in named:
-            metric = next((name.removesuffix(kind) + end for kind in KINDS for end in ("", "_total")
-                           if name.endswith(kind) and name.removesuffix(kind) + end in labels), None)  # fmt: skip
+            metric = next(
+                (
+                    name.removesuffix(kind) + end
+                    for kind in KINDS
+                    for end in ("", "_total")
+                    if name.endswith(kind) and name.removesuffix(kind) + end in labels
+                ),
+                None,
+            )
             assert metric, f"{query}: no metric {name}"
             assert set(re.findall(r"(\w+)=", selected)) <= labels[metric] | {"job"}, query
         by = {

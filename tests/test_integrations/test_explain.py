@@ -165,13 +165,25 @@ def test_another_compiler_is_named(env, variants, store_url):
             assert found.nearest == "A" * 52
 
 
-@pytest.mark.parametrize(("text", "items"), [
-    ("", [""]),
-    ("x: *fp32, n: i32", ["x: *fp32", "n: i32"]),
-    ("dst_ptr=[['tt.divisibility', 16]], n=[['tt.divisibility', 16]]", ["dst_ptr=[['tt.divisibility', 16]]", "n=[['tt.divisibility', 16]]"]),
-    ("shape: (i32, (i32, i64)), d: tensordesc<fp16[64, 64]>", ["shape: (i32, (i32, i64))", "d: tensordesc<fp16[64, 64]>"]),
-    ("a='x, [', b=\"it's, \\\", \", c={'k': 1, 'l': 2}", ["a='x, ['", "b=\"it's, \\\", \"", "c={'k': 1, 'l': 2}"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "items"),
+    [
+        ("", [""]),
+        ("x: *fp32, n: i32", ["x: *fp32", "n: i32"]),
+        (
+            "dst_ptr=[['tt.divisibility', 16]], n=[['tt.divisibility', 16]]",
+            ["dst_ptr=[['tt.divisibility', 16]]", "n=[['tt.divisibility', 16]]"],
+        ),
+        (
+            "shape: (i32, (i32, i64)), d: tensordesc<fp16[64, 64]>",
+            ["shape: (i32, (i32, i64))", "d: tensordesc<fp16[64, 64]>"],
+        ),
+        (
+            "a='x, [', b=\"it's, \\\", \", c={'k': 1, 'l': 2}",
+            ["a='x, ['", 'b="it\'s, \\", "', "c={'k': 1, 'l': 2}"],
+        ),
+    ],
+)
 def test_a_list_is_split_at_its_own_commas(text, items):
     """A comma inside brackets or quotes ends no item."""
     assert split_items(text) == items

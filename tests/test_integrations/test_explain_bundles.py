@@ -45,8 +45,11 @@ def command(cache, *words, **more):
     env = plain(cache, TRITON_BUNDLER_LOCAL=f"{cache}-notes", **more)
     done = subprocess.run(
         [sys.executable, "-P", "-c", line, *map(str, words), "--json"],
-        capture_output=True, text=True, env=env, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=env,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
 

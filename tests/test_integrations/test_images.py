@@ -104,9 +104,14 @@ def _run(prefix, code, env, *arguments):
 def _environment(image, scratch, cache=None, **more):
     """Return a container's environment; a value of None is a variable that is not set."""
     ours = {
-        "TRITON_CACHE_MANAGER": None, "TRITON_CACHE_DIR": cache, "XDG_CACHE_HOME": None, "TMPDIR": scratch,
-        "TRITON_BUNDLER_STORE": f"file://{image}/store?readonly=1", "TRITON_BUNDLER_TAG": "prod", "TRITON_BUNDLER_MODE": "read",
-    }  # fmt: skip
+        "TRITON_CACHE_MANAGER": None,
+        "TRITON_CACHE_DIR": cache,
+        "XDG_CACHE_HOME": None,
+        "TMPDIR": scratch,
+        "TRITON_BUNDLER_STORE": f"file://{image}/store?readonly=1",
+        "TRITON_BUNDLER_TAG": "prod",
+        "TRITON_BUNDLER_MODE": "read",
+    }
     wanted = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **ours, **more}
     return {name: str(value) for name, value in wanted.items() if value is not None}
 

@@ -39,9 +39,12 @@ def worker(*arguments, program="inductor_worker.py"):
         if not name.startswith(("TRITON_", "TORCHINDUCTOR_"))
     }
     done = subprocess.run(
-        [sys.executable, "-P", str(HERE / program), *map(str, arguments)], capture_output=True, text=True, timeout=LIMIT_S,
+        [sys.executable, "-P", str(HERE / program), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
         env={**environment, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

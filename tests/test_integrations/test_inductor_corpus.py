@@ -66,10 +66,16 @@ def test_one_copy_is_stored_for_all_devices(restored):
 def test_what_is_no_kernel_is_there_once_byte_for_byte(restored):
     """Generated modules, tuning results and graph entries are at the same place under the new directory, once."""
     original, _, there, _ = restored
-    beside = {path.relative_to(original) for path in original.rglob("*")
-              if path.is_file() and path.relative_to(original).parts[0] != "triton"}  # fmt: skip
+    beside = {
+        path.relative_to(original)
+        for path in original.rglob("*")
+        if path.is_file() and path.relative_to(original).parts[0] != "triton"
+    }
     assert {path.suffix for path in beside} == {".py", ".best_config", ""}
-    found = {path.relative_to(there) for path in there.rglob("*")
-             if path.is_file() and path.relative_to(there).parts[0] != "triton"}  # fmt: skip
+    found = {
+        path.relative_to(there)
+        for path in there.rglob("*")
+        if path.is_file() and path.relative_to(there).parts[0] != "triton"
+    }
     assert found == beside
     assert all((there / name).read_bytes() == (original / name).read_bytes() for name in beside)

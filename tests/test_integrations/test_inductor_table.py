@@ -25,11 +25,23 @@ def table(folder, **changed):
     for variant, seconds in SECONDS.items():
         for number in range(3):
             sample = {
-                "mode": "max-autotune", "variant": variant, "round": number, "total_s": seconds + number, "load_s": 1.0,
-                "first_s": seconds - 1, "losses": ["0x1p+3"], "compiles": 0, "compiles_in_parent": 0, "ptxas": 0,
-                "machine": {}, "versions": {}, "commit": None,
-                "saved": {name: {"bytes": size} for name, size in BYTES.items()} if variant == "cold" else None,
-            }  # fmt: skip
+                "mode": "max-autotune",
+                "variant": variant,
+                "round": number,
+                "total_s": seconds + number,
+                "load_s": 1.0,
+                "first_s": seconds - 1,
+                "losses": ["0x1p+3"],
+                "compiles": 0,
+                "compiles_in_parent": 0,
+                "ptxas": 0,
+                "machine": {},
+                "versions": {},
+                "commit": None,
+                "saved": {name: {"bytes": size} for name, size in BYTES.items()}
+                if variant == "cold"
+                else None,
+            }
             sample |= changed if variant == "ours" else {}
             (samples / f"max-autotune.{variant}.{number}.json").write_text(json.dumps(sample))
     status = torch_compile.write([samples], folder)

@@ -87,9 +87,18 @@ def test_a_kernel_that_is_there_goes_through_fewer(tagged):
 
 # What no kernel that is there, and no restore, needs: it would take longer to import than the work itself.
 _HEAVY = {
-    "asyncio", "concurrent.futures.thread", "ctypes", "difflib", "filelock", "importlib.metadata", "multiprocessing", "pathlib",
-    "shutil", "sysconfig", "zipfile",
-}  # fmt: skip
+    "asyncio",
+    "concurrent.futures.thread",
+    "ctypes",
+    "difflib",
+    "filelock",
+    "importlib.metadata",
+    "multiprocessing",
+    "pathlib",
+    "shutil",
+    "sysconfig",
+    "zipfile",
+}
 _WRITERS = {"bundler.lifecycle.bundle_builder", "bundler.lifecycle.collection"}
 _KEYS = {
     "bundler.toolchain.compile_call",

@@ -146,9 +146,12 @@ with recording.collect() as bundle:
     print(json.dumps([kernel.parts.proven, dict(kernel.parts.parts)]))
 """
     done = subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", "-c", code, str(plugged.KERNELS)], capture_output=True, text=True, timeout=90,
+        [sys.executable, "-P", "-W", "ignore", "-c", code, str(plugged.KERNELS)],
+        capture_output=True,
+        text=True,
+        timeout=90,
         env=plugged.environment(None, tmp_path / "cache", TRITON_CACHE_MANAGER=None),
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     proven, parts = json.loads(done.stdout.splitlines()[-1])
     assert (proven, len(parts["source.path"])) == (True, 16)

@@ -138,8 +138,13 @@ def test_a_restore_push_and_pull_are_told_with_their_digest(heard, tmp_path):
     }
     pulled = {"digest": digest, "store": "memory:"}
     assert heard.steps == [
-        ("restore", told), ("push", sent), ("pull", pulled), ("restore", told), ("pull", pulled), ("pull", {"error": "not-found"})
-    ]  # fmt: skip
+        ("restore", told),
+        ("push", sent),
+        ("pull", pulled),
+        ("restore", told),
+        ("pull", pulled),
+        ("pull", {"error": "not-found"}),
+    ]
 
 
 def test_nobody_is_told_where_nobody_listens(monkeypatch):
@@ -191,8 +196,10 @@ def test_a_breaker_tells_each_change_and_who_comes_later(heard):
     assert ("breaker", 2, {"tier": "far"}) in later.states
     guarded._breaker.answered()
     assert [(name, value) for name, value, labels in heard.states if labels == {"tier": "far"}] == [
-        ("breaker", 0), ("breaker", 2), ("breaker", 0)
-    ]  # fmt: skip
+        ("breaker", 0),
+        ("breaker", 2),
+        ("breaker", 0),
+    ]
 
 
 def test_a_session_tells_what_it_counts_and_nothing_twice(heard):
@@ -205,9 +212,12 @@ def test_a_session_tells_what_it_counts_and_nothing_twice(heard):
     tally.add("bytes_sent", 8, told=True)
     tally.compiled("gelu", 2.0, "K")
     assert heard.counts == [
-        ("lookups", 1, {"result": "hit", "tier": "store"}), ("seconds_saved", 1.5, {}), ("bytes", 100, {"direction": "fetched", "tier": "store"}),
-        ("lookups", 1, {"result": "miss", "tier": "none"}), ("bytes", 7, {"direction": "sent", "tier": "store"}),
-    ]  # fmt: skip
+        ("lookups", 1, {"result": "hit", "tier": "store"}),
+        ("seconds_saved", 1.5, {}),
+        ("bytes", 100, {"direction": "fetched", "tier": "store"}),
+        ("lookups", 1, {"result": "miss", "tier": "none"}),
+        ("bytes", 7, {"direction": "sent", "tier": "store"}),
+    ]
     assert heard.steps == [("compile", {"kernel": "gelu", "key": "K"})]
     counters = tally.snapshot()
     assert (counters.hits, counters.misses, counters.bytes_sent, counters.compiles) == (1, 1, 15, 1)
@@ -222,8 +232,12 @@ def test_a_turn_tells_of_its_lease(heard):
             with turns.begin("A" * 52, 0.0001) as other:
                 assert not other.holds
     assert [(name, number, labels.get("result")) for name, number, labels in heard.counts] == [
-        ("leases", 1, "granted"), ("leases_held", 1, None), ("leases", 1, "waited"), ("leases", 1, "without"), ("leases_held", -1, None)
-    ]  # fmt: skip
+        ("leases", 1, "granted"),
+        ("leases_held", 1, None),
+        ("leases", 1, "waited"),
+        ("leases", 1, "without"),
+        ("leases_held", -1, None),
+    ]
 
 
 def test_steps_are_spans_of_a_program_that_traces(spans, tmp_path):

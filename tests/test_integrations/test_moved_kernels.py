@@ -169,9 +169,11 @@ def test_a_change_of_code_misses(recorded, store_url, tmp_path, change):
     with bundler.Bundle.load(recorded) as bundle, bundler.open_store(store_url) as store:
         store.push(bundle, "lib")
     said, report, _ = ask(
-        tmp_path, store_url, source(tmp_path, change, _ABOVE_KERNEL, _ABOVE_HELPER),
+        tmp_path,
+        store_url,
+        source(tmp_path, change, _ABOVE_KERNEL, _ABOVE_HELPER),
         TRITON_BUNDLER_TAG="lib",
-    )  # fmt: skip
+    )
     assert (said[0], said[2], report["moved"]) == ([False], None, 0)
 
 
@@ -234,7 +236,9 @@ def test_an_entry_that_leads_to_another_kernel_is_no_hit(recorded, store_url, tm
     payload = zstandard.compress(msgpack.packb([1, guarded.key]))
     for path in entries(tmp_path / "store"):
         value = path.read_bytes()
-        path.write_bytes(value[:4] + hashlib.sha256(msgpack.packb([1, guarded.key])).digest() + payload)  # fmt: skip
+        path.write_bytes(
+            value[:4] + hashlib.sha256(msgpack.packb([1, guarded.key])).digest() + payload
+        )
     said, report, _ = ask(tmp_path, store_url, source(tmp_path, _ABOVE_KERNEL))
     assert (said[0], report["errors"]) == ([False], {})
 
@@ -301,9 +305,13 @@ def test_explain_says_that_only_a_helper_moved(recorded, store_url, tmp_path):
     with bundler.Bundle.load(recorded) as bundle, bundler.open_store(store_url) as store:
         store.push(bundle, "lib")
     told, _, _ = ask(
-        tmp_path, store_url, source(tmp_path, _ABOVE_HELPER), code=_EXPLAIN,
-        TRITON_BUNDLER_MOVED=None, TRITON_BUNDLER_MODE="read",
-    )  # fmt: skip
+        tmp_path,
+        store_url,
+        source(tmp_path, _ABOVE_HELPER),
+        code=_EXPLAIN,
+        TRITON_BUNDLER_MOVED=None,
+        TRITON_BUNDLER_MODE="read",
+    )
     assert len(told) == 1
     assert "only line numbers: of a function that it calls" in told[0]
 
@@ -327,9 +335,11 @@ def test_a_miss_costs_one_look_up_more(recorded, store_url, tmp_path):
     trips = {}
     for moved in "01":
         env = plugged.environment(
-            None, tmp_path / f"cache-{moved}", TRITON_CACHE_MANAGER=None,
+            None,
+            tmp_path / f"cache-{moved}",
+            TRITON_CACHE_MANAGER=None,
             TRITON_BUNDLER_LOCAL=tmp_path / "local",
-        )  # fmt: skip
+        )
         said, _ = plugged.run(_MISS, env, "shift", store_url, moved, kernels=other)
         trips[moved], misses = said
         assert misses == 1

@@ -170,9 +170,13 @@ def test_kernels_of_functions_that_moved_are_replayed(recorded, tmp_path, how):
         None, tmp_path / "cache", TRITON_CACHE_MANAGER=None, TRITON_BUNDLER_LOCAL=tmp_path / "local"
     )
     said, _ = plugged.run(
-        _SERVER + _MOVED, env, f"file://{recorded}/store", recorded / "b.tbundle", how,
+        _SERVER + _MOVED,
+        env,
+        f"file://{recorded}/store",
+        recorded / "b.tbundle",
+        how,
         kernels=moved,
-    )  # fmt: skip
+    )
     assert said == [9, 9, [], 85, 0]
 
 
@@ -205,10 +209,13 @@ say([heard, Gpu.benchmarks, len(Gpu.launches)])
 def test_by_environment_the_first_kernel_brings_all_others(recorded, tmp_path):
     """TRITON_BUNDLER_REPLAY=1: the session begins with the first kernel that Triton asks for, and replays the tag; no hook fires, not even there."""
     more = {
-        "TRITON_CACHE_MANAGER": plugged.MANAGER, "TRITON_BUNDLER_STORE": f"file://{recorded}/store",
-        "TRITON_BUNDLER_TAG": "prod", "TRITON_BUNDLER_MODE": "read", "TRITON_BUNDLER_REPLAY": 1,
+        "TRITON_CACHE_MANAGER": plugged.MANAGER,
+        "TRITON_BUNDLER_STORE": f"file://{recorded}/store",
+        "TRITON_BUNDLER_TAG": "prod",
+        "TRITON_BUNDLER_MODE": "read",
+        "TRITON_BUNDLER_REPLAY": 1,
         "TRITON_BUNDLER_STRICT": "error",
-    }  # fmt: skip
+    }
     # Triton's own listener hears that first kernel, as a hit.
     assert _serve(_BY_ENVIRONMENT, recorded, tmp_path, **more)[0] == [
         [["gelu_kernel", True]],
@@ -242,9 +249,12 @@ say([failed, [name for name, hit in heard if not hit]])
 def test_by_environment_first_calls_of_several_threads_are_silent(recorded, tmp_path):
     """Whichever thread's kernel begins the session, the others wait for it, and no hook fires for theirs."""
     more = {
-        "TRITON_CACHE_MANAGER": plugged.MANAGER, "TRITON_BUNDLER_STORE": f"file://{recorded}/store",
-        "TRITON_BUNDLER_TAG": "prod", "TRITON_BUNDLER_MODE": "read", "TRITON_BUNDLER_REPLAY": 1,
-    }  # fmt: skip
+        "TRITON_CACHE_MANAGER": plugged.MANAGER,
+        "TRITON_BUNDLER_STORE": f"file://{recorded}/store",
+        "TRITON_BUNDLER_TAG": "prod",
+        "TRITON_BUNDLER_MODE": "read",
+        "TRITON_BUNDLER_REPLAY": 1,
+    }
     assert _serve(_IN_THREADS, recorded, tmp_path, **more)[0] == [[], []]
 
 

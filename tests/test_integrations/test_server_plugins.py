@@ -107,9 +107,13 @@ def server(request, tmp_path):
     package = lay_out_monitor(tmp_path / "server", monitor)
     path = os.pathsep.join([str(package), *filter(None, sys.path)])
     return plugged.environment(
-        f"file://{tmp_path}/store", tmp_path / "cache", TRITON_CACHE_MANAGER=None, TRITON_BUNDLER_TAG="prod",
-        TRITON_BUNDLER_LOCAL=tmp_path / "local", PYTHONPATH=path,
-    )  # fmt: skip
+        f"file://{tmp_path}/store",
+        tmp_path / "cache",
+        TRITON_CACHE_MANAGER=None,
+        TRITON_BUNDLER_TAG="prod",
+        TRITON_BUNDLER_LOCAL=tmp_path / "local",
+        PYTHONPATH=path,
+    )
 
 
 def _run(code, env, **more):

@@ -73,10 +73,15 @@ def test_a_session_fetches_its_tag_and_adds_to_it(store_url, tmp_path):
         )
 
 
-@pytest.mark.parametrize(("options", "then"), [
-    ({}, "this session makes it at its end"), ({"mode": "write"}, "this session makes it at its end"),
-    ({"mode": "read"}, "nothing is fetched"), ({"push": None}, "nothing is fetched"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "then"),
+    [
+        ({}, "this session makes it at its end"),
+        ({"mode": "write"}, "this session makes it at its end"),
+        ({"mode": "read"}, "nothing is fetched"),
+        ({"push": None}, "nothing is fetched"),
+    ],
+)
 def test_a_tag_that_is_not_there_is_said(tmp_path, monkeypatch, options, then):
     """A session that finds no such tag says so once, with those that are called almost so, and it is never an error."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))

@@ -48,9 +48,11 @@ def test_unknown_variables_are_named_with_the_nearest(monkeypatch):
     for name in ("STORES", "store", "PASSWORDFILE", "TIMEOUT"):
         monkeypatch.setenv(config.PREFIX + name, "")
     assert config.unknown_variables() == {
-        "TRITON_BUNDLER_PASSWORDFILE": "TRITON_BUNDLER_PASSWORD_FILE", "TRITON_BUNDLER_STORES": "TRITON_BUNDLER_STORE",
-        "TRITON_BUNDLER_TIMEOUT": "TRITON_BUNDLER_TIMEOUT_S", "TRITON_BUNDLER_store": "TRITON_BUNDLER_STORE",
-    }  # fmt: skip
+        "TRITON_BUNDLER_PASSWORDFILE": "TRITON_BUNDLER_PASSWORD_FILE",
+        "TRITON_BUNDLER_STORES": "TRITON_BUNDLER_STORE",
+        "TRITON_BUNDLER_TIMEOUT": "TRITON_BUNDLER_TIMEOUT_S",
+        "TRITON_BUNDLER_store": "TRITON_BUNDLER_STORE",
+    }
     for name in ("STORES", "store", "PASSWORDFILE", "TIMEOUT"):
         monkeypatch.delenv(config.PREFIX + name)
     monkeypatch.setenv("TRITON_BUNDLER_XQ", "1")

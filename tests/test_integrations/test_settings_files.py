@@ -59,9 +59,13 @@ def test_the_nearer_file_wins_setting_by_setting(project, users, monkeypatch):
     )
     assert (chosen.replay, chosen.tag, chosen.trust) == (True, "mine", "code")
     assert origins() == {
-        "STORE": ("file:///near redis://far", str(here)), "TIMEOUT_S": ("3", "TRITON_BUNDLER_TIMEOUT_S"),
-        "MODE": ("read", str(here)), "REPLAY": ("1", str(here)), "TAG": ("mine", str(theirs)), "TRUST": ("code", str(theirs)),
-    }  # fmt: skip
+        "STORE": ("file:///near redis://far", str(here)),
+        "TIMEOUT_S": ("3", "TRITON_BUNDLER_TIMEOUT_S"),
+        "MODE": ("read", str(here)),
+        "REPLAY": ("1", str(here)),
+        "TAG": ("mine", str(theirs)),
+        "TRUST": ("code", str(theirs)),
+    }
 
 
 def test_a_table_of_pyproject_counts_and_another_tools_does_not(project):

@@ -46,9 +46,12 @@ def test_a_compile_after_the_warm_up_is_an_error_that_names_the_nearest_kernel(s
     """
     report = tmp_path / "report.json"
     env = plugged.environment(
-        None, tmp_path / "cache", TRITON_CACHE_MANAGER=None, TRITON_BUNDLER_LOCAL=tmp_path / "local",
+        None,
+        tmp_path / "cache",
+        TRITON_CACHE_MANAGER=None,
+        TRITON_BUNDLER_LOCAL=tmp_path / "local",
         TRITON_BUNDLER_REPORT=report,
-    )  # fmt: skip
+    )
     (warned, violation, before, after, misses, directories), err = plugged.run(
         _STRICT, env, store_url
     )
@@ -108,10 +111,15 @@ _STRICTLY = {
 def test_strict_by_environment(tmp_path):
     """TRITON_BUNDLER_STRICT=error turns a compile, and trouble with the store, into an error; nothing is compiled."""
     cases = [
-        {"TRITON_CACHE_MANAGER": plugged.MANAGER, "TRITON_CACHE_DIR": tmp_path / "cache", **more,
-         "TRITON_BUNDLER_STRICT": "error", "TRITON_BUNDLER_STORE": store.format(tmp=tmp_path)}
+        {
+            "TRITON_CACHE_MANAGER": plugged.MANAGER,
+            "TRITON_CACHE_DIR": tmp_path / "cache",
+            **more,
+            "TRITON_BUNDLER_STRICT": "error",
+            "TRITON_BUNDLER_STORE": store.format(tmp=tmp_path),
+        }
         for store, more, _ in _STRICTLY.values()
-    ]  # fmt: skip
+    ]
     answers = [answer for answer, _ in plugged.run_forks(_ARMED, cases, tmp_path / "f")]
     assert [answer[0] for answer in answers] == [code for _, _, code in _STRICTLY.values()]
     assert "TRITON_ALWAYS_COMPILE is set" in answers[1][1]

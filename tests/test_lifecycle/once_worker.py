@@ -58,9 +58,12 @@ def main():
         sys.stdin.readline()
         try:
             got = bundler.compile_once(
-                store, build.key(seed), lambda: made(folder, behavior, build, seed),
-                lease_s=float(lease_s), wait_s=float(wait_s),
-            )  # fmt: skip
+                store,
+                build.key(seed),
+                lambda: made(folder, behavior, build, seed),
+                lease_s=float(lease_s),
+                wait_s=float(wait_s),
+            )
             files = build.read_all(got.bundle)
             digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
             said = [got.how, digest, round(got.waited_s, 2), got.published, len(warned)]

@@ -62,8 +62,11 @@ def run(code, *args, env=None, check=True, cwd=None):
     done = subprocess.run(
         [sys.executable, "-P", "-W", "ignore", "-c", code, *map(str, args)],
         env={**os.environ, **{name: str(value) for name, value in (env or {}).items()}},
-        capture_output=True, text=True, timeout=100, cwd=cwd,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=cwd,
+    )
     assert not check or done.returncode == 0, done.stderr
     return done
 
@@ -236,12 +239,23 @@ BROKEN = {
     "metadata of another kernel": (_other_kernel, "is of another kernel"),
     "no group file": (lambda directory: group_of(directory).unlink(), "no group file"),
     "two group files": (_second_group, "several group files"),
-    "an empty group file": (lambda directory: group_of(directory).write_bytes(b""), "is not a valid group file"),
-    "a group file that is a list": (lambda directory: group_of(directory).write_text("[]"), "is not a valid group file"),
+    "an empty group file": (
+        lambda directory: group_of(directory).write_bytes(b""),
+        "is not a valid group file",
+    ),
+    "a group file that is a list": (
+        lambda directory: group_of(directory).write_text("[]"),
+        "is not a valid group file",
+    ),
     "a group without children": (
-        lambda directory: group_of(directory).write_text('{"child_paths": {}}'), "is not a valid group file"),
-    "a group that lists an absent file": (_absent_child, "more.ttir is listed in the group file but not there"),
+        lambda directory: group_of(directory).write_text('{"child_paths": {}}'),
+        "is not a valid group file",
+    ),
+    "a group that lists an absent file": (
+        _absent_child,
+        "more.ttir is listed in the group file but not there",
+    ),
     "a symbolic link": (_symlink, "is a symbolic link"),
     "a directory where a file should be": (_folder, "is a directory"),
     "a pipe where a file should be": (_pipe, "is not a regular file"),
-}  # fmt: skip
+}

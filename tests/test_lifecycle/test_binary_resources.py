@@ -36,13 +36,37 @@ CUBINS = {
 # What llvm-readelf --notes says, and of allocated registers the descriptor: gelu_kernel with waves_per_eu=1, and matmul_kernel
 # with blocks of 64 x 128 x 32 and one warp.
 HSACOS = {
-    "gfx942-waves.hsaco": ("gelu_kernel", BinaryResources(
-        17, 0, 0, allocated_registers=264, accumulation_registers=0, scalar_registers=19, spilled_registers=0, spilled_scalars=0,
-        argument_bytes=40, max_threads=256)),
-    "gfx942-accumulation.hsaco": ("matmul_kernel", BinaryResources(
-        310, 0, 0, allocated_registers=312, accumulation_registers=54, scalar_registers=106, spilled_registers=0, spilled_scalars=58,
-        argument_bytes=56, max_threads=64)),
-}  # fmt: skip
+    "gfx942-waves.hsaco": (
+        "gelu_kernel",
+        BinaryResources(
+            17,
+            0,
+            0,
+            allocated_registers=264,
+            accumulation_registers=0,
+            scalar_registers=19,
+            spilled_registers=0,
+            spilled_scalars=0,
+            argument_bytes=40,
+            max_threads=256,
+        ),
+    ),
+    "gfx942-accumulation.hsaco": (
+        "matmul_kernel",
+        BinaryResources(
+            310,
+            0,
+            0,
+            allocated_registers=312,
+            accumulation_registers=54,
+            scalar_registers=106,
+            spilled_registers=0,
+            spilled_scalars=58,
+            argument_bytes=56,
+            max_threads=64,
+        ),
+    ),
+}
 GOLDEN = dict.fromkeys(CUBINS, "k") | {name: entry for name, (entry, _) in HSACOS.items()}
 _FUNCTION = re.compile(r"Function (\S+):\n\s+(REG:.*)")
 _COMPILE = """
@@ -182,9 +206,22 @@ def test_kernels_for_older_and_newer_gpus_have_the_figures_of_cuobjdump(tmp_path
     tool("cuobjdump")
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
     done = subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", "-c", _COMPILE, str(EXAMPLES), "cuda:80", "cuda:100"],
-        env=clean | {"TRITON_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, timeout=110,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-P",
+            "-W",
+            "ignore",
+            "-c",
+            _COMPILE,
+            str(EXAMPLES),
+            "cuda:80",
+            "cuda:100",
+        ],
+        env=clean | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
     assert done.returncode == 0, done.stderr
     assert len(compare(sorted(tmp_path.rglob("*.cubin")))) >= 20
 
@@ -200,8 +237,12 @@ def test_barriers_stack_and_registers_are_those_that_the_assembler_tells(
     (tmp_path / "k.ptx").write_text(text)
     done = subprocess.run(
         [tool(program), "-v", f"--gpu-name={architecture}", "k.ptx", "-o", "k.cubin"],
-        cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
     said = re.search(
         r"function 'k' .*?(\d+) bytes stack frame.*?Used (\d+) registers, used (\d+) barriers",
         done.stderr,
@@ -228,11 +269,23 @@ def test_every_amd_kernel_of_the_examples_is_read_as_llvm_reads_it(compiled):
                 key: int(value)
                 for key, value in re.findall(r"\.(\w+):\s+(\d+)$", notes, re.MULTILINE)
             }
-            assert (read.registers, read.scalar_registers, read.accumulation_registers, read.spilled_registers) == (
-                said["vgpr_count"], said["sgpr_count"], said["agpr_count"], said["vgpr_spill_count"])  # fmt: skip
+            assert (
+                read.registers,
+                read.scalar_registers,
+                read.accumulation_registers,
+                read.spilled_registers,
+            ) == (
+                said["vgpr_count"],
+                said["sgpr_count"],
+                said["agpr_count"],
+                said["vgpr_spill_count"],
+            )
             assert (read.stack_bytes, read.shared_bytes, read.max_threads, read.argument_bytes) == (
-                said["private_segment_fixed_size"], said["group_segment_fixed_size"], said["max_flat_workgroup_size"],
-                said["kernarg_segment_size"])  # fmt: skip
+                said["private_segment_fixed_size"],
+                said["group_segment_fixed_size"],
+                said["max_flat_workgroup_size"],
+                said["kernarg_segment_size"],
+            )
     assert len(paths) >= 8
     if not readelf:
         pytest.skip(

@@ -166,9 +166,15 @@ def test_begin_gives_a_turn_then_a_hit(store):
     assert files(hit.bundle) == files(one())
 
 
-@pytest.mark.parametrize(("expected_s", "lease_s"), [
-    (None, BLIND_LEASE_S), (2.0, 6.0), (1000.0, BLIND_LEASE_S), (0.001, LEAST_BLIND_LEASE_S),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("expected_s", "lease_s"),
+    [
+        (None, BLIND_LEASE_S),
+        (2.0, 6.0),
+        (1000.0, BLIND_LEASE_S),
+        (0.001, LEAST_BLIND_LEASE_S),
+    ],
+)
 def test_a_blind_lease_is_short(store, monkeypatch, expected_s, lease_s):
     """It lasts three times the recorded compile, a minute at most; nobody waits longer than that."""
     asked, slept = [], []
@@ -308,8 +314,18 @@ class CompileWorkers:
         self.folder, self.urls, self.started = folder, urls, []
 
     def start(self, behavior="slow", lease_s=30, wait_s=60):
-        line = [sys.executable, "-P", str(HERE / "once_worker.py"), str(self.folder), str(BUILDERS), behavior, "A",
-                str(lease_s), str(wait_s), *self.urls]  # fmt: skip
+        line = [
+            sys.executable,
+            "-P",
+            str(HERE / "once_worker.py"),
+            str(self.folder),
+            str(BUILDERS),
+            behavior,
+            "A",
+            str(lease_s),
+            str(wait_s),
+            *self.urls,
+        ]
         process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.started.append(process)
         return process

@@ -75,8 +75,16 @@ def test_twenty_kernels_are_compiled_twenty_times_by_four_processes(urls, watche
         } | variables
         env["TRITON_CACHE_DIR"] = str(tmp_path / f"cache{number}")
         # Two begin with the same kernel, and each pair meets the other half-way.
-        line = [sys.executable, "-P", "-W", "ignore", str(HERE / "once_compiler.py"), str(HERE.parent / "test_toolchain"),
-                str(number // 2 * KERNELS // 2), *urls]  # fmt: skip
+        line = [
+            sys.executable,
+            "-P",
+            "-W",
+            "ignore",
+            str(HERE / "once_compiler.py"),
+            str(HERE.parent / "test_toolchain"),
+            str(number // 2 * KERNELS // 2),
+            *urls,
+        ]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         started.append(subprocess.Popen(line, env=env, **pipes))
     try:

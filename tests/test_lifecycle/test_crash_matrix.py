@@ -83,8 +83,10 @@ def write_under(shim, tmp_path):
         done = subprocess.run(
             [sys.executable, "-P", "-c", _WRITER, root],
             env={**os.environ, **{name: str(value) for name, value in environment.items()}},
-            capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         return (
             done.returncode,
             done.stdout.strip(),

@@ -110,9 +110,14 @@ def test_a_binary_that_lost_its_end_is_refused(bundle, key, tmp_path, way):
             short = msgspec.structs.replace(
                 kernel.binary, digest=digest_text(sha256(data)), size=len(data)
             )
-            kernels.append(dataclasses.replace(
-                kernel, artifacts=tuple(short if a.filename == short.filename else a for a in kernel.artifacts)
-            ))  # fmt: skip
+            kernels.append(
+                dataclasses.replace(
+                    kernel,
+                    artifacts=tuple(
+                        short if a.filename == short.filename else a for a in kernel.artifacts
+                    ),
+                )
+            )
         else:
             kernels.append(kernel)
     torn = bundler.Bundle(Content.of(kernels), bundle.observed, MemoryBlobs(blobs))

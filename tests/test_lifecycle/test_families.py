@@ -31,9 +31,16 @@ FACTORS = {
     "compiler_hash": "c2",
 }
 FINGERPRINT = {
-    "vllm": "0.33.0", "torch": "2.14.0", "triton": "3.8.0", "python": "CPython 3.12", "platform": "linux x86_64",
-    "gpu": "NVIDIA H200", "target": "cuda:90", "driver": "nvidia 570.86.15", "cuda": "13.0",
-}  # fmt: skip
+    "vllm": "0.33.0",
+    "torch": "2.14.0",
+    "triton": "3.8.0",
+    "python": "CPython 3.12",
+    "platform": "linux x86_64",
+    "gpu": "NVIDIA H200",
+    "target": "cuda:90",
+    "driver": "nvidia 570.86.15",
+    "cuda": "13.0",
+}
 
 
 class Ran:
@@ -121,8 +128,9 @@ def test_kernels_of_several_ranks_are_stored_once_and_the_rest_is_named(packed, 
         assert [kernel.key for kernel in bundle.kernels] == compiled.keys_of("gelu_kernel")
         trees = list(read_trees(bundle))
     assert [(tree.place, tree.ranks, len(tree.files)) for tree in trees] == [
-        (OTHERWISE, ("rank_0_0", "rank_1_0"), 4), (AOT, ("rank_0_0", "rank_1_0"), 3),
-    ]  # fmt: skip
+        (OTHERWISE, ("rank_0_0", "rank_1_0"), 4),
+        (AOT, ("rank_0_0", "rank_1_0"), 3),
+    ]
     assert trees[0].fingerprint == {**FINGERPRINT, "ranks": "rank_0_0 rank_1_0"}
 
 
@@ -274,9 +282,13 @@ def _repeated(packed, size, count, files=1):
     chunk = os.urandom(size)
     raw = sha256(chunk)
     rows = [
-        [f"{OTHERWISE}/rank_0_0/inductor_cache/fxgraph/ab/cdef/{n:04}", size * count, [digest_text(raw)] * count]
+        [
+            f"{OTHERWISE}/rank_0_0/inductor_cache/fxgraph/ab/cdef/{n:04}",
+            size * count,
+            [digest_text(raw)] * count,
+        ]
         for n in range(files)
-    ]  # fmt: skip
+    ]
     with _tampered(packed, files=rows) as bundle:
         blobs = {raw: chunk} | {
             digest_raw(e.artifact.digest): bundle.read(e.artifact) for e in bundle.opaque
@@ -345,9 +357,15 @@ def test_a_root_of_sglang_comes_back(compiled, tmp_path, monkeypatch):
     for place in ("triton", "inductor/triton/0"):
         support.plant(compiled.cache, root / place, keys)
     files = (
-        "inductor/ab/cab.py", "tilelang/0.1/k/kernel.so", "deep_gemm/cache/k/kernel.cubin", "cute_aot/f/o.o", "nv/1/2/3",
-        "torch_compile_cache/ab/rank_0_0/backbone/graph.py", ".cache/flashinfer/0.4/90a/x/x.so", "flashinfer/autotune/1/rank.json",
-    )  # fmt: skip
+        "inductor/ab/cab.py",
+        "tilelang/0.1/k/kernel.so",
+        "deep_gemm/cache/k/kernel.cubin",
+        "cute_aot/f/o.o",
+        "nv/1/2/3",
+        "torch_compile_cache/ab/rank_0_0/backbone/graph.py",
+        ".cache/flashinfer/0.4/90a/x/x.so",
+        "flashinfer/autotune/1/rank.json",
+    )
     for name in (*files, "ple/model/table", "deep_gemm/locks/a.lock"):
         _write(root / name, name.encode())
     monkeypatch.setenv("SGLANG_CACHE_DIR", str(root))
@@ -698,8 +716,15 @@ def test_a_file_that_declares_no_family_is_refused(tmp_path, text, words):
 )
 def test_each_known_family_is_where_its_owner_keeps_it(family, variables, expected, monkeypatch):
     """The variables of each server in its order, then its default."""
-    for name in ("VLLM_CACHE_ROOT", "XDG_CACHE_HOME", "SGLANG_CACHE_DIR", "DG_JIT_CACHE_DIR", "SGLANG_DG_CACHE_DIR",
-                 "TILELANG_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE"):  # fmt: skip
+    for name in (
+        "VLLM_CACHE_ROOT",
+        "XDG_CACHE_HOME",
+        "SGLANG_CACHE_DIR",
+        "DG_JIT_CACHE_DIR",
+        "SGLANG_DG_CACHE_DIR",
+        "TILELANG_CACHE_DIR",
+        "FLASHINFER_WORKSPACE_BASE",
+    ):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -12,9 +12,29 @@ from bundler import package_loggers
 
 # Each takes a new process 0.2 to 10 ms, what it imports included, and time again when the process ends.
 NOT_NEEDED = {
-    "argparse", "base64", "concurrent", "ctypes", "fnmatch", "glob", "importlib.metadata", "importlib.util", "json", "logging", "msgpack",
-    "pathlib", "pickle", "select", "shutil", "signal", "subprocess", "sysconfig", "tempfile", "tomllib", "traceback", "zipfile",
-}  # fmt: skip
+    "argparse",
+    "base64",
+    "concurrent",
+    "ctypes",
+    "fnmatch",
+    "glob",
+    "importlib.metadata",
+    "importlib.util",
+    "json",
+    "logging",
+    "msgpack",
+    "pathlib",
+    "pickle",
+    "select",
+    "shutil",
+    "signal",
+    "subprocess",
+    "sysconfig",
+    "tempfile",
+    "tomllib",
+    "traceback",
+    "zipfile",
+}
 # What msgspec imports, of Python and of itself, is not ours to choose.
 BARE = "import msgspec"
 RESTORE = """

@@ -70,9 +70,13 @@ def test_a_file_that_a_user_names_is_a_file_or_an_error(tmp_path, what, name):
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("named pipe", "it is a named pipe, expected a file"), ("socket", "it is a socket or device, expected a file"),
-     ("link to a device", "it is a device, expected a file"), ("directory", "it is a directory, expected a bundle file")],
-)  # fmt: skip
+    [
+        ("named pipe", "it is a named pipe, expected a file"),
+        ("socket", "it is a socket or device, expected a file"),
+        ("link to a device", "it is a device, expected a file"),
+        ("directory", "it is a directory, expected a bundle file"),
+    ],
+)
 def test_the_error_says_what_is_there(tmp_path, name, words):
     """Loading what is no file says what it is instead."""
     path = tmp_path / "x"

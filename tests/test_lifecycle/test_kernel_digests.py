@@ -30,9 +30,21 @@ def openssl_only(tmp_path_factory):
     library = tmp_path_factory.mktemp("built") / "_kernel_writer.so"
     include = sysconfig.get_path("include")
     subprocess.run(
-        [compiler, "-shared", "-fPIC", "-pthread", "-DBUNDLER_OPENSSL_ONLY", f"-I{include}", "-o", library,
-         SOURCES / "_kernel_writer.c", "-ldl"], check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            compiler,
+            "-shared",
+            "-fPIC",
+            "-pthread",
+            "-DBUNDLER_OPENSSL_ONLY",
+            f"-I{include}",
+            "-o",
+            library,
+            SOURCES / "_kernel_writer.c",
+            "-ldl",
+        ],
+        check=True,
+        capture_output=True,
+    )
     spec = importlib.util.spec_from_file_location("bundler.lifecycle._kernel_writer", library)
     built = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(built)

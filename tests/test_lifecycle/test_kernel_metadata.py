@@ -19,9 +19,18 @@ BINARY = b"\x7fELF\1"
 DIGEST = hashlib.sha256(b"a kernel").digest()
 KEY = base64.b32encode(DIGEST).decode().rstrip("=")
 WHOLE = {
-    "hash": DIGEST.hex(), "target": {"backend": "cuda", "arch": 90, "warp_size": 32}, "num_warps": 4, "num_stages": 3, "shared": 0,
-    "name": "k", "debug": False, "maxnreg": None, "cluster_dims": [1, 1, 1], "extern_libs": [["libdevice", "/a/b.bc"]], "ratio": -0.5e+3,
-}  # fmt: skip
+    "hash": DIGEST.hex(),
+    "target": {"backend": "cuda", "arch": 90, "warp_size": 32},
+    "num_warps": 4,
+    "num_stages": 3,
+    "shared": 0,
+    "name": "k",
+    "debug": False,
+    "maxnreg": None,
+    "cluster_dims": [1, 1, 1],
+    "extern_libs": [["libdevice", "/a/b.bc"]],
+    "ratio": -0.5e3,
+}
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +98,10 @@ def test_real_metadata_is_written(judge, bundle):
     "data",
     [
         *(json.dumps(without(name)) for name in ("hash", "target", "num_warps", "shared", "name")),
-        *(json.dumps({**WHOLE, "target": {**WHOLE["target"], name: None}}) for name in ("backend", "arch", "warp_size")),
+        *(
+            json.dumps({**WHOLE, "target": {**WHOLE["target"], name: None}})
+            for name in ("backend", "arch", "warp_size")
+        ),
         json.dumps({**WHOLE, "hash": hashlib.sha256(b"another").hexdigest()}),
         json.dumps({**WHOLE, "hash": DIGEST.hex()[:-1]}),
         json.dumps({**WHOLE, "hash": DIGEST.hex()[:-1] + "g"}),
@@ -113,9 +125,15 @@ def test_real_metadata_is_written(judge, bundle):
         json.dumps(WHOLE)[:-1] + ', "x": tru}',
         json.dumps(WHOLE)[:-1] + ', "x": "\t"}',
         json.dumps(WHOLE)[:-1] + ', "x": ' + "[" * 40 + "]" * 40 + "}",
-        "", "{", "{}", "[]", "null", '{"hash": }', "\ufeff" + json.dumps(WHOLE),
+        "",
+        "{",
+        "{}",
+        "[]",
+        "null",
+        '{"hash": }',
+        "\ufeff" + json.dumps(WHOLE),
     ],
-)  # fmt: skip
+)
 def test_what_is_out_of_the_ordinary_is_left_to_python(judge, data):
     assert not judge(data.encode())
 

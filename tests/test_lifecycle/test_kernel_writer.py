@@ -251,12 +251,31 @@ def test_the_extension_takes_nothing_but_what_it_declares(tmp_path):
     root = str(tmp_path)
     sound = new("t", "k", (("n", b""),))
     odd = [[], (), (1,), sound[:-1], (*sound, 1), [*sound]]
-    odd += [changed(sound, **change) for change in (
-        {"temporary": b"t"}, {"key": b"k"}, {"names": ["n"]}, {"names": (b"n",)}, {"contents": [b""]}, {"contents": ("text",)},
-        {"digests": [bytes(32)]}, {"digests": ("d",)}, {"edits": []}, {"edits": (1,)}, {"edits": ((0, []),)}, {"edits": ((0, (1,)),)},
-        {"edits": ((0, ((0, "", b""),)),)}, {"edits": ((0, (("0", b"", b""),)),)}, {"edits": (("0", ()),)}, {"binary": "0"}, {"metadata": "0"}, {"group_name": 1}, {"group_text": "text"},
-        {"group_text": bytearray(b"")},
-    )]  # fmt: skip
+    odd += [
+        changed(sound, **change)
+        for change in (
+            {"temporary": b"t"},
+            {"key": b"k"},
+            {"names": ["n"]},
+            {"names": (b"n",)},
+            {"contents": [b""]},
+            {"contents": ("text",)},
+            {"digests": [bytes(32)]},
+            {"digests": ("d",)},
+            {"edits": []},
+            {"edits": (1,)},
+            {"edits": ((0, []),)},
+            {"edits": ((0, (1,)),)},
+            {"edits": ((0, ((0, "", b""),)),)},
+            {"edits": ((0, (("0", b"", b""),)),)},
+            {"edits": (("0", ()),)},
+            {"binary": "0"},
+            {"metadata": "0"},
+            {"group_name": 1},
+            {"group_text": "text"},
+            {"group_text": bytearray(b"")},
+        )
+    ]
     wrong = [
         (root, [], 1),
         (None, (), 1),
@@ -551,8 +570,13 @@ def test_the_metadata_is_one_of_the_files_beside_a_binary(write, tmp_path, binar
 
 
 @pytest.mark.parametrize("kind", ["compiled", "plain", "python"])
-@given(data=st.binary(max_size=300) | st.integers(0, 70_000).map(lambda size: bytes(range(256)) * (size // 256) + bytes(size % 256)),
-       bit=st.integers(0, 255))  # fmt: skip
+@given(
+    data=st.binary(max_size=300)
+    | st.integers(0, 70_000).map(
+        lambda size: bytes(range(256)) * (size // 256) + bytes(size % 256)
+    ),
+    bit=st.integers(0, 255),
+)
 @settings(max_examples=60, deadline=None)
 def test_the_digest_is_that_of_hashlib(kind, data, bit, tmp_path_factory):
     """Of any bytes each writer takes the digest that hashlib gives, and no other one."""
@@ -569,8 +593,19 @@ def test_the_digest_is_that_of_hashlib(kind, data, bit, tmp_path_factory):
 def binary_of(header, tables, size):
     """An ELF file of 64 bits with such offsets, row sizes and counts, and rows from 64 on."""
     segments, sections, segment_bytes, segment_count, section_bytes, section_count = header
-    head = b"\x7fELF\2" + bytes(27) + struct.pack("<QQ6xHHHH2x", segments, sections, segment_bytes, segment_count,
-                                                   section_bytes, section_count)  # fmt: skip
+    head = (
+        b"\x7fELF\2"
+        + bytes(27)
+        + struct.pack(
+            "<QQ6xHHHH2x",
+            segments,
+            sections,
+            segment_bytes,
+            segment_count,
+            section_bytes,
+            section_count,
+        )
+    )
     return (head + b"".join(struct.pack("<IIQQQQQQQ", *row) for row in tables)).ljust(size, b"\0")
 
 
@@ -581,9 +616,13 @@ rows = st.lists(
     st.tuples(st.integers(0, 9), st.sampled_from([0, 1, 8, 8]), *[numbers] * 7), max_size=6
 )  # a row is long enough for a segment and for a section, and so may be read as either
 headers = st.tuples(
-    st.sampled_from([0, 64, 120]) | numbers, st.sampled_from([0, 64, 128]) | numbers, st.sampled_from([56, 64, 0, 7, 80]),
-    st.integers(0, 8) | st.just(65535), st.sampled_from([64, 56, 0, 7, 80]), st.integers(0, 8) | st.just(65535),
-)  # fmt: skip
+    st.sampled_from([0, 64, 120]) | numbers,
+    st.sampled_from([0, 64, 128]) | numbers,
+    st.sampled_from([56, 64, 0, 7, 80]),
+    st.integers(0, 8) | st.just(65535),
+    st.sampled_from([64, 56, 0, 7, 80]),
+    st.integers(0, 8) | st.just(65535),
+)
 
 
 @given(header=headers, tables=rows, size=st.integers(0, 800), cut=st.integers(0, 90))

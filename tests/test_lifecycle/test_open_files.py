@@ -181,8 +181,11 @@ def _openings(tree):
         name = (
             node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         )
-        modes = [value.value for value in [*node.args[1:2], *(k.value for k in node.keywords if k.arg == "mode")]
-                 if isinstance(value, ast.Constant) and isinstance(value.value, str)]  # fmt: skip
+        modes = [
+            value.value
+            for value in [*node.args[1:2], *(k.value for k in node.keywords if k.arg == "mode")]
+            if isinstance(value, ast.Constant) and isinstance(value.value, str)
+        ]
         if name in {"open", "fdopen"} and isinstance(node.func, ast.Name):
             # An open descriptor was opened by os.open, which is looked at by its flags.
             ours = isinstance(node.args[0], ast.Name) and node.args[0].id in {"handle", "fd"}

@@ -18,9 +18,14 @@ def inductor(compiled, tmp_path):
     support.plant(compiled.cache, root / "triton" / "0", cuda)
     support.plant(compiled.cache, root / "triton" / "1", cuda + amd)
     for path, text in {
-        "ab/cabc.py": "print()", "ab/cabc.best_config": "{}", "fxgraph/xy/fxyz/entry": "pickle",
-        "locks/one.lock": "", "tmpabc/half": "", "ab/bad name": "x", "a/b/c/d/e/f/g": "deep",
-    }.items():  # fmt: skip
+        "ab/cabc.py": "print()",
+        "ab/cabc.best_config": "{}",
+        "fxgraph/xy/fxyz/entry": "pickle",
+        "locks/one.lock": "",
+        "tmpabc/half": "",
+        "ab/bad name": "x",
+        "a/b/c/d/e/f/g": "deep",
+    }.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
     return root
@@ -89,9 +94,12 @@ def test_any_spelling_of_the_directory_gives_the_same_bundle(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link").symlink_to(full_cache)
     spelling = {
-        "absolute": str(full_cache), "relative": full_cache.name, "trailing slash": f"{full_cache}/",
-        "link": "link", "path object": full_cache,
-    }[kind]  # fmt: skip
+        "absolute": str(full_cache),
+        "relative": full_cache.name,
+        "trailing slash": f"{full_cache}/",
+        "link": "link",
+        "path object": full_cache,
+    }[kind]
     with bundler.pack(spelling) as packed:
         assert packed.digest == expected
 

@@ -62,8 +62,11 @@ def run(what, *arguments, env=None):
     how = ["-c", what] if "\n" in str(what) else [str(what)]
     done = subprocess.run(
         [sys.executable, "-P", "-W", "ignore", *how, *map(str, arguments)],
-        env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]) if done.stdout else None
 

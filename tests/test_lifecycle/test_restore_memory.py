@@ -46,7 +46,12 @@ def test_hardly_anything_is_kept_of_each_kernel(bundle, tmp_path):
 def test_a_kernel_of_several_directories_counts_once(bundle, tmp_path):
     """As repaired if it was that anywhere, else as restored; each directory counts among files and bytes."""
     restoration = begun(bundle, tmp_path)
-    placed = {"A": ("present", "restored"), "B": ("repaired", "restored", "present"), "C": ("present", "present"), "D": ("restored",) * 3}  # fmt: skip
+    placed = {
+        "A": ("present", "restored"),
+        "B": ("repaired", "restored", "present"),
+        "C": ("present", "present"),
+        "D": ("restored",) * 3,
+    }
     for key in reversed(placed):
         for outcome in placed[key]:
             restoration.tally.placed(ready(key, "k.json"), outcome)

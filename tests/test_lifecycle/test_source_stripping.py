@@ -74,9 +74,26 @@ def elf(*named):
             struct.pack("<IIQQQQIIQQ", at, 1, flags, 0, 64 + len(body), len(data), 0, 0, 1, 0)
         )
         body += data
-    head = b"\x7fELF\2\1\1" + bytes(9) + struct.pack(
-        "<HHIQQQIHHHHHH", 2, 190, 1, 0, 0, 64 + len(body), 0, 64, 0, 0, 64, len(rows), len(rows) - 1
-    )  # fmt: skip
+    head = (
+        b"\x7fELF\2\1\1"
+        + bytes(9)
+        + struct.pack(
+            "<HHIQQQIHHHHHH",
+            2,
+            190,
+            1,
+            0,
+            0,
+            64 + len(body),
+            0,
+            64,
+            0,
+            0,
+            64,
+            len(rows),
+            len(rows) - 1,
+        )
+    )
     return head + body + b"".join(rows)
 
 

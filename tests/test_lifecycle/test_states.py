@@ -33,8 +33,11 @@ def closed_pairs(cache, nobody_listens):
 @pytest.fixture
 def compile_kernel(kernels):
     """Return a function that compiles a kernel in this process and returns its keys."""
-    return lambda name: {os.path.basename(os.path.dirname(str(path))) for kernel in kernels.compile_one(name, "cuda:90")
-                         for path in kernel.metadata_group.values()}  # fmt: skip
+    return lambda name: {
+        os.path.basename(os.path.dirname(str(path)))
+        for kernel in kernels.compile_one(name, "cuda:90")
+        for path in kernel.metadata_group.values()
+    }
 
 
 def collected():
@@ -241,10 +244,13 @@ def test_any_sequence_of_calls_agrees_with_the_table(kernels, cache, compiled, m
     run_state_machine_as_test(
         Nesting,
         settings=settings(
-            max_examples=15, stateful_step_count=20, deadline=None, database=None,
+            max_examples=15,
+            stateful_step_count=20,
+            deadline=None,
+            database=None,
             suppress_health_check=list(HealthCheck),
         ),
-    )  # fmt: skip
+    )
 
 
 def test_recording_without_triton_names_the_extra(tmp_path):

@@ -195,15 +195,29 @@ def test_listeners_hear_records_and_their_faults_are_theirs():
 
 # Triton's own files -------------------------------------------------------------------------------------------------------
 
-FIELDS = {"kwargs": {"BLOCK": 64}, "num_warps": 4, "num_ctas": 1, "num_stages": 3, "maxnreg": None, "pre_hook": None,
-          "ir_override": None}  # fmt: skip
+FIELDS = {
+    "kwargs": {"BLOCK": 64},
+    "num_warps": 4,
+    "num_ctas": 1,
+    "num_stages": 3,
+    "maxnreg": None,
+    "pre_hook": None,
+    "ir_override": None,
+}
 
 
 def test_a_result_file_is_read_with_its_infinite_times():
     """A config that failed has no time; a single number is a median too."""
-    text = json.dumps({"key": [1024, "fp32"], "configs_timings": [
-        [FIELDS, [1.5, 1.4, 1.6]], [{**FIELDS, "num_warps": 8}, [math.inf] * 3], [{**FIELDS, "maxnreg": 64}, 2.5],
-    ]})  # fmt: skip
+    text = json.dumps(
+        {
+            "key": [1024, "fp32"],
+            "configs_timings": [
+                [FIELDS, [1.5, 1.4, 1.6]],
+                [{**FIELDS, "num_warps": 8}, [math.inf] * 3],
+                [{**FIELDS, "maxnreg": 64}, 2.5],
+            ],
+        }
+    )
     assert "Infinity" in text
     timings = results_timings(text)
     assert [time for _, time in timings] == [1.5, None, 2.5]
@@ -214,8 +228,13 @@ def test_a_result_file_is_read_with_its_infinite_times():
 def test_what_we_write_is_what_we_read():
     """Medians and percentiles in milliseconds, infinite for what failed."""
     config = (("BLOCK", encode(64)),)
-    text = results_text((1024,), [(FIELDS, Timing(config, "", 1_500_000, 1_400_000, 1_600_000)),
-                                  (FIELDS, Timing(config, reason="failed"))])  # fmt: skip
+    text = results_text(
+        (1024,),
+        [
+            (FIELDS, Timing(config, "", 1_500_000, 1_400_000, 1_600_000)),
+            (FIELDS, Timing(config, reason="failed")),
+        ],
+    )
     assert json.loads(text)["configs_timings"][0][1] == [1.5, 1.4, 1.6]
     assert [time for _, time in results_timings(text)] == [1.5, None]
 
@@ -223,13 +242,24 @@ def test_what_we_write_is_what_we_read():
 @pytest.mark.parametrize(
     "wrong",
     [
-        "", "{", "[]", "3", '{"configs_timings": 3}', '{"configs_timings": [[1, 2]]}',
-        '{"configs_timings": [[{"kwargs": []}, [1]]]}', '{"configs_timings": [[{"kwargs": {}, "num_warps": "4"}, [1]]]}',
-        '{"configs_timings": [[{"kwargs": {}}, []]]}', '{"configs_timings": [[{"kwargs": {}}, ["1"]]]}',
-        '{"configs_timings": [[{"kwargs": {}}, [true]]]}', "[" * 5000,
-        *(f'{{"configs_timings": [[{{"kwargs": {{}}}}, [{number}]]]}}' for number in ("9" * 400, "-" + "9" * 400, "1e308", "1e14")),
+        "",
+        "{",
+        "[]",
+        "3",
+        '{"configs_timings": 3}',
+        '{"configs_timings": [[1, 2]]}',
+        '{"configs_timings": [[{"kwargs": []}, [1]]]}',
+        '{"configs_timings": [[{"kwargs": {}, "num_warps": "4"}, [1]]]}',
+        '{"configs_timings": [[{"kwargs": {}}, []]]}',
+        '{"configs_timings": [[{"kwargs": {}}, ["1"]]]}',
+        '{"configs_timings": [[{"kwargs": {}}, [true]]]}',
+        "[" * 5000,
+        *(
+            f'{{"configs_timings": [[{{"kwargs": {{}}}}, [{number}]]]}}'
+            for number in ("9" * 400, "-" + "9" * 400, "1e308", "1e14")
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_result_file_is_a_miss(wrong):
     """Whatever stands in it, with the reason and never an exception."""
     assert isinstance(results_timings(wrong), Miss)

@@ -71,8 +71,13 @@ def test_a_guess_says_what_the_text_says(found):
 
     specs, constants = next(guesses.guesses(found.kernels["client_of_tests.kernels:kernel"].kernel))
     assert specs == {
-        "source": "*fp16:16", "out": "*fp16:16", "labels": "*i32:16", "n": "i32", "stride": "i32:16", "eps": "fp32",
-    }  # fmt: skip
+        "source": "*fp16:16",
+        "out": "*fp16:16",
+        "labels": "*i32:16",
+        "n": "i32",
+        "stride": "i32:16",
+        "eps": "fp32",
+    }
     assert constants == {"KIND": tl.float16, "ACT": "relu"}
 
 
@@ -87,9 +92,22 @@ def test_results_of_earlier_runs_are_put_together(run_tool, tmp_path):
     """`check --merge` runs nothing: it adds up what is there, fails where a target is missed, and the page shows it."""
     again = {"restored": 3, "asked": 3, "hits": 3, "compiles": 0, "ptxas_calls": 1, "failed": {}}
     told = {
-        "client": "fla", "version": "0.6.0", "target": "cuda:90", "root": "/x", "files": 2, "files_refused": {}, "helpers": 1, "found": 5,
-        "tried": 4, "compiled": 3, "keys": 3, "left_out": {}, "refused": {"m:k": "no /x/m.py or /usr/lib/site-packages/triton/x.py"}, "unfinished": {"m:l": "why"}, "captured": 0,
-    }  # fmt: skip
+        "client": "fla",
+        "version": "0.6.0",
+        "target": "cuda:90",
+        "root": "/x",
+        "files": 2,
+        "files_refused": {},
+        "helpers": 1,
+        "found": 5,
+        "tried": 4,
+        "compiled": 3,
+        "keys": 3,
+        "left_out": {},
+        "refused": {"m:k": "no /x/m.py or /usr/lib/site-packages/triton/x.py"},
+        "unfinished": {"m:l": "why"},
+        "captured": 0,
+    }
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "fla-cuda-90.json").write_text(json.dumps(told))
     (tmp_path / "results" / "fla-cuda-90.restored").write_text(json.dumps(again))
@@ -98,8 +116,13 @@ def test_results_of_earlier_runs_are_put_together(run_tool, tmp_path):
     assert done.returncode == 1, done.stderr
     result = json.loads((tmp_path / "clients.json").read_text())
     assert [(row["figure"], row["ok"]) for row in result["rows"]] == [
-        (3, False), (3, True), (1, False), (0, False), (0, True), (0, True),
-    ]  # fmt: skip
+        (3, False),
+        (3, True),
+        (1, False),
+        (0, False),
+        (0, True),
+        (0, True),
+    ]
     assert result["clients"][0]["refused"] == {"m:k": "no m.py or triton/x.py"}
     assert "root" not in result["clients"][0]
     assert "| fla 0.6.0 | cuda:90 | 5 | 4 | 3 | 3 | 1 | 1 | 3 | 3 | 1 |" in table.section(result)
@@ -153,8 +176,13 @@ def test_kernels_of_clients_are_found_elsewhere_without_a_compile(
     assert done.returncode == 0, done.stderr
     again = json.loads(path.with_suffix(".restored").read_text())
     assert again == {
-        "restored": told["keys"], "asked": told["compiled"], "hits": told["compiled"], "compiles": 0, "ptxas_calls": 0, "failed": {},
-    }  # fmt: skip
+        "restored": told["keys"],
+        "asked": told["compiled"],
+        "hits": told["compiled"],
+        "compiles": 0,
+        "ptxas_calls": 0,
+        "failed": {},
+    }
 
 
 @pytest.mark.slow

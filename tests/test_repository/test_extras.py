@@ -80,8 +80,16 @@ def test_an_extra_shuts_no_release_out_and_begins_where_the_tried_ones_do(extra)
 
 
 @pytest.mark.parametrize(
-    ("release", "expected"), [("3.9.0", False), ("3.9.1+git1", False), ("3.10.0", True), ("3.60", True), ("unknown", False), (None, False)]
-)  # fmt: skip
+    ("release", "expected"),
+    [
+        ("3.9.0", False),
+        ("3.9.1+git1", False),
+        ("3.10.0", True),
+        ("3.60", True),
+        ("unknown", False),
+        (None, False),
+    ],
+)
 def test_a_release_is_tried_by_its_minor_number(release, expected):
     """A patch release of a tried one is tried, 3.60 is not 3.6, and of an unknown release nothing is said."""
     assert tried_releases.untried("triton", release) is expected
@@ -89,8 +97,13 @@ def test_a_release_is_tried_by_its_minor_number(release, expected):
 
 @pytest.mark.parametrize(
     ("extra", "section"),
-    [("cli", "triton-bundler explain"), ("redis", "redis://kernel-cache"), ("torch", "With torch.compile"), ("triton", "make demo")],
-)  # fmt: skip
+    [
+        ("cli", "triton-bundler explain"),
+        ("redis", "redis://kernel-cache"),
+        ("torch", "With torch.compile"),
+        ("triton", "make demo"),
+    ],
+)
 def test_the_install_line_of_the_readme_is_enough_for_its_sections(extra, section):
     """What README.md shows works after its line for pip."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -14,9 +14,15 @@ from tools.shared.measurement import row
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 STEPS = {
-    "manifest: zstd": 0.001, "manifest: decode its MessagePack": 0.003, "reader: zstd": 0.010,
-    "reader: read": 0.002, "writer: write": 0.050, "writer: rename": 0.010, IN_THREADS: 0.036, THREADS: 2,
-}  # fmt: skip
+    "manifest: zstd": 0.001,
+    "manifest: decode its MessagePack": 0.003,
+    "reader: zstd": 0.010,
+    "reader: read": 0.002,
+    "writer: write": 0.050,
+    "writer: rename": 0.010,
+    IN_THREADS: 0.036,
+    THREADS: 2,
+}
 
 
 @pytest.fixture

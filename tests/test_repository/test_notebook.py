@@ -52,12 +52,22 @@ def test_the_notebook_runs(tmp_path):
     path = os.pathsep.join(filter(None, [str(EXAMPLES), *sys.path]))
     done = subprocess.run(
         [sys.executable, "-c", _RUN, tmp_path / "cells.json", tmp_path / "shown.json"],
-        env=clean | {"TMPDIR": str(tmp_path), "PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True, timeout=110,
-    )  # fmt: skip
+        env=clean | {"TMPDIR": str(tmp_path), "PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
     assert done.returncode == 0, done.stderr
     shown = [html for html in json.loads((tmp_path / "shown.json").read_text()) if html is not None]
     titles = [html.partition('bold">')[2].partition("<")[0] for html in shown]
     assert titles == [
-        "Recording, stopped", "Bundle", "RestoreReport", "CheckReport", "PushReport", "VerifyReport", "PruneReport",
-    ]  # fmt: skip
+        "Recording, stopped",
+        "Bundle",
+        "RestoreReport",
+        "CheckReport",
+        "PushReport",
+        "VerifyReport",
+        "PruneReport",
+    ]
     assert "gelu_kernel" in shown[1]

@@ -15,7 +15,10 @@ from bundler.cli.app import app
 from tools.docs_site.code_blocks import FENCE, Block, blocks, command_lines, inline_commands
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [*(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")), *sorted((ROOT / "docs").rglob("*.md"))]  # fmt: skip
+PAGES = [
+    *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 BLOCKS = [block for page in PAGES for block in blocks(page, ROOT)]
 DEPLOYED = sorted(path for path in (ROOT / "deploy").rglob("*.yaml"))
 INLINE_CODE = re.compile(r"`[^`\n]+`")

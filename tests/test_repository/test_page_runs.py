@@ -17,7 +17,14 @@ import pytest
 from tools.docs_site.code_blocks import PROMPT, blocks
 
 ROOT = Path(__file__).resolve().parents[2]
-NEWCOMERS = ["docs/start.md", *sorted(path.relative_to(ROOT).as_posix() for folder in ("howto", "concepts") for path in (ROOT / "docs" / folder).glob("*.md"))]  # fmt: skip
+NEWCOMERS = [
+    "docs/start.md",
+    *sorted(
+        path.relative_to(ROOT).as_posix()
+        for folder in ("howto", "concepts")
+        for path in (ROOT / "docs" / folder).glob("*.md")
+    ),
+]
 OTHERS = [
     path.relative_to(ROOT).as_posix()
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

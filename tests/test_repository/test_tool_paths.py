@@ -50,8 +50,12 @@ def test_without_that_the_checkout_goes_first(tmp_path):
 def test_nobody_measures_python_alone_unawares(package, tmp_path):
     """Where the bundler that is measured has no extensions, the first line says so, and what builds them."""
     folder = tmp_path / "bundler"
-    for name in ("lifecycle/_kernel_reader", "lifecycle/_kernel_writer", "runtime/launch/_dispatch",
-                 "runtime/launch/_jit_driver"):  # fmt: skip
+    for name in (
+        "lifecycle/_kernel_reader",
+        "lifecycle/_kernel_writer",
+        "runtime/launch/_dispatch",
+        "runtime/launch/_jit_driver",
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.abi3.so").touch()
     (folder / "__init__.py").touch()
@@ -60,8 +64,10 @@ def test_nobody_measures_python_alone_unawares(package, tmp_path):
     def said():
         done = subprocess.run(
             [sys.executable, "-P", "-m", f"tools.{package}", "bundle", "--help"],
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
-        )  # fmt: skip
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+        )
         return done.stderr
 
     assert said().startswith(

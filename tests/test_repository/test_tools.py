@@ -285,9 +285,12 @@ def test_the_page_says_what_launches_on_a_gpu_go_into():
     found = launch_tables.tables(result)
     lines = [line for line in found.splitlines() if line.startswith("| ")]
     assert lines[2:7] == [
-        "| load: manifest |  | 8.0 |  |", "| read | 1.0 |  |  |", "| driver: cuModuleLoadData | 2.0 |  |  |", "| launch |  | 5.0 | 6.0 |",
+        "| load: manifest |  | 8.0 |  |",
+        "| read | 1.0 |  |  |",
+        "| driver: cuModuleLoadData | 2.0 |  |  |",
+        "| launch |  | 5.0 | 6.0 |",
         "| **all** | **3.0** | **13.0** | **6.0** |",
-    ]  # fmt: skip
+    ]
     assert "| the rest: packing, comparing, cold caches | 200 |" in lines
     assert "| **all, above the C loop** | **400** |" in lines
     missed = launch_tables.why({"check": f"CPU cost of a launch: {ours}"}, result)

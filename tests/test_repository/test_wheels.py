@@ -45,10 +45,13 @@ def wheel(tmp_path):
     path = tmp_path / "triton_bundler-0.1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in (
-            ("bundler/a,b.py", code), ("triton_bundler-0.1.0.dist-info/METADATA", METADATA.encode()),
-            ("triton_bundler-0.1.0.dist-info/RECORD",
-             f"bundler/a,b.py,sha256={digest},6\ntriton_bundler-0.1.0.dist-info/RECORD,,\n".encode()),
-        ):  # fmt: skip
+            ("bundler/a,b.py", code),
+            ("triton_bundler-0.1.0.dist-info/METADATA", METADATA.encode()),
+            (
+                "triton_bundler-0.1.0.dist-info/RECORD",
+                f"bundler/a,b.py,sha256={digest},6\ntriton_bundler-0.1.0.dist-info/RECORD,,\n".encode(),
+            ),
+        ):
             archive.writestr(zipfile.ZipInfo(name, (2026, 11, 22, 19, 0, 0)), data)
     return path
 
@@ -136,8 +139,11 @@ def test_names_say_what_a_file_brings():
     assert promised("t-1-py3-none-any.whl") == set()
     here, other = platform.machine(), "riscv64"
     one = Interpreter("3.12", "3.12.1", "python3.12", "include")
-    names = [f"t-1-{tag}-{machine}.whl" for tag in ("cp312-cp312", "cp313-cp313", "cp311-abi3") for machine in (
-        f"manylinux_2_17_{here}", f"manylinux_2_17_{other}")]  # fmt: skip
+    names = [
+        f"t-1-{tag}-{machine}.whl"
+        for tag in ("cp312-cp312", "cp313-cp313", "cp311-abi3")
+        for machine in (f"manylinux_2_17_{here}", f"manylinux_2_17_{other}")
+    ]
     fitting = [name for name in [*names, "t-1-py3-none-any.whl", "t-1.tar.gz"] if fits(name, one)]
     assert fitting == [names[0], names[4], "t-1-py3-none-any.whl", "t-1.tar.gz"]
 

@@ -54,10 +54,40 @@ def ours(argument, value, backend):
 
 def values(calls, kernels):
     return [
-        0, 1, 2, 16, -16, -1, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**63 - 1, 2**63, 2**64 - 1, 2**64 - 16, True, False,
-        1.0, 2.5, None, (), (1,), (1, 2.5, (None, 16)), calls.X, calls.ODD, calls.HALF, calls.HUGE, calls.Tensor("bool"),
-        (calls.X, 3), tl.constexpr(3), kernels.double, calls.Tensor(address=0), "word", [1],
-    ]  # fmt: skip
+        0,
+        1,
+        2,
+        16,
+        -16,
+        -1,
+        2**31 - 1,
+        2**31,
+        -(2**31),
+        -(2**31) - 1,
+        2**63 - 1,
+        2**63,
+        2**64 - 1,
+        2**64 - 16,
+        True,
+        False,
+        1.0,
+        2.5,
+        None,
+        (),
+        (1,),
+        (1, 2.5, (None, 16)),
+        calls.X,
+        calls.ODD,
+        calls.HALF,
+        calls.HUGE,
+        calls.Tensor("bool"),
+        (calls.X, 3),
+        tl.constexpr(3),
+        kernels.double,
+        calls.Tensor(address=0),
+        "word",
+        [1],
+    ]
 
 
 def facts_of(function):

@@ -38,8 +38,14 @@ def compile_extension(name, folder):
     if not Path(include, "Python.h").exists():
         pytest.skip(f"needs Python.h to compile {name}, and there is none in {include}")
     path = folder / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
-    warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-Wno-missing-field-initializers",
-                "-Wno-cast-function-type")  # fmt: skip
+    warnings = (
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-Wno-unused-parameter",
+        "-Wno-missing-field-initializers",
+        "-Wno-cast-function-type",
+    )
     command = [
         compiler(),
         "-std=c11",
@@ -75,8 +81,20 @@ def compile_text(text, path, *, language, library=True):
     command, standard = (compiler(), "c11") if language == "c" else (cxx_compiler(), "c++17")
     kind = ["-shared", "-fPIC"] if library else ["-ldl"]
     done = subprocess.run(
-        [command, f"-std={standard}", "-Wall", "-Wextra", "-Werror", "-O1", source, *kind, "-o", path],
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            command,
+            f"-std={standard}",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-O1",
+            source,
+            *kind,
+            "-o",
+            path,
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return path

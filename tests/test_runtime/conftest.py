@@ -67,10 +67,19 @@ def recorded(made_once):
 def _compile_calls(folder):
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
     done = subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", str(HERE / "compile_calls.py"), str(folder / "b.tbundle")],
+        [
+            sys.executable,
+            "-P",
+            "-W",
+            "ignore",
+            str(HERE / "compile_calls.py"),
+            str(folder / "b.tbundle"),
+        ],
         env=clean | {"TRITON_CACHE_DIR": str(folder / "cache"), "HOME": str(folder)},
-        capture_output=True, text=True, timeout=110,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
     assert done.returncode == 0, done.stderr
     (folder / "chosen.json").write_text(done.stdout.splitlines()[-1])
 

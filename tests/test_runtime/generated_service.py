@@ -51,10 +51,18 @@ def main():
     fp32 = Tensor(torch.float32)
     scope["triton_poi_double"].run(fp32, fp32, 4096, stream=0)
     scope["triton_poi_first"].run(fp32, 1, stream=0)
-    print(json.dumps({
-        "kernels": sorted(scope), "compiled": counters.compiled, "failed": counters.failed, "hits": hits,
-        "grids": [launch.grid for launch in options.driver.launches], "broken": str(broken),
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "kernels": sorted(scope),
+                "compiled": counters.compiled,
+                "failed": counters.failed,
+                "hits": hits,
+                "grids": [launch.grid for launch in options.driver.launches],
+                "broken": str(broken),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -18,8 +18,18 @@ def add(x, y, out, n, BLOCK: tl.constexpr = 64):
 
 
 @triton.jit
-def integers(out, a: tl.int8, b: tl.int16, c: tl.int32, d: tl.int64, e: tl.uint8, f: tl.uint16, g: tl.uint32,
-             h: tl.uint64, i: tl.int1):  # fmt: skip
+def integers(
+    out,
+    a: tl.int8,
+    b: tl.int16,
+    c: tl.int32,
+    d: tl.int64,
+    e: tl.uint8,
+    f: tl.uint16,
+    g: tl.uint32,
+    h: tl.uint64,
+    i: tl.int1,
+):
     tl.store(out, a.to(tl.int64) + b + c + d)
     tl.store(out + 1, (e.to(tl.uint64) + f + g + h).to(tl.int64))
     tl.store(out + 2, i.to(tl.int64))
@@ -123,7 +133,20 @@ def device_descriptor(x, out, rows, columns, SIZE: tl.constexpr = 16):
 FUNCTIONS = {
     function.__name__: function
     for function in (
-        add, integers, floats, loose, optional, nested, unspecialized, read_only, declared, eighths, eighth, constants, nothing,
-        host_descriptor, device_descriptor,
+        add,
+        integers,
+        floats,
+        loose,
+        optional,
+        nested,
+        unspecialized,
+        read_only,
+        declared,
+        eighths,
+        eighth,
+        constants,
+        nothing,
+        host_descriptor,
+        device_descriptor,
     )
-}  # fmt: skip
+}

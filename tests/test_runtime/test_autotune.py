@@ -275,9 +275,11 @@ def test_when_all_fail_nothing_is_saved(triton, launch_kernels, tmp_path):
     """An infinite time for each is no winner, and leaves no record."""
     driver = DryDriver()
     kernel = bundler.autotune(
-        configs(triton, 64, 128), ["n"], do_bench=lambda fn, quantiles: [float("inf")] * 3,
+        configs(triton, 64, 128),
+        ["n"],
+        do_bench=lambda fn, quantiles: [float("inf")] * 3,
         options=TunerOptions(driver=driver, workers=1),
-    )(launch_kernels.add)  # fmt: skip
+    )(launch_kernels.add)
     with pytest.raises(NoValidConfig, match="returned no time"):
         kernel[grid](X, Y, OUT, 1024)
     assert not (tmp_path / "records").exists()
@@ -314,10 +316,16 @@ def test_a_list_that_cannot_be_used_is_refused_when_the_kernel_is_declared(
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"key": ["size"]}, {"reset_to_zero": ["o"]}, {"restore_value": ["z"]}, {"rep": 0}, {"warmup": -1},
-        {"prune_configs_by": {"best": 1}}, {"prune_configs_by": {"top_k": "two"}}, {"prune_configs_by": {"top_k": 2.5}},
+        {"key": ["size"]},
+        {"reset_to_zero": ["o"]},
+        {"restore_value": ["z"]},
+        {"rep": 0},
+        {"warmup": -1},
+        {"prune_configs_by": {"best": 1}},
+        {"prune_configs_by": {"top_k": "two"}},
+        {"prune_configs_by": {"top_k": 2.5}},
     ],
-)  # fmt: skip
+)
 def test_other_arguments_that_cannot_be_used_are_refused_too(triton, launch_kernels, wrong):
     """Names that are no arguments, times that are none, unknown or odd pruning."""
     with pytest.raises(ConfigError):
@@ -414,10 +422,16 @@ def test_pruning_decides_what_is_measured(triton, launch_kernels):
 
 def test_a_lookup_table_takes_the_place_of_the_list(triton, launch_kernels, tmp_path):
     """By kernel name, by source, for one key or for all; nothing is measured, and the most particular entry counts."""
-    table = LookupTable([
-        {"kernel": "add", "config": {"kwargs": {"BLOCK": 32}}},
-        {"kernel": "add", "arguments": ", ".join(map(str, KEY)), "config": {"kwargs": {"BLOCK": 512}, "num_warps": 2}},
-    ])  # fmt: skip
+    table = LookupTable(
+        [
+            {"kernel": "add", "config": {"kwargs": {"BLOCK": 32}}},
+            {
+                "kernel": "add",
+                "arguments": ", ".join(map(str, KEY)),
+                "config": {"kwargs": {"BLOCK": 512}, "num_warps": 2},
+            },
+        ]
+    )
     kernel, driver, bench = tuned(launch_kernels, configs(triton), options={"table": table})
     kernel[grid](X, Y, OUT, 1024)
     kernel[grid](X, Y, OUT, 64)
@@ -434,14 +448,23 @@ def test_hooks_of_the_user_run_around_each_measured_launch(triton, launch_kernel
     """Before and after each, with all arguments, and once at the end to reset; never for the launch itself."""
     heard = []
     kernel, _, bench = tuned(
-        launch_kernels, configs(triton, 64, 128),
-        pre_hook=lambda arguments, reset_only=False: heard.append(("before", arguments["BLOCK"], reset_only)),
-        post_hook=lambda arguments, exception: heard.append(("after", arguments["BLOCK"], exception)),
-    )  # fmt: skip
+        launch_kernels,
+        configs(triton, 64, 128),
+        pre_hook=lambda arguments, reset_only=False: heard.append(
+            ("before", arguments["BLOCK"], reset_only)
+        ),
+        post_hook=lambda arguments, exception: heard.append(
+            ("after", arguments["BLOCK"], exception)
+        ),
+    )
     kernel[grid](X, Y, OUT, 1024)
     assert heard == [
-        ("before", 64, False), ("after", 64, None), ("before", 128, False), ("after", 128, None), ("before", 128, True),
-    ]  # fmt: skip
+        ("before", 64, False),
+        ("after", 64, None),
+        ("before", 128, False),
+        ("after", 128, None),
+        ("before", 128, True),
+    ]
     kernel[grid](X, Y, OUT, 1024)
     assert (bench.times, len(heard)) == (2, 5)
 
@@ -517,8 +540,11 @@ def test_the_chosen_kernel_can_be_exported(triton, launch_kernels, tmp_path):
         {"BLOCK": 128},
     )
     assert [(p["name"], p["kind"], p["offset"]) for p in facts["parameters"]][:4] == [
-        ("x", "pointer", 0), ("y", "pointer", 8), ("out", "pointer", 16), ("n", "i32", 24),
-    ]  # fmt: skip
+        ("x", "pointer", 0),
+        ("y", "pointer", 8),
+        ("out", "pointer", 16),
+        ("n", "i32", 24),
+    ]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         exported.binary.name,
         exported.header.name,
@@ -609,8 +635,16 @@ kernel[lambda meta: (triton.cdiv(50, meta["BLOCK"]),)](x, y, out, 50)
 print(torch.equal(out, x + y), kernel.best_config)
 """
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, str(Path(__file__).parent)], capture_output=True, text=True, timeout=110,
-        env={**os.environ, "TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": str(tmp_path / "none"), "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+        [sys.executable, "-W", "ignore", "-c", program, str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env={
+            **os.environ,
+            "TRITON_INTERPRET": "1",
+            "TRITON_CACHE_DIR": str(tmp_path / "none"),
+            "PYTHONPATH": str(ROOT),
+        },
+    )
     assert done.stdout.strip() == "True BLOCK=16, num_warps=8, num_stages=3", done.stderr
     assert not (tmp_path / "none").exists()

@@ -160,9 +160,10 @@ def test_on_a_gpu_events_enclose_the_launch_and_nothing_else(monkeypatch):
             now[0] += 50.0
 
     fake = SimpleNamespace(
-        int8="int8", empty=lambda size, dtype, device: made.append(size) or Buffer(),
+        int8="int8",
+        empty=lambda size, dtype, device: made.append(size) or Buffer(),
         cuda=SimpleNamespace(is_available=lambda: True, Event=Event, synchronize=lambda: None),
-    )  # fmt: skip
+    )
     monkeypatch.setitem(benchmark.sys.modules, "torch", fake)
 
     def work(name, time_ms):

@@ -169,12 +169,18 @@ def test_a_combined_kernel_is_tuned_once_and_found_again(tmp_path, monkeypatch, 
             ] * 3
 
         kernel = heuristics.combo(
-            "pointwise", [SMALL, LARGE], SETTING,
+            "pointwise",
+            [SMALL, LARGE],
+            SETTING,
             grid=lambda blocks, sizes: (
-                -(-sizes["xnumel_0"] // blocks["XBLOCK_0"]) - (-sizes["xnumel_1"] // blocks["XBLOCK_1"]), 1, 1,
+                -(-sizes["xnumel_0"] // blocks["XBLOCK_0"])
+                - (-sizes["xnumel_1"] // blocks["XBLOCK_1"]),
+                1,
+                1,
             ),
-            options=TunerOptions(driver=driver, workers=1, descent=descent), clock=lambda: GivenClock(bench),
-        )(function)  # fmt: skip
+            options=TunerOptions(driver=driver, workers=1, descent=descent),
+            clock=lambda: GivenClock(bench),
+        )(function)
         kernel.run(a, b, 1024, 4096)
         (choice,) = kernel.tuned.choices.values()
         return choice, len(asked), driver.launches[-1]

@@ -61,9 +61,20 @@ def test_the_search_takes_the_steps_of_the_table():
     best, time = Descent().run(config(XBLOCK=32), SPACE, surface)
     assert (best.kwargs["XBLOCK"], best.num_warps, time) == (256, 8, 1)
     assert [(asked.kwargs["XBLOCK"], asked.num_warps) for asked in surface.asked] == [
-        (32, 4), (64, 4), (16, 4), (64, 8), (64, 2), (128, 8), (32, 8), (128, 16), (128, 4), (256, 8), (256, 16), (256, 4),
+        (32, 4),
+        (64, 4),
+        (16, 4),
+        (64, 8),
+        (64, 2),
+        (128, 8),
+        (32, 8),
+        (128, 16),
+        (128, 4),
+        (256, 8),
+        (256, 16),
+        (256, 4),
         (512, 8),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("lowest", [(1, 1), (4096, 16), (8, 32), (64, 4)])
@@ -128,8 +139,13 @@ def test_all_directions_find_what_single_steps_cannot():
     together = Surface(cost)
     best, time = Descent(all_directions=True).run(start, SPACE, together)
     assert ({**best.kwargs, "num_warps": best.num_warps}, time) == (target, 0.5)
-    grown = [c for c in together.asked if c.kwargs["XBLOCK"] in (32, 64, 128) and c.kwargs["R0_BLOCK"] in (16, 32, 64)
-             and c.num_warps in (2, 4, 8)]  # fmt: skip
+    grown = [
+        c
+        for c in together.asked
+        if c.kwargs["XBLOCK"] in (32, 64, 128)
+        and c.kwargs["R0_BLOCK"] in (16, 32, 64)
+        and c.num_warps in (2, 4, 8)
+    ]
     assert len(grown) == 27
 
 

@@ -105,9 +105,10 @@ def test_what_triton_would_compile_anew_is_not_launched(cuda, args, keywords, wo
 def test_an_option_that_is_left_out_means_tritons_default(recorded):
     """A kernel recorded with eight warps alone is not chosen for a call that does not ask for them."""
     eight = [
-        Specialization(kernel) for kernel in recorded.bundle.kernels
+        Specialization(kernel)
+        for kernel in recorded.bundle.kernels
         if kernel.name == "add" and kernel.launch.num_warps == 8 and str(kernel.target) == "cuda:90"
-    ]  # fmt: skip
+    ]
     args = (X, Y, OUT, 1024)
     with pytest.raises(NotFound, match="num_warps is 8, here Triton's default, 4"):
         Choices("add", eight).choose("cuda:90", args, {"BLOCK": 128})

@@ -240,9 +240,19 @@ class Sized:
     def __init__(self, extension, sizes):
         self.sizes, self.asked, self.launched = sizes, [], []
         self.dispatcher = extension.Dispatcher(
-            driver=self, enter=[], leave=[], present=lambda: False, slow=self.slow, first=self.first,
-            measure=lambda *_: self.sizes, positions=b"\0\0", names={}, capacity=9, numbers=False, chains=None,
-        )  # fmt: skip
+            driver=self,
+            enter=[],
+            leave=[],
+            present=lambda: False,
+            slow=self.slow,
+            first=self.first,
+            measure=lambda *_: self.sizes,
+            positions=b"\0\0",
+            names={},
+            capacity=9,
+            numbers=False,
+            chains=None,
+        )
 
     def device(self):
         return 0

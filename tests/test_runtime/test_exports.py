@@ -60,20 +60,27 @@ def test_an_export_has_every_stage_and_the_grid(add, tmp_path):
     assert "tt.func public @add" in exported.stages["ttir"].read_text()
     assert facts["stages"] == {kind: path.name for kind, path in exported.stages.items()}
     assert facts["grid"] == {
-        "sizes": ["n"], "expressions": ["-(-n // 128)", "1", "1"], "positive": False,
+        "sizes": ["n"],
+        "expressions": ["-(-n // 128)", "1", "1"],
+        "positive": False,
         "cpp": ["bundler_ceildiv(n, INT64_C(128), &bundler_bad)", "INT64_C(1)", "INT64_C(1)"],
-    }  # fmt: skip
+    }
     assert [(p["name"], p["divisible_by"], p["hidden"]) for p in facts["parameters"]][2:5] == [
-        ("out", 16, False), ("n", 16, False), ("global_scratch", 1, True),
-    ]  # fmt: skip
+        ("out", 16, False),
+        ("n", 16, False),
+        ("global_scratch", 1, True),
+    ]
     assert (facts["compiled_in"], facts["schema"], facts["header"]) == (
         {"BLOCK": 128},
         1,
         exported.header.name,
     )
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        exported.binary.name, exported.parameters.name, exported.header.name, *facts["stages"].values(),
-    }  # fmt: skip
+        exported.binary.name,
+        exported.parameters.name,
+        exported.header.name,
+        *facts["stages"].values(),
+    }
 
 
 def test_a_grid_that_is_no_text_is_left_out_with_the_reason(add, tmp_path):
@@ -103,8 +110,12 @@ def test_a_heuristic_kernel_is_exported_with_its_grid_and_metadata(
     options = TunerOptions(driver=DryDriver(), workers=1, record=False)
     setting = Setting(Device("cuda", 132))
     kernel = heuristics.user_autotune(
-        [{"BLOCK": 64}], setting, grid=FixedGrid(("-(-n // BLOCK)", "_grid_1", 1)), options=options, extra_arguments=("_grid_1",)
-    )(launch_kernels.add)  # fmt: skip
+        [{"BLOCK": 64}],
+        setting,
+        grid=FixedGrid(("-(-n // BLOCK)", "_grid_1", 1)),
+        options=options,
+        extra_arguments=("_grid_1",),
+    )(launch_kernels.add)
     kernel.tuned.metadata = {
         "inductor_meta": {"hints": {"b", "a"}, "device": Device("cuda", 132), 3: (1, None)}
     }
@@ -122,8 +133,9 @@ def test_metadata_is_plain():
     from bundler.runtime.heuristics.facts import ReductionHint
 
     assert plain({"a": ReductionHint.INNER, "b": (float("-inf"), 0.5, {2: None})}) == {
-        "a": "INNER", "b": ["-inf", 0.5, {"2": None}],
-    }  # fmt: skip
+        "a": "INNER",
+        "b": ["-inf", 0.5, {"2": None}],
+    }
 
 
 def test_a_kernel_of_any_name_stays_in_the_directory(add, tmp_path):
@@ -198,9 +210,15 @@ def test_a_program_in_cpp_launches_an_exported_kernel(add, tmp_path):
         ["grid 79 1 1", "0 of 10000 wrong"],
     )
     assert heard[4:12] == [
-        "cuModuleLoadData binary", "cuModuleGetFunction add", "cuFuncGetAttribute 1", "cuMemAlloc 40000", "cuMemAlloc 40000",
-        "cuMemAlloc 40000", "cuMemcpyHtoD 40000", "cuMemcpyHtoD 40000",
-    ]  # fmt: skip
+        "cuModuleLoadData binary",
+        "cuModuleGetFunction add",
+        "cuFuncGetAttribute 1",
+        "cuMemAlloc 40000",
+        "cuMemAlloc 40000",
+        "cuMemAlloc 40000",
+        "cuMemcpyHtoD 40000",
+        "cuMemcpyHtoD 40000",
+    ]
     launch = "cuLaunchKernelEx 0xf0 grid 79 1 1 block 128 1 1 shared 0 stream 0 attributes 0 extra 0 scratch 0"
     assert heard[12] == launch
     assert heard.count(launch) == 101

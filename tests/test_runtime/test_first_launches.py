@@ -183,8 +183,10 @@ def test_shared_parts_are_made_once_for_an_object_and_forgotten_together():
 
 BLOCKS = st.sampled_from([64, 128, 65, True, 64.0, None, "64", "fp32", (64,)])
 OPTIONS = st.dictionaries(
-    st.sampled_from(["num_warps", "num_stages", "launch_pdl", "num_ctas", "nonsense"]), st.sampled_from([1, 2, 4, 8, True]), max_size=2
-)  # fmt: skip
+    st.sampled_from(["num_warps", "num_stages", "launch_pdl", "num_ctas", "nonsense"]),
+    st.sampled_from([1, 2, 4, 8, True]),
+    max_size=2,
+)
 TENSORS = st.sampled_from([X, Y, OUT, calls.ODD, calls.HALF, replace(X, index=1)])
 SIZES = st.sampled_from([1024, 1000, 1, 2048, 1 << 40, 1 << 63, 1 << 64, None, 2.0])
 

@@ -125,9 +125,17 @@ def replace_module(knobs, hook):
 
 
 COMINGS = (
-    add_member, add_last_member, replace_members, set_chain_of_object, set_chain_and_an_empty_one, set_chain_of_class,
-    set_function, replace_members_of_object, replace_object, replace_module,
-)  # fmt: skip
+    add_member,
+    add_last_member,
+    replace_members,
+    set_chain_of_object,
+    set_chain_and_an_empty_one,
+    set_chain_of_class,
+    set_function,
+    replace_members_of_object,
+    replace_object,
+    replace_module,
+)
 
 
 @pytest.mark.parametrize("come", COMINGS, ids=lambda come: come.__name__)

@@ -29,8 +29,11 @@ def start(*args, **env):
     }
     done = subprocess.run(
         [sys.executable, "-P", "-W", "ignore", *args],
-        env=clean | env, capture_output=True, text=True, timeout=LIMIT_S,
-    )  # fmt: skip
+        env=clean | env,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -69,8 +72,10 @@ def test_all_modules_load_and_what_was_patched_is_put_back(loaded):
     assert loaded["left"] == []
     kinds = [module["kind"] for module in loaded["modules"]]
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {
-        "pointwise": 15, "reduction": 10, "persistent_reduction": 17,
-    }  # fmt: skip
+        "pointwise": 15,
+        "reduction": 10,
+        "persistent_reduction": 17,
+    }
 
 
 def test_the_wrappers_hold_the_same_kernels_as_the_modules(loaded):
@@ -355,11 +360,16 @@ def test_all_kernels_of_a_wrapper_are_compiled_in_workers(tmp_path):
     sources = {
         "triton_poi_double": generated("triton_poi_double"),
         "triton_poi_first": generated(
-            "triton_poi_first", (SIGNATURE, one_pointer), ("in_ptr0, out_ptr0", "in_ptr0"), ("out_ptr0 +", "in_ptr0 +"),
+            "triton_poi_first",
+            (SIGNATURE, one_pointer),
+            ("in_ptr0, out_ptr0", "in_ptr0"),
+            ("out_ptr0 +", "in_ptr0 +"),
             (ALIGNED, ALIGNED[: ALIGNED.index(", (1,)")] + "}]"),
         ),
-        "triton_poi_broken": generated("triton_poi_broken", ("2 * tl.load", "no_such_name * tl.load")),
-    }  # fmt: skip
+        "triton_poi_broken": generated(
+            "triton_poi_broken", ("2 * tl.load", "no_such_name * tl.load")
+        ),
+    }
     calls = [
         f"{name} = async_compile.triton('{name}', '''{text}''', device_str='cuda')"
         for name, text in sources.items()

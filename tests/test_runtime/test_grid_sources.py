@@ -25,10 +25,18 @@ from bundler.runtime.heuristics.launch_grids import launch_grid, open_grid
 
 BLOCKS = {"XBLOCK": 32, "YBLOCK": 16, "ZBLOCK": 2, "R0_BLOCK": 64}
 COMBO = {
-    "num_kernels": 4, "min_blocks": 0, "default_config": None,
-    "xnumel_0": 1000, "no_x_dim_0": False, "xnumel_1": None, "no_x_dim_1": False, "xnumel_2": 7, "no_x_dim_2": True,
-    "xnumel_3": None, "no_x_dim_3": True,
-}  # fmt: skip
+    "num_kernels": 4,
+    "min_blocks": 0,
+    "default_config": None,
+    "xnumel_0": 1000,
+    "no_x_dim_0": False,
+    "xnumel_1": None,
+    "no_x_dim_1": False,
+    "xnumel_2": 7,
+    "no_x_dim_2": True,
+    "xnumel_3": None,
+    "no_x_dim_3": True,
+}
 COMBO_Y = COMBO | {"ynumel_0": 100, "ynumel_1": None, "min_blocks": 64}
 OWN = {"XBLOCK_0": 128, "YBLOCK_0": 16, "XBLOCK_1": 64, "YBLOCK_1": 8}
 COMPUTED = {
@@ -42,17 +50,32 @@ COMPUTED = {
 }
 # One of each kind, and of each way in which a config decides what of it is a number.
 CASES = [
-    ("Grid1D", BLOCKS, {}), ("Grid1D", {}, {}), ("Grid1D", {"XBLOCK": 1}, {}), ("Grid2D", BLOCKS, {}), ("Grid3D", BLOCKS, {}),
-    ("BatchMatmulGrid3D", BLOCKS, {}), ("Grid2DWithYZOverflow", BLOCKS, {}), ("Grid2DWithYZOverflow", {"XBLOCK": 8}, {}),
-    ("MixOrderReductionGrid", {"RSPLIT_SIZE": 64, "XBLOCK": 2}, {}), ("CooperativeReductionGrid", {"RSPLIT": 8, "XBLOCK": 2}, {}),
-    ("SplitScanGrid", {"XBLOCK": 1, "R0_BLOCK": 256}, {}), ("FixedGrid", {}, {"fixed_grid": ["_grid_0", "_grid_1", "_grid_2"]}),
-    ("FixedGrid", {"BLOCK": 48}, {"fixed_grid": ["-(-n // BLOCK)", "min(m, 7, 3 + n % 5)", "abs(m - n) % 9"]}),
-    ("PrecomputedGrid", {"BLOCK": 64}, COMPUTED), ("PrecomputedGrid", {"BLOCK": 128}, COMPUTED),
-    *((f"{kind}ComboKernelGrid", blocks, {"combo_grid_meta": case})
-      for kind in ("Sequential", "RoundRobin", "SequentialFlatten")
-      for blocks in (BLOCKS | OWN, {"XBLOCK_1": 4})
-      for case in (COMBO, COMBO_Y, COMBO_Y | {"default_config": {"XBLOCK": 256, "YBLOCK": 2}})),
-]  # fmt: skip
+    ("Grid1D", BLOCKS, {}),
+    ("Grid1D", {}, {}),
+    ("Grid1D", {"XBLOCK": 1}, {}),
+    ("Grid2D", BLOCKS, {}),
+    ("Grid3D", BLOCKS, {}),
+    ("BatchMatmulGrid3D", BLOCKS, {}),
+    ("Grid2DWithYZOverflow", BLOCKS, {}),
+    ("Grid2DWithYZOverflow", {"XBLOCK": 8}, {}),
+    ("MixOrderReductionGrid", {"RSPLIT_SIZE": 64, "XBLOCK": 2}, {}),
+    ("CooperativeReductionGrid", {"RSPLIT": 8, "XBLOCK": 2}, {}),
+    ("SplitScanGrid", {"XBLOCK": 1, "R0_BLOCK": 256}, {}),
+    ("FixedGrid", {}, {"fixed_grid": ["_grid_0", "_grid_1", "_grid_2"]}),
+    (
+        "FixedGrid",
+        {"BLOCK": 48},
+        {"fixed_grid": ["-(-n // BLOCK)", "min(m, 7, 3 + n % 5)", "abs(m - n) % 9"]},
+    ),
+    ("PrecomputedGrid", {"BLOCK": 64}, COMPUTED),
+    ("PrecomputedGrid", {"BLOCK": 128}, COMPUTED),
+    *(
+        (f"{kind}ComboKernelGrid", blocks, {"combo_grid_meta": case})
+        for kind in ("Sequential", "RoundRobin", "SequentialFlatten")
+        for blocks in (BLOCKS | OWN, {"XBLOCK_1": 4})
+        for case in (COMBO, COMBO_Y, COMBO_Y | {"default_config": {"XBLOCK": 256, "YBLOCK": 2}})
+    ),
+]
 
 
 def expressions(seed):
@@ -65,8 +88,20 @@ def expressions(seed):
                 ["n", "m", str(chance.randint(0, 9)), str(chance.randint(0, 2**40))]
             )
         one, two = made(depth - 1), made(depth - 1)
-        forms = ("({0} + {1})", "({0} - {1})", "({0} * {1})", "({0} // {1})", "({0} % {1})", "-({0})", "+({0})", "abs({0})",
-                 "max({0}, {1}, 3)", "min({0}, {1})", "max({0})", "-(-({0}) // ({1}))")  # fmt: skip
+        forms = (
+            "({0} + {1})",
+            "({0} - {1})",
+            "({0} * {1})",
+            "({0} // {1})",
+            "({0} % {1})",
+            "-({0})",
+            "+({0})",
+            "abs({0})",
+            "max({0}, {1}, 3)",
+            "min({0}, {1})",
+            "max({0})",
+            "-(-({0}) // ({1}))",
+        )
         return chance.choice(forms).format(one, two)
 
     return [made(chance.randint(1, 4)) for _ in range(120)]
@@ -165,9 +200,13 @@ def test_what_fits_64_bits_is_not_refused(compiled):
 def test_the_texts_are_short_and_fold_what_is_known():
     """A number stands where the config and the metadata decide; the C++ rounds up in one step."""
     case = COMBO | {"xnumel_3": 5}
-    assert expressions_of(open_grid("SequentialComboKernelGrid", {"combo_grid_meta": case}), {"XBLOCK": 128}).axes == (
-        "(-(-xnumel_1 // 128)) + 20", "1", "1",
-    )  # fmt: skip
+    assert expressions_of(
+        open_grid("SequentialComboKernelGrid", {"combo_grid_meta": case}), {"XBLOCK": 128}
+    ).axes == (
+        "(-(-xnumel_1 // 128)) + 20",
+        "1",
+        "1",
+    )
     assert expressions_of(open_grid("Grid1D", {}), {"XBLOCK": 1}).axes == ("xnumel", "1", "1")
     assert (
         expression_text("-(-n // 128)", {"n": "n"})
@@ -203,7 +242,12 @@ def test_numbers_take_the_place_of_names():
 def test_names_fit_both_languages():
     """Words of the languages, macros and our own names are taken; no two names become one."""
     assert identifiers(["n", "default", "größe", "gr__e", "2x", "bundler_x", "int64_t"]) == {
-        "n": "n", "default": "default_", "größe": "gr__e", "gr__e": "gr__e_", "2x": "k2x", "bundler_x": "kbundler_x",
+        "n": "n",
+        "default": "default_",
+        "größe": "gr__e",
+        "gr__e": "gr__e_",
+        "2x": "k2x",
+        "bundler_x": "kbundler_x",
         "int64_t": "kint64_t",
-    }  # fmt: skip
+    }
     assert identifier("grid", ["grid"]) == "grid_"

@@ -11,9 +11,16 @@ from bundler.runtime.heuristics.launch_grids import launch_grid, open_grid
 
 MAX_Y = 65535
 CASE_A = {
-    "num_kernels": 3, "min_blocks": 0, "default_config": None,
-    "xnumel_0": 1000, "no_x_dim_0": False, "xnumel_1": None, "no_x_dim_1": False, "xnumel_2": 7, "no_x_dim_2": True,
-}  # fmt: skip
+    "num_kernels": 3,
+    "min_blocks": 0,
+    "default_config": None,
+    "xnumel_0": 1000,
+    "no_x_dim_0": False,
+    "xnumel_1": None,
+    "no_x_dim_1": False,
+    "xnumel_2": 7,
+    "no_x_dim_2": True,
+}
 CASE_B = CASE_A | {"ynumel_0": 100, "ynumel_1": 20, "min_blocks": 64}
 
 

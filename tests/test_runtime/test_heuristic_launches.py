@@ -49,9 +49,13 @@ def make(launch_kernels, monkeypatch, compiled, request):
         driver = DryDriver("cuda", handle=5)
         driver.launch_path = "compiled" if request.param == "compiled" else "dry"
         kernel = heuristics.user_autotune(
-            list(configs), SETTING, grid=grid, options=TunerOptions(driver=driver, workers=1, record=False),
-            clock=lambda: GivenClock(lambda fn, quantiles: [1.0] * 3), **launch,
-        )(launch_kernels.add)  # fmt: skip
+            list(configs),
+            SETTING,
+            grid=grid,
+            options=TunerOptions(driver=driver, workers=1, record=False),
+            clock=lambda: GivenClock(lambda fn, quantiles: [1.0] * 3),
+            **launch,
+        )(launch_kernels.add)
         return kernel, driver
 
     return make
@@ -221,8 +225,10 @@ def test_other_types_are_tuned_and_other_alignments_compiled_as_by_the_first(mak
 def test_constants_options_and_arguments_of_the_grid_are_given_as_in_the_first(make):
     """What stands between the arguments by position is what it was; an argument of the grid alone never reaches the kernel."""
     kernel, driver = make(
-        grid=FixedGrid(("a", "b", 1)), extra_arguments=["a", "b"], compile_options={"enable_fp_fusion": False},
-    )  # fmt: skip
+        grid=FixedGrid(("a", "b", 1)),
+        extra_arguments=["a", "b"],
+        compile_options={"enable_fp_fusion": False},
+    )
     for a in (3, 3, 4):
         kernel.run(X, Y, OUT, 1024, a, 2)
     assert [launch.grid for launch in driver.launches] == [(3, 2, 1), (3, 2, 1), (4, 2, 1)]
@@ -309,9 +315,11 @@ def test_a_launch_costs_at_most_three_tenths_more_than_a_tuned_one(make, launch_
     kernel, _ = make()
     driver = DryDriver("cuda")
     tuned = bundler.autotune(
-        [Config({"BLOCK": 64}), Config({"BLOCK": 128})], ["n"], do_bench=lambda fn, quantiles: [1.0] * 3,
+        [Config({"BLOCK": 64}), Config({"BLOCK": 128})],
+        ["n"],
+        do_bench=lambda fn, quantiles: [1.0] * 3,
         options=TunerOptions(driver=driver, workers=1, record=False),
-    )(launch_kernels.add)  # fmt: skip
+    )(launch_kernels.add)
 
     def spent(launch, rounds=1000):
         started = time.process_time()

@@ -33,8 +33,11 @@ def run(program, *args, **env):
     }
     done = subprocess.run(
         [sys.executable, "-P", "-W", "ignore", str(HERE / program), *map(str, args)],
-        env=clean | env, capture_output=True, text=True, timeout=LIMIT_S,
-    )  # fmt: skip
+        env=clean | env,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -215,8 +215,10 @@ def test_matrix_products():
     configs = reduction_configs(product, native)
     assert len(configs) == 19
     assert (configs[0].kwargs, configs[0].num_warps, configs[0].num_stages) == (
-        {"XBLOCK": 32, "YBLOCK": 32, "R0_BLOCK": 16}, 2, 1,
-    )  # fmt: skip
+        {"XBLOCK": 32, "YBLOCK": 32, "R0_BLOCK": 16},
+        2,
+        1,
+    )
     assert configs[-1] == Config({"XBLOCK": 128, "YBLOCK": 128, "R0_BLOCK": 64}, 8, 5)
     assert {c.kwargs["ZBLOCK"] for c in reduction_configs(batched, native)} == {1}
     whole = persistent_reduction_configs({**product, "r0_": 64}, native)
@@ -246,8 +248,12 @@ def test_a_combination_begins_with_the_first_candidate_of_each():
     blocks = {"XBLOCK_0": 256, "XBLOCK_1": 1, "R0_BLOCK_1": 2048, "XBLOCK_2": 1, "XBLOCK_3": 256}
     assert plan.base == Config(blocks, 16, 1)
     assert plan.field_limits == {
-        "XBLOCK_0": 1024, "XBLOCK_1": 4096, "R0_BLOCK_1": 8192, "XBLOCK_2": 64, "XBLOCK_3": 1024,
-    }  # fmt: skip
+        "XBLOCK_0": 1024,
+        "XBLOCK_1": 4096,
+        "R0_BLOCK_1": 8192,
+        "XBLOCK_2": 64,
+        "XBLOCK_3": 1024,
+    }
     assert [group.members for group in plan.groups] == [(1,), (2,), (0,), (3,)]
     assert plan.groups[0].fields == ("XBLOCK_1", "R0_BLOCK_1")
     grouped = combo_plan(kernels, SETTING, grouping=True)
@@ -283,9 +289,13 @@ devices = st.sampled_from(
 )
 policies = st.builds(Policy, st.booleans(), st.booleans(), st.booleans())
 some_facts = st.builds(
-    Facts, num_load=st.integers(0, 9), num_reduction=st.integers(0, 3), one_element_per_thread=st.booleans(),
-    min_elem_per_thread=st.sampled_from([0, 2, 4]), add_persistent_rblock=st.booleans(),
-)  # fmt: skip
+    Facts,
+    num_load=st.integers(0, 9),
+    num_reduction=st.integers(0, 3),
+    one_element_per_thread=st.booleans(),
+    min_elem_per_thread=st.sampled_from([0, 2, 4]),
+    add_persistent_rblock=st.booleans(),
+)
 
 
 @st.composite
@@ -306,9 +316,11 @@ def problems(draw):
     r = draw(st.integers(0, 12 if kind == "persistent_reduction" else 20).map(lambda n: 2**n))
     hints = {"x": draw(powers), "r0_": r}
     choose = {
-        "reduction": reduction_configs, "persistent_reduction": persistent_reduction_configs,
-        "cooperative": cooperative_reduction_configs, "split_scan": split_scan_configs,
-    }[kind]  # fmt: skip
+        "reduction": reduction_configs,
+        "persistent_reduction": persistent_reduction_configs,
+        "cooperative": cooperative_reduction_configs,
+        "split_scan": split_scan_configs,
+    }[kind]
     hint = draw(st.sampled_from(ReductionHint))
     return hints, which, lambda: choose(hints, which, hint=hint)
 

@@ -31,11 +31,15 @@ ARGS = (X, Y, OUT, 1024)
 @pytest.mark.parametrize(
     ("grid", "expected"),
     [
-        (4, (4, 1, 1)), ((4,), (4, 1, 1)), ((4, 5), (4, 5, 1)), ((4, 5, 6), (4, 5, 6)), ([4, 5], (4, 5, 1)),
+        (4, (4, 1, 1)),
+        ((4,), (4, 1, 1)),
+        ((4, 5), (4, 5, 1)),
+        ((4, 5, 6), (4, 5, 6)),
+        ([4, 5], (4, 5, 1)),
         (lambda meta: (meta["n"] // meta["BLOCK"], meta["y"] is Y), (16, 1, 1)),
         (lambda meta: meta["BLOCK"], (64, 1, 1)),
     ],
-)  # fmt: skip
+)
 def test_a_grid_is_numbers_or_a_function_of_the_arguments(cuda, grid, expected):
     """One to three sizes in any form; a function gets all arguments by name, defaults too, and tensors as they came."""
     for _ in range(2):
@@ -63,12 +67,19 @@ def test_a_grid_with_no_program_launches_nothing(cuda, grid):
 @pytest.mark.parametrize(
     ("grid", "words"),
     [
-        ((1, 65536), "65536 blocks along y, expected 0 to 65535"), ((1, 1, 65536), "65536 blocks along z"),
-        ((2**31,), "blocks along x"), ((-1,), "-1 blocks along x"), ((), "one to three integers"),
-        ((1, 1, 1, 1), "one to three integers"), ((1.0,), "one to three integers"), ("4", "one to three integers"),
-        (None, "one to three integers"), (lambda meta: None, "one to three integers"), ((True, "x"), "one to three"),
+        ((1, 65536), "65536 blocks along y, expected 0 to 65535"),
+        ((1, 1, 65536), "65536 blocks along z"),
+        ((2**31,), "blocks along x"),
+        ((-1,), "-1 blocks along x"),
+        ((), "one to three integers"),
+        ((1, 1, 1, 1), "one to three integers"),
+        ((1.0,), "one to three integers"),
+        ("4", "one to three integers"),
+        (None, "one to three integers"),
+        (lambda meta: None, "one to three integers"),
+        ((True, "x"), "one to three"),
     ],
-)  # fmt: skip
+)
 def test_a_grid_that_no_device_can_launch_is_refused(cuda, grid, words):
     """The axis, the size and the limit are named."""
     with pytest.raises(CannotLaunchStatically, match=words):

@@ -23,11 +23,25 @@ class Map(ctypes.Structure):
 
 
 C_TYPES = {
-    "pointer": ctypes.c_uint64, "global_scratch": ctypes.c_uint64, "profile_scratch": ctypes.c_uint64,
-    "i1": ctypes.c_int8, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32, "i64": ctypes.c_int64,
-    "u1": ctypes.c_uint8, "u8": ctypes.c_uint8, "u16": ctypes.c_uint16, "u32": ctypes.c_uint32, "u64": ctypes.c_uint64,
-    "fp16": ctypes.c_uint16, "bf16": ctypes.c_uint16, "fp32": ctypes.c_float, "fp64": ctypes.c_double, "tensormap": Map,
-}  # fmt: skip
+    "pointer": ctypes.c_uint64,
+    "global_scratch": ctypes.c_uint64,
+    "profile_scratch": ctypes.c_uint64,
+    "i1": ctypes.c_int8,
+    "i8": ctypes.c_int8,
+    "i16": ctypes.c_int16,
+    "i32": ctypes.c_int32,
+    "i64": ctypes.c_int64,
+    "u1": ctypes.c_uint8,
+    "u8": ctypes.c_uint8,
+    "u16": ctypes.c_uint16,
+    "u32": ctypes.c_uint32,
+    "u64": ctypes.c_uint64,
+    "fp16": ctypes.c_uint16,
+    "bf16": ctypes.c_uint16,
+    "fp32": ctypes.c_float,
+    "fp64": ctypes.c_double,
+    "tensormap": Map,
+}
 # What Triton's launchers put behind the arguments of each recorded function, worked out by hand from its signature.
 KINDS = {
     "add": ["pointer"] * 3 + ["i32"],

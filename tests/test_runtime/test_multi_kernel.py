@@ -145,9 +145,13 @@ def test_distance_table(made_for, shapes, expected):
     assert distance(made_for, shapes) == pytest.approx(expected, abs=1e-4)
 
 
-@given(st.lists(st.integers(0, 2**20), min_size=1, max_size=4).flatmap(
-    lambda a: st.tuples(st.just(a), *[st.lists(st.integers(0, 2**20), min_size=len(a), max_size=len(a))] * 2)
-))  # fmt: skip
+@given(
+    st.lists(st.integers(0, 2**20), min_size=1, max_size=4).flatmap(
+        lambda a: st.tuples(
+            st.just(a), *[st.lists(st.integers(0, 2**20), min_size=len(a), max_size=len(a))] * 2
+        )
+    )
+)
 def test_distance_is_a_metric(three):
     """Zero to itself, the same both ways, and no shorter by a detour."""
     a, b, c = ((tuple(shape),) for shape in three)

@@ -52,11 +52,13 @@ def make(tmp_path, monkeypatch):
         module = source_module(text).load()
         kernels = {
             name: heuristics.user_autotune(
-                [{"BLOCK": block}], Setting(Device("cuda", 132)), options=chosen,
+                [{"BLOCK": block}],
+                Setting(Device("cuda", 132)),
+                options=chosen,
                 grid=lambda blocks, sizes: (-(-sizes["n"] // blocks["BLOCK"]), 1, 1),
             )(getattr(module, name))
             for name in ("looped", "whole")
-        }  # fmt: skip
+        }
 
         def measure(kernel, args):
             measured.append(kernel.__self__.__name__)

@@ -16,12 +16,29 @@ from bundler.runtime import LaunchPlan, Parameter
 from bundler.runtime.launch.parameter_buffer import Packer
 
 C_TYPES = {
-    "pointer": ctypes.c_uint64, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32, "i64": ctypes.c_int64,
-    "u8": ctypes.c_uint8, "u16": ctypes.c_uint16, "u32": ctypes.c_uint32, "u64": ctypes.c_uint64, "u1": ctypes.c_uint8,
-    "i1": ctypes.c_int8, "fp32": ctypes.c_float, "fp64": ctypes.c_double, "fp16": ctypes.c_uint16, "bf16": ctypes.c_uint16,
-}  # fmt: skip
-RANGES = {f"{sign}{bits}": (-(1 << bits - 1), (1 << bits - 1) - 1) if sign == "i" else (0, (1 << bits) - 1)
-          for sign in "iu" for bits in (8, 16, 32, 64)}  # fmt: skip
+    "pointer": ctypes.c_uint64,
+    "i8": ctypes.c_int8,
+    "i16": ctypes.c_int16,
+    "i32": ctypes.c_int32,
+    "i64": ctypes.c_int64,
+    "u8": ctypes.c_uint8,
+    "u16": ctypes.c_uint16,
+    "u32": ctypes.c_uint32,
+    "u64": ctypes.c_uint64,
+    "u1": ctypes.c_uint8,
+    "i1": ctypes.c_int8,
+    "fp32": ctypes.c_float,
+    "fp64": ctypes.c_double,
+    "fp16": ctypes.c_uint16,
+    "bf16": ctypes.c_uint16,
+}
+RANGES = {
+    f"{sign}{bits}": (-(1 << bits - 1), (1 << bits - 1) - 1)
+    if sign == "i"
+    else (0, (1 << bits) - 1)
+    for sign in "iu"
+    for bits in (8, 16, 32, 64)
+}
 
 
 def structure(kinds):
@@ -141,11 +158,20 @@ def test_integers_are_taken_to_the_ends_of_their_range_and_no_further(kind):
 @pytest.mark.parametrize(
     ("kind", "value", "code"),
     [
-        ("bf16", 1.99999, "<H"), ("bf16", -3.1415926, "<H"), ("bf16", 1e39, "<H"), ("bf16", float("inf"), "<H"),
-        ("fp16", 2.0**-24, "<H"), ("fp16", 2.0**-25, "<H"), ("fp16", 1 + 2.0**-11, "<H"), ("fp16", 65519.9, "<H"),
-        ("fp16", -float("inf"), "<H"), ("fp32", 1e39, "<f"), ("fp32", 3.4028235677973366e38, "<f"), ("fp32", 1e-46, "<f"),
+        ("bf16", 1.99999, "<H"),
+        ("bf16", -3.1415926, "<H"),
+        ("bf16", 1e39, "<H"),
+        ("bf16", float("inf"), "<H"),
+        ("fp16", 2.0**-24, "<H"),
+        ("fp16", 2.0**-25, "<H"),
+        ("fp16", 1 + 2.0**-11, "<H"),
+        ("fp16", 65519.9, "<H"),
+        ("fp16", -float("inf"), "<H"),
+        ("fp32", 1e39, "<f"),
+        ("fp32", 3.4028235677973366e38, "<f"),
+        ("fp32", 1e-46, "<f"),
     ],
-)  # fmt: skip
+)
 def test_floats_are_converted_as_triton_converts_them(kind, value, code):
     """bf16 is cut off, not rounded; fp16 and fp32 round to even; what is too large for fp32 is infinite."""
     packed = bytes(Packer(plan_of([kind])).pack([value]))
@@ -172,11 +198,24 @@ def test_nan_stays_nan(kind):
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
-        ("fp16", 65520.0), ("fp16", 1e6), ("fp64", 10**400), ("fp32", "1"), ("fp64", None), ("i32", 1.0), ("i32", None),
-        ("u1", 2), ("u1", -1), ("i1", "yes"), ("pointer", "x"), ("pointer", 1.5), ("pointer", -1), ("pointer", 1 << 64),
-        ("pointer", True), ("u64", []),
+        ("fp16", 65520.0),
+        ("fp16", 1e6),
+        ("fp64", 10**400),
+        ("fp32", "1"),
+        ("fp64", None),
+        ("i32", 1.0),
+        ("i32", None),
+        ("u1", 2),
+        ("u1", -1),
+        ("i1", "yes"),
+        ("pointer", "x"),
+        ("pointer", 1.5),
+        ("pointer", -1),
+        ("pointer", 1 << 64),
+        ("pointer", True),
+        ("u64", []),
     ],
-)  # fmt: skip
+)
 def test_a_value_of_the_wrong_kind_names_its_argument(kind, value):
     """The error says which argument, what it takes and what came."""
     with pytest.raises(CannotLaunchStatically) as raised:

@@ -18,10 +18,12 @@ MAP = {"swizzle": 1, "elem_size": 2, "elem_type": 6, "block_size": [16, 16], "fp
 
 def first(recorded, name, target="cuda:90", **options):
     return next(
-        kernel for kernel in recorded.bundle.kernels
-        if kernel.name == name and str(kernel.target) == target
+        kernel
+        for kernel in recorded.bundle.kernels
+        if kernel.name == name
+        and str(kernel.target) == target
         and all(getattr(kernel.launch, option) == value for option, value in options.items())
-    )  # fmt: skip
+    )
 
 
 def with_signature(kernel, **types):
@@ -29,8 +31,9 @@ def with_signature(kernel, **types):
     facts = kernel.launch.facts
     signature = tuple(
         (name, Value("str", types[name]) if name in types else kind)
-        for name, kind in facts.signature if types.get(name, "") is not None
-    )  # fmt: skip
+        for name, kind in facts.signature
+        if types.get(name, "") is not None
+    )
     return replace(kernel, facts_bytes=replace(facts, signature=signature).to_bytes())
 
 
@@ -48,12 +51,18 @@ def test_a_plan_says_what_a_launch_needs(recorded):
     """Threads, shared memory, clusters and flags come from the record."""
     plain = build_plan(first(recorded, "add"), recorded.bundle.read(first(recorded, "add").binary))
     assert (
-        plain.block_threads, plain.cluster, plain.cooperative, plain.pdl, plain.global_scratch_bytes,
-    ) == (128, 1, False, False, 0)  # fmt: skip
+        plain.block_threads,
+        plain.cluster,
+        plain.cooperative,
+        plain.pdl,
+        plain.global_scratch_bytes,
+    ) == (128, 1, False, False, 0)
     for options, attribute, value in (
-        ({"num_ctas": 2}, "cluster", 2), ({"cooperative": True}, "cooperative", True), ({"pdl": True}, "pdl", True),
+        ({"num_ctas": 2}, "cluster", 2),
+        ({"cooperative": True}, "cooperative", True),
+        ({"pdl": True}, "pdl", True),
         ({"num_warps": 8}, "block_threads", 256),
-    ):  # fmt: skip
+    ):
         kernel = first(recorded, "add", **options)
         assert value == getattr(build_plan(kernel, recorded.bundle.read(kernel.binary)), attribute)
     amd = first(recorded, "add", "hip:gfx942", num_warps=4)
@@ -77,8 +86,14 @@ def test_scratch_is_for_each_program_and_each_block_of_a_cluster(recorded):
 
 def test_a_record_that_contradicts_the_binary_is_refused_with_both_sides(recorded, target):
     """Another type, one argument more or fewer, another number of warps."""
-    add = next(k for k in recorded.bundle.kernels if k.name == "add" and str(k.target) == target
-               and dict(k.launch.facts.signature)["n"].payload == "i32" and k.launch.num_warps == 4)  # fmt: skip
+    add = next(
+        k
+        for k in recorded.bundle.kernels
+        if k.name == "add"
+        and str(k.target) == target
+        and dict(k.launch.facts.signature)["n"].payload == "i32"
+        and k.launch.num_warps == 4
+    )
     words = refusal(recorded, add, with_signature(add, n="i64"))
     assert "argument 'n' is recorded as i64, 8 bytes, and parameter 3 of the binary has 4" in words
     words = refusal(recorded, add, with_signature(add, n="constexpr"))
@@ -125,10 +140,13 @@ def test_types_and_targets_that_are_not_known_are_refused(recorded):
     """Eight-bit floats by value, the old descriptor type, another vendor, AMD's own descriptors."""
     add = first(recorded, "add")
     for kind, words in (
-        ("fp8e4nv", "no launcher passes eight-bit floats"), ("nvTmaDesc", "has type nvTmaDesc"), ("void", "has type void"),
-        ("tensordesc<fp16[1,2,3,4,5,6]>", "kind not known"), ("tensordesc", "kind not known"),
+        ("fp8e4nv", "no launcher passes eight-bit floats"),
+        ("nvTmaDesc", "has type nvTmaDesc"),
+        ("void", "has type void"),
+        ("tensordesc<fp16[1,2,3,4,5,6]>", "kind not known"),
+        ("tensordesc", "kind not known"),
         ("tensordesc_im2col<fp16[16, 16],input_rank=4>", "kind not known"),
-    ):  # fmt: skip
+    ):
         assert words in refusal(recorded, add, with_signature(add, n=kind))
     assert "compiled for xpu:1" in refusal(recorded, add, replace(add, target=Target("xpu", "1")))
     amd = first(recorded, "host_descriptor", "hip:gfx942")
@@ -161,16 +179,21 @@ texts = st.one_of(
 )
 values = st.recursive(
     st.one_of(
-        texts.map(lambda text: Value("str", text)), st.integers(-5, 5).map(encode), st.none().map(encode),
-        texts.map(lambda text: Value("other", text)), st.binary(min_size=8, max_size=8).map(lambda b: Value("float", b)),
+        texts.map(lambda text: Value("str", text)),
+        st.integers(-5, 5).map(encode),
+        st.none().map(encode),
+        texts.map(lambda text: Value("other", text)),
+        st.binary(min_size=8, max_size=8).map(lambda b: Value("float", b)),
     ),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3).map(lambda items: Value("tuple", tuple(items))),
         st.lists(inner, max_size=3).map(lambda items: Value("list", tuple(items))),
-        st.lists(st.tuples(texts, inner), max_size=3).map(lambda items: Value("dict", tuple(items))),
+        st.lists(st.tuples(texts, inner), max_size=3).map(
+            lambda items: Value("dict", tuple(items))
+        ),
     ),
     max_leaves=5,
-)  # fmt: skip
+)
 paths = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 facts = st.builds(
     LaunchFacts,
@@ -186,9 +209,18 @@ facts = st.builds(
 numbers = st.integers(0, 2**40)
 maybe = st.one_of(st.none(), numbers)
 specs = st.builds(
-    LaunchSpec, texts, numbers, numbers, numbers, numbers, *[maybe] * 5, st.booleans(), st.booleans(), values,
+    LaunchSpec,
+    texts,
+    numbers,
+    numbers,
+    numbers,
+    numbers,
+    *[maybe] * 5,
+    st.booleans(),
+    st.booleans(),
+    values,
     st.one_of(st.none(), facts),
-)  # fmt: skip
+)
 
 
 @settings(max_examples=200, deadline=None)
@@ -224,8 +256,16 @@ def test_asking_about_something_else_is_answered_too(what):
     assert "is no kernel" in can_launch(what)
 
 
-NUMBERS = ("num_ctas", "num_warps", "warp_size", "shared_bytes", "global_scratch_bytes", "global_scratch_align", "profile_scratch_bytes",
-           "profile_scratch_align")  # fmt: skip
+NUMBERS = (
+    "num_ctas",
+    "num_warps",
+    "warp_size",
+    "shared_bytes",
+    "global_scratch_bytes",
+    "global_scratch_align",
+    "profile_scratch_bytes",
+    "profile_scratch_align",
+)
 
 
 @pytest.mark.parametrize("name", NUMBERS)

@@ -59,10 +59,15 @@ def test_an_input_is_told_as_it_has_to_be(given, told):
 def test_sizes_that_change_are_told_with_where_they_are_read():
     """A size has the name that the types have; memory is not known where sizes change."""
     free = TensorSpec("float32", ("s0", "s1"), ("s1", 1))
-    found = summary_of("p", plan(
-        inputs=(Input("x", free), Input("n", None)), sizes={"s0": (0, 0), "s1": (0, 3), "n": (1, -1)},
-        steps=(Allocate("y", free),), outputs=(Output("y"), Output(None, size="s0"), Output(None)),
-    ))  # fmt: skip
+    found = summary_of(
+        "p",
+        plan(
+            inputs=(Input("x", free), Input("n", None)),
+            sizes={"s0": (0, 0), "s1": (0, 3), "n": (1, -1)},
+            steps=(Allocate("y", free),),
+            outputs=(Output("y"), Output(None, size="s0"), Output(None)),
+        ),
+    )
     assert [str(one) for one in found.inputs] == ["float32[s0, s1]", "size"]
     assert found.sizes == {
         "s0": "dimension 0 of input 0",
@@ -80,10 +85,17 @@ def test_memory_is_the_peak_of_what_is_there_at_once():
         Release("a"),
         Seeds("s", 2),  # 16
         Allocate("b", ACROSS),  # 64
-        OperatorStep("aten.mm.default", (), {}, ("c", None), False, (TensorSpec("complex64", (2,), (1,)), None)),  # 16
+        OperatorStep(
+            "aten.mm.default",
+            (),
+            {},
+            ("c", None),
+            False,
+            (TensorSpec("complex64", (2,), (1,)), None),
+        ),  # 16
         OperatorStep("aten.view.default", (), {}, ("d",), True, (ROW,), view=True),
         OperatorStep("aten.mm.default", (), {}, (None,), True, (ROW,)),
-    )  # fmt: skip
+    )
     found = summary_of("p", plan(steps=steps))
     assert (found.memory_bytes, found.random) == (128, True)
     assert found.operators == ("aten.mm.default", "aten.view.default")

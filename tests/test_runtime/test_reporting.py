@@ -88,10 +88,16 @@ def test_a_dump_keeps_the_tensors_of_the_last_launches(tmp_path):
     assert (tmp_path / "dump").read_text().splitlines()[
         2
     ] == "add | T 5 out=T BLOCK=64 num_warps=4 num_ctas=1 num_stages=3 | (4, 1, 1)"
-    assert sorted(path.relative_to(tmp_path / "tensors").as_posix() for path in (tmp_path / "tensors").rglob("*.pt")) == [
-        "add-KEY_run_0/tensor_0.pt", "add-KEY_run_0/tensor_2.pt", "add-KEY_run_1/tensor_0.pt", "add-KEY_run_1/tensor_2.pt",
+    assert sorted(
+        path.relative_to(tmp_path / "tensors").as_posix()
+        for path in (tmp_path / "tensors").rglob("*.pt")
+    ) == [
+        "add-KEY_run_0/tensor_0.pt",
+        "add-KEY_run_0/tensor_2.pt",
+        "add-KEY_run_1/tensor_0.pt",
+        "add-KEY_run_1/tensor_2.pt",
         "add-OTHER_run_0/tensor_0.pt",
-    ]  # fmt: skip
+    ]
 
     def kept(run, number):
         return torch.load(
@@ -253,9 +259,17 @@ def test_a_range_tells_what_inductors_tell(monkeypatch):
     with profiler_ranges.launch_range(launch, {"kernel_num_gb": 0.5}):
         made.append("launch")
     facts = {
-        "kernel_name": "add", "kernel_backend": "triton", "kernel_file": "/home/me/add.py", "kernel_hash": "KEY",
-        "grid": "grid(4, 2, 1)", "stream": 7, "num_warps": 8, "num_stages": 3, "kernel_kwargs": "BLOCK=64", "kernel_num_gb": 0.5,
-    }  # fmt: skip
+        "kernel_name": "add",
+        "kernel_backend": "triton",
+        "kernel_file": "/home/me/add.py",
+        "kernel_hash": "KEY",
+        "grid": "grid(4, 2, 1)",
+        "stream": 7,
+        "num_warps": 8,
+        "num_stages": 3,
+        "kernel_kwargs": "BLOCK=64",
+        "kernel_num_gb": 0.5,
+    }
     assert made == [("add", [calls.X], facts), "enter", "launch", "leave"]
 
 
@@ -296,9 +310,13 @@ def test_a_config_goes_into_a_record_and_comes_back():
         Config({"A": True, "B": 2}, 8, 2, 2, 64, {"ir_override": "x.ttgir", "kpack": 2})
     )
     assert tuning_winners.plain_config(named) == {
-        "kwargs": {"A": True, "B": 2}, "num_warps": 8, "num_stages": 2, "num_ctas": 2, "maxnreg": 64,
+        "kwargs": {"A": True, "B": 2},
+        "num_warps": 8,
+        "num_stages": 2,
+        "num_ctas": 2,
+        "maxnreg": 64,
         "options": {"kpack": 2, "ir_override": "x.ttgir"},
-    }  # fmt: skip
+    }
     with pytest.raises(ConfigError, match="cannot travel"):
         tuning_winners.named_of(Config({"A": object()}))
     for wrong in (("num_warps", encode("four")), ("num_warps", encode(0))):

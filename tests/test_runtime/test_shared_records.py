@@ -100,7 +100,9 @@ def test_options_and_modes_are_kept(tune, url):
         assert tune("g") == ("record", 0)
 
 
-def test_a_damaged_record_or_a_store_that_fails_costs_its_help_alone(tune, url, tmp_path, monkeypatch):  # fmt: skip
+def test_a_damaged_record_or_a_store_that_fails_costs_its_help_alone(
+    tune, url, tmp_path, monkeypatch
+):
     """The kernel is tuned, with one warning for the store."""
     with bundler.session(url):
         tune("first")

@@ -102,8 +102,10 @@ def test_configs_that_do_not_compile_are_left_out_with_their_reason():
     outcome = search(compiler, clock).run(BLOCKS[:3])
     assert (outcome.winner.config, outcome.found_by, clock.timed) == (BLOCKS[2], "only", [])
     assert [timing.reason for timing in outcome.timings] == [
-        "OutOfResources: shared memory", "PTXASError: no", "not measured: nothing to choose",
-    ]  # fmt: skip
+        "OutOfResources: shared memory",
+        "PTXASError: no",
+        "not measured: nothing to choose",
+    ]
 
 
 def test_when_none_is_left_the_error_has_every_reason():
@@ -126,8 +128,9 @@ def test_when_no_launch_succeeds_nothing_is_chosen():
     with pytest.raises(NoValidConfig) as caught:
         search(compiler, clock).run(BLOCKS)
     assert {reason for _, reason in caught.value.reasons} == {
-        "invalid configuration: the benchmark returned no time", "cannot be launched: too many registers",
-    }  # fmt: skip
+        "invalid configuration: the benchmark returned no time",
+        "cannot be launched: too many registers",
+    }
     assert not any(made.loaded for made in compiler.made)
 
 
@@ -202,11 +205,17 @@ def test_descent_goes_on_from_the_best_config():
 @pytest.mark.parametrize(
     ("kind", "deterministic", "refined"),
     [
-        ("pointwise", False, True), ("pointwise", True, True), ("reduction", False, True), ("reduction", True, False),
-        ("persistent_reduction", True, False), ("split_scan", True, False), ("template", False, False),
-        ("user_autotune", False, False), ("fixed", False, False),
+        ("pointwise", False, True),
+        ("pointwise", True, True),
+        ("reduction", False, True),
+        ("reduction", True, False),
+        ("persistent_reduction", True, False),
+        ("split_scan", True, False),
+        ("template", False, False),
+        ("user_autotune", False, False),
+        ("fixed", False, False),
     ],
-)  # fmt: skip
+)
 def test_who_is_refined_depends_on_the_kind(kind, deterministic, refined):
     """Templates, users' kernels and fixed configs are not; reductions are not in deterministic mode."""
     traits = Traits(kind, Space({"x": 4096}), deterministic=deterministic)

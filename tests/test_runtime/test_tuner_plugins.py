@@ -205,10 +205,18 @@ def test_torchs_profiler_has_the_whole_record(tune, tmp_path):
         if one.get("name") == "add"
     ]
     wanted = {
-        "kernel_name": "add", "kernel_backend": "triton", "kernel_file": kernel.base.fn.__code__.co_filename,
-        "kernel_hash": kernel.handle(*given, 1024).plan.key, "grid": "grid(8, 1, 1)", "stream": 5, "num_warps": 4, "num_stages": 3,
-        "kernel_kwargs": "BLOCK=128", "kernel_num_gb": 0.25, "kernel_flop": 1000,
-    }  # fmt: skip
+        "kernel_name": "add",
+        "kernel_backend": "triton",
+        "kernel_file": kernel.base.fn.__code__.co_filename,
+        "kernel_hash": kernel.handle(*given, 1024).plan.key,
+        "grid": "grid(8, 1, 1)",
+        "stream": 5,
+        "num_warps": 4,
+        "num_stages": 3,
+        "kernel_kwargs": "BLOCK=128",
+        "kernel_num_gb": 0.25,
+        "kernel_flop": 1000,
+    }
     assert {name: event["args"].get(name) for name in wanted} == wanted
 
 

@@ -151,9 +151,11 @@ def test_limits_are_those_of_the_device_then_those_that_were_declared(monkeypatc
     assert said.limits == DeviceLimits(65536, 1024)
     properties = SimpleNamespace(regs_per_multiprocessor=32768, max_threads_per_multi_processor=768)
     cuda = SimpleNamespace(
-        is_initialized=lambda: True, get_device_properties=lambda device: properties,
-        max_memory_allocated=lambda: 0, memory_allocated=lambda: 0,
-    )  # fmt: skip
+        is_initialized=lambda: True,
+        get_device_properties=lambda device: properties,
+        max_memory_allocated=lambda: 0,
+        memory_allocated=lambda: 0,
+    )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     assert (traits(declared).occupancy.registers, traits(declared).occupancy.threads) == (
         32768,
@@ -279,8 +281,13 @@ def test_the_report_has_the_gigabytes_that_were_told_and_no_kernel_that_does_not
 def test_torchs_settings_for_bandwidth_make_a_report(tmp_path, monkeypatch):
     """Kernels that are loaded together share the report; the user's own comes first; the profiler is the clock where torch says so."""
     path = str(tmp_path / "b.txt")
-    meta = {"profile_bandwidth": True, "profile_bandwidth_output": path, "profile_bandwidth_regex": "triton_red",
-            "profile_bandwidth_with_do_bench_using_profiling": True, "kernel_num_gb": 0.25}  # fmt: skip
+    meta = {
+        "profile_bandwidth": True,
+        "profile_bandwidth_output": path,
+        "profile_bandwidth_regex": "triton_red",
+        "profile_bandwidth_with_do_bench_using_profiling": True,
+        "kernel_num_gb": 0.25,
+    }
     told = TunerSettings()
     report = told.report(meta)
     assert (

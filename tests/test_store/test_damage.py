@@ -201,7 +201,7 @@ def test_a_missing_unit_is_reported_and_sent_by_the_next_push(filled):
     assert (report.damaged, report.sound) == ((), False)
     assert report.dangling == (
         (oracle.bundle("A", "B").digest, f"1 of 4 units missing or damaged, such as {gone}"),
-    )  # fmt: skip
+    )
     assert filled.push(oracle.bundle("C"), "t").blobs_sent == 2
     assert not filled.verify().sound
     assert filled.push(oracle.bundle("A"), "t").blobs_sent == 1

@@ -67,8 +67,11 @@ def place(root, kind):
     if kind in LETTERS:
         prefix = f"v1/{LETTERS[kind]}/"
         unit = store_layout.units_of(BUNDLE.content).__next__().key
-        return next(path for key, path in sorted(oracle.files(root).items())
-                    if key == unit or (kind != "unit" and key.startswith(prefix)))  # fmt: skip
+        return next(
+            path
+            for key, path in sorted(oracle.files(root).items())
+            if key == unit or (kind != "unit" and key.startswith(prefix))
+        )
     if kind == "lease":
         return next(path for path in Path(root, "leases").iterdir() if path.suffix != ".lock")
     (path,) = Path(root, "refs", "v1", "t" if kind == "tag" else "f").rglob("0*")

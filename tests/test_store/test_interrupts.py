@@ -205,8 +205,11 @@ def test_an_interrupted_prune_removes_nothing_that_was_just_touched(tmp_path, mo
         unit.write_bytes(b"used")
         os.utime(unit, (0, 0))
         stopped = interrupted(
-            lambda at=place: file_steps.remove_unmodified(str(at / "unit"), str(at / "store" / "tmp" / "aside"), 1.0),
-            place, at,
-        )  # fmt: skip
+            lambda at=place: file_steps.remove_unmodified(
+                str(at / "unit"), str(at / "store" / "tmp" / "aside"), 1.0
+            ),
+            place,
+            at,
+        )
         assert (unit.read_bytes(), temporaries(place)) == (b"used", [])
     assert at > 3, "the removal has fewer steps than this test thinks"

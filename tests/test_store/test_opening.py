@@ -165,9 +165,13 @@ def test_there_is_a_store_and_none_twice(url):
         bundler.open_store(url, url)
 
 
-@pytest.mark.parametrize(("setting", "words"), [
-    ({"when_down": "wait"}, "expected 'raise' or 'degrade'"), ({"password": "s3cret"}, "no Redis store among"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"when_down": "wait"}, "expected 'raise' or 'degrade'"),
+        ({"password": "s3cret"}, "no Redis store among"),
+    ],
+)
 def test_settings_that_cannot_be_used_are_refused(url, setting, words):
     """A misspelled choice, or a server's setting where there is no server, is a ConfigError without its value."""
     with pytest.raises(ConfigError, match=words) as caught:
@@ -217,10 +221,17 @@ def test_a_store_says_its_name_and_closes_twice(url):
 
 
 MEANINGS = {
-    theirs.BackendFull: StoreFull, theirs.BackendDenied: AccessDenied, theirs.UntrustedRoot: ConfigError,
-    theirs.InvalidKey: ConfigError, theirs.BadSettings: ConfigError, theirs.MissingExtra: ConfigError, theirs.BackendUnavailable: StoreUnavailable, theirs.BackendError: StoreUnavailable,
-    theirs.NotThere: NotFound, theirs.WrongBytes: DigestMismatch,
-}  # fmt: skip
+    theirs.BackendFull: StoreFull,
+    theirs.BackendDenied: AccessDenied,
+    theirs.UntrustedRoot: ConfigError,
+    theirs.InvalidKey: ConfigError,
+    theirs.BadSettings: ConfigError,
+    theirs.MissingExtra: ConfigError,
+    theirs.BackendUnavailable: StoreUnavailable,
+    theirs.BackendError: StoreUnavailable,
+    theirs.NotThere: NotFound,
+    theirs.WrongBytes: DigestMismatch,
+}
 
 
 def test_every_error_of_a_byte_store_has_a_meaning():

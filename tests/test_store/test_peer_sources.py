@@ -158,15 +158,38 @@ OK = "HTTP/1.1 200 OK\nTriton-Bundler-Serve: 1\nContent-Length: {}\n\n"
 HOSTILE = {
     "cut off": (raw(OK.format(1000), b"x" * 10), "unavailable: .*cut off"),
     "nonsense": (raw("SSH-2.0-OpenSSH_9\n"), "unavailable: .*no answer of"),
-    "not a frame": (raw(OK.format(4), b"1234"), "unavailable: .*its answer is cut off, or no answer to what was asked"),
-    "endless": (raw("HTTP/1.1 200 OK\nTriton-Bundler-Serve: 1\n\n", *[b"x" * 2**20] * 64), "unavailable"),
-    "redirect": (raw("HTTP/1.1 302 Found\nLocation: http://127.0.0.1:1/\nContent-Length: 0\n\n"), "unavailable: .*302 .*redirects are not followed"),
-    "another web server": (raw("HTTP/1.1 404 Not Found\nContent-Length: 0\n\n"), "unavailable: .*is no `triton-bundler serve`"),
-    "busy": (raw("HTTP/1.1 503 Busy\nRetry-After: 60\nContent-Length: 0\n\n"), "timeout: .*busy .*503"),
-    "too many": (raw("HTTP/1.1 429 Slow down\nRetry-After: Fri, 31 Dec 2027 23:59:59 GMT\nContent-Length: 0\n\n"), "timeout: .*busy .*429"),
+    "not a frame": (
+        raw(OK.format(4), b"1234"),
+        "unavailable: .*its answer is cut off, or no answer to what was asked",
+    ),
+    "endless": (
+        raw("HTTP/1.1 200 OK\nTriton-Bundler-Serve: 1\n\n", *[b"x" * 2**20] * 64),
+        "unavailable",
+    ),
+    "redirect": (
+        raw("HTTP/1.1 302 Found\nLocation: http://127.0.0.1:1/\nContent-Length: 0\n\n"),
+        "unavailable: .*302 .*redirects are not followed",
+    ),
+    "another web server": (
+        raw("HTTP/1.1 404 Not Found\nContent-Length: 0\n\n"),
+        "unavailable: .*is no `triton-bundler serve`",
+    ),
+    "busy": (
+        raw("HTTP/1.1 503 Busy\nRetry-After: 60\nContent-Length: 0\n\n"),
+        "timeout: .*busy .*503",
+    ),
+    "too many": (
+        raw(
+            "HTTP/1.1 429 Slow down\nRetry-After: Fri, 31 Dec 2027 23:59:59 GMT\nContent-Length: 0\n\n"
+        ),
+        "timeout: .*busy .*429",
+    ),
     "broken": (raw("HTTP/1.1 500 Oops\nContent-Length: 0\n\n"), "unavailable: .*500"),
-    "promises": (raw(OK.format(8), (-2).to_bytes(8, "big", signed=True)), "unavailable: .*promises objects and sends none"),
-}  # fmt: skip
+    "promises": (
+        raw(OK.format(8), (-2).to_bytes(8, "big", signed=True)),
+        "unavailable: .*promises objects and sends none",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -321,11 +344,21 @@ def test_peers_get_no_credentials(far, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "peers",
     [
-        ["redis://host"], ["host:1"], ["http://"], ["http://host:99999"], ["http://host:1/path"], ["http://host:1?x=1"],
-        ["http://host:1?timeout_s=0"], ["http://host:1?timeout_s=x"], ["http://a:1", "http://a:1/"], [f"http://h:{n}" for n in range(1, 10)],
-        "http://host:1", ["http://ho\nst:1"], ["http://[::1"],
+        ["redis://host"],
+        ["host:1"],
+        ["http://"],
+        ["http://host:99999"],
+        ["http://host:1/path"],
+        ["http://host:1?x=1"],
+        ["http://host:1?timeout_s=0"],
+        ["http://host:1?timeout_s=x"],
+        ["http://a:1", "http://a:1/"],
+        [f"http://h:{n}" for n in range(1, 10)],
+        "http://host:1",
+        ["http://ho\nst:1"],
+        ["http://[::1"],
     ],
-)  # fmt: skip
+)
 def test_a_peer_that_is_none_is_an_error(far, peers):
     """A setting that cannot be used is named."""
     with pytest.raises(ConfigError, match="peer"):

@@ -199,8 +199,10 @@ def test_the_report_says_what_holds_what(filled):
     oracle.age(filled, 60, *young)
     report = filled.prune(older_than_s=11 * DAYS)
     assert held(report) == {
-        "tags": (7, tagged), "grace": (1, sizes(filled, *young)), "older_than": (7, total - tagged - sizes(filled, *young)),
-    }  # fmt: skip
+        "tags": (7, tagged),
+        "grace": (1, sizes(filled, *young)),
+        "older_than": (7, total - tagged - sizes(filled, *young)),
+    }
     report = filled.prune(max_bytes=total - 1)
     assert sum(one.size_bytes for one in report.held) == report.kept_bytes == sizes(filled)
     assert set(held(report)) == {"tags", "grace", "max_bytes"}

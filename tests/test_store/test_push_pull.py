@@ -308,9 +308,25 @@ def test_what_a_newer_version_wrote_is_not_stored(memory, mode):
 
 TAGS = ("t", "T", "_", "0", "llama3/h200", "a/b/c/d", "a", "a/b", "x" * 100, "v1.0-rc_2", "v1/t/t")
 NOT_TAGS = (
-    "", "/", "a/", "/a", "a//b", "a/b/c/d/e", ".", "..", "a/../b", ".hidden", "-a", "a b", "a\n", "é", "a:b", "a@b", "x" * 101,
+    "",
+    "/",
+    "a/",
+    "/a",
+    "a//b",
+    "a/b/c/d/e",
+    ".",
+    "..",
+    "a/../b",
+    ".hidden",
+    "-a",
+    "a b",
+    "a\n",
+    "é",
+    "a:b",
+    "a@b",
+    "x" * 101,
     "+gen",
-)  # fmt: skip
+)
 
 
 def test_tags_of_the_grammar_are_different(store):
@@ -329,8 +345,13 @@ def test_tags_of_the_grammar_are_different(store):
 @pytest.mark.parametrize("tag", NOT_TAGS)
 def test_other_tags_are_refused(memory, tag):
     """What is not a tag is a ConfigError that says the grammar, for every call that takes one."""
-    for call in (lambda: memory.push(oracle.bundle("A"), tag), lambda: memory.pull(tag), lambda: memory.delete_tag(tag),
-                 lambda: memory.restore(tag), lambda: memory.restore(tag, missing_ok=True)):  # fmt: skip
+    for call in (
+        lambda: memory.push(oracle.bundle("A"), tag),
+        lambda: memory.pull(tag),
+        lambda: memory.delete_tag(tag),
+        lambda: memory.restore(tag),
+        lambda: memory.restore(tag, missing_ok=True),
+    ):
         with pytest.raises(ConfigError, match=r"not a tag.*such as llama3/h200"):
             call()
     assert oracle.raw(memory) == {}
@@ -542,8 +563,12 @@ def test_a_tag_of_a_newer_version_is_left_alone(store):
 
     store.push(oracle.bundle("A"), "other")
     oracle.set_tag(store, "t", value := msgpack.packb([2, "something new"]))
-    for call in (lambda: store.pull("t"), lambda: store.push(oracle.bundle("B"), "t"),
-                 lambda: store.push(oracle.bundle("B"), "t", mode="create"), lambda: store.restore("t", missing_ok=True)):  # fmt: skip
+    for call in (
+        lambda: store.pull("t"),
+        lambda: store.push(oracle.bundle("B"), "t"),
+        lambda: store.push(oracle.bundle("B"), "t", mode="create"),
+        lambda: store.restore("t", missing_ok=True),
+    ):
         with pytest.raises(FormatError, match="upgrade triton-bundler"):
             call()
     assert oracle.innermost(store).read_ref("v1/t/t") == value

@@ -162,9 +162,23 @@ def test_verify_tells_and_removes(store, admin):
 
 
 STRANGE = [
-    "v1/d/zz", "v1/d", f"v1/d/{'A' * 64}", f"v1/d/{'0' * 63}", "v1/d/x/y", "v1/m", "v1/m/x", f"v1/m/{'0' * 64}", f"v1/m/{'0' * 64}/x",
-    "v1/u", "v1/u/zz", "v1/k", "v1/k/x", f"v1/k/{'a' * 64}/x", "v1/s", "v1/s/x",
-]  # fmt: skip
+    "v1/d/zz",
+    "v1/d",
+    f"v1/d/{'A' * 64}",
+    f"v1/d/{'0' * 63}",
+    "v1/d/x/y",
+    "v1/m",
+    "v1/m/x",
+    f"v1/m/{'0' * 64}",
+    f"v1/m/{'0' * 64}/x",
+    "v1/u",
+    "v1/u/zz",
+    "v1/k",
+    "v1/k/x",
+    f"v1/k/{'a' * 64}/x",
+    "v1/s",
+    "v1/s/x",
+]
 
 
 @pytest.mark.parametrize("key", STRANGE)

@@ -26,8 +26,10 @@ def command(*words):
     """Run triton-bundler in a process of its own; returns what it says as JSON."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "bundler", *map(str, words), "--json"],
-        capture_output=True, text=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
 

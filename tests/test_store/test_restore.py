@@ -35,8 +35,10 @@ def cache(tmp_path, monkeypatch):
 def tree(directory):
     """Return {relative path: bytes} of a directory."""
     return {
-        str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()
-    }  # fmt: skip
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_restoring_from_a_store_is_restoring_the_bundle(pushed, real, cache):

@@ -125,10 +125,17 @@ def test_a_push_takes_five_round_trips_and_two_for_each_batch(asked):
 def test_a_dictionary_costs_a_push_one_round_trip_and_a_pull_none(asked, trips, server):
     """What units have in common is stored before them, and comes with the first of them."""
     files = build.Files()
-    alike = files.bundle(*(
-        files.kernel(seed, "k", source=f"a.py {seed}", extra={"k.llir": build.noise("same", 60_000) + b"%d" % seed})
-        for seed in range(20)
-    ))  # fmt: skip
+    alike = files.bundle(
+        *(
+            files.kernel(
+                seed,
+                "k",
+                source=f"a.py {seed}",
+                extra={"k.llir": build.noise("same", 60_000) + b"%d" % seed},
+            )
+            for seed in range(20)
+        )
+    )
     assert asked(lambda store: store.push(alike, "t"))[1] <= 5 + 2
     with bundler.open_store(server.url(), **PATIENT) as store:
         assert store.stats().dictionaries == 1

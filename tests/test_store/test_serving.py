@@ -94,11 +94,30 @@ def test_a_range_of_an_object(served, asked, status, part):
 @pytest.mark.parametrize(
     "path",
     [
-        "/", "/v1", "/v1/", "/v1/t", "/v1/t/", "/v1/t/none", "/v1/u", "/v1/k/abc", "/v1/f/abc", "/v1/u/../t/team/x", "/../../etc/passwd",
-        "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "/v1/t/../../data", "/v1/t/team%2fx", "/data/v1", "/catalog",
-        "/v1/u/" + "0" * 64, "/v1/u/" + "A" * 64, "/v1/m/" + "0" * 64, "/v1/t/" + "a/" * 9 + "a", "http://other/v1/t/none",
+        "/",
+        "/v1",
+        "/v1/",
+        "/v1/t",
+        "/v1/t/",
+        "/v1/t/none",
+        "/v1/u",
+        "/v1/k/abc",
+        "/v1/f/abc",
+        "/v1/u/../t/team/x",
+        "/../../etc/passwd",
+        "/%2e%2e/%2e%2e/etc/passwd",
+        "//etc/passwd",
+        "/v1/t/../../data",
+        "/v1/t/team%2fx",
+        "/data/v1",
+        "/catalog",
+        "/v1/u/" + "0" * 64,
+        "/v1/u/" + "A" * 64,
+        "/v1/m/" + "0" * 64,
+        "/v1/t/" + "a/" * 9 + "a",
+        "http://other/v1/t/none",
     ],
-)  # fmt: skip
+)
 def test_nothing_else_is_readable(served, path):
     """Other paths, of files too, are 404, and nothing of the file system is told."""
     status, _, body = ask(served[1], "GET", path)

@@ -414,9 +414,10 @@ def test_of_four_processes_of_a_host_one_fetches(server, tmp_path, opened):
     size = sum(size for _, size in bundle.content.blobs)
     taken = {}
     for name, processes, urls in (
-        ("one", 1, [f"file://{tmp_path}/one", server.url()]), ("four", 4, [f"file://{tmp_path}/four", server.url()]),
+        ("one", 1, [f"file://{tmp_path}/one", server.url()]),
+        ("four", 4, [f"file://{tmp_path}/four", server.url()]),
         ("without", 2, [server.url()]),
-    ):  # fmt: skip
+    ):
         before = sent_bytes(server)
         answers = fetch(processes, *urls)
         taken[name] = sent_bytes(server) - before

@@ -138,8 +138,16 @@ def test_a_writer_of_one_prefix_removes_no_objects_and_runs_nothing_else(opened,
     with client:
         units = list(server.client().keys("tb:o:*"))
         assert units
-        for words in (("DEL", units[0]), ("UNLINK", units[0]), ("FLUSHALL",), ("ACL", "LIST"), ("CONFIG", "GET", "*"),
-                      ("SET", "tb:r:v1/t/team-b/llama", "x"), ("SET", "other", "x"), ("RENAME", units[0], "tb:r:v1/t/team-a/x")):  # fmt: skip
+        for words in (
+            ("DEL", units[0]),
+            ("UNLINK", units[0]),
+            ("FLUSHALL",),
+            ("ACL", "LIST"),
+            ("CONFIG", "GET", "*"),
+            ("SET", "tb:r:v1/t/team-b/llama", "x"),
+            ("SET", "other", "x"),
+            ("RENAME", units[0], "tb:r:v1/t/team-a/x"),
+        ):
             with pytest.raises(redis.exceptions.NoPermissionError):
                 client.execute_command(*words)
     assert opened("writer").pull("team-b/llama").kernels

@@ -29,16 +29,21 @@ NameError('undefined_name is not defined')"""
     ("text", "line"),
     [
         (PTXAS, "ptxas /tmp/x.ptx, line 35; error: Parsing error near 'no': syntax error"),
-        ("a\nptxas-blackwell fatal   : Value 'sm_999a' is not\nb", "ptxas-blackwell fatal: Value 'sm_999a' is not"),
+        (
+            "a\nptxas-blackwell fatal   : Value 'sm_999a' is not\nb",
+            "ptxas-blackwell fatal: Value 'sm_999a' is not",
+        ),
         ('loc("k.ttir":3:21): error: use of value\n x', 'loc("k.ttir":3:21): error: use of value'),
         ("k.py:3:21: error: use of value", "k.py:3:21: error: use of value"),
         ("<unknown>:0: error: failed", "<unknown>:0: error: failed"),
         ("error: invalid instruction\n  asm\n  ^\nld.lld: error: no", "error: invalid instruction"),
         ("note\nld.lld: error: undefined symbol: f", "ld.lld: error: undefined symbol: f"),
         ("LLVM ERROR: Cannot select: x\nStack dump:", "LLVM ERROR: Cannot select: x"),
-        ("PassManager::run failed", None), (SOURCE, None), ("", None),
+        ("PassManager::run failed", None),
+        (SOURCE, None),
+        ("", None),
     ],
-)  # fmt: skip
+)
 def test_the_first_line_that_reports_an_error_tells(text, line):
     """Lines of each tool are known; the kernel's own source, which is indented, is none."""
     assert telling_line(text) == line
@@ -47,13 +52,17 @@ def test_the_first_line_that_reports_an_error_tells(text, line):
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (RuntimeError(PTXAS), "RuntimeError: ptxas /tmp/x.ptx, line 35; error: Parsing error near 'no': syntax error"),
+        (
+            RuntimeError(PTXAS),
+            "RuntimeError: ptxas /tmp/x.ptx, line 35; error: Parsing error near 'no': syntax error",
+        ),
         (RuntimeError(SILENT), "RuntimeError: PTXAS error: `ptxas` raised SIGSEGV"),
         (RuntimeError(SILENT.replace("stderr:", "stderr:\nno")), "RuntimeError: no"),
         (ValueError(SOURCE), "ValueError: NameError('undefined_name is not defined')"),
-        (RuntimeError("PassManager::run failed"), "RuntimeError: PassManager::run failed"), (KeyError(), "KeyError"),
+        (RuntimeError("PassManager::run failed"), "RuntimeError: PassManager::run failed"),
+        (KeyError(), "KeyError"),
     ],
-)  # fmt: skip
+)
 def test_a_reason_is_one_line_that_begins_with_its_class(error, reason):
     """What a tool reports comes first, else the last line of what Triton says."""
     assert reason_of(error) == reason

@@ -55,52 +55,93 @@ def owner():
 CHAINS = {
     "a recording": ({}, [recorded("/a")], {MANAGER: SPOOL_MANAGER, SPOOL: "/a", SPOOL_INNER: None}),
     "a recording before the user's manager": (
-        {MANAGER: "mine:M"}, [recorded("/a")], {MANAGER: SPOOL_MANAGER, SPOOL: "/a", SPOOL_INNER: "mine:M"},
+        {MANAGER: "mine:M"},
+        [recorded("/a")],
+        {MANAGER: SPOOL_MANAGER, SPOOL: "/a", SPOOL_INNER: "mine:M"},
     ),
     "a session before the user's manager": (
-        {MANAGER: "mine:M"}, [session("s")], {MANAGER: SESSION_MANAGER, INNER: "mine:M", STORE: "s"},
+        {MANAGER: "mine:M"},
+        [session("s")],
+        {MANAGER: SESSION_MANAGER, INNER: "mine:M", STORE: "s"},
     ),
     "a recording in a session": (
-        {MANAGER: "mine:M"}, [session("s"), recorded("/a")],
-        {MANAGER: SPOOL_MANAGER, SPOOL: "/a", SPOOL_INNER: SESSION_MANAGER, INNER: "mine:M", STORE: "s"},
+        {MANAGER: "mine:M"},
+        [session("s"), recorded("/a")],
+        {
+            MANAGER: SPOOL_MANAGER,
+            SPOOL: "/a",
+            SPOOL_INNER: SESSION_MANAGER,
+            INNER: "mine:M",
+            STORE: "s",
+        },
     ),
     "a session in a recording": (
-        {}, [recorded("/a"), session("s")],
-        {MANAGER: SPOOL_MANAGER, SPOOL: "/a", SPOOL_INNER: SESSION_MANAGER, INNER: None, STORE: "s"},
+        {},
+        [recorded("/a"), session("s")],
+        {
+            MANAGER: SPOOL_MANAGER,
+            SPOOL: "/a",
+            SPOOL_INNER: SESSION_MANAGER,
+            INNER: None,
+            STORE: "s",
+        },
     ),
-    "the latest of two sessions": ({}, [session("s"), session("t")], {MANAGER: SESSION_MANAGER, INNER: None, STORE: "t"}),
+    "the latest of two sessions": (
+        {},
+        [session("s"), session("t")],
+        {MANAGER: SESSION_MANAGER, INNER: None, STORE: "t"},
+    ),
     "recordings, the innermost first": (
-        {}, [recorded("/a"), recorded("/b")], {MANAGER: SPOOL_MANAGER, SPOOL: f"/b{os.pathsep}/a", SPOOL_INNER: None},
+        {},
+        [recorded("/a"), recorded("/b")],
+        {MANAGER: SPOOL_MANAGER, SPOOL: f"/b{os.pathsep}/a", SPOOL_INNER: None},
     ),
     "a recording in a child that is recorded": (
-        {MANAGER: SPOOL_MANAGER, SPOOL: "/p", SPOOL_INNER: "mine:M"}, [recorded("/a")],
+        {MANAGER: SPOOL_MANAGER, SPOOL: "/p", SPOOL_INNER: "mine:M"},
+        [recorded("/a")],
         {MANAGER: SPOOL_MANAGER, SPOOL: f"/a{os.pathsep}/p", SPOOL_INNER: "mine:M"},
     ),
     "a session in a child that is recorded": (
-        {MANAGER: SPOOL_MANAGER, SPOOL: "/p", SPOOL_INNER: "mine:M"}, [session("s")],
+        {MANAGER: SPOOL_MANAGER, SPOOL: "/p", SPOOL_INNER: "mine:M"},
+        [session("s")],
         {MANAGER: SPOOL_MANAGER, SPOOL_INNER: SESSION_MANAGER, INNER: "mine:M", STORE: "s"},
     ),
     "a recording in a child of a session": (
-        {MANAGER: SESSION_MANAGER, INNER: "mine:M", STORE: "s"}, [recorded("/a")],
+        {MANAGER: SESSION_MANAGER, INNER: "mine:M", STORE: "s"},
+        [recorded("/a")],
         {MANAGER: SPOOL_MANAGER, SPOOL: "/a", SPOOL_INNER: SESSION_MANAGER, INNER: "mine:M"},
     ),
     "managers that name each other": (
-        {MANAGER: SESSION_MANAGER, INNER: SPOOL_MANAGER, SPOOL_INNER: SESSION_MANAGER}, [recorded("/a")],
+        {MANAGER: SESSION_MANAGER, INNER: SPOOL_MANAGER, SPOOL_INNER: SESSION_MANAGER},
+        [recorded("/a")],
         {MANAGER: SPOOL_MANAGER, SPOOL: "/a", SPOOL_INNER: SESSION_MANAGER, INNER: None},
     ),
     "bundles": (
-        {REGISTERED: "/x"}, [Active(bundle="/y"), Active(bundle="/z")],
+        {REGISTERED: "/x"},
+        [Active(bundle="/y"), Active(bundle="/z")],
         {MANAGER: SESSION_MANAGER, INNER: None, REGISTERED: os.pathsep.join(["/x", "/y", "/z"])},
     ),
-    "a session of this process alone": ({}, [Active(here_only=True, in_code=lambda theirs: None)], {}),
+    "a session of this process alone": (
+        {},
+        [Active(here_only=True, in_code=lambda theirs: None)],
+        {},
+    ),
     "a path of ours around the program's": (
-        {"PYTHONPATH": f"/u{os.pathsep}"}, [session("s", path=("/f",)), session("s", path=("/f",))],
-        {MANAGER: SESSION_MANAGER, INNER: None, STORE: "s", "PYTHONPATH": os.pathsep.join(["/f", "/u", "", STAND_IN])},
+        {"PYTHONPATH": f"/u{os.pathsep}"},
+        [session("s", path=("/f",)), session("s", path=("/f",))],
+        {
+            MANAGER: SESSION_MANAGER,
+            INNER: None,
+            STORE: "s",
+            "PYTHONPATH": os.pathsep.join(["/f", "/u", "", STAND_IN]),
+        },
     ),
     "a path that a parent gave": (
-        {"PYTHONPATH": STAND_IN}, [recorded("/a")], {MANAGER: SPOOL_MANAGER, SPOOL: "/a", SPOOL_INNER: None, "PYTHONPATH": STAND_IN},
+        {"PYTHONPATH": STAND_IN},
+        [recorded("/a")],
+        {MANAGER: SPOOL_MANAGER, SPOOL: "/a", SPOOL_INNER: None, "PYTHONPATH": STAND_IN},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CHAINS)

@@ -86,10 +86,16 @@ def test_everything_is_as_before_afterwards(torch, imitate):
     import triton
 
     watched = [
-        (torch.cuda, "is_available"), (torch.cuda, "Event"), (torch.Tensor, "to"), (torch.Tensor, "cpu"),
-        (triton.JITFunction, "run"), (triton.runtime.autotuner.Autotuner, "do_bench"), (triton.testing, "do_bench"),
-        (torch._subclasses.FakeTensor, "__torch_dispatch__"), (sys.modules["triton.runtime.driver"].driver, "_active"),
-    ]  # fmt: skip
+        (torch.cuda, "is_available"),
+        (torch.cuda, "Event"),
+        (torch.Tensor, "to"),
+        (torch.Tensor, "cpu"),
+        (triton.JITFunction, "run"),
+        (triton.runtime.autotuner.Autotuner, "do_bench"),
+        (triton.testing, "do_bench"),
+        (torch._subclasses.FakeTensor, "__torch_dispatch__"),
+        (sys.modules["triton.runtime.driver"].driver, "_active"),
+    ]
     before = [vars(owner).get(name, "inherited") for owner, name in watched]
     with imitate():
         assert [vars(owner).get(name, "inherited") for owner, name in watched] != before

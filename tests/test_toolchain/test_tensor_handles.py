@@ -149,9 +149,11 @@ class Parameter(Sample):
 def other_torch(**members):
     nothing = types.SimpleNamespace
     made = {
-        "Tensor": Sample, "nn": nothing(Parameter=Parameter), "empty": lambda *_, **__: Sample(object()),
+        "Tensor": Sample,
+        "nn": nothing(Parameter=Parameter),
+        "empty": lambda *_, **__: Sample(object()),
         "_C": nothing(TensorBase=Sample),
-    }  # fmt: skip
+    }
     return nothing(**made | members)
 
 

@@ -73,19 +73,29 @@ class Instance:
                 "keyDetails": "PKIX_ECDSA_P256_SHA_256",
                 "validFor": valid,
             }
-            return {"baseUrl": url, "hashAlgorithm": "SHA2_256", "publicKey": public,
-                    "logId": {"keyId": text(_digest(spki(key)))}}  # fmt: skip
+            return {
+                "baseUrl": url,
+                "hashAlgorithm": "SHA2_256",
+                "publicKey": public,
+                "logId": {"keyId": text(_digest(spki(key)))},
+            }
 
         der = self.root.public_bytes(serialization.Encoding.DER)
         authority = {
-            "subject": {"organization": "test", "commonName": "test authority"}, "uri": "https://authority.invalid",
-            "certChain": {"certificates": [{"rawBytes": text(der)}]}, "validFor": valid,
-        }  # fmt: skip
-        return json.dumps({
-            "mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1",
-            "tlogs": [log(self.log, "https://log.invalid")], "ctlogs": [log(self.certificates, "https://ct.invalid")],
-            "certificateAuthorities": [authority], "timestampAuthorities": [],
-        })  # fmt: skip
+            "subject": {"organization": "test", "commonName": "test authority"},
+            "uri": "https://authority.invalid",
+            "certChain": {"certificates": [{"rawBytes": text(der)}]},
+            "validFor": valid,
+        }
+        return json.dumps(
+            {
+                "mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1",
+                "tlogs": [log(self.log, "https://log.invalid")],
+                "ctlogs": [log(self.certificates, "https://ct.invalid")],
+                "certificateAuthorities": [authority],
+                "timestampAuthorities": [],
+            }
+        )
 
     def sign(self, data, identity=IDENTITY, issuer=ISSUER):
         """Return the bundle of a signature as an object of JSON."""
@@ -93,21 +103,29 @@ class Instance:
         certificate = self._certificate(key, identity, issuer)
         signature = key.sign(data, ec.ECDSA(hashes.SHA256()))
         pem = certificate.public_bytes(serialization.Encoding.PEM)
-        body = canonical({
-            "apiVersion": "0.0.1", "kind": "hashedrekord",
-            "spec": {"data": {"hash": {"algorithm": "sha256", "value": _digest(data).hex()}},
-                     "signature": {"content": text(signature), "publicKey": {"content": text(pem)}}},
-        })  # fmt: skip
+        body = canonical(
+            {
+                "apiVersion": "0.0.1",
+                "kind": "hashedrekord",
+                "spec": {
+                    "data": {"hash": {"algorithm": "sha256", "value": _digest(data).hex()}},
+                    "signature": {"content": text(signature), "publicKey": {"content": text(pem)}},
+                },
+            }
+        )
         return {
             "mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json",
             "verificationMaterial": {
-                "certificate": {"rawBytes": text(certificate.public_bytes(serialization.Encoding.DER))},
+                "certificate": {
+                    "rawBytes": text(certificate.public_bytes(serialization.Encoding.DER))
+                },
                 "tlogEntries": [self._entry(body)],
             },
             "messageSignature": {
-                "messageDigest": {"algorithm": "SHA2_256", "digest": text(_digest(data))}, "signature": text(signature)
+                "messageDigest": {"algorithm": "SHA2_256", "digest": text(_digest(data))},
+                "signature": text(signature),
             },
-        }  # fmt: skip
+        }
 
     def _certificate(self, key, identity, issuer):
         builder = (
@@ -167,22 +185,36 @@ class Instance:
             {"body": text(body), "integratedTime": time, "logID": log_id.hex(), "logIndex": 0}
         )
         return {
-            "logIndex": "0", "logId": {"keyId": text(log_id)},
-            "kindVersion": {"kind": "hashedrekord", "version": "0.0.1"}, "integratedTime": str(time),
-            "inclusionPromise": {"signedEntryTimestamp": text(self.log.sign(promise, ec.ECDSA(hashes.SHA256())))},
+            "logIndex": "0",
+            "logId": {"keyId": text(log_id)},
+            "kindVersion": {"kind": "hashedrekord", "version": "0.0.1"},
+            "integratedTime": str(time),
+            "inclusionPromise": {
+                "signedEntryTimestamp": text(self.log.sign(promise, ec.ECDSA(hashes.SHA256())))
+            },
             "inclusionProof": {
-                "logIndex": "0", "rootHash": text(root), "treeSize": "1", "hashes": [],
+                "logIndex": "0",
+                "rootHash": text(root),
+                "treeSize": "1",
+                "hashes": [],
                 "checkpoint": {"envelope": f"{note}\n\u2014 log.invalid {signed_note}\n"},
             },
             "canonicalizedBody": text(body),
-        }  # fmt: skip
+        }
 
 
 def _usage(*, certificates):
     return x509.KeyUsage(
-        digital_signature=not certificates, content_commitment=False, key_encipherment=False, data_encipherment=False,
-        key_agreement=False, key_cert_sign=certificates, crl_sign=certificates, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        digital_signature=not certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=certificates,
+        crl_sign=certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def _der_length(length):

@@ -109,9 +109,16 @@ def test_a_passphrase_that_is_not_needed_does_no_harm(ssh_key):
 
 def test_an_encrypted_key_of_openssh(tmp_path):
     """With the package bcrypt it is read; without it the message names the package, and the way round."""
-    done = subprocess.run(
-        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", "id"], cwd=tmp_path, capture_output=True, text=True
-    ) if shutil.which("ssh-keygen") else None  # fmt: skip
+    done = (
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", "id"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        if shutil.which("ssh-keygen")
+        else None
+    )
     if done is None or done.returncode:
         pytest.skip("ssh-keygen, which makes the key, is not installed")
     public = openssh_keys.read_public((tmp_path / "id.pub").read_text())

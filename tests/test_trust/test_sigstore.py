@@ -177,8 +177,12 @@ def test_files_are_looked_at_before_the_package_sees_them(signed, tmp_path):
     (tmp_path / "large").write_text(" " * (1 << 20) + "{}")
     os.mkfifo(tmp_path / "pipe")
     for name, error in (
-        ("text", FormatError), ("deep", FormatError), ("large", LimitExceeded), ("pipe", BundlerError), ("none", NotFound)
-    ):  # fmt: skip
+        ("text", FormatError),
+        ("deep", FormatError),
+        ("large", LimitExceeded),
+        ("pipe", BundlerError),
+        ("none", NotFound),
+    ):
         with pytest.raises(error, match=name):
             signed(trust_root=tmp_path / name)
     for nobody in ({"identity": ""}, {"issuer": ""}):

@@ -45,8 +45,15 @@ def bare_steps(file: str, into: str, keep: str) -> Seconds:
         kernels = _new_kernels(bundle, into, keep)
         for name, wanted in (
             (MANIFEST, [one for one in container.sections if one.kind not in BLOB_SECTIONS]),
-            (READER, [one for one in container.sections if one.kind == LAUNCH or (one.kind in BLOB_SECTIONS and keep == "all")]),
-        ):  # fmt: skip
+            (
+                READER,
+                [
+                    one
+                    for one in container.sections
+                    if one.kind == LAUNCH or (one.kind in BLOB_SECTIONS and keep == "all")
+                ],
+            ),
+        ):
             stored = _timed(
                 seconds,
                 f"{name}: read",

@@ -229,9 +229,15 @@ def _place_rows(place: str, samples: Samples, kernels: int) -> list[dict[str, An
         over, under = (theirs, ours) if "least" in target else (ours, theirs)
         figure = median([one / other for one, other in zip(over, under, strict=True)])
         return row(
-            f"{place}: {work}", figure, "x", peer=f"{name}, {shown(median(theirs) * 1e3, 'ms')}",
-            ours_ms=median(ours) * 1e3, peer_ms=median(theirs) * 1e3, kernels=kernels, **(target if targets else {}),
-        )  # fmt: skip
+            f"{place}: {work}",
+            figure,
+            "x",
+            peer=f"{name}, {shown(median(theirs) * 1e3, 'ms')}",
+            ours_ms=median(ours) * 1e3,
+            peer_ms=median(theirs) * 1e3,
+            kernels=kernels,
+            **(target if targets else {}),
+        )
 
     everything, launch = seconds("restore all: restore"), seconds("restore launch: restore")
     loaded = seconds("restore all: load", "restore all: restore")
@@ -240,24 +246,65 @@ def _place_rows(place: str, samples: Samples, kernels: int) -> list[dict[str, An
     saved = seconds("collect: collect", "collect: save")
     torch_saved = seconds("torch save: collect", "torch save: pickle", "torch save: write")
     return [
-        ratio("restore everything, digests verified", everything, seconds("write all: write"),
-              "bare write loop of the same files", most=_restore_target()),
-        ratio("restore the launch set", launch, seconds("write launch: write"),
-              "bare write loop of the same files", most=1.6),
-        ratio("load and restore everything: how much faster", loaded, torch,
-              "torch's bundler unpickles and emits, unverified", least=2.0),
-        ratio("load and restore the launch set: how much faster", loaded_launch, torch,
-              "torch's bundler unpickles and emits everything", least=5.0),
+        ratio(
+            "restore everything, digests verified",
+            everything,
+            seconds("write all: write"),
+            "bare write loop of the same files",
+            most=_restore_target(),
+        ),
+        ratio(
+            "restore the launch set",
+            launch,
+            seconds("write launch: write"),
+            "bare write loop of the same files",
+            most=1.6,
+        ),
+        ratio(
+            "load and restore everything: how much faster",
+            loaded,
+            torch,
+            "torch's bundler unpickles and emits, unverified",
+            least=2.0,
+        ),
+        ratio(
+            "load and restore the launch set: how much faster",
+            loaded_launch,
+            torch,
+            "torch's bundler unpickles and emits everything",
+            least=5.0,
+        ),
         ratio("collect and save", saved, seconds("tar: tar"), "tar and zstd -3", most=2.5),
-        ratio("push into an empty store in a directory", seconds("push: push"), seconds("tar: tar"), "tar and zstd -3"),
-        ratio("pull and restore everything", seconds("pull all: pull and restore"), seconds("write all: write"),
-              "bare write loop of the same files"),
-        ratio("pull and restore the launch set", seconds("pull launch: pull and restore"), seconds("write launch: write"),
-              "bare write loop of the same files"),
-        row(f"{place}: push again, when the store has everything", median(seconds("push: push again")) * 1e3, "ms",
-            most=_PUSH_AGAIN_TARGET_MS if targets else None),
-        _plain(f"{place}: collect and save, beside torch's bundler, which keeps everything uncompressed", saved, torch_saved),
-    ]  # fmt: skip
+        ratio(
+            "push into an empty store in a directory",
+            seconds("push: push"),
+            seconds("tar: tar"),
+            "tar and zstd -3",
+        ),
+        ratio(
+            "pull and restore everything",
+            seconds("pull all: pull and restore"),
+            seconds("write all: write"),
+            "bare write loop of the same files",
+        ),
+        ratio(
+            "pull and restore the launch set",
+            seconds("pull launch: pull and restore"),
+            seconds("write launch: write"),
+            "bare write loop of the same files",
+        ),
+        row(
+            f"{place}: push again, when the store has everything",
+            median(seconds("push: push again")) * 1e3,
+            "ms",
+            most=_PUSH_AGAIN_TARGET_MS if targets else None,
+        ),
+        _plain(
+            f"{place}: collect and save, beside torch's bundler, which keeps everything uncompressed",
+            saved,
+            torch_saved,
+        ),
+    ]
 
 
 def _restore_target() -> float:
@@ -267,8 +314,14 @@ def _restore_target() -> float:
 
 def _plain(work: str, ours: list[float], theirs: list[float]) -> dict[str, Any]:
     figure = median([one / other for one, other in zip(ours, theirs, strict=True)])
-    return row(work, figure, "x", peer=f"collect, pickle and write, {shown(median(theirs) * 1e3, 'ms')}",
-               ours_ms=median(ours) * 1e3, peer_ms=median(theirs) * 1e3)  # fmt: skip
+    return row(
+        work,
+        figure,
+        "x",
+        peer=f"collect, pickle and write, {shown(median(theirs) * 1e3, 'ms')}",
+        ours_ms=median(ours) * 1e3,
+        peer_ms=median(theirs) * 1e3,
+    )
 
 
 def _size_rows(samples: Samples, kernels: int) -> list[dict[str, Any]]:
@@ -277,11 +330,24 @@ def _size_rows(samples: Samples, kernels: int) -> list[dict[str, Any]]:
     )
     torch = f"torch's pickle, {shown(pickled / 1e6, 'MB')}"
     return [
-        row(f"bundle of {kernels:,} kernels, {shown(ours / 1e6, 'MB')}: how many times smaller", pickled / ours, "x",
-            least=50.0, peer=torch, ours_bytes=ours, peer_bytes=pickled),
-        row(f"bundle of {kernels:,} kernels: how many times smaller", tar / ours, "x",
-            peer=f"tar and zstd -3, {shown(tar / 1e6, 'MB')}", ours_bytes=ours, peer_bytes=tar),
-    ]  # fmt: skip
+        row(
+            f"bundle of {kernels:,} kernels, {shown(ours / 1e6, 'MB')}: how many times smaller",
+            pickled / ours,
+            "x",
+            least=50.0,
+            peer=torch,
+            ours_bytes=ours,
+            peer_bytes=pickled,
+        ),
+        row(
+            f"bundle of {kernels:,} kernels: how many times smaller",
+            tar / ours,
+            "x",
+            peer=f"tar and zstd -3, {shown(tar / 1e6, 'MB')}",
+            ours_bytes=ours,
+            peer_bytes=tar,
+        ),
+    ]
 
 
 def _corpus_rows(name: str, cache: Path) -> list[dict[str, Any]]:

@@ -59,9 +59,15 @@ def main() -> int:
             for delay in DELAYS_S
         }
     result = {
-        "kernels": kernels, "rounds": rounds, "files": len(files), "place": "tmpfs" if measurement.fast_directory() else "disk",
-        "load_before": round(load, 2), "client": importlib.metadata.version("obstore"), "aws": aws_version(), "delays": delays,
-    }  # fmt: skip
+        "kernels": kernels,
+        "rounds": rounds,
+        "files": len(files),
+        "place": "tmpfs" if measurement.fast_directory() else "disk",
+        "load_before": round(load, 2),
+        "client": importlib.metadata.version("obstore"),
+        "aws": aws_version(),
+        "delays": delays,
+    }
     missed = finish("bench-cloud", {**result, "rows": rows_of(result)}, options.results)
     for line in missed:
         print(
@@ -95,9 +101,20 @@ def measure(
         samples["push"] = [pushed["push"]]
         for number in range(rounds):
             for side, name, job, words in (
-                *(("ours", f"ours {keep}", "restore", (endpoint, out, keep)) for keep in ("all", "launch")),
-                *(("plain", f"gets, {count} at once", "gets", (endpoint, work / "names", out, count)) for count in AT_ONCE),
-            ):  # fmt: skip
+                *(
+                    ("ours", f"ours {keep}", "restore", (endpoint, out, keep))
+                    for keep in ("all", "launch")
+                ),
+                *(
+                    (
+                        "plain",
+                        f"gets, {count} at once",
+                        "gets",
+                        (endpoint, work / "names", out, count),
+                    )
+                    for count in AT_ONCE
+                ),
+            ):
                 found = serving[side].do(job, *words)
                 samples.setdefault(name, []).append(found["seconds"])
                 samples.setdefault(

@@ -42,9 +42,13 @@ def serve(side: str) -> None:
 def cloud_environment(endpoint: str) -> dict[str, str]:
     """Return the settings by which clients find the stand-in, which looks at no signature."""
     return {
-        "AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "none-is-needed", "AWS_REGION": "us-east-1",
-        "AWS_DEFAULT_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true", "AWS_ENDPOINT_URL": endpoint,
-    }  # fmt: skip
+        "AWS_ACCESS_KEY_ID": "bench",
+        "AWS_SECRET_ACCESS_KEY": "none-is-needed",
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ENDPOINT_URL": endpoint,
+    }
 
 
 def aws_environment(endpoint: str) -> dict[str, str]:
@@ -121,8 +125,12 @@ def aws(endpoint: str, into: str) -> dict[str, float]:
 
 
 JOBS: dict[str, Callable[..., dict[str, float]]] = {
-    "record": record, "push": push, "restore": restore, "gets": gets, "aws": aws,
-}  # fmt: skip
+    "record": record,
+    "push": push,
+    "restore": restore,
+    "gets": gets,
+    "aws": aws,
+}
 
 if __name__ == "__main__":
     serve(sys.argv[1])

@@ -31,10 +31,26 @@ def rows_of(result: dict[str, Any]) -> list[dict[str, Any]]:
         best = min(AT_ONCE, key=lambda count: median(samples[_gets(count)]))
         least = FASTER_TARGETS.get(delay)
         rows += [
-            _row(f"{delay}: restore everything: how much faster", samples, "ours all", _gets(AWS_AT_ONCE), least),
-            _row(f"{delay}: restore everything: how much faster than the fastest number", samples, "ours all", _gets(best)),
-            _row(f"{delay}: restore the launch set: how much faster", samples, "ours launch", _gets(AWS_AT_ONCE)),
-        ]  # fmt: skip
+            _row(
+                f"{delay}: restore everything: how much faster",
+                samples,
+                "ours all",
+                _gets(AWS_AT_ONCE),
+                least,
+            ),
+            _row(
+                f"{delay}: restore everything: how much faster than the fastest number",
+                samples,
+                "ours all",
+                _gets(best),
+            ),
+            _row(
+                f"{delay}: restore the launch set: how much faster",
+                samples,
+                "ours launch",
+                _gets(AWS_AT_ONCE),
+            ),
+        ]
         if "aws s3 sync" in samples:
             rows.append(
                 _row(
@@ -59,9 +75,14 @@ def _row(
         [theirs / mine for mine, theirs in zip(samples[ours], samples[peer], strict=False)]
     )
     return row(
-        work, figure, "x", least=least, peer=f"{peer}, {shown(median(samples[peer]) * 1e3, 'ms')}",
-        ours_ms=median(samples[ours]) * 1e3, peer_ms=median(samples[peer]) * 1e3,
-    )  # fmt: skip
+        work,
+        figure,
+        "x",
+        least=least,
+        peer=f"{peer}, {shown(median(samples[peer]) * 1e3, 'ms')}",
+        ours_ms=median(samples[ours]) * 1e3,
+        peer_ms=median(samples[peer]) * 1e3,
+    )
 
 
 def section(result: dict[str, Any]) -> str:
@@ -78,13 +99,27 @@ def section(result: dict[str, Any]) -> str:
         [name, *(shown(median(samples[name]) * 1e3, "ms") for samples in delays.values())]
         for name in names
     ]
-    return "\n".join([
-        "## A start from S3", "", SECTION.format(**{**result, "aws": result["aws"] or "`aws`"}),
-        _table(["each answer late by: work", "ours", "peer", "ratio", "target"], [
-            [line["work"], shown(line["ours_ms"], "ms"), line["peer"], _verdict(line), target(line)] for line in result["rows"]
-        ]),
-        _table(["step", *delays], steps),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "## A start from S3",
+            "",
+            SECTION.format(**{**result, "aws": result["aws"] or "`aws`"}),
+            _table(
+                ["each answer late by: work", "ours", "peer", "ratio", "target"],
+                [
+                    [
+                        line["work"],
+                        shown(line["ours_ms"], "ms"),
+                        line["peer"],
+                        _verdict(line),
+                        target(line),
+                    ]
+                    for line in result["rows"]
+                ],
+            ),
+            _table(["step", *delays], steps),
+        ]
+    )
 
 
 def _verdict(line: dict[str, Any]) -> str:

@@ -126,9 +126,15 @@ def rows(kernels: int, rounds: Rounds) -> list[dict[str, Any]]:
     ) -> dict[str, Any]:
         ratios = [one / other for one, other in zip(theirs, mine, strict=True)]
         return row(
-            work, median(ratios), "x", least=least, peer=f"{peer}, {shown(median(theirs), 's')}",
-            samples={"ours_s": mine, "peer_s": theirs}, ours_s=median(mine), peer_s=median(theirs),
-        )  # fmt: skip
+            work,
+            median(ratios),
+            "x",
+            least=least,
+            peer=f"{peer}, {shown(median(theirs), 's')}",
+            samples={"ours_s": mine, "peer_s": theirs},
+            ours_s=median(mine),
+            peer_s=median(theirs),
+        )
 
     def plain(
         work: str, side: str, step: str, unit: str = "s", most: float | None = None, peer: str = ""
@@ -140,21 +146,55 @@ def rows(kernels: int, rounds: Rounds) -> list[dict[str, Any]]:
     compiled = f"{kernels} kernels, {WORKERS} warm workers"
     torch_ms = shown(1e3 * median(samples("torch", "overhead_s")), "ms")
     return [
-        ratio(f"{compiled}: how much faster", samples("serial", "compile_s"), samples("ours", "compile_s"),
-              "Triton, one after the other, warm", least=1.8),
-        ratio(f"{compiled}: how much faster than torch's pool", samples("torch", "compile_s"), samples("ours", "compile_s"),
-              f"torch's pool, {WORKERS} warm workers"),
-        ratio(f"{kernels} kernels, the whole process: how much faster", samples("serial", "process_s"),
-              samples("ours", "whole_s"), "Triton's whole process"),
-        plain("a job: what it costs beside the compile", "ours", "overhead_s", "ms", most=3.0, peer=f"torch's pool, {torch_ms}"),
-        plain("start of a warm pool, Triton imported and hashed", "ours", "start_s",
-              peer=f"torch's pool, {shown(median(samples('torch', 'start_s')), 's')}"),
+        ratio(
+            f"{compiled}: how much faster",
+            samples("serial", "compile_s"),
+            samples("ours", "compile_s"),
+            "Triton, one after the other, warm",
+            least=1.8,
+        ),
+        ratio(
+            f"{compiled}: how much faster than torch's pool",
+            samples("torch", "compile_s"),
+            samples("ours", "compile_s"),
+            f"torch's pool, {WORKERS} warm workers",
+        ),
+        ratio(
+            f"{kernels} kernels, the whole process: how much faster",
+            samples("serial", "process_s"),
+            samples("ours", "whole_s"),
+            "Triton's whole process",
+        ),
+        plain(
+            "a job: what it costs beside the compile",
+            "ours",
+            "overhead_s",
+            "ms",
+            most=3.0,
+            peer=f"torch's pool, {torch_ms}",
+        ),
+        plain(
+            "start of a warm pool, Triton imported and hashed",
+            "ours",
+            "start_s",
+            peer=f"torch's pool, {shown(median(samples('torch', 'start_s')), 's')}",
+        ),
         plain("a quiesced pool: awake again", "ours", "wake_s", "ms"),
-        ratio(f"{kernels} kernels from a store, warm service: how much faster", samples("serial", "compile_s"),
-              samples("ours", "again_s"), "Triton, one after the other, warm", least=100.0),
-        ratio(f"{kernels} kernels from a store, the whole process: how much faster", samples("serial", "process_s"),
-              samples("again", "process_s"), "Triton's whole process", least=10.0),
-    ]  # fmt: skip
+        ratio(
+            f"{kernels} kernels from a store, warm service: how much faster",
+            samples("serial", "compile_s"),
+            samples("ours", "again_s"),
+            "Triton, one after the other, warm",
+            least=100.0,
+        ),
+        ratio(
+            f"{kernels} kernels from a store, the whole process: how much faster",
+            samples("serial", "process_s"),
+            samples("again", "process_s"),
+            "Triton's whole process",
+            least=10.0,
+        ),
+    ]
 
 
 def finish(result: dict[str, Any], directory: Path) -> list[dict[str, Any]]:

@@ -55,8 +55,10 @@ def _accept(listener: socket.socket, port: int, seconds: float) -> None:
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         on_the_way: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
         for target, arguments in (
-            (_questions, (client, server)), (_answers, (server, on_the_way, seconds)), (_arrivals, (on_the_way, client)),
-        ):  # fmt: skip
+            (_questions, (client, server)),
+            (_answers, (server, on_the_way, seconds)),
+            (_arrivals, (on_the_way, client)),
+        ):
             threading.Thread(target=target, args=arguments, daemon=True).start()
 
 

@@ -209,8 +209,12 @@ def _row(
 ) -> dict[str, Any]:
     each_ms, local_ms = (1000 * side["whole_s"] / side["kernels"] for side in (figures, local))
     return {
-        "engine": name, "workers": workers, "kernels": figures["kernels"], "each_ms": each_ms, "more_ms": each_ms - local_ms,
-    }  # fmt: skip
+        "engine": name,
+        "workers": workers,
+        "kernels": figures["kernels"],
+        "each_ms": each_ms,
+        "more_ms": each_ms - local_ms,
+    }
 
 
 def show(rows: list[dict[str, Any]]) -> None:

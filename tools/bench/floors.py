@@ -123,8 +123,16 @@ def table(result: Mapping[str, Any], title: str) -> str:
     for line in result["rows"]:
         if _place_of(line) in ROWS:
             lowest, figure = _floor_of(line, result)
-            floors.append([line["work"], shown(line["ours_ms"], "ms"), shown(lowest * 1e3, "ms"), shown(line["figure"], "x"),
-                           shown(figure, "x"), target(line)])  # fmt: skip
+            floors.append(
+                [
+                    line["work"],
+                    shown(line["ours_ms"], "ms"),
+                    shown(lowest * 1e3, "ms"),
+                    shown(line["figure"], "x"),
+                    shown(figure, "x"),
+                    target(line),
+                ]
+            )
     before = (
         "the server's part, the manifest,"
         if names[0].startswith(SERVER)
@@ -135,12 +143,20 @@ def table(result: Mapping[str, Any], title: str) -> str:
         if cores > MOST_WRITERS
         else f"divided by {cores} processors, all of which the writers use"
     )
-    return "\n".join([
-        INTRODUCTION.format(title=title, threads=f"{count} threads" if count > 1 else "one"),
-        _table(["step", *({"all": "everything", "launch": "launch set"}[keep] for keep in columns)], rows),
-        BELOW.format(before=before, beside=beside),
-        _table(["work", "ours", "floor", "ratio", "ratio at the floor", "target"], floors),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            INTRODUCTION.format(title=title, threads=f"{count} threads" if count > 1 else "one"),
+            _table(
+                [
+                    "step",
+                    *({"all": "everything", "launch": "launch set"}[keep] for keep in columns),
+                ],
+                rows,
+            ),
+            BELOW.format(before=before, beside=beside),
+            _table(["work", "ours", "floor", "ratio", "ratio at the floor", "target"], floors),
+        ]
+    )
 
 
 def _place_of(line: Mapping[str, Any]) -> tuple[str, str]:

@@ -39,8 +39,12 @@ BARE = "bare: the same files by the write loop, which the figure leaves out"
 REST = "rest: the manager, its calls, the account of hits, what lies between the steps"
 # Which functions do a step; what a function spends in one of another step counts there.
 STEPS: dict[str, tuple[str, ...]] = {
-    "read: open, read and close the record and the units": ("bundler.backends.local:LocalBackend.get_within",),
-    "record: digest, decompress, decode and check its manifest": ("bundler.store.kernel_records:KernelRecords._records",),
+    "read: open, read and close the record and the units": (
+        "bundler.backends.local:LocalBackend.get_within",
+    ),
+    "record: digest, decompress, decode and check its manifest": (
+        "bundler.store.kernel_records:KernelRecords._records",
+    ),
     "units: digests, decompress, take the files apart": (
         "bundler.store.blob_source:StoreBlobs.prefetch",
         "bundler.store.blob_source:StoreBlobs.view_blobs",
@@ -48,14 +52,20 @@ STEPS: dict[str, tuple[str, ...]] = {
     "marks: touch record and units, which keeps them from being pruned": (
         "bundler.store.kernel_records:KernelRecords._keep_alive",
     ),
-    "look up: units of the kernel, and a bundle of it in memory": ("bundler.store.kernel_records:KernelRecords.look_up",),
-    "trust: whether signatures are required": ("bundler.integrations.kernel_lookup:KernelSources.trust_in",),
+    "look up: units of the kernel, and a bundle of it in memory": (
+        "bundler.store.kernel_records:KernelRecords.look_up",
+    ),
+    "trust: whether signatures are required": (
+        "bundler.integrations.kernel_lookup:KernelSources.trust_in",
+    ),
     "check: digests, metadata and binary, this machine's paths": (
         "bundler.lifecycle.kernel_placement:StoredKernel.read",
         "bundler.lifecycle.kernel_placement:StoredKernel.ready_for",
     ),
-    "write: temporary directory, files, group file, rename": ("bundler.lifecycle.cache_directory:CacheDirectory.publish",),
-}  # fmt: skip
+    "write: temporary directory, files, group file, rename": (
+        "bundler.lifecycle.cache_directory:CacheDirectory.publish",
+    ),
+}
 
 
 def hits(work: Path, rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:

@@ -157,8 +157,11 @@ def write_loop(cache: str, into: str, keep: str) -> dict[str, float]:
             os.write(fd, data)
             os.close(fd)
     watch.lap("write")
-    return {**watch.seconds, "bytes": sum(len(data) for files in kernels.values() for data in files.values()),
-            "files": sum(map(len, kernels.values()))}  # fmt: skip
+    return {
+        **watch.seconds,
+        "bytes": sum(len(data) for files in kernels.values() for data in files.values()),
+        "files": sum(map(len, kernels.values())),
+    }
 
 
 def tar_zstd(cache: str, file: str) -> dict[str, float]:

@@ -26,10 +26,12 @@ FIRST = "first launches of"
 def tables(result: dict[str, Any]) -> str:
     """Return the tables that the figures of a check give; nothing where the parts of the check were left out."""
     figures = result.get("figures", {})
-    return "".join([
-        _phases(figures["first"]["phases_us"]) if "first" in figures else "",
-        _steps(figures["cost"]) if "steps_ns" in figures.get("cost", {}) else "",
-    ])  # fmt: skip
+    return "".join(
+        [
+            _phases(figures["first"]["phases_us"]) if "first" in figures else "",
+            _steps(figures["cost"]) if "steps_ns" in figures.get("cost", {}) else "",
+        ]
+    )
 
 
 def why(row: dict[str, Any], result: dict[str, Any]) -> str:

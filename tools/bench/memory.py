@@ -64,10 +64,21 @@ def memory(cache: Path, work: Path, rounds: int) -> list[dict[str, Any]]:
     work_of = f"restore {TIMES[-1]} times the kernels: "
     return [
         *rows,
-        row(work_of + "peak memory", measurement.median(ratios[0]), "x", most=FLAT_TARGET, samples=ratios[0]),
-        row(work_of + "time of each", measurement.median(ratios[1]) / TIMES[-1], "x", most=LINEAR_TARGET,
-            samples=[ratio / TIMES[-1] for ratio in ratios[1]]),
-    ]  # fmt: skip
+        row(
+            work_of + "peak memory",
+            measurement.median(ratios[0]),
+            "x",
+            most=FLAT_TARGET,
+            samples=ratios[0],
+        ),
+        row(
+            work_of + "time of each",
+            measurement.median(ratios[1]) / TIMES[-1],
+            "x",
+            most=LINEAR_TARGET,
+            samples=[ratio / TIMES[-1] for ratio in ratios[1]],
+        ),
+    ]
 
 
 def _peak_row(found: list[dict[str, float]]) -> dict[str, Any]:

@@ -37,40 +37,72 @@ _TORCH = (
     "manifest, hash every byte, and rename every directory."
 )
 _BUNDLE = (
-    Reason("*: restore everything, digests verified", "restore", (
-        "one thread finds the files and checks metadata, and decodes frames with up to three others, while more of them hash and write; "
-        "where there are two processors, they share all of it, and where there are many, nothing is faster than that one thread."
-    )),
+    Reason(
+        "*: restore everything, digests verified",
+        "restore",
+        (
+            "one thread finds the files and checks metadata, and decodes frames with up to three others, while more of them hash and write; "
+            "where there are two processors, they share all of it, and where there are many, nothing is faster than that one thread."
+        ),
+    ),
     Reason("*: restore the launch set", "restore launch", _KERNELS_ALIKE),
     Reason("*: load and restore everything: how much faster", "restore", _TORCH),
-    Reason("*: load and restore the launch set: how much faster", "restore launch", f"{_TORCH} For the launch set {_KERNELS_ALIKE}"),
-    Reason("fresh process: *", "fresh", (
-        "most of it is imports: msgspec brings half of the standard library's typing tools with it, then our own modules, then the "
-        "restore itself."
-    )),
-    Reason("*: push again, *", "push", (
-        "every unit is marked as in use, and read and compared with its digest, so that the push mends what was lost or damaged."
-    )),
-    Reason("*: collect and save", "collect", (
-        "tar only copies bytes; we read every file, check that the kernel is whole and from one compile, hash it, take paths "
-        "out of its metadata, and compress at level 9, to a quarter of tar's size."
-    )),
-    Reason("restore * times the kernels: peak memory", "", (
-        "the manifest is in memory: digests, names and launch facts of every kernel. The files are not, whose bytes grow "
-        "seven times as fast."
-    )),
-)  # fmt: skip
+    Reason(
+        "*: load and restore the launch set: how much faster",
+        "restore launch",
+        f"{_TORCH} For the launch set {_KERNELS_ALIKE}",
+    ),
+    Reason(
+        "fresh process: *",
+        "fresh",
+        (
+            "most of it is imports: msgspec brings half of the standard library's typing tools with it, then our own modules, then the "
+            "restore itself."
+        ),
+    ),
+    Reason(
+        "*: push again, *",
+        "push",
+        (
+            "every unit is marked as in use, and read and compared with its digest, so that the push mends what was lost or damaged."
+        ),
+    ),
+    Reason(
+        "*: collect and save",
+        "collect",
+        (
+            "tar only copies bytes; we read every file, check that the kernel is whole and from one compile, hash it, take paths "
+            "out of its metadata, and compress at level 9, to a quarter of tar's size."
+        ),
+    ),
+    Reason(
+        "restore * times the kernels: peak memory",
+        "",
+        (
+            "the manifest is in memory: digests, names and launch facts of every kernel. The files are not, whose bytes grow "
+            "seven times as fast."
+        ),
+    ),
+)
 _REMOTE = "five or six exchanges with the server, and what our own process does, of which one thread does all but marks and writers."
 #: By the name of the result's file.
 REASONS: dict[str, tuple[Reason, ...]] = {
     "bench-basics": (
-        Reason("a hit in a store in a directory, *", "store hit", (
-            "the record and the units of the kernel are read from files of their own, compared with their digests, decompressed, decoded and "
-            "marked as in use, before the files are checked and written."
-        )),
-        Reason("judging a signature, first *", "judging", (
-            "our modules and ctypes are imported, and OpenSSL loads what verifies; the rest is what each judgement takes."
-        )),
+        Reason(
+            "a hit in a store in a directory, *",
+            "store hit",
+            (
+                "the record and the units of the kernel are read from files of their own, compared with their digests, decompressed, decoded and "
+                "marked as in use, before the files are checked and written."
+            ),
+        ),
+        Reason(
+            "judging a signature, first *",
+            "judging",
+            (
+                "our modules and ctypes are imported, and OpenSSL loads what verifies; the rest is what each judgement takes."
+            ),
+        ),
     ),
     "bench-bundle": _BUNDLE,
     "bench-bundle-16-cores": _BUNDLE,
@@ -78,7 +110,7 @@ REASONS: dict[str, tuple[Reason, ...]] = {
         Reason("*: restore everything*", "start all", _REMOTE),
         Reason("*: restore the launch set*", "start", _REMOTE),
     ),
-}  # fmt: skip
+}
 
 
 def not_reached(name: str, result: dict[str, Any]) -> list[str]:

@@ -126,10 +126,13 @@ def basics(result: dict[str, Any]) -> str:
     """Cost of importing and recording."""
     rows = [[line["work"], _verdict(line), target(line)] for line in result["rows"]]
     steps = result.get("profile", {})
-    return "\n".join([
-        "## What it costs to have us\n\n`make bench`\n", _table(["work", "figure", "target"], rows),
-        *(_profile(heading, steps[name]) for name, heading in BASICS.items() if name in steps),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "## What it costs to have us\n\n`make bench`\n",
+            _table(["work", "figure", "target"], rows),
+            *(_profile(heading, steps[name]) for name, heading in BASICS.items() if name in steps),
+        ]
+    )
 
 
 def bundle(result: dict[str, Any]) -> str:
@@ -143,49 +146,104 @@ def bundle(result: dict[str, Any]) -> str:
     ]
     alone = [line for line in rows if line["unit"] == "ms" and line not in timed]
     used = [line for line in rows if line not in timed and line not in sizes and line not in alone]
-    return "\n".join([
-        "## Bundle against peers", "", BUNDLE.format(**result),
-        _table(["work", "ours", "peer", "ratio", "target"], [
-            [line["work"], shown(line["ours_ms"], "ms"), line["peer"], _verdict(line), target(line)] for line in timed
-        ]),
-        _table(["work", "figure", "target"], [[line["work"], _verdict(line), target(line)] for line in alone]),
-        *(_steps(place, samples) for place, samples in result["places"].items()),
-        "### What the time goes into", "",
-        *(_profile(STEPS[name], result["profile"][name]) for name in STEPS if name in result["profile"]),
-        floors.table(result, "What no restore can leave out"),
-        "## Sizes", "",
-        "At the default level. The launch set is what a hit needs. The real caches are those of the corpus.", "",
-        _table(["what", "figure", "peer", "target"],
-               [[line["work"], _verdict(line), line["peer"], target(line)] for line in sizes]),
-        "## Memory", "",
-        "Peak of a process that does nothing but restore, above an interpreter that has imported nothing.", "",
-        _table(["what", "figure", "target"], [[line["work"], _verdict(line), target(line)] for line in used]),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "## Bundle against peers",
+            "",
+            BUNDLE.format(**result),
+            _table(
+                ["work", "ours", "peer", "ratio", "target"],
+                [
+                    [
+                        line["work"],
+                        shown(line["ours_ms"], "ms"),
+                        line["peer"],
+                        _verdict(line),
+                        target(line),
+                    ]
+                    for line in timed
+                ],
+            ),
+            _table(
+                ["work", "figure", "target"],
+                [[line["work"], _verdict(line), target(line)] for line in alone],
+            ),
+            *(_steps(place, samples) for place, samples in result["places"].items()),
+            "### What the time goes into",
+            "",
+            *(
+                _profile(STEPS[name], result["profile"][name])
+                for name in STEPS
+                if name in result["profile"]
+            ),
+            floors.table(result, "What no restore can leave out"),
+            "## Sizes",
+            "",
+            "At the default level. The launch set is what a hit needs. The real caches are those of the corpus.",
+            "",
+            _table(
+                ["what", "figure", "peer", "target"],
+                [[line["work"], _verdict(line), line["peer"], target(line)] for line in sizes],
+            ),
+            "## Memory",
+            "",
+            "Peak of a process that does nothing but restore, above an interpreter that has imported nothing.",
+            "",
+            _table(
+                ["what", "figure", "target"],
+                [[line["work"], _verdict(line), target(line)] for line in used],
+            ),
+        ]
+    )
 
 
 def bundle_many_cores(result: dict[str, Any]) -> str:
     """The same work where there are many cores: the table beside peers alone."""
     timed = [line for line in result["rows"] if "peer_ms" in line]
-    return "\n".join([
-        "## Bundle against peers, on many cores", "",
-        f"The same program on a machine with {result['machine']['cores']} cores; {result['rounds']} rounds.", "",
-        _table(["work", "ours", "peer", "ratio", "target"], [
-            [line["work"], shown(line["ours_ms"], "ms"), line["peer"], _verdict(line), target(line)] for line in timed
-        ]),
-        *(_profile(STEPS[name], result["profile"][name]) for name in STEPS if name in result["profile"]),
-        floors.table(result, "What no restore can leave out"),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "## Bundle against peers, on many cores",
+            "",
+            f"The same program on a machine with {result['machine']['cores']} cores; {result['rounds']} rounds.",
+            "",
+            _table(
+                ["work", "ours", "peer", "ratio", "target"],
+                [
+                    [
+                        line["work"],
+                        shown(line["ours_ms"], "ms"),
+                        line["peer"],
+                        _verdict(line),
+                        target(line),
+                    ]
+                    for line in timed
+                ],
+            ),
+            *(
+                _profile(STEPS[name], result["profile"][name])
+                for name in STEPS
+                if name in result["profile"]
+            ),
+            floors.table(result, "What no restore can leave out"),
+        ]
+    )
 
 
 def compiles(result: dict[str, Any]) -> str:
     """The compile service beside serial Triton and torch's pool, and what the compiler's time goes into."""
     rows = [[line["work"], _verdict(line), line["peer"], target(line)] for line in result["rows"]]
     stages = [[stage, shown(seconds, "s")] for stage, seconds in result["stages"].items()]
-    return "\n".join([
-        "## Compile service", "", COMPILES.format(**result), _table(["work", "figure", "peer", "target"], rows),
-        f"Where the workers' time goes, all {result['kernels']} kernels together, by stage of Triton's compiler:", "",
-        _table(["stage", "time"], stages),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "## Compile service",
+            "",
+            COMPILES.format(**result),
+            _table(["work", "figure", "peer", "target"], rows),
+            f"Where the workers' time goes, all {result['kernels']} kernels together, by stage of Triton's compiler:",
+            "",
+            _table(["stage", "time"], stages),
+        ]
+    )
 
 
 def gpu_check(result: dict[str, Any]) -> str:
@@ -228,8 +286,16 @@ def gpu_generated(result: dict[str, Any]) -> str:
     for line in result["rows"]:
         if "module" in line:
             ratios.setdefault(line["module"], {})[line["work"].rpartition(" ")[2]] = line
-    table = [[name, *(f"{_verdict(one[side])}: {one[side]['peer'].partition(';')[0]}" for side in ("GPU", "host"))]
-             for name, one in ratios.items()]  # fmt: skip
+    table = [
+        [
+            name,
+            *(
+                f"{_verdict(one[side])}: {one[side]['peer'].partition(';')[0]}"
+                for side in ("GPU", "host")
+            ),
+        ]
+        for name, one in ratios.items()
+    ]
     return (
         f"## Generated modules on a GPU\n\n{GENERATED}\n"
         + _plain_rows({"rows": counts})

@@ -78,10 +78,20 @@ def main() -> int:
         sizes = stored(work, serving["ours"], corpus=not options.quick)
         server = ours.admin.info("server")["redis_version"]
     result: dict[str, Any] = {
-        "kernels": kernels, "rounds": rounds, "place": "tmpfs" if measurement.fast_directory() else "disk",
-        "load_before": round(load, 2), "server": server, "client": importlib.metadata.version("redis"), "delays": delays,
-        "profile": profile, "floor": floor, "memory": {"triton": theirs_bytes, "ours": ours_bytes}, "stored": sizes, "push": pushed, "push again": again,
-    }  # fmt: skip
+        "kernels": kernels,
+        "rounds": rounds,
+        "place": "tmpfs" if measurement.fast_directory() else "disk",
+        "load_before": round(load, 2),
+        "server": server,
+        "client": importlib.metadata.version("redis"),
+        "delays": delays,
+        "profile": profile,
+        "floor": floor,
+        "memory": {"triton": theirs_bytes, "ours": ours_bytes},
+        "stored": sizes,
+        "push": pushed,
+        "push again": again,
+    }
     result["rows"] = rows_of(result)
     missed = finish("bench-remote", result, options.results)
     for line in missed:
@@ -171,13 +181,21 @@ def measure(
         jobs = (
             ("triton", "triton", "triton_get", (their_port, cache, work / "out"), "get"),
             *(
-                job for keep in ("all", "launch") for job in (
+                job
+                for keep in ("all", "launch")
+                for job in (
                     ("ours", f"ours {keep}", "restore", (url, work / "out", keep), "restore"),
-                    ("plain", f"gets {keep}", "gets", (our_port, password, needed(ours, work, keep)), "get"),
+                    (
+                        "plain",
+                        f"gets {keep}",
+                        "gets",
+                        (our_port, password, needed(ours, work, keep)),
+                        "get",
+                    ),
                     ("plain", f"write {keep}", "write_loop", (cache, work / "out", keep), "write"),
                 )
             ),
-        )  # fmt: skip
+        )
         for _ in range(rounds):
             for side, name, job, words, step in jobs:
                 found = serving[side].do(job, *words)

@@ -102,9 +102,12 @@ def stored(url: str, file: str) -> dict[str, float]:
             store.push(bundle, TAG)
             alone = store.stats()
     return {
-        "alone": alone.unit_bytes, "shared": shared.unit_bytes + shared.dictionary_bytes,
-        "dictionaries": shared.dictionary_bytes, "manifest": shared.manifest_bytes, "file": os.path.getsize(file),
-    }  # fmt: skip
+        "alone": alone.unit_bytes,
+        "shared": shared.unit_bytes + shared.dictionary_bytes,
+        "dictionaries": shared.dictionary_bytes,
+        "manifest": shared.manifest_bytes,
+        "file": os.path.getsize(file),
+    }
 
 
 def triton_put(port: str, cache: str, into: str) -> dict[str, float]:
@@ -139,9 +142,11 @@ def triton_get(port: str, cache: str, into: str) -> dict[str, float]:
 
 def _triton(port: str, into: str) -> Any:
     os.environ |= {
-        "TRITON_CACHE_DIR": into, "TRITON_REDIS_HOST": "127.0.0.1", "TRITON_REDIS_PORT": port,
+        "TRITON_CACHE_DIR": into,
+        "TRITON_REDIS_HOST": "127.0.0.1",
+        "TRITON_REDIS_PORT": port,
         "TRITON_REMOTE_CACHE_BACKEND": "triton.runtime.cache:RedisRemoteCacheBackend",
-    }  # fmt: skip
+    }
     from triton import knobs
     from triton.runtime.cache import RemoteCacheManager
 

@@ -54,19 +54,26 @@ def rows_of(result: dict[str, Any]) -> list[dict[str, Any]]:
     memory = result["memory"]
     rows.append(
         row(
-            f"server memory, {shown(memory['ours'] / 1e6, 'MB')}: how many times less", memory["triton"] / memory["ours"], "x",
-            least=MEMORY_TARGET, peer=f"Triton, {shown(memory['triton'] / 1e6, 'MB')}",
-            ours_bytes=memory["ours"], peer_bytes=memory["triton"],
+            f"server memory, {shown(memory['ours'] / 1e6, 'MB')}: how many times less",
+            memory["triton"] / memory["ours"],
+            "x",
+            least=MEMORY_TARGET,
+            peer=f"Triton, {shown(memory['triton'] / 1e6, 'MB')}",
+            ours_bytes=memory["ours"],
+            peer_bytes=memory["triton"],
         )
-    )  # fmt: skip
+    )
     for name, stored in result["stored"].items():
         rows.append(
             row(
-                f"{name} in a store, {shown(stored['shared'] / 1e6, 'MB')}: beside one file", stored["shared"] / stored["file"],
-                "x", peer=f"a bundle file, {shown(stored['file'] / 1e6, 'MB')}; alone {shown(stored['alone'] / 1e6, 'MB')}",
-                ours_bytes=stored["shared"], peer_bytes=stored["file"],
+                f"{name} in a store, {shown(stored['shared'] / 1e6, 'MB')}: beside one file",
+                stored["shared"] / stored["file"],
+                "x",
+                peer=f"a bundle file, {shown(stored['file'] / 1e6, 'MB')}; alone {shown(stored['alone'] / 1e6, 'MB')}",
+                ours_bytes=stored["shared"],
+                peer_bytes=stored["file"],
             )
-        )  # fmt: skip
+        )
     return rows
 
 
@@ -79,8 +86,16 @@ def _delay_rows(delay: str, samples: dict[str, list[float]], kernels: int) -> li
         ours = under if "faster" in work else over
         theirs = over if "faster" in work else under
         figure = median([one / other for one, other in zip(over, under, strict=True)])
-        return row(f"{delay}: {work}", figure, "x", peer=f"{peer}, {shown(median(theirs) * 1e3, 'ms')}",
-                   ours_ms=median(ours) * 1e3, peer_ms=median(theirs) * 1e3, kernels=kernels, **target)  # fmt: skip
+        return row(
+            f"{delay}: {work}",
+            figure,
+            "x",
+            peer=f"{peer}, {shown(median(theirs) * 1e3, 'ms')}",
+            ours_ms=median(ours) * 1e3,
+            peer_ms=median(theirs) * 1e3,
+            kernels=kernels,
+            **target,
+        )
 
     def limit(keep: str) -> list[float]:
         return [
@@ -89,12 +104,29 @@ def _delay_rows(delay: str, samples: dict[str, list[float]], kernels: int) -> li
         ]
 
     return [
-        ratio("restore everything: how much faster", samples["triton"], samples["ours all"], "Triton", **targets[0]),
-        ratio("restore the launch set: how much faster", samples["triton"], samples["ours launch"], "Triton", **targets[1]),
+        ratio(
+            "restore everything: how much faster",
+            samples["triton"],
+            samples["ours all"],
+            "Triton",
+            **targets[0],
+        ),
+        ratio(
+            "restore the launch set: how much faster",
+            samples["triton"],
+            samples["ours launch"],
+            "Triton",
+            **targets[1],
+        ),
         ratio("restore everything", samples["ours all"], limit("all"), "the limit"),
-        ratio("restore the launch set", samples["ours launch"], limit("launch"), "the limit",
-              **({"most": LIMIT_TARGET} if delay == ONCE else {})),
-    ]  # fmt: skip
+        ratio(
+            "restore the launch set",
+            samples["ours launch"],
+            limit("launch"),
+            "the limit",
+            **({"most": LIMIT_TARGET} if delay == ONCE else {}),
+        ),
+    ]
 
 
 def section(result: dict[str, Any]) -> str:
@@ -106,22 +138,48 @@ def section(result: dict[str, Any]) -> str:
         for name in SAMPLED
     ]
     trips = [
-        [f"{name}: exchanges with the server", *(f"{median(found[f'{name}: round trips']):.0f}" for found in result["delays"].values())]
+        [
+            f"{name}: exchanges with the server",
+            *(
+                f"{median(found[f'{name}: round trips']):.0f}"
+                for found in result["delays"].values()
+            ),
+        ]
         for name in ("ours all", "ours launch")
-    ]  # fmt: skip
+    ]
     pushes = [[name, shown(median(result[name]) * 1e3, "ms")] for name in ("push", "push again")]
-    return "\n".join([
-        "## A start from a server", "", SECTION.format(**result, pipelined=PIPELINED),
-        _table(["added to each answer: work", "ours", "peer", "ratio", "target"], [
-            [line["work"], shown(line["ours_ms"], "ms"), line["peer"], _verdict(line), target(line)] for line in timed
-        ]),
-        _table(["step", *result["delays"]], [*steps, *trips]),
-        _table(["into an empty server, without a delay", "time"], pushes),
-        START_STEPS, "", _steps(result["profile"]), floors.table(result, "What no start from a server can leave out"), MEASURED, "",
-        _table(["what", "peer", "ratio", "target"], [
-            [line["work"], line["peer"], _verdict(line), target(line)] for line in rest
-        ]),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "## A start from a server",
+            "",
+            SECTION.format(**result, pipelined=PIPELINED),
+            _table(
+                ["added to each answer: work", "ours", "peer", "ratio", "target"],
+                [
+                    [
+                        line["work"],
+                        shown(line["ours_ms"], "ms"),
+                        line["peer"],
+                        _verdict(line),
+                        target(line),
+                    ]
+                    for line in timed
+                ],
+            ),
+            _table(["step", *result["delays"]], [*steps, *trips]),
+            _table(["into an empty server, without a delay", "time"], pushes),
+            START_STEPS,
+            "",
+            _steps(result["profile"]),
+            floors.table(result, "What no start from a server can leave out"),
+            MEASURED,
+            "",
+            _table(
+                ["what", "peer", "ratio", "target"],
+                [[line["work"], line["peer"], _verdict(line), target(line)] for line in rest],
+            ),
+        ]
+    )
 
 
 def _steps(profile: dict[str, dict[str, float]]) -> str:

@@ -175,9 +175,12 @@ def restore(file: str, into: str) -> None:
         restored, after = time.perf_counter(), peak_bytes()
     assert len(report.restored) == count
     found = {
-        "kernels": len(report.restored), "load_s": loaded - started, "restore_s": restored - loaded,
-        "load_bytes": after_load - before, "restore_bytes": after - after_load,
-    }  # fmt: skip
+        "kernels": len(report.restored),
+        "load_s": loaded - started,
+        "restore_s": restored - loaded,
+        "load_bytes": after_load - before,
+        "restore_bytes": after - after_load,
+    }
     print(json.dumps(found))
 
 

@@ -32,9 +32,13 @@ class Side:
     def __init__(self, module: str, name: str) -> None:
         environment = {**os.environ, "PYTHONPATH": python_path()}
         self._process = subprocess.Popen(
-            command(module, name), env=environment, cwd=ROOT, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            command(module, name),
+            env=environment,
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
 
     def do(self, job: str, *arguments: object) -> dict[str, float]:
         """Run a job; returns seconds, bytes or counts, by name."""
@@ -115,6 +119,11 @@ def arguments(description: str | None, kernels: int, rounds: int) -> argparse.Na
         metavar="DIR",
         help="where the samples go",
     )
-    parser.add_argument("--keep", type=Path, default=ROOT / ".build" / "bench", metavar="DIR",
-                        help="where the kernels stay for the next run")  # fmt: skip
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        default=ROOT / ".build" / "bench",
+        metavar="DIR",
+        help="where the kernels stay for the next run",
+    )
     return parser.parse_args()

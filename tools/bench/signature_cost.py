@@ -101,9 +101,20 @@ def signature_cost(rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]
                         found.append(json.loads(done.stdout))
     first, later = [one[0] for one in samples], [time for one in samples for time in one[1:]]
     rows = [
-        row("judging a signature, first restore of a process (CPU)", measurement.median(first), "ms", most=TARGET_MS, samples=first),
-        row("judging a signature, later restores (CPU)", measurement.median(later), "ms", samples=later),
-    ]  # fmt: skip
+        row(
+            "judging a signature, first restore of a process (CPU)",
+            measurement.median(first),
+            "ms",
+            most=TARGET_MS,
+            samples=first,
+        ),
+        row(
+            "judging a signature, later restores (CPU)",
+            measurement.median(later),
+            "ms",
+            samples=later,
+        ),
+    ]
     return rows, {
         step: measurement.median(each)
         for step, each in zip(_STEPS, zip(*laps, strict=True), strict=True)

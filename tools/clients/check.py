@@ -102,9 +102,19 @@ def _run(name: str, target: str, path: Path, options: argparse.Namespace) -> Non
     limits = ["--workers", str(options.workers), "--folder", str(folder)]
     wanted = ["--wanted", str(_WANTED[target])] if target in _WANTED else []
     processes.output(
-        "tools.clients", "compile", name, target, "--result", str(path), "--seconds", str(options.seconds), *wanted, *limits,
-        environment=environment(folder), timeout_s=_TIMEOUT_S,
-    )  # fmt: skip
+        "tools.clients",
+        "compile",
+        name,
+        target,
+        "--result",
+        str(path),
+        "--seconds",
+        str(options.seconds),
+        *wanted,
+        *limits,
+        environment=environment(folder),
+        timeout_s=_TIMEOUT_S,
+    )
     processes.output(
         "tools.clients",
         "restore",
@@ -130,8 +140,20 @@ def rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 }
             )
         lines += [
-            measurement.row(f"distinct kernels compiled for {target}", total["keys"], "kernels", least=least),
-            measurement.row(f"of these found in another process, {target}", total["hits"], "kernels", least=total["compiled"]),
-            measurement.row(f"compiled there, {target}", total["compiles"] + total["ptxas_calls"], "kernels", most=0),
-        ]  # fmt: skip
+            measurement.row(
+                f"distinct kernels compiled for {target}", total["keys"], "kernels", least=least
+            ),
+            measurement.row(
+                f"of these found in another process, {target}",
+                total["hits"],
+                "kernels",
+                least=total["compiled"],
+            ),
+            measurement.row(
+                f"compiled there, {target}",
+                total["compiles"] + total["ptxas_calls"],
+                "kernels",
+                most=0,
+            ),
+        ]
     return lines

@@ -116,13 +116,22 @@ def compile_client(options: argparse.Namespace) -> dict[str, Any]:
     left_out = _bundle(trials, cache, options.result)
     refused = dict(sorted(trials.refused.items()))
     return {
-        "client": options.client, "version": client.version, "target": str(target), "root": str(roots[0]),
-        "files": found.files, "files_refused": found.refused, "helpers": found.helpers,
-        "found": len(found.kernels), "tried": len(kernels) - untried, "compiled": len(trials.compiled),
-        "keys": len({one.key for one in trials.compiled.values()}), "left_out": left_out, "refused": refused,
+        "client": options.client,
+        "version": client.version,
+        "target": str(target),
+        "root": str(roots[0]),
+        "files": found.files,
+        "files_refused": found.refused,
+        "helpers": found.helpers,
+        "found": len(found.kernels),
+        "tried": len(kernels) - untried,
+        "compiled": len(trials.compiled),
+        "keys": len({one.key for one in trials.compiled.values()}),
+        "left_out": left_out,
+        "refused": refused,
         "unfinished": trials.unfinished,
         "captured": sum(how == CAPTURED for how in trials.how.values()),
-    }  # fmt: skip
+    }
 
 
 def _bundle(trials: Trials, cache: Path, result: Path) -> dict[str, str]:

@@ -36,17 +36,24 @@ _SHAPES = frozenset(
 )
 _INTEGERS = re.compile(
     r"(ind(ex|ices|ptr)|_ids?\b|idx|ids$|seqlen|cu_|lens?(_|$|\b)|length|offset|table|slot|mapping|count|num_|loc|block_tables|position|pos\b|label"
-    r"|target|req|page|expert|topk_id|sorted|token|start|_map|counter|lock|chunk_)", re.IGNORECASE
-)  # fmt: skip
+    r"|target|req|page|expert|topk_id|sorted|token|start|_map|counter|lock|chunk_)",
+    re.IGNORECASE,
+)
 _MASKS = re.compile(r"(mask|^is_|^has_|flag|valid)", re.IGNORECASE)
 _WIDE = re.compile(
     r"(lse|\bm_|rstd|mean|scale|amax|delta|^l_|max|sum|norm|state|^ht$|^h0$|acc|loss|logit|^dg|^dA|^A_log|bias_f)",
     re.IGNORECASE,
 )
-_FLOATS = re.compile(r"(scale|eps|alpha|beta|temperature|softcap|soft_cap|cap$|prob|weight$|dropout|^p$|factor|theta|momentum|limit|^lr|gamma"
-                     r"|threshold|smoothing|lower_bound|upper_bound|coef|clamp|cap_|log2e|ratio|sigma|epsilon|lambda|_lo$|_hi$)", re.IGNORECASE)  # fmt: skip
-_FLAGS = re.compile(r"(^|_)(USE|HAS|IS|ENABLE|APPLY|CAUSAL|STORE|SAVE|REVERSE|RETURN|WITH|DO|ALLOW|NEED|EVEN|FUSE|TRANS|VARLEN|INTERLEAVED"
-                    r"|SKIP|OUTPUT|ADD|COMPUTE|WRITE|LOAD)_|BIAS$|^CAUSAL$|^REVERSE$|GATED|INPLACE|PDL$", re.IGNORECASE)  # fmt: skip
+_FLOATS = re.compile(
+    r"(scale|eps|alpha|beta|temperature|softcap|soft_cap|cap$|prob|weight$|dropout|^p$|factor|theta|momentum|limit|^lr|gamma"
+    r"|threshold|smoothing|lower_bound|upper_bound|coef|clamp|cap_|log2e|ratio|sigma|epsilon|lambda|_lo$|_hi$)",
+    re.IGNORECASE,
+)
+_FLAGS = re.compile(
+    r"(^|_)(USE|HAS|IS|ENABLE|APPLY|CAUSAL|STORE|SAVE|REVERSE|RETURN|WITH|DO|ALLOW|NEED|EVEN|FUSE|TRANS|VARLEN|INTERLEAVED"
+    r"|SKIP|OUTPUT|ADD|COMPUTE|WRITE|LOAD)_|BIAS$|^CAUSAL$|^REVERSE$|GATED|INPLACE|PDL$",
+    re.IGNORECASE,
+)
 _TYPES = re.compile(r"(dtype|_type$|^type_|_ty$)", re.IGNORECASE)
 _BLOCKS = re.compile(
     r"(BLOCK|TILE|^B[A-Z]{0,2}[0-9]?$|SIZE|CHUNK|_DIM|DIM$|^D[A-Z]?$|^[KV]$|PADDED|POW2|HEAD_?DIM|ROTARY)",

@@ -76,8 +76,12 @@ def restored(compiled: Path, folder: Path, elsewhere: Path, workers: int) -> dic
         "hits": sum(one.hit and one.key == job.key for job, one in found),
         "compiles": sum(not one.hit for _, one in found),
         "ptxas_calls": len(calls),
-        "failed": {job.name: str(one)[:300] for job, one in zip(jobs, results, strict=True) if not isinstance(one, Compiled)},
-    }  # fmt: skip
+        "failed": {
+            job.name: str(one)[:300]
+            for job, one in zip(jobs, results, strict=True)
+            if not isinstance(one, Compiled)
+        },
+    }
 
 
 def _jobs(path: Path) -> Iterator[Job]:

@@ -23,12 +23,61 @@ from tools.clients.wheels import CLIENTS
 
 # Packages that the kernel files of servers import and that are not installed where this runs.
 HEAVY = (
-    "aiter", "cuda", "cutlass", "deep_ep", "deep_gemm", "fastapi", "flash_attn", "flashinfer", "flydsl", "gguf", "huggingface_hub", "loguru",
-    "mooncake", "orjson", "outlines", "PIL", "pybase64", "pydantic", "quack", "ray", "regex", "requests", "sgl_kernel", "starlette",
-    "tilelang", "torchvision", "tqdm", "transformers", "triton_kernels", "tvm_ffi", "uvicorn", "zmq", "cachetools", "cloudpickle", "pybind11",
-    "aiohttp", "openai", "xgrammar", "compressed_tensors", "safetensors", "torchaudio", "msgpack_numpy", "blake3", "prometheus_client",
-    "setproctitle", "tokenizers", "xformers", "accelerate", "diffusers", "apache_tvm_ffi", "nvidia", "tvm", "pynvml", "amdsmi",
-)  # fmt: skip
+    "aiter",
+    "cuda",
+    "cutlass",
+    "deep_ep",
+    "deep_gemm",
+    "fastapi",
+    "flash_attn",
+    "flashinfer",
+    "flydsl",
+    "gguf",
+    "huggingface_hub",
+    "loguru",
+    "mooncake",
+    "orjson",
+    "outlines",
+    "PIL",
+    "pybase64",
+    "pydantic",
+    "quack",
+    "ray",
+    "regex",
+    "requests",
+    "sgl_kernel",
+    "starlette",
+    "tilelang",
+    "torchvision",
+    "tqdm",
+    "transformers",
+    "triton_kernels",
+    "tvm_ffi",
+    "uvicorn",
+    "zmq",
+    "cachetools",
+    "cloudpickle",
+    "pybind11",
+    "aiohttp",
+    "openai",
+    "xgrammar",
+    "compressed_tensors",
+    "safetensors",
+    "torchaudio",
+    "msgpack_numpy",
+    "blake3",
+    "prometheus_client",
+    "setproctitle",
+    "tokenizers",
+    "xformers",
+    "accelerate",
+    "diffusers",
+    "apache_tvm_ffi",
+    "nvidia",
+    "tvm",
+    "pynvml",
+    "amdsmi",
+)
 _HOLLOW = tuple(client.package for client in CLIENTS.values() if client.hollow)
 # Files that mention one of these are loaded as they are.
 _MARKS = (b"triton.jit", b"gluon.jit", b"triton_jit", b"constexpr_function")
@@ -119,9 +168,18 @@ def _triton_utils() -> dict[str, Any]:
     from triton.experimental.gluon import language as gl
     from triton.language.core import _aggregate as aggregate
 
-    return {"HAS_TRITON": True, "triton": triton, "tl": tl, "tldevice": tl.extra.libdevice, "LOG2E": 1.4426950408889634,
-            "LOGE2": 0.6931471805599453, "gluon": gluon, "gl": gl, "aggregate": aggregate,
-            "use_tensor_descriptor": lambda *_, **__: False}  # fmt: skip
+    return {
+        "HAS_TRITON": True,
+        "triton": triton,
+        "tl": tl,
+        "tldevice": tl.extra.libdevice,
+        "LOG2E": 1.4426950408889634,
+        "LOGE2": 0.6931471805599453,
+        "gluon": gluon,
+        "gl": gl,
+        "aggregate": aggregate,
+        "use_tensor_descriptor": lambda *_, **__: False,
+    }
 
 
 class _Platform(Anything):
@@ -240,12 +298,22 @@ def _describe_gpu() -> None:
     import torch
 
     facts = SimpleNamespace(
-        name="NVIDIA H100", major=9, minor=0, multi_processor_count=132, total_memory=80 << 30, warp_size=32,
-        shared_memory_per_block=49152, shared_memory_per_block_optin=232448, gcnArchName="",
-    )  # fmt: skip
+        name="NVIDIA H100",
+        major=9,
+        minor=0,
+        multi_processor_count=132,
+        total_memory=80 << 30,
+        warp_size=32,
+        shared_memory_per_block=49152,
+        shared_memory_per_block_optin=232448,
+        gcnArchName="",
+    )
     answers: dict[str, Any] = {
-        "get_device_name": facts.name, "get_device_capability": (9, 0), "get_device_properties": facts, "current_device": 0,
-    }  # fmt: skip
+        "get_device_name": facts.name,
+        "get_device_capability": (9, 0),
+        "get_device_properties": facts,
+        "current_device": 0,
+    }
     if not torch.cuda.is_available():
         for name, answer in answers.items():
             setattr(torch.cuda, name, lambda *_, _answer=answer, **__: _answer)

@@ -40,10 +40,21 @@ def _clients(result: dict[str, Any]) -> str:
     lines: list[tuple[Any, ...]] = [_HEAD, ("---",) * len(_HEAD)]
     for one in result["clients"]:
         again = one["second_process"]
-        lines.append((
-            f"{one['client']} {one['version']}", one["target"], one["found"], one["tried"], one["compiled"], one["keys"], len(one["refused"]),
-            len(one["unfinished"]), again["restored"], again["hits"], again["compiles"] + again["ptxas_calls"],
-        ))  # fmt: skip
+        lines.append(
+            (
+                f"{one['client']} {one['version']}",
+                one["target"],
+                one["found"],
+                one["tried"],
+                one["compiled"],
+                one["keys"],
+                len(one["refused"]),
+                len(one["unfinished"]),
+                again["restored"],
+                again["hits"],
+                again["compiles"] + again["ptxas_calls"],
+            )
+        )
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 

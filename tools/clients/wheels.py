@@ -85,8 +85,20 @@ def _wheel(project: str, version: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     pattern = f"{project.replace('-', '_')}-{version}-*.whl"
     if not (found := sorted(folder.glob(pattern))):
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:",
-                   "--disable-pip-version-check", "--dest", str(folder), f"{project}=={version}"]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--disable-pip-version-check",
+            "--dest",
+            str(folder),
+            f"{project}=={version}",
+        ]
         answer = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
         )

@@ -107,8 +107,11 @@ def measure(url: str, only: str = "") -> list[dict[str, Any]]:
                 row |= {"lost_s": found["waited_s"] + found["end_s"], "warnings": found["warnings"]}
                 row["ok"] = row["ok"] and found["whole"] and len(found["warnings"]) <= 1
                 rows.append(row)
-                print(f"{case.name:<50} {row['error'] or 'restored':<17} {row['seconds']:6.2f} s; plug-in lost "
-                      f"{row['lost_s']:5.2f} s, {len(row['warnings'])} warnings", flush=True)  # fmt: skip
+                print(
+                    f"{case.name:<50} {row['error'] or 'restored':<17} {row['seconds']:6.2f} s; plug-in lost "
+                    f"{row['lost_s']:5.2f} s, {len(row['warnings'])} warnings",
+                    flush=True,
+                )
     return rows
 
 
@@ -157,9 +160,12 @@ def plug_in(case: Case, objects: dict[str, bytes], work: Path, url: str) -> dict
     """Compile a kernel in a process whose store fails; returns its seconds and its warnings."""
     with failing(case, objects, work) as endpoint, tempfile.TemporaryDirectory(dir=work) as cache:
         environment = {
-            **CREDENTIALS, "AWS_ENDPOINT_URL": endpoint, "TRITON_CACHE_MANAGER": MANAGER, "TRITON_CACHE_DIR": cache,
+            **CREDENTIALS,
+            "AWS_ENDPOINT_URL": endpoint,
+            "TRITON_CACHE_MANAGER": MANAGER,
+            "TRITON_CACHE_DIR": cache,
             "TRITON_BUNDLER_STORE": url,
-        }  # fmt: skip
+        }
         answer = output("tools.cluster.fault_plugin", environment=environment)
     found: dict[str, Any] = json.loads(answer.splitlines()[-1])
     found["warnings"] = [text.replace(endpoint, "ENDPOINT") for text in found["warnings"]]

@@ -22,9 +22,12 @@ from tools.shared.object_server import Answer, ObjectServer, Request, etag_of
 
 Fault = Callable[[Request, Answer], Answer | None]
 CREDENTIALS = {
-    "AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "hush-hush-hush", "AWS_SESSION_TOKEN": "a-session-token",
-    "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true",
-}  # fmt: skip
+    "AWS_ACCESS_KEY_ID": "somebody",
+    "AWS_SECRET_ACCESS_KEY": "hush-hush-hush",
+    "AWS_SESSION_TOKEN": "a-session-token",
+    "AWS_REGION": "us-east-1",
+    "AWS_ALLOW_HTTP": "true",
+}
 STORE_URL = "s3://bench/store"
 _HOUR = {"Retry-After": "3600"}
 
@@ -114,37 +117,78 @@ def _changed(answer: Answer) -> Answer:
 CASES = (
     Case("nobody listens on the port", "StoreUnavailable", place="nobody"),
     Case("connections are never accepted", "StoreUnavailable", place="queue"),
-    Case("the server takes requests and never answers", "StoreUnavailable", _every(lambda a: replace(a, late_s=None))),
+    Case(
+        "the server takes requests and never answers",
+        "StoreUnavailable",
+        _every(lambda a: replace(a, late_s=None)),
+    ),
     Case("each answer comes 0.2 s late", "", _every(lambda a: replace(a, late_s=0.2)), seconds=10),
     Case("500 to everything", "StoreUnavailable", _always(500, "InternalError")),
     Case("503 with Retry-After of an hour", "StoreUnavailable", _always(503, "SlowDown", _HOUR)),
-    Case("429 with Retry-After of an hour", "StoreUnavailable", _always(429, "TooManyRequests", _HOUR)),
+    Case(
+        "429 with Retry-After of an hour",
+        "StoreUnavailable",
+        _always(429, "TooManyRequests", _HOUR),
+    ),
     Case("503 once", "", _first(1, 503)),
     Case("wrong credentials (403)", "AccessDenied", _always(403, "InvalidAccessKeyId")),
-    Case("a signature that does not match (403)", "AccessDenied", _always(403, "SignatureDoesNotMatch")),
-    Case("a clock that is off by 15 minutes (403)", "AccessDenied", _always(403, "RequestTimeTooSkewed")),
+    Case(
+        "a signature that does not match (403)",
+        "AccessDenied",
+        _always(403, "SignatureDoesNotMatch"),
+    ),
+    Case(
+        "a clock that is off by 15 minutes (403)",
+        "AccessDenied",
+        _always(403, "RequestTimeTooSkewed"),
+    ),
     Case("an expired session token (400)", "AccessDenied", _always(400, "ExpiredToken")),
     Case("no such bucket (404)", "StoreUnavailable", _always(404, "NoSuchBucket")),
-    Case("a bucket of another region (301 without a place)", "StoreUnavailable", _always(301, "PermanentRedirect")),
+    Case(
+        "a bucket of another region (301 without a place)",
+        "StoreUnavailable",
+        _always(301, "PermanentRedirect"),
+    ),
     Case("307 to another host that has no store", "StoreUnavailable", place="elsewhere"),
-    Case("307 in a circle", "StoreUnavailable",
-         lambda server: lambda asked, _: Answer(307, {"Location": f"{server.endpoint}{asked.path}"})),
+    Case(
+        "307 in a circle",
+        "StoreUnavailable",
+        lambda server: lambda asked, _: Answer(307, {"Location": f"{server.endpoint}{asked.path}"}),
+    ),
     Case("a certificate that nobody vouches for", "StoreUnavailable", place="tls"),
     Case("a server that speaks no TLS", "StoreUnavailable", place="no tls"),
-    Case("the catalog is cut off", "StoreUnavailable", _of_catalog(lambda a: replace(a, sent=len(a.body) // 2))),
+    Case(
+        "the catalog is cut off",
+        "StoreUnavailable",
+        _of_catalog(lambda a: replace(a, sent=len(a.body) // 2)),
+    ),
     Case("the catalog has another byte", "StoreUnavailable", _of_catalog(_changed)),
-    Case("the catalog says that it has 1 TB", "StoreUnavailable",
-         _of_catalog(lambda a: replace(a, length=10**12, sent=len(a.body)))),
-    Case("a page of a proxy instead of the catalog", "StoreUnavailable",
-         _of_catalog(lambda a: replace(a, body=b"<html>log in</html>"))),
-    Case("packs are cut off", "StoreUnavailable", _of_packs(lambda a: replace(a, sent=len(a.body) // 2))),
-    Case("packs come shorter than they are", "StoreUnavailable", _of_packs(lambda a: replace(a, body=a.body[:-1]))),
+    Case(
+        "the catalog says that it has 1 TB",
+        "StoreUnavailable",
+        _of_catalog(lambda a: replace(a, length=10**12, sent=len(a.body))),
+    ),
+    Case(
+        "a page of a proxy instead of the catalog",
+        "StoreUnavailable",
+        _of_catalog(lambda a: replace(a, body=b"<html>log in</html>")),
+    ),
+    Case(
+        "packs are cut off",
+        "StoreUnavailable",
+        _of_packs(lambda a: replace(a, sent=len(a.body) // 2)),
+    ),
+    Case(
+        "packs come shorter than they are",
+        "StoreUnavailable",
+        _of_packs(lambda a: replace(a, body=a.body[:-1])),
+    ),
     Case("packs have another byte", "NotFound", _of_packs(_changed)),
     Case("ranges of packs are refused (416)", "StoreUnavailable", _of_packs(lambda _: Answer(416))),
     Case("each answer has another ETag", "", _every(_another_etag)),
     Case("the server dies after one request", "StoreUnavailable", _dies_after(1)),
     Case("the server dies after two requests", "StoreUnavailable", _dies_after(2)),
-)  # fmt: skip
+)
 
 
 @contextlib.contextmanager
@@ -203,12 +247,16 @@ def _self_signed(folder: Path) -> ssl.SSLContext:
     key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
     now = dt.datetime.now(dt.UTC)
     certificate = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-        .serial_number(x509.random_serial_number()).not_valid_before(now - dt.timedelta(days=1))
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
         .not_valid_after(now + dt.timedelta(days=1))
         .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=True)
         .sign(key, hashes.SHA256())
-    )  # fmt: skip
+    )
     file = folder / "server.pem"
     file.write_bytes(
         key.private_bytes(

@@ -106,38 +106,46 @@ def _restoring(ways: list[Needs], defaults: Row) -> list[Limit]:
         limit(
             "the default time-out, when all ask in one moment",
             f"allowance / server time of a rank = {plain.allowed_s(defaults):.2f} s / {plain.cpu_s * 1e3:.2f} ms",
-            lambda rank: rank.allowed_s(defaults) / rank.cpu_s, lambda rank: f"{shown(MANY * rank.cpu_s, 's')}",
+            lambda rank: rank.allowed_s(defaults) / rank.cpu_s,
+            lambda rank: f"{shown(MANY * rank.cpu_s, 's')}",
             "`timeout_s`, `readonly=1`, shards",
         ),
         limit(
-            "queue of new connections", f"`tcp-backlog` = {defaults['tcp_backlog']}, if none is accepted meanwhile",
-            lambda _: defaults["tcp_backlog"], lambda rank: f"{MANY * rank.connections:,.0f}",
+            "queue of new connections",
+            f"`tcp-backlog` = {defaults['tcp_backlog']}, if none is accepted meanwhile",
+            lambda _: defaults["tcp_backlog"],
+            lambda rank: f"{MANY * rank.connections:,.0f}",
             "`tcp-backlog`, `net.core.somaxconn`, `connect_timeout_s`",
         ),
         limit(
             f"server CPU, all warm in {HERD_S:.0f} s",
             f"{HERD_S:.0f} s / server time of a rank = {HERD_S:.0f} s / {plain.cpu_s * 1e3:.2f} ms",
-            lambda rank: HERD_S / rank.cpu_s, lambda rank: f"{shown(MANY * rank.cpu_s / HERD_S, 'cores')}",
+            lambda rank: HERD_S / rank.cpu_s,
+            lambda rank: f"{shown(MANY * rank.cpu_s / HERD_S, 'cores')}",
             "`readonly=1`, shards, `io-threads`",
         ),
         limit(
-            "connections", f"`maxclients` / connections of a rank = {clients:,} / {plain.connections:.0f}",
-            lambda rank: clients / rank.connections, lambda rank: f"{MANY * rank.connections:,.0f}",
+            "connections",
+            f"`maxclients` / connections of a rank = {clients:,} / {plain.connections:.0f}",
+            lambda rank: clients / rank.connections,
+            lambda rank: f"{MANY * rank.connections:,.0f}",
             "`maxclients`, open files of the server",
         ),
         limit(
             "memory, if all answers are made before any is read",
             f"`maxmemory` / answers to a rank = {memory / MB:,.0f} MB / {plain.bytes / MB:.3f} MB",
-            lambda rank: memory / rank.bytes, lambda rank: shown(MANY * rank.bytes / MB, "MB"),
+            lambda rank: memory / rank.bytes,
+            lambda rank: shown(MANY * rank.bytes / MB, "MB"),
             "`maxmemory`, a near directory, shards",
         ),
         limit(
             f"bandwidth of 10 GbE, all warm in {HERD_S:.0f} s",
             f"{HERD_S:.0f} s x 1.25 GB/s / {plain.bytes / MB:.3f} MB",
             lambda rank: HERD_S * LINK_BYTES_PER_S / rank.bytes,
-            lambda rank: shown(MANY * rank.bytes / HERD_S / LINK_BYTES_PER_S, "links"), "a near directory, shards",
+            lambda rank: shown(MANY * rank.bytes / HERD_S / LINK_BYTES_PER_S, "links"),
+            "a near directory, shards",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _polling(result: Row) -> Limit:
@@ -148,5 +156,7 @@ def _polling(result: Row) -> Limit:
     return Limit(
         f"polling for a lease, {POLLING_CORES:g} of a core",
         f"{POLLING_CORES:g} / {cpu_s * 1e6:.0f} us for each second that a rank waits ({polls:.1f} polls)",
-        (POLLING_CORES / cpu_s,), (shown(MANY * cpu_s, "cores"),), "building ahead of time, shards",
-    )  # fmt: skip
+        (POLLING_CORES / cpu_s,),
+        (shown(MANY * cpu_s, "cores"),),
+        "building ahead of time, shards",
+    )

@@ -81,9 +81,21 @@ def measure(point: Point, kernels: Path | None, processes: int = PROCESSES) -> d
         with running() as other:
             compile_log = CompileLog(other)
             job = Job(
-                "cold", [], point.ranks, point.kernels, point.host_ranks, point.group, point.order, store.url(**PATIENT), other.address,
-                str(bundle), name, "", point.compile_s, point.lease_s,
-            )  # fmt: skip
+                "cold",
+                [],
+                point.ranks,
+                point.kernels,
+                point.host_ranks,
+                point.group,
+                point.order,
+                store.url(**PATIENT),
+                other.address,
+                str(bundle),
+                name,
+                "",
+                point.compile_s,
+                point.lease_s,
+            )
             script = RANKS if kernels is not None else REAL
             row["cold"] = _phase(job, point, store, _commands(script, job, processes), compile_log)
             compiles = compile_log.compiles()
@@ -153,16 +165,25 @@ def measure_herd(herd: Herd, kernels: Path, count: int, limit_s: float = 90.0) -
             {"port": store.port, "turns": turns, "ranks": herd.ranks, "limit_s": limit_s}
         )
         done = subprocess.run(
-            command(REPLAY), cwd=ROOT,
-            input=line, stdout=subprocess.PIPE, text=True, check=True, timeout=limit_s + 60,
-        )  # fmt: skip
+            command(REPLAY),
+            cwd=ROOT,
+            input=line,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=limit_s + 60,
+        )
         answer, work = json.loads(done.stdout), meter.stop()
     waits = sorted(answer.pop("waits_s"))
     return {
-        **asdict(herd), "kernels": count, "round_trips": len(turns), "longest_answer_bytes": max(size for _, size in turns),
+        **asdict(herd),
+        "kernels": count,
+        "round_trips": len(turns),
+        "longest_answer_bytes": max(size for _, size in turns),
         "waits_s": {name: _percentile(waits, percent) for name, percent in PERCENTILES.items()},
-        **answer, **_costs(work),
-    }  # fmt: skip
+        **answer,
+        **_costs(work),
+    }
 
 
 def _recorded(job: Job) -> list[tuple[str, int]]:
@@ -191,9 +212,13 @@ def defaults() -> dict[str, Any]:
         }
         version = store.admin.info("server")["redis_version"]
     return {
-        "maxclients": said["maxclients"], "maxmemory_bytes": said["maxmemory"], "tcp_backlog": said["tcp-backlog"],
-        "redis": version, "timeout_s": url_settings.DEFAULT_TIMEOUT_S, "bytes_per_s": metered_socket.BYTES_PER_S,
-    }  # fmt: skip
+        "maxclients": said["maxclients"],
+        "maxmemory_bytes": said["maxmemory"],
+        "tcp_backlog": said["tcp-backlog"],
+        "redis": version,
+        "timeout_s": url_settings.DEFAULT_TIMEOUT_S,
+        "bytes_per_s": metered_socket.BYTES_PER_S,
+    }
 
 
 def _push(store: Server, bundle: Path) -> None:
@@ -327,7 +352,7 @@ def _summary(
         "errors": [error for answer in answers for error in answer["errors"]],
         "error_count": sum(answer["error_count"] for answer in answers),
         **_costs(work),
-    }  # fmt: skip
+    }
 
 
 def _costs(work: Work) -> dict[str, Any]:

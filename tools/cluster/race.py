@@ -66,9 +66,14 @@ class Racer:
         self.bundle: Bundle = bundler.Bundle.load(folder / "kernels.tbundle")
         self.right: Digests = json.loads((folder / "right.json").read_text())
         self.acts: dict[str, tuple[int, Callable[[random.Random], Iterator[str]]]] = {
-            "restore": (4, self._restore), "push": (4, self._push), "push loose": (3, self._push_loose),
-            "look": (2, self._look), "prune": (2, self._prune), "verify": (1, self._verify), "delete tag": (1, self._delete_tag),
-        }  # fmt: skip
+            "restore": (4, self._restore),
+            "push": (4, self._push),
+            "push loose": (3, self._push_loose),
+            "look": (2, self._look),
+            "prune": (2, self._prune),
+            "verify": (1, self._verify),
+            "delete tag": (1, self._delete_tag),
+        }
         self.counts: Counter[str] = Counter()
         self.pushed: set[str] = set()
 
@@ -340,10 +345,15 @@ def main() -> int:
             race.close()
         kernels = len(race.right)
     result = {
-        "rounds": options.rounds, "processes": options.processes, "kernels": kernels, "seed": options.seed,
-        "acts": dict(sorted(race.counts.items())), "problems": race.problems[:SHOWN_PROBLEMS],
-        "problem_count": len(race.problems), "seconds": round(time.monotonic() - started, 1),
-    }  # fmt: skip
+        "rounds": options.rounds,
+        "processes": options.processes,
+        "kernels": kernels,
+        "seed": options.seed,
+        "acts": dict(sorted(race.counts.items())),
+        "problems": race.problems[:SHOWN_PROBLEMS],
+        "problem_count": len(race.problems),
+        "seconds": round(time.monotonic() - started, 1),
+    }
     for act, count in sorted(race.counts.items()):
         print(f"{act:<32}{count:>10,}")
     path = measurement.save("race-store", result, options.results)

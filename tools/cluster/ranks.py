@@ -279,10 +279,12 @@ def answer(job: Job, every: Sequence[Found]) -> str:
         )
     errors = [error for found in every for error in found.errors]
     said = {
-        "how": sum((found.how for found in every), Counter()), "error_count": len(errors), "errors": errors[:SHOWN_ERRORS],
+        "how": sum((found.how for found in every), Counter()),
+        "error_count": len(errors),
+        "errors": errors[:SHOWN_ERRORS],
         "done_at_s": max(found.done_at_s for found in every),
         "round_trips": sum(one.trips for one in sockets),
-    }  # fmt: skip
+    }
     return json.dumps(said)
 
 

@@ -138,10 +138,19 @@ def main() -> int:
     began, before = time.monotonic(), dropped()
     connections = ConnectionReplay(job["port"], turns).run(job["ranks"], job["limit_s"])
     failed = [connection.failed for connection in connections if connection.failed]
-    print(json.dumps({
-        "seconds": time.monotonic() - began, "dropped": dropped() - before, "failed": len(failed), "failures": sorted(set(failed))[:5],
-        "waits_s": [max(connection.waits_s) for connection in connections if connection.waits_s],
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "seconds": time.monotonic() - began,
+                "dropped": dropped() - before,
+                "failed": len(failed),
+                "failures": sorted(set(failed))[:5],
+                "waits_s": [
+                    max(connection.waits_s) for connection in connections if connection.waits_s
+                ],
+            }
+        )
+    )
     return 0
 
 

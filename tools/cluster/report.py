@@ -149,15 +149,40 @@ def plot(result: Row) -> str:
     defaults = result["defaults"]
     by_kernels = _most_common(growth, "kernels")
     by_ranks = _most_common(growth, "ranks")
-    return _draw([
-        _grown("ranks", f"seconds until all are warm, {by_kernels[0]['kernels']} kernels", by_kernels),
-        _grown("kernels", f"seconds until all are warm, {by_ranks[0]['ranks']} ranks", by_ranks),
-        Panel(f"longest wait in s, {writing[0]['kernels']} kernels, at once", "ranks", [
-            Line("restored by tag", [(one["ranks"], one["waits_s"]["max"]) for one in writing]),
-            Line("with readonly=1", [(one["ranks"], one["waits_s"]["max"]) for one in reading]),
-            Line("default time-out", [(one["ranks"], limits.needs_of(one).allowed_s(defaults)) for one in writing], dashed=True),
-        ]),
-    ])  # fmt: skip
+    return _draw(
+        [
+            _grown(
+                "ranks",
+                f"seconds until all are warm, {by_kernels[0]['kernels']} kernels",
+                by_kernels,
+            ),
+            _grown(
+                "kernels", f"seconds until all are warm, {by_ranks[0]['ranks']} ranks", by_ranks
+            ),
+            Panel(
+                f"longest wait in s, {writing[0]['kernels']} kernels, at once",
+                "ranks",
+                [
+                    Line(
+                        "restored by tag",
+                        [(one["ranks"], one["waits_s"]["max"]) for one in writing],
+                    ),
+                    Line(
+                        "with readonly=1",
+                        [(one["ranks"], one["waits_s"]["max"]) for one in reading],
+                    ),
+                    Line(
+                        "default time-out",
+                        [
+                            (one["ranks"], limits.needs_of(one).allowed_s(defaults))
+                            for one in writing
+                        ],
+                        dashed=True,
+                    ),
+                ],
+            ),
+        ]
+    )
 
 
 def _most_common(points: Sequence[Row], field: str) -> list[Row]:
@@ -167,10 +192,20 @@ def _most_common(points: Sequence[Row], field: str) -> list[Row]:
 
 
 def _grown(field: str, title: str, points: Sequence[Row]) -> Panel:
-    return Panel(title, field, [
-        Line("cold: everything is compiled", [(point[field], point["cold"]["seconds"]) for point in points]),
-        Line("warm: restored by tag", [(point[field], point["warm"]["seconds"]) for point in points]),
-    ])  # fmt: skip
+    return Panel(
+        title,
+        field,
+        [
+            Line(
+                "cold: everything is compiled",
+                [(point[field], point["cold"]["seconds"]) for point in points],
+            ),
+            Line(
+                "warm: restored by tag",
+                [(point[field], point["warm"]["seconds"]) for point in points],
+            ),
+        ],
+    )
 
 
 def _name(point: Row) -> str:
@@ -180,13 +215,34 @@ def _name(point: Row) -> str:
 def cold(result: Row) -> str:
     """Cold starts: what was compiled and how long all waited."""
     return _table(
-        ["", "ranks", "kernels", "compiles", "of these again", "leases expired", "all have all after, s", "wait p50, s", "p90", "p99", "max"],
         [
-            [_name(one), one["ranks"], one["kernels"], found["compiles"], found["duplicates"], found["expired"],
-             _short(found["seconds"]), *(_short(found["waits_s"][p]) for p in ("p50", "p90", "p99", "max"))]
-            for one in result["points"] for found in [one["cold"]]
+            "",
+            "ranks",
+            "kernels",
+            "compiles",
+            "of these again",
+            "leases expired",
+            "all have all after, s",
+            "wait p50, s",
+            "p90",
+            "p99",
+            "max",
         ],
-    )  # fmt: skip
+        [
+            [
+                _name(one),
+                one["ranks"],
+                one["kernels"],
+                found["compiles"],
+                found["duplicates"],
+                found["expired"],
+                _short(found["seconds"]),
+                *(_short(found["waits_s"][p]) for p in ("p50", "p90", "p99", "max")),
+            ]
+            for one in result["points"]
+            for found in [one["cold"]]
+        ],
+    )
 
 
 def warm(result: Row) -> str:
@@ -194,11 +250,19 @@ def warm(result: Row) -> str:
     return _table(
         ["", "ranks", "kernels", "all warm after, s", "restore p50, s", "p90", "p99", "max"],
         [
-            [f"{_name(one)}{', `readonly=1`' * (phase == 'reading')}", one["ranks"], one["kernels"], _short(found["seconds"]),
-             *(_short(found["waits_s"][p]) for p in ("p50", "p90", "p99", "max"))]
-            for one in result["points"] for phase in PHASES[1:] if phase in one for found in [one[phase]]
+            [
+                f"{_name(one)}{', `readonly=1`' * (phase == 'reading')}",
+                one["ranks"],
+                one["kernels"],
+                _short(found["seconds"]),
+                *(_short(found["waits_s"][p]) for p in ("p50", "p90", "p99", "max")),
+            ]
+            for one in result["points"]
+            for phase in PHASES[1:]
+            if phase in one
+            for found in [one[phase]]
         ],
-    )  # fmt: skip
+    )
 
 
 def costs(result: Row) -> str:
@@ -208,15 +272,33 @@ def costs(result: Row) -> str:
         for phase in PHASES:
             if phase in one:
                 found, ranks = one[phase], one["ranks"]
-                rows.append([
-                    f"{_name(one)}, {SHOWN[phase]}", ranks, one["kernels"], _short(found["round_trips"] / ranks),
-                    _short(found["commands"] / ranks), _short(found["received_bytes"] / ranks / 1e3),
-                    _short(found["sent_bytes"] / ranks / 1e3), _short(found["connections"] / ranks),
-                    _short(found["cpu_s"] / ranks * 1e3),
-                ])  # fmt: skip
+                rows.append(
+                    [
+                        f"{_name(one)}, {SHOWN[phase]}",
+                        ranks,
+                        one["kernels"],
+                        _short(found["round_trips"] / ranks),
+                        _short(found["commands"] / ranks),
+                        _short(found["received_bytes"] / ranks / 1e3),
+                        _short(found["sent_bytes"] / ranks / 1e3),
+                        _short(found["connections"] / ranks),
+                        _short(found["cpu_s"] / ranks * 1e3),
+                    ]
+                )
     return _table(
-        ["", "ranks", "kernels", "round trips a rank", "commands", "kB sent", "kB received", "connections", "server CPU, ms"], rows
-    )  # fmt: skip
+        [
+            "",
+            "ranks",
+            "kernels",
+            "round trips a rank",
+            "commands",
+            "kB sent",
+            "kB received",
+            "connections",
+            "server CPU, ms",
+        ],
+        rows,
+    )
 
 
 def herds(result: Row) -> str:
@@ -227,28 +309,62 @@ def herds(result: Row) -> str:
         return ", ".join([*(["`readonly=1`"] if one["read_only"] else []), *said])
 
     return _table(
-        ["ranks", "kernels", "", "all answered after, s", "longest wait of a rank: p50, s", "p99", "max", "never answered",
-         "connects dropped", "server CPU of a rank, ms", "of it marking as used", "memory of answers at most, MB", "evicted"],
         [
-            [one["ranks"], one["kernels"], settings(one), _short(one["seconds"]),
-             *(_short(one["waits_s"][p]) for p in ("p50", "p99", "max")), one["failed"], f"{one['dropped']:,}",
-             _short(one["cpu_s"] / one["ranks"] * 1e3), f"{_share(one, 'evalsha'):.0%}",
-             _short(one["peak_bytes"] / MB), one["evicted"]]
+            "ranks",
+            "kernels",
+            "",
+            "all answered after, s",
+            "longest wait of a rank: p50, s",
+            "p99",
+            "max",
+            "never answered",
+            "connects dropped",
+            "server CPU of a rank, ms",
+            "of it marking as used",
+            "memory of answers at most, MB",
+            "evicted",
+        ],
+        [
+            [
+                one["ranks"],
+                one["kernels"],
+                settings(one),
+                _short(one["seconds"]),
+                *(_short(one["waits_s"][p]) for p in ("p50", "p99", "max")),
+                one["failed"],
+                f"{one['dropped']:,}",
+                _short(one["cpu_s"] / one["ranks"] * 1e3),
+                f"{_share(one, 'evalsha'):.0%}",
+                _short(one["peak_bytes"] / MB),
+                one["evicted"],
+            ]
             for one in result["herds"]
         ],
-    )  # fmt: skip
+    )
 
 
 def limit_table(result: Row) -> str:
     """Where one server ends."""
     ways = " / ".join(limits.WAYS)
     return _table(
-        ["limit", "formula, for a plain rank", f"met at ranks: {ways}", f"{MANY:,} ranks need: {ways}", "answered by"],
         [
-            [one.what, one.rule, " / ".join(map(_about, one.ranks)), " / ".join(one.at_many), one.answer]
+            "limit",
+            "formula, for a plain rank",
+            f"met at ranks: {ways}",
+            f"{MANY:,} ranks need: {ways}",
+            "answered by",
+        ],
+        [
+            [
+                one.what,
+                one.rule,
+                " / ".join(map(_about, one.ranks)),
+                " / ".join(one.at_many),
+                one.answer,
+            ]
             for one in limits.limits(result)
         ],
-    )  # fmt: skip
+    )
 
 
 def _about(ranks: float) -> str:
@@ -287,8 +403,17 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 TABLES: dict[str, Callable[[Row], str]] = {
-    "Cold": cold, "Warm": warm, "What a rank costs": costs, "In one moment": herds, "Limits": limit_table,
-}  # fmt: skip
+    "Cold": cold,
+    "Warm": warm,
+    "What a rank costs": costs,
+    "In one moment": herds,
+    "Limits": limit_table,
+}
 BLOCKS: dict[str, Callable[[Row], str]] = {
-    "machine": machine, "cold": cold, "warm": warm, "costs": costs, "herds": herds, "limits": limit_table,
-}  # fmt: skip
+    "machine": machine,
+    "cold": cold,
+    "warm": warm,
+    "costs": costs,
+    "herds": herds,
+    "limits": limit_table,
+}

@@ -78,9 +78,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="cluster.") as name:
         if options.ranks:
             point = Point(
-                "asked for", options.ranks, options.kernels, options.host_ranks, options.group, options.order, options.compile_s,
+                "asked for",
+                options.ranks,
+                options.kernels,
+                options.host_ranks,
+                options.group,
+                options.order,
+                options.compile_s,
                 restores=not options.real,
-            )  # fmt: skip
+            )
             kernels = (
                 None
                 if options.real
@@ -218,24 +224,43 @@ def rows(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         cold = point["cold"]
         expired = cold["expired"]
         found += [
-            row(f"{what}: compiles beside the first, with {expired} leases expired", cold["duplicates"], "", most=expired),
+            row(
+                f"{what}: compiles beside the first, with {expired} leases expired",
+                cold["duplicates"],
+                "",
+                most=expired,
+            ),
             row(f"{what}: kernels that nobody compiled", cold["not_compiled"], "", most=0),
-            row(f"{what}: ranks that met an error", sum(point[phase]["error_count"] for phase in PHASES if phase in point), "",
-                most=0),
-        ]  # fmt: skip
+            row(
+                f"{what}: ranks that met an error",
+                sum(point[phase]["error_count"] for phase in PHASES if phase in point),
+                "",
+                most=0,
+            ),
+        ]
         if point["fault"]:
             how = cold["how"]
             hits = sum(how.get(name, 0) for name in ("found together", "found", "waited"))
             asked = hits + how.get("compiled", 0) + how.get("late", 0)
             found += [
                 row(f"{what}: leases that expired", expired, "", least=1),
-                row(f"{what}: hits of the living, of what was compiled before", hits / (asked - point["kernels"]), "",
-                    least=LEAST_HIT_RATE),
-            ]  # fmt: skip
+                row(
+                    f"{what}: hits of the living, of what was compiled before",
+                    hits / (asked - point["kernels"]),
+                    "",
+                    least=LEAST_HIT_RATE,
+                ),
+            ]
         found += [
-            row(f"{what}: round trips of a {phase} rank", point[phase]["round_trips"] / point["ranks"], "", most=MOST_ROUND_TRIPS)
-            for phase in PHASES[1:] if phase in point
-        ]  # fmt: skip
+            row(
+                f"{what}: round trips of a {phase} rank",
+                point[phase]["round_trips"] / point["ranks"],
+                "",
+                most=MOST_ROUND_TRIPS,
+            )
+            for phase in PHASES[1:]
+            if phase in point
+        ]
     return found
 
 

@@ -32,9 +32,15 @@ def rows(result: Found) -> list[Found]:
     made = {name: one for name, one in graphs.items() if "error" not in one}
     timed = {name: one for name, one in made.items() if "ratio" in one.get("times", {})}
     lines = [
-        measurement.row("graphs generated and run on both sides", len(made), f"of {len(graphs)}", least=max(len(graphs), LEAST_GRAPHS),
-                        peer="", wrong={name: one["error"] for name, one in graphs.items() if "error" in one}),
-    ]  # fmt: skip
+        measurement.row(
+            "graphs generated and run on both sides",
+            len(made),
+            f"of {len(graphs)}",
+            least=max(len(graphs), LEAST_GRAPHS),
+            peer="",
+            wrong={name: one["error"] for name, one in graphs.items() if "error" in one},
+        ),
+    ]
     if made:
         lines += _counted(made)
     if timed:
@@ -58,16 +64,49 @@ def _counted(made: dict[str, Found]) -> list[Found]:
     spilled = [name for name, one in made.items() if one["resources"][OURS]["stack_bytes"]]
     theirs_spilled = [name for name, one in made.items() if one["resources"][THEIRS]["stack_bytes"]]
     return [
-        measurement.row("graphs with numbers as far from float64 as Inductor's", len(off) - len(wrong), f"of {len(off)}", least=len(off), wrong=wrong),
-        measurement.row("graphs with more kernels and calls than Inductor's", len(more), "graphs", most=0, peer=f"{ours} in all, Inductor {theirs}", wrong=more),
-        measurement.row("graphs that call operators as they are", sum(bool(one["calls"][OURS]) for one in made.values()), "graphs",
-                        peer=f"Inductor {sum(bool(one['calls'][THEIRS]) for one in made.values())}"),
-        measurement.row("generation, first time (geometric mean)", _geometric(first), "x", most=MOST_GENERATION,
-                        peer=f"Inductor's lowering and codegen; from {min(first):.2f} to {max(first):.2f}"),
-        measurement.row("generation, median (geometric mean)", _geometric(again), "x", most=MOST_GENERATION,
-                        peer=f"Inductor's lowering and codegen; from {min(again):.2f} to {max(again):.2f}"),
-        measurement.row("graphs with kernels that have a stack, for spilled registers or the message of an assertion", len(spilled), "graphs", peer=f"Inductor {len(theirs_spilled)}", wrong=spilled),
-    ]  # fmt: skip
+        measurement.row(
+            "graphs with numbers as far from float64 as Inductor's",
+            len(off) - len(wrong),
+            f"of {len(off)}",
+            least=len(off),
+            wrong=wrong,
+        ),
+        measurement.row(
+            "graphs with more kernels and calls than Inductor's",
+            len(more),
+            "graphs",
+            most=0,
+            peer=f"{ours} in all, Inductor {theirs}",
+            wrong=more,
+        ),
+        measurement.row(
+            "graphs that call operators as they are",
+            sum(bool(one["calls"][OURS]) for one in made.values()),
+            "graphs",
+            peer=f"Inductor {sum(bool(one['calls'][THEIRS]) for one in made.values())}",
+        ),
+        measurement.row(
+            "generation, first time (geometric mean)",
+            _geometric(first),
+            "x",
+            most=MOST_GENERATION,
+            peer=f"Inductor's lowering and codegen; from {min(first):.2f} to {max(first):.2f}",
+        ),
+        measurement.row(
+            "generation, median (geometric mean)",
+            _geometric(again),
+            "x",
+            most=MOST_GENERATION,
+            peer=f"Inductor's lowering and codegen; from {min(again):.2f} to {max(again):.2f}",
+        ),
+        measurement.row(
+            "graphs with kernels that have a stack, for spilled registers or the message of an assertion",
+            len(spilled),
+            "graphs",
+            peer=f"Inductor {len(theirs_spilled)}",
+            wrong=spilled,
+        ),
+    ]
 
 
 def _timed(timed: dict[str, Found]) -> list[Found]:
@@ -75,10 +114,22 @@ def _timed(timed: dict[str, Found]) -> list[Found]:
     worst = max(ratios, key=lambda name: ratios[name])
     over = [f"{name} {ratio:.2f}" for name, ratio in ratios.items() if ratio > MOST_WORST]
     return [
-        measurement.row("run time, all graphs (geometric mean)", _geometric(list(ratios.values())), "x", most=MOST_MEAN,
-                        peer=f"Inductor; from {min(ratios.values()):.2f} to {max(ratios.values()):.2f}"),
-        measurement.row("run time, the slowest graph", ratios[worst], "x", most=MOST_WORST, peer=f"Inductor; {worst}", wrong=over),
-    ]  # fmt: skip
+        measurement.row(
+            "run time, all graphs (geometric mean)",
+            _geometric(list(ratios.values())),
+            "x",
+            most=MOST_MEAN,
+            peer=f"Inductor; from {min(ratios.values()):.2f} to {max(ratios.values()):.2f}",
+        ),
+        measurement.row(
+            "run time, the slowest graph",
+            ratios[worst],
+            "x",
+            most=MOST_WORST,
+            peer=f"Inductor; {worst}",
+            wrong=over,
+        ),
+    ]
 
 
 def _cold(cold: Found) -> list[Found]:
@@ -88,27 +139,44 @@ def _cold(cold: Found) -> list[Found]:
         found = cold.get(side, {})
         if "error" in found or not found:
             continue
-        lines.append(measurement.row(f"cold start from bundles, {words}: compiles", found["compiles"] + found["ptxas"], "compiles", most=0,
-                                     peer=f"{found['graphs']} graphs, {found['kernels']} kernels"))  # fmt: skip
+        lines.append(
+            measurement.row(
+                f"cold start from bundles, {words}: compiles",
+                found["compiles"] + found["ptxas"],
+                "compiles",
+                most=0,
+                peer=f"{found['graphs']} graphs, {found['kernels']} kernels",
+            )
+        )
         if "process_s" in compiled:
             for what, part in (
                 ("process_s", "whole process"),
                 ("work_s", "from the first graph to the last result"),
             ):
                 bound = LEAST_COLD if (side, what) != ("replay_torch", "process_s") else None
-                lines.append(measurement.row(
-                    f"cold start from bundles, {words}: {part}, how much faster", compiled[what] / found[what], "x", least=bound,
-                    peer=f"{shown(found[what], 's')}, torch.compile {shown(compiled[what], 's')}, {compiled['ptxas']} compiles",
-                ))  # fmt: skip
+                lines.append(
+                    measurement.row(
+                        f"cold start from bundles, {words}: {part}, how much faster",
+                        compiled[what] / found[what],
+                        "x",
+                        least=bound,
+                        peer=f"{shown(found[what], 's')}, torch.compile {shown(compiled[what], 's')}, {compiled['ptxas']} compiles",
+                    )
+                )
     return lines
 
 
 def _graph(name: str, one: Found) -> Found:
     ours, theirs = (statistics.median(one["times"]["us"][side]) for side in (OURS, THEIRS))
     return measurement.row(
-        f"{name}: run time", round(one["times"]["ratio"], 4), "x", most=MOST_WORST, peer=f"{ours:.2f} us, Inductor {theirs:.2f} us",
-        graph=name, gbps=one["least_bytes"] / ours / 1e3,
-    )  # fmt: skip
+        f"{name}: run time",
+        round(one["times"]["ratio"], 4),
+        "x",
+        most=MOST_WORST,
+        peer=f"{ours:.2f} us, Inductor {theirs:.2f} us",
+        graph=name,
+        gbps=one["least_bytes"] / ours / 1e3,
+    )
 
 
 def line(name: str, one: Found) -> str:
@@ -142,12 +210,19 @@ def section(result: Found) -> str:
     head = ["what", "figure", "beside it", "target"]
     lines = [[row["work"], _verdict(row), row["peer"], target(row)] for row in kept]
     table = [
-        [name, _verdict(row), row["peer"], f"{launches(result['graphs'][name], OURS)}, {launches(result['graphs'][name], THEIRS)}",
-         f"{_first(result['graphs'][name], OURS):.1f}, {_first(result['graphs'][name], THEIRS):.1f}",
-         f"{result['graphs'][name]['bytes'] / 1e6:,.1f}", f"{row['gbps']:,.0f}",
-         _resource(result["graphs"][name], "registers"), _resource(result["graphs"][name], "stack_bytes")]
+        [
+            name,
+            _verdict(row),
+            row["peer"],
+            f"{launches(result['graphs'][name], OURS)}, {launches(result['graphs'][name], THEIRS)}",
+            f"{_first(result['graphs'][name], OURS):.1f}, {_first(result['graphs'][name], THEIRS):.1f}",
+            f"{result['graphs'][name]['bytes'] / 1e6:,.1f}",
+            f"{row['gbps']:,.0f}",
+            _resource(result["graphs"][name], "registers"),
+            _resource(result["graphs"][name], "stack_bytes"),
+        ]
         for name, row in by_graph.items()
-    ]  # fmt: skip
+    ]
     names = [
         "graph",
         "time",

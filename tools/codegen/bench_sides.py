@@ -83,13 +83,17 @@ def prepare(name: str) -> Found:
     _folders[name] = folder
     return {
         "generation_ms": {side: [1e3 * one for one in found] for side, found in seconds.items()},
-        "kernels": {OURS: _launches(program), THEIRS: len(re.findall(r"^ +\w+\.run\(", text, re.MULTILINE))},
+        "kernels": {
+            OURS: _launches(program),
+            THEIRS: len(re.findall(r"^ +\w+\.run\(", text, re.MULTILINE)),
+        },
         "calls": {OURS: _calls(program), THEIRS: len(_CALLED.findall(text))},
-        "bytes": _moved(program), "least_bytes": least_bytes(name),
+        "bytes": _moved(program),
+        "least_bytes": least_bytes(name),
         "resources": {side: _resources(folder / side) for side in (OURS, THEIRS)},
         "fallbacks": [f"{one.operator}: {one.reason}" for one in program.fallbacks],
         "off": {} if name in RANDOM else _distances(name, results),
-    }  # fmt: skip
+    }
 
 
 def times(name: str) -> Found:

@@ -33,11 +33,20 @@ def main() -> int:
     )
     replay = _alone if side == "replay" else _beside_torch
     work_s, seconds, kernels, skipped = replay(paths)
-    print(json.dumps({
-        "names": [path.stem for path in paths if path.stem not in skipped], "graphs": len(paths) - len(skipped), "kernels": kernels,
-        "work_s": work_s, "main_s": time.monotonic() - started, "graph_s": seconds, "skipped": skipped,
-        "imported": [name for name in BANNED if sys.modules.get(name) is not None],
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "names": [path.stem for path in paths if path.stem not in skipped],
+                "graphs": len(paths) - len(skipped),
+                "kernels": kernels,
+                "work_s": work_s,
+                "main_s": time.monotonic() - started,
+                "graph_s": seconds,
+                "skipped": skipped,
+                "imported": [name for name in BANNED if sys.modules.get(name) is not None],
+            }
+        )
+    )
     return 0
 
 

@@ -25,8 +25,12 @@ Found = dict[str, Any]
 
 def measured(bundles: Path, names: list[str]) -> Found:
     """Return what each side takes: torch.compile once, the bundles several times."""
-    replays = {side: [_process("tools.codegen.cold_replay", side, str(bundles), *names) for _ in range(ROUNDS)]
-               for side in ("replay", "replay_torch")}  # fmt: skip
+    replays = {
+        side: [
+            _process("tools.codegen.cold_replay", side, str(bundles), *names) for _ in range(ROUNDS)
+        ]
+        for side in ("replay", "replay_torch")
+    }
     graphs = replays["replay"][0].get("names", names)
     found = {side: _middle(samples) for side, samples in replays.items()}
     return {**found, "compile": _process("tools.codegen.cold_compile", *graphs)}
@@ -52,10 +56,16 @@ def _process(program: str, *arguments: str) -> Found:
             if not key.startswith(("TRITON_", "TORCHINDUCTOR_"))
         }
         environment = {
-            **clean, "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_HOME": str(folder / "home"), "PYTHONPATH": python_path(),
-            "TRITON_CACHE_DIR": str(folder / "triton"), "TRITON_CACHE_MANAGER": "tools.gpu.torch_counting:CountingCacheManager",
-            "GPU_TORCH_COMPILES": str(compiles), "GPU_TORCH_PTXAS": str(assembled), **counting_ptxas(folder),
-        }  # fmt: skip
+            **clean,
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+            "TRITON_HOME": str(folder / "home"),
+            "PYTHONPATH": python_path(),
+            "TRITON_CACHE_DIR": str(folder / "triton"),
+            "TRITON_CACHE_MANAGER": "tools.gpu.torch_counting:CountingCacheManager",
+            "GPU_TORCH_COMPILES": str(compiles),
+            "GPU_TORCH_PTXAS": str(assembled),
+            **counting_ptxas(folder),
+        }
         started = time.monotonic()
         done = subprocess.run(
             command(program, *arguments),
@@ -69,6 +79,8 @@ def _process(program: str, *arguments: str) -> Found:
         if done.returncode:
             return {"error": done.stderr[-3000:], "process_s": process_s}
         return {
-            **json.loads(done.stdout.splitlines()[-1]), "process_s": process_s, "compiles": len(compiles.read_text().splitlines()),
+            **json.loads(done.stdout.splitlines()[-1]),
+            "process_s": process_s,
+            "compiles": len(compiles.read_text().splitlines()),
             "ptxas": len(assembled.read_text().splitlines()),
-        }  # fmt: skip
+        }

@@ -243,9 +243,15 @@ def _as_for_a_gpu() -> Iterator[None]:
     from torch._inductor.runtime.hints import DeviceProperties
 
     told = DeviceProperties(
-        type="cuda", index=0, multi_processor_count=_MULTIPROCESSORS, cc=90, major=9, regs_per_multiprocessor=_REGISTERS,
-        max_threads_per_multi_processor=_THREADS, warp_size=32,
-    )  # fmt: skip
+        type="cuda",
+        index=0,
+        multi_processor_count=_MULTIPROCESSORS,
+        cc=90,
+        major=9,
+        regs_per_multiprocessor=_REGISTERS,
+        max_threads_per_multi_processor=_THREADS,
+        warp_size=32,
+    )
     with (
         declared(Target.parse(_TARGET)),
         config.patch(cpu_backend="triton", fx_graph_cache=False, compile_threads=1),

@@ -50,7 +50,12 @@ class DeviceMemory:
         self, tensor: Any, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int
     ) -> DeviceTensor:
         """Return a tensor's memory seen in another way."""
-        return DeviceTensor(tensor.data_ptr() + offset * item_bytes(tensor.dtype), tensor.dtype, tuple(sizes), tuple(strides))  # fmt: skip
+        return DeviceTensor(
+            tensor.data_ptr() + offset * item_bytes(tensor.dtype),
+            tensor.dtype,
+            tuple(sizes),
+            tuple(strides),
+        )
 
     def call(self, operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         """Refuse: there is no torch that could call it."""

@@ -11,7 +11,13 @@ from typing import Any
 from torch._inductor import ir, scheduler
 
 # Nodes that call nothing: parts of a result, assertions and sizes, memory that others fill.
-_NO_CALLS = ("MultiOutput", "AssertScalar", "DynamicScalar", "NopKernel", "DynamicSelectStorageOffset")  # fmt: skip
+_NO_CALLS = (
+    "MultiOutput",
+    "AssertScalar",
+    "DynamicScalar",
+    "NopKernel",
+    "DynamicSelectStorageOffset",
+)
 
 
 class InductorCalls:

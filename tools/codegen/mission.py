@@ -103,13 +103,28 @@ def rows(result: Found) -> list[Found]:
     ran = [name for name, one in graphs.items() if "error" not in one]
     close = [name for name in ran if _close(compared["graphs"].get(name, {"error": ""}))]
     return [
-        measurement.row("mission: modules of torch, Triton or a compiler in the launching process", len(launched["imported"]), "modules", most=0),
-        measurement.row("mission: built without a GPU, launched without torch and Triton", len(ran), f"of {len(graphs)}",
-                        least=max(LEAST_GRAPHS, len(graphs) - len(launched["skipped"])), peer=f"{launched['kernels']} kernels",
-                        wrong={name: one["error"] for name, one in graphs.items() if "error" in one}),
-        measurement.row("mission: numbers equal to torch's", len(close), f"of {len(ran)}", least=len(ran),
-                        wrong={name: compared["graphs"].get(name) for name in ran if name not in close}),
-    ]  # fmt: skip
+        measurement.row(
+            "mission: modules of torch, Triton or a compiler in the launching process",
+            len(launched["imported"]),
+            "modules",
+            most=0,
+        ),
+        measurement.row(
+            "mission: built without a GPU, launched without torch and Triton",
+            len(ran),
+            f"of {len(graphs)}",
+            least=max(LEAST_GRAPHS, len(graphs) - len(launched["skipped"])),
+            peer=f"{launched['kernels']} kernels",
+            wrong={name: one["error"] for name, one in graphs.items() if "error" in one},
+        ),
+        measurement.row(
+            "mission: numbers equal to torch's",
+            len(close),
+            f"of {len(ran)}",
+            least=len(ran),
+            wrong={name: compared["graphs"].get(name) for name in ran if name not in close},
+        ),
+    ]
 
 
 def _close(one: Found) -> bool:
@@ -119,9 +134,14 @@ def _close(one: Found) -> bool:
 def section(result: Found) -> str:
     """Return the section of the page."""
     rows = [
-        [row["work"].removeprefix("mission: "), measurement.shown(row["figure"], row["unit"]), row["peer"], measurement.target(row)]
+        [
+            row["work"].removeprefix("mission: "),
+            measurement.shown(row["figure"], row["unit"]),
+            row["peer"],
+            measurement.target(row),
+        ]
         for row in result["rows"]
-    ]  # fmt: skip
+    ]
     head = ["what", "figure", "beside it", "target"]
     lines = "\n".join(f"| {' | '.join(one)} |" for one in (head, ["---"] * len(head), *rows))
     about = (

@@ -44,10 +44,16 @@ def main() -> int:
         except Exception as error:  # noqa: BLE001  # one program that fails must not hide the others
             graphs[path.stem] = {"error": f"{type(error).__name__}: {error}"[:1000]}
         memory.reset()
-    print(json.dumps({
-        "graphs": graphs, "skipped": skipped, "kernels": sum(one.get("kernels", 0) for one in graphs.values()),
-        "imported": [name for name in BANNED if sys.modules.get(name) is not None],
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "graphs": graphs,
+                "skipped": skipped,
+                "kernels": sum(one.get("kernels", 0) for one in graphs.values()),
+                "imported": [name for name in BANNED if sys.modules.get(name) is not None],
+            }
+        )
+    )
     return 0
 
 

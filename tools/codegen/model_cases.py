@@ -43,14 +43,20 @@ def main() -> int:
 
 def _found(kind: str, name: str, device: str) -> Found:
     if kind == "multi-gpu" and torch.cuda.device_count() < 2:
-        return {"status": "skipped", "error": f"needs two GPUs, and there are {torch.cuda.device_count()}"}  # fmt: skip
+        return {
+            "status": "skipped",
+            "error": f"needs two GPUs, and there are {torch.cuda.device_count()}",
+        }
     programs: list[Any] = []
     try:
         problems = CASES[kind][name](device, programs)
     except Exception as error:  # noqa: BLE001  # whatever is raised is the finding
         found: Found = {"status": "raises", **model_process.told(error)}
     else:
-        found = {"status": "wrong" if problems else "right", "wrong": {"": problems} if problems else {}}  # fmt: skip
+        found = {
+            "status": "wrong" if problems else "right",
+            "wrong": {"": problems} if problems else {},
+        }
     return found | {"launches": None, "first_call_s": None} | model_process.counted(programs)
 
 
@@ -61,12 +67,18 @@ class Block(nn.Module):  # type: ignore[misc]  # to mypy torch is Any
         super().__init__()
         self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.feed = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))  # fmt: skip
+        self.feed = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
         self.dropout, self.checkpointed = nn.Dropout(dropout), checkpointed
 
     def forward(self, x: torch.Tensor) -> Any:
         """Return the block's result; forward is computed again in backward where that was asked for."""
-        return checkpoint(self._result, x, use_reentrant=False) if self.checkpointed else self._result(x)  # fmt: skip
+        return (
+            checkpoint(self._result, x, use_reentrant=False)
+            if self.checkpointed
+            else self._result(x)
+        )
 
     def _result(self, x: torch.Tensor) -> torch.Tensor:
         parts = self.qkv(self.first(x)).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
@@ -97,7 +109,9 @@ def trained(model: Any, call: Callable[..., Any], x: Any) -> dict[str, Any]:
     return {"result": result.detach(), "loss": loss.detach(), **gradients}
 
 
-def _beside(device: str, programs: list[Any], run: Callable[[Any, Any, Any], dict[str, Any]], model: Any) -> list[str]:  # fmt: skip
+def _beside(
+    device: str, programs: list[Any], run: Callable[[Any, Any, Any], dict[str, Any]], model: Any
+) -> list[str]:
     """Return what is wrong of a step beside eager mode and float64; `run` takes the model, what is called, and an input."""
     place = next(model.parameters()).device
     x = torch.randn(ROWS[device], 16, WIDTHS[device], device=place)
@@ -122,7 +136,10 @@ def autocast(device: str, programs: list[Any]) -> list[str]:
 
 def dropout(device: str, programs: list[Any]) -> list[str]:
     """Train with dropout: a finite loss, as many zeros as asked for, other ones each time, and the same ones in backward."""
-    share, x = 0.25, torch.ones(256, 256 if device == "cuda" else 64, device=device, requires_grad=True)  # fmt: skip
+    share, x = (
+        0.25,
+        torch.ones(256, 256 if device == "cuda" else 64, device=device, requires_grad=True),
+    )
     called = compiled(lambda one: functional.dropout(one, share, training=True), programs)
     first, second = called(x), called(x)
     problems = []
@@ -137,7 +154,11 @@ def dropout(device: str, programs: list[Any]) -> list[str]:
     if not torch.equal(x.grad, first.detach()):
         problems.append("backward drops other elements than forward")
     model = block(device, dropout=share).train()
-    found = trained(model, compiled(model, programs), torch.randn(ROWS[device], 16, WIDTHS[device], device=device))  # fmt: skip
+    found = trained(
+        model,
+        compiled(model, programs),
+        torch.randn(ROWS[device], 16, WIDTHS[device], device=device),
+    )
     problems += [f"{name} is not finite" for name, one in found.items() if not one.isfinite().all()]
     return problems
 
@@ -151,7 +172,13 @@ def running_statistics(device: str, programs: list[Any]) -> list[str]:
     """Train batch norm for several steps, and look at its running mean and variance."""
     torch.manual_seed(0)
     width = WIDTHS[device] // 4
-    model = nn.Sequential(nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, width, 1), nn.BatchNorm2d(width)).to(device)  # fmt: skip
+    model = nn.Sequential(
+        nn.Conv2d(3, width, 3),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.Conv2d(width, width, 1),
+        nn.BatchNorm2d(width),
+    ).to(device)
     draw = torch.Generator().manual_seed(1)
     steps = [torch.randn(8, 3, 12, 12, generator=draw).to(device) for _ in range(4)]
     sides = []
@@ -172,15 +199,30 @@ def generate_static_cache(device: str, programs: list[Any]) -> list[str]:
     """Let a small Llama of transformers generate tokens with a static cache: those of eager mode."""
     torch.manual_seed(0)
     model = transformers_models.build("Llama-3.2-1B", device).to(device).eval()
-    given = {"input_ids": torch.randint(3, 100, (2, 8), generator=torch.Generator().manual_seed(0)).to(device)}  # fmt: skip
+    given = {
+        "input_ids": torch.randint(3, 100, (2, 8), generator=torch.Generator().manual_seed(0)).to(
+            device
+        )
+    }
     given["attention_mask"] = torch.ones_like(given["input_ids"])
     new = 12 if device == "cuda" else 3
     model.config.use_cache = True
-    settings = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "cache_implementation": "static", "pad_token_id": 0, "disable_compile": True}  # fmt: skip
+    settings = {
+        "max_new_tokens": new,
+        "min_new_tokens": new,
+        "do_sample": False,
+        "cache_implementation": "static",
+        "pad_token_id": 0,
+        "disable_compile": True,
+    }
     expected = model.generate(**given, **settings)
     model.forward = compiled(model.forward, programs)
     found = model.generate(**given, **settings)
-    return [] if torch.equal(found, expected) else [f"tokens {found.tolist()} are not {expected.tolist()}"]  # fmt: skip
+    return (
+        []
+        if torch.equal(found, expected)
+        else [f"tokens {found.tolist()} are not {expected.tolist()}"]
+    )
 
 
 def second_gpu(_device: str, programs: list[Any]) -> list[str]:
@@ -199,11 +241,14 @@ def distributed(_device: str, programs: list[Any]) -> list[str]:
 
 CASES: dict[str, dict[str, Callable[[str, list[Any]], list[str]]]] = {
     "cases": {
-        "autocast": autocast, "dropout": dropout, "checkpointing": checkpointing, "running-statistics": running_statistics,
+        "autocast": autocast,
+        "dropout": dropout,
+        "checkpointing": checkpointing,
+        "running-statistics": running_statistics,
         "generate-static-cache": generate_static_cache,
     },
     "multi-gpu": {"second-gpu": second_gpu, "distributed": distributed},
-}  # fmt: skip
+}
 
 if __name__ == "__main__":
     sys.exit(main())

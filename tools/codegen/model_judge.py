@@ -18,7 +18,9 @@ Tensors = dict[str, torch.Tensor]
 _LEAST_SCALE = 1e-4
 
 
-def wrong(ours: Tensors, eager: Tensors, exact: Tensors, tolerance: float, *, larger: bool = False) -> list[str]:  # fmt: skip
+def wrong(
+    ours: Tensors, eager: Tensors, exact: Tensors, tolerance: float, *, larger: bool = False
+) -> list[str]:
     """Return what is wrong, a line for each result; nothing where all are right.
 
     Args:
@@ -31,13 +33,23 @@ def wrong(ours: Tensors, eager: Tensors, exact: Tensors, tolerance: float, *, la
     largest = max((_scale(one) for one in exact.values()), default=0.0)
     found = []
     for name, expected in eager.items():
-        problem = _problem(ours[name], expected, exact[name], largest * _LEAST_SCALE, tolerance, larger)  # fmt: skip
+        problem = _problem(
+            ours[name], expected, exact[name], largest * _LEAST_SCALE, tolerance, larger
+        )
         if problem:
             found.append(f"{name}: {problem}")
     return found
 
 
-def wrong_beside_all(lines: list[str], ours: Tensors, others: Iterable[Tensors], exact: Tensors, tolerance: float, *, larger: bool = False) -> list[str]:  # fmt: skip
+def wrong_beside_all(
+    lines: list[str],
+    ours: Tensors,
+    others: Iterable[Tensors],
+    exact: Tensors,
+    tolerance: float,
+    *,
+    larger: bool = False,
+) -> list[str]:
     """Return the lines of `wrong` about results that are wrong beside other runs of eager mode, too.
 
     Where numbers are ill-conditioned, as gradients through many a norm and step, one run of eager
@@ -52,7 +64,14 @@ def wrong_beside_all(lines: list[str], ours: Tensors, others: Iterable[Tensors],
     return lines
 
 
-def _problem(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, least: float, tolerance: float, larger: bool) -> str:  # fmt: skip
+def _problem(
+    ours: torch.Tensor,
+    eager: torch.Tensor,
+    exact: torch.Tensor,
+    least: float,
+    tolerance: float,
+    larger: bool,
+) -> str:
     if (ours.shape, ours.dtype, ours.device) != (eager.shape, eager.dtype, eager.device):
         return f"{ours.dtype} {tuple(ours.shape)} on {ours.device} is not {eager.dtype} {tuple(eager.shape)} on {eager.device}"
     if not eager.is_floating_point():
@@ -62,10 +81,14 @@ def _problem(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, least
     scale = min(1.0, max(_scale(exact), least)) or 1.0
     messages: list[str] = []
     close = same(
-        eager / scale, ours / scale, exact.double() / scale, tol=tolerance, equal_nan=False,
+        eager / scale,
+        ours / scale,
+        exact.double() / scale,
+        tol=tolerance,
+        equal_nan=False,
         use_larger_multiplier_for_smaller_tensor=larger,
         log_error=lambda text, *values: messages.append(text % values if values else text),
-    )  # fmt: skip
+    )
     if close:
         return ""
     return f"{'; '.join(messages)}, off by {relative(ours, exact):.2g} of its size, eager by {relative(eager, exact):.2g}"

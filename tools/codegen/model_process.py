@@ -68,7 +68,9 @@ class Subject:
             model.set_experts_implementation("batched_mm")
         dtype = torch.float32 if self.training else torch.bfloat16
         self.model = model.to(device=device, dtype=dtype).train(self.training)
-        self.examples = [self._example(models.inputs(name, batch, device), dtype) for batch in BATCHES[device]]  # fmt: skip
+        self.examples = [
+            self._example(models.inputs(name, batch, device), dtype) for batch in BATCHES[device]
+        ]
 
     def exact(self, model: torch.nn.Module | None = None) -> torch.nn.Module:
         """Return this model, or the given one, in float64, with experts multiplied in a way that torch has for it."""
@@ -97,11 +99,16 @@ class Subject:
         finally:
             torch.set_default_dtype(before)
 
-    def steps(self, model: torch.nn.Module, call: Callable[..., Any] | None = None) -> list[Callable[[], Tensors]]:  # fmt: skip
+    def steps(
+        self, model: torch.nn.Module, call: Callable[..., Any] | None = None
+    ) -> list[Callable[[], Tensors]]:
         """Return what runs a model, an example each; `call` makes of the model what is called."""
         called = (call or (lambda one: one))(model)
         dtype = next(one.dtype for one in model.parameters() if one.is_floating_point())
-        return [lambda given=given: self._step(model, called, _cast(given, dtype)) for given in self.examples]  # type: ignore[misc]  # fmt: skip
+        return [
+            lambda given=given: self._step(model, called, _cast(given, dtype))
+            for given in self.examples
+        ]  # type: ignore[misc]
 
     def _step(self, model: torch.nn.Module, called: Callable[..., Any], given: Tensors) -> Tensors:
         torch.manual_seed(1)
@@ -113,12 +120,22 @@ class Subject:
         outputs = called(**inputs)
         loss = self._loss(outputs, given)
         loss.backward()
-        gradients = {f"gradient of {name}": one.grad for name, one in model.named_parameters() if one.grad is not None}  # fmt: skip
+        gradients = {
+            f"gradient of {name}": one.grad
+            for name, one in model.named_parameters()
+            if one.grad is not None
+        }
         buffers = {f"buffer {name}": one for name, one in model.named_buffers()}
         return _copied(flat(outputs) | {"loss": loss.detach()} | gradients | buffers)
 
     def _example(self, given: Tensors, dtype: torch.dtype) -> Tensors:
-        return _cast({name: one.to(self.device) if isinstance(one, torch.Tensor) else one for name, one in given.items()}, dtype)  # fmt: skip
+        return _cast(
+            {
+                name: one.to(self.device) if isinstance(one, torch.Tensor) else one
+                for name, one in given.items()
+            },
+            dtype,
+        )
 
 
 def _is_wide(model: torch.nn.Module) -> bool:
@@ -145,18 +162,29 @@ def without_constants(model: torch.nn.Module) -> None:
 
 
 def _cast(given: Tensors, dtype: torch.dtype) -> Tensors:
-    return {name: one.to(dtype) if isinstance(one, torch.Tensor) and one.is_floating_point() else one for name, one in given.items()}  # fmt: skip
+    return {
+        name: one.to(dtype) if isinstance(one, torch.Tensor) and one.is_floating_point() else one
+        for name, one in given.items()
+    }
 
 
 def _copied(results: Tensors) -> Tensors:
     return {name: one.detach().clone() for name, one in results.items()}
 
 
-def _ours(subject: Subject, eager: list[Tensors], exact: list[Tensors], tolerance: tuple[float, bool]) -> Found:  # fmt: skip
+def _ours(
+    subject: Subject, eager: list[Tensors], exact: list[Tensors], tolerance: tuple[float, bool]
+) -> Found:
     from bundler.codegen.torch_backend import triton_bundler
 
     programs: list[Any] = []
-    found: Found = {"status": "right", "wrong": {}, "steps": {}, "first_call_s": None, "launches": None}  # fmt: skip
+    found: Found = {
+        "status": "right",
+        "wrong": {},
+        "steps": {},
+        "first_call_s": None,
+        "launches": None,
+    }
     dynamo.reset()
     dynamo.utils.counters.clear()
     model = copy.deepcopy(subject.model)
@@ -175,7 +203,9 @@ def _ours(subject: Subject, eager: list[Tensors], exact: list[Tensors], toleranc
             lines = wrong(results, eager[number], exact[number], tolerance[0], larger=tolerance[1])
             if lines and subject.training:
                 nudged = (subject.results(subject.nudged(seed))[number] for seed in range(_NUDGED))
-                lines = wrong_beside_all(lines, results, nudged, exact[number], tolerance[0], larger=tolerance[1])  # fmt: skip
+                lines = wrong_beside_all(
+                    lines, results, nudged, exact[number], tolerance[0], larger=tolerance[1]
+                )
             if lines:
                 told_lines = [f"{len(lines)} of {len(results)}", *lines[:_LISTED]]
                 if subject.training and _at_a_step(subject, model, number, step, lines, tolerance):
@@ -190,7 +220,14 @@ def _ours(subject: Subject, eager: list[Tensors], exact: list[Tensors], toleranc
     return found | counted(programs)
 
 
-def _at_a_step(subject: Subject, ours: torch.nn.Module, number: int, step: Callable[[], Tensors], lines: list[str], tolerance: tuple[float, bool]) -> bool:  # fmt: skip
+def _at_a_step(
+    subject: Subject,
+    ours: torch.nn.Module,
+    number: int,
+    step: Callable[[], Tensors],
+    lines: list[str],
+    tolerance: tuple[float, bool],
+) -> bool:
     """Return whether results that are wrong are right in each of the runs with nudged weights.
 
     Where a number stands at the step of a ReLU, rounding decides on which side of it a gradient
@@ -211,7 +248,11 @@ def _at_a_step(subject: Subject, ours: torch.nn.Module, number: int, step: Calla
 
 
 def _launches(program: Any) -> int:
-    return sum(type(step).__name__ == "Launch" for step in program.plan.steps) if hasattr(program, "plan") else 0  # fmt: skip
+    return (
+        sum(type(step).__name__ == "Launch" for step in program.plan.steps)
+        if hasattr(program, "plan")
+        else 0
+    )
 
 
 def counted(programs: list[Any]) -> Found:
@@ -230,7 +271,9 @@ def counted(programs: list[Any]) -> Found:
 
 
 def _breaks() -> dict[str, int]:
-    return {str(reason)[:200]: count for reason, count in dynamo.utils.counters["graph_break"].items()}  # fmt: skip
+    return {
+        str(reason)[:200]: count for reason, count in dynamo.utils.counters["graph_break"].items()
+    }
 
 
 def _inductor(subject: Subject) -> Found:
@@ -245,7 +288,11 @@ def _inductor(subject: Subject) -> Found:
     calls = InductorCalls()
     settings = {"fx_graph_cache": False, "compile_threads": 1, "fallback_random": True}
     try:
-        with calls.noted(), config.patch(settings), functorch.patch({"enable_autograd_cache": False}):  # fmt: skip
+        with (
+            calls.noted(),
+            config.patch(settings),
+            functorch.patch({"enable_autograd_cache": False}),
+        ):
             started = time.perf_counter()
             steps = subject.steps(copy.deepcopy(subject.model), torch.compile)
             steps[0]()
@@ -255,9 +302,13 @@ def _inductor(subject: Subject) -> Found:
     except Exception as error:  # noqa: BLE001  # then there is nothing to compare with
         return told(error)
     return {
-        "graphs": calls.graphs, "kernels": calls.kernels, "called": dict(calls.operators.most_common()), "breaks": _breaks(),
-        "first_call_s": first_call_s, "torch": torch.__version__,
-    }  # fmt: skip
+        "graphs": calls.graphs,
+        "kernels": calls.kernels,
+        "called": dict(calls.operators.most_common()),
+        "breaks": _breaks(),
+        "first_call_s": first_call_s,
+        "torch": torch.__version__,
+    }
 
 
 def told(error: Exception) -> Found:
@@ -265,8 +316,11 @@ def told(error: Exception) -> Found:
     text = str(error)
     return {
         "error": f"{type(error).__name__}: {text[:600]}{' ... ' + text[-600:] if len(text) > 1200 else text[600:]}",
-        "where": [f"{one.filename.rpartition('site-packages/')[2].rpartition('/bundler/')[2]}:{one.lineno} {one.name}" for one in traceback.extract_tb(error.__traceback__)[-6:]],
-    }  # fmt: skip
+        "where": [
+            f"{one.filename.rpartition('site-packages/')[2].rpartition('/bundler/')[2]}:{one.lineno} {one.name}"
+            for one in traceback.extract_tb(error.__traceback__)[-6:]
+        ],
+    }
 
 
 def prepared() -> None:

@@ -27,7 +27,10 @@ def ranks(count: int) -> list[list[str]]:
         multiprocessing.spawn(
             _rank, (count, port, folder), nprocs=count
         )  # raises what a rank raises
-        return [Path(folder, str(rank)).read_text(encoding="utf-8").splitlines() for rank in range(count)]  # fmt: skip
+        return [
+            Path(folder, str(rank)).read_text(encoding="utf-8").splitlines()
+            for rank in range(count)
+        ]
 
 
 def _rank(rank: int, count: int, port: int, folder: str) -> None:
@@ -46,7 +49,9 @@ def _problems(rank: int) -> list[str]:
     device, programs = f"cuda:{rank}", list[Any]()
     model = model_cases.block("cuda").to(device)
     draw = torch.Generator().manual_seed(rank)
-    x = torch.randn(model_cases.ROWS["cuda"], 16, model_cases.WIDTHS["cuda"], generator=draw).to(device)  # fmt: skip
+    x = torch.randn(model_cases.ROWS["cuda"], 16, model_cases.WIDTHS["cuda"], generator=draw).to(
+        device
+    )
     sides = []
     for side in ("eager", "exact", "ours"):
         one = copy.deepcopy(model).double() if side == "exact" else copy.deepcopy(model)
@@ -54,5 +59,13 @@ def _problems(rank: int) -> list[str]:
         called = model_cases.compiled(parallel, programs) if side == "ours" else parallel
         sides.append(model_cases.trained(one, called, x.double() if side == "exact" else x))
     eager, exact, ours = sides
-    whole = [f"a graph runs as torch has it: {one.reason}" for one in programs if not hasattr(one, "fallbacks")]  # fmt: skip
-    return [*wrong(ours, eager, exact, 1e-2), *whole, *([] if programs else ["no graph was compiled"])]  # fmt: skip
+    whole = [
+        f"a graph runs as torch has it: {one.reason}"
+        for one in programs
+        if not hasattr(one, "fallbacks")
+    ]
+    return [
+        *wrong(ours, eager, exact, 1e-2),
+        *whole,
+        *([] if programs else ["no graph was compiled"]),
+    ]

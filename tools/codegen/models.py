@@ -53,15 +53,23 @@ _MODULES = dict.fromkeys(("cases", "multi-gpu"), "tools.codegen.model_cases")
 _OF_LIBRARIES = "tools.codegen.model_process"
 # What a task's process has imported when it begins.
 _IMPORTED = [
-    "torch._dynamo", "triton", "bundler.codegen.torch_backend", "tools.codegen.model_cases", "tools.codegen.transformers_models", "transformers", "timm",
-]  # fmt: skip
+    "torch._dynamo",
+    "triton",
+    "bundler.codegen.torch_backend",
+    "tools.codegen.model_cases",
+    "tools.codegen.transformers_models",
+    "transformers",
+    "timm",
+]
 # A model that is not done after so long counts as one that raises, by device.
 LIMIT_S = {"cuda": 240.0, "cpu": 900.0}
 _NAME = "codegen-models"
 # The least number of architectures of each library.
 _LEAST = 40
 # Operators that are not counted: scans, sorts and lists of tensors are called here, and Inductor generates some of them.
-_EXCEPTED = re.compile(r"cum(sum|prod|max|min)|logcumsumexp|sort|topk|kthvalue|median|unique|_foreach_|_fused_")  # fmt: skip
+_EXCEPTED = re.compile(
+    r"cum(sum|prod|max|min)|logcumsumexp|sort|topk|kthvalue|median|unique|_foreach_|_fused_"
+)
 
 
 def main() -> int:
@@ -69,21 +77,58 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=measurement.RESULTS / f"{_NAME}.json", help="the result, which is added to")  # fmt: skip
-    parser.add_argument("--kind", default="transformers,timm,cases", help=f"of {', '.join(KINDS)}, with commas between")  # fmt: skip
-    parser.add_argument("--mode", default=",".join(MODES), help="inference, training, or both with a comma")  # fmt: skip
-    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a model; may be given several times")  # fmt: skip
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=measurement.RESULTS / f"{_NAME}.json",
+        help="the result, which is added to",
+    )
+    parser.add_argument(
+        "--kind",
+        default="transformers,timm,cases",
+        help=f"of {', '.join(KINDS)}, with commas between",
+    )
+    parser.add_argument(
+        "--mode", default=",".join(MODES), help="inference, training, or both with a comma"
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a model; may be given several times",
+    )
     parser.add_argument("--shard", default="1/1", metavar="I/N", help="the I-th of N parts, from 1")
-    parser.add_argument("--resume", action="store_true", help="only what the result has no answer for")  # fmt: skip
-    parser.add_argument("--again", action="store_true", help="only what the result says is not right")  # fmt: skip
+    parser.add_argument(
+        "--resume", action="store_true", help="only what the result has no answer for"
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="only what the result says is not right"
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--seconds", type=float, default=520.0, help="begin nothing new after so long")  # fmt: skip
+    parser.add_argument(
+        "--seconds", type=float, default=520.0, help="begin nothing new after so long"
+    )
     parser.add_argument("--limit", type=float, help="seconds that a model may take")
-    parser.add_argument("--no-inductor", action="store_true", help="leave out what Inductor calls; a result that has it for this torch keeps it anyway")  # fmt: skip
-    parser.add_argument("--drawn-candidates", action="store_true", help="one candidate a kernel, and no timing")  # fmt: skip
-    parser.add_argument("--merge", nargs="+", type=Path, metavar="FILE", help="run nothing; put results of the same sources together")  # fmt: skip
-    parser.add_argument("--check", action="store_true", help="run nothing; exit 1 when the result misses a target")  # fmt: skip
+    parser.add_argument(
+        "--no-inductor",
+        action="store_true",
+        help="leave out what Inductor calls; a result that has it for this torch keeps it anyway",
+    )
+    parser.add_argument(
+        "--drawn-candidates", action="store_true", help="one candidate a kernel, and no timing"
+    )
+    parser.add_argument(
+        "--merge",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="run nothing; put results of the same sources together",
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="run nothing; exit 1 when the result misses a target"
+    )
     options = parser.parse_args()
     if options.check:
         return show(json.loads(options.out.read_text()), whole=True)
@@ -101,12 +146,16 @@ def chosen(options: argparse.Namespace) -> list[Task]:
     kinds, modes = options.kind.split(","), options.mode.split(",")
     unknown = sorted({*kinds} - {*KINDS} | {*modes} - {*MODES})
     if unknown:
-        raise SystemExit(f"models: expected of {', '.join(KINDS + MODES)}, got {', '.join(unknown)}")  # fmt: skip
+        raise SystemExit(
+            f"models: expected of {', '.join(KINDS + MODES)}, got {', '.join(unknown)}"
+        )
     tasks = [task for kind in kinds for task in _tasks(kind, modes)]
     if options.only:
         missing = sorted({*options.only} - {name for _, name, _ in tasks})
         if missing:
-            raise SystemExit(f"models: no model or case {', '.join(missing)}; there are {', '.join(sorted({name for _, name, _ in tasks}))}")  # fmt: skip
+            raise SystemExit(
+                f"models: no model or case {', '.join(missing)}; there are {', '.join(sorted({name for _, name, _ in tasks}))}"
+            )
         tasks = [task for task in tasks if task[1] in options.only]
     part, parts = (int(one) for one in options.shard.split("/"))
     return tasks[part - 1 :: parts]
@@ -118,7 +167,9 @@ def _tasks(kind: str, modes: list[str]) -> list[Task]:
 
         return [(kind, name, "") for name in model_cases.names(kind)]
     models = importlib.import_module(f"tools.codegen.{kind}_models")
-    return [(kind, name, mode) for name in models.ROWS for mode in models.modes(name) if mode in modes]  # fmt: skip
+    return [
+        (kind, name, mode) for name in models.ROWS for mode in models.modes(name) if mode in modes
+    ]
 
 
 def begun(path: Path, device: str) -> Found:
@@ -130,7 +181,9 @@ def begun(path: Path, device: str) -> Found:
     if (result.get("sources"), result.get("device")) != (sources, device):
         result["models"] = {}
     torch = importlib.metadata.version("torch")
-    result["inductor"] = {name: one for name, one in result["inductor"].items() if one.get("torch") == torch}  # fmt: skip
+    result["inductor"] = {
+        name: one for name, one in result["inductor"].items() if one.get("torch") == torch
+    }
     return result | {"sources": sources, "device": device}
 
 
@@ -147,7 +200,9 @@ def merged(results: list[Found]) -> Found:
     """Return one result of several."""
     about = {(one["sources"], one["device"]) for one in results}
     if len(about) > 1:
-        raise SystemExit(f"models: expected results of the same sources and device, got {sorted(about)}")  # fmt: skip
+        raise SystemExit(
+            f"models: expected results of the same sources and device, got {sorted(about)}"
+        )
     found = dict(results[0])
     for part in ("models", "inductor"):
         found[part] = {name: one for result in results for name, one in result[part].items()}
@@ -194,10 +249,15 @@ def run(tasks: Iterable[Task], result: Found, options: argparse.Namespace) -> No
                 result["inductor"][name] = counted
             models[name] = found
             save(result, options.out)
-            print(f"{time.monotonic() - started:6.1f} s  {line(name, found, result['inductor'].get(name))}", flush=True)  # fmt: skip
+            print(
+                f"{time.monotonic() - started:6.1f} s  {line(name, found, result['inductor'].get(name))}",
+                flush=True,
+            )
     late = [key(task) for task in waiting if key(task) not in models]
     if late:
-        print(f"not begun in {options.seconds:.0f} s, --resume goes on: {len(late)} of {len(waiting)}")  # fmt: skip
+        print(
+            f"not begun in {options.seconds:.0f} s, --resume goes on: {len(late)} of {len(waiting)}"
+        )
 
 
 def _asked(task: Task, models: Found, options: argparse.Namespace) -> bool:
@@ -207,7 +267,15 @@ def _asked(task: Task, models: Found, options: argparse.Namespace) -> bool:
     return found is None or not options.resume
 
 
-def judged(task: Task, device: str, limit_s: float, *, inductor: bool, core: int | None = None, kernels: str | None = None) -> Found:  # fmt: skip
+def judged(
+    task: Task,
+    device: str,
+    limit_s: float,
+    *,
+    inductor: bool,
+    core: int | None = None,
+    kernels: str | None = None,
+) -> Found:
     """Return what a process of its own, on one core, says of a task; a crash, and more time than there is, raise.
 
     Args:
@@ -222,10 +290,19 @@ def judged(task: Task, device: str, limit_s: float, *, inductor: bool, core: int
     module = _MODULES.get(kind, _OF_LIBRARIES)
     with tempfile.TemporaryDirectory(prefix="models.") as folder:
         answer, log = Path(folder, "answer.json"), Path(folder, "log")
-        arguments = [kind, name, mode or "-", device, str(answer), *(["--inductor"] if inductor else [])]  # fmt: skip
+        arguments = [
+            kind,
+            name,
+            mode or "-",
+            device,
+            str(answer),
+            *(["--inductor"] if inductor else []),
+        ]
         environment = {
-            "TRITON_CACHE_DIR": kernels or str(Path(folder, "triton")), "TORCHINDUCTOR_CACHE_DIR": str(Path(folder, "inductor")), "XDG_CACHE_HOME": str(Path(folder, "cache")),
-        }  # fmt: skip
+            "TRITON_CACHE_DIR": kernels or str(Path(folder, "triton")),
+            "TORCHINDUCTOR_CACHE_DIR": str(Path(folder, "inductor")),
+            "XDG_CACHE_HOME": str(Path(folder, "cache")),
+        }
         started = time.monotonic()
         process = _forked(device).Process(
             target=_run_here, args=(module, arguments, environment, str(log), core)
@@ -250,10 +327,13 @@ def judged(task: Task, device: str, limit_s: float, *, inductor: bool, core: int
 def _forked(device: str) -> Any:
     """Return what starts processes that have the libraries imported, and have not looked at the GPU."""
     environment = {
-        "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": python_path(),
+        "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # whoever asks CUDA itself cannot be forked any more
         **({"TRITON_INTERPRET": "1"} if device == "cpu" else {}),
-    }  # fmt: skip
+    }
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_IMPORTED)
     before = dict(os.environ)
@@ -266,7 +346,9 @@ def _forked(device: str) -> Any:
     return context
 
 
-def _run_here(module: str, arguments: list[str], environment: dict[str, str], log: str, core: int | None) -> None:  # fmt: skip
+def _run_here(
+    module: str, arguments: list[str], environment: dict[str, str], log: str, core: int | None
+) -> None:
     """Be the process of a task."""
     os.setsid()
     os.environ |= environment
@@ -284,7 +366,9 @@ def _run_here(module: str, arguments: list[str], environment: dict[str, str], lo
 def save(result: Found, path: Path) -> None:
     """Write a result with its rows, beside the facts of this machine."""
     result["rows"] = rows(result)
-    facts = {name: value for name, value in measurement.facts().items() if name != "commit" or value}  # fmt: skip
+    facts = {
+        name: value for name, value in measurement.facts().items() if name != "commit" or value
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps({**result, **facts}, indent=1, sort_keys=True) + "\n")
@@ -300,27 +384,74 @@ def rows(result: Found, *, whole: bool = False) -> list[Found]:
     """Return a line for each target; of a part of the lists nobody asks for 40 of each, nor for what Inductor calls."""
     models, inductor = result["models"], result["inductor"]
     by_status = Counter(found["status"] for found in models.values())
-    listed = {library: {name.split()[1] for name, found in models.items() if name.startswith(library) and found["status"] not in {"absent", "broken"}} for library in ("transformers", "timm")}  # fmt: skip
-    more_breaks = [name for name, found in models.items() if name in inductor and sum(found.get("breaks", {}).values()) > sum(inductor[name].get("breaks", {}).values())]  # fmt: skip
-    more_calls = [name for name, found in models.items() if name in inductor and _extra_calls(found, inductor[name])]  # fmt: skip
+    listed = {
+        library: {
+            name.split()[1]
+            for name, found in models.items()
+            if name.startswith(library) and found["status"] not in {"absent", "broken"}
+        }
+        for library in ("transformers", "timm")
+    }
+    more_breaks = [
+        name
+        for name, found in models.items()
+        if name in inductor
+        and sum(found.get("breaks", {}).values()) > sum(inductor[name].get("breaks", {}).values())
+    ]
+    more_calls = [
+        name
+        for name, found in models.items()
+        if name in inductor and _extra_calls(found, inductor[name])
+    ]
     by_torch = [name for name, found in models.items() if found.get("as_torch_has_them")]
     at_steps = [name for name, found in models.items() if found.get("steps")]
     made = [
-        measurement.row(f"models of {library} that were judged", len(names), "", least=_LEAST) for library, names in listed.items() if whole
-    ]  # fmt: skip
-    for status, words in (("wrong", "models and cases that are wrong"), ("raises", "that raise"), ("broken", "that eager mode cannot run")):  # fmt: skip
+        measurement.row(f"models of {library} that were judged", len(names), "", least=_LEAST)
+        for library, names in listed.items()
+        if whole
+    ]
+    for status, words in (
+        ("wrong", "models and cases that are wrong"),
+        ("raises", "that raise"),
+        ("broken", "that eager mode cannot run"),
+    ):
         names = sorted(name for name, found in models.items() if found["status"] == status)
-        made.append(measurement.row(words, by_status[status], f"of {len(models)}", most=0, names=names))  # fmt: skip
+        made.append(
+            measurement.row(words, by_status[status], f"of {len(models)}", most=0, names=names)
+        )
     for words, names in (
         ("with a graph that runs as torch has it", by_torch),
         ("with more graph breaks than Inductor", more_breaks),
         ("that call more operators than Inductor", more_calls),
     ):
-        made.append(measurement.row(words, len(names), f"of {len(models)}", most=0, names=sorted(names)))  # fmt: skip
-    made.append(measurement.row("right but for a gradient at the step of a function, by rounding", len(at_steps), f"of {len(models)}", names=sorted(at_steps)))  # fmt: skip
+        made.append(
+            measurement.row(words, len(names), f"of {len(models)}", most=0, names=sorted(names))
+        )
+    made.append(
+        measurement.row(
+            "right but for a gradient at the step of a function, by rounding",
+            len(at_steps),
+            f"of {len(models)}",
+            names=sorted(at_steps),
+        )
+    )
     if whole:
-        alone = [name for name, found in models.items() if _is_model(name) and found["status"] in {"right", "wrong"} and "called" not in inductor.get(name, {})]  # fmt: skip
-        made.append(measurement.row("without Inductor's calls to compare with", len(alone), f"of {len(models)}", most=0, names=sorted(alone)))  # fmt: skip
+        alone = [
+            name
+            for name, found in models.items()
+            if _is_model(name)
+            and found["status"] in {"right", "wrong"}
+            and "called" not in inductor.get(name, {})
+        ]
+        made.append(
+            measurement.row(
+                "without Inductor's calls to compare with",
+                len(alone),
+                f"of {len(models)}",
+                most=0,
+                names=sorted(alone),
+            )
+        )
     return made
 
 
@@ -336,16 +467,26 @@ def _extra_calls(found: Found, inductor: Found) -> int:
 
 
 def _calls(found: Found) -> int:
-    return sum(count for name, count in found.get("called", {}).items() if not _EXCEPTED.search(name))  # fmt: skip
+    return sum(
+        count for name, count in found.get("called", {}).items() if not _EXCEPTED.search(name)
+    )
 
 
 def line(name: str, found: Found, inductor: Found | None) -> str:
     """Return what was found of one model, in words."""
     words = [f"{name}: {found['status']}"]
     if "graphs" in found:
-        words.append(f"graphs {found['graphs']}, as torch has them {len(found['as_torch_has_them'])}, breaks {sum(found['breaks'].values())}")  # fmt: skip
-        beside = f" (Inductor {sum(inductor['called'].values())})" if inductor and "called" in inductor else ""  # fmt: skip
-        words.append(f"calls {sum(found['called'].values())}{beside}, launches {found['launches']}, first call {found['first_call_s']} s")  # fmt: skip
+        words.append(
+            f"graphs {found['graphs']}, as torch has them {len(found['as_torch_has_them'])}, breaks {sum(found['breaks'].values())}"
+        )
+        beside = (
+            f" (Inductor {sum(inductor['called'].values())})"
+            if inductor and "called" in inductor
+            else ""
+        )
+        words.append(
+            f"calls {sum(found['called'].values())}{beside}, launches {found['launches']}, first call {found['first_call_s']} s"
+        )
     words += [f"{at}: {'; '.join(lines)}" for at, lines in found.get("wrong", {}).items()]
     if "error" in found:
         words.append(f"{found.get('at', '')} {found['error']}".strip())
@@ -360,7 +501,11 @@ def show(result: Found, *, whole: bool = False) -> int:
     absent = [name for name, found in result["models"].items() if found["status"] == "absent"]
     if absent:
         print(f"not in the releases that are installed: {', '.join(sorted(absent))}")
-    skipped = {name: found["error"] for name, found in result["models"].items() if found["status"] == "skipped"}  # fmt: skip
+    skipped = {
+        name: found["error"]
+        for name, found in result["models"].items()
+        if found["status"] == "skipped"
+    }
     for name, why in skipped.items():
         print(f"{name}: SKIPPED, {why}")
     missed: int = bench_rows.show({**result, "rows": rows(result, whole=whole)})

@@ -136,15 +136,20 @@ def rows(result: Found) -> list[Found]:
     """Return what the page and `--check` show."""
     return [
         measurement.row(
-            f"random functions {words}, equal to torch's", result["counts"].get(scale, {}).get("right", 0),
+            f"random functions {words}, equal to torch's",
+            result["counts"].get(scale, {}).get("right", 0),
             f"of {result['counts'].get(scale, {}).get('graphs', 0):,}",
-            least=max(least, result["counts"].get(scale, {}).get("graphs", 0)) - _explained(result, scale),
+            least=max(least, result["counts"].get(scale, {}).get("graphs", 0))
+            - _explained(result, scale),
             peer=f"{result['counts'].get(scale, {}).get('kernels', 0):,} kernels, {result['counts'].get(scale, {}).get('elements', 0) / 1e6:,.0f} M numbers",
             wrong=sorted(name for name in result["wrong"] if name.startswith(scale)),
         )
-        for scale, words, least in (("large", "at real sizes", LEAST_LARGE), ("small", "of the tests", LEAST_SMALL))
+        for scale, words, least in (
+            ("large", "at real sizes", LEAST_LARGE),
+            ("small", "of the tests", LEAST_SMALL),
+        )
         if scale in result["counts"] or scale == "large"
-    ]  # fmt: skip
+    ]
 
 
 def _explained(result: Found, scale: str) -> int:

@@ -46,7 +46,9 @@ def main() -> int:
         "--seconds", type=float, default=500.0, help="begin nothing new after so long"
     )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--drawn-candidates", action="store_true", help="one candidate a kernel, and no timing")  # fmt: skip
+    parser.add_argument(
+        "--drawn-candidates", action="store_true", help="one candidate a kernel, and no timing"
+    )
     parser.add_argument("--no-smaller", action="store_true", help="show failures as drawn")
     parser.add_argument("--results", type=Path, default=measurement.RESULTS)
     parser.add_argument("--merge", action="store_true", help="run nothing; merge the shards there")
@@ -100,7 +102,9 @@ def run(tasks: list[tuple[int, int, bool]], processes: int, seconds: float) -> F
             found = {f"{task[0]} to {task[0] + task[1] - 1}": [answer["error"], ""]}
         for seed, (problem, text) in found.items():
             wrong[seed] = [problem, text]
-            print(f"{time.monotonic() - started:6.1f} s  seed {seed}: {problem}\n{text}", flush=True)  # fmt: skip
+            print(
+                f"{time.monotonic() - started:6.1f} s  seed {seed}: {problem}\n{text}", flush=True
+            )
 
     pool = WorkerPool("tools.codegen.random_program_sides", min(processes, len(tasks)))
     try:
@@ -144,13 +148,18 @@ def rows(result: Found, least: int) -> list[Found]:
     drawn = counts.get("programs", 0)
     return [
         measurement.row(
-            "random programs through torch.compile, equal to eager torch's", counts.get("right", 0),
-            f"of {drawn:,}", least=max(least, drawn),
+            "random programs through torch.compile, equal to eager torch's",
+            counts.get("right", 0),
+            f"of {drawn:,}",
+            least=max(least, drawn),
             peer=f"{counts.get('backward', 0):,} with gradients, {counts.get('dynamic', 0):,} at two sizes, {counts.get('kernels', 0):,} kernels",
             wrong=sorted(result["wrong"]),
         ),
         measurement.row(
-            "graphs that ran as torch has them", counts.get("as torch has it", 0),
-            f"of {counts.get('graphs', 0):,}", most=0, peer="",
+            "graphs that ran as torch has them",
+            counts.get("as torch has it", 0),
+            f"of {counts.get('graphs', 0):,}",
+            most=0,
+            peer="",
         ),
-    ]  # fmt: skip
+    ]

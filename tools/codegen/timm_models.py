@@ -17,7 +17,13 @@ CLASSES = 16
 _NARROW: dict[str, Any] = {"img_size": 64, "embed_dim": 128, "depth": 2, "num_heads": 2}
 _FOUR: dict[str, Any] = {"depths": (1, 1, 1, 1), "dims": (32, 64, 128, 256)}
 _ONE_EACH: dict[str, Any] = {"layers": (1, 1, 1, 1)}
-_SWIN: dict[str, Any] = {"img_size": 64, "window_size": 4, "embed_dim": 64, "depths": (2, 2), "num_heads": (1, 2)}  # fmt: skip
+_SWIN: dict[str, Any] = {
+    "img_size": 64,
+    "window_size": 4,
+    "embed_dim": 64,
+    "depths": (2, 2),
+    "num_heads": (1, 2),
+}
 
 
 class Row(NamedTuple):
@@ -46,10 +52,12 @@ DASHBOARD: dict[str, Row] = {
     "repvgg_a2": Row("repvgg_a0", 64, {}),
     "swin_base_patch4_window7_224": Row("swin_base_patch4_window7_224", 64, _SWIN),
     "tf_efficientnet_b0": Row("tf_efficientnet_b0", 64, {}),
-    "visformer_small": Row("visformer_small", 64, {"img_size": 64, "embed_dim": 96, "depth": (1, 1, 1)}),
+    "visformer_small": Row(
+        "visformer_small", 64, {"img_size": 64, "embed_dim": 96, "depth": (1, 1, 1)}
+    ),
     "vit_base_patch14_dinov2": Row("vit_base_patch14_dinov2", 70, {**_NARROW, "img_size": 70}),
     "vit_base_patch16_siglip_256": Row("vit_base_patch16_siglip_256", 64, _NARROW),
-}  # fmt: skip
+}
 
 # Of the list of 60 that came before it.
 FORMER: dict[str, Row] = {
@@ -97,12 +105,16 @@ FORMER: dict[str, Row] = {
     "vit_base_patch16_224": Row("vit_tiny_patch16_224", 64, {"img_size": 64, "depth": 2}),
     "volo_d1_224": Row("volo_d1_224", 64, {"img_size": 64}),
     "xcit_large_24_p8_224": Row("xcit_nano_12_p16_224", 64, {"img_size": 64, "depth": 2}),
-}  # fmt: skip
+}
 
 OTHERS: dict[str, Row] = {
     "caformer": Row("caformer_s18", 64, {}),
     "coatnet": Row("coatnet_pico_rw_224", 64, {"img_size": 64}),
-    "davit": Row("davit_tiny", 64, {"depths": (1, 1, 1, 1), "embed_dims": (32, 64, 128, 256), "num_heads": (1, 2, 4, 8)}),
+    "davit": Row(
+        "davit_tiny",
+        64,
+        {"depths": (1, 1, 1, 1), "embed_dims": (32, 64, 128, 256), "num_heads": (1, 2, 4, 8)},
+    ),
     "densenet": Row("densenet121", 64, {"block_config": (2, 2, 2, 2)}),
     "edgenext": Row("edgenext_xx_small", 64, {"depths": (2, 2, 2, 2)}),
     "efficientformer": Row("efficientformer_l1", 224, {"depths": (1, 1, 1, 2)}),
@@ -128,20 +140,37 @@ OTHERS: dict[str, Row] = {
     "vgg": Row("vgg11", 64, {}),
     "vit_relpos": Row("vit_relpos_small_patch16_224", 64, {"img_size": 64, "depth": 2}),
     "xception": Row("xception41", 96, {}),
-}  # fmt: skip
+}
 ROWS = DASHBOARD | FORMER | OTHERS
 
 # As the dashboard has them: its timm_models.yaml of today, and its list of 60 for those of FORMER.
 HIGHER_TRAINING = {
-    "inception_v3": 4e-2, "mobilenetv3_large_100": 4e-2, "deit_base_distilled_patch16_224": 8e-2,
-    "vit_base_patch16_siglip_256": 8e-2, "beit_base_patch16_224": 16e-2,
-    "crossvit_9_240": 4e-2, "fbnetv3_b": 4e-2, "gmixer_24_224": 4e-2, "hrnet_w18": 4e-2,
-    "mixer_b16_224": 4e-2, "selecsls42b": 4e-2, "convnext_base": 4e-2, "cait_m36_384": 4e-2,
-    "levit_128": 8e-2, "sebotnet33ts_256": 8e-2, "cspdarknet53": 8e-2,
-}  # fmt: skip
-LARGER_MULTIPLIER = frozenset({
-    "inception_v3", "mobilenetv3_large_100", "vit_base_patch14_dinov2", "cspdarknet53", "cait_m36_384",
-})  # fmt: skip
+    "inception_v3": 4e-2,
+    "mobilenetv3_large_100": 4e-2,
+    "deit_base_distilled_patch16_224": 8e-2,
+    "vit_base_patch16_siglip_256": 8e-2,
+    "beit_base_patch16_224": 16e-2,
+    "crossvit_9_240": 4e-2,
+    "fbnetv3_b": 4e-2,
+    "gmixer_24_224": 4e-2,
+    "hrnet_w18": 4e-2,
+    "mixer_b16_224": 4e-2,
+    "selecsls42b": 4e-2,
+    "convnext_base": 4e-2,
+    "cait_m36_384": 4e-2,
+    "levit_128": 8e-2,
+    "sebotnet33ts_256": 8e-2,
+    "cspdarknet53": 8e-2,
+}
+LARGER_MULTIPLIER = frozenset(
+    {
+        "inception_v3",
+        "mobilenetv3_large_100",
+        "vit_base_patch14_dinov2",
+        "cspdarknet53",
+        "cait_m36_384",
+    }
+)
 
 
 def build(name: str, _device: str) -> torch.nn.Module:

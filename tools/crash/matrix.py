@@ -87,8 +87,13 @@ class Helper:
         self.turn = threading.Lock()
         self._module = module
         self._process = subprocess.Popen(
-            command(module, *arguments), env=environment, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            command(module, *arguments),
+            env=environment,
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
 
     def ask(self, question: Any) -> Any:
         """Send one line and return the answer."""

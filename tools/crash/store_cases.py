@@ -178,9 +178,15 @@ class Pushed(Stored):
     """Work on a store of bundles whose tag can be restored, and shown to Triton."""
 
     def __init__(
-        self, entry: str, state: str, materials: Materials, before: Callable[[Path], None], work: Callable[[Path], None],
-        *, damaged: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        entry: str,
+        state: str,
+        materials: Materials,
+        before: Callable[[Path], None],
+        work: Callable[[Path], None],
+        *,
+        damaged: bool = False,
+    ) -> None:
         super().__init__(entry, state, before, work, damaged=damaged)
         self._materials = materials
         self._restored = Restore("from the store", materials, lambda _, __: None)

@@ -30,14 +30,24 @@ BUNDLES = Group(
 )
 STORES = Group("stores", "Stores", "Share bundles and single kernels among machines.")
 SESSIONS = Group(
-    "sessions", "Sessions", "Plug into Triton and torch, replay, and ask why something was compiled.",
-    tuple(f"bundler.integrations.inductor.{name}" for name in ("save", "load", "compile_generated", "load_generated")),
-)  # fmt: skip
+    "sessions",
+    "Sessions",
+    "Plug into Triton and torch, replay, and ask why something was compiled.",
+    tuple(
+        f"bundler.integrations.inductor.{name}"
+        for name in ("save", "load", "compile_generated", "load_generated")
+    ),
+)
 TRUST = Group("trust", "Trust", "Sign bundles, and say whose signatures count.")
 COMPILING = Group(
-    "compiling", "Compiling", "Compile on all cores, capture a program without a GPU, generate kernels of a PyTorch function.",
-    tuple(f"bundler.codegen.{name}" for name in ("generate", "GenerateOptions", "Program", "FallbackCall")),
-)  # fmt: skip
+    "compiling",
+    "Compiling",
+    "Compile on all cores, capture a program without a GPU, generate kernels of a PyTorch function.",
+    tuple(
+        f"bundler.codegen.{name}"
+        for name in ("generate", "GenerateOptions", "Program", "FallbackCall")
+    ),
+)
 LAUNCHING = Group(
     "launching", "Launching", "Launch kernels of a bundle, without Triton, torch or a compiler."
 )

@@ -271,12 +271,14 @@ class Draft:
             for k in self.kernels
         ]
         return [
-            SCHEMA, [[raw, len(placed[raw])] for raw in table], kernels,
+            SCHEMA,
+            [[raw, len(placed[raw])] for raw in table],
+            kernels,
             [[path, one(f)] for path, f in self.tuning],
             [[path, one(f), "x86_64"] for path, f in self.helpers],
             [[path, one(f)] for path, f in self.opaque],
             self.records,
-        ]  # fmt: skip
+        ]
 
 
 def key_of(digest: bytes) -> str:

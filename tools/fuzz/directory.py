@@ -225,11 +225,21 @@ class Case:
         made, cache, records = self.template, str(self.cache), store.kernel_records()
         calls: list[tuple[str, Callable[[], Any]]] = [
             ("restore", lambda: store.restore(TAG, cache_dir=cache, only="all")),
-            ("restore digest", lambda: store.restore(made.bundle.digest, cache_dir=cache, only="all")),
+            (
+                "restore digest",
+                lambda: store.restore(made.bundle.digest, cache_dir=cache, only="all"),
+            ),
             ("pull", lambda: self._right(store.pull(TAG))),
             ("pull read-only", lambda: self._right(store.pull("other", read_only=True))),
-            ("tags", store.tags), ("stats", store.stats), ("verify", store.verify),
-            ("prune", lambda: store.prune(grace_s=self.chance.choice([0, 3600]), dry_run=self.chance.random() < 0.8)),
+            ("tags", store.tags),
+            ("stats", store.stats),
+            ("verify", store.verify),
+            (
+                "prune",
+                lambda: store.prune(
+                    grace_s=self.chance.choice([0, 3600]), dry_run=self.chance.random() < 0.8
+                ),
+            ),
             ("push", lambda: store.push(made.bundle, TAG)),
             ("push another", lambda: store.push(made.single, "third")),
             ("look up", lambda: self._right(records.look_up(made.keys).bundle)),
@@ -238,12 +248,21 @@ class Case:
             ("failure", lambda: records.failure(made.keys[0])),
             ("tell failure", lambda: records.tell_failure(made.keys[0], "again")),
             ("lease", lambda: records.lease(made.keys[0], 1)),
-            ("file", lambda: (store.file_records().look_up("name"), store.file_records().publish("name", "k.so", b"x"))),
+            (
+                "file",
+                lambda: (
+                    store.file_records().look_up("name"),
+                    store.file_records().publish("name", "k.so", b"x"),
+                ),
+            ),
             ("delete tag", lambda: store.delete_tag("other")),
             ("check", lambda: bundler.check(made.bundle, cache, only="all")),
             ("pack", lambda: bundler.pack(cache)),
-            ("restore bundle", lambda: bundler.restore(made.bundle, cache, only="all", trust="code")),
-        ]  # fmt: skip
+            (
+                "restore bundle",
+                lambda: bundler.restore(made.bundle, cache, only="all", trust="code"),
+            ),
+        ]
         self.chance.shuffle(calls)
         yield from calls[: self.chance.choice([4, 10, len(calls)])]
         yield "repair", lambda: store.verify(repair=True)

@@ -54,39 +54,109 @@ OTHER_KEY = key_of(sha256(b"other"))
 GROUP = b'{"child_paths": {"k.cubin": "/etc/hostname", "k.json": "/etc/hostname"}}'
 
 NAMES = {
-    "dot-dot": "..", "up": "../x.json", "far-up": "../../../../../../escape.json", "absolute": "/escape.json",
-    "two-slashes": "//escape.json", "up-inside": "a/../../../escape.json", "nul": "k\0.json", "long": "x" * 201,
-    "very-long": "x" * 4000, "full-width": "\uff4b.json", "dot-leader": "k\u2024json", "full-width-slash": "..\uff0fx",
-    "backslash": "..\\..\\x", "empty": "", "space": " ", "newline": "k.json\n", "home": "~/x", "variable": "$HOME",
-    "escaped": "%2e%2e%2fx", "right-to-left": "\u202ek.json", "surrogate": "\ud800", "accent": "\u00e9",
-    "link-arrow": "k.json -> /etc/passwd", "device-path": "/dev/null", "folder": "a/", "twice": "a//b", "here": "./a",
-    "link-like": "k.json@", "option": "-rf", "windows-device": "CON", "windows-null": "nul.json", "hidden": ".bashrc",
-    "no-stem-json": "json", "no-stem-cubin": "cubin", "only-dot-json": ".json", "only-dot-cubin": ".cubin",
-    "at": "@", "tilde": "k~", "python": "k.py", "library": "cuda_utils.cpython-311-x86_64-linux-gnu.so", "lock": "k.lock",
-    "group": "__grp__k.json", "group-other": "__grp__", "temporary": "tmp.bundler.1", "triton-temporary": "tmp.pid_1_k",
-}  # fmt: skip
+    "dot-dot": "..",
+    "up": "../x.json",
+    "far-up": "../../../../../../escape.json",
+    "absolute": "/escape.json",
+    "two-slashes": "//escape.json",
+    "up-inside": "a/../../../escape.json",
+    "nul": "k\0.json",
+    "long": "x" * 201,
+    "very-long": "x" * 4000,
+    "full-width": "\uff4b.json",
+    "dot-leader": "k\u2024json",
+    "full-width-slash": "..\uff0fx",
+    "backslash": "..\\..\\x",
+    "empty": "",
+    "space": " ",
+    "newline": "k.json\n",
+    "home": "~/x",
+    "variable": "$HOME",
+    "escaped": "%2e%2e%2fx",
+    "right-to-left": "\u202ek.json",
+    "surrogate": "\ud800",
+    "accent": "\u00e9",
+    "link-arrow": "k.json -> /etc/passwd",
+    "device-path": "/dev/null",
+    "folder": "a/",
+    "twice": "a//b",
+    "here": "./a",
+    "link-like": "k.json@",
+    "option": "-rf",
+    "windows-device": "CON",
+    "windows-null": "nul.json",
+    "hidden": ".bashrc",
+    "no-stem-json": "json",
+    "no-stem-cubin": "cubin",
+    "only-dot-json": ".json",
+    "only-dot-cubin": ".cubin",
+    "at": "@",
+    "tilde": "k~",
+    "python": "k.py",
+    "library": "cuda_utils.cpython-311-x86_64-linux-gnu.so",
+    "lock": "k.lock",
+    "group": "__grp__k.json",
+    "group-other": "__grp__",
+    "temporary": "tmp.bundler.1",
+    "triton-temporary": "tmp.pid_1_k",
+}
 KEYS = {
-    "lower": KEY.lower(), "short": KEY[:51], "long": KEY + "A", "eight": "8" + KEY[1:], "up": "../" + KEY[3:],
-    "hex-short": "a" * 63, "hex-upper": "A" * 64, "newline": KEY + "\n", "full-width": "\uff21" * 52, "empty": "",
-    "temporary": "tmp.bundler.1", "dot-dot": "..", "absolute": "/" + KEY[1:], "of-another": "A" * 52, "hex": "0" * 64,
-    "nul": KEY[:51] + "\0", "very-long": KEY * 90, "own-hex": sha256(b"one").hex(),
-}  # fmt: skip
+    "lower": KEY.lower(),
+    "short": KEY[:51],
+    "long": KEY + "A",
+    "eight": "8" + KEY[1:],
+    "up": "../" + KEY[3:],
+    "hex-short": "a" * 63,
+    "hex-upper": "A" * 64,
+    "newline": KEY + "\n",
+    "full-width": "\uff21" * 52,
+    "empty": "",
+    "temporary": "tmp.bundler.1",
+    "dot-dot": "..",
+    "absolute": "/" + KEY[1:],
+    "of-another": "A" * 52,
+    "hex": "0" * 64,
+    "nul": KEY[:51] + "\0",
+    "very-long": KEY * 90,
+    "own-hex": sha256(b"one").hex(),
+}
 PATHS = {
-    "group-second": f"{KEY}/__grp__x.json", "group": f"{KEY}/__grp__k.json", "group-elsewhere": f"{OTHER_KEY}/__grp__k.json", "group-alone": "__grp__k.json",
-    "in-kernel": f"{KEY}/more.autotune.json", "is-key": OTHER_KEY, "is-own-key": KEY, "over-file": f"{KEY}/k.json",
-    "below-file": f"{KEY}/k.json/x.autotune.json", "deep": "a/" * 6 + "x.autotune.json", "deepest": "/".join(["a" * 200] * 6),
-    "temporary": "tmp.bundler.1/x.autotune.json", "temporary-aside": "tmp.bundler.old.1/x.autotune.json",
-    "device-folder": "triton", "device": "triton/0", "in-device": f"triton/0/{KEY}/k.cubin", "python": "ab/cab.py",
-    "device-group": f"triton/0/{OTHER_KEY}/__grp__k.json", "git": ".git/hooks/post-checkout", "bash": ".bashrc",
+    "group-second": f"{KEY}/__grp__x.json",
+    "group": f"{KEY}/__grp__k.json",
+    "group-elsewhere": f"{OTHER_KEY}/__grp__k.json",
+    "group-alone": "__grp__k.json",
+    "in-kernel": f"{KEY}/more.autotune.json",
+    "is-key": OTHER_KEY,
+    "is-own-key": KEY,
+    "over-file": f"{KEY}/k.json",
+    "below-file": f"{KEY}/k.json/x.autotune.json",
+    "deep": "a/" * 6 + "x.autotune.json",
+    "deepest": "/".join(["a" * 200] * 6),
+    "temporary": "tmp.bundler.1/x.autotune.json",
+    "temporary-aside": "tmp.bundler.old.1/x.autotune.json",
+    "device-folder": "triton",
+    "device": "triton/0",
+    "in-device": f"triton/0/{KEY}/k.cubin",
+    "python": "ab/cab.py",
+    "device-group": f"triton/0/{OTHER_KEY}/__grp__k.json",
+    "git": ".git/hooks/post-checkout",
+    "bash": ".bashrc",
     "library": f"{OTHER_KEY}/cuda_utils.so",
     "triton-temporary": f"{OTHER_KEY}/tmp.pid_1_k/x.autotune.json",  # noqa: S108  # below a kernel's directory
     "device-temporary": "triton/0/tmp.bundler.old.1/x",
-}  # fmt: skip
+}
 SPANS: dict[str, list[Any]] = {
-    "no-placeholder": [0, 0, 0], "beyond": [1 << 20, 0, 0], "huge": [2**64 - 1, 0, 0], "negative": [-1, 0, 0],
-    "place": [0, 9, 0], "style": [0, 0, 99], "two-numbers": [0, 0], "text": ["a", 0, 0], "huge-place": [0, 2**64 - 1, 0],
+    "no-placeholder": [0, 0, 0],
+    "beyond": [1 << 20, 0, 0],
+    "huge": [2**64 - 1, 0, 0],
+    "negative": [-1, 0, 0],
+    "place": [0, 9, 0],
+    "style": [0, 0, 99],
+    "two-numbers": [0, 0],
+    "text": ["a", 0, 0],
+    "huge-place": [0, 2**64 - 1, 0],
     "many": [0, 0, 0] * 5000,
-}  # fmt: skip
+}
 SIZES = {
     "smaller": -1,
     "larger": 1,
@@ -108,21 +178,47 @@ _CLASHES = (
 )
 # What stands in place of a metadata file: the text after `"shared": `, the whole bytes, or fields.
 _NUMBERS = {
-    "infinity": "Infinity", "overflow": "1e999", "minus-infinity": "-Infinity", "nan": "NaN", "huge": "9" * 4300,
-    "too-huge": "9" * 5000, "text": '"12"', "null": "null", "list": "[]", "object": "{}", "true": "true", "negative": "-1",
-    "fraction": "1.5", "million-exponent": "1e-1000000", "surrogate": '"\\ud800"',
-}  # fmt: skip
+    "infinity": "Infinity",
+    "overflow": "1e999",
+    "minus-infinity": "-Infinity",
+    "nan": "NaN",
+    "huge": "9" * 4300,
+    "too-huge": "9" * 5000,
+    "text": '"12"',
+    "null": "null",
+    "list": "[]",
+    "object": "{}",
+    "true": "true",
+    "negative": "-1",
+    "fraction": "1.5",
+    "million-exponent": "1e-1000000",
+    "surrogate": '"\\ud800"',
+}
 _FIELDS: dict[str, dict[str, Any]] = {
-    "no-name": {"name": None}, "name-list": {"name": [[["k"]]]}, "name-long": {"name": "k" * 100_000},
-    "name-surrogate": {"name": "\ud800"}, "name-escape": {"name": "\x1b[2J"}, "hash-number": {"hash": 1},
-    "hash-short": {"hash": "00"}, "hash-spaces": {"hash": " ".join(metadata("one")["hash"])}, "hash-list": {"hash": []},
-    "hash-surrogate": {"hash": "\ud800"}, "target-text": {"target": "cuda:90:32"}, "target-null": {"target": None},
-    "target-empty": {"target": {}}, "backend-odd": {"target": {"backend": ["x"], "arch": {}, "warp_size": 1}},
-    "backend-surrogate": {"target": {"backend": "hip", "arch": "\ud800", "warp_size": 64}, "name": "\udfff" * 9000},
+    "no-name": {"name": None},
+    "name-list": {"name": [[["k"]]]},
+    "name-long": {"name": "k" * 100_000},
+    "name-surrogate": {"name": "\ud800"},
+    "name-escape": {"name": "\x1b[2J"},
+    "hash-number": {"hash": 1},
+    "hash-short": {"hash": "00"},
+    "hash-spaces": {"hash": " ".join(metadata("one")["hash"])},
+    "hash-list": {"hash": []},
+    "hash-surrogate": {"hash": "\ud800"},
+    "target-text": {"target": "cuda:90:32"},
+    "target-null": {"target": None},
+    "target-empty": {"target": {}},
+    "backend-odd": {"target": {"backend": ["x"], "arch": {}, "warp_size": 1}},
+    "backend-surrogate": {
+        "target": {"backend": "hip", "arch": "\ud800", "warp_size": 64},
+        "name": "\udfff" * 9000,
+    },
     "warp-infinite": {"target": {"backend": "cuda", "arch": 90, "warp_size": float("inf")}},
     "warp-text": {"target": {"backend": "cuda", "arch": 90, "warp_size": "many"}},
-    "warps-null": {"num_warps": None}, "warps-infinite": {"num_warps": float("inf")}, "more": {"class": 1, "_x": 2, "": 3},
-}  # fmt: skip
+    "warps-null": {"num_warps": None},
+    "warps-infinite": {"num_warps": float("inf")},
+    "more": {"class": 1, "_x": 2, "": 3},
+}
 
 
 def hostile(chance: random.Random, number: int) -> bytes:
@@ -279,8 +375,18 @@ def _sizes() -> Iterator[Attack]:
             f"size/blob-{label}", bound(lambda d, s: d.edits.append(lambda doc: blob(doc, s)), size)
         )
         for kind in (LAUNCH, CONTENT, OBSERVED):
-            yield Attack(f"size/section-{kind}-{label}", bound(lambda d, s, k: d.container.append(
-                lambda parts: setattr(parts.find(k), "raw", parts.find(k).raw + s if abs(s) == 1 else s)), size, kind))  # fmt: skip
+            yield Attack(
+                f"size/section-{kind}-{label}",
+                bound(
+                    lambda d, s, k: d.container.append(
+                        lambda parts: setattr(
+                            parts.find(k), "raw", parts.find(k).raw + s if abs(s) == 1 else s
+                        )
+                    ),
+                    size,
+                    kind,
+                ),
+            )
     yield Attack("size/empty-binary", lambda d: setattr(d.kernels[0].file("cubin"), "data", b""))
     yield Attack("size/empty-metadata", lambda d: setattr(d.kernels[0].file("json"), "data", b""))
 
@@ -333,8 +439,14 @@ def _trees() -> Iterator[Attack]:
 
 def _tree(made: Draft, chunk: bytes, files: list[Any], kernels: dict[str, Any]) -> None:
     row = {
-        "family": "vllm", "files": files, "fingerprint": {}, "format": 1, "kernels": kernels, "place": "", "ranks": [],
-    }  # fmt: skip
+        "family": "vllm",
+        "files": files,
+        "fingerprint": {},
+        "format": 1,
+        "kernels": kernels,
+        "place": "",
+        "ranks": [],
+    }
     index = json.dumps(row, separators=(",", ":"), sort_keys=True).encode()
     for data, ending in ((chunk, ""), (index, ".tree.json")):
         base = sha256(data).hex() + ending
@@ -355,7 +467,9 @@ def _plans() -> Iterator[Attack]:
     changed: dict[str, dict[str, Any]] = {
         "sound": {},
         "none": {"inputs": None},
-        "infinite": {"inputs": [tensor, number | {"number": float("inf")}, number | {"number": float("nan")}]},
+        "infinite": {
+            "inputs": [tensor, number | {"number": float("inf")}, number | {"number": float("nan")}]
+        },
         "long-number": {"inputs": [tensor, number | {"number": 10**4000}]},
         "many-inputs": {"inputs": [tensor, *[number] * 500]},
         "huge": {"inputs": [tensor | {"spec": huge}], "sizes": {}},
@@ -369,10 +483,17 @@ def _plans() -> Iterator[Attack]:
         "command": {"constants": ["\x1b[2J", "x" * 100_000]},
         "deep": {"outputs": json.loads("[" * 500 + "]" * 500)},
         "output-lacking": {"outputs": [{"buffer": "z", "spec": None, "size": None}]},
-    }  # fmt: skip
+    }
     for label, changes in changed.items():
-        plan = {"inputs": [tensor], "sizes": {"n": [0, 1]}, "steps": [], "kernels": {}, "constants": [], "version": 1,
-                "outputs": [{"buffer": "x", "spec": None, "size": None}]} | changes  # fmt: skip
+        plan = {
+            "inputs": [tensor],
+            "sizes": {"n": [0, 1]},
+            "steps": [],
+            "kernels": {},
+            "constants": [],
+            "version": 1,
+            "outputs": [{"buffer": "x", "spec": None, "size": None}],
+        } | changes
         yield Attack(f"plan/{label}", bound(_plan, json.dumps(plan).encode()))
     yield Attack("plan/no-json", bound(_plan, b"\xff{"))
 
@@ -383,9 +504,14 @@ def _plan(made: Draft, data: bytes) -> None:
 
 def _devices() -> Iterator[Attack]:
     for label, devices in {
-        "negative": [-1], "largest": [2**64 - 1], "many": list(range(2000)), "twice": [0, 0, 1], "text": ["0"],
-        "up": ["../.."], "true": [True],
-    }.items():  # fmt: skip
+        "negative": [-1],
+        "largest": [2**64 - 1],
+        "many": list(range(2000)),
+        "twice": [0, 0, 1],
+        "text": ["0"],
+        "up": ["../.."],
+        "true": [True],
+    }.items():
         seen = [KEY, devices, ["inductor"], []]
         yield Attack(
             f"device/{label}",
@@ -410,14 +536,32 @@ def _documents() -> Iterator[Attack]:
     """Yield metadata that is no JSON, no object, or odd in a field."""
     plain = _document("one")
     whole = {
-        "utf-16": plain.decode().encode("utf-16"), "utf-32": plain.decode().encode("utf-32"), "mark": b"\xef\xbb\xbf" + plain,
-        "latin-1": plain[:-1] + b', "x": "\xe9"}', "raw-surrogate": plain[:-1] + b', "x": "\xed\xa0\x80"}',
-        "empty": b"", "null": b"null", "list": b"[]", "number": b"1", "text": b'"k"', "trailing": plain + b"{}",
-        "cut": plain[:-5], "zeros": bytes(99), "comment": b"//\n" + plain, "nul": plain[:-1] + b', "x": "\0"}',
-        "twice": plain[:-1] + b', "shared": 1, "shared": 99999999999, "hash": "00", "name": []}', "control": plain + b"\x1a",
-        "slashes": _document("one", x=" /" * 150_000), "triton": _document("one", x="/triton/backends/ " * 5000),
-        "quotes": _document("one", x='"\\' * 50_000), "large": plain[:-1] + b', "x": "' + b"x" * 2 * MIB + noise("large", 8000).hex().encode() + b'"}',
-    }  # fmt: skip
+        "utf-16": plain.decode().encode("utf-16"),
+        "utf-32": plain.decode().encode("utf-32"),
+        "mark": b"\xef\xbb\xbf" + plain,
+        "latin-1": plain[:-1] + b', "x": "\xe9"}',
+        "raw-surrogate": plain[:-1] + b', "x": "\xed\xa0\x80"}',
+        "empty": b"",
+        "null": b"null",
+        "list": b"[]",
+        "number": b"1",
+        "text": b'"k"',
+        "trailing": plain + b"{}",
+        "cut": plain[:-5],
+        "zeros": bytes(99),
+        "comment": b"//\n" + plain,
+        "nul": plain[:-1] + b', "x": "\0"}',
+        "twice": plain[:-1] + b', "shared": 1, "shared": 99999999999, "hash": "00", "name": []}',
+        "control": plain + b"\x1a",
+        "slashes": _document("one", x=" /" * 150_000),
+        "triton": _document("one", x="/triton/backends/ " * 5000),
+        "quotes": _document("one", x='"\\' * 50_000),
+        "large": plain[:-1]
+        + b', "x": "'
+        + b"x" * 2 * MIB
+        + noise("large", 8000).hex().encode()
+        + b'"}',
+    }
     for label, data in whole.items():
         yield Attack(f"json/{label}", _replace_metadata(data), heavy=label == "large")
     for label, number in _NUMBERS.items():
@@ -455,15 +599,30 @@ def elf(
 def _binaries() -> Iterator[Attack]:
     """Yield device binaries whose headers lie."""
     tables = {
-        "far": elf(2**64 - 1, 2**64 - 1, (56, 1, 64, 1)), "far-odd": elf(2**64 - 1, 0, (55, 3, 64, 0)),
-        "far-odd-sections": elf(0, 2**63, (56, 0, 1, 65535)), "no-stride": elf(64, 64, (0, 65535, 0, 65535), bytes(64)),
-        "many": elf(64, 64, (1, 65535, 1, 65535), bytes(70_000)), "huge-rows": elf(64, 64, (56, 1, 64, 1), b"\xff" * 64),
-        "far-odd-rows": elf(0, 2**63, (56, 0, 65, 3), bytes(200)), "at-the-limit": elf(0, 2**63 - 1, (56, 0, 65, 3), bytes(200)),
-        "far-names": elf(0, 64, (56, 0, 64, 2), struct.pack("<IIQQQQI20x", 2**32 - 1, 3, 0, 0, 2**64 - 1, 2**64 - 1, 9) * 2),
-        "far-notes": elf(0, 64, (56, 0, 64, 1), struct.pack("<IIQQQQI20x", 0, 7, 0, 0, 2**64 - 1, 12, 0)),
-        "far-symbols": elf(0, 64, (56, 0, 64, 1), struct.pack("<IIQQQQI20x", 0, 2, 0, 2**64 - 1, 2**63, 2**63, 0)),
-        "head-only": b"\x7fELF", "no-elf": b"MZ" + bytes(99), "half-head": b"\x7fELF\x02" + bytes(20),
-    }  # fmt: skip
+        "far": elf(2**64 - 1, 2**64 - 1, (56, 1, 64, 1)),
+        "far-odd": elf(2**64 - 1, 0, (55, 3, 64, 0)),
+        "far-odd-sections": elf(0, 2**63, (56, 0, 1, 65535)),
+        "no-stride": elf(64, 64, (0, 65535, 0, 65535), bytes(64)),
+        "many": elf(64, 64, (1, 65535, 1, 65535), bytes(70_000)),
+        "huge-rows": elf(64, 64, (56, 1, 64, 1), b"\xff" * 64),
+        "far-odd-rows": elf(0, 2**63, (56, 0, 65, 3), bytes(200)),
+        "at-the-limit": elf(0, 2**63 - 1, (56, 0, 65, 3), bytes(200)),
+        "far-names": elf(
+            0,
+            64,
+            (56, 0, 64, 2),
+            struct.pack("<IIQQQQI20x", 2**32 - 1, 3, 0, 0, 2**64 - 1, 2**64 - 1, 9) * 2,
+        ),
+        "far-notes": elf(
+            0, 64, (56, 0, 64, 1), struct.pack("<IIQQQQI20x", 0, 7, 0, 0, 2**64 - 1, 12, 0)
+        ),
+        "far-symbols": elf(
+            0, 64, (56, 0, 64, 1), struct.pack("<IIQQQQI20x", 0, 2, 0, 2**64 - 1, 2**63, 2**63, 0)
+        ),
+        "head-only": b"\x7fELF",
+        "no-elf": b"MZ" + bytes(99),
+        "half-head": b"\x7fELF\x02" + bytes(20),
+    }
     for label, data in tables.items():
         change = _replace_binary(data)
         yield Attack(f"elf/{label}", change, heavy=label in {"many", "no-stride"})
@@ -530,8 +689,13 @@ def _bombs() -> Iterator[Attack]:
     yield Attack("bomb/prefix-large", _large_prefixes, heavy=True)
     yield Attack("bomb/prefix-own", lambda made: _prefixed(made, 1, [2]))
     yield Attack("bomb/prefix-later", lambda made: _prefixed(made, 1, [99]))
-    yield Attack("bomb/sections", lambda d: d.container.append(lambda p: p.sections.extend(
-        Part.of(99, b"") for _ in range(20_000))), heavy=True)  # fmt: skip
+    yield Attack(
+        "bomb/sections",
+        lambda d: d.container.append(
+            lambda p: p.sections.extend(Part.of(99, b"") for _ in range(20_000))
+        ),
+        heavy=True,
+    )
 
 
 def _dense(unit: bytes, count: int) -> Callable[[Draft], Any]:

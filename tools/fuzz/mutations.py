@@ -13,9 +13,37 @@ import msgpack
 from tools.fuzz.container import CONTENT, OBSERVED, Parts, nested, pack
 
 ODD: list[Any] = [
-    None, True, False, 0, 1, -1, 255, 2**31, 2**32, 2**63, 2**64 - 1, -(2**63), 1.5, "", "..", "a/b", "\0", "x" * 5000, b"",
-    b"\0" * 32, [], [[]], {}, {"a": 1}, "A" * 52, "k.cubin", "json", ["none", None], ["list", []], [0, 0, 0],
-]  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    255,
+    2**31,
+    2**32,
+    2**63,
+    2**64 - 1,
+    -(2**63),
+    1.5,
+    "",
+    "..",
+    "a/b",
+    "\0",
+    "x" * 5000,
+    b"",
+    b"\0" * 32,
+    [],
+    [[]],
+    {},
+    {"a": 1},
+    "A" * 52,
+    "k.cubin",
+    "json",
+    ["none", None],
+    ["list", []],
+    [0, 0, 0],
+]
 DEEP = msgpack.unpackb(nested(60))
 
 

@@ -32,11 +32,38 @@ WHOLE_BYTES = 256 * KIB
 HUGE_EVERY = 200
 # What a manifest, a tag or a record never names, and a person may have made by hand.
 STRANGE = [
-    "o:v1/d/zz", "o:v1/d", "o:v1/d/" + "A" * 64, "o:v1/d/" + "0" * 63, "o:v1/m", "o:v1/m/x", "o:v1/m/" + "0" * 64, "o:v1/u",
-    "o:v1/m/" + "0" * 64 + "/x", "o:v1/u/zz", "o:v1/u/../u", "o:v1/k", "o:v1/k/x", "o:v1/k/" + "a" * 64, "o:v1/s", "o:v1/s/x",
-    "o:", "o:v2/u/a", "o:\xff", "o:v1/u/" + "x" * 390, "o:v1/u/" + "x" * 100_000, "r:v1/t", "r:v1/t/a/b/c/d/e/f", "r:v1/t/..",
-    "r:v1/t/t/x", "r:v1/t/\n", "r:v1/f", "r:v1/f/x", "r:v1/t/" + "y" * 100_000, "p:v1/u/a:0:0", "l:v1/c/x",
-]  # fmt: skip
+    "o:v1/d/zz",
+    "o:v1/d",
+    "o:v1/d/" + "A" * 64,
+    "o:v1/d/" + "0" * 63,
+    "o:v1/m",
+    "o:v1/m/x",
+    "o:v1/m/" + "0" * 64,
+    "o:v1/u",
+    "o:v1/m/" + "0" * 64 + "/x",
+    "o:v1/u/zz",
+    "o:v1/u/../u",
+    "o:v1/k",
+    "o:v1/k/x",
+    "o:v1/k/" + "a" * 64,
+    "o:v1/s",
+    "o:v1/s/x",
+    "o:",
+    "o:v2/u/a",
+    "o:\xff",
+    "o:v1/u/" + "x" * 390,
+    "o:v1/u/" + "x" * 100_000,
+    "r:v1/t",
+    "r:v1/t/a/b/c/d/e/f",
+    "r:v1/t/..",
+    "r:v1/t/t/x",
+    "r:v1/t/\n",
+    "r:v1/f",
+    "r:v1/f/x",
+    "r:v1/t/" + "y" * 100_000,
+    "p:v1/u/a:0:0",
+    "l:v1/c/x",
+]
 # Names of a store by the server, and their values.
 Stored = Mapping[bytes, bytes]
 Change = Callable[[Any], object]
@@ -192,9 +219,17 @@ def _payload(chance: random.Random) -> bytes:
 
 
 _PAYLOADS = (
-    pack([1, b"x", b"y"]), pack([2**63, b"", b""]), pack(["1", 2, 3]), pack({"a": 1}), pack([1, "name", "k.json", b"x" * 99]),
-    nested(10_000), b"\xdd" + struct.pack(">I", 200_000) + b"\x90" * 200_000, b"\xdd\xff\xff\xff\xff", noise("payload", 300), b"",
-)  # fmt: skip
+    pack([1, b"x", b"y"]),
+    pack([2**63, b"", b""]),
+    pack(["1", 2, 3]),
+    pack({"a": 1}),
+    pack([1, "name", "k.json", b"x" * 99]),
+    nested(10_000),
+    b"\xdd" + struct.pack(">I", 200_000) + b"\x90" * 200_000,
+    b"\xdd\xff\xff\xff\xff",
+    noise("payload", 300),
+    b"",
+)
 _FRAMES: tuple[Make, ...] = (
     _honest,
     _bomb,

@@ -37,19 +37,64 @@ CASE_S = 10.0
 # A listing may take a minute, which is too long for a case.
 LISTING_S = 1.0
 COMMANDS = [
-    b"EXISTS", b"STRLEN", b"PEXPIRE", b"UNLINK", b"TIME", b"SCAN", b"GETRANGE", b"PTTL", b"GET", b"SET", b"EVALSHA",
-    b"EVALSHA_RO", b"EVAL", b"EVAL_RO", b"CLUSTER", b"ASKING",
-]  # fmt: skip
+    b"EXISTS",
+    b"STRLEN",
+    b"PEXPIRE",
+    b"UNLINK",
+    b"TIME",
+    b"SCAN",
+    b"GETRANGE",
+    b"PTTL",
+    b"GET",
+    b"SET",
+    b"EVALSHA",
+    b"EVALSHA_RO",
+    b"EVAL",
+    b"EVAL_RO",
+    b"CLUSTER",
+    b"ASKING",
+]
 ERRORS = [
-    b"-ERR x\r\n", b"-MOVED\r\n", b"-MOVED 1 h:p\r\n", b"-MOVED 1 127.0.0.1:99999\r\n", b"-ASK 5 :1\r\n", b"-LOADING\r\n",
-    b"-NOSCRIPT no\r\n", b"-NOPERM no\r\n", b"-\r\n", b"-\xff\xfe\r\n", b"-WRONGTYPE x\r\n", b"-OOM command\r\n",
-    b"-TRYAGAIN\r\n", b"-CLUSTERDOWN\r\n", b"-ERR unknown command\r\n", b"-ERR max number of clients reached\r\n",
-]  # fmt: skip
+    b"-ERR x\r\n",
+    b"-MOVED\r\n",
+    b"-MOVED 1 h:p\r\n",
+    b"-MOVED 1 127.0.0.1:99999\r\n",
+    b"-ASK 5 :1\r\n",
+    b"-LOADING\r\n",
+    b"-NOSCRIPT no\r\n",
+    b"-NOPERM no\r\n",
+    b"-\r\n",
+    b"-\xff\xfe\r\n",
+    b"-WRONGTYPE x\r\n",
+    b"-OOM command\r\n",
+    b"-TRYAGAIN\r\n",
+    b"-CLUSTERDOWN\r\n",
+    b"-ERR unknown command\r\n",
+    b"-ERR max number of clients reached\r\n",
+]
 BROKEN = [
-    b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\r\n", b"\0" * 64, b"$5\r\nabc\r\n", b"$3\r\nabcdef\r\n", b":\r\n", b":x\r\n",
-    b"$-2\r\n", b"*-7\r\n", b"$99999999999\r\n", b"*2000000000\r\n", b"*9223372036854775807\r\n", b"%1\r\n+a\r\n+b\r\n", b"_\r\n",
-    b":" + b"9" * 5000 + b"\r\n", b"$" + b"9" * 30 + b"\r\n", b":1_0\r\n", b"x" * 100_000, b">1\r\n+a\r\n", b",inf\r\n",
-]  # fmt: skip
+    b"",
+    b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    b"\r\n",
+    b"\0" * 64,
+    b"$5\r\nabc\r\n",
+    b"$3\r\nabcdef\r\n",
+    b":\r\n",
+    b":x\r\n",
+    b"$-2\r\n",
+    b"*-7\r\n",
+    b"$99999999999\r\n",
+    b"*2000000000\r\n",
+    b"*9223372036854775807\r\n",
+    b"%1\r\n+a\r\n+b\r\n",
+    b"_\r\n",
+    b":" + b"9" * 5000 + b"\r\n",
+    b"$" + b"9" * 30 + b"\r\n",
+    b":1_0\r\n",
+    b"x" * 100_000,
+    b">1\r\n+a\r\n",
+    b",inf\r\n",
+]
 INTEGERS = [0, 1, -1, 2, -2, 255, 2**31, 2**53 + 1, 2**63 - 1, -(2**63), 2**63, 10**25]
 
 
@@ -95,9 +140,18 @@ def _large(chance: random.Random) -> bytes:
 def _page(chance: random.Random, cursors: Any) -> bytes:
     cursor = chance.choice([b"7", b"%d" % next(cursors), b"%d" % next(cursors)])
     names = [
-        chance.choice([b"tb:r:v1/t/t", b"tb:o:v1/u/aa", b"\xff", b"tb:l:v1/c/x", b"x" * 500, b"tb:r:%d" % number])
+        chance.choice(
+            [
+                b"tb:r:v1/t/t",
+                b"tb:o:v1/u/aa",
+                b"\xff",
+                b"tb:l:v1/c/x",
+                b"x" * 500,
+                b"tb:r:%d" % number,
+            ]
+        )
         for number in range(chance.choice([0, 0, 3, 2000]))
-    ]  # fmt: skip
+    ]
     return b"*2\r\n%s*%d\r\n%s" % (_text(cursor), len(names), b"".join(map(_text, names)))
 
 

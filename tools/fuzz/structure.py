@@ -22,8 +22,19 @@ from tools.fuzz.container import CONTENT, OBSERVED, Draft, DraftKernel, File, Pa
 from tools.fuzz.table_content import blob_table, to_rows
 
 # Around what 8, 31, 32, 63 and 64 bits hold, signed and not.
-BORDERS = [0, 1, *(sign * 2**bits + more for bits in (7, 8, 15, 16, 31, 32, 53, 62, 63) for sign in (1, -1) for more in (-1, 0, 1)
-           if sign * 2**bits + more >= -(2**63)), 2**64 - 1, 2**64 - 2]  # fmt: skip
+BORDERS = [
+    0,
+    1,
+    *(
+        sign * 2**bits + more
+        for bits in (7, 8, 15, 16, 31, 32, 53, 62, 63)
+        for sign in (1, -1)
+        for more in (-1, 0, 1)
+        if sign * 2**bits + more >= -(2**63)
+    ),
+    2**64 - 1,
+    2**64 - 2,
+]
 # What JSON and decimal text can say besides.
 BEYOND = [2**64, 2**64 + 1, -(2**63) - 1, 2**128, -(2**128), 10**400, -(10**400)]
 FLOATS = [
@@ -40,11 +51,48 @@ FLOATS = [
     2.0**64,
     2.0**1023,
 ]
-TEXTS = ["", "0", "-1", "90", "k", "x" * 300, "9" * 400, "-" + "9" * 399, str(2**64), str(2**63), str(-(2**63) - 1), "\u0663", "1e999", "\0",
-         "*fp32", "i1", "u64", "i64", "constexpr", "tensordesc<fp16[64, 64]>", "nvTmaDesc", "cuda", "hip"]  # fmt: skip
-TAGGED = [["none", None], ["bool", True], ["int", 2**64 - 1], ["int", str(2**64)], ["int", "9" * 400], ["float", b"\x7f\xf0" + b"\0" * 6],
-          ["float", b"\x7f\xf8" + b"\0" * 6], ["str", "x"], ["tuple", []], ["list", [["int", 2**63]]], ["dict", [["a", ["int", -1]]]],
-          ["dtype", "fp16"], ["constexpr", ["int", str(-(2**70))]], ["jit", ["m:f", "0"]], ["other", "x.Y"]]  # fmt: skip
+TEXTS = [
+    "",
+    "0",
+    "-1",
+    "90",
+    "k",
+    "x" * 300,
+    "9" * 400,
+    "-" + "9" * 399,
+    str(2**64),
+    str(2**63),
+    str(-(2**63) - 1),
+    "\u0663",
+    "1e999",
+    "\0",
+    "*fp32",
+    "i1",
+    "u64",
+    "i64",
+    "constexpr",
+    "tensordesc<fp16[64, 64]>",
+    "nvTmaDesc",
+    "cuda",
+    "hip",
+]
+TAGGED = [
+    ["none", None],
+    ["bool", True],
+    ["int", 2**64 - 1],
+    ["int", str(2**64)],
+    ["int", "9" * 400],
+    ["float", b"\x7f\xf0" + b"\0" * 6],
+    ["float", b"\x7f\xf8" + b"\0" * 6],
+    ["str", "x"],
+    ["tuple", []],
+    ["list", [["int", 2**63]]],
+    ["dict", [["a", ["int", -1]]]],
+    ["dtype", "fp16"],
+    ["constexpr", ["int", str(-(2**70))]],
+    ["jit", ["m:f", "0"]],
+    ["other", "x.Y"],
+]
 
 
 def structured(chance: random.Random, data: bytes) -> bytes:
@@ -68,13 +116,16 @@ def _taken_apart(data: bytes) -> Draft:
 
     _, _, kernels, tuning, helpers, opaque, records = document
     return Draft(
-        [DraftKernel(key, name, list(map(one, files)), target, spec, facts, more, toolchain)
-         for key, name, target, files, spec, facts, more, toolchain in kernels],
+        [
+            DraftKernel(key, name, list(map(one, files)), target, spec, facts, more, toolchain)
+            for key, name, target, files, spec, facts, more, toolchain in kernels
+        ],
         [(path, one(file)) for path, file in tuning],
         [(path, one(file)) for path, file, _ in helpers],
         [(path, one(file)) for path, file in opaque],
-        records, parts.document(OBSERVED),
-    )  # fmt: skip
+        records,
+        parts.document(OBSERVED),
+    )
 
 
 def unpacked(data: bytes) -> Draft:
@@ -255,6 +306,14 @@ def _change_tuning_file(chance: random.Random, made: Draft) -> None:
 
 
 _CHANGES = (
-    _change_spec, _change_packed, _change_packed, _change_metadata, _change_metadata, _change_spans, _change_binary, _change_observed,
-    _change_record, _change_tuning_file,
-)  # fmt: skip
+    _change_spec,
+    _change_packed,
+    _change_packed,
+    _change_metadata,
+    _change_metadata,
+    _change_spans,
+    _change_binary,
+    _change_observed,
+    _change_record,
+    _change_tuning_file,
+)

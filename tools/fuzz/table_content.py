@@ -74,9 +74,17 @@ def _to_tables(document: list[Any]) -> list[Any]:
 
     tables = [table.items for table in (names, targets, toolchains, specs, lists, pieces)]
     return [
-        schema, b"".join(digest for digest, *_ in blobs), [size for _, size, *_ in blobs], *tables, rows,
-        placed(tuning), placed(helpers), placed(opaque), records, *more,
-    ]  # fmt: skip
+        schema,
+        b"".join(digest for digest, *_ in blobs),
+        [size for _, size, *_ in blobs],
+        *tables,
+        rows,
+        placed(tuning),
+        placed(helpers),
+        placed(opaque),
+        records,
+        *more,
+    ]
 
 
 def to_rows(document: list[Any]) -> list[Any]:
@@ -216,20 +224,35 @@ def _numbers() -> Iterator[tuple[str, Change]]:
     ):
         yield f"blobs-{label}", _refer(0, blobs)
     for label, spans in (
-        ("three", [0, 0, 0]), ("beyond", [9, 0, 0, 0]), ("negative", [-1, 0, 0, 0]), ("turned", [2, 0, 0, 0, 1, 0, 0, 0]),
-        ("many", [2, 0, 0, 0] * 5000), ("largest", [2**64 - 1] * 4), ("too-many", [2, 0, 0, 0] * 70_000),
-    ):  # fmt: skip
+        ("three", [0, 0, 0]),
+        ("beyond", [9, 0, 0, 0]),
+        ("negative", [-1, 0, 0, 0]),
+        ("turned", [2, 0, 0, 0, 1, 0, 0, 0]),
+        ("many", [2, 0, 0, 0] * 5000),
+        ("largest", [2**64 - 1] * 4),
+        ("too-many", [2, 0, 0, 0] * 70_000),
+    ):
         yield f"spans-{label}", _refer(1, spans)
 
 
 def _runs() -> Iterator[tuple[str, Change]]:
     large, small = b"x" * (1 << 20), b"y" * 1000
     for label, table, runs in (
-        ("odd", [b"a"], [0]), ("none", [b"a"], [0, 0]), ("beyond", [b"a"], [0, 2]), ("far", [b"a"], [2**63, 1]),
-        ("wrap", [b"a"], [2**64 - 1, 2]), ("later", [b"a", b"b"], [1, 1]), ("unused", [b"a", b"b"], [0, 1]),
-        ("twice", [b"a", b"a"], [0, 2]), ("negative", [b"a"], [-1, 1]), ("text", [b"a"], ["0", 1]), ("empty", [b""], [0, 1]),
-        ("large", [large, b"a"], [0, 2]), ("repeated", [small], [0, 1] * 1100), ("most", [large], [0, 1]),
-    ):  # fmt: skip
+        ("odd", [b"a"], [0]),
+        ("none", [b"a"], [0, 0]),
+        ("beyond", [b"a"], [0, 2]),
+        ("far", [b"a"], [2**63, 1]),
+        ("wrap", [b"a"], [2**64 - 1, 2]),
+        ("later", [b"a", b"b"], [1, 1]),
+        ("unused", [b"a", b"b"], [0, 1]),
+        ("twice", [b"a", b"a"], [0, 2]),
+        ("negative", [b"a"], [-1, 1]),
+        ("text", [b"a"], ["0", 1]),
+        ("empty", [b""], [0, 1]),
+        ("large", [large, b"a"], [0, 2]),
+        ("repeated", [small], [0, 1] * 1100),
+        ("most", [large], [0, 1]),
+    ):
         yield f"runs-{label}", _put_runs(table, runs)
 
 

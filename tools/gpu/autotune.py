@@ -169,13 +169,25 @@ def _counting_rows(raw: dict[str, Any]) -> list[dict[str, Any]]:
                 )
             )
         equal = sum(plain["digests"][name] == digest for name, digest in tuned["digests"].items())
-        found.append(measurement.row(f"{words}: results equal bit for bit", equal, f"of {len(tuned['digests'])}",
-                                   least=len(tuned["digests"])))  # fmt: skip
+        found.append(
+            measurement.row(
+                f"{words}: results equal bit for bit",
+                equal,
+                f"of {len(tuned['digests'])}",
+                least=len(tuned["digests"]),
+            )
+        )
         agreed = sum(
             same(plain["chosen"][name], config) for name, config in tuned["chosen"].items()
         )
-        found.append(measurement.row(f"{words}: the recorded winners", agreed, f"of {len(tuned['chosen'])}",
-                                   least=len(tuned["chosen"])))  # fmt: skip
+        found.append(
+            measurement.row(
+                f"{words}: the recorded winners",
+                agreed,
+                f"of {len(tuned['chosen'])}",
+                least=len(tuned["chosen"]),
+            )
+        )
     return found
 
 
@@ -198,10 +210,14 @@ def _time_rows(raw: dict[str, Any]) -> list[dict[str, Any]]:
         for state in ("cold", "warm")
     ]
     return [
-        measurement.row(f"first call of all kernels: {words}", taken["first_s"], "s",
-                      peer=f"{_compiles(taken)} compiles, {sum(taken['launches'].values())} launches")
+        measurement.row(
+            f"first call of all kernels: {words}",
+            taken["first_s"],
+            "s",
+            peer=f"{_compiles(taken)} compiles, {sum(taken['launches'].values())} launches",
+        )
         for words, taken in rows
-    ]  # fmt: skip
+    ]
 
 
 def _winner_rows(raw: dict[str, Any]) -> list[dict[str, Any]]:
@@ -211,10 +227,16 @@ def _winner_rows(raw: dict[str, Any]) -> list[dict[str, Any]]:
         won = next(config for config in times if same(config, raw["tuned"]["chosen"][name]))
         # Side by side in each round, since clocks drift from one round to the next.
         ratios = [mine / other for mine, other in zip(times[won], times[best], strict=True)]
-        found.append(measurement.row(
-            f"{name}: time of the winner by that of the best of {len(times)}", measurement.median(ratios), "x",
-            most=MOST_BEHIND, peer=f"{won} against {best}", samples=times,
-        ))  # fmt: skip
+        found.append(
+            measurement.row(
+                f"{name}: time of the winner by that of the best of {len(times)}",
+                measurement.median(ratios),
+                "x",
+                most=MOST_BEHIND,
+                peer=f"{won} against {best}",
+                samples=times,
+            )
+        )
     return found
 
 
@@ -225,9 +247,16 @@ def _cost_rows(raw: dict[str, Any]) -> list[dict[str, Any]]:
     for name, taken in samples.items():
         ratio = measurement.median([one / other for one, other in zip(taken, handle, strict=True)])
         most = MOST_COST if name == "tuned kernel's handle" else None
-        found.append(measurement.row(f"CPU cost of a launch: {name}", ratio, "x", most=most,
-                                   peer=f"{measurement.median(taken):.2f} us; the static handle "
-                                        f"{measurement.median(handle):.2f} us"))  # fmt: skip
+        found.append(
+            measurement.row(
+                f"CPU cost of a launch: {name}",
+                ratio,
+                "x",
+                most=most,
+                peer=f"{measurement.median(taken):.2f} us; the static handle "
+                f"{measurement.median(handle):.2f} us",
+            )
+        )
     return found
 
 
@@ -252,8 +281,11 @@ class Counts:
         self.compiles += not cache_hit
 
     def _launched(self, metadata: Any) -> None:
-        self.launches[metadata.get()["name"] if hasattr(metadata, "get") and not isinstance(metadata, dict)
-                      else metadata["name"]] += 1  # fmt: skip
+        self.launches[
+            metadata.get()["name"]
+            if hasattr(metadata, "get") and not isinstance(metadata, dict)
+            else metadata["name"]
+        ] += 1
 
     def told(self) -> dict[str, Any]:
         """Return the counts as JSON."""
@@ -329,10 +361,14 @@ def tune(bundle: str) -> dict[str, Any]:
         for t in collected.observed.tunings
     }
     return {
-        **result, "compiles": result["compiles"] + compiled, "kernels": len(collected.kernels),
-        "winners_only": len(slim.kernels), "timings": timings, "records": len(collected.tuning_records),
+        **result,
+        "compiles": result["compiles"] + compiled,
+        "kernels": len(collected.kernels),
+        "winners_only": len(slim.kernels),
+        "timings": timings,
+        "records": len(collected.tuning_records),
         "misses": {name: kernel.misses for name, kernel in kernels.items()},
-    }  # fmt: skip
+    }
 
 
 def measure(chosen: str) -> dict[str, Any]:
@@ -489,5 +525,10 @@ def untouched() -> dict[str, Any]:
 
 
 STEPS: dict[str, Callable[..., dict[str, Any]]] = {
-    "tune": tune, "measure": measure, "replay": replay, "triton": triton_itself, "cost": cost, "untouched": untouched,
-}  # fmt: skip
+    "tune": tune,
+    "measure": measure,
+    "replay": replay,
+    "triton": triton_itself,
+    "cost": cost,
+    "untouched": untouched,
+}

@@ -55,9 +55,10 @@ def _built_elsewhere(
         return
     plain = step(folder, "built-restore", str(path), "", cache=folder / f"built-{path.stem}-plain")
     yield {
-        "check": f"{name}: skipped, and why", "found": _reasons(plain) or "nothing was skipped",
+        "check": f"{name}: skipped, and why",
+        "found": _reasons(plain) or "nothing was skipped",
         "ok": plain["usable"] == 0 and "rekey=True" in _reasons(plain),
-    }  # fmt: skip
+    }
     yield _jit_row(f"{name}, rekey=True", step, folder, path, rekey=True)
 
 
@@ -80,10 +81,14 @@ def _jit_row(
     return {
         "check": check,
         # Every kernel that was built is one that the examples launch.
-        "ok": replay["compiles"] == replay["ptxas_calls"] == 0 < restored["usable"] == replay["hits"],
+        "ok": replay["compiles"]
+        == replay["ptxas_calls"]
+        == 0
+        < restored["usable"]
+        == replay["hits"],
         "found": f"{replay['compiles']} compiles, {replay['hits']} hits, {replay['ptxas_calls']} ptxas calls; "
         f"{restored['usable']} kernels restored, {restored['rekeyed']} of them rekeyed",
-    }  # fmt: skip
+    }
 
 
 def _reasons(restored: dict[str, Any]) -> str:

@@ -94,11 +94,32 @@ def _captured(folder: Path, only: str, target: str, jobs: str | None) -> dict[st
         started = time.perf_counter()
         limit = ["--jobs", jobs] if jobs else []
         done = subprocess.run(
-            [sys.executable, "-m", "bundler", "capture", "-o", str(bundle), "--target", target, "--json", *limit, "--",
-             sys.executable, str(WORKLOAD), "--only", only, "--seen", str(folder / "captured-operators.json")],
+            [
+                sys.executable,
+                "-m",
+                "bundler",
+                "capture",
+                "-o",
+                str(bundle),
+                "--target",
+                target,
+                "--json",
+                *limit,
+                "--",
+                sys.executable,
+                str(WORKLOAD),
+                "--only",
+                only,
+                "--seen",
+                str(folder / "captured-operators.json"),
+            ],
             env={**os.environ, "PYTHONPATH": python_path(), "CUDA_VISIBLE_DEVICES": ""},
-            stdout=subprocess.PIPE, text=True, check=False, timeout=_TIMEOUT_S, cwd=ROOT,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=_TIMEOUT_S,
+            cwd=ROOT,
+        )
         if not bundle.is_file():
             raise SystemExit(
                 f"nothing was captured; the command ended with {done.returncode}:\n{done.stdout[-4000:]}"
@@ -136,8 +157,10 @@ def _asked(folder: Path, only: str) -> dict[str, Any]:
         subprocess.run(
             [sys.executable, "-m", "tools.gpu.capture", str(folder), only, str(result)],
             env={**os.environ, "PYTHONPATH": python_path(), "TRITON_CACHE_DIR": cache},
-            check=True, timeout=_TIMEOUT_S, cwd=ROOT,
-        )  # fmt: skip
+            check=True,
+            timeout=_TIMEOUT_S,
+            cwd=ROOT,
+        )
     found: dict[str, Any] = json.loads(result.read_text())
     return found
 
@@ -203,9 +226,11 @@ def _explained(kernel: Any, captured: Any) -> dict[str, Any]:
     ]
     nearest = min(differing, key=len, default=None)
     return {
-        "key": kernel.key, "name": kernel.name, "same function captured": len(others),
+        "key": kernel.key,
+        "name": kernel.name,
+        "same function captured": len(others),
         "differs (asked, nearest captured)": nearest,
-    }  # fmt: skip
+    }
 
 
 def _version(library: str) -> str | None:
@@ -219,15 +244,24 @@ def _lines(result: dict[str, Any]) -> list[tuple[str, str]]:
     captured = result["captured"]
     left_out = {name: said for name, said in result["operators"].items() if said != "fine"}
     return [
-        ("captured without a GPU", f"{captured['kernels']} kernels of {captured['functions']} functions, {captured['launches']} launches, {captured['seconds']} s"),
+        (
+            "captured without a GPU",
+            f"{captured['kernels']} kernels of {captured['functions']} functions, {captured['launches']} launches, {captured['seconds']} s",
+        ),
         ("lines that depend on data", str(len(captured["guesses"]))),
         ("not compiled", str(len(captured["failures"]))),
         ("asked for on " + result["device"], f"{result['asked']} keys"),
         ("of these captured", f"{result['hits']} ({result['percent']} %)"),
-        ("operators called", f"{len(result['operators']) - len(left_out)} of {len(result['operators'])}"),
+        (
+            "operators called",
+            f"{len(result['operators']) - len(left_out)} of {len(result['operators'])}",
+        ),
         *((f"left out: {name}", said[:100]) for name, said in left_out.items()),
-        *((f"miss: {miss['name']}", str(miss["differs (asked, nearest captured)"])[:200]) for miss in result["misses"]),
-    ]  # fmt: skip
+        *(
+            (f"miss: {miss['name']}", str(miss["differs (asked, nearest captured)"])[:200])
+            for miss in result["misses"]
+        ),
+    ]
 
 
 if __name__ == "__main__":

@@ -73,12 +73,30 @@ class Maker:
 def cases(devices: int) -> Iterator[Case]:
     """Yield the cases; with one device, none for two."""
     yield Case("vector add", "add", (40,), _vectors(9999), (2,), {"BLOCK": 256})
-    yield Case("fused softmax", "softmax", (64,), lambda m: [m.random(64, 1000), m.empty(64, 1000), 1000, 1000], (1,),
-               {"BLOCK": 1024})  # fmt: skip
-    yield Case("fp16 matmul, more than 48 kB of shared memory", "matmul", (2, 2), _matrices, (2,),
-               {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 4})  # fmt: skip
-    yield Case("layer norm, a float by value", "layer_norm", (32,),
-               lambda m: [m.random(32, 500), m.random(500), m.empty(32, 500), 500, 500, 1e-5], (2,), {"BLOCK": 512})  # fmt: skip
+    yield Case(
+        "fused softmax",
+        "softmax",
+        (64,),
+        lambda m: [m.random(64, 1000), m.empty(64, 1000), 1000, 1000],
+        (1,),
+        {"BLOCK": 1024},
+    )
+    yield Case(
+        "fp16 matmul, more than 48 kB of shared memory",
+        "matmul",
+        (2, 2),
+        _matrices,
+        (2,),
+        {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 4},
+    )
+    yield Case(
+        "layer norm, a float by value",
+        "layer_norm",
+        (32,),
+        lambda m: [m.random(32, 500), m.random(500), m.empty(32, 500), 500, 500, 1e-5],
+        (2,),
+        {"BLOCK": 512},
+    )
     yield Case(
         "atomics",
         "histogram",
@@ -95,19 +113,62 @@ def cases(devices: int) -> Iterator[Case]:
         (1,),
         {"BLOCK": 512},
     )
-    yield Case("integers of every width", "integers", (1,), lambda m: [
-        # Triton 3.6 itself refuses a negative i8.
-        m.empty(8, dtype="int64"), 127, -32768, -(2**31), -(2**63), 255, 65535, 2**32 - 1, 2**64 - 1,
-    ], (0,))  # fmt: skip
-    yield Case("fp16, bf16, fp32, fp64 and bool by value", "floats", (1,), lambda m: [
-        m.empty(5, dtype="float64"), 1.2345678, 1.999, 3.3333333333, 2.2250738585072014e-300, True,
-    ], (0,))  # fmt: skip
-    yield Case("fp8 pointers", "eighths", (4,), lambda m: [m.random(1000, dtype="float8_e4m3fn"), m.empty(1000), 1000],
-               (1,), {"BLOCK": 256})  # fmt: skip
-    yield Case("None, and an argument equal to 1", "optional", (4,),
-               lambda m: [m.random(1024), None, m.empty(1024), 1], (2,), {"BLOCK": 256})  # fmt: skip
-    yield Case("the same with a tensor", "optional", (4,),
-               lambda m: [m.random(1024), m.random(1024), m.empty(1024), 1], (2,), {"BLOCK": 256})  # fmt: skip
+    yield Case(
+        "integers of every width",
+        "integers",
+        (1,),
+        lambda m: [
+            # Triton 3.6 itself refuses a negative i8.
+            m.empty(8, dtype="int64"),
+            127,
+            -32768,
+            -(2**31),
+            -(2**63),
+            255,
+            65535,
+            2**32 - 1,
+            2**64 - 1,
+        ],
+        (0,),
+    )
+    yield Case(
+        "fp16, bf16, fp32, fp64 and bool by value",
+        "floats",
+        (1,),
+        lambda m: [
+            m.empty(5, dtype="float64"),
+            1.2345678,
+            1.999,
+            3.3333333333,
+            2.2250738585072014e-300,
+            True,
+        ],
+        (0,),
+    )
+    yield Case(
+        "fp8 pointers",
+        "eighths",
+        (4,),
+        lambda m: [m.random(1000, dtype="float8_e4m3fn"), m.empty(1000), 1000],
+        (1,),
+        {"BLOCK": 256},
+    )
+    yield Case(
+        "None, and an argument equal to 1",
+        "optional",
+        (4,),
+        lambda m: [m.random(1024), None, m.empty(1024), 1],
+        (2,),
+        {"BLOCK": 256},
+    )
+    yield Case(
+        "the same with a tensor",
+        "optional",
+        (4,),
+        lambda m: [m.random(1024), m.random(1024), m.empty(1024), 1],
+        (2,),
+        {"BLOCK": 256},
+    )
     yield Case("2-D grid", "places", (7, 5), lambda m: [m.empty(35, dtype="int32"), 7, 5], (0,))
     yield Case("3-D grid", "places", (7, 5, 3), lambda m: [m.empty(105, dtype="int32"), 7, 5], (0,))
     yield Case(
@@ -134,10 +195,22 @@ def cases(devices: int) -> Iterator[Case]:
         (2,),
         {"BLOCK": 1024, "num_ctas": 2},
     )
-    yield Case("clusters of 2 blocks: fp16 matmul", "matmul", (2, 2), _matrices, (2,),
-               {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "num_ctas": 2})  # fmt: skip
-    yield Case("global scratch (descriptors made on the device)", "device_descriptor", (4, 4),
-               lambda m: [m.random(256, 256), m.empty(256, 256), 256, 256], (1,), {"SIZE": 64})  # fmt: skip
+    yield Case(
+        "clusters of 2 blocks: fp16 matmul",
+        "matmul",
+        (2, 2),
+        _matrices,
+        (2,),
+        {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "num_ctas": 2},
+    )
+    yield Case(
+        "global scratch (descriptors made on the device)",
+        "device_descriptor",
+        (4, 4),
+        lambda m: [m.random(256, 256), m.empty(256, 256), 256, 256],
+        (1,),
+        {"SIZE": 64},
+    )
     yield Case(
         "host tensor descriptors", "host_descriptor", (4, 4), _descriptors, (1,), {"SIZE": 64}
     )

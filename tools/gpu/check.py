@@ -104,12 +104,18 @@ def replays(step: Step, folder: Path) -> tuple[list[dict[str, Any]], dict[str, A
     first = step(folder, "record", str(bundle), cache=folder / "first")
     shutil.rmtree(folder / "first")
     rows = [
-        Row("record examples/kernels.py", first["compiles"] > 0 and first["kernels"] >= first["compiles"],
+        Row(
+            "record examples/kernels.py",
+            first["compiles"] > 0 and first["kernels"] >= first["compiles"],
             f"{first['kernels']} kernels, {first['compiles']} compiles, {first['run_s']:.2f} s, "
-            f"bundle {bundle.stat().st_size / 1e3:.0f} kB"),
-        Row("every recorded kernel has launch facts and proven key parts", first["proven"] == first["kernels"],
-            f"{first['proven']} of {first['kernels']}"),
-    ]  # fmt: skip
+            f"bundle {bundle.stat().st_size / 1e3:.0f} kB",
+        ),
+        Row(
+            "every recorded kernel has launch facts and proven key parts",
+            first["proven"] == first["kernels"],
+            f"{first['proven']} of {first['kernels']}",
+        ),
+    ]
     figures: dict[str, Any] = {"record": first}
     for keep in ("all", "launch"):
         cache = folder / f"restored-{keep}"
@@ -117,15 +123,24 @@ def replays(step: Step, folder: Path) -> tuple[list[dict[str, Any]], dict[str, A
         replay = step(folder, "replay", cache=cache, refuse_ptxas=True)
         label = {"all": "everything", "launch": "launch set"}[keep]
         rows += [
-            Row(f"restore {label} into an empty directory", restored["usable"] == first["kernels"],
-                f"{restored['usable']} kernels, {restored['files']} files, {restored['seconds'] * 1e3:.1f} ms"),
-            Row(f"run again ({label}): compiles", replay["compiles"] == 0 and replay["ptxas_calls"] == 0,
+            Row(
+                f"restore {label} into an empty directory",
+                restored["usable"] == first["kernels"],
+                f"{restored['usable']} kernels, {restored['files']} files, {restored['seconds'] * 1e3:.1f} ms",
+            ),
+            Row(
+                f"run again ({label}): compiles",
+                replay["compiles"] == 0 and replay["ptxas_calls"] == 0,
                 f"{replay['compiles']} compiles, {replay['hits']} hits, {replay['ptxas_calls']} ptxas calls, "
-                f"{replay['run_s']:.2f} s (cold {first['run_s']:.2f} s)"),
-            Row(f"run again ({label}): numbers, bit for bit", replay["numbers"] == first["numbers"],
+                f"{replay['run_s']:.2f} s (cold {first['run_s']:.2f} s)",
+            ),
+            Row(
+                f"run again ({label}): numbers, bit for bit",
+                replay["numbers"] == first["numbers"],
                 f"{sum(replay['numbers'].get(k) == v for k, v in first['numbers'].items())} "
-                f"of {len(first['numbers'])} kernels equal"),
-        ]  # fmt: skip
+                f"of {len(first['numbers'])} kernels equal",
+            ),
+        ]
         figures[f"restore {keep}"], figures[f"replay {keep}"] = restored, replay
     return [asdict(row) for row in rows], figures
 
@@ -161,8 +176,14 @@ def record(path: str) -> dict[str, Any]:
     bundle = recording.collect()
     bundle.save(path)
     proven = sum(1 for kernel in bundle.kernels if kernel.parts is not None and kernel.parts.proven)
-    return {**result, "kernels": len(bundle.kernels), "proven": proven, "left_out": recording.report.left_out,
-            "compiles": recording.report.compiles, "hits": recording.report.hits}  # fmt: skip
+    return {
+        **result,
+        "kernels": len(bundle.kernels),
+        "proven": proven,
+        "left_out": recording.report.left_out,
+        "compiles": recording.report.compiles,
+        "hits": recording.report.hits,
+    }
 
 
 def restore(path: str, keep: str) -> dict[str, Any]:
@@ -170,8 +191,14 @@ def restore(path: str, keep: str) -> dict[str, Any]:
     import bundler
 
     report = bundler.restore(path, keep="launch" if keep == "launch" else "all")
-    return {"usable": report.usable, "skipped": report.skipped, "files": report.files, "bytes": report.bytes,
-            "seconds": report.seconds, "unchecked": report.unchecked}  # fmt: skip
+    return {
+        "usable": report.usable,
+        "skipped": report.skipped,
+        "files": report.files,
+        "bytes": report.bytes,
+        "seconds": report.seconds,
+        "unchecked": report.unchecked,
+    }
 
 
 def replay() -> dict[str, Any]:
@@ -202,9 +229,18 @@ def run_examples() -> dict[str, Any]:
 
 Step = Callable[..., dict[str, Any]]
 PARTS: dict[str, Callable[[Step, Path], tuple[list[dict[str, Any]], dict[str, Any]]]] = {
-    "replay": replays, "built": built_kernels.rows, "launch": launches.rows, "first": first_launches.rows, "cost": launch_cost.rows,
-}  # fmt: skip
+    "replay": replays,
+    "built": built_kernels.rows,
+    "launch": launches.rows,
+    "first": first_launches.rows,
+    "cost": launch_cost.rows,
+}
 STEPS: dict[str, Step] = {
-    "record": record, "restore": restore, "replay": replay,
-    **built_kernels.STEPS, **launches.STEPS, **first_launches.STEPS, **launch_cost.STEPS,
-}  # fmt: skip
+    "record": record,
+    "restore": restore,
+    "replay": replay,
+    **built_kernels.STEPS,
+    **launches.STEPS,
+    **first_launches.STEPS,
+    **launch_cost.STEPS,
+}

@@ -66,11 +66,27 @@ def capture(bundle: Path, module: str, *words: object) -> None:
         return
     bundle.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(
-        [sys.executable, "-m", "bundler", "capture", "-o", str(bundle), "--target", "cuda:90", "--quiet", "--",
-         sys.executable, "-m", module, *map(str, words)],
+        [
+            sys.executable,
+            "-m",
+            "bundler",
+            "capture",
+            "-o",
+            str(bundle),
+            "--target",
+            "cuda:90",
+            "--quiet",
+            "--",
+            sys.executable,
+            "-m",
+            module,
+            *map(str, words),
+        ],
         env={**os.environ, "PYTHONPATH": python_path(), "CUDA_VISIBLE_DEVICES": ""},
-        stdout=subprocess.DEVNULL, check=False, cwd=ROOT,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        check=False,
+        cwd=ROOT,
+    )
 
 
 def _backward(results: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -145,10 +145,15 @@ def program_rows(programs: Path, driver: str | None) -> list[dict[str, Any]]:
                 f"grid {-(-size // BLOCK)} 1 1",
                 f"0 of {size} wrong",
             ]
-            rows.append(measurement.row(
-                f"C++, {name}: {size:,} sums and the grid right", int(right), "", least=1,
-                peer=said[2] if right else f"{done.stdout} {done.stderr}".strip(),
-            ))  # fmt: skip
+            rows.append(
+                measurement.row(
+                    f"C++, {name}: {size:,} sums and the grid right",
+                    int(right),
+                    "",
+                    least=1,
+                    peer=said[2] if right else f"{done.stdout} {done.stderr}".strip(),
+                )
+            )
     return rows
 
 
@@ -202,9 +207,23 @@ def profiler_rows(folder: Path) -> list[dict[str, Any]]:
     (kept,) = (folder / "tensors").glob("*/tensor_2.pt")
     saved = torch.load(kept, weights_only=True)
     return [
-        measurement.row("a kernel by the profiler against events", seen.milliseconds / events_ms, "x", least=0.7, most=1.05,
-                        peer=f"{seen.milliseconds * 1e3:.1f} us, {seen.gb_per_s:,.0f} GB/s; events {events_ms * 1e3:.1f} us"),
-        measurement.row("facts in a range of the trace", known, f"of {len(FACTS)}", least=len(FACTS), peer=f"{told[:1]}"),
+        measurement.row(
+            "a kernel by the profiler against events",
+            seen.milliseconds / events_ms,
+            "x",
+            least=0.7,
+            most=1.05,
+            peer=f"{seen.milliseconds * 1e3:.1f} us, {seen.gb_per_s:,.0f} GB/s; events {events_ms * 1e3:.1f} us",
+        ),
+        measurement.row(
+            "facts in a range of the trace",
+            known,
+            f"of {len(FACTS)}",
+            least=len(FACTS),
+            peer=f"{told[:1]}",
+        ),
         measurement.row("ranges of one launch", len(told), "", least=1, most=1),
-        measurement.row("a tensor as it was before the last launch", int(bool((saved == 3).all())), "", least=1),
-    ]  # fmt: skip
+        measurement.row(
+            "a tensor as it was before the last launch", int(bool((saved == 3).all())), "", least=1
+        ),
+    ]

@@ -56,20 +56,44 @@ def rows(
     ):
         ratio = measurement.median(seconds[name]) / limit
         target = MOST.get(name)
-        found.append({
-            "check": f"first launches of {KERNELS} kernels: {words}", "ok": target is None or ratio <= target, "found":
-            f"{measurement.median(seconds[name]) * 1e3:.1f} ms, {ratio:.2f} x the bare loop's {limit * 1e3:.1f} ms"
-            + (f" (at most {target})" if target else f"; imports {measurement.median([r['import_s'] for r in taken[name]]) * 1e3:.0f} ms"),
-        })  # fmt: skip
-        figures[words] = {"name": words, "ours": measurement.median(seconds[name]) * 1e3, "limit": limit * 1e3, "unit": "ms",
-                          "ratio": ratio, "target": target, "samples_ms": [s * 1e3 for s in seconds[name]],
-                          "limit_samples_ms": [s * 1e3 for s in seconds["bare"]]}  # fmt: skip
+        found.append(
+            {
+                "check": f"first launches of {KERNELS} kernels: {words}",
+                "ok": target is None or ratio <= target,
+                "found": f"{measurement.median(seconds[name]) * 1e3:.1f} ms, {ratio:.2f} x the bare loop's {limit * 1e3:.1f} ms"
+                + (
+                    f" (at most {target})"
+                    if target
+                    else f"; imports {measurement.median([r['import_s'] for r in taken[name]]) * 1e3:.0f} ms"
+                ),
+            }
+        )
+        figures[words] = {
+            "name": words,
+            "ours": measurement.median(seconds[name]) * 1e3,
+            "limit": limit * 1e3,
+            "unit": "ms",
+            "ratio": ratio,
+            "target": target,
+            "samples_ms": [s * 1e3 for s in seconds[name]],
+            "limit_samples_ms": [s * 1e3 for s in seconds["bare"]],
+        }
     found += _facts(taken)
-    phases = {"bare": [step(folder, "first-bare", str(cubins), "watched", cache=folder / "nothing")["phases_us"]
-                       for _ in range(PROFILED_ROUNDS)]}  # fmt: skip
+    phases = {
+        "bare": [
+            step(folder, "first-bare", str(cubins), "watched", cache=folder / "nothing")[
+                "phases_us"
+            ]
+            for _ in range(PROFILED_ROUNDS)
+        ]
+    }
     for path in launches.PATHS:
-        phases[path] = [step(folder, "first-static", str(bundle), path, "watched", cache=folder / "nothing")["phases_us"]
-                        for _ in range(PROFILED_ROUNDS)]  # fmt: skip
+        phases[path] = [
+            step(folder, "first-static", str(bundle), path, "watched", cache=folder / "nothing")[
+                "phases_us"
+            ]
+            for _ in range(PROFILED_ROUNDS)
+        ]
     found += [_phases_row(name, runs) for name, runs in phases.items()]
     return found, {
         "first": {"figures": figures, "cold_s": cold["seconds"], "runs": taken, "phases_us": phases}
@@ -93,13 +117,24 @@ def _facts(taken: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     foreign = sorted({name for run in ours for name in run["foreign"]})
     growth, cubins = max(run["growth_bytes"] for run in ours), ours[0]["cubin_bytes"]
     return [
-        {"check": f"numbers of the {KERNELS} kernels, bit for bit", "ok": equal,
-         "found": f"the same as Triton's in {len(ours) + len(taken['bare'])} processes"},
-        {"check": "restore and launch without torch and Triton", "ok": not foreign,
-         "found": "neither is in sys.modules" if not foreign else f"imported: {', '.join(foreign)}"},
-        {"check": "host memory after context creation", "ok": growth <= cubins + SPARE_BYTES,
-         "found": f"grew by {growth / 1e6:.1f} MB for {cubins / 1e6:.2f} MB of cubins (at most those + 50 MB)"},
-    ]  # fmt: skip
+        {
+            "check": f"numbers of the {KERNELS} kernels, bit for bit",
+            "ok": equal,
+            "found": f"the same as Triton's in {len(ours) + len(taken['bare'])} processes",
+        },
+        {
+            "check": "restore and launch without torch and Triton",
+            "ok": not foreign,
+            "found": "neither is in sys.modules"
+            if not foreign
+            else f"imported: {', '.join(foreign)}",
+        },
+        {
+            "check": "host memory after context creation",
+            "ok": growth <= cubins + SPARE_BYTES,
+            "found": f"grew by {growth / 1e6:.1f} MB for {cubins / 1e6:.2f} MB of cubins (at most those + 50 MB)",
+        },
+    ]
 
 
 def record(bundle_path: str, cubins: str) -> dict[str, Any]:
@@ -212,8 +247,13 @@ def bare(cubins: str, watched: str = "") -> dict[str, Any]:
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         card.check(load(ctypes.byref(module), read(folder / f"{number}.cubin")))
         card.check(find(ctypes.byref(function), module, entry.encode()))
-        values = (ctypes.c_uint64(card.x), ctypes.c_uint64(card.row(number)), ctypes.c_int(SIZE), ctypes.c_uint64(),
-                  ctypes.c_uint64())  # fmt: skip
+        values = (
+            ctypes.c_uint64(card.x),
+            ctypes.c_uint64(card.row(number)),
+            ctypes.c_int(SIZE),
+            ctypes.c_uint64(),
+            ctypes.c_uint64(),
+        )
         parameters = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         card.check(launch(function, *GRID, threads, 1, 1, shared, None, parameters, None))
     card.check(synchronize())
@@ -239,9 +279,12 @@ def static(path: str, launch_path: str, watched: str = "") -> dict[str, Any]:
     kernel, x = kernels["numbered"], Vector(card.x)
     synchronize: Callable[..., Any] = card.cuda.cuCtxSynchronize
     if watched:
-        launch = profile.timed("launch", lambda number: kernel[GRID](
-            x, Vector(card.row(number)), SIZE, NUMBER=number, BLOCK=BLOCK
-        ))  # fmt: skip
+        launch = profile.timed(
+            "launch",
+            lambda number: kernel[GRID](
+                x, Vector(card.row(number)), SIZE, NUMBER=number, BLOCK=BLOCK
+            ),
+        )
         for number in range(KERNELS):
             launch(number)
         synchronize = profile.timed("synchronize", synchronize)
@@ -252,10 +295,16 @@ def static(path: str, launch_path: str, watched: str = "") -> dict[str, Any]:
     seconds = time.perf_counter() - started
     cubin_bytes = sum(s.kernel.binary.size for s in kernel.specializations)
     return {
-        "seconds": seconds, "import_s": imported, "open_s": opened, "digest": card.digest(), "path": driver.launch_path,
-        "growth_bytes": _resident_bytes() - before, "cubin_bytes": cubin_bytes, "phases_us": profile.microseconds(KERNELS),
+        "seconds": seconds,
+        "import_s": imported,
+        "open_s": opened,
+        "digest": card.digest(),
+        "path": driver.launch_path,
+        "growth_bytes": _resident_bytes() - before,
+        "cubin_bytes": cubin_bytes,
+        "phases_us": profile.microseconds(KERNELS),
         "foreign": [name for name in ("torch", "triton") if name in sys.modules],
-    }  # fmt: skip
+    }
 
 
 def _resident_bytes() -> int:
@@ -266,5 +315,8 @@ def _resident_bytes() -> int:
 
 
 STEPS: dict[str, Callable[..., dict[str, Any]]] = {
-    "first-record": record, "first-triton": by_triton, "first-bare": bare, "first-static": static,
-}  # fmt: skip
+    "first-record": record,
+    "first-triton": by_triton,
+    "first-bare": bare,
+    "first-static": static,
+}

@@ -117,9 +117,10 @@ class Run:
             # A copy, since Inductor writes into the directory, and finds there what it compiled when it was recorded.
             shutil.copytree(self.options.corpus, self.folder / "inductor", symlinks=True)
             wrappers = [
-                path for path in sorted((self.folder / "inductor").glob("??/*.py"))
+                path
+                for path in sorted((self.folder / "inductor").glob("??/*.py"))
                 if "async_compile.triton(" in path.read_text(encoding="utf-8")
-            ]  # fmt: skip
+            ]
             tasks += map(str, wrappers)
         if "kinds" in sections:
             tasks += [
@@ -264,21 +265,33 @@ def rows(found: _Found) -> list[_Found]:
 def _counts(section: str, least: int, modules: list[_Found]) -> list[_Found]:
     unit = f"of {len(modules)}"
     made = [
-        measurement.row(f"{section}: {words}", sum(module[what] for module in modules), unit, least=least, section=section,
-                        wrong=[module["name"] for module in modules if not module[what]])
+        measurement.row(
+            f"{section}: {words}",
+            sum(module[what] for module in modules),
+            unit,
+            least=least,
+            section=section,
+            wrong=[module["name"] for module in modules if not module[what]],
+        )
         for what, words in (
             ("loaded", "loaded by load_generated, and launched"),
             ("bits", "same bits as Inductor's launch"),
             ("eager", "numbers equal to torch eager"),
         )
-    ]  # fmt: skip
+    ]
     for what, words in (("gpu", "time of the GPU"), ("host", "time of the host for a call")):
         ratios = [module[what] for module in modules if module[what] is not None]
         if ratios:
-            made.append(measurement.row(
-                f"{section}: {words}, all modules (geometric mean)", _geometric(ratios), "x", most=_MOST, section=section,
-                peer=f"Inductor's launch; from {min(ratios):.3f} to {max(ratios):.3f}, {len(ratios)} modules",
-            ))  # fmt: skip
+            made.append(
+                measurement.row(
+                    f"{section}: {words}, all modules (geometric mean)",
+                    _geometric(ratios),
+                    "x",
+                    most=_MOST,
+                    section=section,
+                    peer=f"Inductor's launch; from {min(ratios):.3f} to {max(ratios):.3f}, {len(ratios)} modules",
+                )
+            )
     return made
 
 
@@ -286,9 +299,14 @@ def _line(module: _Found, what: str) -> _Found:
     words = {"gpu": "GPU", "host": "host"}[what]
     ours, theirs = (statistics.median(side) for side in module[f"{what}_us"])
     return measurement.row(
-        f"{module['section']}: {module['name']}: {words}", round(module[what], 4), "x", most=_MOST, section=module["section"],
-        peer=f"{ours:.2f} us, Inductor {theirs:.2f} us; {', '.join(module['heuristics'])}", module=module["name"],
-    )  # fmt: skip
+        f"{module['section']}: {module['name']}: {words}",
+        round(module[what], 4),
+        "x",
+        most=_MOST,
+        section=module["section"],
+        peer=f"{ours:.2f} us, Inductor {theirs:.2f} us; {', '.join(module['heuristics'])}",
+        module=module["name"],
+    )
 
 
 def _geometric(ratios: Iterable[float]) -> float:
@@ -303,9 +321,14 @@ def _corpus_modules(wrappers: list[_Found]) -> list[_Found]:
     for wrapper in wrappers:
         for kernel in wrapper.get("kernels", ()):
             times = _timed(wrapper).get(kernel["kernel"])
-            found.append(_module("corpus", kernel["kernel"], [kernel], [times] if times else []) | {
-                "eager": kernel.get("eager") == "compared" and kernel["written"] > 0 and kernel["off"] <= kernel["loose"],
-            })  # fmt: skip
+            found.append(
+                _module("corpus", kernel["kernel"], [kernel], [times] if times else [])
+                | {
+                    "eager": kernel.get("eager") == "compared"
+                    and kernel["written"] > 0
+                    and kernel["off"] <= kernel["loose"],
+                }
+            )
     return found
 
 
@@ -326,26 +349,38 @@ def _timed(found: _Found) -> _Found:
 def _module(section: str, name: str, kernels: list[_Found], times: list[_Found]) -> _Found:
     launched = [kernel for kernel in kernels if "unequal" in kernel]
     made: _Found = {
-        "section": section, "name": name, "loaded": bool(launched) and (section == "kinds" or len(launched) == len(kernels)),
+        "section": section,
+        "name": name,
+        "loaded": bool(launched) and (section == "kinds" or len(launched) == len(kernels)),
         # Floats that are added atomically differ between two launches of Inductor's, too.
-        "bits": bool(launched) and all(set(k["unequal"]) <= set(k["unequal_inductor"]) for k in launched),
+        "bits": bool(launched)
+        and all(set(k["unequal"]) <= set(k["unequal_inductor"]) for k in launched),
         "heuristics": sorted({name for kernel in kernels for name in kernel["heuristics"]}),
-    }  # fmt: skip
+    }
     for what in ("gpu", "host"):
         made[what] = _geometric(time[f"{what}_ratio"] for time in times) if times else None
         # A module's time is that of all its kernels.
-        made[f"{what}_us"] = [
-            [sum(parts) for parts in zip(*(time[f"{what}_us"][side] for time in times), strict=True)]
-            for side in ("ours", "inductor")
-        ] if times else None  # fmt: skip
+        made[f"{what}_us"] = (
+            [
+                [
+                    sum(parts)
+                    for parts in zip(*(time[f"{what}_us"][side] for time in times), strict=True)
+                ]
+                for side in ("ours", "inductor")
+            ]
+            if times
+            else None
+        )
     return made
 
 
 def _show(result: _Found) -> int:
     """Print the rows; 1 when a target is missed, or there is nothing."""
     for line in result["rows"]:
-        print(f"{'ok  ' if line['ok'] else 'MISS'}  {line['work']:<76} {measurement.shown(line['figure'], line['unit']):>10}  "
-              f"{measurement.target(line)}  {line['peer']}  {', '.join(line.get('wrong', []))}")  # fmt: skip
+        print(
+            f"{'ok  ' if line['ok'] else 'MISS'}  {line['work']:<76} {measurement.shown(line['figure'], line['unit']):>10}  "
+            f"{measurement.target(line)}  {line['peer']}  {', '.join(line.get('wrong', []))}"
+        )
     return 0 if result["rows"] and all(line["ok"] for line in result["rows"]) else 1
 
 

@@ -26,8 +26,17 @@ from tools.gpu.generated_launches import Launch
 
 _NODE = re.compile(r"#   %(\w+) : (?:Tensor \"(\w+)\[([\d, ]*)\]\[([\d, ]*)\]\S*\")?.*? = (.*)$")
 _CALL = re.compile(r"call_function\[target=([\w.]+)\]\(args = (.*), kwargs = (\{.*\})\)$")
-_DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f64": torch.float64, "i64": torch.int64,
-           "i32": torch.int32, "b8": torch.bool, "u8": torch.uint8, "i8": torch.int8}  # fmt: skip
+_DTYPES = {
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "b8": torch.bool,
+    "u8": torch.uint8,
+    "i8": torch.int8,
+}
 # A wrong assignment of inputs gives other numbers, so trying some cannot make a wrong kernel look right.
 _MOST_TRIES = 800
 # Where a graph has a type of few bits, Inductor rounds to it less often than eager, so its tolerance holds for what follows from it, too.

@@ -147,8 +147,9 @@ def chosen_configs(kernels: Any) -> dict[str, dict[str, Any]]:
         names = {*autotuner.triton_meta["signature"]} - {*_COUNTS}
         kwargs = {name: value for name, value in config.kwargs.items() if name in names}
         found[str(autotuner.fn.__name__)] = {
-            "kwargs": kwargs, **{name: getattr(config, name) for name in _COUNTS},
-        }  # fmt: skip
+            "kwargs": kwargs,
+            **{name: getattr(config, name) for name in _COUNTS},
+        }
     return found
 
 

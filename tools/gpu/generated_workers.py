@@ -27,9 +27,13 @@ Answer = dict[str, Any]
 SEED = 20260
 # Of torch.testing.assert_close, relative to a tensor's largest number; what is in no list has to be equal.
 TOLERANCES = {
-    torch.float16: 1e-3, torch.bfloat16: 1.6e-2, torch.float32: 1.3e-6, torch.float64: 1e-7,
-    torch.float8_e4m3fn: 0.13, torch.float8_e5m2: 0.26,
-}  # fmt: skip
+    torch.float16: 1e-3,
+    torch.bfloat16: 1.6e-2,
+    torch.float32: 1.3e-6,
+    torch.float64: 1e-7,
+    torch.float8_e4m3fn: 0.13,
+    torch.float8_e5m2: 0.26,
+}
 
 
 def serve(connection: Any, device: str) -> None:
@@ -99,11 +103,19 @@ def _kind_numbers(kind: Kind, device: str) -> tuple[list[Wrapper], Answer]:
         faults.append(f"no kernel under {kind.heuristic}, but {', '.join(sorted(kinds))}")
     against = expected if kind.against == "eager" else theirs
     return wrappers, {
-        "name": kind.name, "faults": faults, "kernels": kernels, "settings": dict(kind.settings), "against": kind.against,
-        "same_as_inductor": all(map(_same, ours, theirs)), "loose": kind.loose,
-        "off": max(map(distance, ours, against)), "off_inductor": max(map(distance, theirs, expected)),
-        "close": all(close(one, other, kind.loose) for one, other in zip(ours, against, strict=True)),
-    }  # fmt: skip
+        "name": kind.name,
+        "faults": faults,
+        "kernels": kernels,
+        "settings": dict(kind.settings),
+        "against": kind.against,
+        "same_as_inductor": all(map(_same, ours, theirs)),
+        "loose": kind.loose,
+        "off": max(map(distance, ours, against)),
+        "off_inductor": max(map(distance, theirs, expected)),
+        "close": all(
+            close(one, other, kind.loose) for one, other in zip(ours, against, strict=True)
+        ),
+    }
 
 
 def _modules() -> list[Any]:
@@ -197,18 +209,24 @@ def _kernel(launch: Launch) -> Answer:
     """Launch a kernel on both sides with equal arguments; returns what was found."""
     theirs = launch.theirs
     found: Answer = {
-        "kernel": launch.name, "heuristics": launch.decorators, "grids": generated_launches.grids_of(theirs), "launched": launch.args is not None,
-        "atomic": generated_launches.adds_atomically(theirs), "configs": generated_launches.chosen_configs([theirs]),
-    }  # fmt: skip
+        "kernel": launch.name,
+        "heuristics": launch.decorators,
+        "grids": generated_launches.grids_of(theirs),
+        "launched": launch.args is not None,
+        "atomic": generated_launches.adds_atomically(theirs),
+        "configs": generated_launches.chosen_configs([theirs]),
+    }
     if launch.args is None or launch.ours is None:
         return found
     one = generated_launches.launched(theirs.run, launch.cloned())
     other = generated_launches.launched(launch.ours.run, launch.cloned())
     again = generated_launches.launched(theirs.run, launch.cloned())
     found |= {
-        "unequal": generated_launches.unequal(one, other), "unequal_inductor": generated_launches.unequal(one, again),
-        "our_configs": _our_configs(launch), "binary": _same_binary(launch),
-    }  # fmt: skip
+        "unequal": generated_launches.unequal(one, other),
+        "unequal_inductor": generated_launches.unequal(one, again),
+        "our_configs": _our_configs(launch),
+        "binary": _same_binary(launch),
+    }
     return found
 
 

@@ -74,8 +74,17 @@ def row_sum(x, out, stride, columns, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def integers(out, a: tl.int8, b: tl.int16, c: tl.int32, d: tl.int64, e: tl.uint8, f: tl.uint16, g: tl.uint32,
-             h: tl.uint64):  # fmt: skip
+def integers(
+    out,
+    a: tl.int8,
+    b: tl.int16,
+    c: tl.int32,
+    d: tl.int64,
+    e: tl.uint8,
+    f: tl.uint16,
+    g: tl.uint32,
+    h: tl.uint64,
+):
     """Out = each integer, in its own width."""
     tl.store(out, a.to(tl.int64))
     tl.store(out + 1, b.to(tl.int64))

@@ -73,8 +73,14 @@ def rows(
                 "found": words,
             }
         )
-        figures[name] = {"name": name, "ours": measurement.median(taken), "limit": limit, "ratio": ratio, "target": target,
-                         "unit": "us"}  # fmt: skip
+        figures[name] = {
+            "name": name,
+            "ours": measurement.median(taken),
+            "limit": limit,
+            "ratio": ratio,
+            "target": target,
+            "unit": "us",
+        }
     answers = ", ".join(f"{name} {taken:.3f}" for name, taken in result["questions_us"].items())
     found.append(
         {"check": "CPU cost of what a dispatcher asks torch, us", "ok": True, "found": answers}
@@ -173,8 +179,18 @@ def c_loop(folder: Path, compiled: Any, tensors: list[list[Any]]) -> Callable[[]
     warps, shared = compiled.metadata.num_warps, compiled.metadata.shared
 
     def run() -> None:
-        status = loop(launch, ctypes.c_void_p(compiled.function), GRID[0], warps * 32, shared, ctypes.c_void_p(stream),
-                      BATCH, *addresses, SIZE, len(tensors))  # fmt: skip
+        status = loop(
+            launch,
+            ctypes.c_void_p(compiled.function),
+            GRID[0],
+            warps * 32,
+            shared,
+            ctypes.c_void_p(stream),
+            BATCH,
+            *addresses,
+            SIZE,
+            len(tensors),
+        )
         if status:
             raise RuntimeError(f"cuLaunchKernel: {status}")
 

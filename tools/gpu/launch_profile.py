@@ -131,9 +131,13 @@ def compile_all(path: str) -> dict[str, Any]:
     import bundler
     from tools.gpu import kernels
 
-    driver.set_active(types.SimpleNamespace(
-        get_current_target=lambda: GPUTarget("cuda", 90, 32), get_current_device=lambda: 0, get_current_stream=lambda _: 0,
-    ))  # fmt: skip
+    driver.set_active(
+        types.SimpleNamespace(
+            get_current_target=lambda: GPUTarget("cuda", 90, 32),
+            get_current_device=lambda: 0,
+            get_current_stream=lambda _: 0,
+        )
+    )
     with bundler.recording() as recording:
         for number in range(KERNELS):
             kernels.numbered.warmup(
@@ -152,9 +156,12 @@ def launch_all(path: str, watched: str, library: str = "") -> dict[str, Any]:
     profile = watch(driver, time.process_time) if watched else Profile()
     started = time.process_time()
     kernel, x = load(path, driver=driver)["numbered"], Vector(ADDRESS)
-    launch = profile.timed("launch", lambda number: kernel[GRID](
-        x, Vector(ADDRESS + (number + 1) * SIZE * 4), SIZE, NUMBER=number, BLOCK=BLOCK
-    ))  # fmt: skip
+    launch = profile.timed(
+        "launch",
+        lambda number: kernel[GRID](
+            x, Vector(ADDRESS + (number + 1) * SIZE * 4), SIZE, NUMBER=number, BLOCK=BLOCK
+        ),
+    )
     for number in range(KERNELS):
         launch(number)
     seconds = time.process_time() - started

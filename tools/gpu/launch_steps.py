@@ -155,12 +155,16 @@ def steps(
             **common,
         },
         "before": {
-            "address, device and type of a tensor, by three calls of Python": _each(lambda: (x.data_ptr(), x.get_device(), x.dtype), 1),
-            "address, device and type of a tensor, by torch's table": library.tensor(read, x, CALLS),
+            "address, device and type of a tensor, by three calls of Python": _each(
+                lambda: (x.data_ptr(), x.get_device(), x.dtype), 1
+            ),
+            "address, device and type of a tensor, by torch's table": library.tensor(
+                read, x, CALLS
+            ),
             "whether profilers added hooks to Triton, by Python": _each(are_present, 1),
             "address of a tensor, by torch's data_ptr(), called from C": library.data_ptr(x, CALLS),
         },
-    }  # fmt: skip
+    }
 
 
 def _addresses(library: Any, tensor: Any) -> dict[str, float]:
@@ -216,10 +220,15 @@ def _compiled(folder: Path) -> Any:
     )
     library = ctypes.PyDLL(str(path))
     for name, kinds in (
-        ("place", [ctypes.c_void_p, ctypes.c_long]), ("lock", [ctypes.c_long]), ("data_ptr", [ctypes.py_object, ctypes.c_long]),
-        ("hooks", [ctypes.py_object, ctypes.c_long]), ("facts", [*[ctypes.c_void_p] * 5, ctypes.c_long]),
-        ("address", [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long]), ("tensor", [ctypes.c_void_p, ctypes.py_object, ctypes.c_long]), ("stream", [ctypes.c_void_p, ctypes.c_long]),
-    ):  # fmt: skip
+        ("place", [ctypes.c_void_p, ctypes.c_long]),
+        ("lock", [ctypes.c_long]),
+        ("data_ptr", [ctypes.py_object, ctypes.c_long]),
+        ("hooks", [ctypes.py_object, ctypes.c_long]),
+        ("facts", [*[ctypes.c_void_p] * 5, ctypes.c_long]),
+        ("address", [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long]),
+        ("tensor", [ctypes.c_void_p, ctypes.py_object, ctypes.c_long]),
+        ("stream", [ctypes.c_void_p, ctypes.c_long]),
+    ):
         function = getattr(library, name)
         function.argtypes, function.restype = kinds, ctypes.c_double
     library.nothing.restype = ctypes.py_object

@@ -123,13 +123,20 @@ def _workload_rows(
         builds = max(run["compiler_runs"] for run in done)
         ratio = first[way] / first["warm"]
         begun = measurement.median([run["begun_ms"] for run in done])
-        rows.append(_row(
-            f"{name}: {WAYS[way]}", ok=same and (way != "ours" or builds == 0), kept=way != "ours" or ratio <= MOST_FIRST,
-            found=f"first calls {first[way]:.0f} ms, {ratio:.2f} x the warm directory"
-            + (f" (at most {MOST_FIRST})" if way == "ours" else "") + f"; {builds} runs of gcc; session began in {begun:.0f} ms; "
-            + ("the same numbers" if same else "OTHER NUMBERS") + f" {done[0]['launchers']}",
-            ratio=ratio, runs=done,
-        ))  # fmt: skip
+        rows.append(
+            _row(
+                f"{name}: {WAYS[way]}",
+                ok=same and (way != "ours" or builds == 0),
+                kept=way != "ours" or ratio <= MOST_FIRST,
+                found=f"first calls {first[way]:.0f} ms, {ratio:.2f} x the warm directory"
+                + (f" (at most {MOST_FIRST})" if way == "ours" else "")
+                + f"; {builds} runs of gcc; session began in {begun:.0f} ms; "
+                + ("the same numbers" if same else "OTHER NUMBERS")
+                + f" {done[0]['launchers']}",
+                ratio=ratio,
+                runs=done,
+            )
+        )
     return rows
 
 
@@ -151,9 +158,14 @@ def _cases_row(folder: Path) -> dict[str, Any]:
         and not ours["launchers"][1]
     )
     return _row(
-        "launch cases, both launchers", ok=same, theirs=theirs, ours=ours,
-        found=f"{len(theirs['numbers'])} cases, the same bits" if same else f"different: {different}; {ours['launchers']}",
-    )  # fmt: skip
+        "launch cases, both launchers",
+        ok=same,
+        theirs=theirs,
+        ours=ours,
+        found=f"{len(theirs['numbers'])} cases, the same bits"
+        if same
+        else f"different: {different}; {ours['launchers']}",
+    )
 
 
 def _cost_row(done: dict[str, Any]) -> dict[str, Any]:
@@ -163,8 +175,14 @@ def _cost_row(done: dict[str, Any]) -> dict[str, Any]:
     ratio = measurement.median(
         [a / b for a, b in zip(done["ours_us"], done["triton_us"], strict=True)]
     )
-    return _row("one launch, our launcher", ok=True, kept=ratio <= MOST_LAUNCH, ratio=ratio, **done,
-                found=f"{ours:.2f} us, Triton's {theirs:.2f} us: {ratio:.2f} x (at most {MOST_LAUNCH})")  # fmt: skip
+    return _row(
+        "one launch, our launcher",
+        ok=True,
+        kept=ratio <= MOST_LAUNCH,
+        ratio=ratio,
+        **done,
+        found=f"{ours:.2f} us, Triton's {theirs:.2f} us: {ratio:.2f} x (at most {MOST_LAUNCH})",
+    )
 
 
 def _process(folder: Path, step: str, *words: str) -> dict[str, Any]:
@@ -174,14 +192,24 @@ def _process(folder: Path, step: str, *words: str) -> dict[str, Any]:
     compiler, log = counting_compiler(Path(tempfile.mkdtemp(prefix="cc-", dir=folder)))
     ours = words[-1:] == ("ours",)
     env = {
-        **os.environ, "PYTHONPATH": python_path(), "TRITON_CACHE_DIR": str(cache), "TRITON_CACHE_AUTOTUNING": "1", "CC": compiler,
-        "TRITON_BUNDLER_LAUNCHER": "bundler" if ours else "triton", "TRITON_BUNDLER_LOCAL": str(folder / "local"),
+        **os.environ,
+        "PYTHONPATH": python_path(),
+        "TRITON_CACHE_DIR": str(cache),
+        "TRITON_CACHE_AUTOTUNING": "1",
+        "CC": compiler,
+        "TRITON_BUNDLER_LAUNCHER": "bundler" if ours else "triton",
+        "TRITON_BUNDLER_LOCAL": str(folder / "local"),
         "GPU_CHECK_BUILD": str(folder / "extensions"),
-    }  # fmt: skip
+    }
     done = subprocess.run(
         [sys.executable, "-m", _MODULE, step, str(folder), *words],
-        env=env, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S, cwd=ROOT,
-    )  # fmt: skip
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_TIMEOUT_S,
+        cwd=ROOT,
+    )
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         return {"error": (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]}
@@ -242,9 +270,11 @@ def _first(folder: Path, name: str, way: str) -> dict[str, Any]:
     if session is not None:
         session.close()
     return {
-        "first_ms": (ended - begun) * 1e3, "begun_ms": begin_ms, "numbers": numbers,
+        "first_ms": (ended - begun) * 1e3,
+        "begun_ms": begin_ms,
+        "numbers": numbers,
         "launchers": [counters.launchers, dict(counters.launchers_of_triton)] if counters else [],
-    }  # fmt: skip
+    }
 
 
 def _cases(folder: Path, way: str) -> dict[str, Any]:
@@ -326,8 +356,12 @@ def _workload_cases() -> Calls:
     )
 
     def calls() -> dict[str, Any]:
-        return {case.row: launches.digest_of(torch, case, TensorDescriptor, getattr(kernels, case.kernel))
-                for case in cases.cases(1)}  # fmt: skip
+        return {
+            case.row: launches.digest_of(
+                torch, case, TensorDescriptor, getattr(kernels, case.kernel)
+            )
+            for case in cases.cases(1)
+        }
 
     return calls
 

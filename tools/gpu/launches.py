@@ -38,8 +38,14 @@ def rows(
             for how in WAYS
         }
         wrong = [f"{way}: {value}" for way, value in got.items() if value != expected]
-        found.append({"check": f"launch: {name}", "ok": not wrong,
-                      "found": "; ".join(wrong) or f"the same bits as Triton's launch, by {len(got)} ways"})  # fmt: skip
+        found.append(
+            {
+                "check": f"launch: {name}",
+                "ok": not wrong,
+                "found": "; ".join(wrong)
+                or f"the same bits as Triton's launch, by {len(got)} ways",
+            }
+        )
     for name, reason in by_triton["refused"].items():
         found.append(
             {
@@ -50,11 +56,21 @@ def rows(
         )
     binaries = by_triton["binaries"]
     same = all(ours[path]["binaries"] == binaries for path in PATHS)
-    found.append({"check": "launch: the binaries are those that Triton launched", "ok": same, "found":
-                  f"{len(binaries)} binaries, by digest"})  # fmt: skip
+    found.append(
+        {
+            "check": "launch: the binaries are those that Triton launched",
+            "ok": same,
+            "found": f"{len(binaries)} binaries, by digest",
+        }
+    )
     without = [name for path in PATHS for name in ours[path]["imported"]]
-    found.append({"check": "launch: no compiler in the process", "ok": not without,
-                  "found": "triton was not imported" if not without else f"imported: {without}"})  # fmt: skip
+    found.append(
+        {
+            "check": "launch: no compiler in the process",
+            "ok": not without,
+            "found": "triton was not imported" if not without else f"imported: {without}",
+        }
+    )
     return found, {"launch": {"triton": by_triton, **ours}}
 
 
@@ -110,8 +126,12 @@ def static(path: str, launch_path: str) -> dict[str, Any]:
                 except Exception as error:  # noqa: BLE001  # the row says what went wrong; the other cases go on
                     numbers[case.row][way] = f"{type(error).__name__}: {error}"
         binaries = sorted(kernel.binary.digest for kernel in bundle.kernels)
-    return {"numbers": numbers, "binaries": binaries, "launch_path": driver.launch_path,
-            "imported": [name for name in ("triton",) if name in sys.modules]}  # fmt: skip
+    return {
+        "numbers": numbers,
+        "binaries": binaries,
+        "launch_path": driver.launch_path,
+        "imported": [name for name in ("triton",) if name in sys.modules],
+    }
 
 
 class _ByHandle:

@@ -270,11 +270,18 @@ def _fla(fla: Any, dtype: Any, batch: int, offsets: list[int] | None) -> Iterato
             states(),
         ),
     )
-    yield "parallel_nsa", lambda: fla.parallel_nsa(
-        tensor(batch, LENGTH, 16, WIDTH, dtype=dtype), tensor(batch, LENGTH, 1, WIDTH, dtype=dtype),
-        tensor(batch, LENGTH, 1, WIDTH, dtype=dtype), g_cmp=beta_like(batch, 16, dtype), g_slc=beta_like(batch, 16, dtype),
-        block_counts=2, block_size=32,
-    )  # fmt: skip
+    yield (
+        "parallel_nsa",
+        lambda: fla.parallel_nsa(
+            tensor(batch, LENGTH, 16, WIDTH, dtype=dtype),
+            tensor(batch, LENGTH, 1, WIDTH, dtype=dtype),
+            tensor(batch, LENGTH, 1, WIDTH, dtype=dtype),
+            g_cmp=beta_like(batch, 16, dtype),
+            g_slc=beta_like(batch, 16, dtype),
+            block_counts=2,
+            block_size=32,
+        ),
+    )
     yield (
         "chunk_kda",
         lambda: fla.chunk_kda(states(), unit(), states(), small_gate(WIDTH), beta(), **where()),
@@ -294,9 +301,12 @@ def _no_backward(result: Any) -> Any:
     return first.detach().requires_grad_()
 
 
-GROUPS: dict[str, Callable[[], Iterator[Case]]] = {"liger": liger_cases, "fla": fla_cases, "varlen": varlen_cases,
+GROUPS: dict[str, Callable[[], Iterator[Case]]] = {
+    "liger": liger_cases,
+    "fla": fla_cases,
+    "varlen": varlen_cases,
     "wide": wide_cases,
-}  # fmt: skip
+}
 
 
 def main(argv: list[str]) -> int:

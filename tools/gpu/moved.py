@@ -91,13 +91,21 @@ def write_kernels(folder: Path) -> None:
 def process(folder: Path, step: str, kernels: str) -> dict[str, Any]:
     """Run one step in a process with an empty cache; returns what it printed last."""
     env = {
-        **os.environ, "PYTHONPATH": python_path(), "TRITON_CACHE_DIR": str(folder / f"cache-{step}-{kernels}"),
-        "TRITON_BUNDLER_LOCAL": str(folder / "local"), "TRITON_BUNDLER_MOVED": "1" if step == "tag" else "0",
-    }  # fmt: skip
+        **os.environ,
+        "PYTHONPATH": python_path(),
+        "TRITON_CACHE_DIR": str(folder / f"cache-{step}-{kernels}"),
+        "TRITON_BUNDLER_LOCAL": str(folder / "local"),
+        "TRITON_BUNDLER_MOVED": "1" if step == "tag" else "0",
+    }
     done = subprocess.run(
         [sys.executable, "-m", "tools.gpu.moved", step, str(folder), kernels],
-        env=env, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S, cwd=ROOT,
-    )  # fmt: skip
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_TIMEOUT_S,
+        cwd=ROOT,
+    )
     lines = done.stdout.strip().splitlines()
     if done.returncode == 0 and lines:
         answer: dict[str, Any] = json.loads(lines[-1])

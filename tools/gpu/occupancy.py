@@ -124,7 +124,7 @@ def _row(cuda: Any, bundle: Bundle, kernel: Kernel) -> dict[str, Any]:
         "work": f"{kernel.name}, {kernel.spec.num_warps} warps, {taken.registers} registers, {kernel.spec.shared_bytes} bytes shared",
         "ok": told == blocks.value,
         "found": f"{told} blocks, the driver says {blocks.value}; held back by {ours.limit if ours is not None else 'what is not known'}",
-    }  # fmt: skip
+    }
 
 
 def _check(status: int, what: str) -> None:

@@ -126,17 +126,31 @@ def process(
     cache = folder / "-".join(["cache", step, *words])
     search = os.pathsep.join(filter(None, [str(path or ""), python_path()]))
     env = {
-        **os.environ, "PYTHONPATH": search, "TRITON_CACHE_DIR": str(cache), "TRITON_CACHE_AUTOTUNING": "1",
+        **os.environ,
+        "PYTHONPATH": search,
+        "TRITON_CACHE_DIR": str(cache),
+        "TRITON_CACHE_AUTOTUNING": "1",
         "TRITON_BUNDLER_LOCAL": str(folder / "local"),
-    }  # fmt: skip
+    }
     done = subprocess.run(
         [sys.executable, "-m", module, step, str(folder), *words],
-        env=env, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S, cwd=ROOT,
-    )  # fmt: skip
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_TIMEOUT_S,
+        cwd=ROOT,
+    )
     nothing = {
-        "numbers": None, "listened": -1, "benchmarks": -1, "launches": 0, "report": "", "first_ms": None, "replay_ms": None,
+        "numbers": None,
+        "listened": -1,
+        "benchmarks": -1,
+        "launches": 0,
+        "report": "",
+        "first_ms": None,
+        "replay_ms": None,
         "error": (done.stderr.strip().splitlines() or ["it printed nothing"])[-1],
-    }  # fmt: skip
+    }
     lines = done.stdout.strip().splitlines()
     return json.loads(lines[-1]) if done.returncode == 0 and lines else nothing
 
@@ -179,9 +193,15 @@ def serve(
     except Exception as problem:  # noqa: BLE001  # the row shows it
         error = f"{type(problem).__name__}: {problem}"
     return {
-        "numbers": numbers, "listened": witness.listened, "benchmarks": witness.benchmarks, "launches": launches,
-        "report": report, "first_ms": first_ms, "replay_ms": milliseconds, "error": error,
-    }  # fmt: skip
+        "numbers": numbers,
+        "listened": witness.listened,
+        "benchmarks": witness.benchmarks,
+        "launches": launches,
+        "report": report,
+        "first_ms": first_ms,
+        "replay_ms": milliseconds,
+        "error": error,
+    }
 
 
 def _first_use_of_the_gpu() -> None:
@@ -209,9 +229,15 @@ def record(folder: Path, load: Callable[[], Any] = example_kernels.load) -> dict
         bundle.save(folder / "recorded.tbundle")
         report = repr(bundle)
     return {
-        "numbers": numbers, "listened": recording.report.compiles, "benchmarks": -1, "launches": len(out),
-        "report": report, "first_ms": None, "replay_ms": None, "error": "",
-    }  # fmt: skip
+        "numbers": numbers,
+        "listened": recording.report.compiles,
+        "benchmarks": -1,
+        "launches": len(out),
+        "report": report,
+        "first_ms": None,
+        "replay_ms": None,
+        "error": "",
+    }
 
 
 def _step(step: str, where: str, *words: str) -> dict[str, Any]:

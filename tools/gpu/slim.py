@@ -95,10 +95,11 @@ def run(
         if not line.startswith("triton-bundler: hits ")
     ]
     return {
-        "status": done.returncode, "error": lines[-1] if lines else "",
+        "status": done.returncode,
+        "error": lines[-1] if lines else "",
         "numbers": json.loads(numbers.read_text()) if numbers.exists() else None,
         "report": json.loads(report.read_text()) if report.exists() else {},
-    }  # fmt: skip
+    }
 
 
 def python(*words: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:

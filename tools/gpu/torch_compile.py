@@ -36,8 +36,10 @@ from tools.shared.processes import ROOT, command, python_path
 VARIANTS = ("cold", "warm", "mega-cache", "moved", "ours", "ours-winners")
 MODES = ("default", "max-autotune")
 # About what a sample takes, so that none is begun that the time limit would cut off.
-EXPECTED_S = {"default": dict.fromkeys(VARIANTS, 32) | {"cold": 50},
-              "max-autotune": dict.fromkeys(VARIANTS, 35) | {"cold": 150, "mega-cache": 85, "moved": 45}}  # fmt: skip
+EXPECTED_S = {
+    "default": dict.fromkeys(VARIANTS, 32) | {"cold": 50},
+    "max-autotune": dict.fromkeys(VARIANTS, 35) | {"cold": 150, "mega-cache": 85, "moved": 45},
+}
 _Sample = dict[str, Any]
 # Of the warm directory in default mode; seconds in max-autotune; times faster than the mega-cache there.
 _MOST_OF_WARM, _MOST_S, _LEAST_FASTER = 1.10, 10.0, 3.0
@@ -182,9 +184,13 @@ class Phase:
         arguments += ["--save", str(self.folder)] if variant == "cold" and number == 0 else []
         started = time.monotonic()
         process = subprocess.Popen(
-            arguments, env=self._environment(cache, log, ptxas), cwd=ROOT,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            arguments,
+            env=self._environment(cache, log, ptxas),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         output, errors = process.communicate()
         process_s = time.monotonic() - started
         if process.returncode:
@@ -193,10 +199,14 @@ class Phase:
             line for line in log.read_text().splitlines() if line.split()[0] == str(process.pid)
         ]
         return {
-            **json.loads(output.splitlines()[-1]), "process_s": process_s, "ptxas": len(ptxas.read_text().splitlines()),
-            "compiles": len(log.read_text().splitlines()), "compiles_in_parent": len(parent),
-            "compiled": sorted({line.split()[1] for line in log.read_text().splitlines()})[:40], "stderr": errors[-2000:],
-        }  # fmt: skip
+            **json.loads(output.splitlines()[-1]),
+            "process_s": process_s,
+            "ptxas": len(ptxas.read_text().splitlines()),
+            "compiles": len(log.read_text().splitlines()),
+            "compiles_in_parent": len(parent),
+            "compiled": sorted({line.split()[1] for line in log.read_text().splitlines()})[:40],
+            "stderr": errors[-2000:],
+        }
 
     def _environment(self, cache: Path, log: Path, ptxas: Path) -> dict[str, str]:
         clean = {
@@ -207,10 +217,15 @@ class Phase:
         home = self.folder / "home"
         shutil.rmtree(home, ignore_errors=True)
         return {
-            **clean, "TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_HOME": str(home), "PYTHONPATH": python_path(),
-            "TRITON_CACHE_MANAGER": "tools.gpu.torch_counting:CountingCacheManager", "GPU_TORCH_COMPILES": str(log),
-            "GPU_TORCH_PTXAS": str(ptxas), **counting_ptxas(self.options.work / "bin"),
-        }  # fmt: skip
+            **clean,
+            "TORCHINDUCTOR_CACHE_DIR": str(cache),
+            "TRITON_HOME": str(home),
+            "PYTHONPATH": python_path(),
+            "TRITON_CACHE_MANAGER": "tools.gpu.torch_counting:CountingCacheManager",
+            "GPU_TORCH_COMPILES": str(log),
+            "GPU_TORCH_PTXAS": str(ptxas),
+            **counting_ptxas(self.options.work / "bin"),
+        }
 
     def _copy_out(self) -> None:
         if self.options.out is None:
@@ -256,10 +271,11 @@ def contents(cache: Path) -> dict[str, int]:
     """Return what a cache directory holds."""
     files = [path for path in cache.rglob("*") if path.is_file()]
     return {
-        "files": len(files), "bytes": sum(path.stat().st_size for path in files),
+        "files": len(files),
+        "bytes": sum(path.stat().st_size for path in files),
         "cubins": sum(path.suffix == ".cubin" for path in files),
         "best_configs": sum(path.suffix == ".best_config" for path in files),
-    }  # fmt: skip
+    }
 
 
 def read(folders: Iterable[Path]) -> list[_Sample]:
@@ -288,9 +304,11 @@ def _show(folders: Iterable[Path]) -> None:
     for mode, variant in sorted({(sample["mode"], sample["variant"]) for sample in samples}):
         found = _good(samples, mode, variant)
         if found:
-            print(f"{mode:<13} {variant:<13} n={len(found)}  load {_median(found, 'load_s'):6.2f} s  "
-                  f"first {_median(found, 'first_s'):7.2f} s  compiles at most {_most(found, 'compiles')}  "
-                  f"ptxas at most {_most(found, 'ptxas')}")  # fmt: skip
+            print(
+                f"{mode:<13} {variant:<13} n={len(found)}  load {_median(found, 'load_s'):6.2f} s  "
+                f"first {_median(found, 'first_s'):7.2f} s  compiles at most {_most(found, 'compiles')}  "
+                f"ptxas at most {_most(found, 'ptxas')}"
+            )
 
 
 def write(folders: Iterable[Path], results: Path) -> int:
@@ -298,8 +316,10 @@ def write(folders: Iterable[Path], results: Path) -> int:
     samples = read(folders)
     rows = [row for mode in _MOST_BYTES for row in _rows(samples, mode)]
     for row in rows:
-        print(f"{'ok  ' if row['ok'] else 'MISS'}  {row['work']:<66} {measurement.shown(row['figure'], row['unit']):>12}  "
-              f"{measurement.target(row)}  {row['peer']}")  # fmt: skip
+        print(
+            f"{'ok  ' if row['ok'] else 'MISS'}  {row['work']:<66} {measurement.shown(row['figure'], row['unit']):>12}  "
+            f"{measurement.target(row)}  {row['peer']}"
+        )
     facts = {key: samples[0][key] for key in ("machine", "versions", "commit")} if samples else {}
     path = results / "gpu-torch-compile.json"
     results.mkdir(parents=True, exist_ok=True)
@@ -319,12 +339,24 @@ def _rows(samples: list[_Sample], mode: str) -> Iterable[dict[str, Any]]:
     yield measurement.row(f"{mode}: samples that failed", len(failed), "", most=0)
     for variant, found in by_variant.items():
         if found:
-            yield measurement.row(f"{mode}, {variant}: load and first iteration", _median(found, "total_s"), "s",
-                                samples={"total_s": [sample["total_s"] for sample in found]})  # fmt: skip
-            yield measurement.row(f"{mode}, {variant}: Triton compiles, at most", _most(found, "compiles"), "",
-                                most=0 if variant.startswith("ours") else None)  # fmt: skip
-            yield measurement.row(f"{mode}, {variant}: ptxas calls, at most", _most(found, "ptxas"), "",
-                                most=0 if variant.startswith("ours") else None)  # fmt: skip
+            yield measurement.row(
+                f"{mode}, {variant}: load and first iteration",
+                _median(found, "total_s"),
+                "s",
+                samples={"total_s": [sample["total_s"] for sample in found]},
+            )
+            yield measurement.row(
+                f"{mode}, {variant}: Triton compiles, at most",
+                _most(found, "compiles"),
+                "",
+                most=0 if variant.startswith("ours") else None,
+            )
+            yield measurement.row(
+                f"{mode}, {variant}: ptxas calls, at most",
+                _most(found, "ptxas"),
+                "",
+                most=0 if variant.startswith("ours") else None,
+            )
     yield from _compared(by_variant, mode)
 
 
@@ -332,8 +364,12 @@ def _compared(by_variant: dict[str, list[_Sample]], mode: str) -> Iterable[dict[
     ours, warm, mega, cold = (by_variant[name] for name in ("ours", "warm", "mega-cache", "cold"))
     if ours and warm:
         ratio = _median(ours, "total_s") / _median(warm, "total_s")
-        yield measurement.row(f"{mode}: ours, of the warm directory in place", ratio, "x",
-                            most=_MOST_OF_WARM if mode == "default" else None)  # fmt: skip
+        yield measurement.row(
+            f"{mode}: ours, of the warm directory in place",
+            ratio,
+            "x",
+            most=_MOST_OF_WARM if mode == "default" else None,
+        )
         different = sum(sample["losses"] != warm[0]["losses"] for sample in ours)
         yield measurement.row(
             f"{mode}: samples of ours whose losses differ from the warm run's",

@@ -145,10 +145,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         if any(word in name for word in words)
     }
     return {
-        "load_s": load_s, "loaded": loaded, "iterations_s": seconds, "first_s": seconds[0], "total_s": load_s + seconds[0],
-        "losses": losses, "inductor": inductor, "aot_autograd": dict(counters["aot_autograd"]),
+        "load_s": load_s,
+        "loaded": loaded,
+        "iterations_s": seconds,
+        "first_s": seconds[0],
+        "total_s": load_s + seconds[0],
+        "losses": losses,
+        "inductor": inductor,
+        "aot_autograd": dict(counters["aot_autograd"]),
         "saved": _save(options.save) if options.save is not None else None,
-    }  # fmt: skip
+    }
 
 
 def _prepare(options: argparse.Namespace) -> Callable[[], str]:
@@ -188,9 +194,14 @@ def _load(options: argparse.Namespace) -> dict[str, Any]:
 
         report = inductor.load(options.load_ours, trust="code")
         return {
-            "kernels": report.usable, "companions": len(report.companions), "files": report.files, "bytes": report.bytes,
-            "restore_s": report.seconds, "skipped": report.skipped, "unchecked": report.unchecked,
-        }  # fmt: skip
+            "kernels": report.usable,
+            "companions": len(report.companions),
+            "files": report.files,
+            "bytes": report.bytes,
+            "restore_s": report.seconds,
+            "skipped": report.skipped,
+            "unchecked": report.unchecked,
+        }
     return {}
 
 
@@ -203,10 +214,15 @@ def _save(folder: Path) -> dict[str, Any]:
         started = time.monotonic()
         bundle = inductor.save(path, winners_only=winners)
         found[name] = {
-            "seconds": time.monotonic() - started, "bytes": path.stat().st_size, "kernels": len(bundle.kernels),
-            "opaque": len(bundle.opaque), "tuning_files": len(bundle.tuning_files), "helpers": len(bundle.helpers),
-            "opaque_bytes": sum(entry.artifact.size for entry in bundle.opaque), "left_out": bundle.left_out,
-        }  # fmt: skip
+            "seconds": time.monotonic() - started,
+            "bytes": path.stat().st_size,
+            "kernels": len(bundle.kernels),
+            "opaque": len(bundle.opaque),
+            "tuning_files": len(bundle.tuning_files),
+            "helpers": len(bundle.helpers),
+            "opaque_bytes": sum(entry.artifact.size for entry in bundle.opaque),
+            "left_out": bundle.left_out,
+        }
     started = time.monotonic()
     artifacts = torch.compiler.save_cache_artifacts()
     if artifacts is not None:

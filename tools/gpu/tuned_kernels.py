@@ -121,21 +121,75 @@ class Tuned:
 def tuned() -> tuple[Tuned, ...]:
     """Return vector add, softmax, layer norm, fp16 matmul and the two passes of a reduction."""
     return (
-        Tuned(add, _blocks((256, 512, 1024, 2048, 4096), (4, 8)), ("n",), _over("n"),
-              lambda t: [_random(t, 1 << 25), _random(t, 1 << 25), _empty(t, 1 << 25), 1 << 25], 2, {}),
-        Tuned(softmax, _warps((1, 2, 4, 8, 16, 32)), ("columns",), lambda _meta: (8192,),
-              lambda t: [_random(t, 8192, 4000), _empty(t, 8192, 4000), 4000, 4000], 1, {"BLOCK": 4096}),
-        Tuned(layer_norm, _blocks((256, 512, 1024, 2048, 4096), (2, 4, 8)), ("columns",), lambda _meta: (8192,),
-              lambda t: [_random(t, 8192, 4000), _random(t, 4000), _empty(t, 8192, 4000), 4000, 4000, 1e-5], 2, {}),
-        Tuned(matmul, _tiles(), ("m", "n", "k"),
-              lambda meta: (meta["m"] // meta["BLOCK_M"], meta["n"] // meta["BLOCK_N"]),
-              lambda t: [_half(t, 4096, 4096), _half(t, 4096, 4096), t.empty(4096, 4096, dtype=t.float16, device="cuda"),
-                         4096, 4096, 4096], 2, {}),
-        Tuned(partial_sums, _blocks((512, 1024, 2048, 4096, 8192), (4, 8)), ("n",), lambda _meta: (2112,),
-              lambda t: [_random(t, 1 << 26), _empty(t, 2112), 1 << 26, 2112], 1, {}),
-        Tuned(whole_sum, _blocks((256, 1024, 4096, 8192), (4, 8, 16)), ("n",), lambda _meta: (1,),
-              lambda t: [_random(t, 1 << 18), _empty(t, 1), 1 << 18], 1, {}),
-    )  # fmt: skip
+        Tuned(
+            add,
+            _blocks((256, 512, 1024, 2048, 4096), (4, 8)),
+            ("n",),
+            _over("n"),
+            lambda t: [_random(t, 1 << 25), _random(t, 1 << 25), _empty(t, 1 << 25), 1 << 25],
+            2,
+            {},
+        ),
+        Tuned(
+            softmax,
+            _warps((1, 2, 4, 8, 16, 32)),
+            ("columns",),
+            lambda _meta: (8192,),
+            lambda t: [_random(t, 8192, 4000), _empty(t, 8192, 4000), 4000, 4000],
+            1,
+            {"BLOCK": 4096},
+        ),
+        Tuned(
+            layer_norm,
+            _blocks((256, 512, 1024, 2048, 4096), (2, 4, 8)),
+            ("columns",),
+            lambda _meta: (8192,),
+            lambda t: [
+                _random(t, 8192, 4000),
+                _random(t, 4000),
+                _empty(t, 8192, 4000),
+                4000,
+                4000,
+                1e-5,
+            ],
+            2,
+            {},
+        ),
+        Tuned(
+            matmul,
+            _tiles(),
+            ("m", "n", "k"),
+            lambda meta: (meta["m"] // meta["BLOCK_M"], meta["n"] // meta["BLOCK_N"]),
+            lambda t: [
+                _half(t, 4096, 4096),
+                _half(t, 4096, 4096),
+                t.empty(4096, 4096, dtype=t.float16, device="cuda"),
+                4096,
+                4096,
+                4096,
+            ],
+            2,
+            {},
+        ),
+        Tuned(
+            partial_sums,
+            _blocks((512, 1024, 2048, 4096, 8192), (4, 8)),
+            ("n",),
+            lambda _meta: (2112,),
+            lambda t: [_random(t, 1 << 26), _empty(t, 2112), 1 << 26, 2112],
+            1,
+            {},
+        ),
+        Tuned(
+            whole_sum,
+            _blocks((256, 1024, 4096, 8192), (4, 8, 16)),
+            ("n",),
+            lambda _meta: (1,),
+            lambda t: [_random(t, 1 << 18), _empty(t, 1), 1 << 18],
+            1,
+            {},
+        ),
+    )
 
 
 def _blocks(blocks: tuple[int, ...], warps: tuple[int, ...]) -> tuple[Any, ...]:
@@ -150,12 +204,23 @@ def _warps(warps: tuple[int, ...]) -> tuple[Any, ...]:
 
 def _tiles() -> tuple[Any, ...]:
     shapes = (
-        (64, 64, 32, 4, 3), (64, 64, 64, 4, 4), (64, 128, 32, 4, 4), (64, 128, 64, 4, 3), (128, 64, 32, 4, 4),
-        (128, 64, 64, 4, 3), (128, 128, 32, 4, 4), (128, 128, 64, 8, 3), (128, 128, 64, 4, 4), (128, 256, 64, 8, 3),
-        (256, 128, 64, 8, 3), (64, 256, 64, 4, 4), (256, 64, 64, 8, 3), (128, 256, 32, 8, 4),
+        (64, 64, 32, 4, 3),
+        (64, 64, 64, 4, 4),
+        (64, 128, 32, 4, 4),
+        (64, 128, 64, 4, 3),
+        (128, 64, 32, 4, 4),
+        (128, 64, 64, 4, 3),
+        (128, 128, 32, 4, 4),
+        (128, 128, 64, 8, 3),
+        (128, 128, 64, 4, 4),
+        (128, 256, 64, 8, 3),
+        (256, 128, 64, 8, 3),
+        (64, 256, 64, 4, 4),
+        (256, 64, 64, 8, 3),
+        (128, 256, 32, 8, 4),
         # More shared memory than there is: has to be left out.
         (256, 256, 128, 8, 5),
-    )  # fmt: skip
+    )
     return tuple(
         triton.Config(
             {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k}, num_warps=warps, num_stages=stages

@@ -78,9 +78,17 @@ RESULT = "hip-headers"
 # A library may lack these: HIP had no such launch before 7.0, and kernels with clusters are then refused by name.
 OPTIONAL = (hip_api.LAUNCH_EXTENDED, "HIP_LAUNCH_CONFIG", "hipLaunchAttribute")
 _CLUSTER = hip_api.NAMES["CLUSTER_DIMENSION"]
-_WHEELS = ("--no-deps", "--only-binary=:all:", "--python-version=3.11", "--implementation=cp", "--abi=cp311",
-           "--platform=manylinux_2_28_x86_64", "--platform=manylinux_2_27_x86_64", "--platform=manylinux2014_x86_64",
-           "--platform=manylinux_2_17_x86_64")  # fmt: skip
+_WHEELS = (
+    "--no-deps",
+    "--only-binary=:all:",
+    "--python-version=3.11",
+    "--implementation=cp",
+    "--abi=cp311",
+    "--platform=manylinux_2_28_x86_64",
+    "--platform=manylinux_2_27_x86_64",
+    "--platform=manylinux2014_x86_64",
+    "--platform=manylinux_2_17_x86_64",
+)
 
 
 @dataclass
@@ -188,9 +196,17 @@ def _of_hip_python(folder: Path) -> Declared:
     )
     told = subprocess.run(
         [sys.executable, "-m", "tools.hip.hip_python", module, json.dumps(sorted(own.numbers))],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])},
-        cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(
+                [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
+        },
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     found = Declared(**json.loads(told))
     text = (folder / declared).read_text()
     for function in own.arguments:
@@ -227,8 +243,11 @@ def _compile(include: Path, text: str, *options: str) -> str:
         raise RuntimeError("needs a C compiler, and there is none: install gcc")
     done = subprocess.run(
         [compiler, "-xc", "-D__HIP_PLATFORM_AMD__", "-isystem", str(include), "-", *options],
-        input=text, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise RuntimeError(f"{compiler} refuses the headers in {include}:\n{done.stderr}")
     return done.stdout
@@ -246,16 +265,42 @@ class Source:
 
 
 SOURCES = (
-    Source("7.1", "triton", "3.7.1", "6744957e9fd610a29680ec2346057d0c86948ed3812468670719f391e94b44a5"),
-    Source("6.4", "hip-python", "6.4.4.555.40", "39f374c750b1da33a2a726006d15f171348f7c2fc4a722ce37f7ed5fbd493821"),
-    Source("7.2", "hip-python", "7.2.2.562.43", "631890c8f3a67901a0d2d0856f74815085818625570e010d0c56ea2ab10b1236"),
     Source(
-        "7.15", "rocm-bindings-hip", "10.0.0.0.1.2", "b288d26fac3ab77d2f25f4b832397abb1d01157871f23226f9dd389e92b22ee4",
-        (Source("7.15", "rocm-bindings-core", "10.0.0.0.1.2",
-                "943da68c125cbc7f9ecdc8106241881ae29b36fd6b20e62ac0a7bc2782a41041"),),
+        "7.1", "triton", "3.7.1", "6744957e9fd610a29680ec2346057d0c86948ed3812468670719f391e94b44a5"
     ),
-    Source("5.2", "libamdhip64-dev", "5.2.3-8", "1f87b72e5aa86025c6cb96312c75ee7f549c42475f4bc51049ab7b67cc4e762e"),
-)  # fmt: skip
+    Source(
+        "6.4",
+        "hip-python",
+        "6.4.4.555.40",
+        "39f374c750b1da33a2a726006d15f171348f7c2fc4a722ce37f7ed5fbd493821",
+    ),
+    Source(
+        "7.2",
+        "hip-python",
+        "7.2.2.562.43",
+        "631890c8f3a67901a0d2d0856f74815085818625570e010d0c56ea2ab10b1236",
+    ),
+    Source(
+        "7.15",
+        "rocm-bindings-hip",
+        "10.0.0.0.1.2",
+        "b288d26fac3ab77d2f25f4b832397abb1d01157871f23226f9dd389e92b22ee4",
+        (
+            Source(
+                "7.15",
+                "rocm-bindings-core",
+                "10.0.0.0.1.2",
+                "943da68c125cbc7f9ecdc8106241881ae29b36fd6b20e62ac0a7bc2782a41041",
+            ),
+        ),
+    ),
+    Source(
+        "5.2",
+        "libamdhip64-dev",
+        "5.2.3-8",
+        "1f87b72e5aa86025c6cb96312c75ee7f549c42475f4bc51049ab7b67cc4e762e",
+    ),
+)
 
 
 def main() -> int:
@@ -363,9 +408,15 @@ def _rows(source: Source, folder: Path) -> list[dict[str, Any]]:
         return compared(source.hip, found)
     lacking = _missing_functions(folder / "usr" / "include")
     return [
-        {"hip": source.hip, "kind": "refused", "what": "functions without which no library is opened", "ours": [],
-         "theirs": lacking, "ok": bool(lacking)}
-    ]  # fmt: skip
+        {
+            "hip": source.hip,
+            "kind": "refused",
+            "what": "functions without which no library is opened",
+            "ours": [],
+            "theirs": lacking,
+            "ok": bool(lacking),
+        }
+    ]
 
 
 def compared(hip: str, found: Declared) -> list[dict[str, Any]]:

@@ -19,8 +19,12 @@ from typing import Any
 from bundler.runtime.launch import hip_api
 
 _ENUMERATIONS = (
-    "hipError_t", "hipDeviceAttribute_t", "hipFunction_attribute", "hipMemoryType", "hipLaunchAttributeID",
-)  # fmt: skip
+    "hipError_t",
+    "hipDeviceAttribute_t",
+    "hipFunction_attribute",
+    "hipMemoryType",
+    "hipLaunchAttributeID",
+)
 _MEMBERS = {"type": "type", "device": "device", "isManaged": "managed", "allocationFlags": "flags"}
 
 
@@ -35,8 +39,11 @@ def main() -> int:
 def _numbers(hip: Any, wanted: list[str]) -> dict[str, int]:
     enumerations = [getattr(hip, name) for name in _ENUMERATIONS]
     return {
-        name: int(getattr(enumeration, name)) for name in wanted for enumeration in enumerations if hasattr(enumeration, name)
-    }  # fmt: skip
+        name: int(getattr(enumeration, name))
+        for name in wanted
+        for enumeration in enumerations
+        if hasattr(enumeration, name)
+    }
 
 
 def _places(hip: Any) -> dict[str, int]:

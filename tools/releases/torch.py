@@ -61,8 +61,11 @@ def _tests() -> dict[str, Any]:
         # Workers of the tests have limits of time that an idle machine keeps.
         subprocess.run(
             [sys.executable, "-P", "-m", "pytest", "-q", f"--junitxml={report}", TESTS],
-            env={**os.environ, **_NO_GPU, "PYTHONPATH": processes.python_path()}, cwd=processes.ROOT, check=False, timeout=_TIMEOUT_S,
-        )  # fmt: skip
+            env={**os.environ, **_NO_GPU, "PYTHONPATH": processes.python_path()},
+            cwd=processes.ROOT,
+            check=False,
+            timeout=_TIMEOUT_S,
+        )
         cases = list(ET.parse(report).getroot().iter("testcase"))  # noqa: S314  # pytest wrote it just now
     told = {
         word: sorted(case.get("name", "") for case in cases if case.find(word) is not None)

@@ -71,8 +71,13 @@ def _carry(directory: Path) -> dict[str, Any]:
 
 def _step(directory: Path, name: str) -> list[list[float]]:
     directory.mkdir(parents=True, exist_ok=True)
-    text = processes.output("tools.releases", "torch-precompile", str(directory), name,
-                            environment={"TORCHINDUCTOR_CACHE_DIR": os.fspath(directory)})  # fmt: skip
+    text = processes.output(
+        "tools.releases",
+        "torch-precompile",
+        str(directory),
+        name,
+        environment={"TORCHINDUCTOR_CACHE_DIR": os.fspath(directory)},
+    )
     result: list[list[float]] = json.loads(text.splitlines()[-1])
     return result
 

@@ -68,13 +68,37 @@ def check_all(sources: Path, folder: Path) -> list[dict[str, Any]]:
     factors = sorted({name for one in found for name, *_ in one.factors})
     theirs, ours = contents(root), contents(copy)
     return [
-        _row("kernels of two ranks are stored once", kernels == len(KERNELS), f"{kernels} kernels, {count_kernels(root)} directories"),
-        _row("restored under another root, every file equal", theirs == ours and not restored.skipped, f"{len(ours)} files"),
-        _row("each kernel is where each rank looks", count_kernels(copy) == count_kernels(root), f"{count_kernels(copy)} directories"),
-        _row("the layout of another number of ranks is refused", bool(reasons) and all("ranks" in text for text in reasons), "; ".join(reasons)),
-        _row("only kernels are restored for it", not any(name.endswith("/model") for name in contents(folder / "refused")), f"{refused.usable} kernels"),
-        _row("the factor of another hash is named", any(CHANGED in name for name in factors), "; ".join(factors)),
-    ]  # fmt: skip
+        _row(
+            "kernels of two ranks are stored once",
+            kernels == len(KERNELS),
+            f"{kernels} kernels, {count_kernels(root)} directories",
+        ),
+        _row(
+            "restored under another root, every file equal",
+            theirs == ours and not restored.skipped,
+            f"{len(ours)} files",
+        ),
+        _row(
+            "each kernel is where each rank looks",
+            count_kernels(copy) == count_kernels(root),
+            f"{count_kernels(copy)} directories",
+        ),
+        _row(
+            "the layout of another number of ranks is refused",
+            bool(reasons) and all("ranks" in text for text in reasons),
+            "; ".join(reasons),
+        ),
+        _row(
+            "only kernels are restored for it",
+            not any(name.endswith("/model") for name in contents(folder / "refused")),
+            f"{refused.usable} kernels",
+        ),
+        _row(
+            "the factor of another hash is named",
+            any(CHANGED in name for name in factors),
+            "; ".join(factors),
+        ),
+    ]
 
 
 def lay_out(
@@ -91,9 +115,14 @@ def lay_out(
     line = [sys.executable, "-W", "ignore", "-m", "tools.servers.vllm_worker", str(sources)]
     for rank in range(ranks):
         done = subprocess.run(
-            [*line, str(rank), str(ranks_of_model or ranks)], env=env, cwd=ROOT, capture_output=True, text=True, check=False,
+            [*line, str(rank), str(ranks_of_model or ranks)],
+            env=env,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
             timeout=_TIMEOUT_S,
-        )  # fmt: skip
+        )
         if done.returncode:
             raise RuntimeError(f"vLLM's code laid out nothing for rank {rank}:\n{done.stderr}")
 

@@ -68,15 +68,26 @@ def main(sources: str, rank: int, ranks: int) -> None:
 def _vllm_config(rank: int, ranks: int) -> Any:
     config = Configuration("example", ranks)
     compilation = SimpleNamespace(
-        mode="vllm", backend="inductor", local_cache_dir=None, cache_dir="", traced_files={__file__}, splitting_ops=[],
-        use_inductor_graph_partition=False, compile_cache_save_format="binary", inductor_compile_config={},
+        mode="vllm",
+        backend="inductor",
+        local_cache_dir=None,
+        cache_dir="",
+        traced_files={__file__},
+        splitting_ops=[],
+        use_inductor_graph_partition=False,
+        compile_cache_save_format="binary",
+        inductor_compile_config={},
         cudagraph_mode=SimpleNamespace(has_piecewise_cudagraphs=lambda: False),
-        dynamic_shapes_config=SimpleNamespace(type="backed", assume_32_bit_indexing=False, evaluate_guards=False),
-    )  # fmt: skip
+        dynamic_shapes_config=SimpleNamespace(
+            type="backed", assume_32_bit_indexing=False, evaluate_guards=False
+        ),
+    )
     return SimpleNamespace(
-        compute_hash=config.compute_hash, compilation_config=compilation, speculative_config=None,
+        compute_hash=config.compute_hash,
+        compilation_config=compilation,
+        speculative_config=None,
         parallel_config=SimpleNamespace(rank=rank, data_parallel_index=0),
-    )  # fmt: skip
+    )
 
 
 def compile_ahead(config: Any, rank: int) -> None:
@@ -92,11 +103,18 @@ def compile_ahead(config: Any, rank: int) -> None:
     model = decorated.__new__(decorated)
     torch.nn.Module.__init__(model)
     vars(model).update(
-        vllm_config=config, compilation_config=config.compilation_config, do_not_compile=False, compiled=False,
-        was_aot_compile_fn_loaded_from_disk=False, _allow_aot_compile=True, _is_encoder=False, _compile_tag="backbone",
-        original_code_object=lambda: Model.forward.__code__, aot_compile=lambda *_: _Compiled(rank),
+        vllm_config=config,
+        compilation_config=config.compilation_config,
+        do_not_compile=False,
+        compiled=False,
+        was_aot_compile_fn_loaded_from_disk=False,
+        _allow_aot_compile=True,
+        _is_encoder=False,
+        _compile_tag="backbone",
+        original_code_object=lambda: Model.forward.__code__,
+        aot_compile=lambda *_: _Compiled(rank),
         _dynamic_arg_dims={"x": 0},
-    )  # fmt: skip
+    )
     decorators.is_forward_context_available = lambda: False
     model(torch.ones(2))
 
@@ -109,12 +127,16 @@ def compile_by_backend(config: Any, *, ahead: bool) -> None:
 
     backend = backends.VllmBackend.__new__(backends.VllmBackend)
     vars(backend).update(
-        vllm_config=config, compilation_config=config.compilation_config, prefix="backbone", is_encoder=False,
-        inductor_config={}, _log_compilation_config=lambda: None,
+        vllm_config=config,
+        compilation_config=config.compilation_config,
+        prefix="backbone",
+        is_encoder=False,
+        inductor_config={},
+        _log_compilation_config=lambda: None,
         compiler_manager=backends.CompilerManager(config.compilation_config, use_aot_compile=ahead),
         # It refuses to be called twice right after the layout, before it compiles.
         _called=True,
-    )  # fmt: skip
+    )
     config.compilation_config.traced_files.add(__file__)
     try:
         backend(None, [])

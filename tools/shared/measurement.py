@@ -98,9 +98,16 @@ def row(
     """
     kept = (most is None or figure <= most) and (least is None or figure >= least)
     return {
-        "work": work, "figure": figure, "unit": unit, "peer": peer, "most": most, "least": least, "ok": kept,
-        "samples": samples, **facts,
-    }  # fmt: skip
+        "work": work,
+        "figure": figure,
+        "unit": unit,
+        "peer": peer,
+        "most": most,
+        "least": least,
+        "ok": kept,
+        "samples": samples,
+        **facts,
+    }
 
 
 def target(line: dict[str, Any]) -> str:
@@ -175,8 +182,11 @@ def _gpu() -> str | None:
     try:
         answer = subprocess.run(
             ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
-            capture_output=True, text=True, check=True, timeout=30,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.splitlines()[0] if answer.stdout else None

@@ -46,9 +46,14 @@ def output(
         RuntimeError: it failed; the message has all that it printed.
     """
     answer = subprocess.run(
-        command(module, *arguments), env={**os.environ, **environment, "PYTHONPATH": python_path()}, cwd=ROOT,
-        capture_output=True, text=True, timeout=timeout_s, check=False,
-    )  # fmt: skip
+        command(module, *arguments),
+        env={**os.environ, **environment, "PYTHONPATH": python_path()},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
     if answer.returncode:
         line = shlex.join([module, *arguments])
         raise RuntimeError(

@@ -13,9 +13,12 @@ from pathlib import Path
 # What these measure and attack is another thing without the extensions.
 _OF_EXTENSIONS = ("tools.bench", "tools.fuzz")
 _EXTENSIONS = (
-    "lifecycle/_kernel_reader", "lifecycle/_kernel_writer", "runtime/launch/_dispatch", "runtime/launch/_jit_driver",
+    "lifecycle/_kernel_reader",
+    "lifecycle/_kernel_writer",
+    "runtime/launch/_dispatch",
+    "runtime/launch/_jit_driver",
     "runtime/launch/_launch",
-)  # fmt: skip
+)
 
 
 def missing_extensions() -> list[str]:

@@ -140,9 +140,19 @@ def _pack_attributes(found: os.stat_result, node: int) -> bytes:
     """Return the attributes of a file as the kernel lays them out."""
     times = [found.st_atime_ns, found.st_mtime_ns, found.st_ctime_ns]
     return _ATTRIBUTES.pack(
-        node, found.st_size, found.st_blocks, *(time // _NS for time in times), *(time % _NS for time in times),
-        found.st_mode, found.st_nlink, found.st_uid, found.st_gid, found.st_rdev & 0xFFFFFFFF, 4096, 0,
-    )  # fmt: skip
+        node,
+        found.st_size,
+        found.st_blocks,
+        *(time // _NS for time in times),
+        *(time % _NS for time in times),
+        found.st_mode,
+        found.st_nlink,
+        found.st_uid,
+        found.st_gid,
+        found.st_rdev & 0xFFFFFFFF,
+        4096,
+        0,
+    )
 
 
 def _pack_entry(found: os.stat_result | None, node: int, known_s: float) -> bytes:
@@ -225,15 +235,29 @@ class NetworkLayer:
         self._listings: dict[str, tuple[float, list[str]]] = {}
         self._open: dict[int, list[str]] = {}
         self._answers: dict[int, Callable[[Call], bytes]] = {
-            _INIT: lambda _: _pack_init(), _LOOKUP: self._look_up, _GETATTR: self._attributes,
-            _SETATTR: self._set_attributes, _MKDIR: self._make_directory, _UNLINK: self._unlink,
-            _RMDIR: self._remove_directory, _RENAME: lambda call: self._rename(call, 8),
-            _RENAME2: lambda call: self._rename(call, 16), _LINK: self._link, _OPEN: self._open_file,
-            _READ: self._read, _WRITE: self._write, _RELEASE: self._release, _CREATE: self._create,
-            _OPENDIR: self._open_directory, _READDIR: self._read_directory, _RELEASEDIR: self._close_directory,
-            _FSYNC: lambda _: b"", _FLUSH: lambda _: b"", _FSYNCDIR: lambda _: b"",
+            _INIT: lambda _: _pack_init(),
+            _LOOKUP: self._look_up,
+            _GETATTR: self._attributes,
+            _SETATTR: self._set_attributes,
+            _MKDIR: self._make_directory,
+            _UNLINK: self._unlink,
+            _RMDIR: self._remove_directory,
+            _RENAME: lambda call: self._rename(call, 8),
+            _RENAME2: lambda call: self._rename(call, 16),
+            _LINK: self._link,
+            _OPEN: self._open_file,
+            _READ: self._read,
+            _WRITE: self._write,
+            _RELEASE: self._release,
+            _CREATE: self._create,
+            _OPENDIR: self._open_directory,
+            _READDIR: self._read_directory,
+            _RELEASEDIR: self._close_directory,
+            _FSYNC: lambda _: b"",
+            _FLUSH: lambda _: b"",
+            _FSYNCDIR: lambda _: b"",
             _STATFS: self._statistics,
-        }  # fmt: skip
+        }
 
     def serve(self, fd: int) -> None:
         """Answer until the file system is unmounted."""
@@ -415,9 +439,17 @@ class NetworkLayer:
     def _statistics(self, _call: Call) -> bytes:
         found = os.statvfs(self._root)
         return struct.pack(
-            "<QQQQQIIII24x", found.f_blocks, found.f_bfree, found.f_bavail, found.f_files, found.f_ffree, found.f_bsize,
-            found.f_namemax, found.f_frsize, 0,
-        )  # fmt: skip
+            "<QQQQQIIII24x",
+            found.f_blocks,
+            found.f_bfree,
+            found.f_bavail,
+            found.f_files,
+            found.f_ffree,
+            found.f_bsize,
+            found.f_namemax,
+            found.f_frsize,
+            0,
+        )
 
 
 def main(root: str, place: str, kind: str, seed: str) -> None:

@@ -128,11 +128,20 @@ def race(kind: str, bundle: Path, seconds: float, processes: int, seed: int) -> 
         with clients(kind, folder, seed) as places:
             racers = [
                 subprocess.Popen(
-                    command("tools.shared_fs.race_worker", str(place), str(bundle), str(seconds), str(seed + number)),
-                    cwd=ROOT, env={**os.environ, "PYTHONPATH": python_path()}, stdout=subprocess.PIPE, text=True,
+                    command(
+                        "tools.shared_fs.race_worker",
+                        str(place),
+                        str(bundle),
+                        str(seconds),
+                        str(seed + number),
+                    ),
+                    cwd=ROOT,
+                    env={**os.environ, "PYTHONPATH": python_path()},
+                    stdout=subprocess.PIPE,
+                    text=True,
                 )
                 for number, place in enumerate(places * processes)
-            ]  # fmt: skip
+            ]
             until_s = time.monotonic() + seconds + PATIENCE_S
             said = [
                 racer.communicate(timeout=max(1.0, until_s - time.monotonic()))[0]

@@ -51,8 +51,11 @@ class Racer:
         self._store = bundler.open_store(f"file://{mount / 'store'}")
         self._bundle = bundler.Bundle.load(bundle)
         self._mount, self._cache = mount, mount / "cache"
-        self._files = {f"{kernel.key}/{artifact.filename}": self._bundle.read(artifact)
-                       for kernel in self._bundle.kernels for artifact in kernel.artifacts}  # fmt: skip
+        self._files = {
+            f"{kernel.key}/{artifact.filename}": self._bundle.read(artifact)
+            for kernel in self._bundle.kernels
+            for artifact in kernel.artifacts
+        }
         self.done: Counter[str] = Counter()
         self.typed: Counter[str] = Counter()
         self.wrong: list[str] = []
@@ -64,9 +67,20 @@ class Racer:
         from bundler.backends.backend_errors import BackendError
 
         acts: list[Callable[[], object]] = [
-            self._put, self._get, self._get, self._delete, self._count, self._count, self._list, self._push, self._restore, self._restore,
-            self._look, self._remove_kernel, self._triton,
-        ]  # fmt: skip
+            self._put,
+            self._get,
+            self._get,
+            self._delete,
+            self._count,
+            self._count,
+            self._list,
+            self._push,
+            self._restore,
+            self._restore,
+            self._look,
+            self._remove_kernel,
+            self._triton,
+        ]
         until_s = time.monotonic() + seconds
         while time.monotonic() < until_s:
             act = self._random.choice(acts)

@@ -42,21 +42,29 @@ def bill_of(wheel: Path, tested: Mapping[str, str]) -> dict[str, Any]:
         built = datetime(*max(info.date_time for info in archive.infolist()), tzinfo=UTC)
     name, version = metadata["Name"], metadata["Version"]
     itself = {
-        "type": "library", "bom-ref": f"pkg:pypi/{name}@{version}", "name": name, "version": version,
-        "purl": f"pkg:pypi/{name}@{version}", "description": metadata["Summary"],
+        "type": "library",
+        "bom-ref": f"pkg:pypi/{name}@{version}",
+        "name": name,
+        "version": version,
+        "purl": f"pkg:pypi/{name}@{version}",
+        "description": metadata["Summary"],
         "licenses": [{"license": {"id": metadata["License-Expression"]}}],
         "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(data).hexdigest()}],
         "components": [_file(line) for line in record.splitlines() if ",sha256=" in line],
-    }  # fmt: skip
+    }
     needed = _requirements(metadata.get_all("Requires-Dist") or [], name, tested)
     return {
-        "bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1,
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
         "serialNumber": f"urn:uuid:{uuid.UUID(bytes=hashlib.sha256(data).digest()[:16], version=4)}",
         "metadata": {"timestamp": built.isoformat().replace("+00:00", "Z"), "component": itself},
         "components": needed,
-        "dependencies": [{"ref": itself["bom-ref"], "dependsOn": [one["bom-ref"] for one in needed]},
-                         *({"ref": one["bom-ref"]} for one in needed)],
-    }  # fmt: skip
+        "dependencies": [
+            {"ref": itself["bom-ref"], "dependsOn": [one["bom-ref"] for one in needed]},
+            *({"ref": one["bom-ref"]} for one in needed),
+        ],
+    }
 
 
 def pinned_versions(constraints: Path = ROOT / "constraints.txt") -> dict[str, str]:
@@ -70,8 +78,12 @@ def _file(line: str) -> dict[str, Any]:
     """Return a component of a line of RECORD: name, `sha256=` and unpadded base64, size."""
     name, digest, _ = line.rsplit(",", 2)
     raw = base64.urlsafe_b64decode(digest.removeprefix("sha256=") + "=")
-    return {"type": "file", "bom-ref": f"file:{name}", "name": name,
-            "hashes": [{"alg": "SHA-256", "content": raw.hex()}]}  # fmt: skip
+    return {
+        "type": "file",
+        "bom-ref": f"file:{name}",
+        "name": name,
+        "hashes": [{"alg": "SHA-256", "content": raw.hex()}],
+    }
 
 
 def _requirements(lines: list[str], own: str, tested: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -86,12 +98,20 @@ def _requirements(lines: list[str], own: str, tested: Mapping[str, str]) -> list
         version = tested.get(name)
         purl = f"pkg:pypi/{name}" + (f"@{version}" if version else "")
         extras = [_EXTRA.search(line) for line in requirements]
-        components.append({
-            "type": "library", "bom-ref": purl, "name": name, "purl": purl,
-            **({"version": version} if version else {}),
-            "scope": "required" if None in extras else "optional",
-            "properties": [{"name": "triton-bundler:requirement", "value": line} for line in sorted(requirements)],
-        })  # fmt: skip
+        components.append(
+            {
+                "type": "library",
+                "bom-ref": purl,
+                "name": name,
+                "purl": purl,
+                **({"version": version} if version else {}),
+                "scope": "required" if None in extras else "optional",
+                "properties": [
+                    {"name": "triton-bundler:requirement", "value": line}
+                    for line in sorted(requirements)
+                ],
+            }
+        )
     return components
 
 

@@ -102,9 +102,14 @@ def build(kind: Kind, python: str, source: Path, out: Path, time: str) -> Path:
         ("build_sdist", {}) if kind.extensions is None else ("build_wheel", _options(kind))
     )
     environment = {
-        **clean_variables(), "SOURCE_DATE_EPOCH": time, "LC_ALL": "C", "TZ": "UTC", "PYTHONHASHSEED": "0",
-        "BUNDLER_BUILD_EXTENSIONS": kind.extensions or "all", **_compiling(kind, source),
-    }  # fmt: skip
+        **clean_variables(),
+        "SOURCE_DATE_EPOCH": time,
+        "LC_ALL": "C",
+        "TZ": "UTC",
+        "PYTHONHASHSEED": "0",
+        "BUNDLER_BUILD_EXTENSIONS": kind.extensions or "all",
+        **_compiling(kind, source),
+    }
     command = [python, "-c", _BACKEND.format(options=options), call, str(out)]
     # Modes of files are part of a wheel, and git keeps one bit of them: the rest is the umask's.
     done = subprocess.run(
@@ -160,8 +165,13 @@ def _compiling(kind: Kind, source: Path) -> dict[str, str]:
         return {}
     command = " ".join(compiler(kind.machine))
     suffix = f".{kind.interpreter.tag.replace('cp', 'cpython-')}-{kind.machine}-linux-gnu.so"
-    return {"CC": command, "LDSHARED": f"{command} -shared -Wl,-s", "CFLAGS": f"{_FLAGS.format(folder=source)} {_split_headers(kind.interpreter, source.parent)}",
-            "SETUPTOOLS_EXT_SUFFIX": suffix, "ARCHFLAGS": ""}  # fmt: skip
+    return {
+        "CC": command,
+        "LDSHARED": f"{command} -shared -Wl,-s",
+        "CFLAGS": f"{_FLAGS.format(folder=source)} {_split_headers(kind.interpreter, source.parent)}",
+        "SETUPTOOLS_EXT_SUFFIX": suffix,
+        "ARCHFLAGS": "",
+    }
 
 
 def _split_headers(interpreter: Interpreter, folder: Path) -> str:
@@ -281,8 +291,13 @@ def main() -> int:
     parser.add_argument(
         "--once", action="store_true", help="build each file once, and compare nothing"
     )
-    parser.add_argument("--python", nargs="+", metavar="VERSION", default=interpreters.SUPPORTED,
-                        help="which Python versions to build for; default: 3.11 3.12 3.13, of which those that are here")  # fmt: skip
+    parser.add_argument(
+        "--python",
+        nargs="+",
+        metavar="VERSION",
+        default=interpreters.SUPPORTED,
+        help="which Python versions to build for; default: 3.11 3.12 3.13, of which those that are here",
+    )
     arguments = parser.parse_args()
     found = interpreters.find(arguments.python)
     if not found:

@@ -82,11 +82,16 @@ def main() -> None:
     idle = {name for name, calls in counts.items() if not calls}
     if idle:
         raise SystemExit(f"built, but not called: {sorted(idle)}")
-    print(json.dumps({
-        "extensions": sorted(extensions), "where": str(Path(bundler.__file__).parent),
-        "versions": [bundler.__version__, importlib.metadata.version("triton-bundler")],
-        "results": [digest, kernels, restored, tree, packed],
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "extensions": sorted(extensions),
+                "where": str(Path(bundler.__file__).parent),
+                "versions": [bundler.__version__, importlib.metadata.version("triton-bundler")],
+                "results": [digest, kernels, restored, tree, packed],
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

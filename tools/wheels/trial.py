@@ -53,13 +53,20 @@ _NEEDED = (
 )
 # Python version, platform and what the name of the file that pip takes there has in it.
 PICKS = (
-    *((version, f"manylinux_2_17_{machine}", f"-cp{version.replace('.', '')}-manylinux_2_17_{machine}")
-      for version in SUPPORTED for machine in ("x86_64", "aarch64")),
+    *(
+        (
+            version,
+            f"manylinux_2_17_{machine}",
+            f"-cp{version.replace('.', '')}-manylinux_2_17_{machine}",
+        )
+        for version in SUPPORTED
+        for machine in ("x86_64", "aarch64")
+    ),
     ("3.14", "manylinux_2_17_x86_64", "-cp311-abi3-manylinux_2_17_x86_64"),
     ("3.14", "manylinux_2_17_aarch64", "-cp311-abi3-manylinux_2_17_aarch64"),
     ("3.12", "musllinux_1_2_x86_64", "-py3-none-any"),
     ("3.12", "manylinux_2_17_ppc64le", "-py3-none-any"),
-)  # fmt: skip
+)
 _LISTED = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
     "setuptools"
 ]["ext-modules"]
@@ -128,7 +135,10 @@ def trials(files: list[Path], found: list[Interpreter], folder: Path) -> Iterato
     with ThreadPoolExecutor(2) as threads:
         numbers = itertools.count()
         places = [folder / f"env-{next(numbers)}" for _ in pairs]
-        jobs = [threads.submit(_timed, file, one, houses[one], place) for (file, one), place in zip(pairs, places, strict=True)]  # fmt: skip
+        jobs = [
+            threads.submit(_timed, file, one, houses[one], place)
+            for (file, one), place in zip(pairs, places, strict=True)
+        ]
         for (file, one), job in zip(pairs, jobs, strict=True):
             try:
                 outcome, seconds = job.result()
@@ -160,8 +170,22 @@ def picks(folder: Path, scratch: Path) -> Iterator[str]:
             )
             continue
         place = scratch / f"pick-{number}"
-        pip("download", "--no-deps", "--no-index", "--find-links", str(folder), "--only-binary", ":all:",
-            "--python-version", version, "--platform", system, "-d", str(place), "triton-bundler")  # fmt: skip
+        pip(
+            "download",
+            "--no-deps",
+            "--no-index",
+            "--find-links",
+            str(folder),
+            "--only-binary",
+            ":all:",
+            "--python-version",
+            version,
+            "--platform",
+            system,
+            "-d",
+            str(place),
+            "triton-bundler",
+        )
         (taken,) = place.iterdir()
         print(f"pip on Python {version}, {system}: {taken.name}")
         if not taken.stem.endswith(expected):

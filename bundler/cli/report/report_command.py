@@ -60,16 +60,27 @@ class _Usage(Struct, frozen=True):
     metavar="DIR",
     help="Where the Python files of the kernels are; they become part of the page.",
 )
-@click.option("--usage", "usage", multiple=True, metavar="FILE",
-              help="What TRITON_BUNDLER_REPORT made processes write: how often each kernel was found. Repeat it.")  # fmt: skip
+@click.option(
+    "--usage",
+    "usage",
+    multiple=True,
+    metavar="FILE",
+    help="What TRITON_BUNDLER_REPORT made processes write: how often each kernel was found. Repeat it.",
+)
 @click.option(
     "--misses",
     "with_misses",
     is_flag=True,
     help="Also say what the latest process here compiled although it was recorded in FIRST, or nearly, and why.",
 )
-@click.option("--max-bytes", callback=to_bytes, metavar="SIZE", default=str(LIMIT_BYTES), show_default=True,
-              help="Leave out texts of kernels where the page would be larger.")  # fmt: skip
+@click.option(
+    "--max-bytes",
+    callback=to_bytes,
+    metavar="SIZE",
+    default=str(LIMIT_BYTES),
+    show_default=True,
+    help="Leave out texts of kernels where the page would be larger.",
+)
 @stores_option("Where FIRST or SECOND may be a tag. " + TIERS_HELP, from_environment)
 @reports
 def report(
@@ -112,8 +123,10 @@ def report(
     data = page.text.encode()
     replace_content(output, data)
     if page.with_texts < page.kernels:
-        screen.warn(f"{output} has the texts of {page.with_texts:,} of {wording.count(page.kernels, 'kernel')}, those that took "
-                    f"longest to compile; --max-bytes {wording.size(max_bytes)} leaves no room for more")  # fmt: skip
+        screen.warn(
+            f"{output} has the texts of {page.with_texts:,} of {wording.count(page.kernels, 'kernel')}, those that took "
+            f"longest to compile; --max-bytes {wording.size(max_bytes)} leaves no room for more"
+        )
     screen.done(
         f"wrote {output}: {wording.count(page.kernels, 'kernel')}, {wording.size(len(data))}; open it in a browser"
     )

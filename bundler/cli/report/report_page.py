@@ -207,8 +207,17 @@ def _treemap(figures: Sequence[KernelFigures]) -> list[dict[str, Any]]:
         rest = total - sum(size for _, size in largest)
         inner = sorted([*largest, *([("", rest)] if rest else [])], key=lambda pair: -pair[1])
         cells = squarified([size for _, size in inner], area)
-        boxes.append({"kind": kind, "bytes": total, "box": area,
-                      "cells": [{"key": key, "bytes": size, "box": box} for (key, size), box in zip(inner, cells, strict=True)]})  # fmt: skip
+        boxes.append(
+            {
+                "kind": kind,
+                "bytes": total,
+                "box": area,
+                "cells": [
+                    {"key": key, "bytes": size, "box": box}
+                    for (key, size), box in zip(inner, cells, strict=True)
+                ],
+            }
+        )
     return boxes
 
 
@@ -217,18 +226,26 @@ def _tunings(bundle: Bundle) -> list[dict[str, Any]]:
     rows = []
     for record in bundle.tuning_records:
         tuning = found.get(id_of(record))
-        rows.append({
-            "kernel": record.kernel,
-            "found_by": record.found_by,
-            "config": {name: value.plain() for name, value in record.config},
-            "time_ns": time_of(record, tuning),
-            "device": dict(record.parts).get("device"),
-            "timings": [
-                {"config": {name: value.plain() for name, value in one.config}, "key": one.key, "time_ns": one.time_ns,
-                 "low_ns": one.low_ns, "high_ns": one.high_ns, "reason": one.reason}
-                for one in (tuning.timings if tuning is not None else ())
-            ],
-        })  # fmt: skip
+        rows.append(
+            {
+                "kernel": record.kernel,
+                "found_by": record.found_by,
+                "config": {name: value.plain() for name, value in record.config},
+                "time_ns": time_of(record, tuning),
+                "device": dict(record.parts).get("device"),
+                "timings": [
+                    {
+                        "config": {name: value.plain() for name, value in one.config},
+                        "key": one.key,
+                        "time_ns": one.time_ns,
+                        "low_ns": one.low_ns,
+                        "high_ns": one.high_ns,
+                        "reason": one.reason,
+                    }
+                    for one in (tuning.timings if tuning is not None else ())
+                ],
+            }
+        )
     return rows
 
 
@@ -240,8 +257,12 @@ def _diff(first: tuple[str, Bundle], second: tuple[str, Bundle]) -> dict[str, An
 
     def told(entry: Any, changes: list[str]) -> dict[str, Any]:
         kernel = isinstance(entry, Kernel)
-        return {"name": entry.name if kernel else entry.path, "target": str(entry.target) if kernel else entry_kind(entry),
-                "key": entry.key if kernel else "", "changes": changes}  # fmt: skip
+        return {
+            "name": entry.name if kernel else entry.path,
+            "target": str(entry.target) if kernel else entry_kind(entry),
+            "key": entry.key if kernel else "",
+            "changes": changes,
+        }
 
     def ordered(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         return sorted(rows, key=lambda row: (row["name"], row["target"], row["key"]))

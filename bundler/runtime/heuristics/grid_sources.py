@@ -18,15 +18,18 @@ from bundler.runtime.heuristics.launch_expressions import parsed
 
 # Words of C and C++, and macros that compilers define without being asked: none of them can be the name of a size.
 _RESERVED = frozenset(
-    re.findall(r"\w+", """
+    re.findall(
+        r"\w+",
+        """
     alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class compl
     concept const consteval constexpr constinit const_cast continue co_await co_return co_yield decltype default delete do
     double dynamic_cast else enum explicit export extern false float for friend goto i386 if inline int linux long mutable
     namespace new noexcept not not_eq NULL nullptr operator or or_eq private protected public register reinterpret_cast
     requires restrict return short signed sizeof static static_assert static_cast struct switch template this thread_local
     throw true try typedef typeid typename typeof union unix unsigned using virtual void volatile wchar_t while xor xor_eq
-    """)
-)  # fmt: skip
+    """,
+    )
+)
 _OWN = re.compile(r"bundler_|BUNDLER_|__|_[A-Z]|u?int\d+_t$|INT\d+_|UINT\d+_")
 _BINARY = {
     ast.Add: "add",

@@ -73,8 +73,10 @@ class _NestedArguments:
             raise CannotLaunchStatically(
                 f"{self._plan.kernel}: argument {piece.name!r}: expected a tensor descriptor of {count(rank, 'dimension')}, "
                 f"got {type(value).__name__}",
-                kernel=self._plan.kernel, argument=piece.name, expected=rank,
-            )  # fmt: skip
+                kernel=self._plan.kernel,
+                argument=piece.name,
+                expected=rank,
+            )
         sides = [*map(int, value.shape), *map(int, value.strides)]
         if piece.kind == TENSOR_MAP and tensor_map is not None:
             return [self._driver.tensor_map(self._plan, tensor_map, value), *sides]

@@ -19,15 +19,37 @@ CONSTEXPR = "constexpr"
 ALIGNMENT = 16
 _MAX_POINTER_RANGE = 2**31 - 1
 _CANONICAL = {
-    "bool": "u1", "int1": "u1", "uint1": "u1", "i1": "u1",
-    "float8e4nv": "fp8e4nv", "float8e5": "fp8e5", "float8e4b15": "fp8e4b15", "float8_e4m3fn": "fp8e4nv",
-    "float8e4b8": "fp8e4b8", "float8_e4m3fnuz": "fp8e4b8", "float8_e5m2": "fp8e5", "float8e5b16": "fp8e5b16",
+    "bool": "u1",
+    "int1": "u1",
+    "uint1": "u1",
+    "i1": "u1",
+    "float8e4nv": "fp8e4nv",
+    "float8e5": "fp8e5",
+    "float8e4b15": "fp8e4b15",
+    "float8_e4m3fn": "fp8e4nv",
+    "float8e4b8": "fp8e4b8",
+    "float8_e4m3fnuz": "fp8e4b8",
+    "float8_e5m2": "fp8e5",
+    "float8e5b16": "fp8e5b16",
     "float8_e5m2fnuz": "fp8e5b16",
-    "half": "fp16", "float16": "fp16", "bfloat16": "bf16", "float": "fp32", "float32": "fp32", "double": "fp64",
+    "half": "fp16",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float": "fp32",
+    "float32": "fp32",
+    "double": "fp64",
     "float64": "fp64",
-    "int8": "i8", "int16": "i16", "int": "i32", "int32": "i32", "int64": "i64",
-    "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "void": "void",
-}  # fmt: skip
+    "int8": "i8",
+    "int16": "i16",
+    "int": "i32",
+    "int32": "i32",
+    "int64": "i64",
+    "uint8": "u8",
+    "uint16": "u16",
+    "uint32": "u32",
+    "uint64": "u64",
+    "void": "void",
+}
 TYPE_NAMES = _CANONICAL | {name: name for name in _CANONICAL.values()}
 
 
@@ -218,9 +240,11 @@ def same_constant(recorded: Value, value: Any) -> bool:
             kind = tuple if recorded.tag == "tuple" else list
             return isinstance(value, kind) and _same_items(recorded.payload, value)
         case "dict":
-            return isinstance(value, dict) and list(value) == [key for key, _ in recorded.payload] and _same_items(
-                tuple(item for _, item in recorded.payload), list(value.values())
-            )  # fmt: skip
+            return (
+                isinstance(value, dict)
+                and list(value) == [key for key, _ in recorded.payload]
+                and _same_items(tuple(item for _, item in recorded.payload), list(value.values()))
+            )
         case _:
             return _same_object(recorded, value)
 

@@ -173,9 +173,13 @@ class Kernels(Mapping[str, StaticKernel]):
             kernel = self._kernels.get(name)
             if kernel is None:
                 kernel = self._kernels[name] = StaticKernel(
-                    name, self._found[name], self._loader, self._hooks, debug=self._debug,
+                    name,
+                    self._found[name],
+                    self._loader,
+                    self._hooks,
+                    debug=self._debug,
                     fallback=None if function is None else JitFallback(function, self._adopt),
-                )  # fmt: skip
+                )
             return kernel
 
     def _adopt(self, bundle: Bundle) -> None:

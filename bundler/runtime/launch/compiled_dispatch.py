@@ -79,8 +79,17 @@ def compiled_dispatcher(
     if kind is None:
         return None
     made: Callable[..., None] = kind(
-        driver=driver, enter=hooks.enter, leave=hooks.leave, present=observed or are_present, slow=slow, first=first,
-        measure=measure, positions=bytes(positions), names=dict(by_name), capacity=capacity, numbers=observed is not None,
+        driver=driver,
+        enter=hooks.enter,
+        leave=hooks.leave,
+        present=observed or are_present,
+        slow=slow,
+        first=first,
+        measure=measure,
+        positions=bytes(positions),
+        names=dict(by_name),
+        capacity=capacity,
+        numbers=observed is not None,
         chains=CHAINS if observed is None else None,
-    )  # fmt: skip
+    )
     return made

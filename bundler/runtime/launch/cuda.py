@@ -56,9 +56,9 @@ class CudaDriver(NativeDriver):
 
     backend = "cuda"
     calls = _CALLS
-    elsewhere: ClassVar[frozenset[int]] = frozenset({
-        api.INVALID_CONTEXT, api.INVALID_HANDLE, api.CONTEXT_IS_DESTROYED
-    })  # fmt: skip
+    elsewhere: ClassVar[frozenset[int]] = frozenset(
+        {api.INVALID_CONTEXT, api.INVALID_HANDLE, api.CONTEXT_IS_DESTROYED}
+    )
 
     def __init__(self, library: str = api.LIBRARY, compiled: bool | None = None) -> None:
         self._retained: dict[int, int] = {}
@@ -98,13 +98,15 @@ class CudaDriver(NativeDriver):
             raise DriverUnavailable(
                 "CUDA cannot be used in this process: it was in use before the process was forked; start processes with "
                 "multiprocessing's 'spawn' or 'forkserver'",
-                backend=self.backend, status=status,
-            )  # fmt: skip
+                backend=self.backend,
+                status=status,
+            )
         if status:
             raise DriverUnavailable(
                 f"CUDA cannot be used here: {self._words(status)}; is there a GPU, and does CUDA_VISIBLE_DEVICES show it?",
-                backend=self.backend, status=status,
-            )  # fmt: skip
+                backend=self.backend,
+                status=status,
+            )
 
     def _words(self, status: int) -> str:
         name, text = ctypes.c_char_p(), ctypes.c_char_p()
@@ -236,8 +238,9 @@ class CudaDriver(NativeDriver):
     def _set_function(self, function: int, attribute: int, value: int, plan: LaunchPlan) -> None:
         self.check(
             self._library.cuFuncSetAttribute(function, attribute, value),
-            f"cuFuncSetAttribute({attribute}, {value})", plan,
-        )  # fmt: skip
+            f"cuFuncSetAttribute({attribute}, {value})",
+            plan,
+        )
 
     def _bind(self, module: NativeModule) -> Binding:
         return Binding(
@@ -303,8 +306,11 @@ def _encode_tensor_map(
         _refuse(plan, f"{type(descriptor).__name__} is no tensor descriptor: {error}")
     rank = len(wanted.block_size)
     if not len(shape) == len(strides) == rank or strides[-1] != 1:
-        _refuse(plan, f"a tensor descriptor has shape {shape} and strides {strides}; this kernel takes {rank} dimensions, "
-                "the last of them contiguous")  # fmt: skip
+        _refuse(
+            plan,
+            f"a tensor descriptor has shape {shape} and strides {strides}; this kernel takes {rank} dimensions, "
+            "the last of them contiguous",
+        )
     if wanted.fp4_padded:
         shape[-1] *= 2
     rounds = getattr(descriptor, "round_f32_to_tf32", False)
@@ -332,15 +338,26 @@ def _encode(
     memory = ctypes.create_string_buffer(TENSOR_MAP_BYTES + _MAP_ALIGNMENT)
     start = -ctypes.addressof(memory) % _MAP_ALIGNMENT
     status = encode(
-        ctypes.addressof(memory) + start, element, rank, address,
-        _array(ctypes.c_uint64, sizes), _array(ctypes.c_uint64, [*steps[1:], 0]),
-        _array(ctypes.c_uint32, wanted.block_size[::-1]), _array(ctypes.c_uint32, [1] * rank),
-        api.INTERLEAVE_NONE, wanted.swizzle, api.PROMOTION_L2_128B, fill,
-    )  # fmt: skip
+        ctypes.addressof(memory) + start,
+        element,
+        rank,
+        address,
+        _array(ctypes.c_uint64, sizes),
+        _array(ctypes.c_uint64, [*steps[1:], 0]),
+        _array(ctypes.c_uint32, wanted.block_size[::-1]),
+        _array(ctypes.c_uint32, [1] * rank),
+        api.INTERLEAVE_NONE,
+        wanted.swizzle,
+        api.PROMOTION_L2_128B,
+        fill,
+    )
     if status:
-        _refuse(plan, f"the driver makes no tensor map (status {status}) of address {address:#x}, shape {list(shape)}, "
-                f"strides {list(strides)}, block {list(wanted.block_size)}, element type {element}, "
-                f"swizzle {wanted.swizzle}; an address is a multiple of 16, and so are the strides in bytes")  # fmt: skip
+        _refuse(
+            plan,
+            f"the driver makes no tensor map (status {status}) of address {address:#x}, shape {list(shape)}, "
+            f"strides {list(strides)}, block {list(wanted.block_size)}, element type {element}, "
+            f"swizzle {wanted.swizzle}; an address is a multiple of 16, and so are the strides in bytes",
+        )
     encoded = memory.raw[start : start + TENSOR_MAP_BYTES]
     last_byte = sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
     if driver_version <= _LAST_VERSION_WITH_FAULT and last_byte + 1 < _SMALL_TENSOR_BYTES:

@@ -63,9 +63,20 @@ SIGNATURES: dict[str, tuple[object, ...]] = {
 # Newer than the rest: a driver before CUDA 12 lacks them, and then the kernels that need them are refused.
 OPTIONAL_SIGNATURES: dict[str, tuple[object, ...]] = {
     "cuTensorMapEncodeTiled": (
-        c_void_p, c_int, c_uint, c_uint64, c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int, c_int, c_int,
+        c_void_p,
+        c_int,
+        c_uint,
+        c_uint64,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        c_int,
+        c_int,
+        c_int,
+        c_int,
     ),
-}  # fmt: skip
+}
 # What the extension calls to load a binary, in the order in which it takes their addresses.
 LOADING = (
     "cuCtxGetCurrent",

@@ -52,5 +52,8 @@ def check_device(kernel: str, argument: str, found: int | None, device: int, wha
     raise CannotLaunchStatically(
         f"{kernel}: argument {argument!r} is {what} in {where}, and the kernel is launched on device {device}; "
         "move it there, or make its device the current one",
-        kernel=kernel, argument=argument, expected=device, got=found,
-    )  # fmt: skip
+        kernel=kernel,
+        argument=argument,
+        expected=device,
+        got=found,
+    )

@@ -31,8 +31,11 @@ def check_fits(plan: LaunchPlan, found: DeviceProperties, device: int) -> None:
         raise ToolchainMismatch(
             f"{plan.kernel}: compiled for {plan.target.backend}:{plan.target.arch}, but device {device} is "
             f"{plan.target.backend}:{found.arch}; compile it for that one",
-            kernel=plan.kernel, expected=plan.target.arch, got=found.arch, device=device,
-        )  # fmt: skip
+            kernel=plan.kernel,
+            expected=plan.target.arch,
+            got=found.arch,
+            device=device,
+        )
     if (
         plan.block_threads <= found.max_threads_per_block
         and plan.shared_bytes <= found.max_shared_optin_bytes
@@ -47,8 +50,12 @@ def check_fits(plan: LaunchPlan, found: DeviceProperties, device: int) -> None:
         if needed > limit:
             raise DriverError(
                 f"{plan.kernel}: needs {needed} {what}, and device {device} has at most {limit}",
-                kernel=plan.kernel, what=what, needed=needed, limit=limit, device=device,
-            )  # fmt: skip
+                kernel=plan.kernel,
+                what=what,
+                needed=needed,
+                limit=limit,
+                device=device,
+            )
 
 
 class Module(Protocol):

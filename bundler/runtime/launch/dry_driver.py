@@ -61,9 +61,13 @@ class DryDriver:
     launch_path = "dry"
 
     def __init__(
-        self, backend: str = "cuda", properties: DeviceProperties | None = None, devices: int = 1, current: int = 0,
+        self,
+        backend: str = "cuda",
+        properties: DeviceProperties | None = None,
+        devices: int = 1,
+        current: int = 0,
         handle: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if backend not in _PROPERTIES:
             raise ConfigError(
                 f"there is no driver for {backend!r}; kernels run on 'cuda' or 'hip'",

@@ -43,9 +43,9 @@ class HipDriver(NativeDriver):
 
     backend = "hip"
     calls = _CALLS
-    elsewhere: ClassVar[frozenset[int]] = frozenset({
-        api.INVALID_DEVICE, api.INVALID_HANDLE, api.INVALID_CONTEXT
-    })  # fmt: skip
+    elsewhere: ClassVar[frozenset[int]] = frozenset(
+        {api.INVALID_DEVICE, api.INVALID_HANDLE, api.INVALID_CONTEXT}
+    )
 
     def __init__(self, library: str | None = None, compiled: bool | None = None) -> None:
         # By module: HSA wants the bytes to outlive their reader, which HIP keeps until the module is unloaded.

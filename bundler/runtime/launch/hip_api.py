@@ -74,12 +74,20 @@ SIGNATURES: dict[str, tuple[object, ...]] = {
 ERROR_STRING = "hipGetErrorString"
 # Called with ready-made arguments, so without declared types: converting them costs more than the call.
 LAUNCH, LAUNCH_COOPERATIVE, LAUNCH_EXTENDED = (
-    "hipModuleLaunchKernel", "hipModuleLaunchCooperativeKernel", "hipDrvLaunchKernelEx",
-)  # fmt: skip
+    "hipModuleLaunchKernel",
+    "hipModuleLaunchCooperativeKernel",
+    "hipDrvLaunchKernelEx",
+)
 
 
 class PointerAttributes(ctypes.Structure):
     """hipPointerAttribute_t."""
 
-    _fields_ = (("type", c_int), ("device", c_int), ("device_pointer", c_void_p), ("host_pointer", c_void_p),
-                ("managed", c_int), ("flags", c_uint))  # fmt: skip
+    _fields_ = (
+        ("type", c_int),
+        ("device", c_int),
+        ("device_pointer", c_void_p),
+        ("host_pointer", c_void_p),
+        ("managed", c_int),
+        ("flags", c_uint),
+    )

@@ -38,8 +38,11 @@ def _same(*names: str, **others: str) -> Mapping[str, str]:
     return {**{name: name for name in names}, **others}
 
 
-_OVERSIZED = {"load_binary": "load_binary_oversized", "get_device_properties": "get_device_properties_oversized",
-              "launch": "launch_oversized"}  # fmt: skip
+_OVERSIZED = {
+    "load_binary": "load_binary_oversized",
+    "get_device_properties": "get_device_properties_oversized",
+    "launch": "launch_oversized",
+}
 _LATER = (*_ALWAYS, *_ANY_SIGNATURE, *_DEVICES, "fill_tma_descriptor_im2col")
 # Release -> name in its `cuda_utils` -> name in our extension.
 _NAMES: Mapping[str, Mapping[str, str]] = {

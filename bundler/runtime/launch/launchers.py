@@ -299,8 +299,20 @@ class _Frame:
         if binding.extended is not None:
             count = len(binding.attributes) // ATTRIBUTE_BYTES
             address = ctypes.addressof(self._attributes) if count else 0
-            CONFIG.pack_into(self._config, 0, grid_x, grid_y, grid_z, plan.block_threads, 1, 1, plan.shared_bytes,
-                              stream, address, count)  # fmt: skip
+            CONFIG.pack_into(
+                self._config,
+                0,
+                grid_x,
+                grid_y,
+                grid_z,
+                plan.block_threads,
+                1,
+                1,
+                plan.shared_bytes,
+                stream,
+                address,
+                count,
+            )
             self.launch = functools.partial(
                 binding.extended, ctypes.byref(self._config), function, parameters, None
             )

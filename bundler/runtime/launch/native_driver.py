@@ -210,8 +210,16 @@ class NativeDriver(ABC):
         plan = module.plan
         if plan.global_scratch_bytes or plan.profile_scratch_bytes:
             return launchers.compiled_launcher(self._compiled, self._bind(module))
-        key = (id(plan.parameters), plan.buffer_bytes, plan.block_threads, plan.cluster, plan.shared_bytes, plan.cooperative,
-               plan.pdl, module.place)  # fmt: skip
+        key = (
+            id(plan.parameters),
+            plan.buffer_bytes,
+            plan.block_threads,
+            plan.cluster,
+            plan.shared_bytes,
+            plan.cooperative,
+            plan.pdl,
+            module.place,
+        )
         parameters, reference = self._made_alike.get(key, (None, None))
         alike = None if reference is None else reference()
         if alike is not None and parameters is plan.parameters:
@@ -239,16 +247,24 @@ class NativeDriver(ABC):
         self._forget()
         raise DriverError(
             f"{f'{plan.kernel}: ' if plan else ''}{call} failed: {words}",
-            call=call, status=status, words=words, kernel=plan.kernel if plan else None, backend=self.backend,
-        )  # fmt: skip
+            call=call,
+            status=status,
+            words=words,
+            kernel=plan.kernel if plan else None,
+            backend=self.backend,
+        )
 
     def refuse_launch(self, module: NativeModule, status: int) -> NoReturn:
         """Raise what a launch that did not happen means."""
         plan = module.plan
         if status == launchers.CLOSED:
             self.check_alive()
-            raise DriverError(f"{plan.kernel}: cannot be launched, since {module.lost}; load it again",
-                              kernel=plan.kernel, call="launch", status=status)  # fmt: skip
+            raise DriverError(
+                f"{plan.kernel}: cannot be launched, since {module.lost}; load it again",
+                kernel=plan.kernel,
+                call="launch",
+                status=status,
+            )
         if status == launchers.BAD_GRID:
             raise CannotLaunchStatically(
                 f"{plan.kernel}: a grid is three whole numbers from 0 to {launchers.MAX_GRID}, the first of them times "
@@ -333,8 +349,11 @@ class NativeDriver(ABC):
             raise DriverError(
                 f"{plan.kernel}: needs {plan.block_threads} threads a block, and with its registers device {device} runs "
                 f"at most {threads}",
-                kernel=plan.kernel, needed=plan.block_threads, limit=threads, device=device,
-            )  # fmt: skip
+                kernel=plan.kernel,
+                needed=plan.block_threads,
+                limit=threads,
+                device=device,
+            )
 
     def _refuse_image(self, plan: LaunchPlan, device: int, status: int) -> NoReturn:
         """Raise what the status of loading a binary means; that of a wrong architecture is the same number in both libraries."""
@@ -344,8 +363,10 @@ class NativeDriver(ABC):
             raise ToolchainMismatch(
                 f"{plan.kernel}: the binary holds no code for device {device} ({words}); compile it for "
                 f"{self.backend}:{self.properties(device).arch}",
-                kernel=plan.kernel, device=device, status=status,
-            )  # fmt: skip
+                kernel=plan.kernel,
+                device=device,
+                status=status,
+            )
         self.refuse(status, "loading the binary", plan)
 
     def _forget(self) -> None:  # noqa: B027  # CUDA's driver keeps none, so there it does nothing

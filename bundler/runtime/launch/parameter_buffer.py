@@ -23,11 +23,25 @@ from bundler.runtime.launch.plan import (
 )
 
 _CODES = {
-    "i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q",
-    "u1": "B", "u8": "B", "u16": "H", "u32": "I", "u64": "Q",
-    "fp16": "e", "bf16": "H", "fp32": "f", "fp64": "d",
-    "pointer": "Q", GLOBAL_SCRATCH: "Q", PROFILE_SCRATCH: "Q", TENSOR_MAP: f"{TENSOR_MAP_BYTES}s",
-}  # fmt: skip
+    "i1": "b",
+    "i8": "b",
+    "i16": "h",
+    "i32": "i",
+    "i64": "q",
+    "u1": "B",
+    "u8": "B",
+    "u16": "H",
+    "u32": "I",
+    "u64": "Q",
+    "fp16": "e",
+    "bf16": "H",
+    "fp32": "f",
+    "fp64": "d",
+    "pointer": "Q",
+    GLOBAL_SCRATCH: "Q",
+    PROFILE_SCRATCH: "Q",
+    TENSOR_MAP: f"{TENSOR_MAP_BYTES}s",
+}
 _FLOATS = {
     "fp16": 65520.0,
     "fp32": float.fromhex("0x1.ffffffp+127"),

@@ -34,8 +34,16 @@ BACKENDS = ("cuda", "hip")
 MAX_RANK = 5
 MAX_NAMED = 20
 MAX_NUMBER = 2**31 - 1
-_NUMBERS = ("num_warps", "num_ctas", "warp_size", "shared_bytes", "global_scratch_bytes", "global_scratch_align",
-            "profile_scratch_bytes", "profile_scratch_align")  # fmt: skip
+_NUMBERS = (
+    "num_warps",
+    "num_ctas",
+    "warp_size",
+    "shared_bytes",
+    "global_scratch_bytes",
+    "global_scratch_align",
+    "profile_scratch_bytes",
+    "profile_scratch_align",
+)
 _numbers_of = operator.attrgetter(*_NUMBERS)
 _DESCRIPTOR = re.compile(r"tensordesc<([^[>]*)\[([^\]]*)\]")
 _MAX_SIGNATURES, _MAX_VARIANTS = 1024, 64

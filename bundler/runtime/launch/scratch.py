@@ -67,8 +67,10 @@ def scratch_for(plan: LaunchPlan, pool: Callable[[], ScratchPool]) -> Scratch | 
         (PROFILE_SCRATCH, plan.profile_scratch_bytes, plan.profile_scratch_align),
     )
     wanted = [
-        (place, kind, align, align if align > _ALIGNED_BYTES else 0) for place, (kind, size, align) in enumerate(sizes) if size
-    ]  # fmt: skip
+        (place, kind, align, align if align > _ALIGNED_BYTES else 0)
+        for place, (kind, size, align) in enumerate(sizes)
+        if size
+    ]
 
     def allocate(grid_x: int, grid_y: int, grid_z: int, stream: int) -> tuple[int, int, Leave]:
         source, programs, addresses = pool(), grid_x * grid_y * grid_z, [0, 0]

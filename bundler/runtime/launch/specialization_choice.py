@@ -119,8 +119,10 @@ class Choices:
         raise ToolchainMismatch(
             f"{self._name}: compiled for {have}, and this device is {target}; a binary runs on its own architecture only, so "
             "record the kernel for this one",
-            kernel=self._name, expected=target, got=have,
-        )  # fmt: skip
+            kernel=self._name,
+            expected=target,
+            got=have,
+        )
 
 
 def _calls(

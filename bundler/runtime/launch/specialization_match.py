@@ -24,14 +24,24 @@ from bundler.runtime.launch.argument_types import CONSTEXPR, ArgumentType, same_
 # default depends on neither chip nor release; the others have to be equal in all specializations that fit otherwise.
 DEFAULT_OPTIONS: dict[str, dict[str, Any]] = {
     "cuda": {
-        "num_warps": 4, "num_ctas": 1, "num_stages": 3, "maxnreg": None, "ir_override": None, "launch_pdl": False,
+        "num_warps": 4,
+        "num_ctas": 1,
+        "num_stages": 3,
+        "maxnreg": None,
+        "ir_override": None,
+        "launch_pdl": False,
         "launch_cooperative_grid": False,
     },
     "hip": {
-        "num_warps": 4, "num_ctas": 1, "num_stages": 2, "waves_per_eu": 0, "matrix_instr_nonkdim": 0, "kpack": 1,
+        "num_warps": 4,
+        "num_ctas": 1,
+        "num_stages": 2,
+        "waves_per_eu": 0,
+        "matrix_instr_nonkdim": 0,
+        "kpack": 1,
         "launch_cooperative_grid": False,
     },
-}  # fmt: skip
+}
 _DIVISIBLE, _SMALL = "tt.divisibility", "tt.pointer_range"
 _MISSING = object()
 _READ = frozenset({"alike", "tagged", "arguments", "profile", "_own"})
@@ -275,8 +285,10 @@ def bind(
     if len(args) > len(arguments):
         raise CannotLaunchStatically(
             f"{name}: takes {count(len(arguments), 'argument')} ({', '.join(a.name for a in arguments)}), got {len(args)}",
-            kernel=name, expected=len(arguments), got=len(args),
-        )  # fmt: skip
+            kernel=name,
+            expected=len(arguments),
+            got=len(args),
+        )
     options = dict(keywords)
     values = list(args)
     for argument in arguments[: len(args)]:
@@ -305,6 +317,7 @@ def default_of(name: str, argument: Argument) -> Any:
     if not argument.default.portable:
         raise CannotLaunchStatically(
             f"{name}: the default of argument {argument.name!r} was not kept ({argument.default.plain()}); give it",
-            kernel=name, argument=argument.name,
-        )  # fmt: skip
+            kernel=name,
+            argument=argument.name,
+        )
     return argument.default.plain()

@@ -89,9 +89,15 @@ class StaticKernel(Gridded):
     """
 
     def __init__(
-        self, name: str, specializations: Sequence[Specialization], loader: PlanLoader, hooks: Hooks, *,
-        fallback: Fallback | None = None, debug: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        specializations: Sequence[Specialization],
+        loader: PlanLoader,
+        hooks: Hooks,
+        *,
+        fallback: Fallback | None = None,
+        debug: bool = False,
+    ) -> None:
         self.name = name
         self._loader, self._driver, self._hooks = loader, loader.driver, hooks
         self._fallback, self._debug = fallback, debug
@@ -184,10 +190,19 @@ class StaticKernel(Gridded):
         # New objects, since launches that run in other threads still read the old ones.
         self._bound, self._key_layouts, self._grids = {}, {}, {}
         launch = self._launcher(tells=False)
-        self._launch = compiled_dispatcher(
-            self._driver, self._hooks, launch, self._launcher(tells=True), self._measure, self._positions, self._by_value,
-            MAX_REMEMBERED,
-        ) or launch  # fmt: skip
+        self._launch = (
+            compiled_dispatcher(
+                self._driver,
+                self._hooks,
+                launch,
+                self._launcher(tells=True),
+                self._measure,
+                self._positions,
+                self._by_value,
+                MAX_REMEMBERED,
+            )
+            or launch
+        )
 
     # A launch ----------------------------------------------------------------------------------------------------------
 
@@ -273,9 +288,13 @@ class StaticKernel(Gridded):
         if 0 in grid:
             return
         facts = {
-            "name": self.name, "key": bound.loaded.plan.key, "grid": grid, "stream": stream,
-            "device": bound.loaded.device, "function": getattr(bound.loaded.module, "function", 0),
-        }  # fmt: skip
+            "name": self.name,
+            "key": bound.loaded.plan.key,
+            "grid": grid,
+            "stream": stream,
+            "device": bound.loaded.device,
+            "function": getattr(bound.loaded.module, "function", 0),
+        }
         self._hooks.around(facts, lambda: bound.launcher(*grid, stream, *bound.passed(values)))
 
     def _meet(
@@ -370,9 +389,12 @@ class StaticKernel(Gridded):
         )
 
         def again(*constants: Any) -> _DispatchEntry | None:
-            specialization = shape.find([
-                (kind, value) if (kind := type(value)) in BY_VALUE else constant(value) for value in constants
-            ])  # fmt: skip
+            specialization = shape.find(
+                [
+                    (kind, value) if (kind := type(value)) in BY_VALUE else constant(value)
+                    for value in constants
+                ]
+            )
             if specialization is None:
                 return None
             loaded = load(specialization.kernel, device, specialization.alike)
@@ -476,9 +498,13 @@ class BoundCall(NamedTuple):
 
 
 def _bind_call(
-    loaded: LoadedPlan, driver: Driver, grids: _Grids, names: tuple[str, ...], call_values: Sequence[Any],
+    loaded: LoadedPlan,
+    driver: Driver,
+    grids: _Grids,
+    names: tuple[str, ...],
+    call_values: Sequence[Any],
     given: Sequence[str],
-) -> BoundCall:  # fmt: skip
+) -> BoundCall:
     """Return how a call is launched.
 
     Args:

@@ -20,9 +20,19 @@ from bundler.runtime.launch.argument_types import is_tensor
 
 # What arrays call their elements, by kind and size in bytes, beside what torch calls them.
 _TYPES = {
-    "f8": "float64", "f4": "float32", "f2": "float16", "i8": "int64", "i4": "int32", "i2": "int16", "i1": "int8", "u8": "uint64",
-    "u4": "uint32", "u2": "uint16", "u1": "uint8", "b1": "bool",
-}  # fmt: skip
+    "f8": "float64",
+    "f4": "float32",
+    "f2": "float16",
+    "i8": "int64",
+    "i4": "int32",
+    "i2": "int16",
+    "i1": "int8",
+    "u8": "uint64",
+    "u4": "uint32",
+    "u2": "uint16",
+    "u1": "uint8",
+    "b1": "bool",
+}
 _BYTES = {
     "float64": 8,
     "int64": 8,
@@ -40,9 +50,19 @@ _BYTES = {
 }
 # How `struct` reads them.
 _CODES = {
-    "float64": "d", "float32": "f", "float16": "e", "int64": "q", "int32": "i", "int16": "h", "int8": "b", "uint64": "Q",
-    "uint32": "I", "uint16": "H", "uint8": "B", "bool": "?",
-}  # fmt: skip
+    "float64": "d",
+    "float32": "f",
+    "float16": "e",
+    "int64": "q",
+    "int32": "i",
+    "int16": "h",
+    "int8": "b",
+    "uint64": "Q",
+    "uint32": "I",
+    "uint16": "H",
+    "uint8": "B",
+    "bool": "?",
+}
 # Where kernels of a GPU find memory: CUDA, ROCm, host memory that CUDA or ROCm pinned, managed memory.
 _DEVICES = frozenset({2, 3, 10, 11, 13})
 _HOST = 1
@@ -189,9 +209,14 @@ class _Type(ctypes.Structure):
 
 class _Tensor(ctypes.Structure):
     _fields_ = (
-        ("data", ctypes.c_void_p), ("device", _Device), ("rank", ctypes.c_int32), ("dtype", _Type),
-        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)), ("offset", ctypes.c_uint64),
-    )  # fmt: skip
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("rank", ctypes.c_int32),
+        ("dtype", _Type),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("offset", ctypes.c_uint64),
+    )
 
 
 class Described(NamedTuple):

@@ -350,9 +350,12 @@ class _PlanCheck:
     def _given_spec(self, given: Any) -> TensorSpec:
         try:
             return TensorSpec(
-                given["dtype"], tuple(given["sizes"]), tuple(given["strides"]), given["offset"],
+                given["dtype"],
+                tuple(given["sizes"]),
+                tuple(given["strides"]),
+                given["offset"],
                 given.get("device", ""),
-            )  # fmt: skip
+            )
         except (TypeError, KeyError) as error:
             raise self._refusal("dtype, sizes, strides and offset of a view", given) from error
 
@@ -392,7 +395,11 @@ class _PlanCheck:
 
     def _spec(self, spec: TensorSpec) -> None:
         self._demand(spec.dtype in _DTYPES, "a dtype", spec.dtype)
-        self._demand(len(spec.sizes) == len(spec.strides) <= _MAX_RANK, f"a stride for each of up to {_MAX_RANK} sizes", len(spec.sizes))  # fmt: skip
+        self._demand(
+            len(spec.sizes) == len(spec.strides) <= _MAX_RANK,
+            f"a stride for each of up to {_MAX_RANK} sizes",
+            len(spec.sizes),
+        )
         for part in (*spec.sizes, *spec.strides, spec.offset):
             self._expression(part)
         self._demand(spec.device in {"", HOST}, f"the program's device or {HOST!r}", spec.device)

@@ -104,9 +104,15 @@ class ProgramRunner:
     """
 
     def __init__(
-        self, plan: ProgramPlan, launch: Launcher, memory: ProgramMemory, constants: Mapping[str, Any] | None = None,
-        seeds: SeedSource | None = None, *, separate: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        plan: ProgramPlan,
+        launch: Launcher,
+        memory: ProgramMemory,
+        constants: Mapping[str, Any] | None = None,
+        seeds: SeedSource | None = None,
+        *,
+        separate: bool = True,
+    ) -> None:
         self.plan, self._launch, self._memory = plan, launch, memory
         #: How often an input or a result of an operator was copied, since it lay elsewhere than traced.
         self.copies = 0
@@ -218,8 +224,13 @@ class ProgramRunner:
                 values[name] = self._as_traced(step.operator, named[name], spec, sizes, places)
 
     def _as_traced(
-        self, operator: str, value: Any, spec: TensorSpec, sizes: Mapping[str, int], places: set[int] | None,
-    ) -> Any:  # fmt: skip
+        self,
+        operator: str,
+        value: Any,
+        spec: TensorSpec,
+        sizes: Mapping[str, int],
+        places: set[int] | None,
+    ) -> Any:
         """Return a result of an operator in the layout that torch traced, in which the program reads it.
 
         Args:
@@ -314,9 +325,15 @@ def _shape(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[tuple[int, ...],
 
 
 def load_program(
-    bundle: Bundle | str | os.PathLike[str], *, memory: ProgramMemory, name: str | None = None, driver: Driver | None = None,
-    constants: Mapping[str, Any] | None = None, seed: int | None = None, trust: Literal["kernels", "code", "signed"] = "kernels",
-) -> ProgramRunner:  # fmt: skip
+    bundle: Bundle | str | os.PathLike[str],
+    *,
+    memory: ProgramMemory,
+    name: str | None = None,
+    driver: Driver | None = None,
+    constants: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    trust: Literal["kernels", "code", "signed"] = "kernels",
+) -> ProgramRunner:
     """Return a program of a bundle, ready to run without a compiler.
 
     Args:

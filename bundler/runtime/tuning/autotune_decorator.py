@@ -82,9 +82,15 @@ def autotune(
 
     def decorate(function: Any) -> AutotunedKernel:
         return AutotunedKernel(
-            function, listed, tuple(key), pruning,
-            effects=effects, clock=clock, cache_results=cache_results, options=chosen,
-        )  # fmt: skip
+            function,
+            listed,
+            tuple(key),
+            pruning,
+            effects=effects,
+            clock=clock,
+            cache_results=cache_results,
+            options=chosen,
+        )
 
     return decorate
 

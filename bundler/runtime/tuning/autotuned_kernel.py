@@ -102,8 +102,9 @@ class AutotunedKernel:
                 raise ConfigError(
                     f"{self.__name__}: {what} names {unknown[0]!r}, which is no argument; there are "
                     f"{', '.join(self.arg_names)}",
-                    kernel=self.__name__, name=unknown[0],
-                )  # fmt: skip
+                    kernel=self.__name__,
+                    name=unknown[0],
+                )
         listed = listed.for_kernel(self.__name__, self.arg_names)
         self.configs, self.keys, self.options = list(listed.originals), list(key), options
         self.best_config: Config | None = None
@@ -298,9 +299,14 @@ class AutotunedKernel:
         )
 
     def _export(
-        self, state: LaunchState, choice: Choice, directory: str | os.PathLike[str], grid: grids.Grid | None, args: Args,
+        self,
+        state: LaunchState,
+        choice: Choice,
+        directory: str | os.PathLike[str],
+        grid: grids.Grid | None,
+        args: Args,
         keywords: Keywords,
-    ) -> Exported:  # fmt: skip
+    ) -> Exported:
         if self._wrapped:
             keywords = self._with_heuristics(args, keywords, choice)
         made = self._compile(state, choice.config, args, keywords, keep="all")
@@ -413,8 +419,13 @@ class AutotunedKernel:
     # Tuning ----------------------------------------------------------------------------------------------------------
 
     def _tune(
-        self, state: LaunchState, question: LookupQuestion, grid: grids.Grid | None, args: Args, keywords: Keywords,
-    ) -> Choice:  # fmt: skip
+        self,
+        state: LaunchState,
+        question: LookupQuestion,
+        grid: grids.Grid | None,
+        args: Args,
+        keywords: Keywords,
+    ) -> Choice:
         if grid is None:
             raise ConfigError(
                 f"{self.__name__} has to be tuned first: give a grid to launch with",
@@ -438,11 +449,17 @@ class AutotunedKernel:
         self, state: LaunchState, grid: grids.Grid, args: Args, keywords: Keywords
     ) -> CandidateCompiler:
         return CandidateCompiler(
-            self.fn, self._calls.named(args, keywords),
-            TuningDevice.of(state.driver, state.driver.device()), grid, state.hooks,
-            workers=self.options.workers, service=self.options.service, source=self._source, told=self._plugins.compiled,
+            self.fn,
+            self._calls.named(args, keywords),
+            TuningDevice.of(state.driver, state.driver.device()),
+            grid,
+            state.hooks,
+            workers=self.options.workers,
+            service=self.options.service,
+            source=self._source,
+            told=self._plugins.compiled,
             hook_args=self.options.hook_args,
-        )  # fmt: skip
+        )
 
     def _trial(self, compiler: CandidateCompiler) -> Trial:
         return Trial(self.__name__, compiler, self._effects, self._make_clock, self.options)
@@ -621,5 +638,6 @@ class TunedCalls:
             if is_tensor(args[place] if place < len(args) else keywords.get(name)):
                 raise ConfigError(
                     f"{self._name}: the key names {name!r}, which is a tensor; name the numbers that decide, such as its size",
-                    kernel=self._name, name=name,
-                )  # fmt: skip
+                    kernel=self._name,
+                    name=name,
+                )

@@ -385,8 +385,14 @@ class StaticCandidate(_BaseCandidate):
             handle.plan.cluster,
         )
         stream = place.driver.stream(place.device)
-        facts = {"name": self._made.kernel.name, "key": self.key, "grid": sizes, "stream": stream,
-                 "device": place.device, "function": getattr(loaded.module, "function", 0)}  # fmt: skip
+        facts = {
+            "name": self._made.kernel.name,
+            "key": self.key,
+            "grid": sizes,
+            "stream": stream,
+            "device": place.device,
+            "function": getattr(loaded.module, "function", 0),
+        }
 
         def launch() -> None:
             handle.launch(*sizes, stream, *given)

@@ -69,8 +69,9 @@ class ListedConfigs:
                 raise ConfigError(
                     f"{kernel}: the config {config} has a value for {unknown[0]!r}, which is no parameter of the kernel, and no "
                     f"option of Triton's compiler; its parameters are {', '.join(parameters)}",
-                    kernel=kernel, name=unknown[0],
-                )  # fmt: skip
+                    kernel=kernel,
+                    name=unknown[0],
+                )
         return ListedConfigs.of(self.originals, tuple(parameters))
 
     def check_given(self, kernel: str, given: set[str]) -> None:
@@ -79,8 +80,9 @@ class ListedConfigs:
         for name in sorted(given & (chosen | _COUNTS)):
             raise ConfigError(
                 f"{kernel}: {name!r} is given, and chosen by the tuner too; leave it to the tuner",
-                kernel=kernel, name=name,
-            )  # fmt: skip
+                kernel=kernel,
+                name=name,
+            )
 
 
 def keywords_on(config: Config, target: Target) -> dict[str, Any]:

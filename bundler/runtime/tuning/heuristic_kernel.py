@@ -193,9 +193,15 @@ class HeuristicKernel:
         )
         effects = ArgumentEffects(self.mutated, self.zeroed)
         return AutotunedKernel(
-            self.fn, ListedConfigs.of(self.configs), (), Pruning(), effects=effects, clock=clock, options=options,
+            self.fn,
+            ListedConfigs.of(self.configs),
+            (),
+            Pruning(),
+            effects=effects,
+            clock=clock,
+            options=options,
             source=self.source,
-        )  # fmt: skip
+        )
 
     def _steps(self) -> tuple[tuple[Mapping[str, Any], ...], ...]:
         """Return how a combined kernel is tuned further; not at all where a reduction among its kernels has to give the same numbers."""

@@ -47,10 +47,17 @@ _DIVISIBLE = "tt.divisibility"
 _NOT_STAGES = names.LAUNCH_KINDS | {"other", "so"}
 # Floats of 16 bits are given as their bits, since C++ has no type for them everywhere; so are truths, as 0 or 1.
 _TYPES = {
-    "pointer": "uint64_t", "i1": "int8_t", "u1": "uint8_t", "fp16": "uint16_t", "bf16": "uint16_t", "fp32": "float", "fp64": "double",
-    TENSOR_MAP: "unsigned char", **{f"i{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)},
+    "pointer": "uint64_t",
+    "i1": "int8_t",
+    "u1": "uint8_t",
+    "fp16": "uint16_t",
+    "bf16": "uint16_t",
+    "fp32": "float",
+    "fp64": "double",
+    TENSOR_MAP: "unsigned char",
+    **{f"i{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)},
     **{f"u{bits}": f"uint{bits}_t" for bits in (8, 16, 32, 64)},
-}  # fmt: skip
+}
 _HIDDEN = {GLOBAL_SCRATCH: "bundler_global_scratch", PROFILE_SCRATCH: "bundler_profile_scratch"}
 _PLAIN = re.compile(r"[A-Za-z0-9_ .:,;=+*/%()<>{}|&!#@^~$'\[\]-]")
 _SHARED = f"""\
@@ -183,10 +190,17 @@ def export_kernel(
         plan, exported.binary.name, kernel.binary.digest, divisors, notes.grid, notes.why_no_grid
     )
     facts = {
-        **_facts(plan, divisors), "compiled_in": compiled_in(kernel), "binary": exported.binary.name, "digest": kernel.binary.digest, "bundle": bundle.digest,
-        "header": exported.header.name, "stages": {kind: path.name for kind, path in exported.stages.items()},
-        "config": plain(notes.config.to_dict()), "grid": _grid(notes), "metadata": plain(notes.metadata),
-    }  # fmt: skip
+        **_facts(plan, divisors),
+        "compiled_in": compiled_in(kernel),
+        "binary": exported.binary.name,
+        "digest": kernel.binary.digest,
+        "bundle": bundle.digest,
+        "header": exported.header.name,
+        "stages": {kind: path.name for kind, path in exported.stages.items()},
+        "config": plain(notes.config.to_dict()),
+        "grid": _grid(notes),
+        "metadata": plain(notes.metadata),
+    }
     for kind, artifact in stages.items():
         replace_content(exported.stages[kind], bundle.read(artifact))
     # How to launch it comes last: whoever finds that finds the rest.
@@ -220,27 +234,43 @@ def compiled_in(kernel: Kernel) -> dict[str, Any]:
     if not values.keys() <= names_of.keys():
         raise CannotLaunchStatically(
             f"{kernel.key}: constants of arguments {sorted(values.keys() - names_of.keys())}, and it has {len(names_of)}; "
-            "its launch facts are not those of a compile: record it again", key=kernel.key,
-        )  # fmt: skip
+            "its launch facts are not those of a compile: record it again",
+            key=kernel.key,
+        )
     return {names_of[number]: value for number, value in values.items()}
 
 
 def _facts(plan: LaunchPlan, divisors: Mapping[str, int]) -> dict[str, Any]:
     """Return what a launch needs."""
     return {
-        "schema": SCHEMA, "kernel": plan.kernel, "entry": plan.entry, "key": plan.key, "target": str(plan.target),
-        "block_threads": plan.block_threads, "cluster": plan.cluster, "shared_bytes": plan.shared_bytes,
-        "cooperative": plan.cooperative, "pdl": plan.pdl,
-        "global_scratch_bytes": plan.global_scratch_bytes, "global_scratch_align": plan.global_scratch_align,
-        "profile_scratch_bytes": plan.profile_scratch_bytes, "profile_scratch_align": plan.profile_scratch_align,
+        "schema": SCHEMA,
+        "kernel": plan.kernel,
+        "entry": plan.entry,
+        "key": plan.key,
+        "target": str(plan.target),
+        "block_threads": plan.block_threads,
+        "cluster": plan.cluster,
+        "shared_bytes": plan.shared_bytes,
+        "cooperative": plan.cooperative,
+        "pdl": plan.pdl,
+        "global_scratch_bytes": plan.global_scratch_bytes,
+        "global_scratch_align": plan.global_scratch_align,
+        "profile_scratch_bytes": plan.profile_scratch_bytes,
+        "profile_scratch_align": plan.profile_scratch_align,
         "buffer_bytes": plan.buffer_bytes,
         "parameters": [
-            {"name": p.name, "kind": p.kind, "offset": p.offset, "size": p.size, "hidden": p.argument is None,
-             "divisible_by": divisors.get(p.name, 1)}
+            {
+                "name": p.name,
+                "kind": p.kind,
+                "offset": p.offset,
+                "size": p.size,
+                "hidden": p.argument is None,
+                "divisible_by": divisors.get(p.name, 1),
+            }
             for p in plan.parameters
         ],
         "tensor_maps": [asdict(tensor_map) for tensor_map in plan.tensor_maps],
-    }  # fmt: skip
+    }
 
 
 def _grid(notes: ExportNotes) -> dict[str, Any]:
@@ -302,11 +332,28 @@ def header_text(
             f"{axis} = {_words(text)}" for axis, text in zip("xyz", grid.axes, strict=True)
         )
         grid_text = f"/* {told} */\n{grid_function(f'{name}_grid', grid, plan.target.backend, plan.cluster)}"
-    return "\n".join((
-        f"/* Kernel {_words(plan.kernel)}, written by triton-bundler; C++ and C. */",
-        f"#ifndef {guard}", f"#define {guard}", "", "#include <stdint.h>", "#include <string.h>", "", _SHARED,
-        _header_facts(name, plan, binary, digest), "", _arguments(name, plan.arguments, divisors), "", _pack(name, plan), "", grid_text, "", "#endif", "",
-    ))  # fmt: skip
+    return "\n".join(
+        (
+            f"/* Kernel {_words(plan.kernel)}, written by triton-bundler; C++ and C. */",
+            f"#ifndef {guard}",
+            f"#define {guard}",
+            "",
+            "#include <stdint.h>",
+            "#include <string.h>",
+            "",
+            _SHARED,
+            _header_facts(name, plan, binary, digest),
+            "",
+            _arguments(name, plan.arguments, divisors),
+            "",
+            _pack(name, plan),
+            "",
+            grid_text,
+            "",
+            "#endif",
+            "",
+        )
+    )
 
 
 def _header_facts(name: str, plan: LaunchPlan, binary: str, digest: str) -> str:
@@ -319,9 +366,18 @@ def _header_facts(name: str, plan: LaunchPlan, binary: str, digest: str) -> str:
     )
     words = [*map(_quoted, (plan.entry, str(plan.target), binary, digest))]
     numbers = (
-        plan.block_threads, plan.cluster, plan.shared_bytes, plan.cooperative, plan.pdl, plan.global_scratch_bytes,
-        plan.global_scratch_align, plan.profile_scratch_bytes, plan.profile_scratch_align, plan.buffer_bytes, len(rows),
-    )  # fmt: skip
+        plan.block_threads,
+        plan.cluster,
+        plan.shared_bytes,
+        plan.cooperative,
+        plan.pdl,
+        plan.global_scratch_bytes,
+        plan.global_scratch_align,
+        plan.profile_scratch_bytes,
+        plan.profile_scratch_align,
+        plan.buffer_bytes,
+        len(rows),
+    )
     fields = [
         *words,
         *(str(int(number)) for number in numbers),

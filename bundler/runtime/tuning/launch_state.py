@@ -145,6 +145,12 @@ class LaunchState:
         values = handle.values(**{name: value for name, value in call.items() if name in names})
         if 0 in sizes:
             return
-        facts = {"name": self.static.name, "key": handle.plan.key, "grid": sizes, "stream": stream, "device": handle.device,
-                 "function": 0}  # fmt: skip
+        facts = {
+            "name": self.static.name,
+            "key": handle.plan.key,
+            "grid": sizes,
+            "stream": stream,
+            "device": handle.device,
+            "function": 0,
+        }
         self.hooks.around(facts, lambda: handle.launch(*sizes, stream, *values))

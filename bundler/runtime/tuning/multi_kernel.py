@@ -215,8 +215,9 @@ def multi_kernel_future(
             words = "; ".join(f"{kernel}: {reason}" for kernel, reason in reasons.items())
             raise NoValidConfig(
                 f"{name}: none of {count(len(by_name), 'kernel')} compiles: {words}",
-                kernel=name, reasons=tuple(reasons.items()),
-            )  # fmt: skip
+                kernel=name,
+                reasons=tuple(reasons.items()),
+            )
         usable = {
             kernel: getattr(made, "run", made)
             for kernel, made in by_name.items()

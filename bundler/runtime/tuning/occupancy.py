@@ -92,9 +92,13 @@ class Occupancy:
         threads = _AMD_THREADS if backend == "hip" else _CUDA_THREADS[known[-1]] if known else 0
         limits = (told or DeviceLimits()).or_else(DeviceLimits(_REGISTERS, threads))
         return Occupancy(
-            backend, capability // 10, limits.registers or 0, limits.threads or 0, properties.warp_size,
+            backend,
+            capability // 10,
+            limits.registers or 0,
+            limits.threads or 0,
+            properties.warp_size,
             properties.multiprocessors,
-        )  # fmt: skip
+        )
 
 
 def usage_of(image: bytes, entry: str, target: Target) -> Usage:

@@ -40,8 +40,14 @@ class RepeatedLaunches:
     """
 
     def __init__(
-        self, tuned: AutotunedKernel, start: int, count: int, slow: Callable[[Args], None], grid_of: GridOf, fixed: dict[str, Any]
-    ) -> None:  # fmt: skip
+        self,
+        tuned: AutotunedKernel,
+        start: int,
+        count: int,
+        slow: Callable[[Args], None],
+        grid_of: GridOf,
+        fixed: dict[str, Any],
+    ) -> None:
         self.tuned, self.start, self.slow, self.grid_of, self.fixed = (
             tuned,
             start,

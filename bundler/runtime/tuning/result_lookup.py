@@ -184,9 +184,16 @@ class ResultLookup:
         return [
             Specialization(kernel)
             for kernel in (self._bundle.kernels if self._bundle is not None else ())
-            if kernel.name == self._name and kernel.has_facts
-            and (kernel.key in won or (kernel.parts is not None and dict(kernel.parts.parts).get("source.hash") == source))
-        ]  # fmt: skip
+            if kernel.name == self._name
+            and kernel.has_facts
+            and (
+                kernel.key in won
+                or (
+                    kernel.parts is not None
+                    and dict(kernel.parts.parts).get("source.hash") == source
+                )
+            )
+        ]
 
     def _triton_results(self, question: LookupQuestion) -> Choice | Miss:
         names = [str(original) for original in question.listed.originals]

@@ -77,9 +77,13 @@ class Trial:
         """Return the fastest config; raises as `Search.run`."""
         with self._sandbox.open():
             outcome = Search(
-                self._name, self._compiler, self.sample, self._traits(), descent=self._options.descent,
+                self._name,
+                self._compiler,
+                self.sample,
+                self._traits(),
+                descent=self._options.descent,
                 spill_threshold=self._options.spill_threshold,
-            ).run(configs)  # fmt: skip
+            ).run(configs)
             # After the last launch the hook runs once more, so that the arguments are as before the first one.
             if self._effects.before is not None:
                 self._effects.before(
@@ -117,9 +121,15 @@ class Trial:
         told = DeviceLimits(*toolchain.device_limits(place.device)).or_else(options.limits)
         occupancy = Occupancy.of(place.driver.backend, place.driver.properties(place.device), told)
         return Traits(
-            options.kind, options.space, occupancy, options.custom is not False, options.deterministic,
-            min_r=options.space.min_blocks.get("r0_", 1), rescale=options.rescale, steps=options.steps,
-        )  # fmt: skip
+            options.kind,
+            options.space,
+            occupancy,
+            options.custom is not False,
+            options.deterministic,
+            min_r=options.space.min_blocks.get("r0_", 1),
+            rescale=options.rescale,
+            steps=options.steps,
+        )
 
     @cached_property
     def _clock(self) -> Clock:

@@ -343,8 +343,14 @@ class Search:
             self._timings[winner.config] = replace(
                 self._timings[winner.config], reason="not measured: nothing to choose"
             )
-        return TuningOutcome(winner, found_by, tuple(self._timings.values()), self._compile_s, self._measure_s,
-                       len(self._samples))  # fmt: skip
+        return TuningOutcome(
+            winner,
+            found_by,
+            tuple(self._timings.values()),
+            self._compile_s,
+            self._measure_s,
+            len(self._samples),
+        )
 
     def _none(self) -> NoValidConfig:
         reasons = tuple(

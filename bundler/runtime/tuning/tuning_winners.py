@@ -153,8 +153,10 @@ def table_entries(data: bytes, name: str) -> list[dict[str, Any]]:
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             raise TypeError("its 'tuning' is no list of objects")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise FormatError(f"{name} is no lookup table: {type(error).__name__}: {error}; make one with tune export",
-                          name=name) from error  # fmt: skip
+        raise FormatError(
+            f"{name} is no lookup table: {type(error).__name__}: {error}; make one with tune export",
+            name=name,
+        ) from error
     return entries
 
 

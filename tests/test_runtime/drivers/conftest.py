@@ -174,10 +174,22 @@ def make_plan(*kinds, backend="cuda", hidden=HIDDEN, **fields):
         at += size
     target = {"cuda": Target("cuda", "90"), "hip": Target("hip", "gfx942", 64)}[backend]
     plan = LaunchPlan(
-        "kernel", "K" * 52, "entry", target, tuple(parameters), at, block_threads=128, cluster=1, shared_bytes=0,
-        cooperative=False, pdl=False, global_scratch_bytes=0, global_scratch_align=1, profile_scratch_bytes=0,
+        "kernel",
+        "K" * 52,
+        "entry",
+        target,
+        tuple(parameters),
+        at,
+        block_threads=128,
+        cluster=1,
+        shared_bytes=0,
+        cooperative=False,
+        pdl=False,
+        global_scratch_bytes=0,
+        global_scratch_align=1,
+        profile_scratch_bytes=0,
         profile_scratch_align=1,
-    )  # fmt: skip
+    )
     return replace(plan, **fields)
 
 

@@ -40,8 +40,19 @@ def compile_stand_in(folder, *, lacking=False):
     path = folder / ("lacking" if lacking else "whole") / "libamdhip64.so"
     path.parent.mkdir(exist_ok=True)
     warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter")
-    command = [compiling.compiler(), "-shared", "-fPIC", *warnings, "-D__HIP_PLATFORM_AMD__", "-isystem", headers(),
-               *(["-DLACKING"] if lacking else []), HERE / "hip_stand_in.c", "-o", path]  # fmt: skip
+    command = [
+        compiling.compiler(),
+        "-shared",
+        "-fPIC",
+        *warnings,
+        "-D__HIP_PLATFORM_AMD__",
+        "-isystem",
+        headers(),
+        *(["-DLACKING"] if lacking else []),
+        HERE / "hip_stand_in.c",
+        "-o",
+        path,
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     return path

@@ -291,7 +291,22 @@ def lacking_words(machine):
 
 
 SCENARIOS = (
-    opening, no_device, forked, wrong_device, launches, other_device, cooperative, not_cooperative, clusters, scratch,
-    refused_images, other_architectures, failed_launches, addresses, tensor_maps, with_torch, a_bundle,
-)  # fmt: skip
+    opening,
+    no_device,
+    forked,
+    wrong_device,
+    launches,
+    other_device,
+    cooperative,
+    not_cooperative,
+    clusters,
+    scratch,
+    refused_images,
+    other_architectures,
+    failed_launches,
+    addresses,
+    tensor_maps,
+    with_torch,
+    a_bundle,
+)
 LACKING = (lacking_clusters, lacking_words)

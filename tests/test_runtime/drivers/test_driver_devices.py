@@ -208,8 +208,12 @@ def test_a_binary_is_loaded_where_its_context_is_current(open_driver, fake, plan
     assert (module.place, module.function) == (0xC1, module.handle + 1)
     driver.load(plan("i32"), b"image", 0)  # elsewhere
     assert fake.calls[4:] == [
-        "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent", "cuModuleLoadData", "cuModuleGetFunction", "cuCtxPopCurrent",
-    ]  # fmt: skip
+        "cuDevicePrimaryCtxRetain",
+        "cuCtxPushCurrent",
+        "cuModuleLoadData",
+        "cuModuleGetFunction",
+        "cuCtxPopCurrent",
+    ]
     for image, fields, kind, words in (
         (b"BAD", {}, DriverError, "loading the binary failed"),
         (b"OTHER", {}, ToolchainMismatch, "holds no code for device 1"),

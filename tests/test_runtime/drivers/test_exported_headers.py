@@ -32,11 +32,22 @@ KINDS = (
 )
 # What a program writes for each kind, and the value that Python is given for the same.
 VALUES = {
-    "pointer": ("0x700000000010ull", 0x700000000010), "i1": ("1", True), "u1": ("0", False), "i8": ("-7", -7), "u8": ("200", 200),
-    "i16": ("-30000", -30000), "u16": ("60000", 60000), "i32": ("-2000000000", -2000000000), "u32": ("4000000000u", 4000000000),
-    "i64": ("-9000000000000000000ll", -9000000000000000000), "u64": ("18000000000000000000ull", 18000000000000000000),
-    "fp16": ("0x3e00", 1.5), "bf16": ("0x3fc0", 1.5), "fp32": ("0.1f", 0.1), "fp64": ("0.1", 0.1),
-}  # fmt: skip
+    "pointer": ("0x700000000010ull", 0x700000000010),
+    "i1": ("1", True),
+    "u1": ("0", False),
+    "i8": ("-7", -7),
+    "u8": ("200", 200),
+    "i16": ("-30000", -30000),
+    "u16": ("60000", 60000),
+    "i32": ("-2000000000", -2000000000),
+    "u32": ("4000000000u", 4000000000),
+    "i64": ("-9000000000000000000ll", -9000000000000000000),
+    "u64": ("18000000000000000000ull", 18000000000000000000),
+    "fp16": ("0x3e00", 1.5),
+    "bf16": ("0x3fc0", 1.5),
+    "fp32": ("0.1f", 0.1),
+    "fp64": ("0.1", 0.1),
+}
 
 
 def program(name, plan, header, assignments):
@@ -77,10 +88,18 @@ uint64_t number_of(int number) {{
 def test_all_kinds_of_parameters_are_packed_as_python_packs_them(plan, tmp_path, language):
     """Byte for byte, with scratch; facts and grid come out as they went in."""
     one = plan(
-        *KINDS, block_threads=256, cluster=2, shared_bytes=70000, cooperative=True, pdl=True, global_scratch_bytes=512,
-        global_scratch_align=128, profile_scratch_bytes=64, profile_scratch_align=16,
+        *KINDS,
+        block_threads=256,
+        cluster=2,
+        shared_bytes=70000,
+        cooperative=True,
+        pdl=True,
+        global_scratch_bytes=512,
+        global_scratch_align=128,
+        profile_scratch_bytes=64,
+        profile_scratch_align=16,
         tensor_maps=(TensorMap(15, 3, 4, 9, (16, 64), fp4_padded=False),),
-    )  # fmt: skip
+    )
     values = [
         VALUES[kind][1] if kind in VALUES else bytes(range(TENSOR_MAP_BYTES)) for kind in KINDS
     ]

@@ -25,8 +25,23 @@ from bundler.runtime.launch.parameter_buffer import Packer
 from bundler.toolchain.tensor_handles import find_handles
 
 KINDS = (
-    "pointer", "i1", "i8", "i16", "i32", "i64", "u1", "u8", "u16", "u32", "u64", "fp16", "bf16", "fp32", "fp64", "tensormap",
-)  # fmt: skip
+    "pointer",
+    "i1",
+    "i8",
+    "i16",
+    "i32",
+    "i64",
+    "u1",
+    "u8",
+    "u16",
+    "u32",
+    "u64",
+    "fp16",
+    "bf16",
+    "fp32",
+    "fp64",
+    "tensormap",
+)
 
 
 class Odd:
@@ -173,10 +188,23 @@ def test_the_number_of_values_is_checked(launcher, values):
 def test_nonsense_makes_no_launcher(launcher_type, wrong):
     """Fields outside the buffer, of unknown kinds or for no argument are errors, never memory written elsewhere."""
     right = {
-        "plain": 1, "extended": 0, "where": 1, "place": 0, "function": 1, "block": 1, "cluster": 1, "shared": 0,
-        "attributes": b"", "buffer_bytes": 32, "arguments": 1, "fields": (("i32", 0, 0),), "slow_pack": len, "fail": len,
-        "enter": len, "scratch": None,
-    }  # fmt: skip
+        "plain": 1,
+        "extended": 0,
+        "where": 1,
+        "place": 0,
+        "function": 1,
+        "block": 1,
+        "cluster": 1,
+        "shared": 0,
+        "attributes": b"",
+        "buffer_bytes": 32,
+        "arguments": 1,
+        "fields": (("i32", 0, 0),),
+        "slow_pack": len,
+        "fail": len,
+        "enter": len,
+        "scratch": None,
+    }
     assert launcher_type(**right).pack(1) == struct.pack("<i28x", 1)
     with pytest.raises((TypeError, ValueError)):
         launcher_type(**right | wrong)
@@ -547,9 +575,23 @@ def test_an_interrupt_while_a_value_is_packed_is_not_forgotten(launcher_type):
     """It comes only once, so that Python, asked to pack in its place, would not meet it."""
     asked = []
     launcher = launcher_type(
-        plain=0, extended=0, where=0, place=0, function=0, block=1, cluster=1, shared=0, attributes=b"", buffer_bytes=8,
-        arguments=1, fields=(("pointer", 0, 0),), slow_pack=asked.append, fail=print, enter=print, scratch=None,
-    )  # fmt: skip
+        plain=0,
+        extended=0,
+        where=0,
+        place=0,
+        function=0,
+        block=1,
+        cluster=1,
+        shared=0,
+        attributes=b"",
+        buffer_bytes=8,
+        arguments=1,
+        fields=(("pointer", 0, 0),),
+        slow_pack=asked.append,
+        fail=print,
+        enter=print,
+        scratch=None,
+    )
     with pytest.raises(KeyboardInterrupt):
         launcher.pack(Interrupted())
     assert asked == []

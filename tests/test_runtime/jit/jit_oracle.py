@@ -58,11 +58,20 @@ class Witness:
     def _launched(self, config, function, parameters):
         *facts, attributes, count = CONFIG.unpack(ctypes.string_at(config, CONFIG.size))
         sizes = self.sizes or self._sizes_of(function)
-        self.launches.append({
-            "config": facts, "function": function,
-            "attributes": [ctypes.string_at(attributes + index * ATTRIBUTE_BYTES, ATTRIBUTE_BYTES).hex() for index in range(count)],
-            "parameters": [ctypes.string_at(parameters[index], size).hex() for index, size in enumerate(sizes)],
-        })  # fmt: skip
+        self.launches.append(
+            {
+                "config": facts,
+                "function": function,
+                "attributes": [
+                    ctypes.string_at(attributes + index * ATTRIBUTE_BYTES, ATTRIBUTE_BYTES).hex()
+                    for index in range(count)
+                ],
+                "parameters": [
+                    ctypes.string_at(parameters[index], size).hex()
+                    for index, size in enumerate(sizes)
+                ],
+            }
+        )
 
     def _sizes_of(self, function):
         from bundler.runtime.launch.parameter_layout import read_layout
@@ -120,9 +129,13 @@ def activate():
     from triton.runtime.driver import driver
 
     active = types.SimpleNamespace(
-        utils=nvidia.CudaUtils(), launcher_cls=nvidia.CudaLauncher, get_current_target=lambda: GPUTarget("cuda", 90, 32),
-        get_current_device=lambda: 0, get_current_stream=lambda _device: 0x57, allocate_default_profile_scratch=lambda *_: None,
-    )  # fmt: skip
+        utils=nvidia.CudaUtils(),
+        launcher_cls=nvidia.CudaLauncher,
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda _device: 0x57,
+        allocate_default_profile_scratch=lambda *_: None,
+    )
     driver.set_active(active)
     return active
 
@@ -154,10 +167,54 @@ def by_jit(witness):
         )
 
 
-SIZES = {"i1": 1, "i8": 1, "u1": 1, "u8": 1, "i16": 2, "u16": 2, "fp16": 2, "bf16": 2, "i32": 4, "u32": 4, "fp32": 4, "f32": 4,
-         "i64": 8, "u64": 8, "fp64": 8}  # fmt: skip
-INTEGERS = [0, 1, -1, 5, 127, 128, -128, -129, 255, 256, 32767, 32768, -32769, 65535, 65536, 2**31 - 1, 2**31, -(2**31) - 1,
-            2**32 - 1, 2**32, 2**63 - 1, 2**63, -(2**63), 2**64 - 1, 2**64, True, 1.5, "text", None]  # fmt: skip
+SIZES = {
+    "i1": 1,
+    "i8": 1,
+    "u1": 1,
+    "u8": 1,
+    "i16": 2,
+    "u16": 2,
+    "fp16": 2,
+    "bf16": 2,
+    "i32": 4,
+    "u32": 4,
+    "fp32": 4,
+    "f32": 4,
+    "i64": 8,
+    "u64": 8,
+    "fp64": 8,
+}
+INTEGERS = [
+    0,
+    1,
+    -1,
+    5,
+    127,
+    128,
+    -128,
+    -129,
+    255,
+    256,
+    32767,
+    32768,
+    -32769,
+    65535,
+    65536,
+    2**31 - 1,
+    2**31,
+    -(2**31) - 1,
+    2**32 - 1,
+    2**32,
+    2**63 - 1,
+    2**63,
+    -(2**63),
+    2**64 - 1,
+    2**64,
+    True,
+    1.5,
+    "text",
+    None,
+]
 FLOATS = [
     0.0,
     -0.0,
@@ -186,8 +243,23 @@ class Address:
         return self.answer
 
 
-POINTERS = [None, 0, 1 << 40, 2**64 - 1, 2**64, -1, True, 1.5, "text", Address(1 << 40), Address(0), Address(4096), Address(8),
-            Address("text"), Address(1.5)]  # fmt: skip
+POINTERS = [
+    None,
+    0,
+    1 << 40,
+    2**64 - 1,
+    2**64,
+    -1,
+    True,
+    1.5,
+    "text",
+    Address(1 << 40),
+    Address(0),
+    Address(4096),
+    Address(8),
+    Address("text"),
+    Address(1.5),
+]
 
 
 def by_hand(witness):
@@ -229,14 +301,35 @@ def _raises(metadata):
     raise KeyError(metadata)
 
 
-def hand(witness, signature, values, sizes, *, grid=(1, 2, 3), warps=4, clusters=1, shared=0, cooperative=False, pdl=False,
-         scratch=(0, 0), enter=None, leave=None, stream=0x57):  # fmt: skip
+def hand(
+    witness,
+    signature,
+    values,
+    sizes,
+    *,
+    grid=(1, 2, 3),
+    warps=4,
+    clusters=1,
+    shared=0,
+    cooperative=False,
+    pdl=False,
+    scratch=(0, 0),
+    enter=None,
+    leave=None,
+    stream=0x57,
+):
     from triton.backends.nvidia.driver import CudaLauncher
 
     metadata = types.SimpleNamespace(
-        num_ctas=clusters, global_scratch_size=scratch[0], global_scratch_align=16, profile_scratch_size=scratch[1],
-        profile_scratch_align=8, launch_cooperative_grid=cooperative, launch_pdl=pdl, tensordesc_meta=None,
-    )  # fmt: skip
+        num_ctas=clusters,
+        global_scratch_size=scratch[0],
+        global_scratch_align=16,
+        profile_scratch_size=scratch[1],
+        profile_scratch_align=8,
+        launch_cooperative_grid=cooperative,
+        launch_pdl=pdl,
+        tensordesc_meta=None,
+    )
     source = types.SimpleNamespace(
         constants={}, signature={f"a{index}": kind for index, kind in enumerate(signature)}
     )
@@ -270,9 +363,14 @@ def helpers(witness, utils):
     yield "the same fifo", lambda: utils.set_printf_fifo_size(1 << 20)
     yield "negative fifo", lambda: utils.set_printf_fifo_size(-1)
     for name, args in (
-        ("unload_module", (0x55,)), ("get_current_device", ()), ("set_current_device", (0,)), ("get_default_stream", (0,)),
-        ("is_stream_capturing", (5,)), ("is_stream_capturing", (6,)), ("get_device_capability", (0,)),
-    ):  # fmt: skip
+        ("unload_module", (0x55,)),
+        ("get_current_device", ()),
+        ("set_current_device", (0,)),
+        ("get_default_stream", (0,)),
+        ("is_stream_capturing", (5,)),
+        ("is_stream_capturing", (6,)),
+        ("get_device_capability", (0,)),
+    ):
         if name in names:
             yield f"{name}{args}", lambda n=name, a=args: getattr(utils, n)(*a)
     tiled = (
@@ -281,10 +379,15 @@ def helpers(witness, utils):
         else "fill_tma_descriptor"
     )
     for args in (
-        (1 << 40, 1, 2, 6, [64, 32], [100, 200], [200, 1], 0), (1 << 40, 3, 4, 7, (8, 16, 32), (9, 99, 999), (98901, 999, 1), 1),
-        (1 << 40, 3, 4, 7, [16], [99], [1], 0), (1 << 40, 3, 4, 7, [16, 16], [99], [1], 0), (1 << 40, 3, 4, 7, [16], [99], [1, 1], 0),
-        (1 << 40, 3, 4, 7, 5, [99], [1], 0), (1 << 40, 3, 4, 7, ["x"], [99], [1], 0), (1 << 40, 3, 4, 99, [16], [99], [1], 0),
-    ):  # fmt: skip
+        (1 << 40, 1, 2, 6, [64, 32], [100, 200], [200, 1], 0),
+        (1 << 40, 3, 4, 7, (8, 16, 32), (9, 99, 999), (98901, 999, 1), 1),
+        (1 << 40, 3, 4, 7, [16], [99], [1], 0),
+        (1 << 40, 3, 4, 7, [16, 16], [99], [1], 0),
+        (1 << 40, 3, 4, 7, [16], [99], [1, 1], 0),
+        (1 << 40, 3, 4, 7, 5, [99], [1], 0),
+        (1 << 40, 3, 4, 7, ["x"], [99], [1], 0),
+        (1 << 40, 3, 4, 99, [16], [99], [1], 0),
+    ):
         yield f"{tiled} {args}", lambda a=args: getattr(utils, tiled)(*a)
     if "fill_tma_descriptor_im2col" in names:
         yield from im2col(utils)

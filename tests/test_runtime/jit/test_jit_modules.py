@@ -22,10 +22,24 @@ def test_each_release_gets_what_its_driver_reads(modules):
         release: {name for name in vars(modules.utilities(release)) if name[0] != "_"}
         for release in ("3.6", "3.7", "3.8", "3.9")
     }
-    assert names["3.6"] == {"load_binary", "get_device_properties", "cuOccupancyMaxActiveClusters", "set_printf_fifo_size",
-                            "fill_tma_descriptor", "PyCUtensorMap"}  # fmt: skip
-    assert names["3.7"] - names["3.6"] == {"fill_tma_descriptor_tiled", "fill_tma_descriptor_im2col", "launch", "PyKernelArg",
-                                           "build_signature_metadata", "ARG_CONSTEXPR", "ARG_KERNEL", "ARG_TUPLE"}  # fmt: skip
+    assert names["3.6"] == {
+        "load_binary",
+        "get_device_properties",
+        "cuOccupancyMaxActiveClusters",
+        "set_printf_fifo_size",
+        "fill_tma_descriptor",
+        "PyCUtensorMap",
+    }
+    assert names["3.7"] - names["3.6"] == {
+        "fill_tma_descriptor_tiled",
+        "fill_tma_descriptor_im2col",
+        "launch",
+        "PyKernelArg",
+        "build_signature_metadata",
+        "ARG_CONSTEXPR",
+        "ARG_KERNEL",
+        "ARG_TUPLE",
+    }
     assert names["3.9"] - names["3.8"] == {"is_stream_capturing"}
     assert names["3.7"] < names["3.8"] < names["3.9"]
     assert modules.utilities("3.9").load_binary is not modules.utilities("3.7").load_binary
@@ -75,9 +89,14 @@ def test_wrong_annotations_are_refused(modules):
     leading = (1, 1, 1, 0, 0, False, False, (4, 1, 0), None, None, None, None, None)
     utilities.launch(*leading, [value, constant, value], kinds, (1, "x", None))
     for annotations, values in (
-        ([value, value], (1,)), ([value], (1, 2)), ([value, value, value], (1, None, 3)), ([value, "no"], (1, None)),
-        ([value, utilities.PyKernelArg(3, utilities.ARG_TUPLE)], (1, (2,))), ("vv", (1, None)), ([value, value], {1, 2}),
-    ):  # fmt: skip
+        ([value, value], (1,)),
+        ([value], (1, 2)),
+        ([value, value, value], (1, None, 3)),
+        ([value, "no"], (1, None)),
+        ([value, utilities.PyKernelArg(3, utilities.ARG_TUPLE)], (1, (2,))),
+        ("vv", (1, None)),
+        ([value, value], {1, 2}),
+    ):
         with pytest.raises(TypeError):
             utilities.launch(*leading, annotations, kinds, values)
     with pytest.raises(RuntimeError, match="Unknown data type"):
