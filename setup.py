@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What pyproject.toml cannot say: which of its C extensions a build has.
 
-setuptools runs this file.  `BUNDLER_BUILD_EXTENSIONS` is `all` (the default), `abi3` for a wheel of only those that keep to the limited API, which
-all Python versions from 3.11 on load, or `none` for a wheel without machine code.  docs/release.md says what each is for.
+setuptools runs this file.  `BUNDLER_BUILD_EXTENSIONS` is `all` (the default), `abi3` for a wheel of
+only those that keep to the limited API, which all Python versions from 3.11 on load, or `none` for
+a wheel without machine code.  docs/release.md says what each is for.
 """
 
 from __future__ import annotations

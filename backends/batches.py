@@ -31,7 +31,8 @@ def batches(
     number: Callable[[T], int] = _one,
     most_if_alike: float = math.inf,
 ) -> Iterator[list[T]]:
-    """Yield the items in their order, as many together as fit; one that fits nowhere is a batch of its own.
+    """Yield the items in their order, as many together as fit; one that fits nowhere is a batch of
+    its own.
 
     Args:
         items: what to split; taken one by one, and no sooner than needed.
@@ -39,7 +40,8 @@ def batches(
         most_bytes: how many bytes they may have together.
         size: how many bytes an item has.
         number: how many objects an item stands for.
-        most_if_alike: how many bytes a batch may have if each of its items had as many as the largest.
+        most_if_alike: how many bytes a batch may have if each of its items had as many as the
+            largest.
     """
     if size is _no_bytes and number is _one:
         left = iter(items)

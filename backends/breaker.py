@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: D102 -- the port says what each method does
-"""`Guarded`: a byte store that may be slow or dead, with a deadline for each operation and a circuit breaker.
+"""`Guarded`: a byte store that may be slow or dead, with a deadline for each operation and a
+circuit breaker.
 
 ::
 
@@ -8,8 +9,8 @@
     open   --- a call after `probe_s` ---------------------> half open   one question, asked in a thread of its own
     half open: an answer closes it, a failure opens it again
 
-`Deadlines` holds its limits, and `bounded` wraps a store. `bundler/store/store_urls.py` puts it around each server of a store with
-tiers.
+`Deadlines` holds its limits, and `bounded` wraps a store. `bundler/store/store_urls.py` puts it
+around each server of a store with tiers.
 """
 
 from __future__ import annotations
@@ -50,10 +51,12 @@ class Deadlines:
     Attributes:
         deadline_s: for one operation, without its bytes.
         bytes_per_s: how much longer, by the bytes that it carries.
-        bytes_per_key: the size that is assumed for each object that is read, since sizes are not known before.
+        bytes_per_key: the size that is assumed for each object that is read, since sizes are not
+            known before.
         budget_s: what a store that never answers may cost in all.
         probe_s: how long an open breaker waits before it asks again, give or take `JITTER`.
-        unhurried_s: for a listing or a flush, which take as long as the store is large; None for no deadline but the store's own.
+        unhurried_s: for a listing or a flush, which take as long as the store is large; None for no
+            deadline but the store's own.
     """
 
     deadline_s: float = 0.5
@@ -67,16 +70,18 @@ class Deadlines:
 class Guarded(Backend):
     """Another byte store, behind a deadline and a breaker.
 
-    Guarantees: a call returns or raises within its deadline, whatever the store does; one that never answered costs
-    `budget_s` in all, and while the breaker is open nothing; an open breaker is tried again in the background.  A call that
-    takes longer raises `BackendTimeout` and goes on in its thread, so what it asked for may still happen.
-    Does not guarantee that a store that used to answer, and dies in the middle of a large operation, costs less than that
-    operation's deadline.  Safe under threads and forks where the inner store is.
+    Guarantees: a call returns or raises within its deadline, whatever the store does; one that
+    never answered costs `budget_s` in all, and while the breaker is open nothing; an open breaker
+    is tried again in the background.  A call that takes longer raises `BackendTimeout` and goes on
+    in its thread, so what it asked for may still happen. Does not guarantee that a store that used
+    to answer, and dies in the middle of a large operation, costs less than that operation's
+    deadline.  Safe under threads and forks where the inner store is.
 
     Args:
         inner: the store.
         deadlines: how long to wait.
-        changed: is told the breaker's state at each change: `closed`, `open`, `half open`; must not raise.
+        changed: is told the breaker's state at each change: `closed`, `open`, `half open`; must not
+            raise.
     """
 
     def __init__(
@@ -120,7 +125,8 @@ class Guarded(Backend):
         return self._call(lambda: self.inner.claim(keys))
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
-        # A listing takes longer the larger the store is; no launch of a kernel waits for one, so its limit is another.
+        # A listing takes longer the larger the store is; no launch of a kernel waits for one, so
+        # its limit is another.
         return iter(self._call(lambda: list(self.inner.list(prefix)), unhurried=True))
 
     def read_ref(self, key: str) -> bytes | None:
@@ -182,7 +188,9 @@ class Guarded(Backend):
         return answer
 
     def _probe(self) -> None:
-        """Ask one cheap question, in the background: the program does not wait for a store that may be dead."""
+        """Ask one cheap question, in the background: the program does not wait for a store that may
+        be dead.
+        """
 
         def ask() -> None:
             try:
@@ -200,7 +208,9 @@ class Guarded(Backend):
 
 
 def bounded(call: Callable[[], T], timeout_s: float) -> T:
-    """Return what a call returns, or raise `BackendTimeout`; a call that takes longer goes on in its thread."""
+    """Return what a call returns, or raise `BackendTimeout`; a call that takes longer goes on in
+    its thread.
+    """
     return _TimedCall(call, None).result(timeout_s)
 
 
@@ -209,7 +219,8 @@ class _GuardedLease:
         self._guarded, self._lease = guarded, lease
 
     def renew(self, ttl_s: float) -> bool:
-        return self._guarded._call(lambda: self._lease.renew(ttl_s))  # noqa: SLF001  # the same module
+        # the same module
+        return self._guarded._call(lambda: self._lease.renew(ttl_s))  # noqa: SLF001
 
     def release(self) -> bool:
         return self._guarded._call(self._lease.release)  # noqa: SLF001  # the same module
@@ -218,7 +229,8 @@ class _GuardedLease:
 class _TimedCall(Generic[T]):
     """One call in a thread of its own, which is left behind when it takes too long.
 
-    A thread for each call, not a pool: a pool whose threads all hang would have to grow, and none survives a fork.
+    A thread for each call, not a pool: a pool whose threads all hang would have to grow, and none
+    survives a fork.
     """
 
     def __init__(self, call: Callable[[], T], too_late: Callable[[T], object] | None) -> None:
@@ -229,7 +241,8 @@ class _TimedCall(Generic[T]):
 
     def result(self, timeout_s: float) -> T:
         try:
-            # `threading.Thread` would wait until the new one runs, before this one waits for what it does.
+            # `threading.Thread` would wait until the new one runs, before this one waits for what
+            # it does.
             _thread.start_new_thread(self._run, ())
         except RuntimeError:  # the interpreter is about to end, or the system has no more threads
             self._run()
@@ -256,7 +269,9 @@ class _TimedCall(Generic[T]):
 
 
 class _Breaker:
-    """The state of the breaker: whether the store may be asked, and how long; a forked child makes its lock anew."""
+    """The state of the breaker: whether the store may be asked, and how long; a forked child makes
+    its lock anew.
+    """
 
     def __init__(
         self, budget_s: float, probe_s: float, changed: Callable[[str], object] | None = None
@@ -291,8 +306,8 @@ class _Breaker:
     def allowed_s(self, deadline_s: float) -> float:
         """Return how long to wait.
 
-        Before the first answer ever that is what is left of the budget, whatever is asked: connecting takes round trips
-        too, and nothing is known of how far away the store is.
+        Before the first answer ever that is what is left of the budget, whatever is asked:
+        connecting takes round trips too, and nothing is known of how far away the store is.
         """
         with self._lock:
             return deadline_s if self._ever_answered else max(self._budget_s - self._lost_s, 0.0)
@@ -308,7 +323,8 @@ class _Breaker:
             self.reason = reason
             self._failures += 1
             self._lost_s += seconds
-            # The time lost is never forgotten: a store that has cost half of its budget rests at each further failure.
+            # The time lost is never forgotten: a store that has cost half of its budget rests at
+            # each further failure.
             if self._failures >= FAILURES_IN_A_ROW or self._lost_s >= self._budget_s / 2:
                 self._rest()
         self._tell()
@@ -319,20 +335,24 @@ class _Breaker:
         self._tell()
 
     def _tell(self) -> None:
-        """Say the state if it is another than was said last, outside the lock: who hears it may take locks of its own."""
+        """Say the state if it is another than was said last, outside the lock: who hears it may
+        take locks of its own.
+        """
         state = self.state
         if state != self._told:
             self._told = state
             self._changed(state)
 
     def _rest(self) -> None:
-        # With jitter: a thousand processes that lost their server together are not to come back together.
+        # With jitter: a thousand processes that lost their server together are not to come back
+        # together.
         self._open, self._probing = True, False
         self._probe_at_s = time.monotonic() + self._probe_s * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311
 
     @property
     def _lock(self) -> threading.Lock:
         if self._pid != os.getpid():
-            # Another thread could hold the lock at the moment of a fork, and the thread of a probe does not exist in the child.
+            # Another thread could hold the lock at the moment of a fork, and the thread of a probe
+            # does not exist in the child.
             self._own_lock, self._pid, self._probing = threading.Lock(), os.getpid(), False
         return self._own_lock

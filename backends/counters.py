@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of what each tier of a store did: `TierCounters` is the value that users see, `TierTally` counts.
+"""Counters of what each tier of a store did: `TierCounters` is the value that users see,
+`TierTally` counts.
 
 `Tier` counts for `Tiers`; `Store.tiers` shows the values to users.
 """
@@ -18,7 +19,8 @@ class TierCounters:
 
     Attributes:
         name: the tier.
-        hits, misses: objects that were asked for, and were there, or not.  A lookup that failed counts as neither.
+        hits, misses: objects that were asked for, and were there, or not.  A lookup that failed
+            counts as neither.
         filled: objects that were copied here from a farther tier.
         damaged: objects that were there, but not what was once stored.
         errors: operations that failed, those that timed out not counted.
@@ -37,7 +39,9 @@ class TierCounters:
 
 
 class TierTally:
-    """Counts for one tier; safe under threads, and in a forked child, which goes on from its parent's numbers."""
+    """Counts for one tier; safe under threads, and in a forked child, which goes on from its
+    parent's numbers.
+    """
 
     def __init__(self, name: str) -> None:
         self._name, self._counts = name, Counter[str]()
@@ -63,7 +67,8 @@ class TierTally:
 
     @property
     def _lock(self) -> threading.Lock:
-        # Another thread could hold the lock at the moment of a fork; in the child nobody would release it.
+        # Another thread could hold the lock at the moment of a fork; in the child nobody would
+        # release it.
         if self._pid != os.getpid():
             self._own_lock, self._pid = threading.Lock(), os.getpid()
         return self._own_lock

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File-system steps of the local store: write a whole file, create it if absent, read up to a size, remove.
+"""File-system steps of the local store: write a whole file, create it if absent, read up to a size,
+remove.
 
-Also: whether a directory can be trusted, and the operating system's errors as `BackendError`.  Called by `LocalBackend`, by its
-leases and refs, and by `bundler.compile.source_modules`.
+Also: whether a directory can be trusted, and the operating system's errors as `BackendError`.
+Called by `LocalBackend`, by its leases and refs, and by `bundler.compile.source_modules`.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def check_root(path: str, permissions: Permissions) -> bool:
     """Refuse a directory that an untrusted user could write to; False when there is no directory.
 
     Raises:
-        UntrustedRoot: writable by everyone; or, in private mode, by a group; or of another user (but root).
+        UntrustedRoot: writable by everyone; or, in private mode, by a group; or of another user
+            (but root).
     """
     try:
         found = os.stat(path)
@@ -140,9 +142,10 @@ def make_directories(path: str, root: str, permissions: Permissions) -> None:
 def with_temporary(path: str, work: Callable[[], T]) -> T:
     """Do work that makes a temporary file at `path`, and remove that file however the work ends.
 
-    An exception that a signal raises, such as `KeyboardInterrupt`, may arrive between any two instructions: before the file's
-    maker has returned, or in the clean-up itself.  So the name is known before the file is made, and what the inner clean-up
-    was kept from removing, the outer one removes.
+    An exception that a signal raises, such as `KeyboardInterrupt`, may arrive between any two
+    instructions: before the file's maker has returned, or in the clean-up itself.  So the name is
+    known before the file is made, and what the inner clean-up was kept from removing, the outer one
+    removes.
     """
     try:
         try:
@@ -155,7 +158,9 @@ def with_temporary(path: str, work: Callable[[], T]) -> T:
 
 
 def write_new(path: str, data: bytes, permissions: Permissions) -> None:
-    """Write a file that must not exist; the caller removes it when that fails, see `with_temporary`."""
+    """Write a file that must not exist; the caller removes it when that fails, see
+    `with_temporary`.
+    """
     fd = os.open(
         path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, permissions.file
     )
@@ -170,16 +175,20 @@ def write_new(path: str, data: bytes, permissions: Permissions) -> None:
 
 
 def create(temporary: str, target: str) -> bool:
-    """Give a written file its name unless the name is taken; True when it was given.  `temporary` stays."""
+    """Give a written file its name unless the name is taken; True when it was given.  `temporary`
+    stays.
+    """
     try:
         os.link(temporary, target, follow_symlinks=False)
     except FileExistsError:
-        # A network file system that lost its answer asks the server again, which then says that the name is taken: by us.
+        # A network file system that lost its answer asks the server again, which then says that the
+        # name is taken: by us.
         return os.lstat(temporary).st_nlink > 1
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
-        # Two writers may both find the name free; the later rename wins, whole, and both believe that they were first.
+        # Two writers may both find the name free; the later rename wins, whole, and both believe
+        # that they were first.
         if os.path.lexists(target):
             return False
         os.rename(temporary, target)
@@ -187,7 +196,9 @@ def create(temporary: str, target: str) -> bool:
 
 
 def read(path: str, max_bytes: int = OBJECT_LIMIT) -> bytes | None:
-    """Return a file's bytes, None when there is none; what is larger, or no regular file, comes as `Unread`."""
+    """Return a file's bytes, None when there is none; what is larger, or no regular file, comes as
+    `Unread`.
+    """
     for attempt in range(ATTEMPTS):
         try:
             return _read(path, max_bytes)
@@ -257,7 +268,8 @@ def remove(path: str) -> bool:
 def remove_unmodified(path: str, aside: str, since_s: float) -> bool:
     """Remove a file unless it was modified after `since_s`; True when it was removed.
 
-    Under the name `aside` no other process touches the file; one that was touched before gets its own name back.
+    Under the name `aside` no other process touches the file; one that was touched before gets its
+    own name back.
     """
     try:
         found = os.lstat(path)
@@ -273,7 +285,9 @@ def remove_unmodified(path: str, aside: str, since_s: float) -> bool:
 
 
 def _stays_aside(path: str, aside: str, since_s: float) -> bool:
-    """Give a file the name `aside`, and its own back if it was modified after `since_s`; True when it was not."""
+    """Give a file the name `aside`, and its own back if it was modified after `since_s`; True when
+    it was not.
+    """
     try:
         os.rename(path, aside)
         touched = _modified_s(aside) > since_s

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The grammar of keys: `a/b/c`, safe as a path on every file system and as text on every server.
 
-`check_key`, `check_keys` and `check_prefix` raise `InvalidKey`; every byte store calls them before it looks at a key.
+`check_key`, `check_keys` and `check_prefix` raise `InvalidKey`; every byte store calls them before
+it looks at a key.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def is_key(text: str) -> bool:
 
 
 def check_prefix(prefix: str) -> str:
-    """Return what a listing is restricted to: a key, or the empty text for everything; raises `InvalidKey`."""
+    """Return what a listing is restricted to: a key, or the empty text for everything; raises
+    `InvalidKey`.
+    """
     return prefix and check_key(prefix)
 
 
@@ -39,7 +42,8 @@ def check_key(key: str) -> str:
     """Return `key` if it is one.
 
     Raises:
-        InvalidKey: it is empty, too long or too deep, or a component begins with other than a letter, digit or `_`.
+        InvalidKey: it is empty, too long or too deep, or a component begins with other than a
+            letter, digit or `_`.
     """
     if not is_key(key):
         raise InvalidKey(

@@ -5,7 +5,8 @@
 
     <32 hex>@<host>:<process id>@<key>      the key only where the store does not keep it otherwise
 
-The digits make a token unlike any other; the rest is for people, who ask `Backend.leases` who compiles what.  Stores with leases use it.
+The digits make a token unlike any other; the rest is for people, who ask `Backend.leases` who
+compiles what.  Stores with leases use it.
 """
 
 from __future__ import annotations

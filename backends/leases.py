@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`LocalLease` and `take`: leases in files, among processes of one host: a token and an expiry, changed under a short file lock.
+"""`LocalLease` and `take`: leases in files, among processes of one host: a token and an expiry,
+changed under a short file lock.
 
 `LocalBackend.lease` calls `take`.
 """
@@ -20,7 +21,8 @@ from bundler.backends.lease_holders import HeldLease, held_lease, new_token
 if TYPE_CHECKING:
     import filelock
 
-# The lock is held only while a few bytes are read and written; a process that waits longer than this goes on without the lease.
+# The lock is held only while a few bytes are read and written; a process that waits longer than
+# this goes on without the lease.
 LOCK_TIMEOUT_S = 1.0
 _LEASE_BYTES = 512
 # Of a directory that a crash filled nobody wants to see more.
@@ -62,7 +64,9 @@ class LocalLease:
 def take(
     path: str, ttl_s: float, permissions: file_steps.Permissions, key: str = ""
 ) -> LocalLease | None:
-    """Take the lease at `path`, which people call `key`; None while another holds it, or while its file is busy."""
+    """Take the lease at `path`, which people call `key`; None while another holds it, or while its
+    file is busy.
+    """
     import filelock
 
     token = new_token(key)
@@ -78,7 +82,9 @@ def take(
 
 
 def held(folder: str) -> Iterator[HeldLease]:
-    """Yield the leases in a directory that somebody holds; reads them without the lock, since each is replaced whole."""
+    """Yield the leases in a directory that somebody holds; reads them without the lock, since each
+    is replaced whole.
+    """
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as found:
         for entry in itertools.islice(found, _MOST_LISTED):
             holder = None if entry.name.endswith((".lock", ".new")) else _holder(entry.path)

@@ -8,9 +8,11 @@
     <root>/leases/…                who may compile what, for a time
     <root>/tmp/…                   being written; swept when a day old by the file system's own clock
 
-Nothing depends on locks: the first process that links to a name has it, which also holds between clients of NFS.
+Nothing depends on locks: the first process that links to a name has it, which also holds between
+clients of NFS.
 
-`bundler/store/store_urls.py` opens it for paths and `file://` URLs; the compile room keeps its host-wide leases in one.
+`bundler/store/store_urls.py` opens it for paths and `file://` URLs; the compile room keeps its
+host-wide leases in one.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from bundler.backends.lease_holders import HeldLease
 from bundler.backends.leases import LocalLease, held, take
 from bundler.backends.port import OBJECT_LIMIT, Backend, Stat, in_prefix
 
-# After the disk was full we do not try again at once: each attempt costs time, and the caller goes on without us.
+# After the disk was full we do not try again at once: each attempt costs time, and the caller goes
+# on without us.
 FULL_PAUSE_S = 30.0
 STALE_AFTER_S = 24 * 3600.0
 _SHARD = "+"
@@ -43,9 +46,10 @@ _log.addHandler(logging.NullHandler())
 class LocalBackend(Backend):
     """Objects, refs and leases in a directory that processes of one or many hosts share.
 
-    A directory that cannot be written works for reading.  When the disk is full, writing pauses for `FULL_PAUSE_S` with
-    one warning in the log; until then every write raises `BackendFull`.  Leases hold among processes of one host.
-    Not guaranteed: on a file system without hard links, of two that swap one ref at the same instant both may succeed.
+    A directory that cannot be written works for reading.  When the disk is full, writing pauses for
+    `FULL_PAUSE_S` with one warning in the log; until then every write raises `BackendFull`.  Leases
+    hold among processes of one host. Not guaranteed: on a file system without hard links, of two
+    that swap one ref at the same instant both may succeed.
 
     Args:
         root: the directory; made when first written to.
@@ -151,9 +155,12 @@ class LocalBackend(Backend):
                 subfolders[:] = sorted(name for name in subfolders if name != _GENERATIONS)
 
     def now_s(self) -> float:
-        """Return the file system's time, by making a file; the local clock where that is not permitted."""
+        """Return the file system's time, by making a file; the local clock where that is not
+        permitted.
+        """
         try:
-            # Not `_writing`: on a full disk a prune needs the right time, and an empty file often has room.
+            # Not `_writing`: on a full disk a prune needs the right time, and an empty file often
+            # has room.
             with file_steps.errors_by_meaning(self.root, "write to"):
                 probe = self._temporary_path()
 
@@ -192,7 +199,9 @@ class LocalBackend(Backend):
             return iter([*held(folder)])
 
     def _trust_root(self) -> None:
-        """Check the directory as soon as it exists: another user may have made it after this store was opened."""
+        """Check the directory as soon as it exists: another user may have made it after this store
+        was opened.
+        """
         if not self._trusted:
             with file_steps.errors_by_meaning(self.root, "open"):
                 self._trusted = file_steps.check_root(self.root, self._permissions)
@@ -246,7 +255,8 @@ class LocalBackend(Backend):
                 self._sweep(os.path.dirname(temporary), os.stat(temporary).st_mtime)
 
     def _sweep(self, folder: str, now_s: float) -> None:
-        # The root may be a directory of the user's in which tmp/ holds other files, so only names of our form are removed.
+        # The root may be a directory of the user's in which tmp/ holds other files, so only names
+        # of our form are removed.
         for name in filter(file_steps.is_temporary_name, os.listdir(folder)):
             path = os.path.join(folder, name)
             with contextlib.suppress(OSError):  # its writer has removed it meanwhile
@@ -288,7 +298,8 @@ class _WriteAttempt:
         try:
             return self._errors.__exit__(type(error) if error else None, error, None)
         except BackendFull:
-            now_s, until_s = time.monotonic(), self._backend._full_until_s  # noqa: SLF001  # the same module
+            # the same module
+            now_s, until_s = time.monotonic(), self._backend._full_until_s  # noqa: SLF001
             self._backend._full_until_s = now_s + FULL_PAUSE_S  # noqa: SLF001  # the same module
             if now_s >= until_s:  # no other thread has said so
                 _log.warning(
@@ -304,7 +315,9 @@ def _raise_unless_absent(error: OSError) -> None:
 
 
 def _walk(top: str, prefix: str) -> Iterator[tuple[str, str]]:
-    """Yield path and key of every object under `top` whose key is in `prefix`; other names are nothing of ours."""
+    """Yield path and key of every object under `top` whose key is in `prefix`; other names are
+    nothing of ours.
+    """
     start = os.path.join(top, *prefix.split("/")) if prefix else top
     if prefix:
         *folders, last = prefix.split("/")
@@ -315,7 +328,8 @@ def _walk(top: str, prefix: str) -> Iterator[tuple[str, str]]:
         subfolders.sort()
         if os.path.basename(folder).startswith(_SHARD):
             parent = os.path.relpath(os.path.dirname(folder), top).replace(os.sep, "/")
-            # A directory in place of an object is listed as a damaged object: it stands in the way of the real one.
+            # A directory in place of an object is listed as a damaged object: it stands in the way
+            # of the real one.
             for name in sorted([*names, *subfolders]):
                 key = name if parent == "." else f"{parent}/{name}"
                 if is_key(key):

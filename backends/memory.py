@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`MemoryBackend`: a byte store in this process's memory, for tests and for a tier that needs no disk.
+"""`MemoryBackend`: a byte store in this process's memory, for tests and for a tier that needs no
+disk.
 
 `bundler/store/store_urls.py` opens it for `memory://` URLs.
 """
@@ -17,7 +18,9 @@ from bundler.backends.port import Backend, Stat, in_prefix
 
 
 class MemoryBackend(Backend):
-    """Objects, refs and leases in dictionaries under one lock.  A forked child has a copy of its own."""
+    """Objects, refs and leases in dictionaries under one lock.  A forked child has a copy of its
+    own.
+    """
 
     reads_are_cheap = True
 
@@ -117,7 +120,8 @@ class MemoryBackend(Backend):
 
     @property
     def _lock(self) -> threading.Lock:
-        # Another thread could hold the lock at the moment of a fork; in the child nobody would release it.
+        # Another thread could hold the lock at the moment of a fork; in the child nobody would
+        # release it.
         if self._pid != os.getpid():
             self._own_lock, self._pid = threading.Lock(), os.getpid()
         return self._own_lock
@@ -142,7 +146,8 @@ class MemoryLease:
 
     def renew(self, ttl_s: float) -> bool:
         """Prolong the lease; False when it was lost."""
-        return self._backend._renew(self._key, self._token, ttl_s)  # noqa: SLF001  # the same module
+        # the same module
+        return self._backend._renew(self._key, self._token, ttl_s)  # noqa: SLF001
 
     def release(self) -> bool:
         """Give the lease back; False when it was lost before."""

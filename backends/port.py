@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The port: what every byte store offers.
 
-`Backend` is the base class of all byte stores; rooms above ask nothing but its methods and attributes.  What a store may do
-better than others (ask for a size before the bytes, grant leases, compare digests) has a default here that is correct and slow,
-or refuses.  `Stat`, `Unread` and `Lease` are what its methods return, `Provable` is what they may be given.
+`Backend` is the base class of all byte stores; rooms above ask nothing but its methods and
+attributes.  What a store may do better than others (ask for a size before the bytes, grant leases,
+compare digests) has a default here that is correct and slow, or refuses.  `Stat`, `Unread` and
+`Lease` are what its methods return, `Provable` is what they may be given.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from bundler.backends.backend_errors import BackendDenied
 from bundler.backends.counters import TierCounters
 from bundler.backends.lease_holders import HeldLease
 
-# The most bytes that a reader takes for one object by default: four times as much as a manifest may have.
+# The most bytes that a reader takes for one object by default: four times as much as a manifest may
+# have.
 OBJECT_LIMIT = 64 * 1024 * 1024
 # So much is read of an object that is too large: the head of a stored value.
 BEGINNING_BYTES = 128
@@ -34,7 +36,8 @@ class Stat:
 
 
 class Unread(bytes):
-    """Stands for an object that was not read whole, being too large or no file; its bytes are the beginning of it, or none.
+    """Stands for an object that was not read whole, being too large or no file; its bytes are the
+    beginning of it, or none.
 
     Attributes:
         why: what was found in place of what was expected, and where.
@@ -61,13 +64,15 @@ class Unread(bytes):
 
 
 class Provable(int):
-    """How many bytes an object may have (`Backend.get_within`), where its bytes can prove by themselves that they are what its key says.
+    """How many bytes an object may have (`Backend.get_within`), where its bytes can prove by
+    themselves that they are what its key says.
 
     Only such objects are taken from whom nobody trusts to keep them.
 
     Attributes:
-        prove: makes of what was sent the bytes to take: empty when something is missing to tell, None when they are something else.
-            Gets the bytes, and a function that asks who sent them for another object, up to a size.
+        prove: makes of what was sent the bytes to take: empty when something is missing to tell,
+            None when they are something else. Gets the bytes, and a function that asks who sent
+            them for another object, up to a size.
     """
 
     prove: Callable[[bytes, Callable[[str, int], bytes | None]], bytes | None]
@@ -84,39 +89,49 @@ class Provable(int):
 class Backend(ABC):
     """Bytes under keys.
 
-    Two kinds of thing: *objects*, written once under a key that their content determines, and *refs*, small values that
-    change by compare-and-set.  They do not share keys.
+    Two kinds of thing: *objects*, written once under a key that their content determines, and
+    *refs*, small values that change by compare-and-set.  They do not share keys.
 
-    Guarantees, for any number of threads and processes: a reader sees an object or ref whole, as one writer wrote it, or
-    not at all; every call may be repeated; of two that swap one ref from the same value exactly one succeeds.
-    Does not guarantee that bytes are undamaged: readers compare digests.
+    Guarantees, for any number of threads and processes: a reader sees an object or ref whole, as
+    one writer wrote it, or not at all; every call may be repeated; of two that swap one ref from
+    the same value exactly one succeeds. Does not guarantee that bytes are undamaged: readers
+    compare digests.
 
-    Every method raises `InvalidKey` for a bad key, `BackendUnavailable`, `BackendFull` or `BackendDenied`.
+    Every method raises `InvalidKey` for a bad key, `BackendUnavailable`, `BackendFull` or
+    `BackendDenied`.
     """
 
     #: Whether reading back what is stored is about as cheap as asking if it is there.
     reads_are_cheap: bool = False
     #: Whether changes are possible at all; False for a store that was opened for reading only.
     writable: bool = True
-    #: Whether peers are asked, who are believed nothing: then it is worth while to ask by `Provable`.
+    #: Whether peers are asked, who are believed nothing: then it is worth while to ask by
+    #: `Provable`.
     asks_peers: bool = False
-    #: Whether every object that `get` and `get_within` return has been compared with the digest in its head; `Unread` has not.
+    #: Whether every object that `get` and `get_within` return has been compared with the digest in
+    #: its head; `Unread` has not.
     verified: bool = False
 
     @property
     def counters(self) -> tuple[TierCounters, ...]:
-        """What each tier did so far, the nearest first; empty for a store that is not made of tiers."""
+        """What each tier did so far, the nearest first; empty for a store that is not made of
+        tiers.
+        """
         return ()
 
     @abstractmethod
     def get(self, keys: Collection[str]) -> dict[str, bytes]:
-        """Return the objects that are there, by key; one of more than `OBJECT_LIMIT` bytes may come as `Unread`."""
+        """Return the objects that are there, by key; one of more than `OBJECT_LIMIT` bytes may come
+        as `Unread`.
+        """
 
     def get_within(self, max_bytes: Mapping[str, int]) -> dict[str, bytes]:
-        """Return the objects that are there, each up to a size; a larger one, or what is no file, comes as `Unread`.
+        """Return the objects that are there, each up to a size; a larger one, or what is no file,
+        comes as `Unread`.
 
         Args:
-            max_bytes: keys, and how large each may be.  Override it where a size can be asked for before the bytes.
+            max_bytes: keys, and how large each may be.  Override it where a size can be asked for
+                before the bytes.
         """
         return {
             key: within(value, max_bytes[key], key)
@@ -135,23 +150,30 @@ class Backend(ABC):
     def delete(
         self, keys: Collection[str], unmodified_since_s: float | None = None
     ) -> frozenset[str]:
-        """Remove objects; with `unmodified_since_s` only those that nobody touched after it, in one atomic step.
+        """Remove objects; with `unmodified_since_s` only those that nobody touched after it, in one
+        atomic step.
 
         Returns the keys that were removed.
         """
 
     @abstractmethod
     def touch(self, keys: Collection[str]) -> None:
-        """Set the modification time of objects to now; absent ones and read-only stores are left alone."""
+        """Set the modification time of objects to now; absent ones and read-only stores are left
+        alone.
+        """
 
     def claim(self, keys: Collection[str]) -> frozenset[str]:
-        """Touch objects, then return the keys that are there: one exchange where that is less than two."""
+        """Touch objects, then return the keys that are there: one exchange where that is less than
+        two.
+        """
         self.touch(keys)
         return self.exists(keys)
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[Stat]:
-        """Yield the objects whose key is `prefix` or begins with `prefix/`, in no order; all for an empty prefix."""
+        """Yield the objects whose key is `prefix` or begins with `prefix/`, in no order; all for an
+        empty prefix.
+        """
 
     @abstractmethod
     def read_ref(self, key: str) -> bytes | None:
@@ -159,7 +181,9 @@ class Backend(ABC):
 
     @abstractmethod
     def swap_ref(self, key: str, expected: bytes | None, value: bytes | None) -> bool:
-        """Set a ref if its value is `expected` (None: not set; as new value: remove).  True when it was."""
+        """Set a ref if its value is `expected` (None: not set; as new value: remove).  True when it
+        was.
+        """
 
     @abstractmethod
     def list_refs(self, prefix: str = "") -> Iterator[str]:
@@ -174,7 +198,9 @@ class Backend(ABC):
         raise BackendDenied(f"{type(self).__name__} has no leases")
 
     def leases(self) -> Iterator[HeldLease]:
-        """Yield the leases that are held, for people who ask who compiles what; none where the store does not know them."""
+        """Yield the leases that are held, for people who ask who compiles what; none where the
+        store does not know them.
+        """
         return iter(())
 
     @abstractmethod

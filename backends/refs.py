@@ -5,11 +5,13 @@
 
     <folder>/0000000007      the highest number is the value
 
-A new value takes the next number by a hard link, which only one writer can get, on NFS too.  Old numbers are cleaned away,
-so a writer that slept could take a number that was used before.  To find that out, each value carries a random token of
-its own and those of its last predecessors: a writer that took a number and finds higher ones looks for its token in the next one.
+A new value takes the next number by a hard link, which only one writer can get, on NFS too.  Old
+numbers are cleaned away, so a writer that slept could take a number that was used before.  To find
+that out, each value carries a random token of its own and those of its last predecessors: a writer
+that took a number and finds higher ones looks for its token in the next one.
 
-`LocalBackend` calls it for its refs: `latest` reads, `following` and `took_effect` make a change, `clean` removes old numbers.
+`LocalBackend` calls it for its refs: `latest` reads, `following` and `took_effect` make a change,
+`clean` removes old numbers.
 """
 
 from __future__ import annotations
@@ -26,13 +28,15 @@ from bundler.backends.port import Unread
 
 KEPT_NUMBERS = 8
 KEPT_S = 3600.0
-# A writer would have to sleep for an hour, and more swaps than that to pass, between two of its system calls for it to
-# mistake success for failure.  It never mistakes failure for success.
+# A writer would have to sleep for an hour, and more swaps than that to pass, between two of its
+# system calls for it to mistake success for failure.  It never mistakes failure for success.
 HISTORY = 64
-# A listing is out of date when others swapped the ref meanwhile; so many in a row mean a broken file system, not a race.
+# A listing is out of date when others swapped the ref meanwhile; so many in a row mean a broken
+# file system, not a race.
 ATTEMPTS = 64
 REF_BYTES = 1 << 20
-# Numbers are written as `path_of` writes them: a name of another form is not a value, since no reader would find it.
+# Numbers are written as `path_of` writes them: a name of another form is not a value, since no
+# reader would find it.
 MAX_NUMBER = 10**15 - 1
 _NUMBER = re.compile(r"[0-9]{10}|[1-9][0-9]{10,14}")
 _TOKEN_BYTES = 8
@@ -41,7 +45,9 @@ _HEAD = struct.Struct("<H?")
 
 @dataclass(frozen=True)
 class Version:
-    """One value of a ref: its number, the tokens of itself and its predecessors (oldest first), the value or None."""
+    """One value of a ref: its number, the tokens of itself and its predecessors (oldest first), the
+    value or None.
+    """
 
     number: int
     tokens: tuple[bytes, ...]
@@ -57,7 +63,9 @@ class Version:
 
     @staticmethod
     def decode(number: int, data: bytes) -> Version | None:
-        """Read a file; None when it is damaged, which only a failing disk does, since it appears by a link."""
+        """Read a file; None when it is damaged, which only a failing disk does, since it appears by
+        a link.
+        """
         if len(data) < _HEAD.size:
             return None
         count, is_set = _HEAD.unpack_from(data)
@@ -72,7 +80,9 @@ NEVER_SET = Version(0, (), None)
 
 
 def latest(folder: str) -> Version:
-    """Return the current version; a damaged one counts as not set, and what is no file has an `Unread` value."""
+    """Return the current version; a damaged one counts as not set, and what is no file has an
+    `Unread` value.
+    """
     for _ in range(ATTEMPTS):
         numbers = numbers_in(folder)
         if not numbers:
@@ -93,7 +103,9 @@ def _unsteady(folder: str) -> BackendUnavailable:
 
 
 def following(version: Version, value: bytes | None) -> Version:
-    """Return what comes after `version`; raises `BackendUnavailable` when there is no higher number."""
+    """Return what comes after `version`; raises `BackendUnavailable` when there is no higher
+    number.
+    """
     if version.number >= MAX_NUMBER:
         raise BackendUnavailable(
             f"a ref has no number after {version.number}, which is none of ours; remove that file"
@@ -103,7 +115,9 @@ def following(version: Version, value: bytes | None) -> Version:
 
 
 def took_effect(folder: str, mine: Version) -> bool:
-    """Tell whether a version whose number we took is the current one, or one that the current one was built on."""
+    """Tell whether a version whose number we took is the current one, or one that the current one
+    was built on.
+    """
     for _ in range(ATTEMPTS):
         later = [number for number in numbers_in(folder) if number > mine.number]
         if not later:

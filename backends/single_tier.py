@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Tier`: one byte store among several, with its counters and the rules by which it finds out damage.
+"""`Tier`: one byte store among several, with its counters and the rules by which it finds out
+damage.
 
-`Tiers` asks every store through it.  `Rules` says how to check objects and what refs name, which `bundler/store/store_urls.py` knows.
+`Tiers` asks every store through it.  `Rules` says how to check objects and what refs name, which
+`bundler/store/store_urls.py` knows.
 """
 
 from __future__ import annotations
@@ -38,10 +40,13 @@ class Rules:
     """What tiers are told about what they hold, which a byte store does not know by itself.
 
     Attributes:
-        is_sound: whether an object's bytes are those that were stored once, by its key and them; compares their digest.  None:
-            that cannot be told, and what a tier gives is taken as it is.
-        named_by: which objects a ref's value names; a near tier gets the ref when it has them.  None: it cannot be told.
-        on_failure: called once for each tier and cause of a failure that no caller gets as an error: tier, cause, message.
+        is_sound: whether an object's bytes are those that were stored once, by its key and them;
+            compares their digest.  None: that cannot be told, and what a tier gives is taken as it
+            is.
+        named_by: which objects a ref's value names; a near tier gets the ref when it has them.
+            None: it cannot be told.
+        on_failure: called once for each tier and cause of a failure that no caller gets as an
+            error: tier, cause, message.
     """
 
     is_sound: Callable[[str, bytes], bool] | None = None
@@ -77,7 +82,9 @@ class Tier:
             raise
 
     def get_sound(self, max_bytes: Mapping[str, int]) -> dict[str, bytes]:
-        """Return the undamaged objects; what comes damaged twice is removed, so that it is filled again."""
+        """Return the undamaged objects; what comes damaged twice is removed, so that it is filled
+        again.
+        """
         got = self.ask(lambda b: b.get_within(max_bytes))
         is_sound = self.rules.is_sound or (lambda _key, _value: True)
         damaged = [key for key, value in got.items() if not is_sound(key, value)]
@@ -102,7 +109,9 @@ class Tier:
 
     @contextlib.contextmanager
     def tolerating(self) -> Iterator[None]:
-        """Run a block whose `BackendError` is counted, and reported once for each cause, in place of being raised."""
+        """Run a block whose `BackendError` is counted, and reported once for each cause, in place
+        of being raised.
+        """
         try:
             yield
         except BackendError as error:

@@ -9,8 +9,9 @@
     truth, writable      the farthest writable tier, which others share: what is there, and what tags say
     below, read-only     a base that was made before
 
-Objects are the same wherever they are, since their content decides their key: the nearest answer is right.  Refs change, so
-the truth decides; nearer tiers hold what it said last, for the time that it does not answer.
+Objects are the same wherever they are, since their content decides their key: the nearest answer is
+right.  Refs change, so the truth decides; nearer tiers hold what it said last, for the time that it
+does not answer.
 
 `bundler/store/store_urls.py` makes one when several URLs are given.
 """
@@ -54,8 +55,8 @@ class Tiers(Backend):
     * Writing raises when the truth fails; with `when_down="degrade"` the next nearer writable tier stands in for one that
       does not answer or is full, and what is written meanwhile stays there.
 
-    Guarantees what `Backend` does, for objects as soon as the truth has them.  Does not guarantee that near tiers hold all.
-    Safe under threads and forks where the tiers are.
+    Guarantees what `Backend` does, for objects as soon as the truth has them.  Does not guarantee
+    that near tiers hold all. Safe under threads and forks where the tiers are.
 
     Args:
         tiers: the nearest first; one that is not `writable` is never written.
@@ -66,7 +67,8 @@ class Tiers(Backend):
         self._tiers, self._when_down = tuple(tiers), when_down
         self._writable = [tier for tier in tiers if tier.writable]
         self._truth = self._writable[-1] if self._writable else None
-        # Peers have objects alone: what they do not say about refs, lists and times counts for nothing.
+        # Peers have objects alone: what they do not say about refs, lists and times counts for
+        # nothing.
         self._stores = [tier for tier in tiers if not tier.backend.asks_peers]
         self._read_only = [tier for tier in self._stores if not tier.writable]
         self.writable = bool(self._writable)
@@ -92,7 +94,8 @@ class Tiers(Backend):
         missing = _without(wanted, found)
         if missing and self._fetches is not None:
             found |= self._fetch(self._fetches, missing, errors)
-        # Only when no store answered: an object may be absent everywhere else, and absent is an answer, but of a peer.
+        # Only when no store answered: an object may be absent everywhere else, and absent is an
+        # answer, but of a peer.
         if not found and wanted and {tier for tier, _ in errors}.issuperset(self._stores):
             raise next(error for tier, error in reversed(errors) if tier in self._stores)
         _tolerate_all(errors)
@@ -145,7 +148,8 @@ class Tiers(Backend):
 
     def put(self, items: Mapping[str, bytes]) -> frozenset[str]:
         created, holder = self._at_truth(lambda b: b.put(items))
-        # Only what was created is copied: under a key that content does not decide, the truth may hold another writer's bytes.
+        # Only what was created is copied: under a key that content does not decide, the truth may
+        # hold another writer's bytes.
         copies = {key: items[key] for key in created}
         self._at_nearer(holder, lambda b: b.put(copies))
         return created
@@ -183,10 +187,13 @@ class Tiers(Backend):
     def delete(
         self, keys: Collection[str], unmodified_since_s: float | None = None
     ) -> frozenset[str]:
-        """Remove objects wherever we may; how old they are the truth decides, by its own clock.  See `Backend`."""
+        """Remove objects wherever we may; how old they are the truth decides, by its own clock.
+        See `Backend`.
+        """
         wanted = list(keys)
         gone, holder = self._at_truth(lambda b: b.delete(wanted, unmodified_since_s))
-        # Near copies have other times, so with a limit of time only what the truth removed is removed near.
+        # Near copies have other times, so with a limit of time only what the truth removed is
+        # removed near.
         copies = wanted if unmodified_since_s is None else sorted(gone)
         return gone.union(*self._at_nearer(holder, lambda b: b.delete(copies)))
 
@@ -230,7 +237,9 @@ class Tiers(Backend):
 
     @staticmethod
     def _first_ref(tiers: Sequence[Tier], key: str, errors: _Failures) -> bytes | None:
-        """Return the value of the first tier that has one; raises when there is none and not all could be asked."""
+        """Return the value of the first tier that has one; raises when there is none and not all
+        could be asked.
+        """
         for tier in tiers:
             try:
                 value = tier.ask(lambda b: b.read_ref(key))
@@ -256,7 +265,8 @@ class Tiers(Backend):
     ) -> bool:
         """Swap, where what a base says counts as the value as long as the truth says nothing."""
         base = self._first_ref(self._read_only, key, [])
-        # The truth may already have a value of its own, which hides the base's; else the base's value is the current one.
+        # The truth may already have a value of its own, which hides the base's; else the base's
+        # value is the current one.
         if base is None:
             return backend.swap_ref(key, expected, value)
         if expected is not None and backend.swap_ref(key, expected, value):
@@ -270,7 +280,9 @@ class Tiers(Backend):
         return backend.swap_ref(key, None, value)
 
     def _mirror(self, key: str, value: bytes | None, holder: Tier) -> None:
-        """Copy a ref to nearer tiers; a tier that lacks an object the ref names keeps the last value that it could serve."""
+        """Copy a ref to nearer tiers; a tier that lacks an object the ref names keeps the last
+        value that it could serve.
+        """
         self._unmirrored.pop(key, None)
         named = () if value is None else holder.rules.named_by(key, value)
         for tier in self._nearer(holder) if named is not None else ():
@@ -283,7 +295,8 @@ class Tiers(Backend):
     def _tell_ref(tier: Tier, key: str, value: bytes | None, named: Collection[str]) -> bool:
         current = tier.ask(lambda b: b.read_ref(key))
         if current != value:
-            # A near tag must not name what is not near: while the truth is down, readers could not follow it.
+            # A near tag must not name what is not near: while the truth is down, readers could not
+            # follow it.
             if not tier.ask(lambda b: b.exists(named)).issuperset(named):
                 return False
             tier.ask(lambda b: b.swap_ref(key, current, value))
@@ -320,7 +333,9 @@ class Tiers(Backend):
         return None, len(self._tiers)
 
     def _at_truth(self, call: Callable[[Backend], T]) -> tuple[T, Tier]:
-        """Make a call at the truth, or at the tier that stands in for it; returns the answer and the tier that gave it."""
+        """Make a call at the truth, or at the tier that stands in for it; returns the answer and
+        the tier that gave it.
+        """
         for tier in reversed(self._writable):
             try:
                 return tier.ask(call), tier

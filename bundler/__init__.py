@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Record, bundle and restore compiled Triton kernels.
 
-Everything public is here; importing this module loads neither Triton, torch nor redis.  `docs/api.md` lists the
-surface with its signatures.
+Everything public is here; importing this module loads neither Triton, torch nor redis.
+`docs/api.md` lists the surface with its signatures.
 """
 
 from __future__ import annotations
 
 import importlib
 
-# Type checkers know this name.  The standard library's takes milliseconds to import, in which Ctrl-C would be a traceback.
+# Type checkers know this name.  The standard library's takes milliseconds to import, in which
+# Ctrl-C would be a traceback.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only reader of this package's own settings: environment variables, then the files of `settings_files.py`, then defaults.
+"""The only reader of this package's own settings: environment variables, then the files of
+`settings_files.py`, then defaults.
 
 Triton's and torch's variables belong to `bundler.toolchain`, which reads them at each call.
 """
@@ -22,11 +23,13 @@ PREFIX = "TRITON_BUNDLER_"
 SPOOL_DIRECTORY = f"{PREFIX}SPOOL"
 SPOOL_INNER = f"{PREFIX}SPOOL_INNER"
 SPOOL_VARIABLES = (SPOOL_DIRECTORY, SPOOL_INNER)
-# The cache manager that the user had configured before `install`, as `module:Class`; set by us, for child processes.
+# The cache manager that the user had configured before `install`, as `module:Class`; set by us, for
+# child processes.
 INNER = f"{PREFIX}INNER"
 # Bundles that a library registered, joined by `os.pathsep`; set by us, for child processes.
 REGISTERED = f"{PREFIX}REGISTERED"
-# While a command makes a bundle, in it and its workers: the modules that it imports may register the one that it is about to write.
+# While a command makes a bundle, in it and its workers: the modules that it imports may register
+# the one that it is about to write.
 UNREGISTERED = f"{PREFIX}UNREGISTERED"
 _NO_SETTINGS = (*SPOOL_VARIABLES, INNER, REGISTERED, UNREGISTERED, settings_files.VARIABLE)
 # How alike a misspelled name and a right one are, of 1; what is less alike would be a guess.
@@ -40,9 +43,12 @@ STRICT_MODES: tuple[str, ...] = ("off", "warn", "error")
 DEMANDS: tuple[str, ...] = ("require", "prefer", "off")
 
 
-# A process that imports the cache manager alone imports no msgspec, and a named tuple takes ten times as long to make as such a class.
+# A process that imports the cache manager alone imports no msgspec, and a named tuple takes ten
+# times as long to make as such a class.
 class EnvironmentSetting:
-    """One variable that users set: its name without the prefix, the values it takes, its default and what it is for."""
+    """One variable that users set: its name without the prefix, the values it takes, its default
+    and what it is for.
+    """
 
     __slots__ = ("default", "meaning", "name", "values")
 
@@ -51,7 +57,9 @@ class EnvironmentSetting:
 
 
 class SettingOrigin:
-    """What holds for one setting: `value` is None where nothing sets it, `origin` a variable, the path of a file, or `default`."""
+    """What holds for one setting: `value` is None where nothing sets it, `origin` a variable, the
+    path of a file, or `default`.
+    """
 
     __slots__ = ("origin", "setting", "value")
 
@@ -217,7 +225,9 @@ def settings() -> Settings:
 
 
 def signature_demands() -> tuple[Demand, Demand]:
-    """Return what is asked for of kernels, and of code, which each hit of a session asks for; raises `ConfigError`."""
+    """Return what is asked for of kernels, and of code, which each hit of a session asks for;
+    raises `ConfigError`.
+    """
     kernels = cast(Demand, _one_of("SIGNATURES", "off", "prefer", "require"))
     return kernels, cast(Demand, _one_of("CODE_SIGNATURES", kernels, *DEMANDS))
 
@@ -266,7 +276,9 @@ def server_settings() -> dict[str, Any]:
 
 
 def unknown_variables() -> dict[str, str | None]:
-    """Return the variables that begin as ours do and that nobody reads, each with the right name that is nearest to it."""
+    """Return the variables that begin as ours do and that nobody reads, each with the right name
+    that is nearest to it.
+    """
     names = [setting.name for setting in SETTINGS]
     unknown = sorted(
         name for name in os.environ if name.startswith(PREFIX) and name not in _NO_SETTINGS
@@ -312,7 +324,8 @@ def unknown_words() -> str | None:
 def strict_setting() -> Strict:
     """Return the mode for a process whose other settings may be wrong.
 
-    Who set it to something that is no mode wanted strictness, and gets the strictest: the mistake is an error then.
+    Who set it to something that is no mode wanted strictness, and gets the strictest: the mistake
+    is an error then.
     """
     try:
         said = _read("STRICT")
@@ -327,7 +340,9 @@ def says_strict() -> bool:
 
 
 def replays() -> bool:
-    """Whether the user asked for the tag's kernels in Triton's in-memory caches; raises `ConfigError`."""
+    """Whether the user asked for the tag's kernels in Triton's in-memory caches; raises
+    `ConfigError`.
+    """
     return _one_of("REPLAY", "0", "1") == "1"
 
 
@@ -352,13 +367,17 @@ def registered_bundles() -> list[str]:
 
 
 def registration_is_off() -> bool:
-    """Whether bundles that libraries register are not read, since one of them may be what is made now."""
+    """Whether bundles that libraries register are not read, since one of them may be what is made
+    now.
+    """
     return os.environ.get(UNREGISTERED) == "1"
 
 
 @contextlib.contextmanager
 def without_registered_bundles() -> Iterator[None]:
-    """Let no bundle that a library registers be read while the block runs, here and in processes that start meanwhile."""
+    """Let no bundle that a library registers be read while the block runs, here and in processes
+    that start meanwhile.
+    """
     before = os.environ.get(UNREGISTERED)
     os.environ[UNREGISTERED] = "1"
     try:
@@ -371,7 +390,9 @@ def without_registered_bundles() -> Iterator[None]:
 
 
 def origins() -> list[SettingOrigin]:
-    """Return each setting, in the order of `SETTINGS`, with what sets it; raises `ConfigError` for a file that cannot be used."""
+    """Return each setting, in the order of `SETTINGS`, with what sets it; raises `ConfigError` for
+    a file that cannot be used.
+    """
     return [
         SettingOrigin(setting, _read(setting.name), _origin(setting.name)) for setting in SETTINGS
     ]
@@ -426,8 +447,8 @@ class SpoolSettings:
     """What a recording parent told its child processes; set by us, not by users.
 
     Attributes:
-        directory: where children write their records, None when nobody records; several joined by `os.pathsep` when
-            recordings are nested.
+        directory: where children write their records, None when nobody records; several joined by
+            `os.pathsep` when recordings are nested.
         inner: the cache manager class that the user had configured, as `module:Class`.
     """
 

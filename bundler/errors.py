@@ -120,13 +120,17 @@ class NotFound(BundlerError, KeyError):
 
 
 class MergeConflict(BundlerError):
-    """Two bundles hold different kernels under one kernel key, or different programs or files under one name."""
+    """Two bundles hold different kernels under one kernel key, or different programs or files under
+    one name.
+    """
 
     code = "merge-conflict"
 
 
 class EmptyBundle(BundlerError, ValueError):
-    """A bundle that is to be written, pushed or restored has nothing in it; more likely a mistake than a wish."""
+    """A bundle that is to be written, pushed or restored has nothing in it; more likely a mistake
+    than a wish.
+    """
 
     code = "empty"
 
@@ -144,13 +148,17 @@ class ConfigError(BundlerError, ValueError):
 
 
 class ToolchainMismatch(BundlerError):
-    """The kernels were compiled by another compiler, or for another platform, than this machine has."""
+    """The kernels were compiled by another compiler, or for another platform, than this machine
+    has.
+    """
 
     code = "toolchain"
 
 
 class Untrusted(BundlerError):
-    """Nobody whose key is trusted for it vouches for a bundle or a tag, and the policy requires that somebody does."""
+    """Nobody whose key is trusted for it vouches for a bundle or a tag, and the policy requires
+    that somebody does.
+    """
 
     code = "untrusted"
 
@@ -186,19 +194,25 @@ class CannotLaunchStatically(BundlerError):
 
 
 class DriverError(BundlerError):
-    """The GPU's driver refused; `call` and `status` are its own, `kernel` the kernel's name where there is one."""
+    """The GPU's driver refused; `call` and `status` are its own, `kernel` the kernel's name where
+    there is one.
+    """
 
     code = "driver"
 
 
 class DriverUnavailable(DriverError):
-    """The driver's library is missing, finds no device, or cannot be used since this process was forked."""
+    """The driver's library is missing, finds no device, or cannot be used since this process was
+    forked.
+    """
 
     code = "driver-unavailable"
 
 
 class CompileFailed(BundlerError):
-    """A kernel does not compile; `name`, `reason`, `line` (of its source, where known) and `words` (of the compiler) say more."""
+    """A kernel does not compile; `name`, `reason`, `line` (of its source, where known) and `words`
+    (of the compiler) say more.
+    """
 
     code = "compile-failed"
 
@@ -228,12 +242,16 @@ class OperatorFailed(BundlerError, RuntimeError):
 
 
 class UnsupportedOperator(BundlerError, TypeError):
-    """The generator has no text for an operator or dtype; `operator` and `dtypes` say which. Whoever asked calls the ATen operator instead."""
+    """The generator has no text for an operator or dtype; `operator` and `dtypes` say which.
+    Whoever asked calls the ATen operator instead.
+    """
 
     code = "unsupported-operator"
 
 
 class WrongResult(BundlerError):
-    """A generated program computes something else than eager torch, which `verify` found; `output`, `expected`, `got`, `largest` and `kernel` say more."""
+    """A generated program computes something else than eager torch, which `verify` found; `output`,
+    `expected`, `got`, `largest` and `kernel` say more.
+    """
 
     code = "wrong-result"

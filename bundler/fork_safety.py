@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`after_fork`, `ForkSafeLock`: how an object that holds a lock, a thread or a process learns that it is in a forked child.
+"""`after_fork`, `ForkSafeLock`: how an object that holds a lock, a thread or a process learns that
+it is in a forked child.
 
-Only the thread that forked exists in the child, so a lock that another thread held stays locked there for ever.  An object with such
-a lock registers a method that makes the lock anew; every room may use this module, which imports nothing of ours.
+Only the thread that forked exists in the child, so a lock that another thread held stays locked
+there for ever.  An object with such a lock registers a method that makes the lock anew; every room
+may use this module, which imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -19,15 +21,16 @@ _LOG = logger("bundler")
 
 
 class _Handlers:
-    """The methods that a forked child calls, in the order in which they were added, each as long as its object lives.
+    """The methods that a forked child calls, in the order in which they were added, each as long as
+    its object lives.
 
-    The system cannot be told to forget a handler, so it gets one for all: a program that makes thousands of services, one for each
-    tuning say, leaves nothing behind.
+    The system cannot be told to forget a handler, so it gets one for all: a program that makes
+    thousands of services, one for each tuning say, leaves nothing behind.
     """
 
     def __init__(self) -> None:
-        # By the number of the reference: the object, and what to call with it.  Not `WeakMethod`, whose own callback fails, aloud, for an
-        # object that the end of the interpreter takes away.
+        # By the number of the reference: the object, and what to call with it.  Not `WeakMethod`,
+        # whose own callback fails, aloud, for an object that the end of the interpreter takes away.
         self._methods: dict[int, tuple[weakref.ref[Any], Callable[[Any], None]]] = {}
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._call)
@@ -54,14 +57,17 @@ _HANDLERS = _Handlers()
 
 
 def after_fork(method: Callable[[], None]) -> None:
-    """Call a bound method in every forked child, as long as its object lives; nothing where the system cannot fork."""
+    """Call a bound method in every forked child, as long as its object lives; nothing where the
+    system cannot fork.
+    """
     _HANDLERS.add(method)
 
 
 class ForkSafeLock:
     """A reentrant lock that a forked child gets anew.
 
-    Used as `with holder.lock:`, so that a block in which the process forks gives back the lock that it took.
+    Used as `with holder.lock:`, so that a block in which the process forks gives back the lock that
+    it took.
 
     Attributes:
         lock: the lock of this process.

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The port by which every room tells what happens: numbers, states, and steps that take time; nothing is kept of them but states.
+"""The port by which every room tells what happens: numbers, states, and steps that take time;
+nothing is kept of them but states.
 
 ::
 
     a room ──count, state──▶ listeners                 integrations/prometheus_meters.py is one
            ──step, ended───▶ listeners, spans (`trace_spans.py`) and the logger `bundler.events`
 
-Where nobody listens a call costs a look at a tuple, and `step` gives back an object that does nothing.  Every room may import this module.
-docs/metrics.md lists what is told.
+Where nobody listens a call costs a look at a tuple, and `step` gives back an object that does
+nothing.  Every room may import this module. docs/metrics.md lists what is told.
 """
 
 from __future__ import annotations
@@ -148,12 +149,16 @@ _UNOBSERVED = _Unobserved("", {})
 
 
 def observed() -> bool:
-    """Tell whether anybody hears of steps now: a listener, a program that traces, or one that logs what happens."""
+    """Tell whether anybody hears of steps now: a listener, a program that traces, or one that logs
+    what happens.
+    """
     return bool(listeners) or _traces() or logs_info(LOG)
 
 
 def _traces() -> bool:
-    """Tell whether the program traces: some libraries, redis-py is one, import OpenTelemetry wherever it is installed."""
+    """Tell whether the program traces: some libraries, redis-py is one, import OpenTelemetry
+    wherever it is installed.
+    """
     tracing = sys.modules.get(_TRACING)
     return tracing is not None and not isinstance(
         tracing.get_tracer_provider(), tracing.ProxyTracerProvider
@@ -185,7 +190,8 @@ def observing(name: str, *told: str) -> Callable[[Callable[P, R]], Callable[P, R
 
     Args:
         name: of the step.
-        told: attributes of the result that are facts; the first argument's `name`, where it has one, is the fact `store`.
+        told: attributes of the result that are facts; the first argument's `name`, where it has
+            one, is the fact `store`.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

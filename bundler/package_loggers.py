@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`logger`: the loggers of this package, which cost nothing before something is logged.
 
-Every room takes its logger from here.  `logging` takes a new process as long to import as fifty kernels take to restore, and where the
-program itself has not imported it, nobody has asked for our lines yet.  A program that does not configure logging sees none of them.
+Every room takes its logger from here.  `logging` takes a new process as long to import as fifty
+kernels take to restore, and where the program itself has not imported it, nobody has asked for our
+lines yet.  A program that does not configure logging sees none of them.
 """
 
 from __future__ import annotations
@@ -37,5 +38,7 @@ def logger(name: str) -> Logger:
 
 
 def logs_info(log: Logger) -> bool:
-    """Tell whether lines of the level INFO are wanted of a logger; without `logging` in this process they are not."""
+    """Tell whether lines of the level INFO are wanted of a logger; without `logging` in this
+    process they are not.
+    """
     return "logging" in sys.modules and log.isEnabledFor(_INFO)

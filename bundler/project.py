@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`page`, `install`: release and addresses of the project, as the package's metadata has them, and how to install what is optional.
+"""`page`, `install`: release and addresses of the project, as the package's metadata has them, and
+how to install what is optional.
 
-Messages of all rooms, and the command's help, take addresses from it; the compile service compares its workers' release with it.
+Messages of all rooms, and the command's help, take addresses from it; the compile service compares
+its workers' release with it.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from bundler.backends.extras import install
 
 __all__ = ["HOME", "URLS", "VERSION", "install", "page"]
 
-#: The same as `bundler.__version__`, for a room that must not import the whole package to ask for it.
+#: The same as `bundler.__version__`, for a room that must not import the whole package to ask for
+#: it.
 VERSION = "0.1.0"
 HOME = "https://github.com/triton-bundler/triton-bundler"
 #: The same as in the metadata, which takes longer to read.
@@ -23,5 +26,7 @@ URLS = {
 
 
 def page(name: str) -> str:
-    """Return the address of a page of the documentation, since an installed package has no such files."""
+    """Return the address of a page of the documentation, since an installed package has no such
+    files.
+    """
     return f"{HOME}/blob/main/docs/{name}.md"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`MODULE_OF_NAME`: which module each public name of the package comes from; `bundler/__init__.py` imports that module when the name is first used."""
+"""`MODULE_OF_NAME`: which module each public name of the package comes from; `bundler/__init__.py`
+imports that module when the name is first used.
+"""
 
 from __future__ import annotations
 

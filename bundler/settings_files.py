@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`values`, `candidates`: settings in files, for who does not want to export variables: `triton-bundler.toml`, or `[tool.triton-bundler]`.
+"""`values`, `candidates`: settings in files, for who does not want to export variables:
+`triton-bundler.toml`, or `[tool.triton-bundler]`.
 
-`config.py` asks here for what the environment leaves open; `triton-bundler config show --origin` lists what was read.  The nearer file
-wins, setting by setting: the project's, then the user's.
+`config.py` asks here for what the environment leaves open; `triton-bundler config show --origin`
+lists what was read.  The nearer file wins, setting by setting: the project's, then the user's.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ PYPROJECT = "pyproject.toml"
 # Names one file in file of the search, or none at all.
 VARIABLE = "TRITON_BUNDLER_CONFIG"
 NO_FILE = "none"
-# A folder that somebody else filled may not decide what runs here: these stand in the user's file or in the environment.
+# A folder that somebody else filled may not decide what runs here: these stand in the user's file
+# or in the environment.
 PERSONAL = frozenset(
     {"TRUST", "SIGNATURES", "CODE_SIGNATURES", "KEYS", "SIGNING_KEY", "PASSWORD_FILE"}
 )
@@ -30,7 +32,9 @@ MOST_BYTES = 1_000_000
 
 
 class FileValue:
-    """One setting as a file has it: `text` is what the environment variable would hold, `path` the file."""
+    """One setting as a file has it: `text` is what the environment variable would hold, `path` the
+    file.
+    """
 
     __slots__ = ("path", "text")
 
@@ -45,7 +49,8 @@ class SettingsFile:
         path: where it is.
         personal: whether it is the user's own choice, and not that of whoever made the folder.
         passed_over: why it is not read although it is there; None when it is.
-        content: its bytes, of which so many were read when it was judged; None when it is read later.
+        content: its bytes, of which so many were read when it was judged; None when it is read
+            later.
     """
 
     __slots__ = ("content", "passed_over", "path", "personal")
@@ -63,12 +68,14 @@ class SettingsFile:
 
 
 def values(names: frozenset[str]) -> Mapping[str, FileValue]:
-    """Return what the files of this process say, by the names of `config.SETTINGS`, of which `names` are known.
+    """Return what the files of this process say, by the names of `config.SETTINGS`, of which
+    `names` are known.
 
     Each file is read once for each working directory; later changes are not noticed.
 
     Raises:
-        ConfigError: a file is no TOML, has an unknown name or a wrong type, or a project's file has a personal setting.
+        ConfigError: a file is no TOML, has an unknown name or a wrong type, or a project's file has
+            a personal setting.
     """
     return _values(names, *_surroundings())
 
@@ -84,7 +91,9 @@ def setting_key(name: str) -> str:
 
 
 def _surroundings() -> tuple[str | None, str, str]:
-    """Return what decides where files are: the variable, the working directory (empty when it is gone), the user's folder."""
+    """Return what decides where files are: the variable, the working directory (empty when it is
+    gone), the user's folder.
+    """
     try:
         here = os.getcwd()
     except OSError:
@@ -130,9 +139,11 @@ def _project(here: str) -> SettingsFile | None:
 
 
 def _judged(path: str) -> SettingsFile | None:
-    """Return a file of a project, passed over when it is not the user's; None for a pyproject.toml without our table.
+    """Return a file of a project, passed over when it is not the user's; None for a pyproject.toml
+    without our table.
 
-    What somebody else put above the working directory never fails, whatever it is: anybody may do that, in /tmp for one.
+    What somebody else put above the working directory never fails, whatever it is: anybody may do
+    that, in /tmp for one.
     """
     try:
         with os.fdopen(_opened(path), "rb") as file:
@@ -152,7 +163,9 @@ def _judged(path: str) -> SettingsFile | None:
 
 
 def _not_ours(status: os.stat_result) -> str | None:
-    """Return why a file that lies above the working directory is not the user's, as git and ssh ask; None when it is."""
+    """Return why a file that lies above the working directory is not the user's, as git and ssh
+    ask; None when it is.
+    """
     if hasattr(os, "geteuid") and status.st_uid not in (os.geteuid(), 0):
         return f"it belongs to user {status.st_uid}; name it by {VARIABLE} to have it read"
     if status.st_mode & 0o002:
@@ -198,7 +211,9 @@ def _table(path: str, content: bytes | None) -> Mapping[str, Any]:
 
 
 def toml_of(content: bytes) -> dict[str, Any]:
-    """Return what a TOML file says; raises `ValueError` for what is none, or so deep that it cannot be read."""
+    """Return what a TOML file says; raises `ValueError` for what is none, or so deep that it cannot
+    be read.
+    """
     import tomllib  # milliseconds, which nobody pays who has no such file
 
     try:
@@ -222,7 +237,8 @@ def _opened(path: str) -> int:
 
 def _content(file: IO[bytes]) -> bytes:
     """Return the bytes of a file, of a larger one a byte more than it may have."""
-    # No more than is there, as far as that is known: the buffer is made before it is filled, and a new process pays for each page.
+    # No more than is there, as far as that is known: the buffer is made before it is filled, and a
+    # new process pays for each page.
     size = os.fstat(file.fileno()).st_size
     content = file.read(min(size, MOST_BYTES) + 1)
     if len(content) > size:
@@ -235,7 +251,9 @@ def _unreadable(path: str, error: OSError) -> ConfigError:
 
 
 def _text(path: str, key: str, value: object) -> str:
-    """Return a value as the environment would have it; a list is blank-separated, as the stores are."""
+    """Return a value as the environment would have it; a list is blank-separated, as the stores
+    are.
+    """
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, (str, int, float)):

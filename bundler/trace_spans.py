@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`span`, `past_span`: steps as spans of OpenTelemetry, for programs that trace.
 
-`observers.py` imports it when the program itself has imported `opentelemetry.trace`, and calls it for each step.  Where the program configured
-no provider, OpenTelemetry's own spans record nothing.
+`observers.py` imports it when the program itself has imported `opentelemetry.trace`, and calls it
+for each step.  Where the program configured no provider, OpenTelemetry's own spans record nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _NAME = "triton-bundler"
 
 @contextlib.contextmanager
 def span(name: str) -> Iterator[Callable[[Mapping[str, Fact]], None]]:
-    """Open a span, the current one while the block runs; yields what to give it attributes by, at its end.
+    """Open a span, the current one while the block runs; yields what to give it attributes by, at
+    its end.
 
     An error that leaves the block is recorded in it.
     """

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Settings`, `SignatureSettings`: what the user set, as values; `config.py` reads them, and imports this module when somebody asks for them.
+"""`Settings`, `SignatureSettings`: what the user set, as values; `config.py` reads them, and
+imports this module when somebody asks for them.
 
-A module of its own, because structs need msgspec, and a process that imports the cache manager alone has not imported it.
+A module of its own, because structs need msgspec, and a process that imports the cache manager
+alone has not imported it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ Launcher = Literal["bundler", "triton"]
 
 
 class SignatureSettings(Struct, frozen=True):
-    """What the user set about signatures; `epochs` is the directory that remembers which statements about tags were seen."""
+    """What the user set about signatures; `epochs` is the directory that remembers which statements
+    about tags were seen.
+    """
 
     kernels: Demand
     code: Demand

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`warn`, `show`: warnings that point at the line of the user's program that led to them, however deep in this package they arise.
+"""`warn`, `show`: warnings that point at the line of the user's program that led to them, however
+deep in this package they arise.
 
-Every room warns through it; the compile service and cache managers use `show`, since a warning must not end a compile.
+Every room warns through it; the compile service and cache managers use `show`, since a warning must
+not end a compile.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from types import FrameType
 
 from bundler.errors import BundlerWarning
 
-# Packages whose frames are skipped on the way to the user's line: this one, the libraries that call it, and what calls go through.
+# Packages whose frames are skipped on the way to the user's line: this one, the libraries that call
+# it, and what calls go through.
 _BETWEEN = frozenset(
     {
         "bundler",
@@ -28,7 +31,8 @@ _BETWEEN = frozenset(
 
 
 def warn(message: str) -> None:
-    """Give a `BundlerWarning` at the nearest line that is neither this package's nor that of a library which calls it.
+    """Give a `BundlerWarning` at the nearest line that is neither this package's nor that of a
+    library which calls it.
 
     A thread of this package has no such line; then the warning points at the line that calls this.
     """
@@ -46,7 +50,9 @@ def warn(message: str) -> None:
 
 
 def show(message: str) -> None:
-    """Give the same warning where it must never become an error: a program that asked for that (`-W error`) is only shown it."""
+    """Give the same warning where it must never become an error: a program that asked for that (`-W
+    error`) is only shown it.
+    """
     frame = _users(sys._getframe(1)) or sys._getframe(1)  # noqa: SLF001  # as in `warn`
     try:
         warn(message)

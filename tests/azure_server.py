@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real server for Azure Blob Storage for tests: Azurite, Microsoft's emulator, where its program is installed (npm install azurite)."""
+"""A real server for Azure Blob Storage for tests: Azurite, Microsoft's emulator, where its program
+is installed (npm install azurite).
+"""
 
 import contextlib
 import os

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of every room share: the right package, a clean environment, no leaks, and kernels compiled once."""
+"""What the tests of every room share: the right package, a clean environment, no leaks, and kernels
+compiled once.
+"""
 
 import ast
 import functools
@@ -30,7 +32,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TARGETS = ("cuda:90", "hip:gfx942")
 CORPUS = ROOT.parent / "shared" / "corpus"
 REAL_CACHES = ("inductor-transformer-h200", "triton-liger-h200")
-# Last, so that an installed bundler goes before that of the checkout: tests import tools.fuzz and others.
+# Last, so that an installed bundler goes before that of the checkout: tests import tools.fuzz and
+# others.
 sys.path.append(str(ROOT))
 # What programs that tests start run first; behind ROOT, so that it shadows nothing.
 CHILD_START = ROOT / "tests" / "child_start"
@@ -82,7 +85,9 @@ def pytest_addoption(parser):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Leave out files without the mark that `--holding` names: importing all 190 of them takes longer than many a run."""
+    """Leave out files without the mark that `--holding` names: importing all 190 of them takes
+    longer than many a run.
+    """
     mark = config.getoption("--holding")
     if mark is None or collection_path.suffix != ".py" or _names(collection_path, mark):
         return None
@@ -114,7 +119,9 @@ def pytest_runtest_setup(item):
 
 
 def _open_files():
-    """Return what each file descriptor of this process leads to, but for those that Python keeps for itself."""
+    """Return what each file descriptor of this process leads to, but for those that Python keeps
+    for itself.
+    """
     found = {}
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -137,8 +144,9 @@ def _new_files(before):
 def one_parser_at_a_time():
     """Let one thread at a time parse Python source.
 
-    CPython 3.11 counts the depth of AST constructors for the interpreter, not for each thread, so two threads that parse at once
-    may get a SystemError.  Triton parses a kernel's source in whatever thread compiles it.
+    CPython 3.11 counts the depth of AST constructors for the interpreter, not for each thread, so
+    two threads that parse at once may get a SystemError.  Triton parses a kernel's source in
+    whatever thread compiles it.
     """
     lock, parse = threading.RLock(), ast.parse
 
@@ -155,8 +163,9 @@ def one_parser_at_a_time():
 def nothing_loaded():
     """Let each file of tests begin without the kernels that another file's tests loaded.
 
-    A recording, and a session's tag, take every kernel that this process's JIT functions hold; which files share a process, and
-    which functions the collector has freed, differs from run to run.
+    A recording, and a session's tag, take every kernel that this process's JIT functions hold;
+    which files share a process, and which functions the collector has freed, differs from run to
+    run.
     """
     for function in instances.instances(instances.JIT_FUNCTION):
         getattr(function, "device_caches", {}).clear()
@@ -164,7 +173,9 @@ def nothing_loaded():
 
 @pytest.fixture(scope="session")
 def run_tool():
-    """Return a function that runs a program of tools/ with the bundler that is tested here, and returns the finished process."""
+    """Return a function that runs a program of tools/ with the bundler that is tested here, and
+    returns the finished process.
+    """
 
     def run(program, *arguments, first="", timeout=110):
         line = [
@@ -205,7 +216,8 @@ def no_leaks():
         return
     files, threads = _open_files(), set(threading.enumerate())
     yield
-    # A call that nobody waits for any more closes what it opened when it ends, in a thread that `threading`, or Python, may not know.
+    # A call that nobody waits for any more closes what it opened when it ends, in a thread that
+    # `threading`, or Python, may not know.
     ends = time.monotonic() + _PATIENCE_S
     while _new_files(files) and time.monotonic() < ends:
         gc.collect()  # what waits for the collector is not a leak
@@ -219,7 +231,9 @@ def no_leaks():
 
 @pytest.fixture(scope="session")
 def private_folders(tmp_path_factory):
-    """Folders for `clean_environment`, one after the other: pytest's own `mktemp` lists all that it has made, each time."""
+    """Folders for `clean_environment`, one after the other: pytest's own `mktemp` lists all that it
+    has made, each time.
+    """
     root = tmp_path_factory.mktemp("private")
     return (root / str(number) for number in itertools.count())
 
@@ -249,7 +263,8 @@ def clean_environment(no_leaks, private_folders):
 
 @dataclass(frozen=True)
 class Compiled:
-    """The kernels of examples/kernels.py for each target, as Triton left them, and the recording of their compiles.
+    """The kernels of examples/kernels.py for each target, as Triton left them, and the recording of
+    their compiles.
 
     Read only: tests make copies.
     """
@@ -277,7 +292,8 @@ class Compiled:
 
 @pytest.fixture(scope="session")
 def made_once(request, tmp_path_factory):
-    """Return a function that fills a folder once a run: the first worker of pytest-xdist to ask does it, the others wait.
+    """Return a function that fills a folder once a run: the first worker of pytest-xdist to ask
+    does it, the others wait.
 
     What is in the folder is read only.  Where filling fails, the next to ask tries again.
     """
@@ -299,7 +315,9 @@ def made_once(request, tmp_path_factory):
 
 @pytest.fixture(autouse=True, scope="session")
 def triton_hashed_once(made_once):
-    """Let programs that tests start share what Triton computes of itself; `child_start/sitecustomize.py` says how."""
+    """Let programs that tests start share what Triton computes of itself;
+    `child_start/sitecustomize.py` says how.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BUNDLER_TEST_TRITON_KEYS", str(made_once("triton-keys", lambda folder: None)))
         patch.setenv("PYTHONPATH", str(CHILD_START), prepend=os.pathsep)
@@ -330,7 +348,9 @@ def _compile_examples(folder):
 
 @pytest.fixture(scope="session")
 def debian_program(made_once):
-    """Return a function that finds a program: of this machine, or out of a package of Debian's, which is unpacked and not installed; else it skips."""
+    """Return a function that finds a program: of this machine, or out of a package of Debian's,
+    which is unpacked and not installed; else it skips.
+    """
 
     def fetch(package, folder):
         if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
@@ -361,7 +381,9 @@ def debian_program(made_once):
 
 @pytest.fixture(scope="session")
 def unpacked(made_once):
-    """Return a function that unpacks an archive of real caches, once a run, or skips where it is not; read only."""
+    """Return a function that unpacks an archive of real caches, once a run, or skips where it is
+    not; read only.
+    """
 
     def unpack(name):
         archive = CORPUS / f"{name}.tar.xz"

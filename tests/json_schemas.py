@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `--json` may print: `check_printed` compares an object with the schema of its command in docs/schemas.
+"""What `--json` may print: `check_printed` compares an object with the schema of its command in
+docs/schemas.
 
 The fixtures that call the command use it, so that every run with --json in the suite is compared.
 """
@@ -60,7 +61,9 @@ def command_of(words):
 
 
 def check_printed(words, printed):
-    """Raise `AssertionError` where a command line with --json printed what its schema does not allow."""
+    """Raise `AssertionError` where a command line with --json printed what its schema does not
+    allow.
+    """
     # A program and its words may follow, with or without `--`.
     ends = [place for place, word in enumerate(words) if str(word) in {"--", sys.executable}]
     before_program = [str(word) for word in words][: min(ends, default=None)]

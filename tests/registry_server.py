@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registries of containers for tests: a small one in this process, which lists referrers and can be spoilt; and Debian's, as a process on the loopback."""
+"""Registries of containers for tests: a small one in this process, which lists referrers and can be
+spoilt; and Debian's, as a process on the loopback.
+"""
 
 import base64
 import contextlib
@@ -36,7 +38,8 @@ class SmallRegistry(http.server.ThreadingHTTPServer):
     Attributes:
         lists_referrers: whether it has the referrers API.
         user, password: who may do anything; empty for everybody.
-        token: what is asked for in place of them, once `realm` is set, as a server of tokens gives it.
+        token: what is asked for in place of them, once `realm` is set, as a server of tokens gives
+            it.
         realm: the address of a server of tokens.
         requests: method, path and `Authorization` of each, in order.
         spoil: called with a handler before it answers; True when it has answered itself.
@@ -234,7 +237,9 @@ _ROUTES = (
 
 
 def debian_binary():
-    """Return the path of a registry: on PATH, or Debian's, unpacked into the user's cache; skips aloud where neither is to be had."""
+    """Return the path of a registry: on PATH, or Debian's, unpacked into the user's cache; skips
+    aloud where neither is to be had.
+    """
     found = next(filter(None, map(shutil.which, _BINARIES)), None)
     kept = _CACHE / "docker-registry" / "usr" / "bin" / "docker-registry"
     if found or kept.is_file():
@@ -268,7 +273,9 @@ def debian_binary():
 
 @contextlib.contextmanager
 def debian_registry(folder, htpasswd=""):
-    """Start a registry that keeps its data in a folder, and yield its host and port; it is ended by its process."""
+    """Start a registry that keeps its data in a folder, and yield its host and port; it is ended by
+    its process.
+    """
     binary = debian_binary()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real S3 server for tests: moto, as a process on a free port of the loopback; and a proxy that counts, delays and spoils answers.
+"""A real S3 server for tests: moto, as a process on a free port of the loopback; and a proxy that
+counts, delays and spoils answers.
 
 It answers one request at a time, as its compare-and-set is not atomic between threads.
 """

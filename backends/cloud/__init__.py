@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A byte store in an object store (S3, Google, Azure) or behind a plain web server: which URLs mean one, and the way in.
+"""A byte store in an object store (S3, Google, Azure) or behind a plain web server: which URLs mean
+one, and the way in.
 
-Importing this module costs nothing.  `CloudBackend` and `connect` are looked up in it when they are asked for, and only then
-obstore is imported; where that is missing, a `MissingExtra` says so.
+Importing this module costs nothing.  `CloudBackend` and `connect` are looked up in it when they are
+asked for, and only then obstore is imported; where that is missing, a `MissingExtra` says so.
 
 `bundler/store/store_urls.py` is the caller.
 """

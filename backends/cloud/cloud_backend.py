@@ -7,12 +7,13 @@
     <prefix>/packs/<16 hex>    the objects of one `put`, one after another; written once, never changed
     <prefix>/leases/<32 hex>   who may compile what, for a time
 
-What costs time there is the number of requests.  What one call puts is one pack, and what one call gets is a range of each of its
-packs; a catalog of 10,000 objects has about 1 MB.  Since all that changes is one file, each change is atomic, conditions on
-times and values included: of two writers that replace it the second gets a conflict, and does its change anew.  A pack is written before
-the catalog names it, and removed after none does; one that a writer left when it died is removed by a later `delete`, a day old.
-A pack of which less than half is in use is written anew.  Writers of one store take turns, so a store is for some
-thousand bundles, and dozens of writers.
+What costs time there is the number of requests.  What one call puts is one pack, and what one call
+gets is a range of each of its packs; a catalog of 10,000 objects has about 1 MB.  Since all that
+changes is one file, each change is atomic, conditions on times and values included: of two writers
+that replace it the second gets a conflict, and does its change anew.  A pack is written before the
+catalog names it, and removed after none does; one that a writer left when it died is removed by a
+later `delete`, a day old. A pack of which less than half is in use is written anew.  Writers of one
+store take turns, so a store is for some thousand bundles, and dozens of writers.
 
 `bundler/store/store_urls.py` opens it by its URL.
 """
@@ -50,7 +51,8 @@ CATALOG = "catalog"
 PACK_BYTES = 64 * 1024 * 1024
 REF_BYTES = 1024 * 1024
 THREADS = 8
-# A change that met others so often gives up; with dozens of writers a handful of conflicts is usual.
+# A change that met others so often gives up; with dozens of writers a handful of conflicts is
+# usual.
 ATTEMPTS = 100
 LONGEST_PAUSE_S = 0.25
 ORPHAN_S = 24 * 3600.0
@@ -60,16 +62,17 @@ _Change = Callable[[Catalog], Catalog | None]
 class CloudBackend(Backend):
     """Objects and refs in an object store, and leases, shared by processes of any number of hosts.
 
-    Guarantees what `Backend` does where the object store honours If-Match and If-None-Match.  Times are those of the hosts, and never
-    run backwards; a host whose clock is wrong by minutes is refused by the object stores themselves.
-    An object that another handle has deleted may be got for as long as its pack is there.
-    Does not guarantee: that a swap of a ref is reported as made when its answer was lost and more than 64 other changes came before
-    the next attempt.
+    Guarantees what `Backend` does where the object store honours If-Match and If-None-Match.  Times
+    are those of the hosts, and never run backwards; a host whose clock is wrong by minutes is
+    refused by the object stores themselves. An object that another handle has deleted may be got
+    for as long as its pack is there. Does not guarantee: that a swap of a ref is reported as made
+    when its answer was lost and more than 64 other changes came before the next attempt.
 
     Args:
         bucket: where it lies.
         writable: False for a server that is only read.
-        touch_every_s: an object that was in use so recently is not marked again; `delete` allows for it.
+        touch_every_s: an object that was in use so recently is not marked again; `delete` allows
+            for it.
     """
 
     reads_are_cheap = False
@@ -218,7 +221,8 @@ class CloudBackend(Backend):
                 parts.append(left.pop(key))
                 places[key] = PackSpan(pack, size, len(parts[-1]), 0)
                 size += len(parts[-1])
-            # A conflict is our own request, made again when its answer was lost: the number of the pack is random.
+            # A conflict is our own request, made again when its answer was lost: the number of the
+            # pack is random.
             with contextlib.suppress(Conflict):
                 self._bucket.create(pack_name(pack), b"".join(parts))
             packs[pack] = size
@@ -258,7 +262,9 @@ class CloudBackend(Backend):
         return place.modified_ms + self._touch_every_ms
 
     def _clean(self, catalog: Catalog, touched: Collection[int]) -> None:
-        """Remove packs that nothing lies in, and write those anew of which less than half is in use."""
+        """Remove packs that nothing lies in, and write those anew of which less than half is in
+        use.
+        """
         live: dict[int, int] = defaultdict(int)
         for place in catalog.objects.values():
             live[place.pack] += place.size
@@ -408,14 +414,16 @@ class CloudBackend(Backend):
         """Make a change, again and again until nobody was faster; returns the catalog after it.
 
         Args:
-            change: returns the catalog as it is to be, None for no change; called with each catalog that is met.
+            change: returns the catalog as it is to be, None for no change; called with each catalog
+                that is met.
         """
         known, revision = self._known
         fresh = False
         mine: list[bytes] = []
         for attempt in range(ATTEMPTS):
             if not fresh:
-                # What is known may be old: a conflict would say so, and where nothing is to be changed nobody would.
+                # What is known may be old: a conflict would say so, and where nothing is to be
+                # changed nobody would.
                 fresh = revision is None or attempt > 0
                 if fresh:
                     self._latest()

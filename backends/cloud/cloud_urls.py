@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the URLs of object stores: `parse_url` gives `CloudSettings`, `shown_url` what may be printed of a URL.
+"""Reads the URLs of object stores: `parse_url` gives `CloudSettings`, `shown_url` what may be
+printed of a URL.
 
-Credentials, region and endpoint are not in the URL: obstore takes them from the environment, by the names that each provider's own
-tools use (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `AZURE_STORAGE_ACCOUNT_NAME`, `GOOGLE_SERVICE_ACCOUNT`, …).
+Credentials, region and endpoint are not in the URL: obstore takes them from the environment, by the
+names that each provider's own tools use (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`,
+`AZURE_STORAGE_ACCOUNT_NAME`, `GOOGLE_SERVICE_ACCOUNT`, …).
 
 `backends/cloud/__init__.py` hands both on to `bundler/store/store_urls.py`.
 """
@@ -27,7 +29,8 @@ class CloudSettings:
     Attributes:
         location: the URL without settings, as obstore takes it.
         timeout_s: how long connecting and the first byte of an answer may take.
-        touch_every_s: an object that was in use so recently is not marked again; prune allows for it.
+        touch_every_s: an object that was in use so recently is not marked again; prune allows for
+            it.
     """
 
     location: str
@@ -44,7 +47,8 @@ def parse_url(url: str) -> CloudSettings:
     """Return the settings that a URL names.
 
     Raises:
-        BadSettings: not such a URL, credentials in it, or an unknown setting; the message holds no secret.
+        BadSettings: not such a URL, credentials in it, or an unknown setting; the message holds no
+            secret.
     """
     parts = urlsplit(url)
     shown = shown_url(url)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exchanges with an object store by obstore, and what its errors mean; no other module imports obstore.
+"""Exchanges with an object store by obstore, and what its errors mean; no other module imports
+obstore.
 
-`Bucket` reads and writes whole files, ranges, and files on condition of their ETag; `connect` opens one for `CloudSettings`.
-`CloudBackend` is its caller.
+`Bucket` reads and writes whole files, ranges, and files on condition of their ETag; `connect` opens
+one for `CloudSettings`. `CloudBackend` is its caller.
 """
 
 from __future__ import annotations
@@ -90,7 +91,9 @@ _HINTS = (
 
 
 class Revision(NamedTuple):
-    """What tells one content of a file from another: the ETag, and the generation, which Google asks for instead."""
+    """What tells one content of a file from another: the ETag, and the generation, which Google
+    asks for instead.
+    """
 
     etag: str | None
     version: str | None
@@ -111,8 +114,8 @@ class Unchanged(Exception):  # an answer
 class Bucket:
     """A place in an object store.
 
-    obstore does its work in threads that a fork does not copy, and a call in the child would never return: there every method raises
-    `BackendUnavailable`.
+    obstore does its work in threads that a fork does not copy, and a call in the child would never
+    return: there every method raises `BackendUnavailable`.
 
     Args:
         store: a store of obstore.
@@ -125,7 +128,9 @@ class Bucket:
     def read(
         self, name: str, most_bytes: int, known: Revision | None = None
     ) -> tuple[bytes, Revision]:
-        """Return a file and its revision; raises `Absent`, or `Unchanged` where that is still the one given."""
+        """Return a file and its revision; raises `Absent`, or `Unchanged` where that is still the
+        one given.
+        """
         with self._meanings():
             options: Any = {"if_none_match": known.etag} if known and known.etag else {}
             found = obstore.get(self._store, name, options=options)
@@ -142,7 +147,9 @@ class Bucket:
         return data, Revision(found.meta["e_tag"], found.meta["version"])
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return parts of a file, each from its first byte and with its size, which is not 0; near ones come in one request."""
+        """Return parts of a file, each from its first byte and with its size, which is not 0; near
+        ones come in one request.
+        """
         starts, lengths = [start for start, _ in ranges], [length for _, length in ranges]
         try:
             with self._meanings():
@@ -166,7 +173,9 @@ class Bucket:
         return self._put(name, data, "create")
 
     def replace(self, name: str, data: bytes, known: Revision) -> Revision:
-        """Store a file whose revision is the one given and return the new one; raises `Conflict` when it is another."""
+        """Store a file whose revision is the one given and return the new one; raises `Conflict`
+        when it is another.
+        """
         given = {"e_tag": known.etag, "version": known.version}
         return self._put(
             name, data, {name: value for name, value in given.items() if value is not None}
@@ -186,7 +195,8 @@ class Bucket:
             obstore.delete(self._store, list(names))
 
     def names(self, folder: str) -> Iterator[tuple[str, float]]:
-        """Yield the files of a folder and when each was written, by the server's clock; page after page.
+        """Yield the files of a folder and when each was written, by the server's clock; page after
+        page.
 
         Raises:
             BackendUnavailable: there are more than `LISTED`, or they take longer than `LISTING_S`.
@@ -226,7 +236,8 @@ class Bucket:
         except (exceptions.BaseError, OSError, ValueError, TypeError, RuntimeError) as error:
             raise meaning_of(error, self.shown) from None
         except BaseException as error:
-            # What obstore raises where it met an answer that it had held for impossible, such as a range that is too short.
+            # What obstore raises where it met an answer that it had held for impossible, such as a
+            # range that is too short.
             if type(error).__name__ != "PanicException":
                 raise
             raise BackendUnavailable(
@@ -266,7 +277,9 @@ def meaning_of(error: BaseException, shown: str) -> BackendError:
 
 
 def _public(text: str) -> str:
-    """Return the first lines of an error without queries of URLs, which may sign, and without values of secret settings."""
+    """Return the first lines of an error without queries of URLs, which may sign, and without
+    values of secret settings.
+    """
     said = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", text)
     for name, value in os.environ.items():
         if len(value) >= _SECRET_CHARACTERS and _SECRET_NAMES.search(name):
@@ -278,7 +291,9 @@ def _public(text: str) -> str:
 
 
 def _client_settings(scheme: str) -> dict[str, Any]:
-    """Return what the environment says of connections; obstore leaves that out where options are given in code."""
+    """Return what the environment says of connections; obstore leaves that out where options are
+    given in code.
+    """
     if scheme in READ_ONLY_SCHEMES:
         return {"allow_http": True}
     named = {

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`take_lease`: leases in an object store, as small files that are written on condition of their ETag.
+"""`take_lease`: leases in an object store, as small files that are written on condition of their
+ETag.
 
 ::
 
     <prefix>/leases/<32 hex>     token and expiry; expiry 0 when it was given back
 
-Creating the file, or replacing one that has expired, succeeds for one of any number of writers.  A lease that is given back is
-replaced and not removed, as no object store need remove on condition; `remove_old` removes what nobody wrote for a day.  Expiry is by the clocks
-of the hosts, which object stores keep within minutes of each other: a wrong clock costs a wait or a second compile.
+Creating the file, or replacing one that has expired, succeeds for one of any number of writers.  A
+lease that is given back is replaced and not removed, as no object store need remove on condition;
+`remove_old` removes what nobody wrote for a day.  Expiry is by the clocks of the hosts, which
+object stores keep within minutes of each other: a wrong clock costs a wait or a second compile.
 
 `CloudBackend` calls both.
 """
@@ -85,7 +87,9 @@ def take_lease(bucket: Bucket, key: str, ttl_s: float) -> CloudLease | None:
 
 
 def remove_old(bucket: Bucket) -> None:
-    """Remove leases that nobody wrote for a day; taken at this very moment one is lost, which costs a second compile."""
+    """Remove leases that nobody wrote for a day; taken at this very moment one is lost, which costs
+    a second compile.
+    """
     written = dict(bucket.names(FOLDER))
     now_s = min(max(written.values(), default=0.0), time.time())
     old = [name for name, written_s in written.items() if written_s < now_s - OLD_S]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Catalog`: what an object store holds for us: where each object lies, and the value of each ref.
 
-It is one stored file, replaced as a whole by compare-and-set; `cloud_backend.py` says why.  A `Catalog` that was read is never
-changed: a change makes another one with `evolved`, and `encode_catalog` and `decode_catalog` turn it into bytes and back.
+It is one stored file, replaced as a whole by compare-and-set; `cloud_backend.py` says why.  A
+`Catalog` that was read is never changed: a change makes another one with `evolved`, and
+`encode_catalog` and `decode_catalog` turn it into bytes and back.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _FIX = "restore an earlier version of it, or remove it and push again"
 
 
 class PackSpan(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Where an object lies: in which pack, from which byte on, how many bytes, and when it was last in use."""
+    """Where an object lies: in which pack, from which byte on, how many bytes, and when it was last
+    in use.
+    """
 
     pack: int
     offset: int
@@ -58,7 +61,9 @@ class Catalog(msgspec.Struct, array_like=True, frozen=True):
         objects: Mapping[str, PackSpan] | None = None,
         refs: Mapping[str, bytes] | None = None,
     ) -> Catalog:
-        """Return the catalog after a change, with a token of its own; packs that nothing lies in are left out."""
+        """Return the catalog after a change, with a token of its own; packs that nothing lies in
+        are left out.
+        """
         every = dict(self.objects if objects is None else objects)
         used = {place.pack for place in every.values()}
         return Catalog(

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gate`: settings of obstore by which it speaks to the hosts of a store and to no others, wherever an answer redirects it.
+"""`gate`: settings of obstore by which it speaks to the hosts of a store and to no others, wherever
+an answer redirects it.
 
-obstore follows redirects, and cannot be told not to.  It leaves the session token of S3 in a request to another host, and tells that host the
-URL that it comes from, in which Azure's shared access signature stands.  So every host but those of the store and of its credentials
-is to be reached by a proxy that nobody is: such a request ends before anything of it is sent.
+obstore follows redirects, and cannot be told not to.  It leaves the session token of S3 in a
+request to another host, and tells that host the URL that it comes from, in which Azure's shared
+access signature stands.  So every host but those of the store and of its credentials is to be
+reached by a proxy that nobody is: such a request ends before anything of it is sent.
 
 `object_exchange.connect` calls it.
 """
@@ -17,7 +19,8 @@ from urllib.parse import urlsplit
 
 # Nobody but root can listen there.
 NOWHERE = "http://127.0.0.1:1"
-# Whoever set one of these has a proxy, which every request goes through, and which decides where it may go.
+# Whoever set one of these has a proxy, which every request goes through, and which decides where it
+# may go.
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "AWS_PROXY_URL", "AZURE_PROXY_URL")
 # Where machines and containers of both clouds ask for credentials.
 _MACHINE = ("169.254.169.254", "169.254.170.2", "169.254.170.23", "fd00:ec2::254", "fd00:ec2::23")
@@ -27,7 +30,8 @@ _PREFIXES = {"s3": "AWS_", "az": "AZURE_"}
 
 
 def gate(location: str, environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return settings for obstore's client; none for a store whose requests hold nothing that another host could use.
+    """Return settings for obstore's client; none for a store whose requests hold nothing that
+    another host could use.
 
     Args:
         location: the URL of the store.
@@ -70,7 +74,9 @@ def _of_azure(told: Mapping[str, str]) -> Iterator[str]:
 
 
 def _named(told: Mapping[str, str], prefix: str) -> Iterator[str]:
-    """Yield the hosts of all URLs that the settings of a cloud hold: endpoints, and places of credentials."""
+    """Yield the hosts of all URLs that the settings of a cloud hold: endpoints, and places of
+    credentials.
+    """
     for name, value in told.items():
         if name.upper().startswith(prefix) or name.upper() in _MORE:
             for text in (value, f"//{value}") if name.upper().endswith("_HOST") else (value,):

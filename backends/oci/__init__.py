@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images: manifests and blobs in a registry of containers, or in a directory of the same layout.
 
-`open_image_place` opens the one that a URL names, `shown_image_url` says what may be printed of it, `SCHEMES` are those that mean one.  It is not a
-byte store: a registry has no compare-and-set and no listing of blobs, so tags are last-writer-wins.
+`open_image_place` opens the one that a URL names, `shown_image_url` says what may be printed of it,
+`SCHEMES` are those that mean one.  It is not a byte store: a registry has no compare-and-set and no
+listing of blobs, so tags are last-writer-wins.
 
-Nothing but the standard library is needed.  The package `oras` was looked at and not used: its requests have no timeout, its retries take
-minutes, and it compares no digest of what it downloads (`docs/oci.md`).
+Nothing but the standard library is needed.  The package `oras` was looked at and not used: its
+requests have no timeout, its retries take minutes, and it compares no digest of what it downloads
+(`docs/oci.md`).
 
 `bundler/images/image_places.py` is the caller.
 """
@@ -34,7 +36,8 @@ def open_image_place(url: ImageUrl, *, make: bool = False) -> ImagePlace:
 
     Raises:
         NotThere: there is no such directory.
-        BackendDenied, BackendUnavailable, BadSettings: it cannot be opened, or the file of credentials cannot be read.
+        BackendDenied, BackendUnavailable, BadSettings: it cannot be opened, or the file of
+            credentials cannot be read.
     """
     if url.directory:
         from bundler.backends.oci.image_directory import ImageDirectory

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`find_credentials`: user and password for a registry, from the files that `docker login` and `podman login` write.
+"""`find_credentials`: user and password for a registry, from the files that `docker login` and
+`podman login` write.
 
-Read are `$REGISTRY_AUTH_FILE`, `$DOCKER_CONFIG/config.json` (or `~/.docker/config.json`) and `$XDG_RUNTIME_DIR/containers/auth.json`, in this order;
-`credHelpers` and `credsStore` in them name a program of the user's, `docker-credential-NAME`, which is asked as docker asks it.
+Read are `$REGISTRY_AUTH_FILE`, `$DOCKER_CONFIG/config.json` (or `~/.docker/config.json`) and
+`$XDG_RUNTIME_DIR/containers/auth.json`, in this order; `credHelpers` and `credsStore` in them name
+a program of the user's, `docker-credential-NAME`, which is asked as docker asks it.
 
 `registry.py` is the caller.
 """

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`HttpExchange`: one request and its answer, which end by a deadline whatever the server does.
 
-A socket's own timeout ends a silence; a server that sends a byte now and then would still hold a client for ever, so a thread shuts the
-connection at the deadline.  Connections are kept for the next request.  Redirects and credentials are the caller's business: `registry.py`.
+A socket's own timeout ends a silence; a server that sends a byte now and then would still hold a
+client for ever, so a thread shuts the connection at the deadline.  Connections are kept for the
+next request.  Redirects and credentials are the caller's business: `registry.py`.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class _Watch:
                 return
         self.fired = True
         with contextlib.suppress(OSError):
-            # Not the method of a TLS socket, which would take the connection's state from under the thread that reads.
+            # Not the method of a TLS socket, which would take the connection's state from under the
+            # thread that reads.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def got(self, size: int) -> None:
@@ -79,7 +81,9 @@ class _Watch:
         self._until += size / SLOWEST_BYTES_A_S
 
     def check(self) -> None:
-        """Raise `TimeoutError` when the time was over: what was cut then looks like an end to who reads."""
+        """Raise `TimeoutError` when the time was over: what was cut then looks like an end to who
+        reads.
+        """
         if self.fired:
             raise TimeoutError
 
@@ -147,7 +151,9 @@ class RegistryAnswer:
         return b"".join(parts)
 
     def close(self) -> None:
-        """Keep the connection for the next request where nothing is left to read; closing twice is fine."""
+        """Keep the connection for the next request where nothing is left to read; closing twice is
+        fine.
+        """
         self._watch.end()
         if self._response.length == 0 and not self._watch.fired:
             self._response.read()  # takes nothing, and tells the connection that the answer is over
@@ -193,7 +199,8 @@ class HttpExchange:
 
         Args:
             method, url, headers: of HTTP.
-            until: when it has to be over, by the monotonic clock, but for the time of the bytes of the answer.
+            until: when it has to be over, by the monotonic clock, but for the time of the bytes of
+                the answer.
             body: what is sent; `headers` has its length.
 
         Raises:
@@ -209,7 +216,8 @@ class HttpExchange:
             except BackendTimeout:
                 raise
             except BackendUnavailable:
-                # A server may close what it has kept for a while; nothing was answered, so it is asked again.
+                # A server may close what it has kept for a while; nothing was answered, so it is
+                # asked again.
                 if body is not None and not isinstance(body, bytes):
                     body.seek(0)
         return self._exchange(self._connected(origin, until), method, url, headers, until, body)
@@ -272,7 +280,8 @@ class HttpExchange:
         try:
             yield
         except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
-            # A connection that was shut in time fails in one of many ways, in the midst of anything.
+            # A connection that was shut in time fails in one of many ways, in the midst of
+            # anything.
             if (watch is not None and watch.fired) or isinstance(error, TimeoutError):
                 raise BackendTimeout(
                     f"{self.name}: no whole answer in time; raise timeout_s if the network is slow"

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ImageDirectory`: images in a directory, by the OCI image layout (`oci-layout`, `index.json`, `blobs/sha256/…`).
+"""`ImageDirectory`: images in a directory, by the OCI image layout (`oci-layout`, `index.json`,
+`blobs/sha256/…`).
 
-skopeo, podman and oras read and write such directories, so images go where no network is.  Blobs are written to a temporary file and renamed;
-`index.json` is replaced the same way, under a lock of the directory, so of two writers at once neither loses the other's image.
-`open_image_place` makes it.
+skopeo, podman and oras read and write such directories, so images go where no network is.  Blobs
+are written to a temporary file and renamed; `index.json` is replaced the same way, under a lock of
+the directory, so of two writers at once neither loses the other's image. `open_image_place` makes
+it.
 """
 
 from __future__ import annotations
@@ -94,7 +96,9 @@ class ImageDirectory(ImagePlace):
             )
 
     def manifest(self, reference: str) -> ImageManifest:
-        """Return a manifest by tag or digest; an image that has no name is meant where it is the only one."""
+        """Return a manifest by tag or digest; an image that has no name is meant where it is the
+        only one.
+        """
         listed = self._listing().manifests
         if ":" in reference:
             data = self._small(self._blob(reference), MANIFEST_BYTES)
@@ -128,7 +132,8 @@ class ImageDirectory(ImagePlace):
         )
         with self._locked():
             listing = self._listing()
-            # What a tag named stays listed without a name, as in a registry; a manifest that has a name needs no other entry.
+            # What a tag named stays listed without a name, as in a registry; a manifest that has a
+            # name needs no other entry.
             others = [
                 _untagged(one) if tag and _tag(one) == tag else one for one in listing.manifests
             ]
@@ -153,7 +158,9 @@ class ImageDirectory(ImagePlace):
         copy.finish()
 
     def put_blob(self, digest: str, size: int, source: BinaryIO) -> bool:
-        """Store a blob; one of that name and size that is there is compared, and replaced where it is damaged."""
+        """Store a blob; one of that name and size that is there is compared, and replaced where it
+        is damaged.
+        """
         with contextlib.suppress(NotThere, WrongBytes), open(os.devnull, "wb") as nowhere:
             self.read_blob(digest, size, nowhere)
             return False
@@ -213,7 +220,9 @@ class ImageDirectory(ImagePlace):
 
     @contextlib.contextmanager
     def _opened(self, name: str) -> Iterator[BinaryIO]:
-        """Open a regular file of the directory; a link could lead out of it, and opening a pipe would wait."""
+        """Open a regular file of the directory; a link could lead out of it, and opening a pipe
+        would wait.
+        """
         path = os.path.join(self._path, name)
         try:
             with errors_by_meaning(path, "read"):

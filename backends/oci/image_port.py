@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ImagePlace`: what a registry and a directory of images both do.
 
-A place holds blobs by digest, and manifests by digest and by tag.  Everything that is read is compared with its digest and size, so what a caller
-gets is what it asked for, or an error.  `registry.py` and `image_directory.py` are the two kinds; `bundler/images` is the caller.
+A place holds blobs by digest, and manifests by digest and by tag.  Everything that is read is
+compared with its digest and size, so what a caller gets is what it asked for, or an error.
+`registry.py` and `image_directory.py` are the two kinds; `bundler/images` is the caller.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 
 
 class Descriptor(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A blob or manifest, as manifests name it; the JSON form is that of the OCI image specification."""
+    """A blob or manifest, as manifests name it; the JSON form is that of the OCI image
+    specification.
+    """
 
     media_type: str
     digest: str
@@ -59,11 +62,15 @@ class ImagePlace(ABC):
 
     @abstractmethod
     def put_manifest(self, data: bytes, media_type: str, tag: str = "") -> bool:
-        """Store a manifest, whose blobs are there, and let a tag name it; True when `referrers` will list it by its subject."""
+        """Store a manifest, whose blobs are there, and let a tag name it; True when `referrers`
+        will list it by its subject.
+        """
 
     @abstractmethod
     def read_blob(self, digest: str, size: int, out: BinaryIO) -> None:
-        """Write a blob into a file at its position; raises `NotThere`, and `WrongBytes` after some of it may have been written."""
+        """Write a blob into a file at its position; raises `NotThere`, and `WrongBytes` after some
+        of it may have been written.
+        """
 
     @abstractmethod
     def put_blob(self, digest: str, size: int, source: BinaryIO) -> bool:
@@ -71,7 +78,9 @@ class ImagePlace(ABC):
 
     @abstractmethod
     def referrers(self, digest: str, artifact_type: str) -> list[Descriptor] | None:
-        """Return the manifests of this type whose subject is that one; None where the place does not know."""
+        """Return the manifests of this type whose subject is that one; None where the place does
+        not know.
+        """
 
     @abstractmethod
     def tags(self) -> list[str]:

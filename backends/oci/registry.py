@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Registry`: one repository of a registry, by the OCI distribution specification (https://github.com/opencontainers/distribution-spec).
+"""`Registry`: one repository of a registry, by the OCI distribution specification
+(https://github.com/opencontainers/distribution-spec).
 
-Every operation has a deadline: three times the silence that is allowed, and the time of its bytes at 256 KiB a second.  What fails for a moment
-(429, 503, a connection that breaks) is done again within that time, after what `Retry-After` says.  A redirect is followed for reading
-only, without credentials to another host, and never from TLS to none.
+Every operation has a deadline: three times the silence that is allowed, and the time of its bytes
+at 256 KiB a second.  What fails for a moment (429, 503, a connection that breaks) is done again
+within that time, after what `Retry-After` says.  A redirect is followed for reading only, without
+credentials to another host, and never from TLS to none.
 
 `open_image_place` makes it.
 """
@@ -54,7 +56,8 @@ from bundler.backends.oci.registry_urls import ImageUrl
 
 ATTEMPTS = 4
 FIRST_PAUSE_S = 0.2
-# All requests of one place together, such as those of a pull, may take so many times the silence that is allowed.
+# All requests of one place together, such as those of a pull, may take so many times the silence
+# that is allowed.
 TIMES_SILENCE = 3
 REDIRECTS = 5
 TAGS_A_PAGE = 1000
@@ -99,7 +102,8 @@ class _Problems(msgspec.Struct):
 
 
 class Registry(ImagePlace):
-    """A repository of a registry; for one thread, and one operation: all of its requests share one allowance of time.
+    """A repository of a registry; for one thread, and one operation: all of its requests share one
+    allowance of time.
 
     Args:
         url: which.
@@ -189,7 +193,9 @@ class Registry(ImagePlace):
         return self._repeated(write, size)
 
     def referrers(self, digest: str, artifact_type: str) -> list[Descriptor] | None:
-        """Return the manifests whose subject is that one; None where the registry has no such listing."""
+        """Return the manifests whose subject is that one; None where the registry has no such
+        listing.
+        """
 
         def read(until: float) -> list[Descriptor] | None:
             url = f"{self._base}/referrers/{digest}?{urlencode({'artifactType': artifact_type})}"
@@ -245,12 +251,15 @@ class Registry(ImagePlace):
         self._exchange.close()
 
     def _repeated(self, call: Callable[[float], T], sent_bytes: int = 0) -> T:
-        """Return what a call returns, which is made again while it fails for a moment and there is time."""
+        """Return what a call returns, which is made again while it fails for a moment and there is
+        time.
+        """
         started, received_bytes = time.monotonic(), self._exchange.received_bytes
         try:
             return self._attempted(call, started + self._left_s + sent_bytes / SLOWEST_BYTES_A_S)
         finally:
-            # Neither what is done between requests nor the time of the bytes is taken from the allowance.
+            # Neither what is done between requests nor the time of the bytes is taken from the
+            # allowance.
             carried = sent_bytes + self._exchange.received_bytes - received_bytes
             took_s = time.monotonic() - started - carried / SLOWEST_BYTES_A_S
             self._left_s = max(self._left_s - max(took_s, 0.0), 0.0)
@@ -263,7 +272,8 @@ class Registry(ImagePlace):
                 raise
             except BackendUnavailable as error:
                 after_s = error.after_s if isinstance(error, _Again) else None
-                # With jitter: a thousand processes that were refused together do not come again together.
+                # With jitter: a thousand processes that were refused together do not come again
+                # together.
                 pause_s = (
                     FIRST_PAUSE_S * 2**attempt * random.uniform(0.5, 1.0)  # noqa: S311
                     if after_s is None
@@ -283,7 +293,9 @@ class Registry(ImagePlace):
         headers: Mapping[str, str] | None = None,
         body: BinaryIO | bytes | None = None,
     ) -> RegistryAnswer:
-        """Send a request and return its answer, which is one of success; to be used in a `with` statement, or closed."""
+        """Send a request and return its answer, which is one of success; to be used in a `with`
+        statement, or closed.
+        """
         answer = self._logged_in(method, url, until, headers or {}, body)
         for _ in range(REDIRECTS):
             if answer.status not in _MOVED or method not in {"GET", "HEAD"}:

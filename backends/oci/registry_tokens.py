@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`RegistryLogin`: answers a registry's question who we are, by HTTP's basic scheme or by a token.
 
-A registry that wants a token names the server that gives one (`WWW-Authenticate: Bearer realm="https://…"`).  Credentials go to the registry and to
-that server, never without TLS where the registry has it, and nowhere that a redirect leads to.  `registry.py` is the caller.
+A registry that wants a token names the server that gives one (`WWW-Authenticate: Bearer
+realm="https://…"`).  Credentials go to the registry and to that server, never without TLS where the
+registry has it, and nowhere that a redirect leads to.  `registry.py` is the caller.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the URLs of images: `parse_image_url` gives an `ImageUrl`, `shown_image_url` what may be printed of a URL.
+"""Reads the URLs of images: `parse_image_url` gives an `ImageUrl`, `shown_image_url` what may be
+printed of a URL.
 
 ::
 
-    oci://registry[:port]/repository[:tag][@sha256:<64 hex>][?timeout_s=30&plain_http=1&ca_file=/etc/ca.pem]
+    oci://registry[:port]/repository[:tag][@sha256:<64
+    hex>][?timeout_s=30&plain_http=1&ca_file=/etc/ca.pem]
     oci-dir:/absolute/directory[:tag][@sha256:<64 hex>]
 
-Credentials are not in the URL: they come from the files that `docker login` and `podman login` write (`docker_credentials.py`).
+Credentials are not in the URL: they come from the files that `docker login` and `podman login`
+write (`docker_credentials.py`).
 """
 
 from __future__ import annotations
@@ -46,15 +49,18 @@ class ImageUrl:
     """Which image is meant.
 
     Attributes:
-        shown: the place without tag, digest and settings: what messages and signed statements call it.
+        shown: the place without tag, digest and settings: what messages and signed statements call
+            it.
         host: of the registry, with its port; empty for a directory.
         repository: its name in the registry.
         directory: the directory; empty for a registry.
         tag: what it is called there; empty where only the digest was given.
         digest: `sha256:` and 64 hexadecimal digits; empty where only a tag was given.
-        timeout_s: for how long the registry may be silent; a whole pull or push ends after three times that and the time of its bytes.
+        timeout_s: for how long the registry may be silent; a whole pull or push ends after three
+            times that and the time of its bytes.
         plain_http: without TLS.
-        ca_file: certificates that the registry's is checked with, beside none of the system's; empty for the system's.
+        ca_file: certificates that the registry's is checked with, beside none of the system's;
+            empty for the system's.
     """
 
     shown: str
@@ -86,7 +92,8 @@ def parse_image_url(url: str) -> ImageUrl:
     """Return which image a URL means.
 
     Raises:
-        BadSettings: not such a URL, credentials in it, or an unknown setting; the message holds no secret.
+        BadSettings: not such a URL, credentials in it, or an unknown setting; the message holds no
+            secret.
     """
     shown = shown_image_url(url)
     try:

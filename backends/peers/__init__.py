@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that hand on what they have: a server of objects and tags over HTTP, and the byte store that asks one.
+"""Processes that hand on what they have: a server of objects and tags over HTTP, and the byte store
+that asks one.
 
 ::
 
@@ -7,7 +8,8 @@
         ▲ HTTP                                         GET /keys         which there are         POST /exists    which are there
     PeerBackend ── Guarded ── Tiers                    GET /health, /metrics
 
-`bundler/store/store_urls.py` opens `PeerBackend`, `bundler/store/store_server.py` makes a `PeerServer`; importing this package costs nothing.
+`bundler/store/store_urls.py` opens `PeerBackend`, `bundler/store/store_server.py` makes a
+`PeerServer`; importing this package costs nothing.
 """
 
 from __future__ import annotations

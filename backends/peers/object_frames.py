@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many objects travel in one exchange between peers: the lines that ask, and the frames that answer.
+"""How many objects travel in one exchange between peers: the lines that ask, and the frames that
+answer.
 
 ::
 
@@ -50,7 +51,9 @@ def encode_size(size: int) -> bytes:
 
 
 def decode_answer(keys: Sequence[str], body: memoryview) -> Iterator[tuple[str, bytes | int]]:
-    """Yield for each key its bytes, or why there are none; raises `ValueError` for what is no answer."""
+    """Yield for each key its bytes, or why there are none; raises `ValueError` for what is no
+    answer.
+    """
     offset = 0
     for key in keys:
         head = body[offset : offset + SIZE_BYTES]

@@ -23,7 +23,8 @@ _LIST_BYTES = 128 * 1024 * 1024
 _REF_BYTES = 1024 * 1024
 # Less than this a second, and the far store is as good.
 _BYTES_PER_S = 10e6
-# What an object is assumed to have, as `Deadlines` does: a manifest may have 64 MiB, and has some KB.
+# What an object is assumed to have, as `Deadlines` does: a manifest may have 64 MiB, and has some
+# KB.
 _BYTES_PER_KEY = 32 * 1024
 # What objects of a peer need to be proved, such as dictionaries: of one bundle two or three.
 _NEEDED_KEPT = 16
@@ -32,10 +33,12 @@ _NEEDED_KEPT = 16
 class PeerBackend(Backend):
     """What another process has.
 
-    As a peer (`proofs_only`) it is asked for nothing but objects whose bytes prove that they are what their key says; a peer that
-    sends others is not asked again by this process.  As a store it has refs too, and its objects are checked as those of any store.
+    As a peer (`proofs_only`) it is asked for nothing but objects whose bytes prove that they are
+    what their key says; a peer that sends others is not asked again by this process.  As a store it
+    has refs too, and its objects are checked as those of any store.
 
-    Guarantees: no call takes longer than `timeout_s` and the time of its bytes.  Safe under threads and forks.
+    Guarantees: no call takes longer than `timeout_s` and the time of its bytes.  Safe under threads
+    and forks.
 
     Args:
         settings: where it is.
@@ -59,7 +62,9 @@ class PeerBackend(Backend):
         return self.get_within(dict.fromkeys(keys, OBJECT_LIMIT))
 
     def get_within(self, max_bytes: Mapping[str, int]) -> dict[str, bytes]:
-        """Return the objects that are there, each up to a size; of a peer only those that are `Provable`."""
+        """Return the objects that are there, each up to a size; of a peer only those that are
+        `Provable`.
+        """
         wanted = {check_key(key): most for key, most in max_bytes.items()}
         if not self._proofs_only:
             return self._get(wanted, self._until_s(len(wanted) * _BYTES_PER_KEY))
@@ -119,7 +124,9 @@ class PeerBackend(Backend):
     def _proved(
         self, wanted: Mapping[str, Provable], got: Mapping[str, bytes], until_s: float
     ) -> dict[str, bytes]:
-        """Return what is proved; a peer that sent anything else is dropped, with all that it sent now."""
+        """Return what is proved; a peer that sent anything else is dropped, with all that it sent
+        now.
+        """
 
         def need(key: str, most: int) -> bytes | None:
             if key not in self._needed:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`PeerConnections`: requests to one server of objects, over connections that are kept.
 
-Of the standard library, since its connections survive being left behind in a forked child.  Redirects are not followed, nothing but the request is
-sent, and an answer has a bound in bytes and one deadline.  `PeerBackend` uses it.
+Of the standard library, since its connections survive being left behind in a forked child.
+Redirects are not followed, nothing but the request is sent, and an answer has a bound in bytes and
+one deadline.  `PeerBackend` uses it.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class PeerConnections:
     def ask(
         self, method: str, path: str, body: bytes | None, most_bytes: int, until_s: float
     ) -> PeerAnswer:
-        """Return the answer to one request; a server that is busy is asked again as long as there is time.
+        """Return the answer to one request; a server that is busy is asked again as long as there
+        is time.
 
         Args:
             method, path, body: the request.
@@ -86,7 +88,8 @@ class PeerConnections:
             if status not in _BUSY:
                 raise BackendUnavailable(f"{self.settings.shown}: {_said(status)}")
             # With jitter: replicas that were refused together are not to come back together.
-            pause_s = max(pause_s, _LEAST_PAUSE_S) * random.uniform(1.0, 1.25)  # noqa: S311  # no secret
+            # no secret
+            pause_s = max(pause_s, _LEAST_PAUSE_S) * random.uniform(1.0, 1.25)  # noqa: S311
             if time.monotonic() + pause_s >= until_s:
                 raise BackendTimeout(f"{self.settings.shown}: busy ({_said(status)})")
             time.sleep(pause_s)
@@ -168,8 +171,11 @@ class PeerConnections:
 
 
 def _pause_s(text: str) -> float:
-    """Return how long a server that is busy wants to be left alone; one that names a date, or nothing, a second."""
-    return float(text) if text.isdecimal() and len(text) < 6 else 1.0  # noqa: PLR2004  # more than a day
+    """Return how long a server that is busy wants to be left alone; one that names a date, or
+    nothing, a second.
+    """
+    # more than a day
+    return float(text) if text.isdecimal() and len(text) < 6 else 1.0  # noqa: PLR2004
 
 
 def _said(status: int) -> str:

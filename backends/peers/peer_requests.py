@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ObjectRequests`: answers the requests of one connection; `PeerServer` makes one for each.
 
-`peers/__init__.py` lists the routes.  Nothing but keys that `ServedKeys` admits is looked up, and no path of a file system is made of
-what was asked for.
+`peers/__init__.py` lists the routes.  Nothing but keys that `ServedKeys` admits is looked up, and
+no path of a file system is made of what was asked for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from bundler.backends.peers.serving_tally import ServingTally
 from bundler.backends.peers.timed_socket import TimedSocket
 
 RETRY_AFTER_S = 1
-# Who takes less than this a second is slow on purpose, or on a line that a far store serves as well.
+# Who takes less than this a second is slow on purpose, or on a line that a far store serves as
+# well.
 LEAST_BYTES_PER_S = 1e6
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 _BYTES, _TEXT = "application/octet-stream", "text/plain; charset=utf-8"
@@ -40,7 +41,8 @@ class ServingBounds:
         connections: open ones; more are refused with 503.
         reads: requests that read from the source at once; others wait for their turn.
         idle_s: how long a connection may ask for nothing.
-        request_s: from the first byte of a request to the last of its answer, without the time of the answer's bytes.
+        request_s: from the first byte of a request to the last of its answer, without the time of
+            the answer's bytes.
         memory_bytes: how much is kept of what was read last.
     """
 
@@ -83,7 +85,9 @@ class ObjectRequests(http.server.BaseHTTPRequestHandler):
         self._until_s, self._answered = 0.0, False
 
     def serve(self) -> None:
-        """Answer until the other side is done, or slow; raises `OSError` for what happens to the connection."""
+        """Answer until the other side is done, or slow; raises `OSError` for what happens to the
+        connection.
+        """
         try:
             while not self.close_connection and not self._leaving():
                 self._timed.expire_in(self._bounds.idle_s)
@@ -303,5 +307,6 @@ class ObjectRequests(http.server.BaseHTTPRequestHandler):
         """End what `send_response_only` began."""
         self._timed.sendall(b"\r\n")
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base class's name for it
+    # the base class's name for it
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Print nothing: requests are counted."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`PeerServer`: hands on the objects and tags of a byte store over HTTP, for reading.
 
-Of the standard library: what it has to do is small, and its bounds are the point.  No TLS and no passwords: who needs them puts a
-reverse proxy before it.  `bundler/store/store_server.py` makes one.
+Of the standard library: what it has to do is small, and its bounds are the point.  No TLS and no
+passwords: who needs them puts a reverse proxy before it.  `bundler/store/store_server.py` makes
+one.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ _log.addHandler(logging.NullHandler())
 
 
 class PeerServer:
-    """Serves until it is closed, in threads of its own: one that accepts, and one for each connection.
+    """Serves until it is closed, in threads of its own: one that accepts, and one for each
+    connection.
 
-    Guarantees: no more connections, reads and seconds for a request than `bounds` say, however slow the other side is.
-    Does not guarantee that who asks is who he seems: what is served is for everybody who reaches the address.
+    Guarantees: no more connections, reads and seconds for a request than `bounds` say, however slow
+    the other side is. Does not guarantee that who asks is who he seems: what is served is for
+    everybody who reaches the address.
 
     Args:
         objects: what is served.
@@ -87,7 +90,9 @@ class PeerServer:
         return not cut
 
     def abandon(self) -> None:
-        """Leave all to the parent process, in a forked child: the port is free as soon as the parent closes it."""
+        """Leave all to the parent process, in a forked child: the port is free as soon as the
+        parent closes it.
+        """
         self._leaving = True
         self._socket.close()
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the URLs of peers: `parse_peer` for those that are asked before a store, `parse_served` for one that is a store itself.
+"""Reads the URLs of peers: `parse_peer` for those that are asked before a store, `parse_served` for
+one that is a store itself.
 
 `bundler/store/store_urls.py` and the server's own checks call both.
 """
@@ -18,7 +19,8 @@ TIMEOUT_S = 2.0
 #: Connecting takes a round trip: who does not accept by then is switched off.
 CONNECT_S = 0.5
 MAX_TIMEOUT_S = 3600.0
-#: A header of every answer, so that another web server's 404 is not taken for an object that is absent.
+#: A header of every answer, so that another web server's 404 is not taken for an object that is
+#: absent.
 MARK = "Triton-Bundler-Serve"
 _EXPECTED = "expected http://host:port or https://host:port, with ?timeout_s=SECONDS"
 
@@ -50,7 +52,8 @@ def parse_peer(url: str) -> PeerSettings:
     """Return how to reach a peer.
 
     Raises:
-        BadSettings: not such a URL, credentials in it, or an unknown setting; the message holds no secret.
+        BadSettings: not such a URL, credentials in it, or an unknown setting; the message holds no
+            secret.
     """
     try:
         parts = urlsplit(url)
@@ -75,7 +78,9 @@ def parse_peer(url: str) -> PeerSettings:
 
 
 def parse_served(url: str) -> PeerSettings:
-    """Return how to reach a server whose URL is that of a store, `tb+http://host:port`; raises as `parse_peer`."""
+    """Return how to reach a server whose URL is that of a store, `tb+http://host:port`; raises as
+    `parse_peer`.
+    """
     found = parse_peer(url.removeprefix(_PREFIX))
     return PeerSettings(
         _PREFIX + found.shown, found.secure, found.host, found.port, found.timeout_s

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ServedObjects`: what a server may hand on of a byte store, read once for all who ask for it at a time.
+"""`ServedObjects`: what a server may hand on of a byte store, read once for all who ask for it at a
+time.
 
 `PeerServer` asks it.  Only keys that `ServedKeys` admits are ever looked up.
 """
@@ -22,7 +23,8 @@ from bundler.backends.port import OBJECT_LIMIT, Backend, Stat, Unread
 # What one read of the source may bring, together, or one object.
 _READ_BYTES = 16 * 1024 * 1024
 _READ_KEYS = 64
-# So large may each be at least, whatever the first who asks for it takes: others wait for the same read.
+# So large may each be at least, whatever the first who asks for it takes: others wait for the same
+# read.
 _LEAST_MOST = _READ_BYTES // _READ_KEYS
 
 
@@ -60,8 +62,8 @@ class _Read:
 class ServedObjects:
     """A byte store, as others may read it.  Safe under threads.
 
-    Guarantees: of those who ask for an object at one time one reads it from the source; no more than `reads` read there together; no
-    damaged object is handed on.
+    Guarantees: of those who ask for an object at one time one reads it from the source; no more
+    than `reads` read there together; no damaged object is handed on.
 
     Args:
         source: the byte store; it stays open.
@@ -90,10 +92,12 @@ class ServedObjects:
     def get(
         self, max_bytes: Mapping[str, int], until_s: float
     ) -> Iterator[tuple[str, bytes | None]]:
-        """Yield objects with their keys, None for what is not there, as many as an answer holds; what is left out is for the next answer.
+        """Yield objects with their keys, None for what is not there, as many as an answer holds;
+        what is left out is for the next answer.
 
         Raises:
-            BackendError: the source failed, or had no time before `until_s`, a time of `time.monotonic`.
+            BackendError: the source failed, or had no time before `until_s`, a time of
+                `time.monotonic`.
         """
         wanted = {
             key: min(max(most, _LEAST_MOST), OBJECT_LIMIT)

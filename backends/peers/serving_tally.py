@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ServingTally`: what a server of objects did so far, for programs and as text for Prometheus.
 
-The only place where a server counts; `PeerServer`, its requests and `ServedObjects` add to it, `GET /metrics` shows it.
+The only place where a server counts; `PeerServer`, its requests and `ServedObjects` add to it, `GET
+/metrics` shows it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`TimedSocket`: a connection with one deadline for all that is read and written, however slowly the bytes come.
+"""`TimedSocket`: a connection with one deadline for all that is read and written, however slowly
+the bytes come.
 
-A time-out of the system begins anew with each byte, so that who sends one a second is never done.  `PeerServer` and `PeerBackend` use it.
+A time-out of the system begins anew with each byte, so that who sends one a second is never done.
+`PeerServer` and `PeerBackend` use it.
 """
 
 from __future__ import annotations

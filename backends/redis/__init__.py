@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A byte store in Redis: which URLs mean one, and the way in for those who have redis-py.
 
-Importing this module costs nothing.  `RedisBackend` is looked up in it when it is asked for, and only then redis-py is
-imported; where that is missing, a `MissingExtra` says so.
+Importing this module costs nothing.  `RedisBackend` is looked up in it when it is asked for, and
+only then redis-py is imported; where that is missing, a `MissingExtra` says so.
 
 `bundler/store/store_urls.py` is the caller.
 """

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Cluster`: exchanges with a Redis Cluster: which server has which key, and what to do when keys move.
+"""`Cluster`: exchanges with a Redis Cluster: which server has which key, and what to do when keys
+move.
 
-Keys are 16,384 slots, and slots belong to masters.  Commands go to all masters at once; a command carries keys of one slot.
-Replicas are never asked: what was just written must be found.
+Keys are 16,384 slots, and slots belong to masters.  Commands go to all masters at once; a command
+carries keys of one slot. Replicas are never asked: what was just written must be found.
 
-`RedisBackend` uses it for `redis+cluster://` URLs, and `Single` of `server_exchange.py` for the others.
+`RedisBackend` uses it for `redis+cluster://` URLs, and `Single` of `server_exchange.py` for the
+others.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class _Plan:
 
 @dataclass(frozen=True)
 class _Destination:
-    """The node that a command goes to; `asking`: a redirection for this one time, while the slot moves."""
+    """The node that a command goes to; `asking`: a redirection for this one time, while the slot
+    moves.
+    """
 
     node: Node
     asking: bool = False
@@ -84,7 +88,9 @@ class Cluster(Link):
         return [answers[number] for number in range(len(commands))]
 
     def scan(self, pattern: str) -> Iterator[list[str]]:
-        """See `Link`; a key that moves from one master to another meanwhile may be missed or come twice."""
+        """See `Link`; a key that moves from one master to another meanwhile may be missed or come
+        twice.
+        """
         for master in self._current().masters:
             yield from scan_node(master, pattern, self.shown)
 
@@ -123,7 +129,8 @@ class Cluster(Link):
         pause_s = 0.0
         for number, answer in answers.items():
             if isinstance(answer, AskError):
-                # Follow the answer, not a newly learnt plan: the node that gives the plan may not know of the move yet.
+                # Follow the answer, not a newly learnt plan: the node that gives the plan may not
+                # know of the move yet.
                 moved = isinstance(answer, MovedError)
                 again[number] = _Destination(
                     self._node((answer.host, answer.port)), asking=not moved
@@ -151,7 +158,9 @@ class Cluster(Link):
         return plan
 
     def _learn(self) -> _Plan:
-        """Ask the nodes, one after the other, until one knows a master for each slot; one that has just come may know of a part."""
+        """Ask the nodes, one after the other, until one knows a master for each slot; one that has
+        just come may know of a part.
+        """
         failure: BackendError | None = None
         partial: _Plan | None = None
         for node in (*self._known.values(), *self._seeds):
@@ -179,7 +188,8 @@ class Cluster(Link):
         slots: list[Node | None] = [None] * SLOTS
         masters: dict[tuple[str, int], Node] = {}
         for first, last, (host, port, *_), *_ in ranges:
-            # A node that does not know its own name leaves it out: its address is the one that we asked.
+            # A node that does not know its own name leaves it out: its address is the one that we
+            # asked.
             address = (
                 host.decode("utf-8", "replace") if host else (asked.address or ("", 0))[0],
                 int(port),

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`packed`: commands as a Redis server reads them, many in one piece.
 
-redis-py packs them one by one, each as generally as its clients need it, and sends them in pieces of 6 KB: for the three hundred reads of a
-restore that takes longer than reading the answers.  `run` in `server_exchange.py` calls it.
+redis-py packs them one by one, each as generally as its clients need it, and sends them in pieces
+of 6 KB: for the three hundred reads of a restore that takes longer than reading the answers.  `run`
+in `server_exchange.py` calls it.
 """
 
 from __future__ import annotations

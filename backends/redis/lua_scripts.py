@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Lua scripts that run inside the server: each works on the keys in KEYS and on no others.
 
-On a cluster a call carries keys of one slot; elsewhere up to `SCRIPT_KEYS`, which keeps each call under a millisecond or so.
+On a cluster a call carries keys of one slot; elsewhere up to `SCRIPT_KEYS`, which keeps each call
+under a millisecond or so.
 
-`RedisBackend` calls them; both kinds of exchange send them by digest, and their text where the server does not know the digest.
+`RedisBackend` calls them; both kinds of exchange send them by digest, and their text where the
+server does not know the digest.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ NAME_BYTES = 2 * KEY_CHARACTERS
 
 @dataclass(frozen=True)
 class Script:
-    """A script and the name by which the server remembers it; one that only reads says so, for users who may only read."""
+    """A script and the name by which the server remembers it; one that only reads says so, for
+    users who may only read.
+    """
 
     source: str
     reads: bool = False
@@ -40,9 +44,10 @@ class Script:
         )
 
 
-# An object begins with how long it lives after its last use (value_parts.py); a damaged one gets the default lifetime.
-# Times come from the expiry.  Before 7.0 the server gives only what is left of it: the clock is read on both sides, until no
-# tick lies between, for else one object's time would differ by a millisecond from call to call.
+# An object begins with how long it lives after its last use (value_parts.py); a damaged one gets
+# the default lifetime. Times come from the expiry.  Before 7.0 the server gives only what is left
+# of it: the clock is read on both sides, until no tick lies between, for else one object's time
+# would differ by a millisecond from call to call.
 _TIMES = """
 local absolute = true
 local function now_ms()
@@ -73,8 +78,9 @@ local function modified_ms(key, head, default)
   return at < 0 and 0 or at - lives_ms(head, default)
 end
 """
-# Whatever stands under an object's key: a value of a wrong type must not fail the call for the other keys.  One byte more than a
-# head is read, so that a longer value which begins like a head is not taken for one.
+# Whatever stands under an object's key: a value of a wrong type must not fail the call for the
+# other keys.  One byte more than a head is read, so that a longer value which begins like a head is
+# not taken for one.
 _HEADS = f"""
 local function size_of(key)
   local size = redis.pcall('STRLEN', key)
@@ -118,8 +124,9 @@ for i, key in ipairs(KEYS) do
 end
 return found
 """)
-# The same for who does not ask what is there, with as few calls as can be; returns names and heads of those that have parts, which
-# are to live on too.  Objects that one writer stored begin alike, so what is worked out of a beginning is kept for the next one.
+# The same for who does not ask what is there, with as few calls as can be; returns names and heads
+# of those that have parts, which are to live on too.  Objects that one writer stored begin alike,
+# so what is worked out of a beginning is kept for the next one.
 TOUCH = Script(f"""{_TIMES}
 local found, header, lives, split = {{}}, '', 0, false
 for i, key in ipairs(KEYS) do
@@ -137,7 +144,8 @@ for i, key in ipairs(KEYS) do
 end
 return found
 """)
-# Remove what was not modified after ARGV[2] (empty: everything); returns the first bytes of what was removed.
+# Remove what was not modified after ARGV[2] (empty: everything); returns the first bytes of what
+# was removed.
 DELETE = Script(f"""{_HEADS}{_TIMES}
 local found = {{}}
 for i, key in ipairs(KEYS) do
@@ -157,7 +165,8 @@ for i, key in ipairs(KEYS) do
 end
 return found
 """)
-# The value of a ref or lease, as `RedisBackend.read_ref` gives it: of a larger one the beginning, of a list or hash nothing.
+# The value of a ref or lease, as `RedisBackend.read_ref` gives it: of a larger one the beginning,
+# of a list or hash nothing.
 _VALUE = f"""
 local function value_of(key)
   if redis.call('EXISTS', key) == 0 then return false end
@@ -165,7 +174,8 @@ local function value_of(key)
   return type(value) == 'string' and value or ''
 end
 """
-# Change a value if it is ARGV[2] (ARGV[1] is 0: if there is none) to ARGV[4] (ARGV[3] is 0: remove it) for ARGV[5] ms.
+# Change a value if it is ARGV[2] (ARGV[1] is 0: if there is none) to ARGV[4] (ARGV[3] is 0: remove
+# it) for ARGV[5] ms.
 SWAP = Script(f"""{_VALUE}
 local current = value_of(KEYS[1])
 if (ARGV[1] == '0' and current) or (ARGV[1] == '1' and current ~= ARGV[2]) then return 0 end

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Metered`: a socket with a limit of time and of bytes for each exchange, which redis-py's connections read from.
+"""`Metered`: a socket with a limit of time and of bytes for each exchange, which redis-py's
+connections read from.
 
-`Link` in `server_exchange.py` puts it between a connection and its socket; both kinds of exchange give it an allowance for each
-exchange.
+`Link` in `server_exchange.py` puts it between a connection and its socket; both kinds of exchange
+give it an allowance for each exchange.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ from typing import Any
 
 from bundler.backends.redis.reply_errors import OverlongReply
 
-# An exchange may take `timeout_s`, and as much longer as its bytes take at this pace.  A server that trickles is given up.
+# An exchange may take `timeout_s`, and as much longer as its bytes take at this pace.  A server
+# that trickles is given up.
 BYTES_PER_S = 10_000_000
-# All answers of an exchange together, where the caller does not say: far more than a page of a listing has.
+# All answers of an exchange together, where the caller does not say: far more than a page of a
+# listing has.
 REPLY_BYTES = 16 * 1024 * 1024
 
 
 class Metered:
     """A socket whose waits and bytes count against one allowance, which `begin` gives anew.
 
-    Bytes that trickle in do not prolong the time.  Bytes are counted where they come in: a parser would keep all of a value,
-    whatever size it has, before anybody could refuse it.
+    Bytes that trickle in do not prolong the time.  Bytes are counted where they come in: a parser
+    would keep all of a value, whatever size it has, before anybody could refuse it.
 
     Args:
         sock: the socket.
@@ -39,7 +42,9 @@ class Metered:
         self._until, self._left_bytes = time.monotonic() + self._timeout_s, most_bytes
 
     def settimeout(self, seconds: float | None) -> None:
-        """Do not wait longer than this for the next bytes; a parser that only looks whether there are any says 0."""
+        """Do not wait longer than this for the next bytes; a parser that only looks whether there
+        are any says 0.
+        """
         self._pause_s = self._timeout_s if seconds is None else seconds
 
     def recv(self, *args: Any) -> bytes:
@@ -75,7 +80,8 @@ class Metered:
         left_s = self._until - time.monotonic()
         if left_s <= 0:
             raise TimeoutError("the time for this exchange is over")
-        # A parser restores the whole time limit when it has looked, and in a long answer more than that may be left.
+        # A parser restores the whole time limit when it has looked, and in a long answer more than
+        # that may be left.
         self._sock.settimeout(
             left_s if self._pause_s >= self._timeout_s else min(left_s, self._pause_s)
         )

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`RedisBackend`: a byte store in Redis or Valkey, one server or a cluster.
 
-Reading and writing use GETRANGE, STRLEN, SET NX PX, PEXPIRE, UNLINK and the scripts of lua_scripts.py, each with all its
-keys declared.  Listings, which are for maintenance, use SCAN: the keys that are there are the only index that eviction, expiry, a
-restart and a crash between two commands cannot make wrong.  An index of our own would be one more key that the server may
-evict, and a prune that believed it would remove what a tag needs.
+Reading and writing use GETRANGE, STRLEN, SET NX PX, PEXPIRE, UNLINK and the scripts of
+lua_scripts.py, each with all its keys declared.  Listings, which are for maintenance, use SCAN: the
+keys that are there are the only index that eviction, expiry, a restart and a crash between two
+commands cannot make wrong.  An index of our own would be one more key that the server may evict,
+and a prune that believed it would remove what a tag needs.
 
 `bundler/store/store_urls.py` opens it by its URL.
 """
@@ -36,16 +37,18 @@ TOUCHED_KEYS = 4 * values.BATCH_KEYS
 class RedisBackend(Backend):
     """Objects, refs and leases in Redis, shared by processes of any number of hosts.
 
-    Nothing is sent before the first call.  Each exchange is sent once, and takes no longer than `timeout_s` and the time of
-    its bytes at `metered_socket.BYTES_PER_S`, and where a connection is made, `connect_timeout_s` for each address of the host.
-    A batch is as many exchanges as its size asks for.  Thread-safe without locks; may be used on both sides of a fork.
+    Nothing is sent before the first call.  Each exchange is sent once, and takes no longer than
+    `timeout_s` and the time of its bytes at `metered_socket.BYTES_PER_S`, and where a connection is
+    made, `connect_timeout_s` for each address of the host. A batch is as many exchanges as its size
+    asks for.  Thread-safe without locks; may be used on both sides of a fork.
 
-    Everything expires: records (manifests) and refs `ttl_s` after their last use, the objects that records name later.  Reading a
-    ref and `touch` are uses, unless our user may not write.  What was evicted or has expired is absent.
-    An object of which a part is missing counts as absent, and may be put again; so may one whose key holds a list, a hash, or
-    more bytes than any object has here.  Whatever somebody stored, no more of an answer is read than was asked for.
-    Does not guarantee: that what was put stays, or survives a restart; on a cluster, that times of different masters agree
-    better than their clocks.
+    Everything expires: records (manifests) and refs `ttl_s` after their last use, the objects that
+    records name later.  Reading a ref and `touch` are uses, unless our user may not write.  What
+    was evicted or has expired is absent. An object of which a part is missing counts as absent, and
+    may be put again; so may one whose key holds a list, a hash, or more bytes than any object has
+    here.  Whatever somebody stored, no more of an answer is read than was asked for. Does not
+    guarantee: that what was put stays, or survives a restart; on a cluster, that times of different
+    masters agree better than their clocks.
 
     Args:
         settings: how to reach it; see `from_url`.
@@ -59,10 +62,12 @@ class RedisBackend(Backend):
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
-        """Return the store that a URL names; the settings of `RedisSettings` may stand in its query or be given as options.
+        """Return the store that a URL names; the settings of `RedisSettings` may stand in its query
+        or be given as options.
 
         Raises:
-            BadSettings: not such a URL, an unknown setting, or a value that cannot be used; the message holds no secret.
+            BadSettings: not such a URL, an unknown setting, or a value that cannot be used; the
+                message holds no secret.
         """
         return cls(parse(url, options))
 
@@ -104,7 +109,9 @@ class RedisBackend(Backend):
     def _too_large(
         self, over: Mapping[str, bytes], max_bytes: Mapping[str, int]
     ) -> dict[str, bytes]:
-        """Return what stands for values of which more came than they may have, by their beginnings; asks how large they are."""
+        """Return what stands for values of which more came than they may have, by their beginnings;
+        asks how large they are.
+        """
         if not over:
             return {}
         sizes = self._lengths([self._name("o", key) for key in over])
@@ -143,10 +150,12 @@ class RedisBackend(Backend):
                 )
         for key, value in items.items():
             ready[key] = self._prepared(key, value)
-        # NX lets the first writer win; where it refuses, the value that stands there is checked to be an object at all.
+        # NX lets the first writer win; where it refuses, the value that stands there is checked to
+        # be an object at all.
         created = self._set("o", ready)
         refused = ready.keys() - created
-        # Such a key may hold a list, or the head of parts of which some were evicted; left there, nobody could ever put the object.
+        # Such a key may hold a list, or the head of parts of which some were evicted; left there,
+        # nobody could ever put the object.
         broken = refused - self.exists(refused) if refused else set()
         if broken:
             self._drop(broken)
@@ -163,7 +172,8 @@ class RedisBackend(Backend):
     ) -> frozenset[str]:
         # Times are whole milliseconds, and a float of seconds may fall just short of one.
         since_ms = "" if unmodified_since_s is None else int(unmodified_since_s * 1000 + 0.001)
-        # The head is removed first: a reader in between finds no object, instead of one without parts.
+        # The head is removed first: a reader in between finds no object, instead of one without
+        # parts.
         gone = self._heads(scripts.DELETE, _unique(keys), since_ms)
         parts = [self._part(name) for head in _split(gone) for name, _ in head.parts]
         for batch in batches(parts, values.BATCH_KEYS):
@@ -193,7 +203,9 @@ class RedisBackend(Backend):
     def _touched(
         self, wanted: list[str], touch: Callable[[list[str]], dict[str, bytes]]
     ) -> dict[str, bytes] | None:
-        """Touch objects, and the parts of those whose heads `touch` returns; returns these, None when we may not touch."""
+        """Touch objects, and the parts of those whose heads `touch` returns; returns these, None
+        when we may not touch.
+        """
         if not self._may_touch:
             return None
         try:
@@ -246,7 +258,9 @@ class RedisBackend(Backend):
         return found
 
     def swap_ref(self, key: str, expected: bytes | None, value: bytes | None) -> bool:
-        """Change a ref; one that is too large, or a list or hash, has the value that `read_ref` gives.  See `Backend`."""
+        """Change a ref; one that is too large, or a list or hash, has the value that `read_ref`
+        gives.  See `Backend`.
+        """
         name = self._name("r", check_key(key))
         if value is not None and len(value) > values.REF_BYTES:
             raise BackendFull(f"{key} has {len(value)} bytes, and a ref at most {values.REF_BYTES}")
@@ -284,11 +298,11 @@ class RedisBackend(Backend):
         self._link.close()
 
     def _stored(self, kind: str, most: Mapping[str, int]) -> dict[str, bytes]:
-        """Return what is stored under keys of a kind, header and all; empty what is no string, and of what is larger than
-        `most` says one byte more than that.
+        """Return what is stored under keys of a kind, header and all; empty what is no string, and
+        of what is larger than `most` says one byte more than that.
 
-        GETRANGE for each, and not MGET for all: the server copies no more than the limit, however large a value is, and an
-        exchange of 300 values takes about 1 ms longer.
+        GETRANGE for each, and not MGET for all: the server copies no more than the limit, however
+        large a value is, and an exchange of 300 values takes about 1 ms longer.
         """
         begin = self._name(kind, "")
         sizes = [
@@ -313,7 +327,9 @@ class RedisBackend(Backend):
         }
 
     def _joined(self, heads: Sequence[Head]) -> dict[str, bytes]:
-        """Return large values; one whose parts are not all there, each of the right size, is not there."""
+        """Return large values; one whose parts are not all there, each of the right size, is not
+        there.
+        """
         parts: dict[str, memoryview] = {}
         wanted = (part for head in heads for part in head.parts)
         for batch in batches(wanted, values.BATCH_KEYS, values.BATCH_BYTES, lambda part: part[1]):
@@ -326,13 +342,16 @@ class RedisBackend(Backend):
         }
 
     def _prepared(self, key: str, value: bytes) -> tuple[bytes, int]:
-        """Return what is to be stored under a key; the parts of a large value are stored here, before it is named."""
+        """Return what is to be stored under a key; the parts of a large value are stored here,
+        before it is named.
+        """
         ttl_ms = values.object_ttl_ms(key, self._settings.ttl_s)
         if len(value) <= values.WHOLE_BYTES:
             return values.whole(value, ttl_ms), ttl_ms
         head, parts = values.split(key, value, ttl_ms)
         self._set("p", {name: (stored, ttl_ms) for name, stored in parts.items()})
-        # Parts that another writer had stored already may be about to expire, or may not be parts at all.
+        # Parts that another writer had stored already may be about to expire, or may not be parts
+        # at all.
         names = [self._part(name) for name in parts]
         prolong: list[Command] = [(name, ("PEXPIRE", name, ttl_ms)) for name in names]
         lengths = self._link.exchange_strings(
@@ -366,7 +385,9 @@ class RedisBackend(Backend):
         return created
 
     def _drop(self, keys: Collection[str]) -> None:
-        """Remove values that are no objects, and heads of which a part is missing, unless somebody has replaced them since."""
+        """Remove values that are no objects, and heads of which a part is missing, unless somebody
+        has replaced them since.
+        """
         heads = self._heads(scripts.CLEAR, keys)
         for key in heads.keys() - self._whole(heads) - _none_of_ours(heads):
             # A head is all that is stored under its key, so its first bytes are the value.
@@ -375,7 +396,9 @@ class RedisBackend(Backend):
     def _heads(
         self, script: scripts.Script, keys: Collection[str], *arguments: Any
     ) -> dict[str, bytes]:
-        """Run a script that returns the first bytes of objects; return those whose keys are there, whatever they hold."""
+        """Run a script that returns the first bytes of objects; return those whose keys are there,
+        whatever they hold.
+        """
         found: dict[str, bytes] = {}
         for batch in batches(keys, values.BATCH_KEYS):
             groups = self._link.groups([self._name("o", key) for key in batch])
@@ -387,7 +410,9 @@ class RedisBackend(Backend):
         return found
 
     def _whole(self, heads: Mapping[str, bytes]) -> frozenset[str]:
-        """Return the keys of objects that are there, whole or with all their parts, by their first bytes."""
+        """Return the keys of objects that are there, whole or with all their parts, by their first
+        bytes.
+        """
         large = _split(heads)
         lacking = self._lacking(large)
         incomplete = {head.key for head in large if any(name in lacking for name, _ in head.parts)}

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns errors of redis-py and error replies of Redis into `BackendError`; no other module does so.
 
-Every exchange with a server runs inside `errors_by_meaning`; `meaning` and `is_wrong_type` read single replies.
+Every exchange with a server runs inside `errors_by_meaning`; `meaning` and `is_wrong_type` read
+single replies.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ _MEANINGS: dict[str, type[BackendError]] = {
     ),
     BackendUnavailable,
 )
-# Inside a script an error loses its class; these are words of the server, the last two those of 6.2.
+# Inside a script an error loses its class; these are words of the server, the last two those of
+# 6.2.
 _WORDS = {
     BackendFull: ("OOM command",),
     BackendDenied: (
@@ -102,7 +104,9 @@ def is_wrong_type(answer: object) -> bool:
 
 @contextlib.contextmanager
 def errors_by_meaning(shown: str) -> Iterator[None]:
-    """Raise `BackendError` for errors of redis-py; a host name that cannot be one is a `UnicodeError`."""
+    """Raise `BackendError` for errors of redis-py; a host name that cannot be one is a
+    `UnicodeError`.
+    """
     try:
         yield
     except (RedisError, RedisClusterException, OSError, UnicodeError) as error:

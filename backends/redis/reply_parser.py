@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ReplyParser`: reads the answers of a Redis server, and no more of one than the exchange allows.
 
-The parsers that redis-py has believe what a server says: an array of two thousand million elements is allocated before one of them
-has come, and arrays inside arrays go as deep as Python's stack.  `server_connections.py` gives each connection this one.
+The parsers that redis-py has believe what a server says: an array of two thousand million elements
+is allocated before one of them has come, and arrays inside arrays go as deep as Python's stack.
+`server_connections.py` gives each connection this one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from redis._parsers.base import BaseParser
 from redis.exceptions import ConnectionError as ServerGone
 from redis.exceptions import InvalidResponse, ResponseError
 
-# The answer to CLUSTER SLOTS is the deepest of those that are read here: ranges, nodes, a node, what is known of it.
+# The answer to CLUSTER SLOTS is the deepest of those that are read here: ranges, nodes, a node,
+# what is known of it.
 MOST_DEPTH = 4
 # An error of the server's may be a long line; each other line is a number.
 LINE_BYTES = 64 * 1024
@@ -31,8 +33,8 @@ _LARGE_READ_BYTES = 1 << 20
 class ReplyParser(BaseParser):
     """A parser of RESP 2, as redis-py's connections use one; texts come as bytes.
 
-    Guarantees: what a server announces is compared with the allowance of the exchange (see `Metered`) before memory is taken for
-    it, and what is no RESP 2 raises `InvalidResponse`.
+    Guarantees: what a server announces is compared with the allowance of the exchange (see
+    `Metered`) before memory is taken for it, and what is no RESP 2 raises `InvalidResponse`.
 
     Args:
         socket_read_size: how many bytes are asked of the socket at a time.
@@ -67,7 +69,9 @@ class ReplyParser(BaseParser):
         return True
 
     def read_response(self, *_: Any, **__: Any) -> Any:
-        """Return the next answer; one that is an error of the server's is returned too, or raised where the connection is of no more use."""
+        """Return the next answer; one that is an error of the server's is returned too, or raised
+        where the connection is of no more use.
+        """
         answer = self._read(0)
         if self._at == len(self._received):
             self._received.clear()
@@ -129,7 +133,8 @@ class ReplyParser(BaseParser):
 
     def _error(self, text: bytes) -> Exception:
         try:
-            error: Exception = self.parse_error(text.decode("utf-8", "replace"))  # type: ignore[no-untyped-call]  # redis-py's
+            # redis-py's
+            error: Exception = self.parse_error(text.decode("utf-8", "replace"))  # type: ignore[no-untyped-call]
         except (ValueError, TypeError) as wrong:  # a redirection without an address
             raise InvalidResponse(f"{text[:80]!r} is no error of Redis") from wrong
         return (

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`check_answer`: whether what a server answered is of the kind that the command has.
 
-A store may be a server that somebody else runs, or no Redis at all.  `run` in `server_exchange.py` checks every answer where it comes
-in, so that nothing above ever meets a list where a number belongs.
+A store may be a server that somebody else runs, or no Redis at all.  `run` in `server_exchange.py`
+checks every answer where it comes in, so that nothing above ever meets a list where a number
+belongs.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class WrongAnswer(BackendUnavailable):
 
 
 def check_answer(words: Sequence[Word], answer: Any) -> None:
-    """Raise `WrongAnswer` unless an answer is an error of the server's, or of the kind that its command has."""
+    """Raise `WrongAnswer` unless an answer is an error of the server's, or of the kind that its
+    command has.
+    """
     if isinstance(answer, Exception):
         return
     name = str(words[0])

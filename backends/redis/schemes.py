@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`SCHEMES`: how URLs of Redis stores begin; whoever opens a store of another kind needs to know no more of Redis."""
+"""`SCHEMES`: how URLs of Redis stores begin; whoever opens a store of another kind needs to know no
+more of Redis.
+"""
 
 from __future__ import annotations
 

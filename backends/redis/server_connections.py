@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`opened_connection`: a connection to a Redis server as redis-py makes it (TLS, login, parsing), with every limit set by us.
+"""`opened_connection`: a connection to a Redis server as redis-py makes it (TLS, login, parsing),
+with every limit set by us.
 
-`Node` in `server_exchange.py` keeps them.  A new one can leave its login to be sent with the first commands, which saves a start one turn.
+`Node` in `server_exchange.py` keeps them.  A new one can leave its login to be sent with the first
+commands, which saves a start one turn.
 """
 
 from __future__ import annotations
@@ -27,14 +29,16 @@ from bundler.backends.redis.url_settings import RedisSettings
 
 # A buffer of so much is filled with zeros for each connection.
 READ_BYTES = 64 * 1024
-# Told so, a release of redis-py that has this argument does not read its own version from disk, which takes 2 ms of a start.
+# Told so, a release of redis-py that has this argument does not read its own version from disk,
+# which takes 2 ms of a start.
 _UNNAMED: dict[str, Any] = (
     {"driver_info": None}
     if "driver_info" in inspect.signature(AbstractConnection.__init__).parameters
     else {}
 )
 
-#: A connection of one of the three classes below; `Any`, since redis-py annotates only some of their methods.
+#: A connection of one of the three classes below; `Any`, since redis-py annotates only some of
+#: their methods.
 Connected: TypeAlias = Any
 
 
@@ -49,15 +53,19 @@ _ONCE = _Once(NoBackoff(), 0)
 
 
 class _Limited(AbstractConnection):
-    """A connection over a `Metered` socket, which does not tell the server the name and version of its library.
+    """A connection over a `Metered` socket, which does not tell the server the name and version of
+    its library.
 
     Attributes:
-        login: what has to be sent, with the first commands, for the server to know who we are; empty once that was answered.
+        login: what has to be sent, with the first commands, for the server to know who we are;
+            empty once that was answered.
     """
 
     def __init__(self, *, logs_in_later: bool = False, **kwargs: Any) -> None:
-        super().__init__(**_UNNAMED, **kwargs, redis_connect_func=_Limited._greet)  # type: ignore[arg-type]  # it gets the connection
-        # Each of these would be an exchange more at every connection; which one there is depends on the release.
+        # it gets the connection
+        super().__init__(**_UNNAMED, **kwargs, redis_connect_func=_Limited._greet)  # type: ignore[arg-type]
+        # Each of these would be an exchange more at every connection; which one there is depends on
+        # the release.
         self.driver_info = self.lib_name = self.lib_version = None
         self.login: list[tuple[Word, ...]] = []
         self._logs_in_later = logs_in_later
@@ -69,7 +77,9 @@ class _Limited(AbstractConnection):
         return super()._connect()  # type: ignore[no-untyped-call,safe-super]  # redis-py's
 
     def _greet(self) -> None:
-        """Log in, or see to it that this is done with the first commands; redis-py calls it for each new socket."""
+        """Log in, or see to it that this is done with the first commands; redis-py calls it for
+        each new socket.
+        """
         if not self._logs_in_later:
             self.on_connect()  # type: ignore[no-untyped-call]  # redis-py's
             return
@@ -81,7 +91,9 @@ class _Limited(AbstractConnection):
             self.login.append(("SELECT", self.db))
 
     def is_known(self) -> bool:
-        """Read the answers to `login`, if that was sent; False where one is an error, and what followed was of no use."""
+        """Read the answers to `login`, if that was sent; False where one is an error, and what
+        followed was of no use.
+        """
         errors = [
             answer
             for answer in [answer_of(self) for _ in self.login]
@@ -91,7 +103,9 @@ class _Limited(AbstractConnection):
         return not errors
 
     def log_in(self) -> None:
-        """Connect anew, and log in as redis-py does it: who knows what old servers expect, and which error to raise."""
+        """Connect anew, and log in as redis-py does it: who knows what old servers expect, and
+        which error to raise.
+        """
         self._logs_in_later = False
         self.disconnect()  # type: ignore[no-untyped-call]  # redis-py's
         self.connect()  # type: ignore[no-untyped-call]
@@ -106,7 +120,8 @@ class _Tcp(_Limited, Connection):
     """Over TCP."""
 
     def _connected(self) -> Any:
-        # Of a text Python would make a name of the internet first, which takes 3 ms in a new process, also for a number.
+        # Of a text Python would make a name of the internet first, which takes 3 ms in a new
+        # process, also for a number.
         host: Any = self.host.encode() if self.host.isascii() else self.host
         sock = socket.create_connection((host, self.port), self.socket_connect_timeout)
         try:
@@ -130,7 +145,9 @@ class _Unix(_Limited, UnixDomainSocketConnection):
 
 
 def connection_arguments(settings: RedisSettings) -> dict[str, Any]:
-    """Return what redis-py is told for each connection, but for the address; no time-out or retry is left to its defaults."""
+    """Return what redis-py is told for each connection, but for the address; no time-out or retry
+    is left to its defaults.
+    """
     arguments: dict[str, Any] = {
         "username": settings.user,
         "password": settings.secret(),

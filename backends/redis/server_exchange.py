@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Single` and `Link`: exchanges with Redis servers, their connections and time limits.
 
-Of redis-py this uses connections (TLS, login, parsing, packing) and no more.  Its clients retry, wait and redirect by rules of
-their own; here a call is one exchange, sent once, within one allowance of time.
+Of redis-py this uses connections (TLS, login, parsing, packing) and no more.  Its clients retry,
+wait and redirect by rules of their own; here a call is one exchange, sent once, within one
+allowance of time.
 
 `RedisBackend` uses `Single` for one server; `Cluster` builds on `Link`, `run` and `ask`.
 """
@@ -36,11 +37,13 @@ from bundler.backends.redis.url_settings import RedisSettings
 
 # What the protocol adds to a value.
 FRAMING_BYTES = 64
-# A connection unused for longer may be dead unnoticed: a new one costs less than a wait for an answer that never comes.
+# A connection unused for longer may be dead unnoticed: a new one costs less than a wait for an
+# answer that never comes.
 IDLE_S = 30.0
 KEPT_CONNECTIONS = 8
 SCAN_COUNT = 2000
-# A server of ten million keys lists them in some ten seconds; one whose listing takes longer never ends it.
+# A server of ten million keys lists them in some ten seconds; one whose listing takes longer never
+# ends it.
 LISTING_S = 60.0
 LISTED_NAMES = 10_000_000
 _HARMLESS = {"EXISTS", "GETRANGE", "PEXPIRE", "STRLEN"}
@@ -52,7 +55,8 @@ Command: TypeAlias = tuple[str, tuple[Word, ...]]
 class Node:
     """Connections to one server, as many as threads use at once; a forked child makes its own.
 
-    There is no lock, which another thread could hold at the moment of a fork: single operations of a deque are atomic.
+    There is no lock, which another thread could hold at the moment of a fork: single operations of
+    a deque are atomic.
     """
 
     def __init__(self, settings: RedisSettings, address: tuple[str, int] | None) -> None:
@@ -61,7 +65,9 @@ class Node:
         self._pid, self._closed = os.getpid(), False
 
     def take(self, *, logs_in_later: bool = False) -> Connected:
-        """Return a connection that answers nothing but what is asked on it; a new one may have a `login` left to send."""
+        """Return a connection that answers nothing but what is asked on it; a new one may have a
+        `login` left to send.
+        """
         if self._pid != os.getpid():
             self._idle, self._pid = deque(), os.getpid()
         while self._idle:
@@ -94,7 +100,8 @@ class Node:
 
 
 def _is_quiet(connection: Connected) -> bool:
-    # Whatever can be read from an idle connection is its end, or an answer that nobody waits for any more.
+    # Whatever can be read from an idle connection is its end, or an answer that nobody waits for
+    # any more.
     connection.begin()
     try:
         return not connection.can_read()
@@ -105,11 +112,13 @@ def _is_quiet(connection: Connected) -> bool:
 def run(
     work: Sequence[tuple[Node, Sequence[tuple[Word, ...]]]], most_bytes: int = REPLY_BYTES
 ) -> list[list[Any]]:
-    """Send each node its commands, then read all answers; errors that a server answers are among them.
+    """Send each node its commands, then read all answers; errors that a server answers are among
+    them.
 
-    Raises `OverlongReply` as soon as a node has sent more than `most_bytes`, and `WrongAnswer` for what is no answer to its command.
-    After any other failure, or when we are interrupted, connections are dropped: an answer that comes late must never be
-    taken for the answer to something else.
+    Raises `OverlongReply` as soon as a node has sent more than `most_bytes`, and `WrongAnswer` for
+    what is no answer to its command. After any other failure, or when we are interrupted,
+    connections are dropped: an answer that comes late must never be taken for the answer to
+    something else.
     """
     taken: list[Connected] = []
     try:
@@ -130,7 +139,9 @@ def run(
 
 
 def _change_nothing(commands: Sequence[tuple[Word, ...]]) -> bool:
-    """Tell whether commands may be sent before it is known who we are to the server: to whomever it takes us for, they do no harm."""
+    """Tell whether commands may be sent before it is known who we are to the server: to whomever it
+    takes us for, they do no harm.
+    """
     return {words[0] for words in commands} <= _HARMLESS
 
 
@@ -162,7 +173,8 @@ class Link(ABC):
 
     def __init__(self, settings: RedisSettings) -> None:
         self.settings, self.shown = settings, settings.shown
-        # A user who may only read may run scripts by EVALSHA_RO; servers before 7.0 do not have that command.
+        # A user who may only read may run scripts by EVALSHA_RO; servers before 7.0 do not have
+        # that command.
         self._reading = "_RO"
 
     @abstractmethod
@@ -171,7 +183,9 @@ class Link(ABC):
 
     @abstractmethod
     def replies(self, commands: Sequence[Command], most_bytes: int = REPLY_BYTES) -> list[Any]:
-        """Send commands and return the answers in order, errors that a server answered among them; see `run`."""
+        """Send commands and return the answers in order, errors that a server answered among them;
+        see `run`.
+        """
 
     @abstractmethod
     def scan(self, pattern: str) -> Iterator[list[str]]:
@@ -281,8 +295,8 @@ def time_of(node: Node, shown: str) -> float:
 def scan_node(node: Node, pattern: str, shown: str) -> Iterator[list[str]]:
     """Yield the names of the keys of one server, in pages.
 
-    Raises `BackendUnavailable` for a listing without an end: a place that was given before, more names than `LISTED_NAMES`, or
-    more than `LISTING_S` seconds in the server.
+    Raises `BackendUnavailable` for a listing without an end: a place that was given before, more
+    names than `LISTED_NAMES`, or more than `LISTING_S` seconds in the server.
     """
     cursor: Any = b"0"
     seen: set[bytes] = set()
@@ -292,7 +306,8 @@ def scan_node(node: Node, pattern: str, shown: str) -> Iterator[list[str]]:
         try:
             cursor, names = ask(node, shown, "SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)
         except OverlongReply:
-            # Somebody made names of megabytes.  The script leaves them out in the server, which costs the server more than a plain page.
+            # Somebody made names of megabytes.  The script leaves them out in the server, which
+            # costs the server more than a plain page.
             cursor, names = _scan_short(node, pattern, shown, cursor)
         yield [name.decode("ascii", "replace") for name in names]
         if cursor == b"0":

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The URL of a Redis store and the settings in it: the only module that reads such a URL.
 
-`parse` makes `RedisSettings` of a URL and options, `with_options` puts options into a URL, `shown` removes what may be secret
-for a message.  Called by `bundler.store.store_urls`, which opens stores, and by `RedisBackend`.
+`parse` makes `RedisSettings` of a URL and options, `with_options` puts options into a URL, `shown`
+removes what may be secret for a message.  Called by `bundler.store.store_urls`, which opens stores,
+and by `RedisBackend`.
 """
 
 from __future__ import annotations
@@ -51,13 +52,15 @@ class RedisSettings:
         tls: speak TLS, and check the server's certificate and name.
         db: number of the database.
         user, password: who we are; None for the server's default user and no password.
-        password_file: a file that holds the password, read at each connection, so that it may be replaced.
-        ca, cert, key: PEM files: who signs the server's certificate (None: whom the system trusts), our own certificate and
-            its private key.
+        password_file: a file that holds the password, read at each connection, so that it may be
+            replaced.
+        ca, cert, key: PEM files: who signs the server's certificate (None: whom the system trusts),
+            our own certificate and its private key.
         namespace: what all our keys begin with.
         ttl_s: how long a tag or manifest stays after its last use.
         connect_timeout_s: time for one attempt to connect.
-        timeout_s: time for one exchange, besides the time that its bytes take; see `metered_socket.BYTES_PER_S`.
+        timeout_s: time for one exchange, besides the time that its bytes take; see
+            `metered_socket.BYTES_PER_S`.
     """
 
     hosts: tuple[tuple[str, int], ...] = ()
@@ -92,12 +95,14 @@ class RedisSettings:
 def shown(url: str) -> str:
     """Return a URL as it may stand in a message: without user, password and settings.
 
-    Of a URL that is not of the expected form only the scheme is shown, since any of the rest may be a secret.
+    Of a URL that is not of the expected form only the scheme is shown, since any of the rest may be
+    a secret.
     """
     scheme, found, rest = url.partition("://")
     if not found or scheme.lower() not in SCHEMES or not url.isprintable():
         return "a Redis URL"
-    authority, path, tail = _AUTHORITY.fullmatch(rest).groups()  # type: ignore[union-attr]  # it matches any text
+    # it matches any text
+    authority, path, tail = _AUTHORITY.fullmatch(rest).groups()  # type: ignore[union-attr]
     host = authority.rpartition("@")[2]
     # An @ further on may end a password that was not quoted.
     if (
@@ -130,7 +135,9 @@ def parse(url: str, options: Mapping[str, Any]) -> RedisSettings:
 
 
 def with_options(url: str, options: Mapping[str, Any]) -> str:
-    """Return a URL with those options in its query that it does not say itself; one that is damaged as it is, for `parse` to refuse."""
+    """Return a URL with those options in its query that it does not say itself; one that is damaged
+    as it is, for `parse` to refuse.
+    """
     if shown(url).endswith(HIDDEN):
         return url
     parts = urlsplit(url)
@@ -147,7 +154,8 @@ def _split(url: str) -> SplitResult:
         parts = urlsplit(url)
     except ValueError:
         parts = SplitResult("", "", "", "", "")
-    # The parser drops line breaks.  Of what may be a piece of a password, later messages would show it.
+    # The parser drops line breaks.  Of what may be a piece of a password, later messages would show
+    # it.
     if (
         not shown(url).startswith(f"{parts.scheme}://")
         or parts.fragment
@@ -180,7 +188,8 @@ def _place(url: str, parts: SplitResult) -> dict[str, Any]:
 
 
 def _host(url: str, text: str) -> tuple[str, int]:
-    name, port = re.fullmatch(r"(.*?)(?::(\d+))?", text).groups()  # type: ignore[union-attr]  # _HOSTS has matched
+    # _HOSTS has matched
+    name, port = re.fullmatch(r"(.*?)(?::(\d+))?", text).groups()  # type: ignore[union-attr]
     if port is not None and not 0 < int(port) < 65536:  # noqa: PLR2004  # the ports there are
         raise BadSettings(f"{shown(url)}: {port} is not a port")
     return name.strip("[]"), int(port or DEFAULT_PORT)

@@ -11,12 +11,13 @@
     header  TB, a letter (w whole, s split, p part), 13 digits: how many ms it lives after its last use
     head    header, then 16 digits: bytes of the value, 16 hex: the beginning of their sha256
 
-The lifetime in the header is the writer's choice: a touch sets the expiry to that much from now, so the time of the last use is
-the expiry less the lifetime.  Parts carry a digest of the whole in their names: two writers of different bytes under one
-key do not mix theirs, two of the same bytes share them.
+The lifetime in the header is the writer's choice: a touch sets the expiry to that much from now, so
+the time of the last use is the expiry less the lifetime.  Parts carry a digest of the whole in
+their names: two writers of different bytes under one key do not mix theirs, two of the same bytes
+share them.
 
-`RedisBackend` writes and reads values through `whole`, `split`, `read_head` and `payload`; the Lua scripts rely on the same
-layout.
+`RedisBackend` writes and reads values through `whole`, `split`, `read_head` and `payload`; the Lua
+scripts rely on the same layout.
 """
 
 from __future__ import annotations
@@ -35,17 +36,21 @@ BATCH_KEYS = 512
 MAX_BYTES = 1024 * MIB
 HEAD_BYTES = 48
 HEADER_BYTES = 16
-# Tags and notes of failures have a few KB.  Of a larger value only one byte more than this is read, and compared.
+# Tags and notes of failures have a few KB.  Of a larger value only one byte more than this is read,
+# and compared.
 REF_BYTES = 256 * KIB
-# What scripts give in place of the first bytes of a value that cannot be an object here: too large, empty, a list, a hash.
+# What scripts give in place of the first bytes of a value that cannot be an object here: too large,
+# empty, a list, a hash.
 NONE_OF_OURS = b"?"
 #: What the head of a large value begins with.
 SPLIT = b"TBs"
 _HEADER = re.compile(rb"TB[wp]\d{13}")
 _SPLIT = re.compile(rb"TBs(\d{13})(\d{16})([0-9a-f]{16})")
-# A record names other objects, and should be gone before them: they live a day longer, and a quarter of its life.
+# A record names other objects, and should be gone before them: they live a day longer, and a
+# quarter of its life.
 RECORD = re.compile(r"v\d+/[km]/")
-# Which bundle has a kernel, and under which key it was recorded, has some hundred bytes, and is asked for only by who knows no tag: it outlives long times of use by tag.
+# Which bundle has a kernel, and under which key it was recorded, has some hundred bytes, and is
+# asked for only by who knows no tag: it outlives long times of use by tag.
 ENTRY, ENTRY_LIVES = re.compile(r"v\d+/[bl]/"), 12
 MARGIN, MARGIN_S = 1.25, 24 * 3600.0
 

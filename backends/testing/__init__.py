@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of a byte store, as tests that any implementation passes; needs the extra `contract`: pytest and hypothesis.
+"""The contract of a byte store, as tests that any implementation passes; needs the extra
+`contract`: pytest and hypothesis.
 
 ::
 
@@ -42,7 +43,8 @@ __all__ = ["BackendContract", "state_machine"]
 
 
 class BackendContract(ObjectContract, RefContract, LeaseContract):
-    """What every byte store must do; a subclass defines what `ContractHooks` asks for, and is run by pytest.
+    """What every byte store must do; a subclass defines what `ContractHooks` asks for, and is run
+    by pytest.
 
     Tests of leases are skipped for a store that has none.
     """

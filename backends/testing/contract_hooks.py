@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ContractHooks`: what a subclass of the contract defines; and the keys and threads that the tests of the contract share.
+"""`ContractHooks`: what a subclass of the contract defines; and the keys and threads that the tests
+of the contract share.
 
 `ObjectContract`, `RefContract` and `LeaseContract` inherit from it.
 """
@@ -90,7 +91,8 @@ class ContractHooks:
 
     Attributes:
         clock_step_s: modification times closer together than this may be equal.
-        lease_s: a lease that tests wait for; long enough that no pause of the machine lets it expire too early.
+        lease_s: a lease that tests wait for; long enough that no pause of the machine lets it
+            expire too early.
     """
 
     clock_step_s: ClassVar[float] = 0.02
@@ -106,7 +108,9 @@ class ContractHooks:
         raise NotImplementedError
 
     def peek(self, backend: Backend, key: str) -> bytes | None:
-        """Return what is really stored as an object, None for nothing, without using the code under test."""
+        """Return what is really stored as an object, None for nothing, without using the code under
+        test.
+        """
         raise NotImplementedError
 
     def poke(self, backend: Backend, key: str, data: bytes) -> None:
@@ -126,7 +130,9 @@ class ContractHooks:
 
 
 def in_threads(calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Call all at once, each in a thread of its own; returns their results in order, or raises what one raised."""
+    """Call all at once, each in a thread of its own; returns their results in order, or raises what
+    one raised.
+    """
     start = threading.Barrier(len(calls))
 
     def run(call: Callable[[], Any]) -> Any:

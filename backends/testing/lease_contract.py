@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`LeaseContract`: the contract of leases, for byte stores that have them; a part of `BackendContract`."""
+"""`LeaseContract`: the contract of leases, for byte stores that have them; a part of
+`BackendContract`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class LeaseContract(ContractHooks):
     """What a store does with leases."""
 
     def test_a_lease_is_exclusive(self, backend: Backend, leasing: Backend) -> None:
-        """While a lease is held nobody gets it, on any handle; others are free, and it is when given back."""
+        """While a lease is held nobody gets it, on any handle; others are free, and it is when
+        given back.
+        """
         mine = granted(leasing.lease("k", 60))
         assert leasing.lease("k", 60) is None
         with self.reopen(backend) as other:
@@ -72,7 +76,9 @@ class LeaseContract(ContractHooks):
         ] == []
 
     def test_leases_that_are_held_are_listed(self, leasing: Backend) -> None:
-        """Where a store knows its leases, each is listed with its key, holder and time left as long as it is held."""
+        """Where a store knows its leases, each is listed with its key, holder and time left as long
+        as it is held.
+        """
         mine = granted(leasing.lease("v1/c/A", 60))
         held = list(leasing.leases())
         if type(leasing).leases is Backend.leases:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ObjectContract`: the contract of objects: batches, keys, listings and times; a part of `BackendContract`."""
+"""`ObjectContract`: the contract of objects: batches, keys, listings and times; a part of
+`BackendContract`.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +137,9 @@ class ObjectContract(ContractHooks):
         assert backend.delete(["a", "a"]) == frozenset()
 
     def test_no_more_is_read_than_is_asked_for(self, backend: Backend) -> None:
-        """An object up to its size comes whole, of a larger one the beginning and why; one without limit is not touched by that."""
+        """An object up to its size comes whole, of a larger one the beginning and why; one without
+        limit is not touched by that.
+        """
         data = ALL_BYTES * 40
         backend.put({"a": data, "b": data, "c": b"", "d": data})
         found = backend.get_within(
@@ -170,7 +174,7 @@ class ObjectContract(ContractHooks):
         assert {type(stat) for stat in backend.list()} == {Stat}
         assert type(backend.reads_are_cheap) is bool
 
-    # keys -------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------- keys
 
     def test_keys_of_the_grammar_are_different_objects_and_refs(self, backend: Backend) -> None:
         """Every valid key works, and no two mean the same."""
@@ -212,7 +216,7 @@ class ObjectContract(ContractHooks):
                 change()
         assert [stat.key for stat in backend.list()] == ["a"]
 
-    # listings and times -----------------------------------------------------------------------------------------------
+    # --------------------------------------------------------------------------- listings and times
 
     @pytest.mark.parametrize(
         ("prefix", "found"),
@@ -229,7 +233,9 @@ class ObjectContract(ContractHooks):
     def test_prefixes_end_between_components(
         self, backend: Backend, prefix: str, found: list[str]
     ) -> None:
-        """A listing includes the key that is the prefix and what begins with it and a slash, nothing else."""
+        """A listing includes the key that is the prefix and what begins with it and a slash,
+        nothing else.
+        """
         keys = ["a", "a/b", "a/b/c", "a/bc", "ab", "b/a"]
         backend.put(dict.fromkeys(keys, b"x"))
         assert all(backend.swap_ref(key, None, b"x") for key in keys)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`RefContract`: the contract of refs, and of several handles on one store; a part of `BackendContract`."""
+"""`RefContract`: the contract of refs, and of several handles on one store; a part of
+`BackendContract`.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,7 @@ class RefContract(ContractHooks):
         assert list(backend.list()) == []
         assert backend.exists(["a"]) == frozenset()
 
-    # handles and threads ----------------------------------------------------------------------------------------------
+    # -------------------------------------------------------------------------- handles and threads
 
     def test_handles_see_one_store(self, backend: Backend) -> None:
         """What one handle does, another sees at once."""
@@ -117,7 +119,9 @@ class RefContract(ContractHooks):
             mine.close()
 
     def test_one_of_many_swaps_from_a_value_succeeds(self, backend: Backend) -> None:
-        """Of threads that swap a ref from the same value exactly one succeeds, and its value is set."""
+        """Of threads that swap a ref from the same value exactly one succeeds, and its value is
+        set.
+        """
         for turn in range(10):
             before = backend.read_ref("t")
             values = [b"%d by %d" % (turn, number) for number in range(THREADS)]

@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from bundler.backends.port import Backend
 
 
-def state_machine(open_backend: Callable[[], Backend]) -> type[RuleBasedStateMachine]:  # noqa: C901  # a rule for each method
+# a rule for each method
+def state_machine(open_backend: Callable[[], Backend]) -> type[RuleBasedStateMachine]:  # noqa: C901
     """Return a Hypothesis state machine that compares a store with a plain dictionary.
 
     Args:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`main`: the `triton-bundler` command.  It imports neither click nor rich, so that a missing extra is told in one sentence.
+"""`main`: the `triton-bundler` command.  It imports neither click nor rich, so that a missing extra
+is told in one sentence.
 
 The console script and `python -m bundler` call it; `app.py` lists the commands.
 """

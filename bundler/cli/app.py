@@ -44,10 +44,11 @@ from bundler.cli.tune import tune
 @talk_options
 @click.version_option(bundler.__version__, "--version", message="triton-bundler %(version)s")
 def app() -> None:
-    """Pack compiled Triton kernels into one file, and put them back where the next process finds them.
+    """Pack compiled Triton kernels into one file, and put them back where the next process finds
+    them.
 
-    Exit status: 0 fine, 1 a problem was found, 2 the command was used wrongly, 130 after Ctrl-C. The run and capture commands
-    end as the program that they run.
+    Exit status: 0 fine, 1 a problem was found, 2 the command was used wrongly, 130 after Ctrl-C.
+    The run and capture commands end as the program that they run.
     """
 
 

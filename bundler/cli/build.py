@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `build`: kernels for GPUs that need not be here, from modules, a build file, or a recorded bundle.
+"""The command `build`: kernels for GPUs that need not be here, from modules, a build file, or a
+recorded bundle.
 
 It fills a `Plan` and hands that to `bundler/compile/bundle_build.py`.
 """
@@ -164,13 +165,14 @@ def build(
 ) -> int:
     """Compile kernels for targets that need not be here, and write one bundle of all.
 
-    MODULE is a file or a dotted name of a Python module, which is imported: it says what to build with bundler.prebuild, or in a
-    list called PREBUILD. The kernels have the keys that Triton's JIT asks for on such a machine, with this Python and this Triton.
-    Where something cannot be built it is listed, no bundle is written, no tag is set, and the exit status is 1; with --keep-going the
+    MODULE is a file or a dotted name of a Python module, which is imported: it says what to build
+    with bundler.prebuild, or in a list called PREBUILD. The kernels have the keys that Triton's JIT
+    asks for on such a machine, with this Python and this Triton. Where something cannot be built it
+    is listed, no bundle is written, no tag is set, and the exit status is 1; with --keep-going the
     rest is written. Of builds that use one store at the same time, each kernel is compiled by one.
 
-    Many machines: --executor has an engine's workers compile; or each machine builds its --shard into a store, and one of them, or any
-    other, makes the bundle with --collect.
+    Many machines: --executor has an engine's workers compile; or each machine builds its --shard
+    into a store, and one of them, or any other, makes the bundle with --collect.
     """
     request = _PlanRequest(**what)
     _check_usage(
@@ -216,7 +218,9 @@ class _BuildDestination:
         return self.output or f"shard {self.shard}"
 
     def allows(self, failures: Sequence[Failure], *, rest: bool) -> bool:
-        """Whether there is something to write although these failed; `rest` says whether anything else there is."""
+        """Whether there is something to write although these failed; `rest` says whether anything
+        else there is.
+        """
         return not failures or (self.keep_going and rest)
 
 
@@ -229,7 +233,9 @@ class _Compilers:
 
 
 def _make(screen: Screen, plan: Plan, destination: _BuildDestination, compilers: _Compilers) -> int:
-    """Compile and write; returns the exit status.  What cannot be planned is told before anything is compiled."""
+    """Compile and write; returns the exit status.  What cannot be planned is told before anything
+    is compiled.
+    """
     if not destination.allows(plan.failures, rest=bool(plan.jobs)):
         return _refuse(screen, BuildResult.nothing_of(plan), destination, rest=bool(plan.jobs))
     more: dict[str, Any] = {"shard": None if destination.shard is None else str(destination.shard)}
@@ -364,7 +370,9 @@ def _planned(request: _PlanRequest) -> Plan:
 
 
 def _printing_aside(screen: Screen) -> AbstractContextManager[Any]:
-    """Send what modules and compilers print to standard error, where standard output is for one JSON object."""
+    """Send what modules and compilers print to standard error, where standard output is for one
+    JSON object.
+    """
     return redirect_stdout(sys.stderr) if screen.as_json else nullcontext()
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the command `build` does on many machines: an engine's executor, shards, their collection, and comparison with what was used."""
+"""What the command `build` does on many machines: an engine's executor, shards, their collection,
+and comparison with what was used.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,8 @@ def executor_maker(name: str, stack: ExitStack) -> Callable[[], Executor]:
     """Return what makes the executor that a function of the user's gives.
 
     Args:
-        name: `module:function`; the module is looked for in the working directory too.  The function returns an executor, or a context
-            manager that gives one.
+        name: `module:function`; the module is looked for in the working directory too.  The
+            function returns an executor, or a context manager that gives one.
         stack: ends such context managers.
 
     Raises:
@@ -144,7 +146,9 @@ def _rows(bundle: Bundle, kernels: Sequence[Kernel]) -> list[dict[str, Any]]:
 
 
 def watching(bar: Bar) -> Callable[[Progress], None]:
-    """Return what advances a bar, with what a user wants to know of many machines: how many there are, what failed, how long it takes."""
+    """Return what advances a bar, with what a user wants to know of many machines: how many there
+    are, what failed, how long it takes.
+    """
 
     def watch(progress: Progress) -> None:
         if progress.happened not in {"compiled", "hit", "failed"}:
@@ -177,7 +181,9 @@ class UseCheck:
     exact: bool
 
     def of(self, screen: Screen, built: Bundle) -> tuple[dict[str, Any], str | None]:
-        """Tell how a build fits the recording; returns that for `--json`, and why the build fails, None where it does not."""
+        """Tell how a build fits the recording; returns that for `--json`, and why the build fails,
+        None where it does not.
+        """
         with Bundle.load(self.recording) as recording:
             found = compare_with_use(built, recording)
             _tell_completeness(screen, found, recording, built)

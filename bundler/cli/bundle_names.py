@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`open_named`: a bundle by whatever a command takes for one: a file, an image, a Triton cache directory, a tag of a store."""
+"""`open_named`: a bundle by whatever a command takes for one: a file, an image, a Triton cache
+directory, a tag of a store.
+"""
 
 from __future__ import annotations
 

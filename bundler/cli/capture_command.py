@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `capture`: a program's own warm-up, run without a GPU, becomes a bundle for any target.
+"""The command `capture`: a program's own warm-up, run without a GPU, becomes a bundle for any
+target.
 
-`app.py` lists it.  The program runs in a process of its own for each target (`bundler/compile/captured_program.py`).
+`app.py` lists it.  The program runs in a process of its own for each target
+(`bundler/compile/captured_program.py`).
 """
 
 from __future__ import annotations
@@ -108,12 +110,15 @@ def capture(
     properties: dict[str, str | int],
     jobs: int | None,
 ) -> int:
-    """Run a Python program as on a machine with the target's GPU, and compile every Triton kernel that it would launch.
+    """Run a Python program as on a machine with the target's GPU, and compile every Triton kernel
+    that it would launch.
 
-    No GPU is needed: tensors have shapes and no memory, kernels are compiled and not launched, and of each autotuner every
-    configuration is. The program runs once for each target. Where it depends on data, such as .item(), it is given a guess and the line
-    is listed. The bundle is written even when the program crashes, and the exit status is the program's; otherwise it is 1 if a kernel could
-    not be compiled or nothing was captured. With --json, what the program prints goes to standard error.
+    No GPU is needed: tensors have shapes and no memory, kernels are compiled and not launched, and
+    of each autotuner every configuration is. The program runs once for each target. Where it
+    depends on data, such as .item(), it is given a guess and the line is listed. The bundle is
+    written even when the program crashes, and the exit status is the program's; otherwise it is 1
+    if a kernel could not be compiled or nothing was captured. With --json, what the program prints
+    goes to standard error.
     """
     people = (
         screen if screen.as_json else replace(screen, out=screen.err)
@@ -201,7 +206,9 @@ class _Program:
 
 
 def _interpreter(command: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the Python that a command begins with, and the rest; a script stands for itself with this Python."""
+    """Return the Python that a command begins with, and the rest; a script stands for itself with
+    this Python.
+    """
     first, *rest = command
     if first.endswith(".py"):
         return sys.executable, list(command)
@@ -214,7 +221,8 @@ def _interpreter(command: Sequence[str]) -> tuple[str, list[str]]:
         raise NotFound(
             f"cannot capture with {first}: no such program; check its name and PATH", path=first
         )
-    # Absolute, since the check of its modules runs elsewhere; not resolved, since an environment's Python is a link.
+    # Absolute, since the check of its modules runs elsewhere; not resolved, since an environment's
+    # Python is a link.
     return os.path.abspath(found), rest
 
 
@@ -238,7 +246,9 @@ def _check_modules(python: str, environment: Mapping[str, str]) -> None:
 
 
 def _path() -> str:
-    """Return PYTHONPATH for the program: with our package, where its Python would not find it otherwise."""
+    """Return PYTHONPATH for the program: with our package, where its Python would not find it
+    otherwise.
+    """
     return os.pathsep.join(
         filter(None, [os.environ.get("PYTHONPATH", ""), *hidden_package_parent()])
     )

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`reports`, `talk_options`, `Commands`: what all commands share: `--json`, `--quiet` and `--verbose`, errors as one line, the exit status.
+"""`reports`, `talk_options`, `Commands`: what all commands share: `--json`, `--quiet` and
+`--verbose`, errors as one line, the exit status.
 
-Every module of a command decorates its function with `reports`; `app.py` makes the group of `Commands`.
+Every module of a command decorates its function with `reports`; `app.py` makes the group of
+`Commands`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ FINE, PROBLEM = 0, 1
 JSON_OPTION = "--json"
 _META = "bundler.cli"
 _WANTS_JSON = f"{_META}.json"
-# No setting changes what these do, so a misspelled one is none of their business; `doctor` has a finding of its own.
+# No setting changes what these do, so a misspelled one is none of their business; `doctor` has a
+# finding of its own.
 _WITHOUT_SETTINGS = frozenset(
     {
         "demo",
@@ -66,7 +69,8 @@ def example(*lines: str) -> str:
 
 
 def _remember(context: click.Context, option: click.Parameter, value: object) -> None:
-    # The group and its command share `meta`, so the options may stand before and after the command's name.
+    # The group and its command share `meta`, so the options may stand before and after the
+    # command's name.
     if value:
         context.meta[f"{_META}.{option.name}"] = True
 
@@ -85,7 +89,9 @@ def talk_options(function: F) -> F:
 
 
 def reports(function: Callable[..., int]) -> Callable[..., None]:
-    """Make a click callback of a function that gets a `Screen` and its options and returns the exit status."""
+    """Make a click callback of a function that gets a `Screen` and its options and returns the exit
+    status.
+    """
 
     @click.option(
         JSON_OPTION, "as_json", is_flag=True, help="Print one JSON object instead of text."
@@ -131,7 +137,9 @@ def _warn_of_unknown_variables() -> None:
 
 
 def _warn_of_wrong_settings() -> None:
-    """Warn of a value that a setting cannot have, whether or not the command asked for it: a process with sessions will."""
+    """Warn of a value that a setting cannot have, whether or not the command asked for it: a
+    process with sessions will.
+    """
     try:
         config.settings()
     except ConfigError as error:
@@ -139,14 +147,18 @@ def _warn_of_wrong_settings() -> None:
 
 
 class Commands(click.Group):
-    """A group that lists its commands in the order in which they were added, and tells usage errors in JSON too."""
+    """A group that lists its commands in the order in which they were added, and tells usage errors
+    in JSON too.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names as added: from the first thing a newcomer does to the last."""
         return list(self.commands)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Remember whether `--json` was asked for, since an error may end the parsing before it is seen."""
+        """Remember whether `--json` was asked for, since an error may end the parsing before it is
+        seen.
+        """
         ctx.meta[_WANTS_JSON] = JSON_OPTION in takewhile(lambda word: word != "--", args)
         return super().parse_args(ctx, args)
 

@@ -58,8 +58,9 @@ _FACTS = ("launch spec", "argument types", "key parts", "toolchain")
 def diff(screen: Screen, first: str, second: str, urls: tuple[str, ...], *, exit_code: bool) -> int:
     """Say what the SECOND bundle has, lacks and has otherwise than the FIRST.
 
-    Either may be a bundle, a Triton cache directory, or with --store a tag. Compares content: when and where the kernels were recorded does not
-    count. Of a kernel that only the SECOND has it says in which parts of its key it differs from the nearest of the same name in the FIRST.
+    Either may be a bundle, a Triton cache directory, or with --store a tag. Compares content: when
+    and where the kernels were recorded does not count. Of a kernel that only the SECOND has it says
+    in which parts of its key it differs from the nearest of the same name in the FIRST.
     """
     with open_named(first, urls) as one, open_named(second, urls) as two:
         difference = bundler.diff(one, two)
@@ -109,7 +110,9 @@ _Reasons = dict[str, tuple[str, tuple[Difference, ...]]]
 
 
 def _reasons(one: Bundle, two: Bundle, added: Collection[str]) -> _Reasons:
-    """Return, of kernels that were added, the nearest of the first bundle and in what they differ from it."""
+    """Return, of kernels that were added, the nearest of the first bundle and in what they differ
+    from it.
+    """
     there = list(keyed_all(one)) if added else []
     found = {}
     for kernel in keyed_all(two) if there else ():
@@ -175,7 +178,8 @@ def changes_of(one: Entry, two: Entry) -> list[str]:
 def merge(screen: Screen, bundles: tuple[str, ...], output: str, strip: Strip | None) -> int:
     """Write the union of BUNDLES, which may be one.
 
-    Of several builds of one kernel, one is kept, the same in whatever order the bundles are given. Two programs of one name are refused.
+    Of several builds of one kernel, one is kept, the same in whatever order the bundles are given.
+    Two programs of one name are refused.
     """
     with ExitStack() as stack:
         opened = [stack.enter_context(open_bundle(path)) for path in bundles]

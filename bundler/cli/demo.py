@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `demo`: the whole life of a bundle in one command, and the count that proves it.
 
-It runs `demo_record.py` and `demo_check.py` as child processes; a ptxas that refuses to assemble counts what a child compiles
-(`PtxasWatch`).
+It runs `demo_record.py` and `demo_check.py` as child processes; a ptxas that refuses to assemble
+counts what a child compiles (`PtxasWatch`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ COLUMNS = (
     Column("found in", True),
 )
 _TARGET = re.compile(r"cuda:\d{2,3}|hip:gfx[0-9a-f]{3,5}")
-# Triton's settings that would make it compile whatever the cache holds, look elsewhere, or not compile at all.
+# Triton's settings that would make it compile whatever the cache holds, look elsewhere, or not
+# compile at all.
 _DISTURBING = (
     "TRITON_ALWAYS_COMPILE",
     "TRITON_CACHE_AUTOTUNING",
@@ -119,7 +120,8 @@ def _check_targets(
 )
 @reports
 def demo(screen: Screen, targets: tuple[str, ...], keep_dir: bool, report_path: str | None) -> int:
-    """Compile real kernels, bundle them, restore them elsewhere, and count what is compiled again: nothing.
+    """Compile real kernels, bundle them, restore them elsewhere, and count what is compiled again:
+    nothing.
 
     It needs Triton and no GPU. Exit status 1 when a kernel was compiled again.
     """
@@ -202,7 +204,9 @@ class _Demo:
         return report.usable
 
     def compile_again(self) -> list[CompileReport]:
-        """Compile the same kernels in a second process that finds the restored directory, and a ptxas that refuses."""
+        """Compile the same kernels in a second process that finds the restored directory, and a
+        ptxas that refuses.
+        """
         output = self.folder / "heard.json"
         env = environment(self.second, self.watch.variables)
         seconds = self.in_child("demo_check.py", output, env, "compiling again")
@@ -343,7 +347,8 @@ def environment(cache_dir: Path, more: Mapping[str, str] | None = None) -> dict[
 
 
 class PtxasWatch:
-    """Programs in place of Triton's ptxas that tell the real one's version, which is part of each key, and assemble nothing.
+    """Programs in place of Triton's ptxas that tell the real one's version, which is part of each
+    key, and assemble nothing.
 
     Args:
         folder: an existing directory for the programs and for the log of their calls.
@@ -374,7 +379,9 @@ class PtxasWatch:
         return lines.count(_VERSION), lines.count(_ASSEMBLE)
 
     def require_asked(self) -> None:
-        """Raise if Triton never asked: then another ptxas was in use, and the count would prove nothing."""
+        """Raise if Triton never asked: then another ptxas was in use, and the count would prove
+        nothing.
+        """
         if not self.calls()[0]:
             raise ToolchainMismatch(
                 "the second process did not ask our ptxas for its version, so it was not watched; programs may not be "

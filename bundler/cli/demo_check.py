@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The second process of the demo: compiles the same kernels again and counts hits, without importing this package.  `demo.py` runs it by path.
+"""The second process of the demo: compiles the same kernels again and counts hits, without
+importing this package.  `demo.py` runs it by path.
 
     python demo_check.py OUTPUT KERNELS TARGET...
 
-It imports nothing of `bundler`: Triton's own listener tells which kernels were hits and which were compiled.
+It imports nothing of `bundler`: Triton's own listener tells which kernels were hits and which were
+compiled.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from typing import Any
 
 
 def load(path: str) -> Any:
-    """Import the kernels by path, in both processes in the same way: their source is part of the key."""
+    """Import the kernels by path, in both processes in the same way: their source is part of the
+    key.
+    """
     spec = importlib.util.spec_from_file_location("demo_kernels", path)
     if spec is None or spec.loader is None:
         raise ImportError(f"cannot import {path}")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first process of the demo: compiles the kernels under a recording and saves the bundle.  `demo.py` runs it by path.
+"""The first process of the demo: compiles the kernels under a recording and saves the bundle.
+`demo.py` runs it by path.
 
     python demo_record.py OUTPUT KERNELS TARGET...
 

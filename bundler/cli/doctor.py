@@ -98,7 +98,9 @@ _OK, _WARNING, PROBLEM = "ok", "warning", "problem"
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor's: `status` is ok, warning or problem; `fix` says what to do, and `mend`, where there is one, does it."""
+    """One line of the doctor's: `status` is ok, warning or problem; `fix` says what to do, and
+    `mend`, where there is one, does it.
+    """
 
     status: str
     what: str
@@ -144,7 +146,9 @@ def _libraries() -> Iterator[Finding]:
 
 
 def _package_name() -> Iterator[Finding]:
-    """Look for another distribution that brings a package `bundler`: pip lets each overwrite the other's files."""
+    """Look for another distribution that brings a package `bundler`: pip lets each overwrite the
+    other's files.
+    """
     others = sorted(
         {*importlib.metadata.packages_distributions().get(_PACKAGE, ())} - {_DISTRIBUTION}
     )
@@ -435,7 +439,8 @@ STYLES = {_OK: "green", _WARNING: "yellow", PROBLEM: "bold red"}
 )
 @reports
 def doctor(screen: Screen, mends: bool) -> int:
-    """Say what this machine has: Python, Triton, ptxas, GPU, cache directories, C compiler, settings.
+    """Say what this machine has: Python, Triton, ptxas, GPU, cache directories, C compiler,
+    settings.
 
     Exit status 1 when something is broken; what is merely absent is a warning.
     """
@@ -495,7 +500,9 @@ def _verdict(problems: int, warnings: int) -> str:
 
 
 def toolchain_checks() -> Iterator[_Found]:
-    """Yield (status, what, value, fix): one warning for all releases never tried with this package, one for keys that hold paths."""
+    """Yield (status, what, value, fix): one warning for all releases never tried with this package,
+    one for keys that hold paths.
+    """
     toolchain = identity.installed_triton()
     here = {
         "triton": toolchain.release if toolchain is not None else None,
@@ -528,7 +535,9 @@ def toolchain_checks() -> Iterator[_Found]:
 
 
 def _asked(code: str) -> str | None:
-    """Return what a process of its own printed, since this one stays without Triton and torch; None where it failed."""
+    """Return what a process of its own printed, since this one stays without Triton and torch; None
+    where it failed.
+    """
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-W", "ignore", "-c", code],
@@ -543,7 +552,9 @@ def _asked(code: str) -> str | None:
 
 
 def _torch_lacks() -> str:
-    """Return in words which of torch's own names, that `inductor.save` and `load` use, are not in this torch."""
+    """Return in words which of torch's own names, that `inductor.save` and `load` use, are not in
+    this torch.
+    """
     names = _asked(_MISSING)
     if names is None:
         return "; torch cannot be asked for the names that torch.compile's bundles need"
@@ -553,7 +564,9 @@ def _torch_lacks() -> str:
 
 
 def plug_checks() -> Iterator[_Found]:
-    """Yield (status, what, value, fix) of each thing looked at; nothing where neither manager nor store is set."""
+    """Yield (status, what, value, fix) of each thing looked at; nothing where neither manager nor
+    store is set.
+    """
     manager = os.environ.get(MANAGER_VARIABLE)
     for name, near in unknown_variables().items():
         fix = f"did you mean {near}?" if near else f"unset it, or see {page('api')}"
@@ -595,7 +608,9 @@ def plug_checks() -> Iterator[_Found]:
 
 
 def _importable(manager: str) -> _Found:
-    """Tell whether a process that starts elsewhere could import the manager: Triton fails where it cannot."""
+    """Tell whether a process that starts elsewhere could import the manager: Triton fails where it
+    cannot.
+    """
     fix = f"install triton-bundler there, or unset {MANAGER_VARIABLE}: Triton fails in processes that cannot import it"
     if manager != MANAGER:
         near = difflib.get_close_matches(manager, [MANAGER], cutoff=_NEAR)
@@ -647,7 +662,9 @@ def _store(url: str, chosen: Settings) -> _Found:
 
 
 def mendable_checks() -> Iterator[_Mendable]:
-    """Yield (status, what, value, fix, mend) of each thing looked at; what is wrong with a setting is not told here."""
+    """Yield (status, what, value, fix, mend) of each thing looked at; what is wrong with a setting
+    is not told here.
+    """
     with contextlib.suppress(ConfigError):
         yield from _settings_files()
     with contextlib.suppress(ConfigError):
@@ -685,7 +702,9 @@ def _signing_key() -> Iterator[_Mendable]:
 
 
 def _leftovers(directory: str) -> Iterator[_Mendable]:
-    """Look for what restores left that were killed a day ago or earlier; a restore into the directory removes it, too."""
+    """Look for what restores left that were killed a day ago or earlier; a restore into the
+    directory removes it, too.
+    """
     with os.scandir(directory) as entries:
         left = [
             one.path

@@ -78,14 +78,16 @@ def explain(
     *,
     last: bool,
 ) -> int:
-    """Say what differs between a kernel that was compiled here and the nearest that was recorded before.
+    """Say what differs between a kernel that was compiled here and the nearest that was recorded
+    before.
 
-    Looks at the notes that the cache manager left on this host, and at the store, or at --bundle. KEY is a kernel key or its beginning.
-    What Triton compiled without our cache manager has no note: with --bundle, kernels of Triton's directory are compared. Where the source
-    differs, and both texts were used on this host, the difference is shown.
+    Looks at the notes that the cache manager left on this host, and at the store, or at --bundle.
+    KEY is a kernel key or its beginning. What Triton compiled without our cache manager has no
+    note: with --bundle, kernels of Triton's directory are compared. Where the source differs, and
+    both texts were used on this host, the difference is shown.
 
-    With --tree it says why a server finds nothing in a tree: what of its fingerprint differs here, and which of the factors that vLLM's
-    hash is made of differ between two.
+    With --tree it says why a server finds nothing in a tree: what of its fingerprint differs here,
+    and which of the factors that vLLM's hash is made of differ between two.
     """
     if sources:
         if (

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `extract`, and `inspect --show`: a kernel's files, all into a directory, or one as text on the terminal.
+"""The command `extract`, and `inspect --show`: a kernel's files, all into a directory, or one as
+text on the terminal.
 
 `app.py` lists `extract`; `inspection.py` calls `show_text`.
 """
@@ -98,10 +99,12 @@ def _of_kind(kernel: Kernel, kind: str, source: str) -> Artifact:
 @click.option("--force", is_flag=True, help="Replace files that are there.")
 @reports
 def extract(screen: Screen, bundle: str, wanted: str, output: str, force: bool) -> int:
-    """Write the files of one kernel of BUNDLE to DIR, or of several, each to a directory named by its key.
+    """Write the files of one kernel of BUNDLE to DIR, or of several, each to a directory named by
+    its key.
 
-    They are the bytes that the bundle holds: binary, IR, metadata. A path of the machine that compiled stays a placeholder, such as
-    [[triton_dir]]; `restore` puts this machine's in its place. Nothing is written when a file is damaged, or there already.
+    They are the bytes that the bundle holds: binary, IR, metadata. A path of the machine that
+    compiled stays a placeholder, such as [[triton_dir]]; `restore` puts this machine's in its
+    place. Nothing is written when a file is damaged, or there already.
     """
     with open_bundle(bundle) as opened:
         kernels = chosen_kernels(opened.kernels, wanted, bundle)
@@ -160,7 +163,9 @@ def _check_absent(folder: Path, names: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def _staged(folder: Path, names: Collection[str], *, force: bool) -> Iterator[Path]:
-    """Yield a directory to write files into, which are moved to `folder` when the block ends well, and else are removed."""
+    """Yield a directory to write files into, which are moved to `folder` when the block ends well,
+    and else are removed.
+    """
     if not force:
         _check_absent(folder, names)
     with os_errors(folder, "write"):

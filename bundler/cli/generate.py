@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `generate`: a PyTorch function becomes kernels for GPUs that need not be here, in a bundle with the program that launches them.
+"""The command `generate`: a PyTorch function becomes kernels for GPUs that need not be here, in a
+bundle with the program that launches them.
 
-It imports the function's module, as `build` does, and hands the function to `bundler/codegen/program.py`.
+It imports the function's module, as `build` does, and hands the function to
+`bundler/codegen/program.py`.
 """
 
 from __future__ import annotations
@@ -96,10 +98,12 @@ def generate_command(
     verify: bool,
     debug: bool,
 ) -> int:
-    """Generate the kernels of FUNCTION, compile them for targets, and write a bundle with them and the program.
+    """Generate the kernels of FUNCTION, compile them for targets, and write a bundle with them and
+    the program.
 
-    MODULE is a file or a dotted name of a Python module, which is imported. Operators that no kernel is generated for are called as they
-    are when the program runs, and listed. With --verify each --input has random numbers, of floats, and lies on the GPU where there is one.
+    MODULE is a file or a dotted name of a Python module, which is imported. Operators that no
+    kernel is generated for are called as they are when the program runs, and listed. With --verify
+    each --input has random numbers, of floats, and lies on the GPU where there is one.
     """
     if bool(targets) != (output is not None):
         raise click.UsageError("give --target and -o together, or neither with --show")

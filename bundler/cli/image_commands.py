@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `oci`: bundles to registries of containers and back, and to directories that skopeo and podman carry.
+"""The command `oci`: bundles to registries of containers and back, and to directories that skopeo
+and podman carry.
 
 `app.py` lists it.
 """
@@ -65,7 +66,8 @@ triton_option = click.option(
     ),
 )
 def oci() -> None:
-    """Put bundles into registries of containers and fetch them, also as the images that GKM and KServe mount.
+    """Put bundles into registries of containers and fetch them, also as the images that GKM and
+    KServe mount.
 
     Credentials are those of docker login or podman login. Each command takes --json.
     """
@@ -131,7 +133,8 @@ def pull(screen: Screen, url: str, output: str) -> int:
 def export(
     screen: Screen, bundle: str, directory: str, tag: str, layout: str, **options: Any
 ) -> int:
-    """Write BUNDLE as an image into DIRECTORY, in the OCI image layout, beside those that are there.
+    """Write BUNDLE as an image into DIRECTORY, in the OCI image layout, beside those that are
+    there.
 
     Where no network is, skopeo copy oci:DIRECTORY:TAG docker://… or podman carry it on.
     """

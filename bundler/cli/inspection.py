@@ -115,8 +115,9 @@ def inspect(
 ) -> int:
     """Show what is in BUNDLE: kernels, the files beside them, who compiled them and where.
 
-    Of kernels that share a name, constants and signature are what differs among them. In a signature, *fp32:16 x3 stands for three
-    pointers to fp32 whose addresses 16 divides. One kernel alone is shown with everything that is known of it.
+    Of kernels that share a name, constants and signature are what differs among them. In a
+    signature, *fp32:16 x3 stands for three pointers to fp32 whose addresses 16 divides. One kernel
+    alone is shown with everything that is known of it.
     """
     asked = [
         name
@@ -219,7 +220,9 @@ def _show(
     known: list[KernelSpecialization],
     programs: list[ProgramSummary] | None,
 ) -> None:
-    """Print everything; `programs` is None where kernels were chosen, and nothing beside them is asked for."""
+    """Print everything; `programs` is None where kernels were chosen, and nothing beside them is
+    asked for.
+    """
     whole = programs is not None
     screen.facts(
         [
@@ -294,7 +297,9 @@ def _show_kernels(
 def _show_one_or_hint(
     screen: Screen, kernels: list[dict[str, Any]], known: list[KernelSpecialization]
 ) -> None:
-    """Print all that is known of a kernel which is alone, or why nothing is known of some of several."""
+    """Print all that is known of a kernel which is alone, or why nothing is known of some of
+    several.
+    """
     packed = sum(not kernel["facts"] for kernel in kernels)
     if len(kernels) == 1:
         (kernel,) = kernels
@@ -402,7 +407,8 @@ def verify(
     signed: bool,
     **sigstore: str | None,
 ) -> int:
-    """Decode and check everything in BUNDLE: digests, structure, and each kernel's metadata against the manifest.
+    """Decode and check everything in BUNDLE: digests, structure, and each kernel's metadata against
+    the manifest.
 
     Or everything in a store: each object, and that bundles and tags lack nothing.
     """
@@ -481,7 +487,9 @@ def _verify_bundle(
 
 
 def _damage(bundle: Bundle) -> list[tuple[str, str]]:
-    """Return what `Bundle.verify` finds: nothing, or each file that cannot be read, or what else it says."""
+    """Return what `Bundle.verify` finds: nothing, or each file that cannot be read, or what else it
+    says.
+    """
     try:
         bundle.verify()
     except (FormatError, DigestMismatch) as error:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`run`: signals that ask a command to end: each becomes an exception, so that clean-up runs, and then the exit status.
+"""`run`: signals that ask a command to end: each becomes an exception, so that clean-up runs, and
+then the exit status.
 
-`main` runs every command through it; the command `run` holds signals back for the program that it runs.  `serve` and `top`, which signals
-end in the usual way, ask `asked_to_end`.
+`main` runs every command through it; the command `run` holds signals back for the program that it
+runs.  `serve` and `top`, which signals end in the usual way, ask `asked_to_end`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ ENDING = tuple(
 
 
 class Interrupted(BaseException):
-    """A signal asked the command to end.  Not a `KeyboardInterrupt`, for which click has an exit status of its own."""
+    """A signal asked the command to end.  Not a `KeyboardInterrupt`, for which click has an exit
+    status of its own.
+    """
 
     def __init__(self, number: int = signal.SIGINT) -> None:
         super().__init__(number)
@@ -36,9 +39,11 @@ class Interrupted(BaseException):
 
 
 class Interruption:
-    """Raises `Interrupted` in the main thread for each signal of `ENDING`, unless one is propagating already.
+    """Raises `Interrupted` in the main thread for each signal of `ENDING`, unless one is
+    propagating already.
 
-    While it propagates, further signals change nothing: a second Ctrl-C does not stop the clean-up.  (SIGQUIT still ends the
+    While it propagates, further signals change nothing: a second Ctrl-C does not stop the clean-up.
+    (SIGQUIT still ends the
     process at once.)  An exception that was swallowed, as Python does in a destructor and Triton where it imports torch, is raised
     again.
     """
@@ -48,15 +53,20 @@ class Interruption:
         self._number = 0
 
     def begin(self) -> None:
-        """Listen from now on; a signal that the parent process has ignored stays ignored, as `nohup` wants it."""
-        # Registered first, so called last: after threads have ended and other exit handlers have run.
+        """Listen from now on; a signal that the parent process has ignored stays ignored, as
+        `nohup` wants it.
+        """
+        # Registered first, so called last: after threads have ended and other exit handlers have
+        # run.
         atexit.register(self._leave)
         for number in ENDING:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._hear)
 
     def end(self) -> None:
-        """Listen no more.  A command that was interrupted lets its threads finish; any other may be ended at once."""
+        """Listen no more.  A command that was interrupted lets its threads finish; any other may be
+        ended at once.
+        """
         action = signal.SIG_DFL if self._raised is None else signal.SIG_IGN
         for number in ENDING:
             if signal.getsignal(number) == self._hear:
@@ -73,13 +83,16 @@ class Interruption:
             raise self._new()
 
     def _new(self) -> Interrupted:
-        # Not in `_hear`, whose frame is in the traceback: frame and exception would keep each other alive.
+        # Not in `_hear`, whose frame is in the traceback: frame and exception would keep each other
+        # alive.
         error = Interrupted(self._number)
         self._raised = weakref.ref(error)
         return error
 
     def _leave(self) -> None:
-        """End the process of an interrupted command here: a library that was half imported may crash in its own clean-up."""
+        """End the process of an interrupted command here: a library that was half imported may
+        crash in its own clean-up.
+        """
         if self._raised is not None:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError, ValueError):
@@ -88,7 +101,9 @@ class Interruption:
 
 
 def run(command: Callable[[], None]) -> None:
-    """Run the command; when a signal asks it to end, say so and exit with the signal's status, 130 for Ctrl-C."""
+    """Run the command; when a signal asks it to end, say so and exit with the signal's status, 130
+    for Ctrl-C.
+    """
     interruption = Interruption()
     try:
         try:
@@ -109,7 +124,8 @@ def run(command: Callable[[], None]) -> None:
 class Ending:
     """Whether the command was asked to end.
 
-    Not an `Event`: its lock may be held by the very thread that a signal interrupts, which would then wait for itself.
+    Not an `Event`: its lock may be held by the very thread that a signal interrupts, which would
+    then wait for itself.
     """
 
     def __init__(self) -> None:
@@ -135,7 +151,9 @@ class Ending:
 
 @contextlib.contextmanager
 def asked_to_end() -> Iterator[Ending]:
-    """Yield what SIGTERM and Ctrl-C set; after the block a second one interrupts the command as any other."""
+    """Yield what SIGTERM and Ctrl-C set; after the block a second one interrupts the command as any
+    other.
+    """
     before = {}
     with contextlib.closing(Ending()) as ending:
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`find_leaks`: which paths, names of users and machines, and traces of source travel inside a bundle, and which paths are stored as placeholders.
+"""`find_leaks`: which paths, names of users and machines, and traces of source travel inside a
+bundle, and which paths are stored as placeholders.
 
 `inspect --leaks` calls it.
 """
@@ -41,8 +42,10 @@ def find_leaks(bundle: Bundle, kernels: Iterable[Kernel], *, whole: bool) -> dic
     """Search the files and facts of these kernels, and with `whole` what is beside them.
 
     Returns:
-        `paths`: for each path the number of files and, by kind of file, where; `users` and `hosts`: the same for names of users, which paths tell, and of
-        this user and machine; `sources`: for what tells of the source; `placeholders`: for each place that is stored without its path, in how many files.
+        `paths`: for each path the number of files and, by kind of file, where; `users` and `hosts`:
+        the same for names of users, which paths tell, and of this user and machine; `sources`: for
+        what tells of the source; `placeholders`: for each place that is stored without its path, in
+        how many files.
     """
     kernels = list(kernels)
     tables: dict[str, dict[str, Counter[str]]] = {
@@ -80,7 +83,9 @@ def _found(data: bytes) -> list[tuple[str, str]]:
 
 @functools.cache
 def _names_here() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of this user and of this machine, where they are not words that stand everywhere."""
+    """Return the names of this user and of this machine, where they are not words that stand
+    everywhere.
+    """
     user, host = os.path.basename(os.path.expanduser("~")), socket.gethostname().partition(".")[0]
     return tuple(n for n in [user] if _tells(n)), tuple(n for n in [host] if _tells(n))
 
@@ -117,7 +122,9 @@ def _artifacts(
 def _beside_files(
     bundle: Bundle, kernels: Iterable[Kernel], *, whole: bool
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield what of a bundle is in no file: launch facts, key parts, tuning records, and what was observed."""
+    """Yield what of a bundle is in no file: launch facts, key parts, tuning records, and what was
+    observed.
+    """
     for kernel in kernels:
         for kind, data in (("launch facts", kernel.facts_bytes), ("key parts", kernel.parts_bytes)):
             if data is not None:

@@ -191,7 +191,9 @@ def _numbers(samples: _Samples) -> dict[str, float]:
 
 
 def is_endpoint(url: str) -> bool:
-    """Tell whether a URL is one of metrics: `http://host:port`, or one that ends in `/metrics`; others are stores."""
+    """Tell whether a URL is one of metrics: `http://host:port`, or one that ends in `/metrics`;
+    others are stores.
+    """
     parts = urlsplit(url)
     return parts.scheme in {"http", "https"} and (
         parts.path in {"", "/"} or parts.path.endswith("/metrics")
@@ -203,12 +205,14 @@ def read_metrics(url: str) -> _Samples:
     parts = urlsplit(url)
     user, _, host = parts.netloc.rpartition("@")
     path, query = (parts.path, parts.query) if parts.path.endswith("/metrics") else ("/metrics", "")
-    asked = urllib.request.Request(urlunsplit((parts.scheme, host, path, query, "")))  # noqa: S310  # `is_endpoint` looked at the scheme
+    # `is_endpoint` looked at the scheme
+    asked = urllib.request.Request(urlunsplit((parts.scheme, host, path, query, "")))  # noqa: S310
     if user:
         asked.add_header(
             "Authorization", f"Basic {base64.b64encode(unquote(user).encode()).decode()}"
         )
-    # The endpoint is near: a proxy of the environment would be asked for an address that only this host knows.
+    # The endpoint is near: a proxy of the environment would be asked for an address that only this
+    # host knows.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(asked, timeout=_TIMEOUT_S) as answer:

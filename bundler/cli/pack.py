@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `pack`: cache directory -> bundle; and `save` and `show_contents`, for all commands that write bundles.
+"""The command `pack`: cache directory -> bundle; and `save` and `show_contents`, for all commands
+that write bundles.
 
 `app.py` lists the command.
 """
@@ -74,10 +75,12 @@ def pack(
     facts: tuple[str, ...],
     family_files: tuple[str, ...],
 ) -> int:
-    """Make a bundle from a Triton or Inductor cache DIRECTORY, or from the cache of a server or compiler: of the FAMILY vllm, sglang,
-    deep_gemm, tilelang, cute_dsl or flashinfer, or of one that a file declares.  A directory of such a name is written ./vllm.
+    """Make a bundle from a Triton or Inductor cache DIRECTORY, or from the cache of a server or
+    compiler: of the FAMILY vllm, sglang, deep_gemm, tilelang, cute_dsl or flashinfer, or of one
+    that a file declares.  A directory of such a name is written ./vllm.
 
-    A cache directory does not hold argument types; record the compiles with `run` to have those too.
+    A cache directory does not hold argument types; record the compiles with `run` to have those
+    too.
     """
     family = named_family(directory, family_files)
     if family is None and (root is not None or facts):
@@ -106,7 +109,8 @@ def pack(
 def save(screen: Screen, bundle: Bundle, output: str, level: int = ZSTD_LEVEL) -> int:
     """Write a bundle, with a progress bar, and return the file's size in bytes.
 
-    Raises `EmptyBundle` for one with nothing in it: a file that is there already is better than that.
+    Raises `EmptyBundle` for one with nothing in it: a file that is there already is better than
+    that.
     """
     require_content(bundle, f"{output} was not written")
     with screen.transfer(f"writing {output}", sum(size for _, size in bundle.content.blobs)) as bar:

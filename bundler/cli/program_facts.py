@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`program_facts`, `show_programs`: what a generated program needs, as `generate` and `inspect` print it."""
+"""`program_facts`, `show_programs`: what a generated program needs, as `generate` and `inspect`
+print it.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`to_bytes`, `to_seconds`, `to_grace`: sizes and durations as options: `500MB`, `2GiB`, `36h`, `7d`.
+"""`to_bytes`, `to_seconds`, `to_grace`: sizes and durations as options: `500MB`, `2GiB`, `36h`,
+`7d`.
 
 The command `prune` takes them.
 """
@@ -30,7 +31,9 @@ _Callback = Callable[[click.Context, click.Parameter, str | None], int | None]
 
 
 def _quantity(what: str, units: Mapping[str, int], expected: str) -> _Callback:
-    """Return an option's callback that makes a number of the smallest unit of its text; anything else is a usage error."""
+    """Return an option's callback that makes a number of the smallest unit of its text; anything
+    else is a usage error.
+    """
 
     def convert(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
         if text is None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `restore`: from a bundle or a store to where the next process looks; or, with `--check`, only what is missing there.
+"""The command `restore`: from a bundle or a store to where the next process looks; or, with
+`--check`, only what is missing there.
 
 `app.py` lists it.
 """
@@ -109,11 +110,12 @@ def restore(
     family_files: tuple[str, ...],
     **choices: Any,
 ) -> int:
-    """Put the kernels of BUNDLE, or of a bundle in a store, where Triton or Inductor will look for them, and with --trust code what
-    servers keep beside them, where it was made for what is here: versions, GPU, driver, ranks.
+    """Put the kernels of BUNDLE, or of a bundle in a store, where Triton or Inductor will look for
+    them, and with --trust code what servers keep beside them, where it was made for what is here:
+    versions, GPU, driver, ranks.
 
-    Every byte is verified before it becomes visible. Exit status 1 when something of it is damaged and was skipped, or when
-    nothing in the bundle can be used here.
+    Every byte is verified before it becomes visible. Exit status 1 when something of it is damaged
+    and was skipped, or when nothing in the bundle can be used here.
     """
     choices["devices"] = devices or None
     choices["trees"] = tree_options(facts, family_files, roots)

@@ -65,9 +65,10 @@ def run(
 ) -> int:
     """Run CMD, record what it and its child processes compile, and write the bundle.
 
-    The bundle is written even when CMD fails or is stopped by Ctrl-C, and the exit status is CMD's own: 128 + N when signal N
-    ended it, 127 when there is no such program, 126 when it cannot be executed. When CMD was fine, the status is 1 if nothing was
-    recorded; then no bundle is written. With --json, what CMD prints goes to standard error.
+    The bundle is written even when CMD fails or is stopped by Ctrl-C, and the exit status is CMD's
+    own: 128 + N when signal N ended it, 127 when there is no such program, 126 when it cannot be
+    executed. When CMD was fine, the status is 1 if nothing was recorded; then no bundle is written.
+    With --json, what CMD prints goes to standard error.
     """
     from bundler.toolchain.child_recording import ChildSpool
 
@@ -159,7 +160,9 @@ def _tell(
 
 
 def _check_python(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Raise if the command is a Python, or a script of one, that could not import what recording needs."""
+    """Raise if the command is a Python, or a script of one, that could not import what recording
+    needs.
+    """
     from bundler.toolchain.child_recording import check_interpreter
 
     program = shutil.which(command[0], path=environment.get("PATH"))
@@ -203,9 +206,11 @@ def _interpreter(program: str, environment: Mapping[str, str]) -> str | None:
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[set[signal.Signals]]:
-    """Keep back the signals that would end us while the block runs, for us to pass on; yields the mask of before.
+    """Keep back the signals that would end us while the block runs, for us to pass on; yields the
+    mask of before.
 
-    From before the child exists until the bundle is written: none is lost, and none leaves half a bundle.
+    From before the child exists until the bundle is written: none is lost, and none leaves half a
+    bundle.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _passed_on() | {signal.SIGCHLD})
     try:
@@ -231,7 +236,8 @@ def _run(
             list(command),
             env=dict(environment),
             stdout=sys.stderr.fileno() if quiet else None,
-            # The child must not inherit the signals that we hold.  No thread of ours runs here that could hold a lock.
+            # The child must not inherit the signals that we hold.  No thread of ours runs here that
+            # could hold a lock.
             preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, mask),  # noqa: PLW1509
         )
     except OSError as error:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--kernel`: which kernels a command is about, by name, by the beginning of a name or of a key, or by a glob.
+"""`--kernel`: which kernels a command is about, by name, by the beginning of a name or of a key, or
+by a glob.
 
 The commands `inspect`, `extract` and `tune` choose kernels by `chosen`.
 """
@@ -34,7 +35,8 @@ def chosen(
     name: Callable[[T], str],
     key: Callable[[T], str],
 ) -> list[T]:
-    """Return what is meant: of this name or glob; else with names that begin so; else the one key that does.
+    """Return what is meant: of this name or glob; else with names that begin so; else the one key
+    that does.
 
     Args:
         items: what there is.
@@ -85,7 +87,9 @@ def chosen_kernels(kernels: Iterable[Kernel], wanted: str | None, source: str) -
 
 
 def only_kernel(kernels: Sequence[Kernel], source: str) -> Kernel:
-    """Return the one kernel that there is; raises `ConfigError` with the keys when there are others."""
+    """Return the one kernel that there is; raises `ConfigError` with the keys when there are
+    others.
+    """
     if len(kernels) != 1:
         keys = {kernel.key: kernel.name for kernel in kernels}
         raise ConfigError(

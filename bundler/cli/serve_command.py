@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `serve`: bundles, cache directories and stores for other machines, over HTTP and for reading.
+"""The command `serve`: bundles, cache directories and stores for other machines, over HTTP and for
+reading.
 
 `app.py` lists it.
 """
@@ -66,11 +67,14 @@ _BOUNDS = ServingBounds()
 def serve(
     screen: Screen, sources: tuple[str, ...], listen: str, connections: int, memory: int, drain: int
 ) -> int:
-    """Hand on what is in SOURCE: a bundle, a cache directory of Triton, or a store; several are one, the nearest first.
+    """Hand on what is in SOURCE: a bundle, a cache directory of Triton, or a store; several are
+    one, the nearest first.
 
-    Others name this server in TRITON_BUNDLER_PEERS, http://HOST:PORT, or read it as a store, tb+http://HOST:PORT. It serves objects by digest
-    and tags by name, and nothing else; GET /health and GET /metrics say how it does. Whoever reaches the address may read. It ends
-    at SIGTERM, with status 0: it listens no more at once, and finishes what is under way within --drain; then status 1 when that was too short.
+    Others name this server in TRITON_BUNDLER_PEERS, http://HOST:PORT, or read it as a store,
+    tb+http://HOST:PORT. It serves objects by digest and tags by name, and nothing else; GET /health
+    and GET /metrics say how it does. Whoever reaches the address may read. It ends at SIGTERM, with
+    status 0: it listens no more at once, and finishes what is under way within --drain; then status
+    1 when that was too short.
     """
     listen_address(listen)  # raises for what is none, before anything is read
     urls = [with_environment(as_url(source)) for source in sources]

@@ -26,9 +26,9 @@ ORIGIN = Column("from", folds=True)
 def config_command() -> None:
     """Look at the settings of triton-bundler.
 
-    What an option of a command says goes first, then environment variables, then the nearest triton-bundler.toml or
-    pyproject.toml with [tool.triton-bundler], from this directory upwards, then ~/.config/triton-bundler/triton-bundler.toml,
-    then defaults.
+    What an option of a command says goes first, then environment variables, then the nearest
+    triton-bundler.toml or pyproject.toml with [tool.triton-bundler], from this directory upwards,
+    then ~/.config/triton-bundler/triton-bundler.toml, then defaults.
     """
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands `completion` and `man`: what a shell needs to complete our words, and manual pages of the text that `--help` prints.
+"""The commands `completion` and `man`: what a shell needs to complete our words, and manual pages
+of the text that `--help` prints.
 
 `app.py` lists the commands; `main` calls `complete_files` while a shell asks for completions.
 """
@@ -23,7 +24,8 @@ from bundler.project import install
 PROGRAM = "triton-bundler"
 # click reads this variable when a shell asks: `bash_complete` and so on.
 VARIABLE = "_TRITON_BUNDLER_COMPLETE"
-# Where each shell looks for the completions of a user, below the folder in the first variable that is set, else below the home.
+# Where each shell looks for the completions of a user, below the folder in the first variable that
+# is set, else below the home.
 _PLACES = {
     "bash": ("XDG_DATA_HOME", ".local/share", f"bash-completion/completions/{PROGRAM}"),
     "zsh": ("ZDOTDIR", "", f".zfunc/_{PROGRAM}"),
@@ -45,7 +47,8 @@ _FILE_ARGUMENTS = frozenset({"bundle", "bundles", "first", "second", "file", "fi
 def completion(screen: Screen, shell: str | None, printed: bool) -> int:
     """Install what SHELL needs to complete our words; without SHELL, for the one in $SHELL.
 
-    bash needs the package bash-completion. For zsh, two lines in .zshrc are printed where its folder is not yet searched.
+    bash needs the package bash-completion. For zsh, two lines in .zshrc are printed where its
+    folder is not yet searched.
     """
     name = shell or os.path.basename(os.environ.get("SHELL", ""))
     made = get_completion_class(name)
@@ -103,13 +106,17 @@ def man(screen: Screen, output: str | None) -> int:
 
 
 def _make_folder(folder: str) -> None:
-    """Make a folder and those above it; raises `AccessDenied`, `NotFound` or `StoreFull` where the home or target cannot be written."""
+    """Make a folder and those above it; raises `AccessDenied`, `NotFound` or `StoreFull` where the
+    home or target cannot be written.
+    """
     with os_errors(folder, "make"):
         os.makedirs(folder, exist_ok=True)
 
 
 def complete_files(command: click.Command) -> None:
-    """Have the arguments and options that name files completed as such; while a shell asks, nothing else runs."""
+    """Have the arguments and options that name files completed as such; while a shell asks, nothing
+    else runs.
+    """
     for context in _contexts(command):
         for word in context.command.params:
             if isinstance(word.type, click.types.StringParamType) and (

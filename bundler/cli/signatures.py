@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands `key` and `sign`, and `verify --signed`: keys, who is trusted for what, and signatures of bundle files.
+"""The commands `key` and `sign`, and `verify --signed`: keys, who is trusted for what, and
+signatures of bundle files.
 
 `app.py` lists the first two; `inspection.py` calls `tell_signature`.
 """
@@ -74,7 +75,9 @@ def sigstore_options(function: F) -> F:
 
 
 def sigstore_asked(given: dict[str, str | None]) -> dict[str, str] | None:
-    """Return the four options when they are there, None when none is; raises `click.UsageError` for some of them."""
+    """Return the four options when they are there, None when none is; raises `click.UsageError` for
+    some of them.
+    """
     asked = {name: text for name, text in given.items() if text is not None}
     missing = [f"--{name.replace('_', '-')}" for name in _SIGSTORE if name not in asked]
     if asked and missing:
@@ -109,7 +112,9 @@ def key() -> None:
 @click.argument("file")
 @reports
 def new(screen: Screen, file: str) -> int:
-    """Make a private key in FILE, with mode 0600, and its public half beside it, as minisign writes them. Nothing is overwritten."""
+    """Make a private key in FILE, with mode 0600, and its public half beside it, as minisign writes
+    them. Nothing is overwritten.
+    """
     made, public = SigningKey.generate(), os.path.splitext(file)[0] + PUBLIC_SUFFIX
     if public == file:
         raise click.UsageError(
@@ -218,7 +223,9 @@ def trust(
     comment: str,
     folder: str | None,
 ) -> int:
-    """Trust the public key in FILE, of `key new` or of minisign, within a scope; a key of that name is replaced."""
+    """Trust the public key in FILE, of `key new` or of minisign, within a scope; a key of that name
+    is replaced.
+    """
     scope = KeyScope(
         tags=tags or ("*",),
         targets=targets or ("*",),
@@ -238,7 +245,9 @@ def trust(
 @folder_option
 @reports
 def revoke(screen: Screen, name: str, folder: str | None) -> int:
-    """Revoke the key NAME: nothing counts any more that it signed, whenever that was. Its file stays, and says so."""
+    """Revoke the key NAME: nothing counts any more that it signed, whenever that was. Its file
+    stays, and says so.
+    """
     path = revoke_key(_folder(folder), name, time.time())
     screen.done(f"key {name} is revoked: {path}")
     screen.finish({"name": name, "path": path})
@@ -324,7 +333,9 @@ def tell_signature(screen: Screen, bundle: Bundle, path: str) -> tuple[dict[str,
 def tell_sigstore(
     screen: Screen, bundle: Bundle, path: str, asked: dict[str, str]
 ) -> tuple[dict[str, Any], int]:
-    """Check a signature of Sigstore of the file that was opened; returns what `--json` says of it, and the exit status."""
+    """Check a signature of Sigstore of the file that was opened; returns what `--json` says of it,
+    and the exit status.
+    """
     try:
         report = verify_sigstore(
             path,

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`specialization_of`, `told`: what each kernel was specialized for, and which of these facts tell kernels of one name apart.
+"""`specialization_of`, `told`: what each kernel was specialized for, and which of these facts tell
+kernels of one name apart.
 
 The command `inspect` fills its table with them.
 """
@@ -56,9 +57,12 @@ class KernelSpecialization:
 
     Attributes:
         stages: pipeline stages; None where neither the record nor the metadata says.
-        constants: argument -> value; None where the kernel came by pack, since a cache directory does not hold them.
-        signature: argument -> Triton type, of those that are passed at a launch; None as for constants.
-        attributes: argument -> what the compiler knew of its value, such as `{"tt.divisibility": 16}`; None as for constants.
+        constants: argument -> value; None where the kernel came by pack, since a cache directory
+            does not hold them.
+        signature: argument -> Triton type, of those that are passed at a launch; None as for
+            constants.
+        attributes: argument -> what the compiler knew of its value, such as `{"tt.divisibility":
+            16}`; None as for constants.
         options: of the compile; None where neither the record nor the metadata says.
     """
 
@@ -71,7 +75,9 @@ class KernelSpecialization:
 
 @dataclass(frozen=True)
 class SpecializationRow:
-    """A specialization in the cells of a table; of kernels that share a name, what differs among them."""
+    """A specialization in the cells of a table; of kernels that share a name, what differs among
+    them.
+    """
 
     stages: str
     constants: str
@@ -82,7 +88,9 @@ class SpecializationRow:
 def specialization_of(
     bundle: Bundle, kernel: Kernel
 ) -> tuple[KernelSpecialization, BundlerError | None]:
-    """Return what a kernel was compiled for, and why its metadata, asked for when there is no record, cannot be read."""
+    """Return what a kernel was compiled for, and why its metadata, asked for when there is no
+    record, cannot be read.
+    """
     facts = kernel.launch.facts
     if facts is not None:
         return _recorded(facts), None
@@ -148,7 +156,7 @@ def _attributes(value: Value) -> dict[str, Any]:
     }
 
 
-# What tells kernels apart ----------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------- What tells kernels apart
 
 _Pair = tuple[Kernel, KernelSpecialization]
 
@@ -181,7 +189,9 @@ def _group(group: Sequence[_Pair]) -> list[SpecializationRow]:
 
 
 def _differing(many: Sequence[Mapping[str, str]]) -> list[tuple[dict[str, str], bool]]:
-    """Return of each mapping what is not the same in all, and whether anything differs; if nothing does, all of it."""
+    """Return of each mapping what is not the same in all, and whether anything differs; if nothing
+    does, all of it.
+    """
     names = dict.fromkeys(name for one in many for name in one)
     apart = [name for name in names if len({one.get(name) for one in many}) > 1]
     if not apart:
@@ -194,7 +204,9 @@ def _constants(one: KernelSpecialization) -> dict[str, str]:
 
 
 def types(one: KernelSpecialization) -> dict[str, str]:
-    """Return argument -> `*fp32:16`: its type, and a power of two that divides every value that was passed."""
+    """Return argument -> `*fp32:16`: its type, and a power of two that divides every value that was
+    passed.
+    """
     hints = one.attributes or {}
     return {name: _kind(kind, hints.get(name, {})) for name, kind in (one.signature or {}).items()}
 
@@ -205,7 +217,9 @@ def _kind(kind: Any, hints: Mapping[str, Any]) -> str:
 
 
 def _rest(kernel: Kernel, one: KernelSpecialization) -> dict[str, str]:
-    """Return what else two kernels can differ in: options, other hints, and the parts of their keys."""
+    """Return what else two kernels can differ in: options, other hints, and the parts of their
+    keys.
+    """
     items = {
         name: _text(value) for name, value in (one.options or {}).items() if name not in _COUNTED
     }

@@ -136,8 +136,8 @@ def prune(
 ) -> int:
     """Remove what no tag reaches, oldest first.
 
-    What was used within --grace stays, since a push may be about to name it. Exit status 1 when what tags reach is already
-    more than --max-bytes.
+    What was used within --grace stays, since a push may be about to name it. Exit status 1 when
+    what tags reach is already more than --max-bytes.
     """
     if keep_days is not None:
         if older_than is not None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`open_stores`, `store_option`: stores for commands, named by `--store` or the environment, with the environment's settings for servers.
+"""`open_stores`, `store_option`: stores for commands, named by `--store` or the environment, with
+the environment's settings for servers.
 
 Every command that works on a store uses it.
 """
@@ -40,7 +41,9 @@ def as_url(text: str) -> str:
 
 
 def one_given_or_set(url: str | None) -> str | None:
-    """Return the one store that was given, else the one that the environment names; raises `UsageError` for several there."""
+    """Return the one store that was given, else the one that the environment names; raises
+    `UsageError` for several there.
+    """
     found = given_or_set([url] if url is not None else [])
     if len(found) > 1:
         raise click.UsageError(
@@ -52,7 +55,9 @@ def one_given_or_set(url: str | None) -> str | None:
 def only_one(
     _context: click.Context, _option: click.Parameter, urls: tuple[str, ...]
 ) -> str | None:
-    """Return the one store that was given; maintenance of several as tiers would follow the tiers' rules, which is not what a user expects."""
+    """Return the one store that was given; maintenance of several as tiers would follow the tiers'
+    rules, which is not what a user expects.
+    """
     if len(urls) > 1:
         raise click.BadParameter(
             f"expected one store, got {len(urls)}: look after each tier by itself"
@@ -63,7 +68,9 @@ def only_one(
 def from_environment(
     _context: click.Context, _option: click.Parameter, urls: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Return the stores that were given, else those that the environment names: for options that may be left out."""
+    """Return the stores that were given, else those that the environment names: for options that
+    may be left out.
+    """
     return given_or_set(urls)
 
 
@@ -99,7 +106,9 @@ one_store_option = click.option(
 
 
 def open_stores(*urls: str, read_only: bool = False) -> Store:
-    """Open a store, with the settings of the environment where its URL says nothing else; raises as `bundler.open_store`."""
+    """Open a store, with the settings of the environment where its URL says nothing else; raises as
+    `bundler.open_store`.
+    """
     return bundler.open_store(*map(with_environment, urls), read_only=read_only)
 
 
@@ -109,7 +118,8 @@ def with_environment(url: str) -> str:
 
 
 def existing_store(*urls: str, read_only: bool = False) -> Store:
-    """Open a store to read from it; raises `NotFound` when it does not exist, since its path is then likely to be wrong.
+    """Open a store to read from it; raises `NotFound` when it does not exist, since its path is
+    then likely to be wrong.
 
     Of several tiers the farthest must be there; nearer ones are made when they are filled.
     """

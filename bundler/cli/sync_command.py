@@ -51,9 +51,11 @@ def sync(
     delete_tags: bool,
     dry_run: bool,
 ) -> int:
-    """Bring the store DST to what the tags of the store SRC name; only what is missing there is moved, with what is signed of it.
+    """Bring the store DST to what the tags of the store SRC name; only what is missing there is
+    moved, with what is signed of it.
 
-    A run that was interrupted goes on where it ended. Exit status 1 when a tag could not be mirrored: it stays in DST as it was.
+    A run that was interrupted goes on where it ended. Exit status 1 when a tag could not be
+    mirrored: it stays in DST as it was.
     """
     with (
         existing_store(as_url(source), read_only=True) as held,

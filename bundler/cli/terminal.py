@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Screen`: what a command prints: tables and lines for people, one JSON object for programs, warnings and errors on stderr.
+"""`Screen`: what a command prints: tables and lines for people, one JSON object for programs,
+warnings and errors on stderr.
 
 `command.py` makes one `Screen` for each run of a command and hands it to the command.
 """
@@ -44,7 +45,8 @@ from bundler.format.bundle import BlobSource, Bundle
 # The width where a program reads: a pipe has none, so it is large enough that nothing is cut.
 PIPED_COLUMNS = 1000
 COLUMN_GAP = 3
-# The width of a bar that has bytes, rate and time left beside it; and of everything but the description, in the widest case.
+# The width of a bar that has bytes, rate and time left beside it; and of everything but the
+# description, in the widest case.
 BAR_COLUMNS = 20
 NUMBERS_COLUMNS = 60
 REASONS_SHOWN = 12
@@ -61,8 +63,10 @@ class Column:
     Attributes:
         title: its heading.
         numeric: aligned right.
-        needs: in a narrower terminal it is left out, and named below the table, where not all columns fit.
-        shrinks: whether its texts are cut where the terminal is too narrow; other columns keep their width.
+        needs: in a narrower terminal it is left out, and named below the table, where not all
+            columns fit.
+        shrinks: whether its texts are cut where the terminal is too narrow; other columns keep
+            their width.
         folds: the same, but what does not fit continues in the next line.
     """
 
@@ -77,8 +81,9 @@ class Column:
 class Screen:
     """Where one run of a command prints.
 
-    With `as_json` nothing but the object given to `finish` or `fail` goes to standard output; warnings and errors go
-    to standard error either way.  With `quiet` the text for people and the warnings are left out; without `bars` progress is.
+    With `as_json` nothing but the object given to `finish` or `fail` goes to standard output;
+    warnings and errors go to standard error either way.  With `quiet` the text for people and the
+    warnings are left out; without `bars` progress is.
     """
 
     as_json: bool = False
@@ -138,7 +143,9 @@ class Screen:
             self.out.file.flush()
 
     def _shown(self, columns: Sequence[Column], cells: Sequence[Row]) -> list[int]:
-        """Return the places of the columns that are shown: all where they fit, else without those that need most."""
+        """Return the places of the columns that are shown: all where they fit, else without those
+        that need most.
+        """
         needed = _needed(columns, cells)
         shown = list(range(len(columns)))
         for index in sorted(shown, key=lambda place: -columns[place].needs):
@@ -152,7 +159,9 @@ class Screen:
         return shown
 
     def _widths(self, columns: Sequence[Column], cells: Sequence[Row]) -> list[int]:
-        """Return what each column needs; those that shrink or fold share what the others leave of the terminal."""
+        """Return what each column needs; those that shrink or fold share what the others leave of
+        the terminal.
+        """
         needed = _needed(columns, cells)
         flexible = [i for i, column in enumerate(columns) if column.shrinks or column.folds]
         fixed = sum(needed) - sum(needed[i] for i in flexible) + COLUMN_GAP * (len(columns) - 1)
@@ -228,7 +237,8 @@ class Screen:
     def progress(
         self, what: str, total: int | None = None, *, counted: bool = False
     ) -> Iterator[Bar]:
-        """Show a bar while the block runs, on a terminal, with rate and time left unless `total` is None, which is not known.
+        """Show a bar while the block runs, on a terminal, with rate and time left unless `total` is
+        None, which is not known.
 
         With `counted`, the total is known as soon as `Bar.reach` tells it.
         """
@@ -358,7 +368,9 @@ class _Counted(BlobSource):
 
 @contextlib.contextmanager
 def warnings_on(screen: Screen) -> Iterator[None]:
-    """Print this package's warnings on the screen while the block runs; others go where they would go."""
+    """Print this package's warnings on the screen while the block runs; others go where they would
+    go.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("always", BundlerWarning)
         others = warnings.showwarning

@@ -56,10 +56,11 @@ _Source = MetricsSource | StoreSource
 )
 @reports
 def top(screen: Screen, urls: tuple[str, ...], interval: float, once: bool) -> int:
-    """Watch stores and processes until Ctrl-C: hits and misses, who compiles which kernel under a lease, what a store holds.
+    """Watch stores and processes until Ctrl-C: hits and misses, who compiles which kernel under a
+    lease, what a store holds.
 
-    URL is a store, or an endpoint of metrics: http://HOST:PORT, or what ends in /metrics. Nothing is changed anywhere. With --once, exit status
-    1 when a URL did not answer.
+    URL is a store, or an endpoint of metrics: http://HOST:PORT, or what ends in /metrics. Nothing
+    is changed anywhere. With --once, exit status 1 when a URL did not answer.
     """
     if len(urls) > MOST_SOURCES:
         raise click.UsageError(f"{len(urls)} URLs; {MOST_SOURCES} at most")

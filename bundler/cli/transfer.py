@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands `push`, `pull` and `tags`: bundles to a store, from it, and what they are called there.
+"""The commands `push`, `pull` and `tags`: bundles to a store, from it, and what they are called
+there.
 
 `app.py` lists them.
 """
@@ -130,7 +131,9 @@ def _before(report: PushReport, mode: PushMode) -> str:
 @store_option
 @reports
 def pull(screen: Screen, tag: str, output: str, urls: tuple[str, ...]) -> int:
-    """Write a bundle of a store to a file: the one that TAG names, or the one whose digest is TAG, or begins so."""
+    """Write a bundle of a store to a file: the one that TAG names, or the one whose digest is TAG,
+    or begins so.
+    """
     check_output(output)
     with existing_store(*urls) as store, store.pull(tag) as bundle:
         size = save(screen, bundle, output)

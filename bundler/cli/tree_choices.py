@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tree_choices`: the options that say where trees of servers' caches go, and what they are compared with; and lines that show trees.
+"""`tree_choices`: the options that say where trees of servers' caches go, and what they are
+compared with; and lines that show trees.
 
 The commands `restore`, `pack` and `explain` use them.
 """
@@ -100,7 +101,9 @@ def tree_lines(bundle: Bundle) -> list[str]:
 
 
 def tree_facts(bundle: Bundle) -> dict[str, list[dict[str, Any]]]:
-    """Return what `--json` says of the trees of a bundle, as `trees`; nothing for a bundle without any."""
+    """Return what `--json` says of the trees of a bundle, as `trees`; nothing for a bundle without
+    any.
+    """
     rows = [
         {
             "family": tree.family,

@@ -67,7 +67,9 @@ _grid_option = click.option(
 
 
 def _format_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command `--format`, as `project`, and what it may be told by `--device`, `--triton` and `--key`, as `told`."""
+    """Give a command `--format`, as `project`, and what it may be told by `--device`, `--triton`
+    and `--key`, as `told`.
+    """
 
     @click.option(
         "--format",
@@ -100,7 +102,9 @@ def _format_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _import_configs(screen: Screen, source: str, project: str, told: FileFacts) -> list[Pair]:
-    """Return the records in a file or directory of a project; files of a directory that are none are warned of."""
+    """Return the records in a file or directory of a project; files of a directory that are none
+    are warned of.
+    """
     pairs, unreadable = read_configs(source, project, told)
     for problem in unreadable:
         screen.warn(f"left out {problem}")
@@ -221,7 +225,8 @@ _NS_OF_US, _US_OF_S = 1e3, 1e6
     ),
 )
 def tune() -> None:
-    """Work with the records of tuners: which config is the fastest for a kernel, a size and a device, and how that was found.
+    """Work with the records of tuners: which config is the fastest for a kernel, a size and a
+    device, and how that was found.
 
     Each command takes --json.
     """
@@ -235,7 +240,9 @@ def tune() -> None:
 @kernel_option
 @reports
 def show(screen: Screen, source: str, everything: bool, wanted: str | None) -> int:
-    """Show what was chosen in SOURCE: a bundle, a cache directory of Triton or Inductor, or a result file of a tuner."""
+    """Show what was chosen in SOURCE: a bundle, a cache directory of Triton or Inductor, or a
+    result file of a tuner.
+    """
     found = _read(screen, source)
     if not found.all:
         screen.done(f"{source}: no tuning record")
@@ -308,8 +315,9 @@ def export(
 ) -> int:
     """Take the records out of SOURCE, a bundle or a Triton cache directory.
 
-    A lookup table can be given to a tuner, whose whole list of configs it replaces; edit it as you like.  With --format, files for
-    VLLM_TUNED_CONFIG_FOLDER, SGLANG_MOE_CONFIG_DIR or FLA_CONFIG_DIR.
+    A lookup table can be given to a tuner, whose whole list of configs it replaces; edit it as you
+    like.  With --format, files for VLLM_TUNED_CONFIG_FOLDER, SGLANG_MOE_CONFIG_DIR or
+    FLA_CONFIG_DIR.
     """
     if project is not None:
         if form != "table":
@@ -379,12 +387,14 @@ def import_(
     project: str | None,
     told: FileFacts,
 ) -> int:
-    """Put the records of FILES into a bundle: lookup tables, record files, other bundles, result files of Triton's tuner.
+    """Put the records of FILES into a bundle: lookup tables, record files, other bundles, result
+    files of Triton's tuner.
 
-    With --format, config files of vLLM's or SGLang's fused MoE kernel or of flash-linear-attention, or directories of them.
+    With --format, config files of vLLM's or SGLang's fused MoE kernel or of flash-linear-attention,
+    or directories of them.
 
-    Triton's files do not say of which source, device and toolchain they are, so no tuner takes them for its own; they can be shown,
-    compared, and exported as a lookup table.
+    Triton's files do not say of which source, device and toolchain they are, so no tuner takes them
+    for its own; they can be shown, compared, and exported as a lookup table.
     """
     pairs = [pair for file in files for pair in _to_import(screen, file, project, told)]
     if not pairs:
@@ -419,9 +429,11 @@ def import_(
 @click.option("--exit-code", is_flag=True, help="Exit with status 1 when they differ.")
 @reports
 def diff(screen: Screen, first: str, second: str, exit_code: bool) -> int:
-    """Say which kernels have another winner in SECOND than in FIRST, and which are tuned in one alone.
+    """Say which kernels have another winner in SECOND than in FIRST, and which are tuned in one
+    alone.
 
-    What counts is kernel, tuning key and device; another source or toolchain of the same is named as what changed.
+    What counts is kernel, tuning key and device; another source or toolchain of the same is named
+    as what changed.
     """
     before, after = (
         {place(pair[0]): pair for pair in _read(screen, path).all} for path in (first, second)
@@ -475,7 +487,7 @@ def _to_import(screen: Screen, file: str, project: str | None, told: FileFacts) 
     )
 
 
-# Writing ----------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------ Writing
 
 
 def _write_table(pairs: Sequence[Pair], output: str) -> str:
@@ -498,7 +510,7 @@ def _write_results(record: TuningRecord, tuning: Tuning | None, folder: str) -> 
     return str(path)
 
 
-# Words ------------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------- Words
 
 
 def _place_words(where: tuple[str, str, str]) -> tuple[str, str]:

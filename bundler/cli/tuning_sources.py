@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`read_winners`: reads the configs that tuners chose: from bundles, cache directories, lookup tables, and result files of tuners.
+"""`read_winners`: reads the configs that tuners chose: from bundles, cache directories, lookup
+tables, and result files of tuners.
 
 The command `tune` is the caller.
 """
@@ -51,7 +52,8 @@ class Winners:
 
 
 def read_winners(source: str) -> Winners:
-    """Return the records in a bundle, a cache directory, a lookup table, a record file, or a result file of a tuner.
+    """Return the records in a bundle, a cache directory, a lookup table, a record file, or a result
+    file of a tuner.
 
     Raises:
         NotFound, AccessDenied: it cannot be read.
@@ -79,7 +81,9 @@ def read_winners(source: str) -> Winners:
 
 
 def records_to_import(source: str) -> list[Pair]:
-    """Return the records that can be put into a bundle; raises as `read_winners`, and `ConfigError` for Inductor's files."""
+    """Return the records that can be put into a bundle; raises as `read_winners`, and `ConfigError`
+    for Inductor's files.
+    """
     found = read_winners(source)
     if found.inductor and not found.records:
         raise ConfigError(
@@ -160,7 +164,9 @@ def _inductor(data: bytes, path: str) -> Pair:
 
 
 def _named(pair: Pair, kernels: dict[str, str]) -> Pair:
-    """Return a record of Inductor's with its kernel's name, which the file lacks, where the kernel is beside it."""
+    """Return a record of Inductor's with its kernel's name, which the file lacks, where the kernel
+    is beside it.
+    """
     record, tuning = pair
     name = kernels.get(dict(record.parts)[KEY_PART])
     if name is None or tuning is None:
@@ -170,7 +176,9 @@ def _named(pair: Pair, kernels: dict[str, str]) -> Pair:
 
 
 def _name_in(cache: Path, pair: Pair) -> Pair:
-    """Return a record of Inductor's with its kernel's name, as the metadata file in its cache directory is called."""
+    """Return a record of Inductor's with its kernel's name, as the metadata file in its cache
+    directory is called.
+    """
     key = dict(pair[0].parts)[KEY_PART]
     if not names.is_kernel_key(key):
         return pair

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`size`, `duration`, `grouped`, `to_json`: numbers, reasons and names as a person reads them.
 
-Every command prints through it; `in_command_words` turns a message of the library into one of the command line.
+Every command prints through it; `in_command_words` turns a message of the library into one of the
+command line.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ plain = summary.printable
 count = summary.count
 plural = summary.plural
 
-# The library names its arguments where a command has options; here each such phrase is said as the command's.
+# The library names its arguments where a command has options; here each such phrase is said as the
+# command's.
 _COMMAND_WORDS = (
     (re.compile(r"\b(trust|keep|strip)='(\w+)'"), r"--\1 \2"),
     (re.compile(r"\bmode='merge' or 'replace'"), "--mode merge or --mode replace"),
@@ -164,7 +166,9 @@ def entry_facts(entry: Entry) -> dict[str, Any]:
 
 
 def to_json(value: Any) -> str:
-    """Return one JSON document; what JSON does not know becomes text, and messages use the command's words."""
+    """Return one JSON document; what JSON does not know becomes text, and messages use the
+    command's words.
+    """
     return json.dumps(_told(value), indent=2, default=_simple)
 
 

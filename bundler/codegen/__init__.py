@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel generator: from a PyTorch function to Triton sources that can be built for any GPU, and a program that launches them.
+"""The kernel generator: from a PyTorch function to Triton sources that can be built for any GPU,
+and a program that launches them.
 
     program = bundler.codegen.generate(function, [x, weight])
     bundle = program.build(["cuda:90", "hip:gfx942"])
 
-`docs/codegen.md` says how the machine works. What is public is listed here; nothing of it imports torch or Triton before `generate` is called.
+`docs/codegen.md` says how the machine works. What is public is listed here; nothing of it imports
+torch or Triton before `generate` is called.
 """
 
 from __future__ import annotations

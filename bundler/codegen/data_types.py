@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`compute_type`, `store_type`, `cast_text`: how each dtype of torch is computed, stored and converted in a kernel's text.
+"""`compute_type`, `store_type`, `cast_text`: how each dtype of torch is computed, stored and
+converted in a kernel's text.
 
-A dtype is a string without `torch.`, so that nothing here imports torch. A value of a kernel has a dtype, and its text has the compute type of
-that dtype: float16 and bfloat16 are computed in float32, and bool is `tl.int1`. The other types are computed as they are stored. The 8-bit floats
+A dtype is a string without `torch.`, so that nothing here imports torch. A value of a kernel has a
+dtype, and its text has the compute type of that dtype: float16 and bfloat16 are computed in
+float32, and bool is `tl.int1`. The other types are computed as they are stored. The 8-bit floats
 are only moved and converted: they have no arithmetic.
 
-`operation_text` writes operators with it; the kernel writer writes loads (`loaded_text`) and stores (`stored_text`).
+`operation_text` writes operators with it; the kernel writer writes loads (`loaded_text`) and stores
+(`stored_text`).
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ class NumberKind(Enum):
 
 @dataclass(frozen=True)
 class DataType:
-    """A dtype: its name in torch, what Triton calls the stored and the computed form, and its width in memory."""
+    """A dtype: its name in torch, what Triton calls the stored and the computed form, and its width
+    in memory.
+    """
 
     name: str
     stored: str
@@ -78,8 +83,9 @@ FLOAT8_TYPES = {
     for row in DATA_TYPES.values()
     if row.kind is NumberKind.FLOAT8
 }
-# A float that is converted to a narrow or unsigned integer goes through a signed one that holds every value of it: what is below zero then wraps, as
-# in torch, where a direct conversion would be undefined.
+# A float that is converted to a narrow or unsigned integer goes through a signed one that holds
+# every value of it: what is below zero then wraps, as in torch, where a direct conversion would be
+# undefined.
 _BY_WAY_OF = {
     "uint8": "tl.int32",
     "uint16": "tl.int32",
@@ -88,7 +94,8 @@ _BY_WAY_OF = {
     "uint32": "tl.int64",
     "uint64": "tl.int64",
 }
-# A conversion between 8-bit and 16-bit floats packs neighbours into one register, so a thread has to hold that many of them.
+# A conversion between 8-bit and 16-bit floats packs neighbours into one register, so a thread has
+# to hold that many of them.
 _ELEMENTS_PER_THREAD = {
     "float8_e4m3fn": 2,
     "float8_e4m3fnuz": 2,
@@ -126,14 +133,16 @@ def store_type(name: str) -> str:
 def cast_text(text: str, source: str, target: str, *, rounded: bool = False) -> str:
     """Return the text that converts a value between dtypes; both texts have the compute types.
 
-    A number beyond the range of an 8-bit float becomes the largest one where the GPU's instruction saturates, as NVIDIA's does; torch makes NaN or
-    infinity of it. A float that is no number of the integers it is converted to becomes any of them, as in C.
+    A number beyond the range of an 8-bit float becomes the largest one where the GPU's instruction
+    saturates, as NVIDIA's does; torch makes NaN or infinity of it. A float that is no number of the
+    integers it is converted to becomes any of them, as in C.
 
     Args:
         text: an expression of type `compute_type(source)`.
         source: the dtype it has.
         target: the dtype it gets.
-        rounded: round to a 16-bit float, as torch does; without it the value keeps the precision of float32 until it is stored.
+        rounded: round to a 16-bit float, as torch does; without it the value keeps the precision of
+            float32 until it is stored.
     """
     old, new = data_type(source), data_type(target)
     if new.is_half and rounded and old.kind is not NumberKind.FLOAT8:
@@ -158,14 +167,18 @@ def stored_text(text: str, name: str) -> str:
 
 
 def elements_per_thread(source: str, target: str) -> int:
-    """Return how many neighbouring elements a thread has to hold for a conversion; 1 where it does not matter."""
+    """Return how many neighbouring elements a thread has to hold for a conversion; 1 where it does
+    not matter.
+    """
     if source == target:
         return 1
     return max(_ELEMENTS_PER_THREAD.get(name, 1) for name in (source, target))
 
 
 def _converted(text: str, before: str, old: DataType, after: str, new: DataType) -> str:
-    """Return the text of one conversion from Triton's type `before` of dtype `old` to `after` of `new`."""
+    """Return the text of one conversion from Triton's type `before` of dtype `old` to `after` of
+    `new`.
+    """
     if before == after:
         return text
     if new.kind is NumberKind.BOOL:
@@ -176,7 +189,9 @@ def _converted(text: str, before: str, old: DataType, after: str, new: DataType)
 
 
 def _between(old: DataType, new: DataType, after: str) -> list[str]:
-    """Return the types that a conversion goes through, since Triton has no direct one or one that means something else."""
+    """Return the types that a conversion goes through, since Triton has no direct one or one that
+    means something else.
+    """
     steps = []
     if (
         after != "tl.float32"

@@ -155,7 +155,9 @@ def _in_memory_format(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_cudnn(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Lay the first result out in the memory format of the first argument, as cuDNN's batch norm does."""
+    """Lay the first result out in the memory format of the first argument, as cuDNN's batch norm
+    does.
+    """
 
     def laid_out(given: torch.Tensor, *others: Any, **options: Any) -> Any:
         return _first_in_format(given, function(given, *others, **options))
@@ -164,7 +166,9 @@ def _as_cudnn(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_memory_format_on_host(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Lay the result out in the memory format of the first argument on the CPU; on a GPU it is dense."""
+    """Lay the result out in the memory format of the first argument on the CPU; on a GPU it is
+    dense.
+    """
 
     def laid_out(given: torch.Tensor, *others: Any, **options: Any) -> Any:
         result = function(given, *others, **options)
@@ -360,7 +364,9 @@ def _select_scatter(
 def _index_fill(
     given: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor | complex
 ) -> torch.Tensor:
-    """Put the value at the places; torch's function copies into a new tensor, which a graph may not."""
+    """Put the value at the places; torch's function copies into a new tensor, which a graph may
+    not.
+    """
     filling = value if isinstance(value, torch.Tensor) else given.new_full((), value)
     if not given.dim():
         return aten.index_put(given[None], [index], filling)[0]
@@ -387,7 +393,9 @@ def _normal(
 
 
 def _geometric(given: torch.Tensor, p: float, generator: Any = None) -> torch.Tensor:
-    """Draw how often an experiment is made until it succeeds; in float32 where whole numbers are asked for."""
+    """Draw how often an experiment is made until it succeeds; in float32 where whole numbers are
+    asked for.
+    """
     if generator is not None:
         return NotImplemented
     torch._check(0 < p < 1, lambda: f"geometric_ expects p to be in (0, 1), but got p={p}")  # noqa: SLF001
@@ -444,7 +452,9 @@ def _of_number(operator: str, tensor: torch.Tensor, number: Any, **options: Any)
 def _on_each(
     function: Callable[..., torch.Tensor], tensors: _Tensors, *others: Any, **options: Any
 ) -> list[torch.Tensor]:
-    """Apply a function to each tensor, with the element of each other list that is beside it, or with what is no list."""
+    """Apply a function to each tensor, with the element of each other list that is beside it, or
+    with what is no list.
+    """
     count = len(tensors)
     columns = [other if isinstance(other, (list, tuple)) else [other] * count for other in others]
     return [function(*row, **options) for row in zip(tensors, *columns, strict=True)]

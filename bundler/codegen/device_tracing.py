@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`DeviceTracing`: traces a function for a device that this machine, or this build of torch, does not have.  Imports torch.
+"""`DeviceTracing`: traces a function for a device that this machine, or this build of torch, does
+not have.  Imports torch.
 
-Inputs, and the parameters and buffers of a module, are torch's fake tensors on that device: they have sizes and strides, and no memory.  Where torch
-would ask the device or its libraries how to compute, this decides, so that every machine traces the same graph:
+Inputs, and the parameters and buffers of a module, are torch's fake tensors on that device: they
+have sizes and strides, and no memory.  Where torch would ask the device or its libraries how to
+compute, this decides, so that every machine traces the same graph:
 
 - `scaled_dot_product_attention` is flash attention for float16 and bfloat16 tensors of four dimensions, without a mask, whose heads have a multiple of 8
-  and at most 256 elements; memory-efficient attention for these types and float32, also with a mask of numbers whose last dimension is a multiple of 16,
-  and elements of a head a multiple of 8; products and a softmax otherwise;
+  and at most 256 elements; memory-efficient attention for these types and float32, also with a mask
+  of numbers whose last dimension is a multiple of 16, and elements of a head a multiple of 8;
+  products and a softmax otherwise;
 - recurrent layers and batch norm are torch's own operators, not cuDNN's;
 - a device without a number is that of the trace.
 
@@ -63,7 +66,9 @@ class DeviceTracing(TorchFunctionMode):  # type: ignore[misc]  # torch has no ty
         return self.device.type == "cpu" or place < int(torch.cuda.device_count())
 
     def faked(self, values: Sequence[Any]) -> list[Any]:
-        """Return values in which tensors are fake ones on the device, with the same sizes and strides."""
+        """Return values in which tensors are fake ones on the device, with the same sizes and
+        strides.
+        """
         return [self._faked(v) if isinstance(v, torch.Tensor) else v for v in values]
 
     def _faked(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -107,10 +112,11 @@ def _device(name: str) -> torch.device:
 
 @contextmanager
 def _guarded() -> Iterator[None]:
-    """Let torch's C++ part switch to a GPU that the build does not know, which does nothing, as it does for a build that knows GPUs and finds none.
+    """Let torch's C++ part switch to a GPU that the build does not know, which does nothing, as it
+    does for a build that knows GPUs and finds none.
 
-    Indexing and copies switch to their tensor's device.  A build without GPUs has nobody to ask for that, so that of the device "meta",
-    which has no memory either, is asked.
+    Indexing and copies switch to their tensor's device.  A build without GPUs has nobody to ask for
+    that, so that of the device "meta", which has no memory either, is asked.
     """
     if torch.backends.cuda.is_built():
         yield
@@ -183,7 +189,9 @@ def _attention(
 
 
 def _is_bias(mask: Any, query: Any) -> bool:
-    """Whether memory-efficient attention takes a mask: none, or numbers in rows that begin at multiples of 16 elements."""
+    """Whether memory-efficient attention takes a mask: none, or numbers in rows that begin at
+    multiples of 16 elements.
+    """
     if mask is None:
         return True
     rows = (*mask.shape[-1:], *mask.stride()[:-1])

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`emit_bundle`: the kernels of a program, compiled for targets that need not be here, in a bundle with the program's plan.
+"""`emit_bundle`: the kernels of a program, compiled for targets that need not be here, in a bundle
+with the program's plan.
 
-Each kernel is built with the first candidates of its heuristic on the target's device.  The plan notes them, and a replay launches the one that a
-tuning record names, else the first.
+Each kernel is built with the first candidates of its heuristic on the target's device.  The plan
+notes them, and a replay launches the one that a tuning record names, else the first.
 `Program.build` calls it.
 """
 
@@ -81,7 +82,9 @@ def emit_bundle(
     workers: int | None,
     candidates: int | Literal["all"] = 1,
 ) -> Bundle:
-    """Return a bundle with the program's kernels for all targets, and its plan; see `Program.build`."""
+    """Return a bundle with the program's kernels for all targets, and its plan; see
+    `Program.build`.
+    """
     most = None if candidates == "all" else candidates
     if most is not None and (type(most) is not int or most < 1):
         raise ConfigError(
@@ -99,7 +102,8 @@ def emit_bundle(
     ]
     built = build(plan, workers)
     there = {kernel.key for kernel in built.bundle.kernels}
-    # A later candidate may need more of a device than it has; without the first there is no program.
+    # A later candidate may need more of a device than it has; without the first there is no
+    # program.
     if built.failures and not all(item.candidates[0][1] in there for item in planned):
         first = built.failures[0]
         raise CompileFailed(
@@ -116,7 +120,9 @@ def emit_bundle(
 
 
 class _Planned(NamedTuple):
-    """A kernel for a target, and its candidates with the key that each is compiled under; no key where it cannot be."""
+    """A kernel for a target, and its candidates with the key that each is compiled under; no key
+    where it cannot be.
+    """
 
     name: str
     target: Target
@@ -192,7 +198,9 @@ def _keywords(config: Config) -> dict[str, Any]:
 
 
 def _arguments(kernel: ModuleKernel) -> dict[str, str]:
-    """Return what Triton's JIT would see in a call, as specs: a type, and that it is a multiple of 16 or one."""
+    """Return what Triton's JIT would see in a call, as specs: a type, and that it is a multiple of
+    16 or one.
+    """
     meta: Mapping[str, Any] = kernel.triton_meta
     aligned = {place for (place,) in meta["configs"][0]}
     found = {}

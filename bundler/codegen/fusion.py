@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fused`: which loops of a program share a kernel.
 
-Two groups of loops become one where their dimensions agree (equal numel, or numel and reduced numel; a pointwise loop over a reduction's rows and
-columns agrees with it), every buffer that one writes and the other touches is touched at the same address, no other node has to run between
-them, and they read a buffer at the same addresses, too, so that it is read once.  Of all such pairs that which saves most memory traffic goes first.
-`schedule` calls it.
+Two groups of loops become one where their dimensions agree (equal numel, or numel and reduced
+numel; a pointwise loop over a reduction's rows and columns agrees with it), every buffer that one
+writes and the other touches is touched at the same address, no other node has to run between them,
+and they read a buffer at the same addresses, too, so that it is read once.  Of all such pairs that
+which saves most memory traffic goes first. `schedule` calls it.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def dimensions_of(loop: Loop) -> tuple[tuple[str, sympy.Expr], ...]:
 
 
 class _Fused(NamedTuple):
-    """Two groups as one: whether one writes what the other touches, and how many elements both read at the same addresses."""
+    """Two groups as one: whether one writes what the other touches, and how many elements both read
+    at the same addresses.
+    """
 
     group: LoopGroup
     vertical: bool
@@ -109,7 +112,9 @@ class _Fusion:
         return changed
 
     def _candidates(self) -> list[tuple[LoopGroup, LoopGroup, LoopGroup]]:
-        """Return pairs of groups and what they would be together, the best first: what one writes for the other, then what both read."""
+        """Return pairs of groups and what they would be together, the best first: what one writes
+        for the other, then what both read.
+        """
         users: dict[str, list[int]] = {}
         for number, group in enumerate(self._groups):
             for name in sorted(group.touched if group.loops else ()):
@@ -120,7 +125,8 @@ class _Fusion:
             for number in numbers:
                 alike.setdefault((name, self._groups[number].dimensions), []).append(number)
         scored = []
-        # Neighbours among the users of a buffer, and among those of equal dimensions, are enough: what they become meets the next one in the next round.
+        # Neighbours among the users of a buffer, and among those of equal dimensions, are enough:
+        # what they become meets the next one in the next round.
         for a, b in _neighbours([*users.values(), *alike.values()]) | siblings:
             one, other = self._groups[a], self._groups[b]
             if (one, other) not in self._fusions:
@@ -138,9 +144,11 @@ class _Fusion:
         ]
 
     def _siblings(self, users: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-        """Return groups of reductions that read what one other group writes, by a name for that group: second steps of reductions that were split.
+        """Return groups of reductions that read what one other group writes, by a name for that
+        group: second steps of reductions that were split.
 
-        They have no buffer in common, but one launch less costs nothing where they are as large as each other.
+        They have no buffer in common, but one launch less costs nothing where they are as large as
+        each other.
         """
         found: dict[str, list[int]] = {}
         for writer, group in enumerate(self._groups):
@@ -191,7 +199,9 @@ class _Fusion:
         return found
 
     def _sorted(self, groups: Sequence[LoopGroup]) -> list[LoopGroup] | None:
-        """Return the groups so that each comes behind those it waits for, else as the program has them; None in a circle."""
+        """Return the groups so that each comes behind those it waits for, else as the program has
+        them; None in a circle.
+        """
         home = {
             self._place[id(node)]: number
             for number, group in enumerate(groups)
@@ -241,7 +251,9 @@ def _neighbours(numbers: Iterable[Sequence[int]]) -> set[tuple[int, int]]:
 
 
 def _accesses(group: LoopGroup, space: IterationSpace) -> set[tuple[str, sympy.Expr]]:
-    """Return the buffers that the loops of a group touch, each with its address in a space that they fit."""
+    """Return the buffers that the loops of a group touch, each with its address in a space that
+    they fit.
+    """
     found = set()
     for loop in group.loops:
         place = space.place(loop)
@@ -252,7 +264,9 @@ def _accesses(group: LoopGroup, space: IterationSpace) -> set[tuple[str, sympy.E
 
 
 def _same_addresses(group: LoopGroup) -> bool:
-    """Whether all loops fit the dimensions, and each buffer that one of them writes has one address in all of them."""
+    """Whether all loops fit the dimensions, and each buffer that one of them writes has one address
+    in all of them.
+    """
     space = IterationSpace(group.dimensions)
     touched: dict[str, set[sympy.Expr]] = {}
     written = group.written
@@ -275,9 +289,11 @@ def _same_addresses(group: LoopGroup) -> bool:
 
 
 def _dependencies(nodes: Sequence[Node], buffers: Mapping[str, Buffer]) -> list[set[int]]:
-    """Return for each node those before it that it has to wait for: writers of what it touches, readers of what it writes.
+    """Return for each node those before it that it has to wait for: writers of what it touches,
+    readers of what it writes.
 
-    Operators that are called, and what changes inputs, also wait for checks before them, and for calls whose order counts, which wait for all calls.
+    Operators that are called, and what changes inputs, also wait for checks before them, and for
+    calls whose order counts, which wait for all calls.
     """
     calls: list[int] = []
     first: list[int] = []  # checks, and calls whose order counts

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`located`, `refusals`, `check_call`: whatever goes wrong while kernels are generated is an `UnsupportedOperator` that names operator and line.
+"""`located`, `refusals`, `check_call`: whatever goes wrong while kernels are generated is an
+`UnsupportedOperator` that names operator and line.
 
-What the generator refuses gets the line of the user's program.  Any other error is a fault of the generator: it is told as an
-internal error, with its class and place, and its traceback is logged at level debug.  `lower`, `program` and `torch_backend` use it.
+What the generator refuses gets the line of the user's program.  Any other error is a fault of the
+generator: it is told as an internal error, with its class and place, and its traceback is logged at
+level debug.  `lower`, `program` and `torch_backend` use it.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ def located(node: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def refusals(work: str) -> Iterator[None]:
-    """Turn errors of the block that are none of this package into internal ones; `work` says what it does."""
+    """Turn errors of the block that are none of this package into internal ones; `work` says what
+    it does.
+    """
     try:
         yield
     except BundlerError:
@@ -63,7 +67,9 @@ def refusals(work: str) -> Iterator[None]:
 
 
 def untraceable(error: Exception) -> UnsupportedOperator | None:
-    """Return the refusal for what torch raised while it traced a function; None where the function itself raised it."""
+    """Return the refusal for what torch raised while it traced a function; None where the function
+    itself raised it.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if _is_users(frame.filename)]
     if isinstance(error, BundlerError) or not own or own[-1] is frames[-1]:
@@ -103,7 +109,9 @@ def check_call(function: Any, inputs: Sequence[Any]) -> None:
 
 
 def raised_by_user(error: Exception) -> ConfigError:
-    """Return what a user's function raised as one message, with the last line of it that is the user's."""
+    """Return what a user's function raised as one message, with the last line of it that is the
+    user's.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if _is_users(frame.filename)]
     at = f"; at {_place(own[-1])}" if own else ""
@@ -111,7 +119,9 @@ def raised_by_user(error: Exception) -> ConfigError:
 
 
 def user_line(node: Any) -> str:
-    """Return where the user's program calls a node's operator, as `file:line: text`; empty where the graph does not say."""
+    """Return where the user's program calls a node's operator, as `file:line: text`; empty where
+    the graph does not say.
+    """
     frames = list(_FRAME.finditer(str(node.meta.get("stack_trace") or "")))
     own = [frame for frame in frames if not _TORCH.search(frame["file"])] or frames
     if not own:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`HostTensors`: tensors on the host in a graph whose program runs on another device.
 
-A kernel cannot read them.  Operators that make or take them are called as they are, with one exception: what is computed of numbers, one element each, is
-computed by the kernel that reads it, which is given these numbers.  `lower` asks for each operator.
+A kernel cannot read them.  Operators that make or take them are called as they are, with one
+exception: what is computed of numbers, one element each, is computed by the kernel that reads it,
+which is given these numbers.  `lower` asks for each operator.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class HostTensors:
         positional: Sequence[Any],
         keywords: Mapping[str, Any],
     ) -> str:
-        """Return why an operator is called as it is: it makes a tensor on the host, or takes one of several elements; empty for any other."""
+        """Return why an operator is called as it is: it makes a tensor on the host, or takes one of
+        several elements; empty for any other.
+        """
         if any(layout is not None and layout.device for layout in results):
             return f"its result lies on another device than the program's, {self._device}"
         given = _tensors([*positional, *keywords.values()])
@@ -50,7 +53,9 @@ class HostTensors:
         return ""
 
     def computed(self, call: OperatorCall) -> tuple[LazyTensor] | None:
-        """Return a number of the host that is computed where kernels read it; None for any other operator."""
+        """Return a number of the host that is computed where kernels read it; None for any other
+        operator.
+        """
         layout = call.results[0]
         given = list(_tensors([*call.positional, *call.keywords.values()]))
         if layout is None or not layout.device or layout.sizes or not is_elementwise(call):
@@ -73,7 +78,9 @@ class HostTensors:
         return found.buffer
 
     def held(self, value: LazyTensor, changed: Collection[str]) -> Reference | None:
-        """Return where a tensor lies on the host, with what it holds before inputs are changed; None for one of the program's device."""
+        """Return where a tensor lies on the host, with what it holds before inputs are changed;
+        None for one of the program's device.
+        """
         if value.host is None:
             return None
         name = value.host()

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of integer expressions that sympy lacks: `FloorDiv`, `ModularIndexing`, `PythonMod`, and those of sizes that depend on shapes.
+"""Functions of integer expressions that sympy lacks: `FloorDiv`, `ModularIndexing`, `PythonMod`,
+and those of sizes that depend on shapes.
 
-They have the names, arguments and meaning of the functions in torch's symbolic shapes, so `owned` can take an expression of torch's over without
-importing torch. Divisors are positive where index expressions are made, but nothing here relies on that, nor on a dividend that is not negative:
-every quotient is rounded towards minus infinity, and every remainder has the sign of its divisor, as in Python.
+They have the names, arguments and meaning of the functions in torch's symbolic shapes, so `owned`
+can take an expression of torch's over without importing torch. Divisors are positive where index
+expressions are made, but nothing here relies on that, nor on a dividend that is not negative: every
+quotient is rounded towards minus infinity, and every remainder has the sign of its divisor, as in
+Python.
 
 `index_text` writes them; the loop representation simplifies with them.
 """
@@ -22,7 +25,9 @@ def _is_positive_integer(expr: sympy.Expr) -> bool:
 
 
 def _split(expr: sympy.Expr, divisor: sympy.Integer) -> tuple[sympy.Expr, sympy.Expr]:
-    """Return an expression as `divisor * quotient + rest`, by terms whose coefficient the divisor divides."""
+    """Return an expression as `divisor * quotient + rest`, by terms whose coefficient the divisor
+    divides.
+    """
     quotient, rest = [], []
     for term in sympy.Add.make_args(sympy.expand(expr)):
         coefficient, factor = term.as_coeff_Mul()
@@ -173,7 +178,8 @@ def _plain(name: str, arity: int | None, *, integer: bool) -> type[sympy.Functio
     return type(name, (sympy.Function,), kept)
 
 
-#: Functions that are written as they stand, by name: how many arguments they take, and whether their value is an integer.
+#: Functions that are written as they stand, by name: how many arguments they take, and whether
+#: their value is an integer.
 _PLAIN = {
     **dict.fromkeys(("TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt"), (1, True)),
     **dict.fromkeys(("ToFloat", "TruncToFloat"), (1, False)),
@@ -221,7 +227,9 @@ FUNCTIONS: dict[str, Callable[..., sympy.Expr]] = {
 
 
 def owned(expr: sympy.Basic) -> sympy.Basic:
-    """Return an expression in which torch's own functions are replaced by those of the same name here."""
+    """Return an expression in which torch's own functions are replaced by those of the same name
+    here.
+    """
     if not expr.args:
         return expr
     arguments = [owned(argument) for argument in expr.args]

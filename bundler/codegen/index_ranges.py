@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Ranges`: what is provable of an index expression from the sizes of its variables, and its simplest form under them.
+"""`Ranges`: what is provable of an index expression from the sizes of its variables, and its
+simplest form under them.
 
-Lowerings and `range_trees` simplify with it; the kernel writer asks whether an expression is never negative, or fits in 32 bits.
+Lowerings and `range_trees` simplify with it; the kernel writer asks whether an expression is never
+negative, or fits in 32 bits.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ def exact_quotient(expr: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr | None:
     """Return expr / divisor where every term is a whole multiple of the divisor, else None."""
     if divisor == 0:
         return None
-    if divisor.is_Add:  # as the size of a strided slice, (n - 1) // 2 + 1: a multiple of it has no single term that is one
+    # as the size of a strided slice, (n - 1) // 2 + 1: a multiple of it has no single term that is
+    # one
+    if divisor.is_Add:
         whole = sympy.cancel(expr / divisor)
         return sympy.expand(whole) if whole.as_numer_denom()[1] == 1 and whole.is_integer else None
     terms = []
@@ -33,7 +37,9 @@ def exact_quotient(expr: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr | None:
 
 
 def _rejoined(expr: sympy.Expr) -> sympy.Expr:
-    """Return a sum in which a quotient and the remainder beside it are one quotient again: `8 * (i // 8) + i % 8` is `i`."""
+    """Return a sum in which a quotient and the remainder beside it are one quotient again: `8 * (i
+    // 8) + i % 8` is `i`.
+    """
     terms = sympy.Add.make_args(expr)
     for term in terms:
         coefficient, factor = term.as_coeff_Mul()
@@ -48,7 +54,8 @@ def _rejoined(expr: sympy.Expr) -> sympy.Expr:
 
 
 class Ranges:
-    """What is known of the symbols of a kernel: a variable runs from 0 to its size - 1; other symbols are sizes of the program.
+    """What is known of the symbols of a kernel: a variable runs from 0 to its size - 1; other
+    symbols are sizes of the program.
 
     Args:
         sizes: variable -> number of its values.
@@ -107,7 +114,8 @@ class Ranges:
             if bound is None:
                 return False
             reach += abs(coefficient) * bound
-        # Sizes that change are at most 31 bits where indices have as few, but products of them need not be.
+        # Sizes that change are at most 31 bits where indices have as few, but products of them need
+        # not be.
         alone = isinstance(expr, sympy.Symbol)
         return bool(alone or (reach.is_Integer and reach <= _LARGEST_NARROW))
 
@@ -159,7 +167,9 @@ class Ranges:
     def _without_carry(
         self, base: sympy.Expr, divisor: sympy.Expr
     ) -> tuple[sympy.Expr, sympy.Expr] | None:
-        """Return base and divisor over a factor of the divisor that the smaller terms of the base never reach together."""
+        """Return base and divisor over a factor of the divisor that the smaller terms of the base
+        never reach together.
+        """
         terms = sympy.Add.make_args(base)
         factors = {term.as_coeff_Mul()[0] for term in terms} if divisor.is_Integer else set()
         for factor in sorted(

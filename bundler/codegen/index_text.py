@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`index_text`: an integer expression over loop variables and sizes as text of a kernel.
 
-Triton's `//` and `%` round towards zero, so they are written only where both sides are known not to be negative; elsewhere a function of
-`bundler.codegen.lib` rounds as Python does. Numbers that leave the integers are computed in float64. The text uses the names `tl`, `tl_math`,
-`libdevice` and `lib`. The order of terms depends on the expression alone, not on hashes.
+Triton's `//` and `%` round towards zero, so they are written only where both sides are known not to
+be negative; elsewhere a function of `bundler.codegen.lib` rounds as Python does. Numbers that leave
+the integers are computed in float64. The text uses the names `tl`, `tl_math`, `libdevice` and
+`lib`. The order of terms depends on the expression alone, not on hashes.
 
 The kernel writer calls it for addresses, bounds, and index expressions as values.
 """
@@ -45,7 +46,8 @@ def index_text(expr: sympy.Expr, *, nonnegative: Nonnegative, index_type: str = 
     """Return the text of an expression.
 
     Args:
-        expr: of symbols, whose names are the names of the kernel's variables, and functions of `index_functions`.
+        expr: of symbols, whose names are the names of the kernel's variables, and functions of
+            `index_functions`.
         nonnegative: whether an expression is known never to be below zero.
         index_type: Triton's name of the integer type that floats are rounded to.
 
@@ -110,7 +112,7 @@ class _Printer:
         """Whether none of the expressions is ever below zero."""
         return all(self.nonnegative(part) for part in parts)
 
-    # --------------------------------------------------------------------------------------------- sums and products
+    # ---------------------------------------------------------------------------- sums and products
 
     def _add(self, *terms: sympy.Expr) -> str:
         ordered = sorted(
@@ -147,7 +149,7 @@ class _Printer:
             return self.text(base**exponent)
         return f"lib.index_power({self.text(base)}, {self.text(exponent)})"
 
-    # ------------------------------------------------------------------------------------------ quotients, remainders
+    # ------------------------------------------------------------------------ quotients, remainders
 
     def _floordiv(self, base: sympy.Expr, divisor: sympy.Expr) -> str:
         if self.both_nonnegative(base, divisor):
@@ -180,7 +182,7 @@ class _Printer:
         numerator, denominator = sympy.fraction(sympy.together(quotient))
         return self.text(-FloorDiv(-numerator, denominator))
 
-    # ------------------------------------------------------------------------------------------------------- choices
+    # -------------------------------------------------------------------------------------- choices
 
     def _min(self, *parts: sympy.Expr) -> str:
         return self._extreme(list(parts), "<=", "<")
@@ -224,7 +226,7 @@ class _Printer:
     def _abs(self, part: sympy.Expr) -> str:
         return f"tl_math.abs({self.text(part)})"
 
-    # -------------------------------------------------------------------------------------------------------- floats
+    # --------------------------------------------------------------------------------------- floats
 
     def _tofloat(self, part: sympy.Basic) -> str:
         return f"tl.cast({self.text(part)}, tl.float64)"

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operators that choose elements by position or by value: cat, pad, index, gather, embedding.
 
-`INDEXING` maps their names to functions (builder, call) -> `LazyTensor`.  A place that a value decides is an indirect index, whose bounds the kernel
-asserts; `index_places` and `inside` are for `scatter_lowerings`, too.
+`INDEXING` maps their names to functions (builder, call) -> `LazyTensor`.  A place that a value
+decides is an indirect index, whose bounds the kernel asserts; `index_places` and `inside` are for
+`scatter_lowerings`, too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def _tensor(call: OperatorCall, name: str) -> LazyTensor:
 def inside(
     builder: GraphBuilder, index: sympy.Expr, low: sympy.Expr | None, high: sympy.Expr | None
 ) -> Term | None:
-    """Return low <= index < high; None where nothing is asked.  Indices are compared in the width that the kernel has them in."""
+    """Return low <= index < high; None where nothing is asked.  Indices are compared in the width
+    that the kernel has them in.
+    """
     pool, conditions = builder.pool, []
     if low is not None:
         conditions.append(

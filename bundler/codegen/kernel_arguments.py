@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`KernelArguments`: the parameters of one kernel, named as they are first used: buffers that are read, written or both, sizes, numels.
+"""`KernelArguments`: the parameters of one kernel, named as they are first used: buffers that are
+read, written or both, sizes, numels.
 
-Order of the signature: `in_out_ptr<i>`, `in_ptr<i>`, `out_ptr<i>`, `in_number<i>`, `ks<i>`, `load_seed_offset<i>`, numels (`znumel`, `ynumel`, `xnumel`, `r0_numel`), then blocks, which are
-constexpr.  The body writer asks for names, `module_text` writes signature and metadata, and the wrapper passes what `outer` lists.
+Order of the signature: `in_out_ptr<i>`, `in_ptr<i>`, `out_ptr<i>`, `in_number<i>`, `ks<i>`,
+`load_seed_offset<i>`, numels (`znumel`, `ynumel`, `xnumel`, `r0_numel`), then blocks, which are
+constexpr.  The body writer asks for names, `module_text` writes signature and metadata, and the
+wrapper passes what `outer` lists.
 """
 
 from __future__ import annotations
@@ -83,7 +86,9 @@ class KernelArguments:
         return self._numbers.setdefault(buffer, f"in_number{len(self._numbers)}")
 
     def seed_offset(self, number: int) -> str:
-        """Return the parameter that says where a seed is, so that kernels that differ in their seeds alone are one."""
+        """Return the parameter that says where a seed is, so that kernels that differ in their
+        seeds alone are one.
+        """
         return self._seeds.setdefault(number, f"load_seed_offset{len(self._seeds)}")
 
     def size_text(self, size: sympy.Expr) -> str:
@@ -118,7 +123,9 @@ class KernelArguments:
 
     @property
     def numbers(self) -> tuple[KernelParameter, ...]:
-        """The numbers of the host, in order: floats with 64 bits, so that nothing is lost on the way."""
+        """The numbers of the host, in order: floats with 64 bits, so that nothing is lost on the
+        way.
+        """
         return tuple(
             KernelParameter(
                 name, buffer, number_type(self._buffers[buffer].layout.dtype), aligned=False
@@ -128,7 +135,9 @@ class KernelArguments:
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """Names of parameters whose buffer holds something before the launch that the kernel changes."""
+        """Names of parameters whose buffer holds something before the launch that the kernel
+        changes.
+        """
         return tuple(
             name for buffer, name in sorted(self._both.items(), key=lambda item: item[1]) if buffer
         )

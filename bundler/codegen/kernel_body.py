@@ -59,7 +59,8 @@ _INFIX_NUMBERS = frozenset(
 )
 _MARK = re.compile(r"LOAD_(\d+)_AGAIN")
 _RELAXED = "sem='relaxed'"
-# AMD's instruction for halves within one device takes pairs alone, which Triton 3.7 finds out too late; the one for all devices does not.
+# AMD's instruction for halves within one device takes pairs alone, which Triton 3.7 finds out too
+# late; the one for all devices does not.
 _ATOMIC_OPTIONS = {"float16": f"{_RELAXED}, scope='sys'"}
 _Bounds = tuple[int, int]
 _INTEGERS = frozenset({"int32", "int64"})  # what arithmetic of indices does not leave
@@ -71,7 +72,8 @@ class BodyWriter:
     Attributes:
         num_load, num_store, num_reduction, num_assert: how often the text does each.
         atomic: whether it adds atomically.
-        elements: how many neighbouring elements a thread has to hold, for conversions of 8-bit floats.
+        elements: how many neighbouring elements a thread has to hold, for conversions of 8-bit
+            floats.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class BodyWriter:
         self._stored_along_row = 0
         self._reductions = ReductionWriter(shape.looped, row_of(shape), self.new_name)
 
-    # The whole body -----------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------------- The whole body
 
     def write(self, loops: tuple[Loop, ...]) -> list[str]:
         """Return the lines of the body, behind the indices of the dimensions."""
@@ -116,7 +118,9 @@ class BodyWriter:
 
     @property
     def repeated(self) -> float:
-        """How many times as much memory a kernel that loops over its rows moves as one that held them whole."""
+        """How many times as much memory a kernel that loops over its rows moves as one that held
+        them whole.
+        """
         return self._loaded_again.repeated(self._stored_along_row)
 
     def _pass(self, items: list[PlacedLoop]) -> None:
@@ -172,7 +176,7 @@ class BodyWriter:
         if loop.buffer not in self._shape.removed:
             self._store(item, result)
 
-    # Values -------------------------------------------------------------------------------------------------------------
+    # --------------------------------------------------------------------------------------- Values
 
     def new_name(self) -> str:
         """Return the name of a new value; the caller writes the line."""
@@ -193,7 +197,9 @@ class BodyWriter:
         return inner or self._outer.values.get(key)
 
     def _masks_for(self, term: Term, masks: Masks) -> Masks:
-        """Return the masks that matter to a term: none where it loads nothing, so it is the same inside and outside of a mask."""
+        """Return the masks that matter to a term: none where it loads nothing, so it is the same
+        inside and outside of a mask.
+        """
         return (
             masks
             if masks and any(item.operator in {"load", "check_bounds"} for item in in_order(term))
@@ -319,10 +325,12 @@ class BodyWriter:
         self._scope_of(term, masks).lines.append(f'tl.device_assert({condition}, "{message}")')
         return value
 
-    # Addresses ----------------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------------------ Addresses
 
     def _index(self, expr: sympy.Expr, term: Term, masks: Masks, *, far: bool = False) -> str:
-        """Return the text of an index expression, computed in 64 bits where it goes `far`, and write what it needs in front."""
+        """Return the text of an index expression, computed in 64 bits where it goes `far`, and
+        write what it needs in front.
+        """
         names: dict[sympy.Symbol, sympy.Symbol] = {}
         for argument, symbol in zip(term.terms, symbols_of(term), strict=False):
             self._symbols[symbol] = self._value(argument, masks)
@@ -348,7 +356,9 @@ class BodyWriter:
         return index_text(expr.xreplace(names), nonnegative=ranges.nonnegative, index_type=kind)
 
     def _index_operand(self, value: Value) -> str:
-        """Return a value as a part of an address: its product with a stride has the bits of an index."""
+        """Return a value as a part of an address: its product with a stride has the bits of an
+        index.
+        """
         return (
             f"{value.text}.to(tl.int64)"
             if self._shape.wide and value.dtype == "int32"
@@ -442,7 +452,9 @@ class BodyWriter:
         return "tl.int64" if self._shape.wide else "tl.int32"
 
     def _policy(self, buffer: str, index: sympy.Expr, used: frozenset[Dimension]) -> str | None:
-        """Return how long a loaded element should stay in the cache: long where it is read again, by other programs or lanes or later on."""
+        """Return how long a loaded element should stay in the cache: long where it is read again,
+        by other programs or lanes or later on.
+        """
         again = self._loaded_again.load(buffer)
         if any(
             dimension.numel != 1 and dimension not in used for dimension in self._space.dimensions
@@ -517,7 +529,9 @@ class LoadPolicies:
         self._read.setdefault((buffer, address), []).append(size)
 
     def repeated(self, stored: int) -> float:
-        """Return how many times as much memory the kernel moves as one that held its rows whole, where it stores so many bytes for each element."""
+        """Return how many times as much memory the kernel moves as one that held its rows whole,
+        where it stores so many bytes for each element.
+        """
         every = sum(map(sum, self._read.values())) + stored
         return every / max(1, sum(sizes[0] for sizes in self._read.values()) + stored)
 
@@ -544,7 +558,8 @@ def _store_lines(
         dtype: of the buffer.
         atomic: name of Triton's function that combines; None for a plain store.
         shape: text of the shape of the block.
-        shared: whether other warps hold the same element, and may read it in memory that the store changes.
+        shared: whether other warps hold the same element, and may read it in memory that the store
+            changes.
     """
     if atomic is not None:
         options = _ATOMIC_OPTIONS.get(dtype, _RELAXED)

@@ -27,15 +27,18 @@ from bundler.runtime.heuristics.block_limits import pow2_up
 
 # A row of this many elements is held whole: where memory runs along it, and where it runs across.
 _WHOLE_ROW_INNER, _WHOLE_ROW_OUTER = 1024, 64
-# No candidate of a generated kernel has larger blocks, nor larger ones than the power of two at or above a size.
+# No candidate of a generated kernel has larger blocks, nor larger ones than the power of two at or
+# above a size.
 LARGEST_BLOCK = {"x": 4096, "y": 1024, "z": 1024, "r0_": 65536}
 _MOST_Y_PROGRAMS = 65535
-# A row that is held whole by fewer lanes than a warp of any device has keeps its mask: AMD's were seen to read beyond it otherwise.
+# A row that is held whole by fewer lanes than a warp of any device has keeps its mask: AMD's were
+# seen to read beyond it otherwise.
 _SHORT_ROW = 64
 LARGEST_NARROW = 2**31 - 1
 _UNKNOWN_SIZE = 8192
 _GRID_AXES = {"x": 0, "y": 1, "z": 2}
-# Rows that a block may hold whole though the kernel loops over them, and from how much saved traffic that is tried.
+# Rows that a block may hold whole though the kernel loops over them, and from how much saved
+# traffic that is tried.
 _HELD_BY_A_BLOCK, _WORTH_HOLDING = (2048, 32768), 1.3
 Bounded = Callable[[sympy.Expr], bool]
 _Dimensions = tuple[tuple[str, sympy.Expr], ...]
@@ -62,10 +65,13 @@ class KernelText:
         atomic: whether it adds atomically.
         origins: names of the operators that it computes.
         buffers: what it writes, for comments.
-        bounds: sizes that are at most `LARGEST_NARROW` in every call, since its indices have 32 bits.
+        bounds: sizes that are at most `LARGEST_NARROW` in every call, since its indices have 32
+            bits.
         asserts: whether it asserts that indices which it reads are in range.
-        examples: for each parameter dtype, sizes and strides of a tensor, or a number, as the example's.
-        facts: what else heuristics look at, by the names of the decorator's arguments; none that says nothing.
+        examples: for each parameter dtype, sizes and strides of a tensor, or a number, as the
+            example's.
+        facts: what else heuristics look at, by the names of the decorator's arguments; none that
+            says nothing.
         elements: how many neighbouring elements a thread has to hold.
     """
 
@@ -108,7 +114,8 @@ def write_kernel(
         removed: buffers that nothing outside the group reads.
         reused: buffer that is written -> buffer whose memory it takes.
         size_hints: symbol of a size -> its value in the example.
-        bounded: whether a size, whose example fits in 32 bits, may be counted on to do so in every call; None where none may.
+        bounded: whether a size, whose example fits in 32 bits, may be counted on to do so in every
+            call; None where none may.
         asserted: whether indices that are read are asserted to be in range.
     """
     reduces = any(loop.is_reduction for loop in group.loops)
@@ -167,7 +174,9 @@ def write_kernel(
 
 
 def _is_added_to(group: LoopGroup, buffer: str) -> bool:
-    """Whether a loop writes only some places of a buffer, or adds to it, so what it held before counts."""
+    """Whether a loop writes only some places of a buffer, or adds to it, so what it held before
+    counts.
+    """
     return any(loop.buffer == buffer and loop.mode is not None for loop in group.loops)
 
 
@@ -190,7 +199,7 @@ def _example(
     return layout.dtype, sizes, strides
 
 
-# Decisions --------------------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------- Decisions
 
 
 def _is_short(space: IterationSpace, *, inner: bool) -> bool:
@@ -201,7 +210,9 @@ def _is_short(space: IterationSpace, *, inner: bool) -> bool:
 
 
 def _direction(group: LoopGroup) -> str:
-    """Return how memory runs beside the rows of the reductions, as heuristics name it: along most of them, across all of them, or neither."""
+    """Return how memory runs beside the rows of the reductions, as heuristics name it: along most
+    of them, across all of them, or neither.
+    """
     found = [runs_along(loop) for loop in group.loops if loop.is_reduction]
     if any(found) or not any(loop.variables for loop in group.loops):
         return "INNER"
@@ -214,7 +225,9 @@ def _bounds_of_narrow_indices(
     hints: Mapping[sympy.Symbol, int],
     bounded: Bounded | None,
 ) -> tuple[sympy.Expr, ...] | None:
-    """Return the sizes that have to fit in 32 bits for the indices to have as many, those alone that may change; None where some index has 64."""
+    """Return the sizes that have to fit in 32 bits for the indices to have as many, those alone
+    that may change; None where some index has 64.
+    """
     sizes = {
         numel([size for _, size in group.dimensions]),
         *(buffers[name].layout.storage for name in group.touched),
@@ -230,7 +243,9 @@ def _bounds_of_narrow_indices(
 
 
 def _constant_masks(space: IterationSpace, *, persistent: bool, atomic: bool) -> frozenset[str]:
-    """Return the dimensions whose mask is always true: every block is full, or its lanes all do the same."""
+    """Return the dimensions whose mask is always true: every block is full, or its lanes all do the
+    same.
+    """
     found = set()
     for dimension in space.dimensions:
         size = dimension.numel
@@ -267,7 +282,7 @@ def _facts(space: IterationSpace, repeated: float, *, inner: bool) -> dict[str, 
     return {"add_persistent_rblock": True} if long and repeated >= _WORTH_HOLDING else {}
 
 
-# Lines ------------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------- Lines
 
 
 def _header(dimension: Dimension, shape: KernelShape) -> Sequence[str]:
@@ -309,7 +324,8 @@ def _program(dimension: Dimension, shape: KernelShape) -> str:
 
 
 def _tiled(group: LoopGroup, hints: Mapping[sympy.Symbol, int]) -> _Dimensions:
-    """Return the dimensions of a pointwise kernel that suit the addresses through which most elements go.
+    """Return the dimensions of a pointwise kernel that suit the addresses through which most
+    elements go.
 
     Args:
         group: of the kernel.
@@ -335,7 +351,9 @@ def _fits_all(group: LoopGroup, dimensions: _Dimensions) -> bool:
 
 
 def _splits_of(loop: Loop, hints: Mapping[sympy.Symbol, int]) -> dict[_Dimensions, int]:
-    """Return a split for each address that memory runs along in another than the last variable, behind that variable, and how many elements go through it."""
+    """Return a split for each address that memory runs along in another than the last variable,
+    behind that variable, and how many elements go through it.
+    """
     found: dict[_Dimensions, int] = {}
     for index in {loop.index, *(index for root in loop.roots for _, index, _ in loads_of(root))}:
         for place, variable in enumerate(loop.variables[:-1]):
@@ -357,7 +375,9 @@ def _splits_of(loop: Loop, hints: Mapping[sympy.Symbol, int]) -> dict[_Dimension
 
 
 def _three_dimensions(one: _Dimensions, other: _Dimensions) -> _Dimensions | None:
-    """Return three dimensions that have the ends of both splits; None where one of them would be short."""
+    """Return three dimensions that have the ends of both splits; None where one of them would be
+    short.
+    """
     (_, near), (_, far) = sorted((one[0], other[0]), key=lambda found: str(found[1]))
     for first, second in ((near, far), (far, near)):
         middle = sympy.cancel(second / first)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`KernelShape`, `PlacedLoop`, `Scope`, `placed_loops`: what is decided of a kernel before its body is written, and what the writer keeps while it writes.
+"""`KernelShape`, `PlacedLoop`, `Scope`, `placed_loops`: what is decided of a kernel before its body
+is written, and what the writer keeps while it writes.
 
 `kernel_plan` decides, `kernel_body` writes.
 """
@@ -51,7 +52,8 @@ class KernelShape:
         constant_masks: prefixes of dimensions that every block fills.
         wide: whether indices have 64 bits.
         removed: buffers that no other kernel reads, so they are not stored.
-        asserted: whether indices that are read are asserted to be in range, where nothing proves it.
+        asserted: whether indices that are read are asserted to be in range, where nothing proves
+            it.
     """
 
     space: IterationSpace
@@ -92,7 +94,9 @@ def block_name(dimension: Dimension) -> str:
 def placed_loops(
     loops: Sequence[Loop], space: IterationSpace, pool: TermPool, buffers: Mapping[str, Buffer]
 ) -> list[PlacedLoop]:
-    """Return the loops of a kernel with their addresses in its space, and in which pass over the row each comes."""
+    """Return the loops of a kernel with their addresses in its space, and in which pass over the
+    row each comes.
+    """
     found: list[PlacedLoop] = []
     written: dict[str, PlacedLoop] = {}
     for loop in loops:
@@ -108,7 +112,8 @@ def placed_loops(
         )
         found.append(item)
         written[loop.buffer] = item
-    # A later pass may read what is changed here, so what was there before is replaced in the last one.
+    # A later pass may read what is changed here, so what was there before is replaced in the last
+    # one.
     last = max(item.level for item in found)
     read = {name for loop in loops for name in loop.reads}
     return [

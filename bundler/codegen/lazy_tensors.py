@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`LazyTensor`: a tensor of a program that is being lowered, as a function from indices to a term; `GraphBuilder` puts some into buffers.
+"""`LazyTensor`: a tensor of a program that is being lowered, as a function from indices to a term;
+`GraphBuilder` puts some into buffers.
 
-A tensor that is computed element by element stays a function: who reads it computes it again, as part of a larger body.  `realize` gives it a buffer
-and a loop: for outputs, for arguments of extern calls, for what is reduced, and for what several others read and is costly (`mark_reuse`).
-A view is another function, over the same term.
+A tensor that is computed element by element stays a function: who reads it computes it again, as
+part of a larger body.  `realize` gives it a buffer and a loop: for outputs, for arguments of extern
+calls, for what is reduced, and for what several others read and is costly (`mark_reuse`). A view is
+another function, over the same term.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ _MOST_READS = 8
 
 
 def variables(prefix: str, sizes: Sequence[sympy.Expr]) -> tuple[sympy.Symbol, ...]:
-    """Return a variable for each dimension; the same names for every loop, so that equal bodies are the same terms."""
+    """Return a variable for each dimension; the same names for every loop, so that equal bodies are
+    the same terms.
+    """
     return tuple(
         sympy.Symbol(f"{prefix}{number}", integer=True, nonnegative=True)
         for number in range(len(sizes))
@@ -58,7 +62,8 @@ class LazyTensor:
         compute: from indices to the term there; `at` calls it once for the same indices.
         origins: names of the operators that it came from.
         buffer: where it is in memory; None while it is computed where it is read.
-        host: of a tensor on the host beside a program's device, puts it into a buffer there and returns the buffer's name.
+        host: of a tensor on the host beside a program's device, puts it into a buffer there and
+            returns the buffer's name.
         strides: those that torch traced, which whoever sees the tensor from outside of our kernels
             relies on; None for what only lowerings know.
         base: of a view, the tensor whose memory torch's tensor shares.
@@ -106,7 +111,8 @@ class GraphBuilder:
     """Collects buffers and nodes of one program while its operators are lowered, in order.
 
     Attributes:
-        deterministic: whether equal calls have to give equal results, so that nothing is added in an order that is open.
+        deterministic: whether equal calls have to give equal results, so that nothing is added in
+            an order that is open.
     """
 
     def __init__(self) -> None:
@@ -118,7 +124,7 @@ class GraphBuilder:
         # Buffers that are the memory of one tensor of torch's.
         self._owned: set[str] = set()
 
-    # Tensors ------------------------------------------------------------------------------------------------------------
+    # -------------------------------------------------------------------------------------- Tensors
 
     def stored(
         self, name: str, layout: TensorLayout, source: str, *, aligned: bool = True
@@ -175,12 +181,13 @@ class GraphBuilder:
         self.buffers[SEEDS] = Buffer(SEEDS, layout, "seeds")
         return self.pool.load(SEEDS, sympy.Integer(number), "int64")
 
-    # Buffers ------------------------------------------------------------------------------------------------------------
+    # -------------------------------------------------------------------------------------- Buffers
 
     def realize(self, tensor: LazyTensor) -> str:
         """Give a tensor, or the one that it is a view of, a buffer, unless it has one.
 
-        The buffer has the strides that torch traced, else it is dense, the last dimension innermost.
+        The buffer has the strides that torch traced, else it is dense, the last dimension
+        innermost.
 
         Returns:
             The name of the buffer.
@@ -333,7 +340,9 @@ class GraphBuilder:
         return found if found is not None else self._copy(tensor)
 
     def owned(self, tensor: LazyTensor) -> Reference:
-        """Return where a tensor lies in memory that it shares with no tensor but those that torch has it share with."""
+        """Return where a tensor lies in memory that it shares with no tensor but those that torch
+        has it share with.
+        """
         root = tensor.root
         if tensor.host is None and root.buffer is None and not self._owns_what_it_reads(root):
             self._moved(root)
@@ -357,7 +366,9 @@ class GraphBuilder:
         return Reference(name, self.buffers[name].layout)
 
     def _as_traced(self, tensor: LazyTensor) -> Reference | None:
-        """Return a tensor as torch sees it in one buffer, None where its root has other strides there."""
+        """Return a tensor as torch sees it in one buffer, None where its root has other strides
+        there.
+        """
         root = tensor.root
         place = self._root_as_traced(root)
         if place is None or tensor is root:
@@ -401,7 +412,9 @@ class GraphBuilder:
         return Reference(term.details[0], TensorLayout(tensor.dtype, tensor.sizes, strides, offset))
 
     def mark_reuse(self, tensor: LazyTensor, users: int) -> None:
-        """Keep a tensor in memory where several others read it and it is costly to compute, or reads very much."""
+        """Keep a tensor in memory where several others read it and it is costly to compute, or
+        reads very much.
+        """
         if tensor.root.buffer is not None or numel(tensor.sizes) == 0:
             return
         body = tensor.at(variables("i", tensor.sizes))

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that generated kernels call, as `lib.maximum`: what Triton's language lacks, or computes in another way than torch.
+"""Functions that generated kernels call, as `lib.maximum`: what Triton's language lacks, or
+computes in another way than torch.
 
-A kernel's module imports this one, so it is imported where kernels are compiled or interpreted, and by
-nothing else of this package: it is the one module outside the toolchain that imports Triton. Where
-Triton interprets, it gives it the functions of `libdevice`.
+A kernel's module imports this one, so it is imported where kernels are compiled or interpreted, and
+by nothing else of this package: it is the one module outside the toolchain that imports Triton.
+Where Triton interprets, it gives it the functions of `libdevice`.
 
 Element by element: integers (`floor_divide`, `remainder`, `shift_left`, `integer_power`), floats
-(`maximum`, `sigmoid`, `frexp_mantissa`, `ldexp`) and `device_assert_then`. Reductions, sorts and random
-numbers come from the modules beside it, under their names.
+(`maximum`, `sigmoid`, `frexp_mantissa`, `ldexp`) and `device_assert_then`. Reductions, sorts and
+random numbers come from the modules beside it, under their names.
 
-Arguments of one call are tensors of one dtype unless a function says otherwise; a number is passed as a tensor without dimensions.
+Arguments of one call are tensors of one dtype unless a function says otherwise; a number is passed
+as a tensor without dimensions.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ def _unsigned(dtype):
     return getattr(tl, f"uint{dtype.primitive_bitwidth}")
 
 
-# ------------------------------------------------------------------------------------------------------------ integers
+# ----------------------------------------------------------------------------------------- integers
 
 
 @triton.jit
@@ -207,7 +209,7 @@ def sign(x):
     return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
 
 
-# -------------------------------------------------------------------------------------------------------------- floats
+# ------------------------------------------------------------------------------------------- floats
 
 
 @triton.jit
@@ -285,7 +287,7 @@ def ldexp(x, exponent):
     return libdevice.ldexp(x, near.to(tl.int32))
 
 
-# -------------------------------------------------------------------------------------------------------------- checks
+# ------------------------------------------------------------------------------------------- checks
 
 
 @triton.jit

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random numbers of generated kernels, from a seed and the element's offset by Philox-4x32-10, so that they depend on neither grid nor block size.
+"""Random numbers of generated kernels, from a seed and the element's offset by Philox-4x32-10, so
+that they depend on neither grid nor block size.
 
 `bundler.codegen.lib` shows them to kernels.
 """

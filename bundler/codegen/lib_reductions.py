@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions of generated kernels: extremes that propagate NaN, arguments of extremes, products, variances and softmax.
+"""Reductions of generated kernels: extremes that propagate NaN, arguments of extremes, products,
+variances and softmax.
 
-Each has a function that combines two partial results, which a looped reduction applies to its accumulators, and one that reduces an axis.
-`bundler.codegen.lib` shows them to kernels.
+Each has a function that combines two partial results, which a looped reduction applies to its
+accumulators, and one that reduces an axis. `bundler.codegen.lib` shows them to kernels.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def xor_sum(values, axis: tl.constexpr):
     return tl.reduce(values, axis, _xor)
 
 
-# ------------------------------------------------------------------------------------------------ arguments of extremes
+# ---------------------------------------------------------------------------- arguments of extremes
 
 
 @triton.jit
@@ -107,7 +108,7 @@ def argmin(values, indices, axis: tl.constexpr):
     return tl.reduce((values, indices), axis, argmin_combine)
 
 
-# ----------------------------------------------------------------------------------------------- means and deviations
+# ----------------------------------------------------------------------------- means and deviations
 
 
 @triton.jit
@@ -162,7 +163,7 @@ def welford_two_pass(values, mask, count, axis: tl.constexpr):
     return mean, m2, tl.zeros_like(mean) + count
 
 
-# -------------------------------------------------------------------------------------------------------------- softmax
+# ------------------------------------------------------------------------------------------ softmax
 
 
 @triton.jit

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sorting and searching of generated kernels: `sort` along the last axis of a block, `bucketize` in sorted boundaries in memory.
+"""Sorting and searching of generated kernels: `sort` along the last axis of a block, `bucketize` in
+sorted boundaries in memory.
 
 `bundler.codegen.lib` shows them to kernels.
 """
@@ -25,7 +26,9 @@ def _integer(dtype):
 
 @constexpr_function
 def _pairs(shape, stride):
-    """Return a shape in which the lanes of the last axis whose numbers differ by `stride` alone stand along the second axis."""
+    """Return a shape in which the lanes of the last axis whose numbers differ by `stride` alone
+    stand along the second axis.
+    """
     count = 1
     for size in shape:
         count *= size

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`constant_text`, `literal_text`: a Python number as text of a kernel, with the type and every bit that it should have.
+"""`constant_text`, `literal_text`: a Python number as text of a kernel, with the type and every bit
+that it should have.
 
 `operation_text` and the kernel writer call them; the writer also for the identities of reductions.
 """
@@ -11,7 +12,8 @@ import struct
 
 from bundler.codegen.data_types import DataType, NumberKind, data_type
 
-# Triton gives a bare number the type of the tensor beside it, from the double that Python read; below these it would be a subnormal or zero.
+# Triton gives a bare number the type of the tensor beside it, from the double that Python read;
+# below these it would be a subnormal or zero.
 _SMALLEST_LITERAL = 1e-30
 _LARGEST_LITERAL = 1e30
 _LARGEST_PLAIN_INTEGER = 2**31
@@ -30,7 +32,9 @@ def constant_text(value: float, name: str, shape: str = "[]") -> str:
 
 
 def literal_text(value: float, name: str) -> str:
-    """Return a number as it may stand beside a tensor of that dtype and an operator sign: bare where that means the same."""
+    """Return a number as it may stand beside a tensor of that dtype and an operator sign: bare
+    where that means the same.
+    """
     row = data_type(name)
     if row.is_integer:
         whole = _wrapped(value, row)
@@ -47,7 +51,9 @@ def literal_text(value: float, name: str) -> str:
 
 
 def _is_exact(number: float, row: DataType) -> bool:
-    """Whether the number has one reading: Triton rounds to float32 itself, and would make a float64 of it by way of float32."""
+    """Whether the number has one reading: Triton rounds to float32 itself, and would make a float64
+    of it by way of float32.
+    """
     return row.computed == "tl.float32" or _single(number) == number
 
 

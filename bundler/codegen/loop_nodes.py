@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop-level form of a program: `Buffer`s in memory, and the nodes that write them: `Loop` and `ExternCall`.
+"""The loop-level form of a program: `Buffer`s in memory, and the nodes that write them: `Loop` and
+`ExternCall`.
 
-A loop computes every element of a buffer by itself (`pointwise`), or reduces rows into one element each.  Lowerings make nodes, `fusion` puts
-loops together, the kernel writer turns them into text, and the wrapper runs what is left in order.
+A loop computes every element of a buffer by itself (`pointwise`), or reduces rows into one element
+each.  Lowerings make nodes, `fusion` puts loops together, the kernel writer turns them into text,
+and the wrapper runs what is left in order.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ def contiguous_strides(sizes: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """How a tensor lies in memory: dtype, in elements sizes, strides and offset, and `HOST` where that is not the program's device."""
+    """How a tensor lies in memory: dtype, in elements sizes, strides and offset, and `HOST` where
+    that is not the program's device.
+    """
 
     dtype: str
     sizes: tuple[sympy.Expr, ...]
@@ -83,10 +87,11 @@ class Buffer:
     Attributes:
         name: in the program.
         layout: where its elements are.
-        source: `input`, `constant`, `seeds` for the seeds of random numbers, `value` for a number that the host computes of sizes, or `node` for
-            what a node of the program writes.
+        source: `input`, `constant`, `seeds` for the seeds of random numbers, `value` for a number
+            that the host computes of sizes, or `node` for what a node of the program writes.
         aligned: its address is known to be a multiple of 16 bytes.
-        shared: its memory may be that of another buffer, since an operator that was called returned a view.
+        shared: its memory may be that of another buffer, since an operator that was called returned
+            a view.
         bases: buffers whose memory it may share, as the result of such a call.
     """
 
@@ -115,7 +120,8 @@ class Loop:
         kind: `pointwise`, or one of `REDUCTIONS`.
         index: where in the buffer the value goes, over the kept variables and indirect symbols.
         index_terms: (symbol, term) of the indirect symbols of `index`.
-        mode: None where every element is written once; `store`, `atomic_add`, `atomic_max` or `atomic_min` into a buffer that holds values already.
+        mode: None where every element is written once; `store`, `atomic_add`, `atomic_max` or
+            `atomic_min` into a buffer that holds values already.
         origins: names of the operators that the loop came from.
     """
 
@@ -171,7 +177,9 @@ class Reference:
 
 @dataclass(frozen=True)
 class TorchValue:
-    """An argument of an extern call that only torch has: a dtype, a device, a memory format or a layout of storage, by name."""
+    """An argument of an extern call that only torch has: a dtype, a device, a memory format or a
+    layout of storage, by name.
+    """
 
     kind: str
     name: str
@@ -184,7 +192,8 @@ class ExternCall:
     Attributes:
         operator: its name, as `aten.mm.default`.
         arguments, keywords: `Reference`s, sizes, plain values, and lists of these.
-        outputs: buffers that hold its results; None in the place of a result that is no tensor, or that nobody uses.
+        outputs: buffers that hold its results; None in the place of a result that is no tensor, or
+            that nobody uses.
         reason: why no kernel was generated.
         mutated: buffers that the call changes.
         ordered: whether all calls before it come first, and all behind it later.

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`normalized`: a loop with as few dimensions as its addresses allow, in the order in which memory lies.
+"""`normalized`: a loop with as few dimensions as its addresses allow, in the order in which memory
+lies.
 
-Dimensions of one element go, the others are ordered by the stride of what is written (of what is read, for reduced ones), and neighbours that every
-address runs through as one become one.  `schedule` normalizes each loop before `fusion` looks at it.
+Dimensions of one element go, the others are ordered by the stride of what is written (of what is
+read, for reduced ones), and neighbours that every address runs through as one become one.
+`schedule` normalizes each loop before `fusion` looks at it.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def normalized(pool: TermPool, loop: Loop) -> Loop:
 def merged_dimensions(
     variables: Variables, sizes: Sizes, expressions: Sequence[sympy.Expr]
 ) -> tuple[list[tuple[sympy.Symbol, sympy.Expr]], dict[sympy.Symbol, sympy.Expr]]:
-    """Return dimensions of which no two neighbours could be one, and what each variable that went is now.
+    """Return dimensions of which no two neighbours could be one, and what each variable that went
+    is now.
 
     Two are one where every expression has them as `outer * size of inner + inner` alone.
     """

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Term`: one operator of a loop's body, and `TermPool`, which makes each different term once.
 
-A body is a directed graph of terms, so a term that is used twice is one object, and what is computed of it is computed once::
+A body is a directed graph of terms, so a term that is used twice is one object, and what is
+computed of it is computed once::
 
     load           details (buffer, index, symbols): `buffer[index]`; arguments are the terms that the symbols stand for
     index_expr     details (expression, symbols): the value of an index expression
@@ -69,7 +70,8 @@ class TermPool:
         details: tuple[Any, ...] = (),
     ) -> Term:
         """Return the term with these parts."""
-        # A type beside each number and detail: 1, 1.0 and True are equal, and so are 0.0 and -0.0, but are not the same constant.
+        # A type beside each number and detail: 1, 1.0 and True are equal, and so are 0.0 and -0.0,
+        # but are not the same constant.
         parts = tuple(
             item.number if isinstance(item, Term) else (type(item), repr(item))
             for item in arguments
@@ -96,7 +98,9 @@ class TermPool:
         return self.make("constant", (), dtype, (kind(value),))
 
     def _of_sizes(self, value: sympy.Basic, dtype: str) -> Term:
-        """Return an expression over sizes, and over numbers that the host computes of them, which are loaded."""
+        """Return an expression over sizes, and over numbers that the host computes of them, which
+        are loaded.
+        """
         if value in {sympy.true, sympy.false} or value.is_number:
             plain = bool(value) if value in {sympy.true, sympy.false} else None
             whole = value.is_Integer
@@ -122,7 +126,8 @@ class TermPool:
         return term if term.dtype == dtype else self.operate("to_dtype", term, dtype=dtype)
 
     def rounded(self, term: Term) -> Term:
-        """Return a 16-bit float with the bits that torch has of it, for what makes a yes or a no, or an integer, of it.
+        """Return a 16-bit float with the bits that torch has of it, for what makes a yes or a no,
+        or an integer, of it.
 
         Else it keeps the precision of float32: a maximum that was stored would equal none of the
         numbers that it was found among, computed again for a gradient.
@@ -190,7 +195,9 @@ class TermPool:
 
 
 def substituted(pool: TermPool, root: Term, change: Callable[[sympy.Expr], sympy.Expr]) -> Term:
-    """Return a body whose index expressions were changed; symbols of indirect indices stay, their terms are changed, too."""
+    """Return a body whose index expressions were changed; symbols of indirect indices stay, their
+    terms are changed, too.
+    """
     done: dict[Term, Term] = {}
     for term in in_order(root):
         arguments = tuple(done[item] if isinstance(item, Term) else item for item in term.arguments)

@@ -98,7 +98,8 @@ class LoweredGraph:
         fallbacks: operators that are called as they are.
         device: where the tensors lie, as torch names it.
         changed: buffers of inputs, and of constants, that the program changes.
-        guarded: has torch guard that a size is at most 2**31 - 1 in every call of what it compiles; returns False where torch takes no guard any more.
+        guarded: has torch guard that a size is at most 2**31 - 1 in every call of what it compiles;
+            returns False where torch takes no guard any more.
     """
 
     builder: GraphBuilder
@@ -122,7 +123,8 @@ def lower_graph(module: fx.GraphModule) -> LoweredGraph:
         module: functional but for `copy_` to inputs; its nodes have fake tensors as `meta["val"]`.
 
     Raises:
-        UnsupportedOperator: a node that is no ATen operator, as a higher-order one; the whole graph has to run as it is then.
+        UnsupportedOperator: a node that is no ATen operator, as a higher-order one; the whole graph
+            has to run as it is then.
     """
     return _Reader(module).read()
 
@@ -189,7 +191,7 @@ class _Reader:
             operator=str(node.target),
         )
 
-    # Inputs ---------------------------------------------------------------------------------------------------------------
+    # --------------------------------------------------------------------------------------- Inputs
 
     def _input(self, node: fx.Node) -> Any:
         value, number = node.meta.get("val"), len(self._graph.inputs)
@@ -246,12 +248,13 @@ class _Reader:
         stored = self._graph.builder.stored(name, self._layout(fake), "constant")
         return self._bound(stored, fake, None)
 
-    # Operators ------------------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------------------ Operators
 
     def _called(self, node: fx.Node) -> Any:
         value = node.meta.get("val")
         if _is_number(node):
-            # Its value is known of torch's symbols; one that only other numbers are made of is none of the program's.
+            # Its value is known of torch's symbols; one that only other numbers are made of is none
+            # of the program's.
             inner = node.users and all(map(_is_number, node.users))
             return None if inner else self._size(value)
         if node.target is operator.getitem:
@@ -322,7 +325,9 @@ class _Reader:
         self._graph.builder.call(name, positional, keywords, (None,), reason, single=True)
 
     def _effect(self, token: Any, target: Any, *given: Any, **named: Any) -> tuple[Any, None]:
-        """Return the token that torch orders operators by, and call one without results, whose order the program keeps itself."""
+        """Return the token that torch orders operators by, and call one without results, whose
+        order the program keeps itself.
+        """
         schema = getattr(target, "_schema", None)
         if schema is None or schema.returns or schema.is_mutable:
             raise UnsupportedOperator(
@@ -353,7 +358,9 @@ class _Reader:
         return tensor
 
     def _viewed(self, node: fx.Node) -> LazyTensor | None:
-        """Return the argument whose memory the results of a node share, as the operator's schema says; None where they are new."""
+        """Return the argument whose memory the results of a node share, as the operator's schema
+        says; None where they are new.
+        """
         schema = node.target._schema  # noqa: SLF001
         if node.target in _UNSAFE_VIEWS:
             return self._tensor(node.args[0])
@@ -394,7 +401,9 @@ class _Reader:
         return state, self._drawn(target, given, named)
 
     def _drawn_again(self, state: Any, target: OpOverload, *given: Any, **named: Any) -> Any:
-        """Return the results of an operator that draws in a state of the generator, which has its own one again afterwards."""
+        """Return the results of an operator that draws in a state of the generator, which has its
+        own one again afterwards.
+        """
         kept, device = self._rng_state()
         self._called_in_order(_SET_RNG_STATE, [self._argument(state), device], {}, (None,))
         results = self._drawn(target, given, named)
@@ -495,7 +504,7 @@ class _Reader:
     def _result(self, value: Any) -> TensorLayout | None:
         return self._layout(value) if isinstance(value, torch.Tensor) else None
 
-    # Results --------------------------------------------------------------------------------------------------------------
+    # -------------------------------------------------------------------------------------- Results
 
     def _mutated(self, node: fx.Node) -> Any:
         target, value = (self._values[argument] for argument in node.args[:2])
@@ -525,7 +534,9 @@ class _Reader:
                 builder.write(buffer, value, builder.buffers[buffer].layout)
 
     def _reads_elsewhere(self, buffer: str, value: LazyTensor, changed: set[str]) -> bool:
-        """Whether what an input becomes is computed of elements that a kernel may have changed already."""
+        """Whether what an input becomes is computed of elements that a kernel may have changed
+        already.
+        """
         builder = self._graph.builder
         names = variables("i", value.sizes)
         own = sympy.expand(builder.buffers[buffer].layout.index(names))
@@ -535,7 +546,9 @@ class _Reader:
         )
 
     def _returned(self, place: int, changed: set[str]) -> Reference | None:
-        """Return a result that is an input, or a view of one that the program changes: as torch has it, the changed one."""
+        """Return a result that is an input, or a view of one that the program changes: as torch has
+        it, the changed one.
+        """
         found = self._module.meta.get(RETURNED_INPUTS, {}).get(place)
         name = "" if found is None else f"arg{found.number}"
         if found is None or not (found.itself or name in changed):
@@ -560,7 +573,7 @@ class _Reader:
             return replace(found, view=value.base is not None)
         return None if value is None else sympy.sympify(value)
 
-    # torch's values as ours -------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------- torch's values as ours
 
     def _layout(self, tensor: torch.Tensor) -> TensorLayout:
         dtype = dtype_name(tensor.dtype)
@@ -573,7 +586,9 @@ class _Reader:
         return TensorLayout(dtype, sizes, strides, device=HOST if away else "")
 
     def _size(self, value: Any) -> Any:
-        """Return a number of torch's as ours: an index expression for a SymInt, the symbol of a value for a SymFloat or SymBool."""
+        """Return a number of torch's as ours: an index expression for a SymInt, the symbol of a
+        value for a SymFloat or SymBool.
+        """
         if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return sympy.sympify(value)
         self._environment = value.node.shape_env
@@ -658,7 +673,9 @@ def _is_changed(node: fx.Node) -> bool:
 
 
 def _is_aligned(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's offset in its storage is a multiple of 16 bytes, as that of a whole tensor is."""
+    """Whether a tensor's offset in its storage is a multiple of 16 bytes, as that of a whole tensor
+    is.
+    """
     offset = tensor.storage_offset()
     return isinstance(offset, int) and offset * tensor.element_size() % _ALIGNED_BYTES == 0
 
@@ -695,7 +712,8 @@ def _program_device(values: Iterable[Any]) -> str:
     """Return the device of a graph, as torch names it.
 
     Args:
-        values: what the nodes of the graph are in the example: tensors, numbers, and lists of these.
+        values: what the nodes of the graph are in the example: tensors, numbers, and lists of
+            these.
 
     Raises:
         UnsupportedOperator: there are two devices beside the CPU.

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lower`: one operator of a graph becomes tensors of the loop-level form; what cannot be generated becomes an extern call with the reason.
+"""`lower`: one operator of a graph becomes tensors of the loop-level form; what cannot be generated
+becomes an extern call with the reason.
 
 `lower` calls it for each node, in order.
 """
@@ -78,7 +79,9 @@ def is_elementwise(call: OperatorCall) -> bool:
 
 
 def generated(builder: GraphBuilder, call: OperatorCall) -> Lowered:
-    """Return the results of an operator that kernels compute; raises `UnsupportedOperator` where they cannot."""
+    """Return the results of an operator that kernels compute; raises `UnsupportedOperator` where
+    they cannot.
+    """
     if call.refused:
         raise call.refusal(call.refused)
     try:

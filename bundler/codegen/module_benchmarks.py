@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`random_arguments`, `candidate_times`, `report`: what the benchmark at the end of a generated module calls; it is there with `benchmark_harness=True`.
+"""`random_arguments`, `candidate_times`, `report`: what the benchmark at the end of a generated
+module calls; it is there with `benchmark_harness=True`.
 
     python bundler_source_<digest>.py        prints milliseconds, gigabytes, and gigabytes a second
 
@@ -71,7 +72,8 @@ def report(
         clock: None for the GPU's own.
     """
     taken = (clock or CudaClock(rep_ms=_REP_MS)).sample(partial(call, args), _nothing).median_ms
-    print(f"{taken:.3f} ms    {gigabytes:.3f} GB    {gigabytes / (taken * _S_OF_MS):.2f} GB/s")  # noqa: T201  # a program's output
+    # a program's output
+    print(f"{taken:.3f} ms    {gigabytes:.3f} GB    {gigabytes / (taken * _S_OF_MS):.2f} GB/s")  # noqa: T201
 
 
 def _nothing() -> None:

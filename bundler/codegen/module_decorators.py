@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`heuristic`: the decorator of generated modules; it makes a `ModuleKernel`, which gets candidates and a grid once the device is known.
+"""`heuristic`: the decorator of generated modules; it makes a `ModuleKernel`, which gets candidates
+and a grid once the device is known.
 
-Generated text is the same for every device.  A build asks a kernel for the candidates on its target's device (`on`); a program that runs it asks for
-those of the device that it has (`run`).
+Generated text is the same for every device.  A build asks a kernel for the candidates on its
+target's device (`on`); a program that runs it asks for those of the device that it has (`run`).
 """
 
 from __future__ import annotations
@@ -137,7 +138,9 @@ class ModuleKernel:
         return found(self.fn)
 
     def run(self, *args: Any) -> None:
-        """Launch on the current device, tuned at the first call; in Triton's interpreter run the first candidate."""
+        """Launch on the current device, tuned at the first call; in Triton's interpreter run the
+        first candidate.
+        """
         interpreted = toolchain.interpreted(self.fn)
         device = _INTERPRETED if interpreted else current_device()
         if interpreted:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`module_text`: the source of one kernel's module; `KernelModules` names kernels and keeps one of equal ones.
+"""`module_text`: the source of one kernel's module; `KernelModules` names kernels and keeps one of
+equal ones.
 
-A module imports Triton, our helper functions and our decorators, and nothing of torch.  Its text says all that is known of the kernel beside its
-lines: size hints, signature, alignment, statistics.  The name is put in last, so that kernels that differ in their names alone are one.
+A module imports Triton, our helper functions and our decorators, and nothing of torch.  Its text
+says all that is known of the kernel beside its lines: size hints, signature, alignment, statistics.
+The name is put in last, so that kernels that differ in their names alone are one.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ class ProgramKernel:
 
 @dataclass
 class KernelModules:
-    """The kernels of a program, each source once; with a benchmark at the end of each where `harness` says so."""
+    """The kernels of a program, each source once; with a benchmark at the end of each where
+    `harness` says so.
+    """
 
     kernels: dict[str, ProgramKernel] = field(default_factory=dict)
     harness: bool = False
@@ -107,13 +111,17 @@ def module_text(text: KernelText) -> str:
 
 
 def _declared(parameter: KernelParameter) -> str:
-    """Return a parameter as the function has it: of a number with 64 bits the type, since Triton goes by the value else."""
+    """Return a parameter as the function has it: of a number with 64 bits the type, since Triton
+    goes by the value else.
+    """
     wide = {"i64": "tl.int64", "u64": "tl.uint64", "fp64": "tl.float64"}.get(parameter.type)
     return parameter.name if wide is None else f"{parameter.name}: {wide}"
 
 
 def harness_text(text: KernelText) -> str:
-    """Return the benchmark of a module, with a placeholder for the kernel's name; it alone needs torch, when it runs."""
+    """Return the benchmark of a module, with a placeholder for the kernel's name; it alone needs
+    torch, when it runs.
+    """
     examples = "".join(
         f"        {0 if parameter.name.startswith('load_seed_offset') else example!r},\n"
         for parameter, example in zip(text.parameters, text.examples, strict=True)
@@ -127,7 +135,9 @@ def harness_text(text: KernelText) -> str:
 
 
 def gigabytes(text: KernelText) -> float:
-    """Return how much memory a launch moves, each tensor once, and twice where it is read and written."""
+    """Return how much memory a launch moves, each tensor once, and twice where it is read and
+    written.
+    """
     total = 0
     for parameter, example in zip(text.parameters, text.examples, strict=True):
         if not isinstance(example, int):
@@ -140,7 +150,9 @@ def gigabytes(text: KernelText) -> float:
 
 
 def _unspecialized(text: KernelText) -> str:
-    """Return what Triton's JIT is told not to look at: numbers that differ from launch to launch, since a bundle has the kernel once."""
+    """Return what Triton's JIT is told not to look at: numbers that differ from launch to launch,
+    since a bundle has the kernel once.
+    """
     names = [
         p.name
         for p in text.parameters
@@ -161,7 +173,9 @@ def _tile_hint(text: KernelText) -> str | None:
 
 
 def triton_meta(text: KernelText) -> dict[str, Any]:
-    """Return what Triton is told: types, constants and attributes, without the device, which a build or a launch chooses."""
+    """Return what Triton is told: types, constants and attributes, without the device, which a
+    build or a launch chooses.
+    """
     signature = {parameter.name: parameter.type for parameter in text.parameters}
     constants = {p.name: 1 for p in text.parameters if _is_one(p)}
     signature |= dict.fromkeys([*constants, *text.blocks], "constexpr")

@@ -53,7 +53,9 @@ _WIDEST = 64
 
 @dataclass(frozen=True)
 class Conversion:
-    """An operator that looks at the dtype of each argument by itself; its row in the table, and what writes it."""
+    """An operator that looks at the dtype of each argument by itself; its row in the table, and
+    what writes it.
+    """
 
     operator: Operator
     write: _Writer
@@ -202,14 +204,17 @@ OPERATORS: dict[str, Operator] = {
 
 
 def render(operator: str, arguments: Sequence[Value | Scalar], **options: Any) -> Value:
-    """Return the text of one operator, which has no parentheses around it, and the dtype of its result.
+    """Return the text of one operator, which has no parentheses around it, and the dtype of its
+    result.
 
     Args:
         operator: a name of `OPERATORS`.
         arguments: values and Python numbers.
-        **options: `dtype` (for conversions and constants: the dtype of the result), `rounded` (`to_dtype`: round to a 16-bit float as torch does),
-            `shape` (`constant`: text of the shape, `[]` without), `precise` (`truediv`: round the quotient of float32 correctly), `backend` (`cuda` or
-            `hip`, for what only one has), `asm`, `constraints`, `is_pure` and `pack` (`inline_asm_elementwise`), `message` (`device_assert_then`).
+        **options: `dtype` (for conversions and constants: the dtype of the result), `rounded`
+            (`to_dtype`: round to a 16-bit float as torch does), `shape` (`constant`: text of the
+            shape, `[]` without), `precise` (`truediv`: round the quotient of float32 correctly),
+            `backend` (`cuda` or `hip`, for what only one has), `asm`, `constraints`, `is_pure` and
+            `pack` (`inline_asm_elementwise`), `message` (`device_assert_then`).
 
     Raises:
         UnsupportedOperator: there is no such operator, or not for these dtypes.
@@ -258,10 +263,12 @@ def _argument_text(argument: Value | Scalar, dtype: str, row: Operator) -> str:
 def promoted(operator: str, arguments: Sequence[TextValue | Scalar]) -> str:
     """Return the dtype of an operator's arguments together.
 
-    A Python number changes the dtype only where its kind is higher: a float beside integers makes float32, an integer beside bools int64.
+    A Python number changes the dtype only where its kind is higher: a float beside integers makes
+    float32, an integer beside bools int64.
 
     Raises:
-        UnsupportedOperator: torch promotes no such pair, as an 8-bit float beside any other, or int64 beside uint64.
+        UnsupportedOperator: torch promotes no such pair, as an 8-bit float beside any other, or
+            int64 beside uint64.
     """
     names = list(
         dict.fromkeys(argument.dtype for argument in arguments if isinstance(argument, TextValue))

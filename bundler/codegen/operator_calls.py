@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`OperatorCall`: one operator of a graph with its arguments by name and what torch knows of its results; free of torch.
+"""`OperatorCall`: one operator of a graph with its arguments by name and what torch knows of its
+results; free of torch.
 
-`lower` makes one for each node of a graph, `lowerings` turns it into tensors of the loop-level form.
+`lower` makes one for each node of a graph, `lowerings` turns it into tensors of the loop-level
+form.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ class OperatorCall:
 
     Attributes:
         name: `namespace.operator.overload`.
-        arguments: parameter -> value, without defaults: `LazyTensor`s, numbers, index expressions, names of dtypes, and lists of these.
+        arguments: parameter -> value, without defaults: `LazyTensor`s, numbers, index expressions,
+            names of dtypes, and lists of these.
         positional, keywords: the same as the graph has them, for an extern call.
         results: layout of each result; None for one that is no tensor.
         single: whether it returns one tensor instead of a tuple.
@@ -77,5 +80,7 @@ class OperatorCall:
         return self.result.dtype
 
     def refusal(self, reason: str) -> UnsupportedOperator:
-        """Return the error that says why no kernel is generated; the operator is called as it is then."""
+        """Return the error that says why no kernel is generated; the operator is called as it is
+        then.
+        """
         return UnsupportedOperator(f"{self.name}: {reason}", operator=self.name)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ROWS`: the table of operators: arity, dtypes, the rule for the result, and the function that writes the text.
+"""`ROWS`: the table of operators: arity, dtypes, the rule for the result, and the function that
+writes the text.
 
-`operation_text` renders with it. To add an operator, add a row: the tests generate a case for each dtype that the row takes.
+`operation_text` renders with it. To add an operator, add a row: the tests generate a case for each
+dtype that the row takes.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ _DOUBLE = "float64"
 
 @dataclass(frozen=True)
 class TextValue:
-    """An expression of a kernel, and the dtype of what it computes; the text has the compute type of that dtype."""
+    """An expression of a kernel, and the dtype of what it computes; the text has the compute type
+    of that dtype.
+    """
 
     text: str
     dtype: str
@@ -50,11 +54,14 @@ class Operator:
         name: as Inductor's loop bodies have it.
         arity: how many arguments it takes; None where any number.
         dtypes: what it takes, after promotion.
-        result: the dtype of its result: that of the arguments, or a fixed one, or the option `dtype`.
+        result: the dtype of its result: that of the arguments, or a fixed one, or the option
+            `dtype`.
         write: from operands, their dtype and the options to the text.
         conditions: how many of the first arguments are bool, whatever the others are.
-        infix: whether the text is an operator sign, beside which a bare number takes the right type.
-        as_float: whether integers and bools become float32 first, as torch does for its mathematical functions.
+        infix: whether the text is an operator sign, beside which a bare number takes the right
+            type.
+        as_float: whether integers and bools become float32 first, as torch does for its
+            mathematical functions.
     """
 
     name: str
@@ -113,7 +120,9 @@ def _form(text: str) -> Writer:
 
 
 def _by_kind(**writers: Writer) -> Writer:
-    """Return a writer that chooses by dtype: `bool`, `signed`, `unsigned`, `double`, `float`, else `other`."""
+    """Return a writer that chooses by dtype: `bool`, `signed`, `unsigned`, `double`, `float`, else
+    `other`.
+    """
 
     def write(texts: Sequence[str], row: DataType, options: dict[str, Any]) -> str:
         names = ("double",) if row.name == _DOUBLE else ()

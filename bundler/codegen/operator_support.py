@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`check_term`, `check_type`: whether a kernel can have an operator or a dtype; asked while a graph is lowered, when a fallback is still possible."""
+"""`check_term`, `check_type`: whether a kernel can have an operator or a dtype; asked while a graph
+is lowered, when a fallback is still possible.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def check_term(term: Term) -> None:
 
 
 def options_of(term: Term) -> tuple[tuple[str, Any], ...]:
-    """Return the options of an operator for `operation_text.render`, the dtype of its result among them."""
+    """Return the options of an operator for `operation_text.render`, the dtype of its result among
+    them.
+    """
     return (("dtype", term.dtype), *term.details)
 
 

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators that compute each element by itself: `POINTWISE` maps their names to functions (builder, call) -> `LazyTensor`.
+"""Operators that compute each element by itself: `POINTWISE` maps their names to functions
+(builder, call) -> `LazyTensor`.
 
-Arguments are broadcast to the sizes of the result and converted to one dtype: that of the result (`_in_result_dtype`), or that which
-torch promotes the operands to (`_in_operand_dtype`, for comparisons).  `lowerings` calls them.
+Arguments are broadcast to the sizes of the result and converted to one dtype: that of the result
+(`_in_result_dtype`), or that which torch promotes the operands to (`_in_operand_dtype`, for
+comparisons).  `lowerings` calls them.
 """
 
 from __future__ import annotations
@@ -122,7 +124,9 @@ def _in_bool(builder: GraphBuilder, call: OperatorCall, *, operator: str) -> Laz
 
 
 def _scaled(builder: GraphBuilder, call: OperatorCall, *, operator: str) -> LazyTensor:
-    """Write a sum or difference whose second operand is multiplied by `alpha`; of floats the product is not rounded, as in torch's kernels."""
+    """Write a sum or difference whose second operand is multiplied by `alpha`; of floats the
+    product is not rounded, as in torch's kernels.
+    """
     alpha, dtype = call.arguments.get("alpha", 1), call.dtype
     pool = builder.pool
 
@@ -198,7 +202,8 @@ def _known_power(builder: GraphBuilder, term: Term, exponent: float) -> Term:
             result = pool.operate("mul", result, term, dtype=dtype)
         return result
     root = term if exponent == -1 else pool.operate("sqrt", term, dtype=dtype)
-    return root if exponent == 0.5 else pool.operate("reciprocal", root, dtype=dtype)  # noqa: PLR2004  # a square root
+    # a square root
+    return root if exponent == 0.5 else pool.operate("reciprocal", root, dtype=dtype)  # noqa: PLR2004
 
 
 def _where(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
@@ -238,7 +243,9 @@ def _clamped(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
 
 
 def _converted(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
-    """Convert, or copy where the dtype stays; `copy` takes what it is to be like first, then what is copied."""
+    """Convert, or copy where the dtype stays; `copy` takes what it is to be like first, then what
+    is copied.
+    """
     source = call.arguments.get("src", call.arguments.get("self", call.arguments.get("a")))
     if call.dtype in _FLOATS:
         return elementwise(builder, call, [source], call.dtype, lambda term: term)
@@ -278,7 +285,9 @@ def _counted(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
 def _counted_in_floats(
     builder: GraphBuilder, call: OperatorCall, start: Any, step: Any
 ) -> LazyTensor:
-    """Count in the dtype of the result, halves in float32; integers that count by a fraction are those of float64."""
+    """Count in the dtype of the result, halves in float32; integers that count by a fraction are
+    those of float64.
+    """
     pool = builder.pool
     wide = (
         call.dtype
@@ -318,7 +327,9 @@ def _finite(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
 
 
 def _times_power_of_two(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
-    """Multiply by two to the power of the second operand: a whole one changes the exponent alone, so nothing between overflows."""
+    """Multiply by two to the power of the second operand: a whole one changes the exponent alone,
+    so nothing between overflows.
+    """
     pool, dtype = builder.pool, call.dtype
 
     def compute(term: Term, exponent: Term) -> Term:

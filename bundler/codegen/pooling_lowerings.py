@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools over small windows, and their gradients: `POOLS` maps operators to functions (builder, call) -> `LazyTensor`, or one for each result.
+"""Pools over small windows, and their gradients: `POOLS` maps operators to functions (builder,
+call) -> `LazyTensor`, or one for each result.
 
-A window's elements are read one by one, so a pool is computed where it is read; larger windows are called as they are.
+A window's elements are read one by one, so a pool is computed where it is read; larger windows are
+called as they are.
 """
 
 from __future__ import annotations
@@ -249,7 +251,9 @@ def _held(
 
 
 def _summed_copies(builder: GraphBuilder, call: OperatorCall, *, rank: int) -> LazyTensor:
-    """Write the gradient of an enlargement by whole factors: the sum over the copies of each element."""
+    """Write the gradient of an enlargement by whole factors: the sum over the copies of each
+    element.
+    """
     gradient, pool = call.arguments["grad_output"], builder.pool
     pairs = list(zip(gradient.sizes[-rank:], call.sizes[-rank:], strict=True))
     if not all(

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`generate` and `Program`: from a PyTorch function to kernels, built for any GPU, and a plan that runs them.
+"""`generate` and `Program`: from a PyTorch function to kernels, built for any GPU, and a plan that
+runs them.
 
     program = bundler.codegen.generate(function, [x, weight])
     bundle = program.build(["cuda:90", "hip:gfx942"])
@@ -42,11 +43,16 @@ class GenerateOptions:
     Attributes:
         name: of the program in a bundle; empty for that of the function.
         sources: directory for modules that are imported; None takes the user's cache directory.
-        wide_indices: give indices 64 bits wherever sizes may change from call to call; else they have 32, and a call with more elements is refused.
-        assert_indices: let kernels assert that indices which they read from tensors are in range, as torch does, unless that is known.
-        benchmark_harness: end each kernel's module with a benchmark, which runs where the module is run as a program.
-        nan_checks: look after each launch of `Program.run` whether a tensor of floats that the kernel was given has a NaN or an infinity.
-        verify: run the graph by eager torch beside the first call of `Program.run`, in float64, too, and raise where results differ.
+        wide_indices: give indices 64 bits wherever sizes may change from call to call; else they
+            have 32, and a call with more elements is refused.
+        assert_indices: let kernels assert that indices which they read from tensors are in range,
+            as torch does, unless that is known.
+        benchmark_harness: end each kernel's module with a benchmark, which runs where the module is
+            run as a program.
+        nan_checks: look after each launch of `Program.run` whether a tensor of floats that the
+            kernel was given has a NaN or an infinity.
+        verify: run the graph by eager torch beside the first call of `Program.run`, in float64,
+            too, and raise where results differ.
     """
 
     name: str = ""
@@ -78,8 +84,10 @@ class Program:
         device: where its tensors lie in this process, as torch names it.
         options: as it was generated.
         guarded: whether torch's guards see to it that inputs are such as the example's.
-        verifier: compares the first call with eager torch, where the options ask for that; its `verification` says what was compared.
-        host_constants: names of those that lie on the host, beside the device; `run` takes the others to the device.
+        verifier: compares the first call with eager torch, where the options ask for that; its
+            `verification` says what was compared.
+        host_constants: names of those that lie on the host, beside the device; `run` takes the
+            others to the device.
     """
 
     kernels: Mapping[str, ProgramKernel]
@@ -114,7 +122,8 @@ class Program:
         Args:
             targets: such as `cuda:90`.
             workers: processes that compile; None for one a core, 1 compiles in this process.
-            candidates: how many candidates of each kernel, or `all`; a replay takes the one that a tuning record in the bundle names, else the first.
+            candidates: how many candidates of each kernel, or `all`; a replay takes the one that a
+                tuning record in the bundle names, else the first.
 
         Raises:
             CompileFailed: a kernel does not compile for a target; the first one's message.
@@ -125,18 +134,23 @@ class Program:
         return emit_bundle(buildable, targets, workers, candidates)
 
     def run(self, *inputs: Any, seed: int | None = None) -> tuple[Any, ...]:
-        """Run the program in this process, by Triton's JIT, or its interpreter where that is switched on.
+        """Run the program in this process, by Triton's JIT, or its interpreter where that is
+        switched on.
 
         Args:
             *inputs: tensors and numbers, as the example's.
-            seed: decides the random numbers of this call; None draws from torch's generator, which `torch.manual_seed` sets.
+            seed: decides the random numbers of this call; None draws from torch's generator, which
+                `torch.manual_seed` sets.
 
         Raises:
-            FloatingPointError: a NaN or an infinity, where the program was generated with `nan_checks`.
-            WrongResult: a result of the first call is not eager torch's, where the program was generated with `verify`.
+            FloatingPointError: a NaN or an infinity, where the program was generated with
+                `nan_checks`.
+            WrongResult: a result of the first call is not eager torch's, where the program was
+                generated with `verify`.
 
         Returns:
-            The tensors that the function returns, in order, whatever tuples and lists it has them in.
+            The tensors that the function returns, in order, whatever tuples and lists it has them
+            in.
         """
         if self.verifier is None:
             return self._runner(*inputs, seed=seed)
@@ -154,8 +168,8 @@ class Program:
     def copies(self) -> int:
         """How often `run` copied a tensor so far.
 
-        A tensor is copied that lies elsewhere than torch traced: an input at no multiple of 16 bytes,
-        or the result of a called operator with other strides, or in an argument's memory.
+        A tensor is copied that lies elsewhere than torch traced: an input at no multiple of 16
+        bytes, or the result of a called operator with other strides, or in an argument's memory.
         """
         return self._runner.copies
 
@@ -169,7 +183,9 @@ class Program:
 
     @property
     def is_interpreted(self) -> bool:
-        """Whether the kernels run in Triton's interpreter, on the CPU; importing them runs the generated text."""
+        """Whether the kernels run in Triton's interpreter, on the CPU; importing them runs the
+        generated text.
+        """
         return all(toolchain.interpreted(kernel.fn) for kernel in self.modules.values())
 
     @cached_property
@@ -203,22 +219,24 @@ def generate(
     """Generate the kernels of a function.
 
     Args:
-        function: of tensors, or a `torch.export.ExportedProgram`, whose parameters and buffers are the first inputs of the program, and whose
-            changed buffers its first outputs; backward steps that a function takes are part of the program.
+        function: of tensors, or a `torch.export.ExportedProgram`, whose parameters and buffers are
+            the first inputs of the program, and whose changed buffers its first outputs; backward
+            steps that a function takes are part of the program.
         example_inputs: one tensor or number for each argument; their values do not matter.
         dynamic: let sizes change from call to call, where torch finds that they may.
-        device: that the program is for, such as `cuda`, which need not be here: the example's tensors, and those of a module, are taken to lie
-            there.  None takes that of the example.
+        device: that the program is for, such as `cuda`, which need not be here: the example's
+            tensors, and those of a module, are taken to lie there.  None takes that of the example.
         options: see `GenerateOptions`.
 
     Returns:
         The program.  An operator that has no kernel is called as it is, and listed in `fallbacks`.
 
     Raises:
-        ConfigError: the function cannot be called with so many inputs, or is a class, or there is no such device.
-        UnsupportedOperator: the function cannot be traced, the graph has something that is no ATen operator or tensors on two devices beside
-            the CPU, or the generator failed;
-            `operator` and `line` say where in the user's program.
+        ConfigError: the function cannot be called with so many inputs, or is a class, or there is
+            no such device.
+        UnsupportedOperator: the function cannot be traced, the graph has something that is no ATen
+            operator or tensors on two devices beside the CPU, or the generator failed; `operator`
+            and `line` say where in the user's program.
     """
     tracing = importlib.import_module("bundler.codegen.trace")
     if not tracing.is_exported(function):
@@ -245,7 +263,8 @@ def program_of_graph(
     Args:
         module: the graph.
         options: see `GenerateOptions`.
-        guarded: have torch see to it that sizes which change fit where they were taken to, so that it compiles anew where they do not.
+        guarded: have torch see to it that sizes which change fit where they were taken to, so that
+            it compiles anew where they do not.
     """
     options = options or GenerateOptions()
     with refusals("the graph"):

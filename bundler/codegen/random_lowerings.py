@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random numbers: `RANDOM` maps operators to functions (builder, call) -> `LazyTensor`, or one for each result.
+"""Random numbers: `RANDOM` maps operators to functions (builder, call) -> `LazyTensor`, or one for
+each result.
 
-Each operator of a graph has a seed of its own, which every call of the program draws anew; an element's number is Philox of that seed and of the element's
-place in its tensor, so it depends on neither the grid nor who reads it.  Numbers are those of 32-bit floats: a float64 has no more digits.
+Each operator of a graph has a seed of its own, which every call of the program draws anew; an
+element's number is Philox of that seed and of the element's place in its tensor, so it depends on
+neither the grid nor who reads it.  Numbers are those of 32-bit floats: a float64 has no more
+digits.
 """
 
 from __future__ import annotations
@@ -149,7 +152,9 @@ def _bernoulli(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
 
 
 def _dropout(builder: GraphBuilder, call: OperatorCall) -> tuple[LazyTensor, ...]:
-    """Write `native_dropout`: the input with elements set to 0 and the others scaled, and the mask of those that were kept."""
+    """Write `native_dropout`: the input with elements set to 0 and the others scaled, and the mask
+    of those that were kept.
+    """
     source, pool, dtype = call.arguments["input"], builder.pool, call.dtype
     chance, train = float(call.arguments["p"]), call.arguments.get("train", True)
     if train is False or chance == 0:

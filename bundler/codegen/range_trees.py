@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`IterationSpace`: the dimensions of a kernel, x, y, z and the reduced r0_, and the addresses of its loops over them.
+"""`IterationSpace`: the dimensions of a kernel, x, y, z and the reduced r0_, and the addresses of
+its loops over them.
 
-A loop's variables are laid over the dimensions (`place`), splitting a variable where a dimension ends inside it.  Each address then uses parts of a
-dimension's index, `(index // divisor) % length`; an equal part is one symbol, so two addresses of a kernel are equal exactly if
-their expressions are.  `fusion` compares addresses with it, the kernel writer writes them.
+A loop's variables are laid over the dimensions (`place`), splitting a variable where a dimension
+ends inside it.  Each address then uses parts of a dimension's index, `(index // divisor) % length`;
+an equal part is one symbol, so two addresses of a kernel are equal exactly if their expressions
+are.  `fusion` compares addresses with it, the kernel writer writes them.
 """
 
 from __future__ import annotations
@@ -77,7 +79,9 @@ class IterationSpace:
         return next((dimension for dimension in self.dimensions if dimension.is_reduced), None)
 
     def domain(self, loop: Loop) -> tuple[Dimension, ...] | None:
-        """Return the dimensions that a loop runs over: all, or those that are kept; None where it fits neither."""
+        """Return the dimensions that a loop runs over: all, or those that are kept; None where it
+        fits neither.
+        """
         if loop.is_reduction:
             fits = self.reduced is not None and numel(loop.reduced_sizes) == self.reduced.numel
             return self.dimensions if fits and numel(loop.sizes) == self._numel(self.kept) else None
@@ -90,7 +94,9 @@ class IterationSpace:
         return numel([dimension.numel for dimension in dimensions])
 
     def place(self, loop: Loop) -> Change | None:
-        """Return what turns a loop's index expressions into those of this space; None where the loop does not fit."""
+        """Return what turns a loop's index expressions into those of this space; None where the
+        loop does not fit.
+        """
         domain = self.domain(loop)
         if domain is None:
             return None
@@ -162,7 +168,9 @@ class IterationSpace:
 def _laid(
     variables: Sequence[sympy.Symbol], sizes: Sequence[sympy.Expr], dimensions: Sequence[Dimension]
 ) -> tuple[dict[Dimension, list[Piece]], dict[sympy.Symbol, sympy.Expr]] | None:
-    """Lay variables over dimensions, the outermost first; returns the pieces of each, and each variable as an expression of pieces."""
+    """Lay variables over dimensions, the outermost first; returns the pieces of each, and each
+    variable as an expression of pieces.
+    """
     pieces: dict[Dimension, list[Piece]] = {dimension: [] for dimension in dimensions}
     left = [dimension.numel for dimension in dimensions]
     expressions: dict[sympy.Symbol, sympy.Expr] = {}

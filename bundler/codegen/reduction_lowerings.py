@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions: `REDUCTIONS_BY_NAME` maps operators to functions (builder, call) -> `LazyTensor`, or one for each result.
+"""Reductions: `REDUCTIONS_BY_NAME` maps operators to functions (builder, call) -> `LazyTensor`, or
+one for each result.
 
-A reduction is a loop of its own; what is done with its result is computed where it is read, and fusion puts both into one kernel.
+A reduction is a loop of its own; what is done with its result is computed where it is read, and
+fusion puts both into one kernel.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ def reduced(
     dims: Sequence[int],
     dtype: str,
 ) -> LazyTensor:
-    """Return a reduction of a call's source, with dimensions of size 1 in the place of the reduced ones where the call keeps them."""
+    """Return a reduction of a call's source, with dimensions of size 1 in the place of the reduced
+    ones where the call keeps them.
+    """
     if not dims:
         if kind in {"argmax", "argmin"}:
             return builder.lazy(
@@ -89,7 +93,9 @@ def reduced(
 
 
 def _accumulated(dtype: str) -> str:
-    """Return the dtype in which a result is computed that later steps still change: half types are rounded once, at the end."""
+    """Return the dtype in which a result is computed that later steps still change: half types are
+    rounded once, at the end.
+    """
     return "float32" if dtype in _HALVES else dtype
 
 
@@ -152,7 +158,9 @@ def _extremum_with_index(builder: GraphBuilder, call: OperatorCall, *, kind: str
 
 
 def _comparable(builder: GraphBuilder, source: LazyTensor) -> LazyTensor:
-    """Return what has an order: of bools the bytes 0 and 1, and 16-bit floats with the bits that torch has, which decide of equals."""
+    """Return what has an order: of bools the bytes 0 and 1, and 16-bit floats with the bits that
+    torch has, which decide of equals.
+    """
     if source.dtype == "bool":
         return cast(builder, source, "int8")
     if source.dtype in _HALVES:

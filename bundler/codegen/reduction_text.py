@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ReductionWriter`: the text of reductions, in a kernel that holds whole rows and in one that loops over them.
+"""`ReductionWriter`: the text of reductions, in a kernel that holds whole rows and in one that
+loops over them.
 
-A row that is held whole is reduced at once, lanes beyond its end replaced by the identity.  A looped one has an accumulator for each lane, which
-keeps its value where the mask is false, and is reduced after the loop.  Mean and deviations share one computation, as do equal reductions.
+A row that is held whole is reduced at once, lanes beyond its end replaced by the identity.  A
+looped one has an accumulator for each lane, which keeps its value where the mask is false, and is
+reduced after the loop.  Mean and deviations share one computation, as do equal reductions.
 
 `kernel_body` calls it.
 """
@@ -102,7 +104,8 @@ class ReductionWriter:
         return found
 
     def reduce(self, kind: str, term: Term, value: Value, indexed: bool) -> Reduced:
-        """Return the reduced value, and the lines that compute or accumulate it where the body stands.
+        """Return the reduced value, and the lines that compute or accumulate it where the body
+        stands.
 
         Args:
             kind: of `REDUCTIONS`.
@@ -127,7 +130,7 @@ class ReductionWriter:
     def _spread(self, lines: list[str], value: Value) -> str:
         return self._new(lines, f"tl.broadcast_to({value.text}, {self._row.shape})")
 
-    # Sums, products, extremes -------------------------------------------------------------------------------------------
+    # --------------------------------------------------------------------- Sums, products, extremes
 
     def _plain(self, kind: str, value: Value, lines: list[str]) -> tuple[Value, ...]:
         row, identity = self._row, constant_text(identity_of(kind, value.dtype), value.dtype)
@@ -154,7 +157,7 @@ class ReductionWriter:
         """Return the text of an accumulator that keeps its value where the mask is false."""
         return new if self._row.mask is None else f"tl.where({self._row.mask}, {new}, {old})"
 
-    # Positions of extremes ----------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------ Positions of extremes
 
     def _extremal_index(self, kind: str, value: Value, lines: list[str]) -> tuple[Value, ...]:
         row, identity = self._row, identity_of(kind.removeprefix("arg"), value.dtype)
@@ -185,7 +188,7 @@ class ReductionWriter:
         lines.append(f"{unused}, {found} = lib.{kind}({values}, {indices}, {self._row.axis})")
         return Value(self._new(lines, f"{found}{self._row.suffix}"), "int64")
 
-    # Mean and deviations ------------------------------------------------------------------------------------------------
+    # -------------------------------------------------------------------------- Mean and deviations
 
     def _welford(self, _kind: str, value: Value, lines: list[str]) -> tuple[Value, ...]:
         row, kind = self._row, compute_type(value.dtype)
@@ -208,7 +211,7 @@ class ReductionWriter:
         self._after.append(f"{', '.join(found)} = lib.welford({', '.join(kept)}, {row.axis})")
         return self._shaped((found[0], found[1]), value.dtype, self._after)
 
-    # Maximum, and sum of exponentials relative to it ----------------------------------------------------------------------
+    # ---------------------------------------------- Maximum, and sum of exponentials relative to it
 
     def _softmax(self, _kind: str, value: Value, lines: list[str]) -> tuple[Value, ...]:
         row, kind = self._row, compute_type(value.dtype)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators that write to some places of a tensor: scatter, scatter_reduce, index_put, slice_scatter, select_scatter.
+"""Operators that write to some places of a tensor: scatter, scatter_reduce, index_put,
+slice_scatter, select_scatter.
 
-`SCATTERING` maps their names to functions (builder, call) -> `LazyTensor`.  Where values decide the places, the first argument is copied, then a loop
-stores, adds or compares there; Triton's atomics are what decides which dtypes that is for.  Other places are a choice of each element.
+`SCATTERING` maps their names to functions (builder, call) -> `LazyTensor`.  Where values decide the
+places, the first argument is copied, then a loop stores, adds or compares there; Triton's atomics
+are what decides which dtypes that is for.  Other places are a choice of each element.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ def _written(
 def _check_order(
     builder: GraphBuilder, call: OperatorCall, mode: str, dtype: str, value: LazyTensor
 ) -> None:
-    """Refuse what gives other numbers from call to call, where these were asked to be the same: torch has an operator that is in order."""
+    """Refuse what gives other numbers from call to call, where these were asked to be the same:
+    torch has an operator that is in order.
+    """
     adds = mode == "atomic_add" and data_type(dtype).kind is NumberKind.FLOAT
     stores = mode == "store" and numel(value.sizes) != 1
     if builder.deterministic and (adds or stores):
@@ -212,7 +216,9 @@ def _one_of_each_row(
     source: LazyTensor,
     places: Callable[[Indices], Indices],
 ) -> LazyTensor:
-    """Write one element of each row: every element is the source's where it is at the row's place, so nothing is written twice."""
+    """Write one element of each row: every element is the source's where it is at the row's place,
+    so nothing is written twice.
+    """
     target, pool, dtype = call.arguments["self"], builder.pool, call.dtype
 
     def at(indices: Indices) -> Term:
@@ -250,7 +256,8 @@ def _slice_scattered(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
             )
         ]
         if step != 1:
-            # Of what is in front of the slice, which the other condition leaves out, any remainder will do.
+            # Of what is in front of the slice, which the other condition leaves out, any remainder
+            # will do.
             rest = ModularIndexing(index + (-low) % step, sympy.Integer(1), sympy.Integer(step))
             zero = pool.index(sympy.Integer(0), "int32")
             conditions.append(pool.operate("eq", pool.index(rest, "int32"), zero, dtype="bool"))

@@ -144,7 +144,8 @@ class _Scheduler:
         return ScheduledProgram(kernels, plan, tuple(groups))
 
     def _alive(self, nodes: Sequence[Node]) -> list[Node]:
-        """Return the nodes without those that nobody needs: what they write is neither read nor returned, nor an input, and they check nothing.
+        """Return the nodes without those that nobody needs: what they write is neither read nor
+        returned, nor an input, and they check nothing.
 
         An operator's results that nobody needs get no buffer: torch may return None in their place.
         """
@@ -173,7 +174,7 @@ class _Scheduler:
     def _is_own(self, name: str) -> bool:
         return self._buffers[name].source == "node"
 
-    # Steps --------------------------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------- Steps
 
     def _launch(self, groups: Sequence[LoopGroup], number: int, last: Mapping[str, int]) -> None:
         group = groups[number]
@@ -258,7 +259,9 @@ class _Scheduler:
         )
 
     def _seen(self, item: Reference) -> TensorSpec | None:
-        """Return how a buffer's memory is seen; None where the tensor that was made there is meant, whole and with its own strides."""
+        """Return how a buffer's memory is seen; None where the tensor that was made there is meant,
+        whole and with its own strides.
+        """
         own = self._memory(item.buffer) == item.buffer
         if own and not item.view and item.layout == self._buffers[item.buffer].layout:
             return None
@@ -280,7 +283,7 @@ class _Scheduler:
                 return {"size": size_text(item)}
         return item
 
-    # Inputs and outputs -------------------------------------------------------------------------------------------------
+    # --------------------------------------------------------------------------- Inputs and outputs
 
     def _input(self, item: Any) -> Input:
         if isinstance(item, str):
@@ -390,7 +393,9 @@ def _same_memory(one: TensorLayout, other: TensorLayout) -> bool:
 
 
 def _softmax_pairs(nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes with each such pair under kinds of its own, `softmax_max` and `softmax_sum`, of the same values."""
+    """Return the nodes with each such pair under kinds of its own, `softmax_max` and `softmax_sum`,
+    of the same values.
+    """
     maxima = {
         n.buffer: n for n in nodes if isinstance(n, Loop) and n.kind == "max" and _is_long_row(n)
     }
@@ -418,7 +423,9 @@ def _is_long_row(loop: Loop) -> bool:
 
 
 def _softmax_maximum(loop: Loop, maxima: dict[str, Loop]) -> Loop | None:
-    """Return the maximum of the values whose exponentials, relative to it, a loop sums up; None where it sums up something else."""
+    """Return the maximum of the values whose exponentials, relative to it, a loop sums up; None
+    where it sums up something else.
+    """
     exponential = loop.value
     if exponential.operator != "exp":
         return None

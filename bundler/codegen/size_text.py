@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`size_text`, `value_text`: numbers that are made of sizes, as texts that are evaluated when a program runs.
+"""`size_text`, `value_text`: numbers that are made of sizes, as texts that are evaluated when a
+program runs.
 
-`launch_expressions` evaluates sizes, `host_values` the rest: floats, comparisons, integers that are rounded from floats.
+`launch_expressions` evaluates sizes, `host_values` the rest: floats, comparisons, integers that are
+rounded from floats.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from bundler.codegen.index_functions import FloorDiv, ModularIndexing, PythonMod
 from bundler.errors import UnsupportedOperator
 from bundler.runtime.heuristics.launch_expressions import MAX_TEXT
 
-# Functions, operators and choices by the names that torch's symbolic shapes, or sympy, have for them.
+# Functions, operators and choices by the names that torch's symbolic shapes, or sympy, have for
+# them.
 _FORMS = {
     "TruncToInt": "trunc({})",
     "FloorToInt": "floor({})",
@@ -52,7 +55,8 @@ _INFIX = {
 }
 
 
-# Sums that are written longer become products again where they are some; with more symbols that takes seconds.
+# Sums that are written longer become products again where they are some; with more symbols that
+# takes seconds.
 _LONG, _MOST_SYMBOLS = 512, 12
 
 
@@ -78,7 +82,9 @@ def size_text(size: sympy.Expr) -> int | str:
 
 
 def value_text(value: sympy.Basic) -> str:
-    """Return any number that is made of sizes, or a condition on them, as a plan holds it; raises as `size_text`."""
+    """Return any number that is made of sizes, or a condition on them, as a plan holds it; raises
+    as `size_text`.
+    """
     return _value(sympy.sympify(value))
 
 
@@ -132,7 +138,9 @@ def _value(expr: sympy.Basic) -> str:
 
 
 def _number(expr: sympy.Basic) -> str | None:
-    """Return the text of a number, and of a choice, whose parts are no values; None for anything else."""
+    """Return the text of a number, and of a choice, whose parts are no values; None for anything
+    else.
+    """
     if isinstance(expr, BooleanAtom):
         return str(bool(expr))
     if isinstance(expr, sympy.Float):

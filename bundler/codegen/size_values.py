@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`SizeValues`: torch's symbolic numbers as ours: sizes, and values that the host computes of sizes once in each call.
+"""`SizeValues`: torch's symbolic numbers as ours: sizes, and values that the host computes of sizes
+once in each call.
 
-An index expression holds sums, products, quotients and remainders of sizes.  What goes beyond that (a float, a comparison, an integer that was
-rounded from a float) gets a name of its own, and the plan holds the expression behind it as text: Python computes it as it does in the
-user's function, and a kernel is given a number.  `lower` makes one for each graph.  Nothing here imports torch.
+An index expression holds sums, products, quotients and remainders of sizes.  What goes beyond that
+(a float, a comparison, an integer that was rounded from a float) gets a name of its own, and the
+plan holds the expression behind it as text: Python computes it as it does in the user's function,
+and a kernel is given a number.  `lower` makes one for each graph.  Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from bundler.codegen.size_text import value_text
 from bundler.errors import ConfigError, UnsupportedOperator
 from bundler.runtime.program.host_values import host_value
 
-#: What is known of an expression over symbols of torch's: bounds that hold in every call, each None where there is none.
+#: What is known of an expression over symbols of torch's: bounds that hold in every call, each None
+#: where there is none.
 Bounds = Callable[[sympy.Expr], tuple[int | None, int | None]]
 _INDEX_FUNCTIONS = (
     sympy.Add,
@@ -73,7 +76,9 @@ class SizeValues:
         return self._indexed(self._owned(expr))
 
     def number(self, expr: sympy.Basic, dtype: str) -> sympy.Basic:
-        """Return the value of a SymFloat or SymBool: a number, or the symbol of what the host computes."""
+        """Return the value of a SymFloat or SymBool: a number, or the symbol of what the host
+        computes.
+        """
         if expr.is_number or expr in {sympy.true, sympy.false}:
             return expr
         return self._value(self._owned(expr), dtype)
@@ -158,7 +163,8 @@ def guards_of(environment: Any, sizes: SizeValues, *, ranges: bool) -> list[str]
     Args:
         environment: torch's, of the graph's sizes.
         sizes: of the graph.
-        ranges: also those on each size alone, as that it is neither 0 nor 1; an exported graph holds for these.
+        ranges: also those on each size alone, as that it is neither 0 nor 1; an exported graph
+            holds for these.
     """
     known = set(sizes.sizes)
     conditions = [guard.expr for guard in environment.guards if guard.expr.free_symbols <= known]

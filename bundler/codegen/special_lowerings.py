@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators on the representation of numbers: frexp, rounding to decimals, bitcasts between widths, assembly.
+"""Operators on the representation of numbers: frexp, rounding to decimals, bitcasts between widths,
+assembly.
 
-`SPECIAL` maps their names to functions (builder, call) -> `LazyTensor`, or one for each result; `lowerings` calls them.
+`SPECIAL` maps their names to functions (builder, call) -> `LazyTensor`, or one for each result;
+`lowerings` calls them.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ def _frexp(builder: GraphBuilder, call: OperatorCall) -> Results:
         call.dtype,
         lambda t: pool.operate("frexp_mantissa", t, dtype=call.dtype),
     )
-    at = lambda indices: pool.operate("frexp_exponent", source.at(indices), dtype="int32")  # noqa: E731  # the second result's
+    # the second result's
+    at = lambda indices: pool.operate("frexp_exponent", source.at(indices), dtype="int32")  # noqa: E731
     return mantissa, builder.lazy(call.sizes, "int32", at, call.origins | source.origins)
 
 
@@ -64,7 +67,9 @@ def _quotient(builder: GraphBuilder, operator: str, one: Term, other: Term) -> T
 
 
 def _next_after(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
-    """Step to the next float in the direction of another; one of 16 bits is an integer step of its bits, whose order is that of the numbers."""
+    """Step to the next float in the direction of another; one of 16 bits is an integer step of its
+    bits, whose order is that of the numbers.
+    """
     dtype, pool = call.dtype, builder.pool
     given = [call.arguments["self"], call.arguments["other"]]
     if not data_type(dtype).is_half:
@@ -106,11 +111,13 @@ def _next_after(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
     return elementwise(builder, call, given, dtype, compute)
 
 
-# Bits -------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------- Bits
 
 
 def _reinterpreted(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
-    """See memory in another dtype: of wider elements each becomes several, and of narrower ones several become one."""
+    """See memory in another dtype: of wider elements each becomes several, and of narrower ones
+    several become one.
+    """
     source, dtype, pool = call.arguments["self"], call.dtype, builder.pool
     old, new = data_type(source.dtype), data_type(dtype)
     if old.name == new.name:
@@ -162,11 +169,13 @@ def _joined(builder: GraphBuilder, call: OperatorCall, source: LazyTensor) -> La
     return builder.lazy(call.sizes, call.dtype, at, call.origins | source.origins)
 
 
-# Assembly ---------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------- Assembly
 
 
 def _assembly(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
-    """Write torch's higher-order operator; a build for a target that has another instruction set refuses the program."""
+    """Write torch's higher-order operator; a build for a target that has another instruction set
+    refuses the program.
+    """
     given: dict[str, Any] = dict(call.keywords)
     options = {
         "asm": given["asm_str"],

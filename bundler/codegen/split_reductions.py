@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`split`: a reduction of few long rows becomes two, so that more programs than rows work on it.
 
-The first reduces pieces of each row, the second the results of the pieces.  Memory that runs along the rows is cut so that a piece is one run of it;
-memory that runs across them so that the rows of one piece lie beside each other.  `schedule` calls it before fusion.
+The first reduces pieces of each row, the second the results of the pieces.  Memory that runs along
+the rows is cut so that a piece is one run of it; memory that runs across them so that the rows of
+one piece lie beside each other.  `schedule` calls it before fusion.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from bundler.codegen.row_direction import runs_along
 # Kinds whose pieces are reduced by the same kind, and those that need pieces of one length.
 _PLAIN = frozenset({"sum", "prod", "max", "min", "any", "xor_sum"})
 _MOMENTS = frozenset({"welford_mean", "welford_m2"})
-# A large device, which the text is written for: what fits another one half as large is right within a factor of two.
+# A large device, which the text is written for: what fits another one half as large is right within
+# a factor of two.
 _MULTIPROCESSORS, _THREADS = 132, 2048
 _LEAST_EACH, _MOST_EACH = 32, 512  # elements that a thread reduces
 _PROGRAM_THREADS = 256
@@ -47,7 +49,9 @@ _MAX_DIVISIONS = 65536
 
 @dataclass(frozen=True)
 class RowPieces:
-    """How the rows of a reduction are cut: into how many pieces of which length, and whether memory runs across the rows."""
+    """How the rows of a reduction are cut: into how many pieces of which length, and whether memory
+    runs across the rows.
+    """
 
     count: int
     length: int
@@ -94,7 +98,9 @@ def pieces_of(loop: Loop) -> RowPieces | None:
 
 
 def _wanted_along(rows: int, row: int) -> int:
-    """Return how many pieces keep the device busy where memory runs along the rows; 1 where the rows do."""
+    """Return how many pieces keep the device busy where memory runs along the rows; 1 where the
+    rows do.
+    """
     if rows >= 2 * _MULTIPROCESSORS or row <= _SHORT_ROW:
         return 1
     work, threads = rows * row, _MULTIPROCESSORS * _THREADS
@@ -124,7 +130,9 @@ def _wanted_across(rows: int, row: int) -> int:
 
 
 def _even_count(row: int, wanted: int) -> int | None:
-    """Return the number of pieces of one length that is nearest to what is wanted; None where none is near."""
+    """Return the number of pieces of one length that is nearest to what is wanted; None where none
+    is near.
+    """
     near = [
         count
         for count in range(
@@ -157,11 +165,12 @@ class _Splitter:
     def moments(self, means: dict[tuple[Term, tuple[sympy.Expr, ...]], str]) -> list[Loop]:
         """Return the steps of a mean or of squares of deviations, of pieces of one length.
 
-        The squares around the mean of all are those around the mean of each piece, and the squares of the means' deviations, as often as a piece
-        has elements.
+        The squares around the mean of all are those around the mean of each piece, and the squares
+        of the means' deviations, as often as a piece has elements.
 
         Args:
-            means: values and rows -> buffer with the means of their pieces, which mean and squares share.
+            means: values and rows -> buffer with the means of their pieces, which mean and squares
+                share.
         """
         loop = self._loop
         steps: list[Loop] = []
@@ -230,7 +239,9 @@ class _Splitter:
         )
 
     def _cut(self, kind: str) -> Term:
-        """Return the value over a piece and a place within it; beyond the row's end what changes nothing."""
+        """Return the value over a piece and a place within it; beyond the row's end what changes
+        nothing.
+        """
         loop, pieces = self._loop, self._pieces
         count, length = sympy.Integer(pieces.count), sympy.Integer(pieces.length)
         flat, places = self._piece * length + self._within, {}

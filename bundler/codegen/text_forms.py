@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`operand`: an expression's text in parentheses where it needs them to stand beside an operator or before a dot.
+"""`operand`: an expression's text in parentheses where it needs them to stand beside an operator or
+before a dot.
 
 Every module that writes text of kernels puts expressions together with it.
 """
@@ -13,12 +14,16 @@ _NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?")
 
 
 def operand(text: str) -> str:
-    """Return the text as it is where it is a name, a number, a call or in parentheses; else in parentheses."""
+    """Return the text as it is where it is a name, a number, a call or in parentheses; else in
+    parentheses.
+    """
     return text if is_atom(text) else f"({text})"
 
 
 def is_atom(text: str) -> bool:
-    """Whether the text binds tighter than any operator: a name, a number, or a chain of calls and subscripts."""
+    """Whether the text binds tighter than any operator: a name, a number, or a chain of calls and
+    subscripts.
+    """
     if _NUMBER.fullmatch(text):
         return True
     start = _WORD.match(text)
@@ -35,7 +40,9 @@ def is_atom(text: str) -> bool:
 
 
 def _closing(text: str) -> int:
-    """Return where the bracket that begins the text is closed; strings with brackets do not occur inside expressions."""
+    """Return where the bracket that begins the text is closed; strings with brackets do not occur
+    inside expressions.
+    """
     depth = 0
     for place, letter in enumerate(text):
         depth += (letter in "([") - (letter in ")]")

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`triton_bundler`: the backend of that name of torch.compile: forward and backward graphs by AOTAutograd, run as generated programs.  Imports torch.
+"""`triton_bundler`: the backend of that name of torch.compile: forward and backward graphs by
+AOTAutograd, run as generated programs.  Imports torch.
 
     torch.compile(function, backend="triton_bundler", options={"programs": programs})
 
-torch finds it by the entry point `torch_dynamo_backends`.  A graph that no program can be generated for, or whose program fails in its first
-call, runs as torch has it.
+torch finds it by the entry point `torch_dynamo_backends`.  A graph that no program can be generated
+for, or whose program fails in its first call, runs as torch has it.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ def triton_bundler(
 
     Args:
         module, example_inputs: as torch hands them over.
-        options: `programs`, a list that gets each program, and a `FallbackCall` for each graph that runs as torch has it; `verify`, whether the
-            first call of each program is compared with eager torch's.
+        options: `programs`, a list that gets each program, and a `FallbackCall` for each graph that
+            runs as torch has it; `verify`, whether the first call of each program is compared with
+            eager torch's.
 
     Raises:
         ConfigError: another option.
@@ -72,7 +74,8 @@ def triton_bundler(
         keep_inference_input_mutations=True,
     )
     try:
-        # Parts that are checkpointed draw by the state of torch's generator, not by a generator of their own.
+        # Parts that are checkpointed draw by the state of torch's generator, not by a generator of
+        # their own.
         with functorch_config.patch(graphsafe_rng_functionalization=False):
             return compiled(module, example_inputs)
     except (TorchDynamoException, BundlerError):  # torch compiles anew, or without this graph
@@ -121,7 +124,9 @@ def compile_graph(
     programs: list[Program | FallbackCall],
     options: GenerateOptions | None = None,
 ) -> Callable[..., Any]:
-    """Return what runs a graph of ATen operators: a program, or the graph itself where none can be generated."""
+    """Return what runs a graph of ATen operators: a program, or the graph itself where none can be
+    generated.
+    """
     try:
         program = program_of_graph(module, options, guarded=True)
         with refusals("the kernels"):
@@ -142,9 +147,11 @@ def compile_graph(
 
 
 class _TriedProgram:
-    """Runs a program, and in its place the graph as torch has it where the program's first call fails and torch's does not.
+    """Runs a program, and in its place the graph as torch has it where the program's first call
+    fails and torch's does not.
 
-    What fails then is mostly a kernel that does not compile, which nobody knows before it is launched.
+    What fails then is mostly a kernel that does not compile, which nobody knows before it is
+    launched.
     """
 
     def __init__(
@@ -187,7 +194,9 @@ class _TriedProgram:
 
 
 def _generator_states(device: str) -> list[tuple[Callable[[Any], Any], Any]]:
-    """Return what puts torch's generators back, of the host and of a device, and the states that they have now."""
+    """Return what puts torch's generators back, of the host and of a device, and the states that
+    they have now.
+    """
     found = [(torch.set_rng_state, torch.get_rng_state())]
     if torch.device(device).type != "cpu":
         module = torch.get_device_module(device)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trace`: a function, module or exported program as an FX graph of ATen operators, with operators taken apart by `decompositions`.  Imports torch.
+"""`trace`: a function, module or exported program as an FX graph of ATen operators, with operators
+taken apart by `decompositions`.  Imports torch.
 
 `schedule` calls it.
 """
@@ -72,14 +73,16 @@ def trace(
     """Return the functional graph of a call.
 
     Args:
-        function: a function of tensors, or a `torch.export.ExportedProgram`, whose parameters and buffers are inputs in front of the user's.
+        function: a function of tensors, or a `torch.export.ExportedProgram`, whose parameters and
+            buffers are inputs in front of the user's.
         example_inputs: one tensor or number for each argument.
         dynamic: keep sizes symbolic; else the graph is for the sizes of the example.
-        device: that the graph is for, which need not be here: see `device_tracing`.  None takes that of the example.
+        device: that the graph is for, which need not be here: see `device_tracing`.  None takes
+            that of the example.
 
     Raises:
-        UnsupportedOperator: an operator that cannot be traced so, as one whose sizes follow from values, or one of a library that changes its
-            arguments.
+        UnsupportedOperator: an operator that cannot be traced so, as one whose sizes follow from
+            values, or one of a library that changes its arguments.
         ConfigError: there is no such device, or the program was exported for another one.
     """
     if is_exported(function):
@@ -153,7 +156,8 @@ def _traced(function: Any, example_inputs: Sequence[Any], mode: str) -> fx.Graph
         return result
 
     functional = torch.func.functionalize(called, remove="mutations")
-    # Tensors that the function has from elsewhere, as a module its parameters, are constants of the graph.
+    # Tensors that the function has from elsewhere, as a module its parameters, are constants of the
+    # graph.
     take = partial(make_fx, tracing_mode=mode, _allow_non_fake_inputs=True)
     try:
         traced = take(functional, decomposition_table=decompositions())(*example_inputs)
@@ -179,9 +183,9 @@ def _traced(function: Any, example_inputs: Sequence[Any], mode: str) -> fx.Graph
 class _ChangesInPlace(TorchFunctionMode):  # type: ignore[misc]  # torch is not read
     """Keeps the strides of tensors that are changed in place.
 
-    `functionalize` gives a changed tensor the strides and the offset of the value that it holds from
-    then on, a new result of an operator.  A `copy_` keeps the tensor's strides; the offset is lost
-    where torch has the value's fake tensor from its cache.
+    `functionalize` gives a changed tensor the strides and the offset of the value that it holds
+    from then on, a new result of an operator.  A `copy_` keeps the tensor's strides; the offset is
+    lost where torch has the value's fake tensor from its cache.
 
     Attributes:
         reshaped: ids of tensors whose sizes, strides or memory a call changed, as `t_` does.
@@ -230,7 +234,9 @@ _AUGMENTED = {
 
 
 def _change_of(function: Any) -> Literal["", "numbers", "layout"]:
-    """Return what a function of torch changes of its first argument: its elements, where they lie, or neither."""
+    """Return what a function of torch changes of its first argument: its elements, where they lie,
+    or neither.
+    """
     name = getattr(function, "__name__", "")
     name = _AUGMENTED.get(name, name)
     if name in _PLACED_ANEW:
@@ -250,7 +256,9 @@ def _change_of(function: Any) -> Literal["", "numbers", "layout"]:
 def _resizes_nothing(
     function: Any, target: torch.Tensor, others: Sequence[Any], keywords: Any
 ) -> bool:
-    """Whether a call resizes a tensor to the sizes that it has: torch's kernels leave it as it is, `functionalize` makes it dense."""
+    """Whether a call resizes a tensor to the sizes that it has: torch's kernels leave it as it is,
+    `functionalize` makes it dense.
+    """
     name = getattr(function, "__name__", "")
     if name not in {"resize_", "resize_as_"} or keywords or not others:
         return False
@@ -271,7 +279,9 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 
 def _refusal(error: RuntimeError) -> UnsupportedOperator | None:
-    """Return what an error of torch's tracing says of an operator, None where it says nothing of one."""
+    """Return what an error of torch's tracing says of an operator, None where it says nothing of
+    one.
+    """
     text, changing = str(error), _CHANGING_OPERATOR.search(str(error))
     if changing:
         return UnsupportedOperator(
@@ -293,7 +303,9 @@ def _refusal(error: RuntimeError) -> UnsupportedOperator | None:
 
 
 def _forget_callers(traced: fx.GraphModule) -> None:
-    """Forget what recording lines records too: kernels are named after the operators that are in the graph."""
+    """Forget what recording lines records too: kernels are named after the operators that are in
+    the graph.
+    """
     for node in traced.graph.nodes:
         node.meta.pop("original_aten", None)
 
@@ -325,7 +337,9 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _changes_what_it_made(traced: fx.GraphModule) -> bool:
-    """Whether some operator of a graph changes a tensor that is no input, as decompositions do that came after the graph was made functional."""
+    """Whether some operator of a graph changes a tensor that is no input, as decompositions do that
+    came after the graph was made functional.
+    """
     return any(
         isinstance(changed, fx.Node) and changed.op != "placeholder"
         for node in traced.graph.nodes

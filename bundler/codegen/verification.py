@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Verifier`: compares the first call of a program with eager torch, for `GenerateOptions(verify=True)`.
+"""`Verifier`: compares the first call of a program with eager torch, for
+`GenerateOptions(verify=True)`.
 
-`program` makes one for each program.  What eager torch computes, and how far results may be apart, is
-`bundler/toolchain/reference_graph.py`, which alone imports torch.
+`program` makes one for each program.  What eager torch computes, and how far results may be apart,
+is `bundler/toolchain/reference_graph.py`, which alone imports torch.
 """
 
 from __future__ import annotations
@@ -116,7 +117,9 @@ class Verifier:
         inputs: Sequence[Any],
         results: Sequence[Any],
     ) -> list[tuple[Any, ...]]:
-        """Return what is compared: node, place of a result, ours, eager's, float64's, why the numbers are not compared."""
+        """Return what is compared: node, place of a result, ours, eager's, float64's, why the
+        numbers are not compared.
+        """
         if len(results) != len(expected.outputs):
             raise WrongResult(
                 f"the program returned {len(results)} results, eager torch {len(expected.outputs)}",
@@ -161,7 +164,9 @@ class Verifier:
         )
 
     def _made_by(self, place: int | None) -> str:
-        """Return the last kernel, or called operator, that writes the memory of a result; empty where that is not known."""
+        """Return the last kernel, or called operator, that writes the memory of a result; empty
+        where that is not known.
+        """
         if place is None or (buffer := self.plan.outputs[place].buffer) is None:
             return ""
         for step in reversed(self.plan.steps):

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views: operators whose result has the same elements at other indices.  Each becomes a function from new indices to old ones.
+"""Views: operators whose result has the same elements at other indices.  Each becomes a function
+from new indices to old ones.
 
-`VIEWS` maps names of operators to functions (builder, arguments, sizes of the result) -> `LazyTensor`; `lowerings` calls them.
+`VIEWS` maps names of operators to functions (builder, arguments, sizes of the result) ->
+`LazyTensor`; `lowerings` calls them.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ _ZERO, _ONE = sympy.Integer(0), sympy.Integer(1)
 
 
 def viewed(tensor: LazyTensor, sizes: Sequence[sympy.Expr], reindex: Reindex) -> LazyTensor:
-    """Return a tensor whose element at some indices is that of another tensor at those that `reindex` returns."""
+    """Return a tensor whose element at some indices is that of another tensor at those that
+    `reindex` returns.
+    """
     return LazyTensor(
         tuple(sizes),
         tensor.dtype,
@@ -51,7 +55,9 @@ def reshaped(tensor: LazyTensor, sizes: Sequence[sympy.Expr]) -> LazyTensor:
 
 
 def _matching_groups(old: Sizes, new: Sizes) -> list[tuple[list[int], list[int]]]:
-    """Return runs of dimensions of both, from the right, that hold equally many elements, as short as possible."""
+    """Return runs of dimensions of both, from the right, that hold equally many elements, as short
+    as possible.
+    """
     groups: list[tuple[list[int], list[int]]] = []
     i, j = len(old) - 1, len(new) - 1
     while i >= 0 or j >= 0:
@@ -71,7 +77,9 @@ def _matching_groups(old: Sizes, new: Sizes) -> list[tuple[list[int], list[int]]
 
 
 def _smaller(a: sympy.Expr, b: sympy.Expr) -> bool:
-    """Whether the left side of a comparison of products has to grow first; of symbols, the one that the other is a multiple of."""
+    """Whether the left side of a comparison of products has to grow first; of symbols, the one that
+    the other is a multiple of.
+    """
     if a.is_Integer and b.is_Integer:
         return bool(a < b)
     return bool(sympy.cancel(b / a).as_numer_denom()[1] == 1)
@@ -161,7 +169,7 @@ def flipped(tensor: LazyTensor, dims: Sequence[int]) -> LazyTensor:
     )
 
 
-# One function for each operator: (builder, arguments, sizes of the result) -------------------------------------------------
+# ------------------------ One function for each operator: (builder, arguments, sizes of the result)
 
 View = Callable[[GraphBuilder, Mapping[str, Any], Sizes], LazyTensor]
 
@@ -209,7 +217,8 @@ def _squeeze(_builder: GraphBuilder, given: Mapping[str, Any], sizes: Sizes) -> 
 def _as_strided(builder: GraphBuilder, given: Mapping[str, Any], sizes: Sizes) -> LazyTensor:
     tensor, offset = given["self"], given.get("storage_offset")
     base = builder.reference(tensor)
-    # Its offset counts from the beginning of torch's storage, ours from the first element of the buffer.
+    # Its offset counts from the beginning of torch's storage, ours from the first element of the
+    # buffer.
     start = (
         base.layout.offset
         if offset is None

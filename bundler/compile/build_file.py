@@ -14,7 +14,8 @@
     configs = [{ STAGES = 2, num_stages = 3 }]
     targets = ["cuda:90"]
 
-`read` returns each `[[kernel]]` as `ListedKernel`.  The `build` command reads the file, and `Plan` resolves its constants.
+`read` returns each `[[kernel]]` as `ListedKernel`.  The `build` command reads the file, and `Plan`
+resolves its constants.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def read(path: str | os.PathLike[str]) -> tuple[tuple[ListedKernel, ...], tuple[
     """Return the kernels of a build file, and the targets that it names for all of them.
 
     Raises:
-        ConfigError: not TOML, an unknown or missing name, or a value of another shape; with the place.
+        ConfigError: not TOML, an unknown or missing name, or a value of another shape; with the
+            place.
         LimitExceeded: it is larger than 16 MiB.
         NotFound, AccessDenied, BundlerError: the file cannot be read, or is none.
     """

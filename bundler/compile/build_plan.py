@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Plan`: from modules and build files to jobs, each with the key that a JIT will ask for.
 
-The `build` command fills one and hands it to `bundle_build`; what cannot be planned is kept as a `Failure`.
+The `build` command fills one and hands it to `bundle_build`; what cannot be planned is kept as a
+`Failure`.
 """
 
 from __future__ import annotations
@@ -85,13 +86,16 @@ class Plan:
 
         Raises:
             NotFound: there is no such module.
-            ConfigError: no kernel is declared; or no target is asked for, and some kernels (`untargeted`) name none.
+            ConfigError: no kernel is declared; or no target is asked for, and some kernels
+                (`untargeted`) name none.
         """
         for module in modules:
             place = module_import.find(module)
-            # Without --target, the declarations say; they are read by importing the module once for that alone.
+            # Without --target, the declarations say; they are read by importing the module once for
+            # that alone.
             chosen = targets or self._declared_targets(place)
-            # A list, not a generator: `any` would leave out the targets behind the first that declares something.
+            # A list, not a generator: `any` would leave out the targets behind the first that
+            # declares something.
             found = [self._add_module(place, target) for target in chosen]
             if not any(found) and not self.failures:
                 raise _nothing_declared(module)
@@ -153,7 +157,8 @@ class Plan:
             self.notes.append(note)
 
     def _declared_targets(self, place: ModulePlace) -> tuple[Target, ...]:
-        # A module may ask for the target when it is imported, so some target is declared to read what targets it wants.
+        # A module may ask for the target when it is imported, so some target is declared to read
+        # what targets it wants.
         module = module_import.load(place, Target("cuda", "90"))
         declared = [
             (name, declaration.targets) for name, _, declaration in _declared_in(module, place)
@@ -283,7 +288,9 @@ def _declared_in(module: ModuleType, place: ModulePlace) -> Iterator[tuple[str, 
 
 
 def _package(of: Any) -> str:
-    """Return the top-level package of a module or function: a module builds what its own package declares, not what it imports."""
+    """Return the top-level package of a module or function: a module builds what its own package
+    declares, not what it imports.
+    """
     name: str = getattr(of, "__name__", "") if isinstance(of, ModuleType) else of.__module__
     return name.partition(".")[0]
 

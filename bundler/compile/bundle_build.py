@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`build`: a plan's jobs become one bundle; what a store has already is taken from there.  Called by the `build` command."""
+"""`build`: a plan's jobs become one bundle; what a store has already is taken from there.  Called
+by the `build` command.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ class BuildResult(Summarized):
 
     Attributes:
         bundle: every kernel that could be built, or was in the store.
-        compiled, reused: keys of kernels compiled here, and of those that the store had or another build put there meanwhile.
+        compiled, reused: keys of kernels compiled here, and of those that the store had or another
+            build put there meanwhile.
         static_only: keys of kernels that were built from IR.
         unsent: keys of kernels that were compiled and could not be sent to the store.
         failures: what could not be built.
@@ -90,13 +93,16 @@ def build(
 
     Args:
         plan: what to build; its failures are passed on.
-        workers: processes that compile; None for one a core; 1 compiles in this process, which a crash of the compiler then ends;
-            what is built from IR gets a process of its own all the same.
+        workers: processes that compile; None for one a core; 1 compiles in this process, which a
+            crash of the compiler then ends; what is built from IR gets a process of its own all the
+            same.
         store: kernels that it holds are not compiled, and what is compiled is published there.
         watch: told of each job's progress.
-        compile_here: what compiles a job instead of a worker of the service; called in threads of the service.
-        executor: an engine's executor, or a function that makes one, as of `CompileService`: its workers compile, and publish into the store
-            by the URLs that it was opened by; what they cannot publish, and everything without a store, they send back.
+        compile_here: what compiles a job instead of a worker of the service; called in threads of
+            the service.
+        executor: an engine's executor, or a function that makes one, as of `CompileService`: its
+            workers compile, and publish into the store by the URLs that it was opened by; what they
+            cannot publish, and everything without a store, they send back.
 
     Raises:
         StoreUnavailable, AccessDenied: the store cannot be read.
@@ -210,7 +216,9 @@ def _compile_elsewhere(
 def _with_published(
     records: KernelRecords, fresh: Bundle, elsewhere: Mapping[str, Job]
 ) -> tuple[Bundle, list[Failure]]:
-    """Add the kernels that workers elsewhere left in the store alone; returns what is not there any more as failures."""
+    """Add the kernels that workers elsewhere left in the store alone; returns what is not there any
+    more as failures.
+    """
     if not elsewhere:
         return fresh, []
     found = records.look_up(list(elsewhere))
@@ -222,7 +230,9 @@ def _with_published(
 def _send(
     records: KernelRecords, fresh: Bundle, known: frozenset[str]
 ) -> tuple[Bundle, frozenset[str]]:
-    """Publish what the store still lacks; returns the builds that are in the store now, and the keys that could not be sent."""
+    """Publish what the store still lacks; returns the builds that are in the store now, and the
+    keys that could not be sent.
+    """
     absent = [kernel for kernel in fresh.kernels if kernel.key not in known]
     if not absent:
         return fresh, frozenset()
@@ -251,7 +261,9 @@ def _keys(jobs: Sequence[Job], results: Sequence[Compiled | BundlerError]) -> li
 def _collect(
     jobs: Sequence[Job], results: Sequence[Compiled | BundlerError], cache_dir: str
 ) -> _Collected:
-    """Return the compiled kernels as a bundle in memory, what went wrong, and what a worker elsewhere left in the store alone."""
+    """Return the compiled kernels as a bundle in memory, what went wrong, and what a worker
+    elsewhere left in the store alone.
+    """
     builder = Builder(cache_dir)
     failures = []
     elsewhere: dict[str, Job] = {}

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a Python program under capture, as `python` would run it, then compiles what was heard; the command `capture` starts it.
+"""Runs a Python program under capture, as `python` would run it, then compiles what was heard; the
+command `capture` starts it.
 
 ::
 
     python -m bundler.compile.captured_program REQUEST script.py ARGS…      REQUEST: what to do, as JSON (`CaptureRequest`)
 
-Standard output and error are the program's.  The bundle and the report go to files, which the command reads.
+Standard output and error are the program's.  The bundle and the report go to files, which the
+command reads.
 """
 
 from __future__ import annotations
@@ -123,7 +125,8 @@ def _program(request: CaptureRequest, arguments: Sequence[str]) -> Callable[[], 
     code, first, folder = _CODE_OF[request.kind](request.name, module)
     sys.argv[:] = [first, *arguments]
     sys.path[0] = folder
-    # Not `runpy`, whose module is gone when the program ends: kernels in it are compiled after that.
+    # Not `runpy`, whose module is gone when the program ends: kernels in it are compiled after
+    # that.
     sys.modules["__main__"] = module
 
     def run() -> None:

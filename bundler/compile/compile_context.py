@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Context`: what a result depends on besides its job: compiler, environment, the state of the source file.
+"""`Context`: what a result depends on besides its job: compiler, environment, the state of the
+source file.
 
-The service asks for the `JobContext` of each job that is submitted: the keys under which its result is remembered and leased, and the
-environment that its worker gets.
+The service asks for the `JobContext` of each job that is submitted: the keys under which its result
+is remembered and leased, and the environment that its worker gets.
 """
 
 from __future__ import annotations
@@ -44,13 +45,15 @@ class JobContext:
 class Context:
     """Keys of jobs in the memory of results and among the leases of this host.
 
-    A memory key counts everything: the job, Triton's release and binary, ptxas, the bytes of a module's file, and the whole
-    environment, since which variables matter differs by release; a change costs one look into the cache directory.
+    A memory key counts everything: the job, Triton's release and binary, ptxas, the bytes of a
+    module's file, and the whole environment, since which variables matter differs by release; a
+    change costs one look into the cache directory.
 
     Args:
         cache_dir: where kernels go.
         perform: what is done with jobs.
-        reload: whether a module's file is looked at again for each job; False where jobs run in this process, which imports a module once.
+        reload: whether a module's file is looked at again for each job; False where jobs run in
+            this process, which imports a module once.
     """
 
     def __init__(self, cache_dir: str, perform: str, *, reload: bool) -> None:
@@ -62,7 +65,9 @@ class Context:
         self._toolchains: dict[Target, str] = {}
 
     def of(self, job: Job, *, look: bool = True) -> JobContext:
-        """Return the context of a job now; without `look`, the environment is that of the job before."""
+        """Return the context of a job now; without `look`, the environment is that of the job
+        before.
+        """
         with self._lock:
             if look:
                 self._refresh_environment()
@@ -75,7 +80,9 @@ class Context:
             )
 
     def source_of(self, job: Job) -> tuple[str, str]:
-        """Return path and SHA-256 of the file of a job's module, as it is now; empty texts where the job has its source with it."""
+        """Return path and SHA-256 of the file of a job's module, as it is now; empty texts where
+        the job has its source with it.
+        """
         path = job.source.path if job.source.kind == "module" else ""
         with self._lock:
             return path, self._source(path)[0]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Job`: one kernel to compile, as plain data for a worker; `Compiled`: its result.
 
-Build plans, tuners and programs make jobs for the service; a worker, or the service itself without workers, calls `perform`.
+Build plans, tuners and programs make jobs for the service; a worker, or the service itself without
+workers, calls `perform`.
 """
 
 from __future__ import annotations
@@ -47,12 +48,15 @@ class SourceRef:
     """Where a kernel's source is.
 
     Attributes:
-        kind: `module`: a Python file, which compiling imports, so the maker of the job must trust it; `text`: the text of a Python
-            module, which becomes a content-addressed file; `ir`: Triton's IR, which is never executed.
+        kind: `module`: a Python file, which compiling imports, so the maker of the job must trust
+            it; `text`: the text of a Python module, which becomes a content-addressed file; `ir`:
+            Triton's IR, which is never executed.
         function: qualified name of the JIT function in its module; for IR the name of the kernel.
-        module: the name that the file is imported by, dotted inside a package; of a `text` the importer, `module:function`, which gets
-            text and path and returns what has the function; empty for `source_module`.
-        path: the file of a `module`; of a `text` what tracebacks, and kernels of a Triton that keeps paths, call it.
+        module: the name that the file is imported by, dotted inside a package; of a `text` the
+            importer, `module:function`, which gets text and path and returns what has the function;
+            empty for `source_module`.
+        path: the file of a `module`; of a `text` what tracebacks, and kernels of a Triton that
+            keeps paths, call it.
         root: the directory that must be on `sys.path` for it.
         data: the text of a `text` or `ir` source.
     """
@@ -81,8 +85,9 @@ class SourceRef:
 class Job:
     """One kernel to compile for one target.
 
-    Signature, constants, attributes and options are those that Triton's own JIT hands to its compiler for one call
-    (`toolchain/jit_specialization.py` asks it); all are data, and none is executed.
+    Signature, constants, attributes and options are those that Triton's own JIT hands to its
+    compiler for one call (`toolchain/jit_specialization.py` asks it); all are data, and none is
+    executed.
 
     Attributes:
         name: the kernel's name, for people.
@@ -91,8 +96,10 @@ class Job:
         constants, attributes: path of an argument -> value.
         options: every option of the target's backend.
         target: what to compile for.
-        key: the kernel key that the JIT will ask for, where that is known; a compile that gives another one fails.
-        helpers_first: the functions that the kernel calls were hashed before it; matters on Triton 3.6 and 3.7 only.
+        key: the kernel key that the JIT will ask for, where that is known; a compile that gives
+            another one fails.
+        helpers_first: the functions that the kernel calls were hashed before it; matters on Triton
+            3.6 and 3.7 only.
         facts: launch facts of the compile that the IR came from (`ir` only).
     """
 
@@ -222,7 +229,9 @@ class Compiled:
         return Compiled(key, directory, seconds, times, hit, who, facts, parts)
 
     def add_to(self, builder: Builder) -> str | None:
-        """Add the kernel to a bundle under construction; returns why it is left out, None when it is in."""
+        """Add the kernel to a bundle under construction; returns why it is left out, None when it
+        is in.
+        """
         times = tuple((stage, round(seconds / _MICROSECOND)) for stage, seconds in self.stages)
         known = KnownFacts(self.toolchain, self.facts, self.parts)
         if builder.add_directory(self.key, Observation(layouts=("triton",), times_us=times), known):
@@ -233,15 +242,16 @@ class Compiled:
 def perform(job: Job, cache_dir: str) -> Compiled:
     """Compile a job's kernel into `cache_dir`, or find it there.
 
-    Runs in a worker or in process, one at a time in each; needs no GPU.  It imports the source, which is code.
+    Runs in a worker or in process, one at a time in each; needs no GPU.  It imports the source,
+    which is code.
 
     Args:
         job: what to compile.
         cache_dir: a cache directory of Triton's kind; made when it is not there.
 
     Raises:
-        CompileFailed: with the compiler's message and, where it names one, the line of the source; also when the kernel came
-            out under another key than the job says.
+        CompileFailed: with the compiler's message and, where it names one, the line of the source;
+            also when the kernel came out under another key than the job says.
     """
     started = time.monotonic()
     return finished(job, _compiled(job, cache_dir), started)
@@ -298,7 +308,8 @@ def _compiled(job: Job, cache_dir: str) -> CompileEvent:
         job.options,
         job.target,
         cache_dir,
-        # Another job may have hashed helpers of this kernel before, in an order that leads to another key.
+        # Another job may have hashed helpers of this kernel before, in an order that leads to
+        # another key.
         helpers_first=bool(job.helpers_first) if job.key else job.helpers_first,
     )
 
@@ -325,7 +336,9 @@ def load_kernel(source: SourceRef, target: Target) -> Any:
 
 
 def _ir_facts(recorded: bytes, known: KnownFacts) -> bytes | None:
-    """Return facts for a static launch of what was compiled from IR: the recorded call's, with this compile's options."""
+    """Return facts for a static launch of what was compiled from IR: the recorded call's, with this
+    compile's options.
+    """
     if known.launch is None:
         return None
     options = LaunchFacts.from_bytes(known.launch).options

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes that compile: a server that imports Triton once and forks, and the workers that it forks.
+"""The processes that compile: a server that imports Triton once and forks, and the workers that it
+forks.
 
 ::
 
@@ -7,11 +8,12 @@
        │                                                                           ▲
        └────────────────────────── a socket of its own ────────────────────────────┘
 
-The server ends when the service's process does, however that ended: it watches the process itself, not only the socket,
-which a forked child may still hold.  It then kills each worker's process group, compilers that a worker started included.  The
-kernel kills the workers when the server dies.
+The server ends when the service's process does, however that ended: it watches the process itself,
+not only the socket, which a forked child may still hold.  It then kills each worker's process
+group, compilers that a worker started included.  The kernel kills the workers when the server dies.
 
-`worker_processes.py` starts `main` in a new interpreter; `CompileService` names `compile_job` and `import_triton` as what to run.
+`worker_processes.py` starts `main` in a new interpreter; `CompileService` names `compile_job` and
+`import_triton` as what to run.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ from bundler.toolchain.warmup import warm
 
 # A packet of the control socket: names and numbers only.
 PACKET_BYTES = 1 << 16
-# Where the parent's end cannot be watched (no pidfd), the server looks so often whether the parent is there.
+# Where the parent's end cannot be watched (no pidfd), the server looks so often whether the parent
+# is there.
 PARENT_CHECK_S = 0.5
 LONGEST_IMPORT_S = 180
 # Between jobs the file that keeps a worker's output is emptied when it is larger.
@@ -73,12 +76,16 @@ def compile_job(payload: bytes, cache_dir: str) -> bytes:
 
 
 def import_triton() -> None:
-    """Do in the server what each worker would do first: import Triton and hash its library for the keys."""
+    """Do in the server what each worker would do first: import Triton and hash its library for the
+    keys.
+    """
     warm()
 
 
 def main() -> None:
-    """Serve as the process that forks workers; arguments: control descriptor, the service's process."""
+    """Serve as the process that forks workers; arguments: control descriptor, the service's
+    process.
+    """
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     for number in (signal.SIGINT, signal.SIGHUP):
         # The terminal's signals are for the program, which gives this server its orders.
@@ -161,7 +168,8 @@ class _Server:
             self._say("unready", tail(f"{type(error).__name__}: {error}"))
             return False
         self._cache_dir, self._memory_bytes = os.fsdecode(cache_dir), memory_bytes
-        # Pages that forked workers share stay shared: frozen objects are not touched by the collector.
+        # Pages that forked workers share stay shared: frozen objects are not touched by the
+        # collector.
         gc.collect()
         gc.freeze()
         self._say("ready", PROTOCOL, VERSION)
@@ -180,8 +188,9 @@ class _Server:
                 sys.stdout.flush()
             finally:
                 os._exit(0)
-        # The worker does the same for itself.  Whichever runs first makes the group, so that the group exists before this process may
-        # have to kill it, and before the worker starts a compiler, which would otherwise be outside of it.
+        # The worker does the same for itself.  Whichever runs first makes the group, so that the
+        # group exists before this process may have to kill it, and before the worker starts a
+        # compiler, which would otherwise be outside of it.
         with contextlib.suppress(OSError):
             os.setpgid(child, child)
         for descriptor in (channel, words, tokens):
@@ -197,7 +206,8 @@ class _Server:
     def _kill_all(self) -> None:
         for child in self._workers.values():
             _kill_group(child)
-        # Reaped here: in a container the first process often reaps nothing, and they would stay as zombies.
+        # Reaped here: in a container the first process often reaps nothing, and they would stay as
+        # zombies.
         until_s = time.monotonic() + REAP_S
         with contextlib.suppress(ChildProcessError):
             while time.monotonic() < until_s:
@@ -211,7 +221,8 @@ class _Server:
                 ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             ) is not None:
                 child = ended.si_pid
-                # A compiler that the worker started may still run.  Until the worker is reaped, its number is not given to another process.
+                # A compiler that the worker started may still run.  Until the worker is reaped, its
+                # number is not given to another process.
                 if child in numbers:
                     _kill_group(child)
                 _, status = os.waitpid(child, 0)
@@ -243,13 +254,15 @@ def _become_worker(server: int, words: int, memory_bytes: int) -> None:
         os.dup2(source, target)
     os.close(nothing)
     os.close(words)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # what it prints last is not left in a buffer
+    # what it prints last is not left in a buffer
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable()
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb") as file:
         file.write(_OOM_SCORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if memory_bytes:
-        # Not RLIMIT_AS: that counts mapped libraries too, of which torch's alone are several gigabytes.
+        # Not RLIMIT_AS: that counts mapped libraries too, of which torch's alone are several
+        # gigabytes.
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
 
 
@@ -270,7 +283,9 @@ def _work(connection: socket.socket, tokens: int, work: Perform, cache_dir: str)
 
 
 class _Claim:
-    """Tells whether this worker may begin a job: numbers grow, and the pool has read the token of a job that it took back."""
+    """Tells whether this worker may begin a job: numbers grow, and the pool has read the token of a
+    job that it took back.
+    """
 
     def __init__(self, tokens: int) -> None:
         self._tokens, self._latest = tokens, 0
@@ -283,7 +298,9 @@ class _Claim:
 
 
 def _begin_output() -> int:
-    """Return where in this process's output file the output of a job begins; a long output of earlier jobs is thrown away."""
+    """Return where in this process's output file the output of a job begins; a long output of
+    earlier jobs is thrown away.
+    """
     sys.stdout.flush()
     if os.lseek(1, 0, os.SEEK_END) > OUTPUT_BYTES:
         os.ftruncate(1, 0)
@@ -291,7 +308,9 @@ def _begin_output() -> int:
 
 
 def _printed(begin: int) -> str:
-    """Return what this process printed since a job began: LLVM and MLIR print what is in no exception."""
+    """Return what this process printed since a job began: LLVM and MLIR print what is in no
+    exception.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     return read_printed(1, begin)

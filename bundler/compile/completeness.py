@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`compare_with_use`: what a warm-up used beside what was built; the command `build --complete` fails by it."""
+"""`compare_with_use`: what a warm-up used beside what was built; the command `build --complete`
+fails by it.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,9 @@ class Completeness(Summarized):
 def compare_with_use(built: Bundle, recording: Bundle) -> Completeness:
     """Compare a build with a recording of a warm-up or a capture, for the targets of the recording.
 
-    Kernels are compared by their keys, which is what Triton's JIT asks for: another option, alignment or constant is another kernel.
-    What was built for other targets than the recorded ones is not looked at, since nothing is known of its use.
+    Kernels are compared by their keys, which is what Triton's JIT asks for: another option,
+    alignment or constant is another kernel. What was built for other targets than the recorded ones
+    is not looked at, since nothing is known of its use.
 
     Args:
         built: what was built.

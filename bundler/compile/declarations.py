@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`prebuild`: how an author declares what to compile of a kernel ahead of time: in code, in a plain list, or in a build file.
+"""`prebuild`: how an author declares what to compile of a kernel ahead of time: in code, in a plain
+list, or in a build file.
 
-`Declaration` is one such wish, checked.  `build_file.py` and `build_plan.py` make them of files and lists, and read what was declared.
+`Declaration` is one such wish, checked.  `build_file.py` and `build_plan.py` make them of files and
+lists, and read what was declared.
 """
 
 from __future__ import annotations
@@ -28,9 +30,12 @@ class Declaration:
     """One kernel to build, in each of its variants.
 
     Attributes:
-        signature: argument name -> spec (`toolchain/imagined_arguments.py`), or a list of specs, each of which is a variant.
-        constants, options: name -> value, or a list of values, each of which is a variant; all combinations are built.
-        configs: further mappings of names to values, each of which is a variant of all combinations.
+        signature: argument name -> spec (`toolchain/imagined_arguments.py`), or a list of specs,
+            each of which is a variant.
+        constants, options: name -> value, or a list of values, each of which is a variant; all
+            combinations are built.
+        configs: further mappings of names to values, each of which is a variant of all
+            combinations.
         targets: which targets to build it for; empty for all that are asked for.
     """
 
@@ -158,10 +163,12 @@ def prebuild(
         def kernel(x, n, BLOCK: tl.constexpr): ...
 
     Args:
-        signature: argument name -> what it is: `*fp16:16` a tensor at a multiple of 16 bytes, `*fp16` one of which nothing is known,
-            with `:large` one of 2 GB or more; `i32`, `i32:16` a multiple of 16, `i32:1` one; `fp32`; `i1`; `none`;
-            `tensordesc<fp16[64, 32]>`; a tuple of these.  A list gives variants.
-        constants: constexpr argument -> value; a list gives variants.  An autotuner's own constants are left out.
+        signature: argument name -> what it is: `*fp16:16` a tensor at a multiple of 16 bytes,
+            `*fp16` one of which nothing is known, with `:large` one of 2 GB or more; `i32`,
+            `i32:16` a multiple of 16, `i32:1` one; `fp32`; `i1`; `none`; `tensordesc<fp16[64,
+            32]>`; a tuple of these.  A list gives variants.
+        constants: constexpr argument -> value; a list gives variants.  An autotuner's own constants
+            are left out.
         configs: mappings of constants and of options such as `num_warps`, each a variant.
         targets: such as `["cuda:90"]`; None for all that a build asks for.
 

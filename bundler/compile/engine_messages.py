@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a service and the workers of an engine (Dask, MPI, Ray) say to each other: one message and one answer a try, in msgpack.
+"""What a service and the workers of an engine (Dask, MPI, Ray) say to each other: one message and
+one answer a try, in msgpack.
 
 ::
 
@@ -7,8 +8,9 @@
     answers   ["done", worker, result, bundle, seconds] | ["failed", worker, error] | ["died", worker, how, printed]
               | ["refused", worker, differences]
 
-An engine pickles a reference to one public function, `engine_worker.run_job`, and these bytes; nothing else travels.  The first two items
-are read before the rest: a worker of another release cannot know what the rest means.
+An engine pickles a reference to one public function, `engine_worker.run_job`, and these bytes;
+nothing else travels.  The first two items are read before the rest: a worker of another release
+cannot know what the rest means.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from bundler.toolchain.ptxas import ptxas_version
 PROTOCOL = 1
 # What the name of a program's directory begins with.
 CLIENT_DIRECTORY = "triton-bundler-client-"
-# What begins so decides what Triton, LLVM, MLIR and ptxas make, so a worker has it as the program that sends the job has it.
+# What begins so decides what Triton, LLVM, MLIR and ptxas make, so a worker has it as the program
+# that sends the job has it.
 _COMPILER_VARIABLES = (
     "AMDGCN_",
     "DISABLE_LLVM",
@@ -48,7 +51,8 @@ _COMPILER_VARIABLES = (
     "USE_IR_LOC",
     "USE_TTGIR_LOC",
 )
-# Places and helpers on one machine say nothing about another one, and each machine has its own settings of ours.
+# Places and helpers on one machine say nothing about another one, and each machine has its own
+# settings of ours.
 _OF_THE_MACHINE = (
     "TRITON_BUNDLER_",
     "TRITON_CACHE_",
@@ -81,7 +85,9 @@ def host_of(worker: str) -> str:
 
 @dataclass(frozen=True)
 class Compiler:
-    """What decides about a kernel's key and bytes on a machine: our release, Python, Triton, its library and ptxas."""
+    """What decides about a kernel's key and bytes on a machine: our release, Python, Triton, its
+    library and ptxas.
+    """
 
     bundler: str
     python: str
@@ -103,7 +109,9 @@ class Compiler:
         )
 
     def differences(self, here: Compiler) -> list[str]:
-        """Return what `here` has otherwise than this one asks for, each as `what got, expected expected`."""
+        """Return what `here` has otherwise than this one asks for, each as `what got, expected
+        expected`.
+        """
         pairs = (
             ("triton-bundler", self.bundler, here.bundler),
             ("Python", self.python, here.python),
@@ -118,9 +126,11 @@ class Compiler:
 
 @dataclass(frozen=True)
 class WaitingClient:
-    """How a worker on the same machine sees that nobody waits any more: the program's process, and a directory of its own.
+    """How a worker on the same machine sees that nobody waits any more: the program's process, and
+    a directory of its own.
 
-    The directory goes when the program has done with its service, and has a file for each job that was given up before.
+    The directory goes when the program has done with its service, and has a file for each job that
+    was given up before.
     """
 
     boot: str
@@ -138,7 +148,8 @@ class WaitingClient:
         if (self.boot, self.namespace) != _machine() or not self.boot:
             return False
         if not os.path.exists(f"/proc/{self.process}"):
-            # Nobody else removes it.  A name of ours alone: whoever sends jobs may be wrong about the rest.
+            # Nobody else removes it.  A name of ours alone: whoever sends jobs may be wrong about
+            # the rest.
             if os.path.basename(self.directory).startswith(CLIENT_DIRECTORY):
                 shutil.rmtree(self.directory, ignore_errors=True)
             return True
@@ -165,13 +176,16 @@ class EngineJob:
         payload: for `perform`.
         target: what it is for.
         compiler: what the worker has to have.
-        source: path and SHA-256 of the module's file, which the worker has to have under that path; empty where the job has its source.
+        source: path and SHA-256 of the module's file, which the worker has to have under that path;
+            empty where the job has its source.
         environment: what the worker has to set of the compiler's variables.
         path: the program's import path, for what the module imports.
         timeout_s: how long it may take; 0 for ever.
-        memory_bytes: private memory that its process may have; 0 for as much as a worker has by default.
+        memory_bytes: private memory that its process may have; 0 for as much as a worker has by
+            default.
         perform, preload: `module:function`, as for the service's own workers.
-        stores: URLs of the store that it takes the kernel from, or publishes it into; empty to send it back.
+        stores: URLs of the store that it takes the kernel from, or publishes it into; empty to send
+            it back.
         key: the kernel's key, where that is known.
         client: how to see that nobody waits any more.
     """
@@ -284,7 +298,9 @@ class EngineJob:
         )
 
     def environment_here(self) -> JobEnvironment:
-        """Return this process's environment and import path, with what the program has of the compiler's variables and modules."""
+        """Return this process's environment and import path, with what the program has of the
+        compiler's variables and modules.
+        """
         own = {name: value for name, value in os.environb.items() if not _decides(name)}
         path = [os.fsencode(os.path.abspath(entry)) for entry in sys.path]
         more = [entry for entry in self.path if entry not in path]

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`run_job`: what an engine (Dask, MPI, Ray) calls in its workers, with the bytes of one job; returns the bytes of its answer.
+"""`run_job`: what an engine (Dask, MPI, Ray) calls in its workers, with the bytes of one job;
+returns the bytes of its answer.
 
-The compile is done by processes of the service's kind that the engine's worker starts and keeps, so a crash of the compiler, a time-out
-or too much memory ends none of the engine's workers.  Those processes end with the worker, however it ends.  `executor_pool.py` sends
-the jobs.  The one object of this process is here, `_WORKER`, since an engine can only call a function.
+The compile is done by processes of the service's kind that the engine's worker starts and keeps, so
+a crash of the compiler, a time-out or too much memory ends none of the engine's workers.  Those
+processes end with the worker, however it ends.  `executor_pool.py` sends the jobs.  The one object
+of this process is here, `_WORKER`, since an engine can only call a function.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ _STALE_S = 24 * 3600.0
 
 
 def run_job(message: bytes) -> bytes:
-    """Do a job that a service sent, in a worker of an engine; for `CompileService(executor=...)`, which makes the message.
+    """Do a job that a service sent, in a worker of an engine; for `CompileService(executor=...)`,
+    which makes the message.
 
     Never raises for what happens to a kernel: the answer says it.
 
@@ -61,7 +64,8 @@ def run_job(message: bytes) -> bytes:
 
 
 def compile_apart(payload: bytes, cache_dir: str) -> bytes:
-    """Compile in a directory of the job's own, and return what came out together with its files, as a bundle.
+    """Compile in a directory of the job's own, and return what came out together with its files, as
+    a bundle.
 
     Runs in a process that the engine's worker started; `run_job` names it.
     """
@@ -76,7 +80,9 @@ def compile_apart(payload: bytes, cache_dir: str) -> bytes:
 
 
 class _EngineWorker:
-    """The processes that compile for one worker of an engine, and the stores that it publishes into; several threads may call it."""
+    """The processes that compile for one worker of an engine, and the stores that it publishes
+    into; several threads may call it.
+    """
 
     def __init__(self) -> None:
         self._begin_anew()
@@ -105,7 +111,9 @@ class _EngineWorker:
         return _done(data, bundle, outcome.worker_s)
 
     def _through_store(self, asked: EngineJob) -> bytes:
-        """Take the kernel from the store, or compile it, once for all who use that store, and publish it."""
+        """Take the kernel from the store, or compile it, once for all who use that store, and
+        publish it.
+        """
         began_s, made = time.monotonic(), list[tuple[bytes, bytes]]()
 
         def compile_kernel() -> Bundle:
@@ -116,7 +124,8 @@ class _EngineWorker:
 
         got = compile_once(self._store(asked.stores), asked.key, compile_kernel)
         seconds = time.monotonic() - began_s
-        # What the store did not take goes back to the program, which sends it later or says that it is not there.
+        # What the store did not take goes back to the program, which sends it later or says that it
+        # is not there.
         unsent = b"" if got.published else got.bundle.to_bytes()
         if made and got.how in {"compiled", "late"}:
             return _done(made[-1][0], unsent, seconds)
@@ -153,7 +162,8 @@ class _EngineWorker:
         pool = self._pools.get((asked.preload, memory_bytes))
         if pool is None:
             plan = WorkerPlan(_PERFORM, asked.preload, self._root, memory_bytes)
-            # Tried once: the second try is the program's, and goes to another worker of the engine where there is one.
+            # Tried once: the second try is the program's, and goes to another worker of the engine
+            # where there is one.
             pool = WorkerPool(plan, workers, QUEUE_LIMIT, IDLE_S, deaths=1)
             self._pools[asked.preload, memory_bytes] = pool
             atexit.register(pool.close, wait=False)
@@ -201,7 +211,9 @@ def _source_differs(asked: EngineJob) -> list[str]:
 
 
 def _sweep() -> None:
-    """Remove directories of workers that were killed; by age, since a worker of another container has no number here."""
+    """Remove directories of workers that were killed; by age, since a worker of another container
+    has no number here.
+    """
     place = tempfile.gettempdir()
     with contextlib.suppress(OSError):
         for name in os.listdir(place):

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ExecutorPool`: tasks are done by the workers of an engine, through its `concurrent.futures.Executor`; in place of a `WorkerPool`.
+"""`ExecutorPool`: tasks are done by the workers of an engine, through its
+`concurrent.futures.Executor`; in place of a `WorkerPool`.
 
-The engine has workers, queue and placement; here is what a service promises beyond that: a task whose worker is lost is tried again
-once, an executor that broke is made anew where there is a function for it, and nothing is left waiting.  One thread handles what comes back, as callbacks
-of an engine's futures run in the engine's own threads, which must not be kept busy nor submit.
+The engine has workers, queue and placement; here is what a service promises beyond that: a task
+whose worker is lost is tried again once, an executor that broke is made anew where there is a
+function for it, and nothing is left waiting.  One thread handles what comes back, as callbacks of
+an engine's futures run in the engine's own threads, which must not be kept busy nor submit.
 """
 
 from __future__ import annotations
@@ -44,9 +46,11 @@ from bundler.format.entries import Target
 from bundler.lifecycle.restoration import restore
 from bundler.package_loggers import logger
 
-# A task is tried so often: its worker may have been lost for reasons of its own, or another worker may have the right compiler.
+# A task is tried so often: its worker may have been lost for reasons of its own, or another worker
+# may have the right compiler.
 TRIES = 2
-# Executors that broke one after the other, without a task done between them, before everything is given up.
+# Executors that broke one after the other, without a task done between them, before everything is
+# given up.
 EXECUTORS = 3
 _LOG = logger("bundler.compile")
 
@@ -84,14 +88,17 @@ class _Try:
 class ExecutorPool:
     """Has tasks done by an engine.
 
-    Guarantees: each task's future is settled.  A task whose worker is lost, or that ends the process that compiles it, is tried again once, and then
-    fails with its name.  A worker of another compiler refuses a task before it compiles; so does a second one, and then the task fails
-    with the name of both.  `close` without waiting takes back what no worker has begun, and ends what runs on this machine.
-    Does not guarantee: that a compile on another machine ends before it is done or its time is up, since an engine cannot be told.
-    Thread-safe; in a forked child the futures of its parent have failed, and nothing can be submitted.
+    Guarantees: each task's future is settled.  A task whose worker is lost, or that ends the
+    process that compiles it, is tried again once, and then fails with its name.  A worker of
+    another compiler refuses a task before it compiles; so does a second one, and then the task
+    fails with the name of both.  `close` without waiting takes back what no worker has begun, and
+    ends what runs on this machine. Does not guarantee: that a compile on another machine ends
+    before it is done or its time is up, since an engine cannot be told. Thread-safe; in a forked
+    child the futures of its parent have failed, and nothing can be submitted.
 
     Args:
-        executor: what does the tasks; or a function that makes it, which is called again after it broke, and what it made is shut down at the end.
+        executor: what does the tasks; or a function that makes it, which is called again after it
+            broke, and what it made is shut down at the end.
         plan: what workers do.
         queue_limit: `submit` waits while so many tasks are under way.
         source_of: returns path and digest of the module's file of a task's job.
@@ -141,10 +148,12 @@ class ExecutorPool:
             while self._is_full() and not self._closing:
                 self._changed.wait()
             self._check_open()
-            self._engine()  # in the user's thread: what an engine opens may have to be closed where it was opened
+            # in the user's thread: what an engine opens may have to be closed where it was opened
+            self._engine()
             self._under_way.add(task)
             if self._thread is None:
-                # A daemon thread: an engine that never answers must not keep the interpreter from ending.
+                # A daemon thread: an engine that never answers must not keep the interpreter from
+                # ending.
                 self._thread = threading.Thread(
                     target=self._serve, name="bundler-executor", daemon=True
                 )
@@ -162,7 +171,9 @@ class ExecutorPool:
         return True
 
     def quiesce(self) -> None:
-        """Nothing: workers are the engine's, and processes that compile end by themselves after a minute without work."""
+        """Nothing: workers are the engine's, and processes that compile end by themselves after a
+        minute without work.
+        """
 
     def renew(self) -> None:
         """Nothing: workers compare the file of a module with what they have imported."""
@@ -172,7 +183,9 @@ class ExecutorPool:
         return ()
 
     def close(self, *, wait: bool) -> None:
-        """End everything: when `wait` after what is under way, else at once, and what is not done is cancelled.  Twice is fine."""
+        """End everything: when `wait` after what is under way, else at once, and what is not done
+        is cancelled.  Twice is fine.
+        """
         with self._changed:
             if not wait:
                 self._closing = True
@@ -195,7 +208,8 @@ class ExecutorPool:
         self._cut()
 
     def _is_full(self) -> bool:
-        # Callbacks run in the thread that makes room: if one submitted and waited here, nobody would.
+        # Callbacks run in the thread that makes room: if one submitted and waited here, nobody
+        # would.
         return (
             len(self._under_way) >= self._limit and self._thread is not threading.current_thread()
         )
@@ -282,7 +296,8 @@ class ExecutorPool:
         ).to_bytes()
 
     def _handle(self, tried: _Try, done: Future[bytes]) -> None:
-        # The engine keeps a result on its worker as long as there is a reference to its future, and the future refers to this try.
+        # The engine keeps a result on its worker as long as there is a reference to its future, and
+        # the future refers to this try.
         task, tried.future = tried.task, None
         if self._tries.get(task) is not tried:
             return  # cancelled meanwhile, or an answer to an earlier try
@@ -320,7 +335,9 @@ class ExecutorPool:
             self._refused(task, worker, [text.decode("utf-8", "replace") for text in texts])
 
     def _placed(self, data: bytes, bundle: bytes) -> bytes:
-        """Put a kernel that a worker sent into the cache directory; returns the result with that directory."""
+        """Put a kernel that a worker sent into the cache directory; returns the result with that
+        directory.
+        """
         compiled, root = Compiled.from_bytes(data), self._plan.cache_dir
         directory = os.path.join(root, compiled.key)
         if bundle:
@@ -329,12 +346,15 @@ class ExecutorPool:
         return replace(compiled, directory=directory).to_bytes()
 
     def _lost(self, tried: _Try, error: BaseException) -> None:
-        """Handle what an engine says instead of an answer: its worker, its scheduler or the executor is gone."""
+        """Handle what an engine says instead of an answer: its worker, its scheduler or the
+        executor is gone.
+        """
         how = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         if not isinstance(error, BrokenExecutor):
             self._try_again(tried.task, how, "", lost=True)
             return
-        # An executor that broke took every task with it, so no task counts as having ended a worker.
+        # An executor that broke took every task with it, so no task counts as having ended a
+        # worker.
         with self._changed:
             if self._executor is tried.executor and self._make is not None:
                 self._broken += 1
@@ -381,7 +401,9 @@ class ExecutorPool:
         )
 
     def _withdraw(self, task: Task) -> None:
-        """Give a cancelled task up: at the engine, and, where it runs on this machine, in its worker."""
+        """Give a cancelled task up: at the engine, and, where it runs on this machine, in its
+        worker.
+        """
         tried = self._tries.get(task)
         self._forget(task)
         if tried is None or self._closing:

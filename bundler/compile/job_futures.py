@@ -20,9 +20,10 @@ T = TypeVar("T")
 class CompileFuture(Future[T], Generic[T]):
     """The result of one job, computed once; `result()` returns or raises the same each time.
 
-    Works with `concurrent.futures.wait` and `as_completed`.  `cancel()` also stops a job that runs: its worker is killed, unless
-    another future waits for the same job.  Callbacks run in the service's thread and must not wait for other futures.
-    Thread-safe.  In a forked child the futures of its parent have failed.
+    Works with `concurrent.futures.wait` and `as_completed`.  `cancel()` also stops a job that runs:
+    its worker is killed, unless another future waits for the same job.  Callbacks run in the
+    service's thread and must not wait for other futures. Thread-safe.  In a forked child the
+    futures of its parent have failed.
 
     Attributes:
         name: the job's name.
@@ -47,7 +48,8 @@ class CompileFuture(Future[T], Generic[T]):
         with self._cancelling:
             first, self._told = not self._told, True
         if first:
-            # What an executor does when it meets a cancelled job: wakes those in `wait` and `as_completed`.
+            # What an executor does when it meets a cancelled job: wakes those in `wait` and
+            # `as_completed`.
             self.set_running_or_notify_cancel()
             if self._on_cancel is not None:
                 self._on_cancel()
@@ -70,7 +72,9 @@ class CompileFuture(Future[T], Generic[T]):
                 self.set_result(result)  # type: ignore[arg-type]  # no error, so there is a result
 
     def abandon(self) -> None:
-        """Fail in a forked child: the parent compiles the job, and a thread that does not exist here may hold the lock."""
+        """Fail in a forked child: the parent compiles the job, and a thread that does not exist
+        here may hold the lock.
+        """
         # Not `done()`, which would wait for that lock.
         if self._state not in {"CANCELLED", "CANCELLED_AND_NOTIFIED", "FINISHED"}:
             self._condition = threading.Condition()

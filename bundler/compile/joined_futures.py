@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`JoinedFuture`: a future of what is made of the results of several others, such as a kernel of its compiled candidates.
+"""`JoinedFuture`: a future of what is made of the results of several others, such as a kernel of
+its compiled candidates.
 
-`CompileService.source`, kernels that compile their candidates in workers, and multi-kernels make them; `resolve_scope` waits for a whole
-namespace of futures, for `CompileService.wait`.
+`CompileService.source`, kernels that compile their candidates in workers, and multi-kernels make
+them; `resolve_scope` waits for a whole namespace of futures, for `CompileService.wait`.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ T = TypeVar("T")
 
 
 class JoinedFuture(CompileFuture[T]):
-    """What a function makes of the results of other futures; made once, in the thread that asks for it first.
+    """What a function makes of the results of other futures; made once, in the thread that asks for
+    it first.
 
-    It is done when its parts are.  `cancel()` cancels the parts.  In a forked child it fails with the parts.  Thread-safe.
+    It is done when its parts are.  `cancel()` cancels the parts.  In a forked child it fails with
+    the parts.  Thread-safe.
 
     Args:
         name: of the kernel, for errors.
@@ -42,7 +45,8 @@ class JoinedFuture(CompileFuture[T]):
         self._outcome: tuple[T | None, BaseException | None] | None = None
         self._counting, self._left = threading.Lock(), len(self._parts)
         self.on_cancel(self._cancel_parts)
-        # Who waits for it in a forked child is told at once, as by its parts, and asks them for the reason.
+        # Who waits for it in a forked child is told at once, as by its parts, and asks them for the
+        # reason.
         after_fork(self.abandon)
         for part in self._parts:
             part.add_done_callback(self._part_done)
@@ -67,7 +71,8 @@ class JoinedFuture(CompileFuture[T]):
     def _wait(self, timeout: float | None) -> tuple[T | None, BaseException | None]:
         if self.cancelled():
             raise CancelledError
-        # Of the innermost parts, since a forked child has these settled, and nobody there to tell the joined ones.
+        # Of the innermost parts, since a forked child has these settled, and nobody there to tell
+        # the joined ones.
         if concurrent.futures.wait(self._innermost(), timeout).not_done:
             raise TimeoutError(f"{self.name}: not compiled within {timeout:g} s")
         with self._making.lock:
@@ -81,7 +86,8 @@ class JoinedFuture(CompileFuture[T]):
     def _innermost(self) -> list[Future[Any]]:
         found: list[Future[Any]] = []
         for part in self._parts:
-            found += part._innermost() if isinstance(part, JoinedFuture) else [part]  # noqa: SLF001  # one class
+            # one class
+            found += part._innermost() if isinstance(part, JoinedFuture) else [part]  # noqa: SLF001
         return found
 
     def _part_done(self, _part: Future[Any]) -> None:

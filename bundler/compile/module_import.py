@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`load` imports a user's module of kernels under a declared target, once for each target; `find` says where a module is.
+"""`load` imports a user's module of kernels under a declared target, once for each target; `find`
+says where a module is.
 
-A module may decide by the target at import: which configurations an autotuner gets, the value of a global.  So each target has
-its own copies of the user's modules, which take their places in `sys.modules` in turn; libraries without kernels are shared.
+A module may decide by the target at import: which configurations an autotuner gets, the value of a
+global.  So each target has its own copies of the user's modules, which take their places in
+`sys.modules` in turn; libraries without kernels are shared.
 
 Build plans, workers (`compile_job.py`), retargeted kernels and the tuner load modules through it.
 """
@@ -29,7 +31,9 @@ _OWN_PREFIX = "bundler_built_"
 
 @dataclass(frozen=True)
 class ModulePlace:
-    """A module file, the name that it is imported by, and the directory that must be on `sys.path` for it."""
+    """A module file, the name that it is imported by, and the directory that must be on `sys.path`
+    for it.
+    """
 
     path: str
     name: str
@@ -38,7 +42,9 @@ class ModulePlace:
 
 @dataclass
 class _Imported:
-    """What is in `sys.modules` for one target, and what each module asked the driver for without an answer."""
+    """What is in `sys.modules` for one target, and what each module asked the driver for without an
+    answer.
+    """
 
     modules: dict[str, ModuleType] = field(default_factory=dict)
     refused: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -96,7 +102,8 @@ def _place_of(path: str) -> ModulePlace:
     name = name.removesuffix(".__init__")
     if "." in name:
         return ModulePlace(path, name, root)
-    # A file named like a module that exists already must not take that module's place, so it gets another name.
+    # A file named like a module that exists already must not take that module's place, so it gets
+    # another name.
     taken = name in sys.stdlib_module_names or (
         name in sys.modules and getattr(sys.modules[name], "__file__", 0) != path
     )
@@ -135,7 +142,9 @@ def load(place: ModulePlace, target: Target) -> ModuleType:
 
 
 def refused(place: ModulePlace, target: Target) -> tuple[str, ...]:
-    """Return what a module, when it was imported, asked Triton's driver for and no declared target knows."""
+    """Return what a module, when it was imported, asked Triton's driver for and no declared target
+    knows.
+    """
     copies = _copies.get(str(target))
     return () if copies is None else copies.refused.get(place.path, ())
 

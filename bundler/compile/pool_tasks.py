@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Task`: one job on its way through the pool, with the errors that it may end in; `TaskOutcome`: what a worker made of it.
+"""`Task`: one job on its way through the pool, with the errors that it may end in; `TaskOutcome`:
+what a worker made of it.
 
 The service makes tasks, the pool gives them to workers.
 """
@@ -17,7 +18,8 @@ from bundler.toolchain.diagnostics import telling_line
 
 # The pause before a lease that another process holds is asked for again; doubles up to the longest.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
-# Of what a worker printed before it ended, so many characters go into the message; the error's `words` have all.
+# Of what a worker printed before it ended, so many characters go into the message; the error's
+# `words` have all.
 LAST_WORDS = 4096
 
 
@@ -48,7 +50,8 @@ class Task:
         environment: for the worker.
         timeout_s: how long `perform` may take; None for ever.
         future: gets the outcome.
-        number: counts what is sent to workers, so that a late answer to an earlier try is told apart.
+        number: counts what is sent to workers, so that a late answer to an earlier try is told
+            apart.
         deaths: how many workers it has ended.
         misses: how many workers died before they began with it.
         submitted_s, started_s: on the monotonic clock.
@@ -94,7 +97,9 @@ class Task:
         )
 
     def killed_workers(self, how: str, words: str) -> BundlerError:
-        """Return the error of a task that ended its workers; `how`: how the last one ended; `words`: what it printed."""
+        """Return the error of a task that ended its workers; `how`: how the last one ended;
+        `words`: what it printed.
+        """
         line = telling_line(words)
         why = f": {line}" if line is not None else ""
         said = f"{why}; its last words:\n{words[-LAST_WORDS:]}" if words else "; it printed nothing"
@@ -112,7 +117,9 @@ class Task:
         )
 
     def lost_by_engine(self, how: str) -> BundlerError:
-        """Return the error of a task that an engine gave no answer to; `how`: what the engine says instead."""
+        """Return the error of a task that an engine gave no answer to; `how`: what the engine says
+        instead.
+        """
         return WorkerDied(
             f"{self.name}: its worker was lost {self.deaths} times, so it is not tried again; the engine says {how}",
             name=self.name,

@@ -70,7 +70,8 @@ class Guess:
 
     Attributes:
         file, line: of the program, or of the library that it calls; never torch's or Triton's.
-        called_from: `file:line` of the program's own script that led there; empty where it is that line.
+        called_from: `file:line` of the program's own script that led there; empty where it is that
+            line.
         what: the operation, such as `item`.
         taken: what the program was given instead.
         times: how often.
@@ -123,10 +124,11 @@ class CaptureReport(Reported):
 class Capture:
     """What a program would compile on the target; a context manager, made by `capturing`.
 
-    Guarantees: what was heard stays, also when the program ends by an error; kernels that cannot be compiled are in the report, with the reason;
-    after the block torch and Triton are as before.
-    Does not guarantee: that a program which decides by data decides as it would with real data (`CaptureReport.guesses`), and what other
-    threads or processes launch.  One block at a time in a process.
+    Guarantees: what was heard stays, also when the program ends by an error; kernels that cannot be
+    compiled are in the report, with the reason; after the block torch and Triton are as before.
+    Does not guarantee: that a program which decides by data decides as it would with real data
+    (`CaptureReport.guesses`), and what other threads or processes launch.  One block at a time in a
+    process.
 
     Args:
         target: what to capture for.
@@ -169,7 +171,8 @@ class Capture:
         )
 
     def build(self, workers: int | None = None, store: Store | None = None) -> Bundle:
-        """Compile what was heard, each kernel in a forked child of this process; returns the bundle.
+        """Compile what was heard, each kernel in a forked child of this process; returns the
+        bundle.
 
         What cannot be compiled is left out and in `report.failures`.  Called after the block.
 
@@ -230,11 +233,13 @@ def _file_of(function: Any) -> str:
 
 
 def capturing(target: str | Target, *, properties: Mapping[str, Any] | None = None) -> Capture:
-    """Return a capture to use in a `with` statement; the block runs without a GPU, as on a machine with the target's.
+    """Return a capture to use in a `with` statement; the block runs without a GPU, as on a machine
+    with the target's.
 
     Args:
         target: such as `cuda:90`.
-        properties: of the GPU, where they differ from what is sold for servers: `{"multi_processor_count": 114}`.
+        properties: of the GPU, where they differ from what is sold for servers:
+            `{"multi_processor_count": 114}`.
 
     Raises:
         ConfigError: no such target or property.
@@ -246,8 +251,9 @@ def capturing(target: str | Target, *, properties: Mapping[str, Any] | None = No
 class ForkedCompiles:
     """Compiles jobs in forked children, so many at a time; called by several threads.
 
-    Guarantees: a child that crashes, hangs or is killed fails its job alone; none is left when the call ends.
-    Does not guarantee: that a child works whose parent forked while another thread held a lock of a library; it runs into the time-out then.
+    Guarantees: a child that crashes, hangs or is killed fails its job alone; none is left when the
+    call ends. Does not guarantee: that a child works whose parent forked while another thread held
+    a lock of a library; it runs into the time-out then.
 
     Args:
         requests: what the JIT was about to compile, by the key of the job.
@@ -262,7 +268,9 @@ class ForkedCompiles:
         self._turns = threading.Semaphore(workers)
 
     def __call__(self, job: Job, cache_dir: str) -> Compiled:
-        """Compile a job into a cache directory; raises `CompileFailed` (`WorkerDied`, `CompileTimeout`)."""
+        """Compile a job into a cache directory; raises `CompileFailed` (`WorkerDied`,
+        `CompileTimeout`).
+        """
         request = self._requests[job.key]
 
         def compile_kernel() -> Compiled:
@@ -278,7 +286,8 @@ class ForkedCompiles:
 
 def _in_child(name: str, compile_kernel: Callable[[], Compiled], timeout_s: float) -> Compiled:
     with tempfile.TemporaryFile(prefix="triton-bundler-compile-") as printed:
-        # A child forked meanwhile would hold the pipe's end too, and its own end would be waited for.
+        # A child forked meanwhile would hold the pipe's end too, and its own end would be waited
+        # for.
         with _FORKS.lock:
             reading, writing = os.pipe()
             child = _fork()
@@ -313,7 +322,8 @@ def _in_child(name: str, compile_kernel: Callable[[], Compiled], timeout_s: floa
 
 def _fork() -> int:
     with warnings.catch_warnings():
-        # Python warns of a fork beside threads; the child compiles, and leaves what other threads were at alone.
+        # Python warns of a fork beside threads; the child compiles, and leaves what other threads
+        # were at alone.
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 

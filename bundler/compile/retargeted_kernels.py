@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Retarget`: recorded kernels for other targets: from their source, so that a JIT finds them, or from their IR, for static launch only.
+"""`Retarget`: recorded kernels for other targets: from their source, so that a JIT finds them, or
+from their IR, for static launch only.
 
 The command `build --from` calls it to fill a `Plan`.
 """
@@ -40,8 +41,10 @@ class Retarget:
     Args:
         plan: where to.
         bundle: what was recorded; nothing of it is executed.
-        modules: where the sources are: files or dotted names; they are imported, so the caller must trust them.
-        from_ir: whether a kernel whose source is not there is built from its IR, else it is a failure.
+        modules: where the sources are: files or dotted names; they are imported, so the caller must
+            trust them.
+        from_ir: whether a kernel whose source is not there is built from its IR, else it is a
+            failure.
     """
 
     plan: Plan
@@ -85,7 +88,9 @@ class Retarget:
     def _functions(
         self, target: Target
     ) -> Iterator[tuple[tuple[str, str, str], tuple[SourceRef, Any]]]:
-        """Yield each kernel of the modules by (name, digest of its text, first line), as key parts have them."""
+        """Yield each kernel of the modules by (name, digest of its text, first line), as key parts
+        have them.
+        """
         for module in self.modules:
             place = module_import.find(module)
             imported = self.plan.load(place, target)
@@ -103,7 +108,8 @@ class Retarget:
             if found is not None:
                 self._add_source(kernel, facts, found, target)
                 return
-            # From source, recordings of one call for several targets give one key.  From IR they would give several, so only one is built.
+            # From source, recordings of one call for several targets give one key.  From IR they
+            # would give several, so only one is built.
             call = _call_identity(kernel, facts)
             if call not in calls and kernel.target != target:
                 self._add_ir(kernel, facts, target)
@@ -143,7 +149,9 @@ class Retarget:
             self.plan.notes.append((kernel.name, str(target), _ASSUMED_RANGE))
 
     def _function(self, place: str, digest: str, target: Target) -> Any:
-        """Return a JIT function that is a constant: one of the given modules with this name and digest, whatever its module was called."""
+        """Return a JIT function that is a constant: one of the given modules with this name and
+        digest, whatever its module was called.
+        """
         name = place.partition(":")[2]
         for _, function in self._sources[target].values():
             if function.__qualname__ == name and function.cache_key == digest:
@@ -194,7 +202,9 @@ class Retarget:
 
 
 def why_not_from_ir(text: bytes, recorded: Target, target: Target) -> str | None:
-    """Return why TTIR that was made for one target cannot be compiled for another; None when nothing known speaks against it."""
+    """Return why TTIR that was made for one target cannot be compiled for another; None when
+    nothing known speaks against it.
+    """
     if target.backend != recorded.backend:
         if any(word in text for word in _LIBRARIES):
             return f"it calls a device library of {recorded.backend}"

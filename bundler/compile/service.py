@@ -70,35 +70,41 @@ class CompileService:
             futures = [service.submit(job) for job in jobs]
             kernels = [future.result() for future in futures]
 
-    Guarantees: every future is settled.  A job that crashes, is killed, takes too long or too much memory fails alone, with the
-    kernel's name and the end of what its worker printed; one that ended two workers is not tried again.  Equal jobs are compiled once in this
-    process and, but for a process that was stopped for half a minute, once on this host.  No process of ours outlives this one,
-    and none exists while there is nothing to do.  Thread-safe; a forked child has an empty service, and the futures it inherited
-    have failed.
-    With one worker (and not `isolate`) jobs run in this process, within `submit`: without time-out or memory limit, and a crash of
-    the compiler ends this process; futures are done when `submit` returns.
-    Does not guarantee: that settings made in Python at `triton.knobs` reach the workers (environment variables do), or that a
-    change of a module that a kernel's module imports is seen; a change of the kernel's module itself is.
+    Guarantees: every future is settled.  A job that crashes, is killed, takes too long or too much
+    memory fails alone, with the kernel's name and the end of what its worker printed; one that
+    ended two workers is not tried again.  Equal jobs are compiled once in this process and, but for
+    a process that was stopped for half a minute, once on this host.  No process of ours outlives
+    this one, and none exists while there is nothing to do.  Thread-safe; a forked child has an
+    empty service, and the futures it inherited have failed. With one worker (and not `isolate`)
+    jobs run in this process, within `submit`: without time-out or memory limit, and a crash of the
+    compiler ends this process; futures are done when `submit` returns. Does not guarantee: that
+    settings made in Python at `triton.knobs` reach the workers (environment variables do), or that
+    a change of a module that a kernel's module imports is seen; a change of the kernel's module
+    itself is.
 
     Args:
         workers: how many; None for one a core, at most 32.
         cache_dir: where kernels go; None for where this process's Triton looks now.
         timeout_s: how long one job may take, in seconds; None for ever.
-        memory_bytes: private memory that a worker, and each program that it starts, may have; None for no limit.
+        memory_bytes: private memory that a worker, and each program that it starts, may have; None
+            for no limit.
         queue_limit: `submit` waits while so many jobs are queued.
         idle_s: without work for so many seconds, all processes end; the next job starts them again.
         isolate: use a worker process even when there is one.
-        once: wraps each compile, `once(job, compile_here) -> Compiled`, in a thread of its own: `SharedCompiles` compiles once in a
-            cluster.
-        on_progress: called with a `Progress` for everything that happens, in a thread of the service, one at a time; must be quick, and
-            not submit.
+        once: wraps each compile, `once(job, compile_here) -> Compiled`, in a thread of its own:
+            `SharedCompiles` compiles once in a cluster.
+        on_progress: called with a `Progress` for everything that happens, in a thread of the
+            service, one at a time; must be quick, and not submit.
         perform, preload: `module:function` for workers and for the process that forks them.
-        executor: an engine's `concurrent.futures.Executor` (Dask, MPI, Ray, loky), whose workers compile in place of this machine's; or a function that
-            makes one, called again after it broke and shut down by `close`.  Workers have this package, the same Python, Triton and ptxas,
-            and the modules of kernels under the same paths.  `workers` then bounds how many calls of `once` wait at a time, `memory_bytes` is
-            by default a part of the worker's machine, and `idle_s` is the engine's.
-        publish_to: URLs of a store, as workers reach it, with `executor` alone: workers take kernels from there and publish them, and
-            `directory` is where `SharedCompiles.fetch` would put one; empty for kernels to be sent back into `cache_dir`.
+        executor: an engine's `concurrent.futures.Executor` (Dask, MPI, Ray, loky), whose workers
+            compile in place of this machine's; or a function that makes one, called again after it
+            broke and shut down by `close`.  Workers have this package, the same Python, Triton and
+            ptxas, and the modules of kernels under the same paths.  `workers` then bounds how many
+            calls of `once` wait at a time, `memory_bytes` is by default a part of the worker's
+            machine, and `idle_s` is the engine's.
+        publish_to: URLs of a store, as workers reach it, with `executor` alone: workers take
+            kernels from there and publish them, and `directory` is where `SharedCompiles.fetch`
+            would put one; empty for kernels to be sent back into `cache_dir`.
 
     Raises:
         ConfigError: an argument has a value that cannot be used.
@@ -145,7 +151,8 @@ class CompileService:
             )
         self._closed = False
         self._begin_anew()
-        # A child has neither the pool's thread nor its processes, and locks in a state that nobody will change.
+        # A child has neither the pool's thread nor its processes, and locks in a state that nobody
+        # will change.
         after_fork(self._reset_in_child)
         self._at_exit = weakref.finalize(self, _close_pool, self._pool)
 
@@ -175,8 +182,9 @@ class CompileService:
         """Compile a job; waits while the queue is full.
 
         Returns:
-            A future of its own for each call.  It raises `CompileFailed` (`WorkerDied`, `CompileTimeout`) or what `once` raised.
-            Cancelling it stops the job when nobody else waits for an equal one.
+            A future of its own for each call.  It raises `CompileFailed` (`WorkerDied`,
+            `CompileTimeout`) or what `once` raised. Cancelling it stops the job when nobody else
+            waits for an equal one.
 
         Raises:
             ConfigError: the service was closed.
@@ -191,7 +199,8 @@ class CompileService:
         if context.stale:  # workers have imported the module as it was before its file changed
             self._pool.renew()
         future: CompileFuture[Compiled] = CompileFuture(job.name)
-        # Joining and counting are two steps: the listener is called without the lock that jobs are joined under.
+        # Joining and counting are two steps: the listener is called without the lock that jobs are
+        # joined under.
         known, inflight, first = self._join(job, context.key, future)
         self._progress.tell(job.name, "submitted", submitted=1)
         if known is not None:
@@ -205,8 +214,11 @@ class CompileService:
         return future
 
     def compile_all(self, jobs: Iterable[Job]) -> list[Compiled | BundlerError]:
-        """Compile jobs in the current environment; returns for each, in order, the kernel or why there is none."""
-        # Looking at the environment for each would cost more than all the rest where everything is there already.
+        """Compile jobs in the current environment; returns for each, in order, the kernel or why
+        there is none.
+        """
+        # Looking at the environment for each would cost more than all the rest where everything is
+        # there already.
         futures = [self._submit(job, look=number == 0) for number, job in enumerate(list(jobs))]
         wait(futures)
         return [_result_of(future) for future in futures]
@@ -219,13 +231,16 @@ class CompileService:
         *,
         finish: Callable[[Compiled], Any] | None = None,
     ) -> CompileFuture[Any]:
-        """Compile a kernel of a module that is given as text; only a worker imports the text, which is code.
+        """Compile a kernel of a module that is given as text; only a worker imports the text, which
+        is code.
 
         Args:
             name, text: of the kernel and its function; a Python module.
-            meta: `signature` (every parameter in order -> Triton's type) and `target`; perhaps `constants`, `attributes` (what an address or
-                number can be divided by, or Triton's own list), `options` of the compiler, `function` where its name is another.
-            finish: makes the future's result of what was compiled, once, in the thread that asks for it first; None for `Compiled`.
+            meta: `signature` (every parameter in order -> Triton's type) and `target`; perhaps
+                `constants`, `attributes` (what an address or number can be divided by, or Triton's
+                own list), `options` of the compiler, `function` where its name is another.
+            finish: makes the future's result of what was compiled, once, in the thread that asks
+                for it first; None for `Compiled`.
 
         Returns:
             A future as `submit` returns it.
@@ -247,7 +262,8 @@ class CompileService:
         timeout_s: float | None = None,
         on_progress: Callable[[ScopeProgress], None] | None = None,
     ) -> None:
-        """Wait for every future of a namespace, such as `globals()`, and put its result in its place; other values stay.
+        """Wait for every future of a namespace, such as `globals()`, and put its result in its
+        place; other values stay.
 
         Args:
             scope: names and values; futures of this or any other service.
@@ -255,7 +271,8 @@ class CompileService:
             on_progress: called in this thread for each that is done.
 
         Raises:
-            CompileFailed: of the first that failed, with the kernel's name; the others stay as they are, done or not.
+            CompileFailed: of the first that failed, with the kernel's name; the others stay as they
+                are, done or not.
             CompileTimeout: names those that are not done.
         """
         resolve_scope(scope, timeout_s, on_progress)
@@ -271,7 +288,9 @@ class CompileService:
         return self._pool.warm_up(wait_s)
 
     def quiesce(self) -> None:
-        """End the workers as soon as they have nothing to do; the server stays, which forks new ones in milliseconds."""
+        """End the workers as soon as they have nothing to do; the server stays, which forks new
+        ones in milliseconds.
+        """
         self._pool.quiesce()
 
     def forget(self) -> None:
@@ -310,7 +329,9 @@ class CompileService:
     def _join(
         self, job: Job, key: str, future: CompileFuture[Compiled]
     ) -> tuple[Compiled | None, InflightJob | None, bool]:
-        """Return a remembered result, or the job under way that the future joined and whether that job is yet to be started."""
+        """Return a remembered result, or the job under way that the future joined and whether that
+        job is yet to be started.
+        """
         with self._lock:
             known = self._results.get(key)
             # A result is remembered with its directory, which a user may have deleted since.
@@ -383,7 +404,8 @@ class CompileService:
         )
         with self._lock:
             inflight.inner = task.future
-            # Between `submit` and here the last one who waited may have cancelled: `_withdraw` found no inner future to cancel.
+            # Between `submit` and here the last one who waited may have cancelled: `_withdraw`
+            # found no inner future to cancel.
             if inflight.given_up:
                 task.future.cancel()
                 return task.future
@@ -425,7 +447,8 @@ class CompileService:
         """Settle every future that waits; None: the job was cancelled."""
         now_s = time.monotonic()
         with self._lock:
-            # An equal job may have been submitted since this one was given up, and has its own entry.
+            # An equal job may have been submitted since this one was given up, and has its own
+            # entry.
             if self._inflight.get(inflight.key) is inflight:
                 del self._inflight[inflight.key]
             waiting, inflight.waiting = inflight.waiting, []
@@ -492,7 +515,8 @@ def _source_job(name: str, text: Any, meta: Any) -> Job:
         meta: see `CompileService.source`.
 
     Raises:
-        ConfigError: something is missing, unknown or of the wrong type; or a value cannot be sent to a worker.
+        ConfigError: something is missing, unknown or of the wrong type; or a value cannot be sent
+            to a worker.
     """
     if not isinstance(meta, Mapping) or not _NEEDED <= meta.keys() <= _KNOWN:
         given = sorted(meta) if isinstance(meta, Mapping) else repr(meta)[:80]
@@ -554,7 +578,8 @@ def _type(kind: Any, name: str) -> Value:
 
 
 def _attribute(value: Any, argument: str, name: str) -> Value:
-    # A number is what users know: by how many bytes an address, or by which number a size, can be divided.
+    # A number is what users know: by how many bytes an address, or by which number a size, can be
+    # divided.
     return _value([[_ALIGNED, value]] if type(value) is int else value, argument, name)
 
 

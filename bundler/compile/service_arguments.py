@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the arguments of a `CompileService` may be: its defaults, how many workers it takes, and the checks of the rest."""
+"""What the arguments of a `CompileService` may be: its defaults, how many workers it takes, and the
+checks of the rest.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ MOST_WORKERS = 32
 # Triton and one kernel take more than this.
 LEAST_MEMORY_BYTES = 64 << 20
 QUEUE_LIMIT = 10_000
-# What a worker may have at least, where nothing else is said: an equal part of a small machine could be too little for a kernel.
+# What a worker may have at least, where nothing else is said: an equal part of a small machine
+# could be too little for a kernel.
 LEAST_SHARE_BYTES = 4 << 30
 IDLE_S = 60.0
 TIMEOUT_S = 600.0
@@ -38,9 +41,11 @@ def worker_count(workers: int | None) -> int:
 
 
 def memory_share(workers: int) -> int:
-    """Return how much private memory each of so many workers may have: its part of the machine's, and at least `LEAST_SHARE_BYTES`.
+    """Return how much private memory each of so many workers may have: its part of the machine's,
+    and at least `LEAST_SHARE_BYTES`.
 
-    The machine's memory is what its control group may have, where there is one.  Returns 0, no limit, where nobody says how much there is.
+    The machine's memory is what its control group may have, where there is one.  Returns 0, no
+    limit, where nobody says how much there is.
     """
     whole = machine_memory_bytes()
     return max(LEAST_SHARE_BYTES, whole // workers) if whole else 0

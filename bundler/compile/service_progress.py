@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a compile service is: `ServiceCounters`, `Progress` for each thing that happens, `JobTiming` for where the time went.
+"""How far a compile service is: `ServiceCounters`, `Progress` for each thing that happens,
+`JobTiming` for where the time went.
 
 The service writes them down in a `ProgressCounter`; the `build` command shows them.
 """
@@ -64,7 +65,8 @@ class Progress:
         happened: what happened to it.
         counters: as they are after that.
         running: names of the kernels that workers have begun, oldest first.
-        left_s: seconds until everything submitted so far is done, at the pace so far; None before the first job ended.
+        left_s: seconds until everything submitted so far is done, at the pace so far; None before
+            the first job ended.
         error: why it failed.
         machines: how many machines have answered so far.
         rate: jobs that ended in a second, of late; None before the second one ended.

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Shard`: which part of a plan a machine builds, equal on each machine that plans the same.
 
-Shards meet in a store and know nothing of each other: the command `build --shard 3/64` takes its part, `build --collect` what is there.
+Shards meet in a store and know nothing of each other: the command `build --shard 3/64` takes its
+part, `build --collect` what is there.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ class Shard:
     def part(self, jobs: Iterable[Job], times: RecordedTimes | None = None) -> list[Job]:
         """Return the jobs of this part.
 
-        Each job is in one part.  Which one depends on the jobs, on `times` and on nothing else: neither on the order of the jobs nor on
-        where their sources lie.  The jobs that take longest are dealt out first, each to the part that has least to do.
+        Each job is in one part.  Which one depends on the jobs, on `times` and on nothing else:
+        neither on the order of the jobs nor on where their sources lie.  The jobs that take longest
+        are dealt out first, each to the part that has least to do.
 
         Args:
             jobs: all jobs of the plan.
@@ -101,7 +103,9 @@ class RecordedTimes:
         )
 
     def seconds(self, job: Job) -> float:
-        """Return how long a job will take: as its kernel did, else as others of its name, else as most."""
+        """Return how long a job will take: as its kernel did, else as others of its name, else as
+        most.
+        """
         known = self.by_key.get(job.key)
         if known is None:
             known = self.by_name.get((job.name, job.target.backend))
@@ -113,7 +117,9 @@ class RecordedTimes:
 
 
 def identity(job: Job) -> str:
-    """Return a digest of what a job makes, without places of sources and libraries, which differ from machine to machine."""
+    """Return a digest of what a job makes, without places of sources and libraries, which differ
+    from machine to machine.
+    """
     # What is built from IR has no key before it is compiled, but the IR.
     what = (job.name, str(job.target), job.key, sha256(job.source.data).hex())
     return digest_text(sha256("\0".join(what).encode()))

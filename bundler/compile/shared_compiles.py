@@ -22,7 +22,8 @@ from bundler.toolchain import identity
 
 
 class SharedCompiles:
-    """What a `CompileService` takes as `once`: each kernel comes from the store, or is compiled by one and published.
+    """What a `CompileService` takes as `once`: each kernel comes from the store, or is compiled by
+    one and published.
 
     ::
 
@@ -31,9 +32,10 @@ class SharedCompiles:
             shared.fetch(jobs)  # what is there comes in one go
             service.compile_all(jobs)
 
-    Guarantees and errors are those of `compile_once`: leases are renewed while a worker compiles, a failed compile is told to those
-    who wait for it, and when the store fails this process compiles for itself.  Jobs without a known `key` are
-    compiled here and not shared.  Thread-safe as the store.
+    Guarantees and errors are those of `compile_once`: leases are renewed while a worker compiles, a
+    failed compile is told to those who wait for it, and when the store fails this process compiles
+    for itself.  Jobs without a known `key` are compiled here and not shared.  Thread-safe as the
+    store.
 
     Args:
         store: where kernels are shared.
@@ -51,10 +53,12 @@ class SharedCompiles:
         return frozenset(self._in_store)
 
     def fetch(self, jobs: Iterable[Job]) -> frozenset[str]:
-        """Put what the store has of these jobs' kernels into the cache directory; returns their keys.
+        """Put what the store has of these jobs' kernels into the cache directory; returns their
+        keys.
 
         Raises:
-            StoreUnavailable, AccessDenied, StoreFull: the store cannot be read, or the directory not be written.
+            StoreUnavailable, AccessDenied, StoreFull: the store cannot be read, or the directory
+                not be written.
         """
         started = time.monotonic()
         wanted = [job.key for job in jobs if job.key]
@@ -91,7 +95,9 @@ class SharedCompiles:
         return _as_compiled(kernel, self._cache_dir, time.monotonic() - started)
 
     def _place(self, bundle: Bundle) -> dict[str, Kernel]:
-        """Restore kernels; returns those that are in place, by key.  Their targets need not be this machine's."""
+        """Restore kernels; returns those that are in place, by key.  Their targets need not be this
+        machine's.
+        """
         if not bundle.kernels:
             return {}
         report = restore(bundle, self._cache_dir, only="all", trust=self._store.trust)
@@ -100,7 +106,9 @@ class SharedCompiles:
 
 
 def bundle_of(compiled: Compiled, job: Job) -> Bundle:
-    """Return a compiled kernel as a bundle in memory; raises `CompileFailed` for one that no bundle can hold."""
+    """Return a compiled kernel as a bundle in memory; raises `CompileFailed` for one that no bundle
+    can hold.
+    """
     builder = Builder(os.path.dirname(compiled.directory))
     reason = compiled.add_to(builder)
     if reason is not None:

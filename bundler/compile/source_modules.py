@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`source_module`: kernel source given as text becomes a module file that its digest names, imported once a process.
+"""`source_module`: kernel source given as text becomes a module file that its digest names,
+imported once a process.
 
 ::
 
     <directory>/bundler_source_<64 hex>.py      created whole, for its owner alone, never changed
 
-Triton's key of a kernel depends on its text, its line numbers and, for recursive functions, its module's name, never on the path:
-all three follow from the text here, so that keys are equal on every machine.
+Triton's key of a kernel depends on its text, its line numbers and, for recursive functions, its
+module's name, never on the path: all three follow from the text here, so that keys are equal on
+every machine.
 
-Compile jobs with a `text` source load it; programs may make a `SourceModule` themselves.  `module_of_text` serves Inductor's generated
-modules too.
+Compile jobs with a `text` source load it; programs may make a `SourceModule` themselves.
+`module_of_text` serves Inductor's generated modules too.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ PREFIX = "bundler_source_"
 _DIRECTORIES = ("triton-bundler", "sources")
 
 
-# One import at a time: of two threads that load one module, the second gets the module of the first.
+# One import at a time: of two threads that load one module, the second gets the module of the
+# first.
 _IMPORTS = ForkSafeLock()
 
 
@@ -55,9 +58,9 @@ _IMPORTS = ForkSafeLock()
 class SourceModule:
     """A file with the source of kernels, named by its digest.
 
-    Guarantees: what is imported has that digest, whatever happened to the file since; `inspect` and tracebacks show that text.
-    Importing runs the text, so only make one of text that you trust as you trust your program.
-    Thread-safe; a forked child shares what its parent had imported.
+    Guarantees: what is imported has that digest, whatever happened to the file since; `inspect` and
+    tracebacks show that text. Importing runs the text, so only make one of text that you trust as
+    you trust your program. Thread-safe; a forked child shares what its parent had imported.
 
     Attributes:
         digest: sha256 of the text, 64 hex digits.
@@ -113,7 +116,9 @@ class SourceModule:
             return module if module is not None else self._import()
 
     def unload(self) -> None:
-        """Forget the module and its lines; the next `load` imports it again.  Whoever holds its kernels keeps them."""
+        """Forget the module and its lines; the next `load` imports it again.  Whoever holds its
+        kernels keeps them.
+        """
         with _IMPORTS.lock:
             module = sys.modules.pop(self.name, None)
             linecache.cache.pop(self.path if module is None else str(module.__file__), None)
@@ -140,7 +145,9 @@ class SourceModule:
 
 
 class TextLoader(importlib.abc.ExecutionLoader):
-    """Imports a text that was read before; reads neither the file again nor a .pyc that somebody may have put beside it."""
+    """Imports a text that was read before; reads neither the file again nor a .pyc that somebody
+    may have put beside it.
+    """
 
     def __init__(self, path: str, text: str) -> None:
         self._path, self._text = path, text
@@ -156,7 +163,8 @@ class TextLoader(importlib.abc.ExecutionLoader):
 
 def module_of_text(name: str, path: str, text: str) -> tuple[ModuleType, TextLoader]:
     """Return a new module whose source is a text, and the loader that runs the text in it."""
-    # Triton asks `inspect` for a kernel's text, which asks linecache.  An entry without a time is never read again from disk.
+    # Triton asks `inspect` for a kernel's text, which asks linecache.  An entry without a time is
+    # never read again from disk.
     linecache.cache[path] = (len(text), None, io.StringIO(text).readlines(), path)
     loader = TextLoader(path, text)
     spec = importlib.util.spec_from_loader(name, loader, origin=path)
@@ -169,8 +177,10 @@ def source_module(text: str, directory: str | os.PathLike[str] | None = None) ->
     """Make a module file of a text, unless it is there already.
 
     Args:
-        text: Python source; line ends become newlines, and the last line gets one.  A declared encoding counts for nothing: it is text.
-        directory: where to put it, made for its owner alone; None takes `triton-bundler/sources` in the user's cache directory.
+        text: Python source; line ends become newlines, and the last line gets one.  A declared
+            encoding counts for nothing: it is text.
+        directory: where to put it, made for its owner alone; None takes `triton-bundler/sources` in
+            the user's cache directory.
 
     Returns:
         The module, not yet imported.  Two processes that make the same one at once are fine.

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`TaskLeases`: of the processes of one host, one compiles a kernel, while the others go on with other tasks.
+"""`TaskLeases`: of the processes of one host, one compiles a kernel, while the others go on with
+other tasks.
 
-`WorkerPool` asks before it gives a task to a worker; `shared_leases` is where the service gets leases from.
+`WorkerPool` asks before it gives a task to a worker; `shared_leases` is where the service gets
+leases from.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ TakeLease = Callable[[str, float], Lease | None]
 
 
 class TaskLeases:
-    """The leases of one pool's tasks; for efficiency alone: where leases fail, two processes may compile the same kernel.
+    """The leases of one pool's tasks; for efficiency alone: where leases fail, two processes may
+    compile the same kernel.
 
     Args:
         take: asks for a lease by name and seconds; None while another process has it.
@@ -41,8 +44,11 @@ class TaskLeases:
         self._names: set[str] = set()
 
     def may_start(self, task: Task, now_s: float) -> bool:
-        """Take a task's lease; when another process has it, say when to ask again, and return False."""
-        # Equal jobs of a pool are one task, so another task of that name is another job: names are few.
+        """Take a task's lease; when another process has it, say when to ask again, and return
+        False.
+        """
+        # Equal jobs of a pool are one task, so another task of that name is another job: names are
+        # few.
         if self._take is None or task.lease_name in self._names:
             return True
         try:
@@ -55,7 +61,8 @@ class TaskLeases:
             self._names.add(task.lease_name)
             task.renew_s = now_s + LEASE_S / 3
             return True
-        task.not_before_s = now_s + task.pause_s * random.uniform(0.5, 1.0)  # noqa: S311  # jitter, no secret
+        # jitter, no secret
+        task.not_before_s = now_s + task.pause_s * random.uniform(0.5, 1.0)  # noqa: S311
         task.pause_s = min(2 * task.pause_s, LONGEST_PAUSE_S)
         return False
 
@@ -74,12 +81,15 @@ class TaskLeases:
         if lease is not None:
             self._names.discard(task.lease_name)
             with contextlib.suppress(BackendError):  # it expires by itself
-                # The lease's file may be busy, and an unreleased lease delays others by all of its time.
+                # The lease's file may be busy, and an unreleased lease delays others by all of its
+                # time.
                 any(lease.release() for _ in range(_ATTEMPTS))
 
 
 class HostLeases:
-    """Leases among the processes of this user on this host, in a directory that is looked at before each use."""
+    """Leases among the processes of this user on this host, in a directory that is looked at before
+    each use.
+    """
 
     def __init__(self) -> None:
         self._place = TemporaryPlace(_NAME, show)
@@ -101,5 +111,7 @@ class HostLeases:
 
 
 def shared_leases() -> TakeLease | None:
-    """Return how to take a lease among the processes of this user on this host; None where users have no numbers."""
+    """Return how to take a lease among the processes of this user on this host; None where users
+    have no numbers.
+    """
     return HostLeases().take if hasattr(os, "getuid") else None

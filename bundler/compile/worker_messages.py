@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages between the pool and its workers: framed positional msgpack, and errors as plain data.
+"""The messages between the pool and its workers: framed positional msgpack, and errors as plain
+data.
 
 `worker_processes` writes and reads them on the program's side, `compile_worker` on the worker's.
 
@@ -10,7 +11,8 @@
     answers   ["started", number, where its output begins] | ["done", number, result, seconds] | ["failed", number, error]
     token     number (8 bytes) in a pipe that both may read: the worker reads it to begin the job, the pool to take the job back
 
-Both sides are one release of this package; `PROTOCOL` and the version are compared when the workers' server starts.
+Both sides are one release of this package; `PROTOCOL` and the version are compared when the
+workers' server starts.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ TOKEN_BYTES = 8
 MESSAGE_BYTES = 16 << 20
 # So much of the end of an error's message is sent.
 TEXT_BYTES = 16 << 10
-# A longer text among an error's facts, such as a compiler's output, is cut to its beginning and end.
+# A longer text among an error's facts, such as a compiler's output, is cut to its beginning and
+# end.
 FACT_BYTES = 1 << 20
 _HALF = FACT_BYTES // 2
 # Room for the line that says how much is missing.
@@ -107,11 +110,14 @@ class FrameReader:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[list[Any]]:
-        """Add a piece and yield the messages that are complete now; raises `FormatError` for what is no message."""
+        """Add a piece and yield the messages that are complete now; raises `FormatError` for what
+        is no message.
+        """
         self._data += data
         while len(self._data) >= _HEAD.size:
             (length,) = _HEAD.unpack_from(self._data)
-            # Before the bytes are waited for: a job that writes into its worker's socket may announce any length.
+            # Before the bytes are waited for: a job that writes into its worker's socket may
+            # announce any length.
             if length > MESSAGE_BYTES:
                 raise LimitExceeded(
                     f"a message of {length} bytes from a compile process",
@@ -155,7 +161,9 @@ def decode_error(data: Any) -> BundlerError:
 
 
 def resolve(name: str) -> Callable[..., Any]:
-    """Return the function that `module:function` names; the name comes from the program that starts the service."""
+    """Return the function that `module:function` names; the name comes from the program that starts
+    the service.
+    """
     module, _, function = name.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return found
@@ -175,13 +183,17 @@ def tail(text: str) -> bytes:
 
 
 def ends(data: bytes) -> bytes:
-    """Return a text; of one that is too long for a fact beginning and end, and how much is missing between them."""
+    """Return a text; of one that is too long for a fact beginning and end, and how much is missing
+    between them.
+    """
     missing = len(data) - FACT_BYTES
     return data if missing <= 0 else _joined(data[:_HALF], missing, data[-_HALF:])
 
 
 def read_printed(output: int, begin: int) -> str:
-    """Return what the file of a worker's output holds from a place on; of much beginning and end, so that it fits a fact."""
+    """Return what the file of a worker's output holds from a place on; of much beginning and end,
+    so that it fits a fact.
+    """
     size, most = os.fstat(output).st_size - begin, FACT_BYTES - _MARK_BYTES
     if size <= most:
         data = os.pread(output, max(0, size), begin)
@@ -198,7 +210,9 @@ def _joined(beginning: bytes, missing: int, end: bytes) -> bytes:
 
 
 def with_printed(error: BundlerError, printed: str) -> BundlerError:
-    """Return a failed compile with what was printed meanwhile; where the compiler's exception does not say why, that output does."""
+    """Return a failed compile with what was printed meanwhile; where the compiler's exception does
+    not say why, that output does.
+    """
     if not isinstance(error, CompileFailed) or not printed:
         return error
     facts, message = {**error.facts, "printed": printed}, error.message

@@ -35,9 +35,11 @@ from bundler.fork_safety import after_fork
 from bundler.format import wire
 from bundler.package_loggers import logger
 
-# A task that ended so many workers is not tried again: the first death may have been the system's, which had no memory left.
+# A task that ended so many workers is not tried again: the first death may have been the system's,
+# which had no memory left.
 DEATHS = 2
-# Nor is a task that so many workers were sent and died before they began it, as when no worker can start.
+# Nor is a task that so many workers were sent and died before they began it, as when no worker can
+# start.
 MISSES = 5
 # Servers lost one after the other, without a task done between them, before the queue is given up.
 SERVERS = 3
@@ -49,9 +51,11 @@ _LOG = logger("bundler.compile")
 class WorkerPool:
     """Workers that do tasks.
 
-    Guarantees: each task's future is settled, whatever happens to processes; a task that ends `DEATHS` workers fails, is not
-    tried again, and takes no other task with it.  Processes exist from the first task or `warm_up` until the idle time, and never
-    outlive this process.  Thread-safe; a forked child has an empty pool of its own, and the futures it inherited have failed.
+    Guarantees: each task's future is settled, whatever happens to processes; a task that ends
+    `DEATHS` workers fails, is not tried again, and takes no other task with it.  Processes exist
+    from the first task or `warm_up` until the idle time, and never outlive this process.
+    Thread-safe; a forked child has an empty pool of its own, and the futures it inherited have
+    failed.
 
     Args:
         plan: what workers do.
@@ -125,7 +129,9 @@ class WorkerPool:
             return self._is_warm()
 
     def quiesce(self) -> None:
-        """Let workers go once they have nothing to do; the server, with its imports, stays until the idle time."""
+        """Let workers go once they have nothing to do; the server, with its imports, stays until
+        the idle time.
+        """
         with self._changed:
             self._warm, self._quiet = 0, True
             self._wake()
@@ -149,7 +155,9 @@ class WorkerPool:
             )
 
     def close(self, *, wait: bool) -> None:
-        """End everything: when `wait` after what is queued, else at once, and what is not done is cancelled.  Twice is fine."""
+        """End everything: when `wait` after what is queued, else at once, and what is not done is
+        cancelled.  Twice is fine.
+        """
         with self._changed:
             self._closing = "after the queue" if wait and self._closing != "now" else "now"
             self._wake()
@@ -159,7 +167,8 @@ class WorkerPool:
             thread.join()
 
     def _is_full(self) -> bool:
-        # Callbacks run in the thread that empties the queue: if one submitted and waited here, nobody would make room.
+        # Callbacks run in the thread that empties the queue: if one submitted and waited here,
+        # nobody would make room.
         return len(self._queue) >= self._limit and self._thread is not threading.current_thread()
 
     def _check_open(self) -> None:
@@ -174,7 +183,9 @@ class WorkerPool:
         )
 
     def _drop(self, task: Task) -> None:
-        """Take a cancelled task out of the queue; one that runs loses its worker in the pool's thread."""
+        """Take a cancelled task out of the queue; one that runs loses its worker in the pool's
+        thread.
+        """
         with self._changed:
             with contextlib.suppress(ValueError):
                 self._queue.remove(task)
@@ -187,7 +198,8 @@ class WorkerPool:
 
     def _run_thread(self) -> None:
         if self._thread is None:
-            # A daemon thread: worker processes end with this process anyway, so an interpreter that exits need not wait.
+            # A daemon thread: worker processes end with this process anyway, so an interpreter that
+            # exits need not wait.
             self._thread = self._last_thread = threading.Thread(
                 target=self._serve, name="bundler-compile", daemon=True
             )
@@ -228,7 +240,8 @@ class WorkerPool:
                     now_s = time.monotonic()
                     self._expire(processes, now_s)
                     self._assign(processes, now_s)
-                    # A start that takes longer than the idle time must not end itself: `warm_up` waits for it.
+                    # A start that takes longer than the idle time must not end itself: `warm_up`
+                    # waits for it.
                     if self._is_busy(processes) or not processes.ready:
                         active_s = now_s
                     if self._is_over(processes, now_s - active_s):
@@ -263,7 +276,8 @@ class WorkerPool:
         self._later.clear()
         for task in left:
             self._leases.release(task)
-            self._after.append(task.future.cancel)  # type: ignore[arg-type]  # what it returns is not needed
+            # what it returns is not needed
+            self._after.append(task.future.cancel)  # type: ignore[arg-type]
         self._stop_thread()
         return True
 
@@ -285,7 +299,9 @@ class WorkerPool:
             self._stop_thread()
 
     def _replace(self, processes: WorkerProcesses, lost: ServerLost) -> bool:
-        """Decide what follows a lost server: its workers are gone with it, so no task counts as having ended one."""
+        """Decide what follows a lost server: its workers are gone with it, so no task counts as
+        having ended one.
+        """
         tasks = processes.tasks()
         self._lost += 1
         if lost.never_ready or self._lost >= SERVERS:
@@ -325,7 +341,9 @@ class WorkerPool:
                 self._leases.renew(one, now_s)
 
     def _end_worker(self, processes: WorkerProcesses, worker: Worker) -> None:
-        """End a worker whose task is over; the task that it was sent for afterwards goes to another one."""
+        """End a worker whose task is over; the task that it was sent for afterwards goes to another
+        one.
+        """
         self._finish(worker)
         if worker.task is not None:
             self._again(self._finish(worker))
@@ -353,7 +371,9 @@ class WorkerPool:
         self._changed.notify_all()
 
     def _take_back(self, processes: WorkerProcesses) -> bool:
-        """Take back a task that was sent ahead to a busy worker, where another worker has nothing to do."""
+        """Take back a task that was sent ahead to a busy worker, where another worker has nothing
+        to do.
+        """
         task = _take_back(processes, self._size)
         if task is not None:
             self._again(task)
@@ -430,19 +450,24 @@ class WorkerPool:
         self._after.append(lambda: task.future.settle(outcome, error))
 
     def _run_after(self) -> None:
-        # A thread that ends and the one that follows it may both be here, so the deque may be empty by now.
+        # A thread that ends and the one that follows it may both be here, so the deque may be empty
+        # by now.
         with contextlib.suppress(IndexError):
             while True:
                 self._after.popleft()()
 
 
 def _next_worker(processes: WorkerProcesses, size: int, generation: int) -> Worker | None:
-    """Return the worker for the next task: a free one, else a busy one that can be sent a task ahead; None when there is neither."""
+    """Return the worker for the next task: a free one, else a busy one that can be sent a task
+    ahead; None when there is neither.
+    """
     return _free_worker(processes, size, generation) or _early_worker(processes, generation)
 
 
 def _free_worker(processes: WorkerProcesses, size: int, generation: int) -> Worker | None:
-    """Return a worker without a task, forked now if there may be one more; idle ones of an older generation are dismissed."""
+    """Return a worker without a task, forked now if there may be one more; idle ones of an older
+    generation are dismissed.
+    """
     # An older generation has imported a module that has changed since.
     staying = [worker for worker in processes.workers.values() if not worker.leaving]
     for worker in staying:
@@ -456,7 +481,9 @@ def _free_worker(processes: WorkerProcesses, size: int, generation: int) -> Work
 
 
 def _early_worker(processes: WorkerProcesses, generation: int) -> Worker | None:
-    """Return a busy worker that can be sent its next task already, so that it does not wait for a message in between."""
+    """Return a busy worker that can be sent its next task already, so that it does not wait for a
+    message in between.
+    """
     for worker in processes.workers.values():
         task = worker.task
         if (
@@ -466,7 +493,8 @@ def _early_worker(processes: WorkerProcesses, generation: int) -> Worker | None:
             or worker.generation != generation
         ):
             continue
-        # A worker that has begun with a task is up; one that is still starting may never get to a second task.
+        # A worker that has begun with a task is up; one that is still starting may never get to a
+        # second task.
         if task.started_s is not None and not task.future.done():
             return worker
     return None
@@ -479,10 +507,13 @@ def _has_room(processes: WorkerProcesses, size: int) -> bool:
 
 
 def _take_back(processes: WorkerProcesses, size: int) -> Task | None:
-    """Return a task that some worker was sent and has not begun, where another one could; None when there is none."""
+    """Return a task that some worker was sent and has not begun, where another one could; None when
+    there is none.
+    """
     if not _has_room(processes, size):
         return None
-    # Sent ahead to save a round trip, a task must not wait for a slow one while another worker is free.
+    # Sent ahead to save a round trip, a task must not wait for a slow one while another worker is
+    # free.
     for worker in processes.workers.values():
         task = processes.retract(worker)
         if task is not None:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`WorkerProcesses`: starts the server, has it fork workers, sends them tasks, and hears what becomes of them.
+"""`WorkerProcesses`: starts the server, has it fork workers, sends them tasks, and hears what
+becomes of them.
 
-It decides nothing: the pool's thread calls it and gets events, `Answer`, `WorkerEnded` and `ServerLost`.  Only `wake` may be called by any thread.
+It decides nothing: the pool's thread calls it and gets events, `Answer`, `WorkerEnded` and
+`ServerLost`.  Only `wake` may be called by any thread.
 """
 
 from __future__ import annotations
@@ -152,7 +154,8 @@ class WorkerProcesses:
         self._woken.setblocking(False)
         self._wake.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        self._output: IO[bytes] = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # lives as long as the server
+        # lives as long as the server
+        self._output: IO[bytes] = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(_CONTROL_TIMEOUT_S)
         self._selector.register(self._control, selectors.EVENT_READ)
@@ -178,7 +181,8 @@ class WorkerProcesses:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         output = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # lives as long as the worker
-        # A job's token is in the pipe until its worker begins with it, or the service takes the job back.
+        # A job's token is in the pipe until its worker begins with it, or the service takes the job
+        # back.
         tokens = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         worker = Worker(self._count, generation, ours, output, tokens)
         self._count += 1
@@ -195,7 +199,8 @@ class WorkerProcesses:
         return [task for worker in self.workers.values() for task in worker.tasks]
 
     def send(self, worker: Worker, task: Task) -> None:
-        """Send a task to a worker that has at most one, with its environment where that is not the same as before.
+        """Send a task to a worker that has at most one, with its environment where that is not the
+        same as before.
 
         Raises:
             FormatError: the task is larger than a message may be; nothing was sent.
@@ -211,9 +216,11 @@ class WorkerProcesses:
         self._flush(worker)
 
     def retract(self, worker: Worker) -> Task | None:
-        """Take back the task that a worker was sent ahead; None when it has none or has begun with it.
+        """Take back the task that a worker was sent ahead; None when it has none or has begun with
+        it.
 
-        The pipe of tokens decides: of the worker and this process only one can read the task's token.
+        The pipe of tokens decides: of the worker and this process only one can read the task's
+        token.
         """
         task = worker.next_task
         if task is None:
@@ -254,7 +261,8 @@ class WorkerProcesses:
     def close(self) -> None:
         """End all processes, at once."""
         with contextlib.suppress(OSError):
-            # The server kills its workers and what they started when this socket closes; killing it would leave compilers behind.
+            # The server kills its workers and what they started when this socket closes; killing it
+            # would leave compilers behind.
             self._control.shutdown(socket.SHUT_RDWR)
         if not self.ready:
             self._server.kill()  # it has forked nothing yet, and may hang
@@ -341,7 +349,8 @@ class WorkerProcesses:
             except OSError:
                 data = b""
             if not data:
-                # It is dead, or can no longer answer.  The server kills it to make sure, and then reports its status.
+                # It is dead, or can no longer answer.  The server kills it to make sure, and then
+                # reports its status.
                 self._stop_listening(worker)
                 self._order("kill", worker.number)
                 return

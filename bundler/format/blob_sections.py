@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sections_of_blobs`: in which section of a container each blob lies, by the number of the blob.
 
-`Container` asks when a bundle is opened, which checks that the sections hold each blob once, and nothing else.
+`Container` asks when a bundle is opened, which checks that the sections hold each blob once, and
+nothing else.
 """
 
 from __future__ import annotations

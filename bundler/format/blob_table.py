@@ -52,7 +52,8 @@ class BlobTable(Sequence[tuple[bytes, int]]):
         packed = array("Q", self.digests)[:: DIGEST_BYTES // _HEAD_BYTES]
         if sys.byteorder == "little":
             packed.byteswap()
-        # As numbers, of which each is greater than the one before it, unless two digests begin alike.
+        # As numbers, of which each is greater than the one before it, unless two digests begin
+        # alike.
         return _is_ascending(packed.tolist()) or _is_ascending(self.digests_of(range(len(self))))
 
     def __len__(self) -> int:

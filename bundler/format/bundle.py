@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Bundle`: a manifest in memory, and content read and verified on demand; each room that makes or reads bundles calls it."""
+"""`Bundle`: a manifest in memory, and content read and verified on demand; each room that makes or
+reads bundles calls it.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +44,14 @@ Keep = entry_types.Keep
 class BlobSource(Protocol):
     """Where a bundle's bytes come from.
 
-    A source inherits from this class and defines `read_blob`; everything else has a default that is correct, and that a
-    source overrides where it can do better.
+    A source inherits from this class and defines `read_blob`; everything else has a default that is
+    correct, and that a source overrides where it can do better.
 
     Attributes:
-        waits: whether `prefetch` mostly waits for another machine, so that it is worth a thread of its own.
-        verified: whether the source has compared every blob that it returns with its digest; who reads need not do it again.
+        waits: whether `prefetch` mostly waits for another machine, so that it is worth a thread of
+            its own.
+        verified: whether the source has compared every blob that it returns with its digest; who
+            reads need not do it again.
         verifies_stored: whether, where it is `verified`, that goes for `stored_blobs` too.
     """
 
@@ -64,15 +68,21 @@ class BlobSource(Protocol):
         return self.read_blob(digest)
 
     def view_blobs(self, digests: Sequence[bytes]) -> Sequence[bytes | memoryview]:
-        """Return the bytes of several blobs, as `view_blob` does; raises what it raises for the first that is damaged."""
+        """Return the bytes of several blobs, as `view_blob` does; raises what it raises for the
+        first that is damaged.
+        """
         return [self.view_blob(digest) for digest in digests]
 
     def stored_blobs(self, digests: Sequence[bytes]) -> Sequence[bytes | memoryview]:
-        """Return the bytes of several blobs, which the caller verifies, unless `verifies_stored`; raises as `view_blobs`."""
+        """Return the bytes of several blobs, which the caller verifies, unless `verifies_stored`;
+        raises as `view_blobs`.
+        """
         return self.view_blobs(digests)
 
     def verify(self, digests: Collection[bytes]) -> None:
-        """Read these blobs and compare each with its digest; raises `DigestMismatch`, and as `read_blob`."""
+        """Read these blobs and compare each with its digest; raises `DigestMismatch`, and as
+        `read_blob`.
+        """
         for digest in digests:
             data = self.view_blob(digest)
             if not self.verified:
@@ -88,7 +98,9 @@ class BlobSource(Protocol):
 
 
 def require_content(bundle: Bundle, consequence: str) -> None:
-    """Raise `EmptyBundle` when there is nothing in a bundle; `consequence` says what was not done, and the way out."""
+    """Raise `EmptyBundle` when there is nothing in a bundle; `consequence` says what was not done,
+    and the way out.
+    """
     if bundle.is_empty:
         raise EmptyBundle(
             f"the bundle is empty: it has no kernel, no other file and no tuning record; {consequence}",
@@ -119,16 +131,19 @@ class MemoryBlobs(BlobSource):
 class Bundle:
     """Kernels and their companions, addressed by the digest of what they are.
 
-    Immutable.  Safe under threads; after a fork parent and child may both go on reading.  A loaded bundle keeps its
-    file open until `close`, and the file may be unlinked or replaced meanwhile.  A bundle made from others (`select`,
-    `merge`) reads through them: keep them open until it was saved.
+    Immutable.  Safe under threads; after a fork parent and child may both go on reading.  A loaded
+    bundle keeps its file open until `close`, and the file may be unlinked or replaced meanwhile.  A
+    bundle made from others (`select`, `merge`) reads through them: keep them open until it was
+    saved.
 
-    `len` and iteration are over its kernels; `in` takes a kernel, or a kernel key.  A bundle is true, also without kernels.
+    `len` and iteration are over its kernels; `in` takes a kernel, or a kernel key.  A bundle is
+    true, also without kernels.
 
     Attributes:
         variants_dropped: how many other builds of a kernel `merge` left out.
         left_out: (name, reason) of every file that `pack` or `collect` saw and did not take.
-        signed: where signatures of exactly this content are; a bundle that is made from others has none.
+        signed: where signatures of exactly this content are; a bundle that is made from others has
+            none.
     """
 
     def __init__(
@@ -213,16 +228,20 @@ class Bundle:
 
     @property
     def signatures(self) -> tuple[bytes, ...]:
-        """Envelopes (DSSE) that came with it; anybody may have put them there, and `triton-bundler verify --signed` judges them.
+        """Envelopes (DSSE) that came with it; anybody may have put them there, and `triton-bundler
+        verify --signed` judges them.
 
         Raises:
-            FormatError, DigestMismatch, LimitExceeded: they are damaged, or more than a reader takes.
+            FormatError, DigestMismatch, LimitExceeded: they are damaged, or more than a reader
+                takes.
         """
         return self.signed.envelopes()
 
     @property
     def stored_digest(self) -> str:
-        """Digest of the file's sections as they are stored, but for signatures: 64 hexadecimal digits; empty where no file was loaded."""
+        """Digest of the file's sections as they are stored, but for signatures: 64 hexadecimal
+        digits; empty where no file was loaded.
+        """
         return self.signed.stored_digest
 
     @property
@@ -240,9 +259,11 @@ class Bundle:
         return self._read_blob(digest_raw(artifact.digest), artifact.filename)
 
     def view_blob(self, digest: bytes, what: str) -> bytes | memoryview:
-        """Return the verified bytes of a blob by raw digest, without a copy where that can be; raises as `read`.
+        """Return the verified bytes of a blob by raw digest, without a copy where that can be;
+        raises as `read`.
 
-        A view keeps the decoded frame that it lies in, some megabytes, in memory.  `what` names the blob in errors.
+        A view keeps the decoded frame that it lies in, some megabytes, in memory.  `what` names the
+        blob in errors.
         """
         data = self._blobs.view_blob(digest)
         if not self._blobs.verified:
@@ -279,7 +300,8 @@ class Bundle:
 
         Raises:
             ConfigError: there is no such level.
-            StoreFull, AccessDenied, NotFound: it could not be written; what was at `path` before stays.
+            StoreFull, AccessDenied, NotFound: it could not be written; what was at `path` before
+                stays.
             UnsupportedVersion: this bundle has features that we can read but not write.
         """
         replace_file(path, self._writer(level))
@@ -296,7 +318,8 @@ class Bundle:
 
         self._check_writable()
         check_level(level)
-        manifest = lambda: (self._content_bytes, self._observed.encode())  # noqa: E731  # made while the blobs are compressed
+        # made while the blobs are compressed
+        manifest = lambda: (self._content_bytes, self._observed.encode())  # noqa: E731
         return lambda out: write_container(out, self._content, manifest, self._read_blob, level)
 
     def select(
@@ -309,7 +332,8 @@ class Bundle:
             keep: `launch` drops everything but device binary, metadata and tuning files.
             names: only kernels and tuning files whose name matches this glob.
 
-        With `target` or `names`, helper libraries and opaque files are left out: they cannot be told apart by kernel.
+        With `target` or `names`, helper libraries and opaque files are left out: they cannot be
+        told apart by kernel.
         """
         if keep not in ("all", "launch"):
             raise ConfigError(f"keep={keep!r}: expected 'all' or 'launch'", got=keep)
@@ -361,7 +385,8 @@ class Bundle:
         return isinstance(item, str) and item in self._by_key
 
     def __bool__(self) -> bool:
-        # A bundle without kernels may hold other things, and `if bundle:` has always asked whether there is one.
+        # A bundle without kernels may hold other things, and `if bundle:` has always asked whether
+        # there is one.
         return True
 
     def __repr__(self) -> str:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one module of this room that touches the file system: opens bundle files and replaces them atomically.
+"""The one module of this room that touches the file system: opens bundle files and replaces them
+atomically.
 
-`open_regular`, `read_regular` and `FileSource` open files, `replace_file` and `replace_content` replace them, `os_errors` makes errors of the
-system ours.  `Bundle` calls it, and so does every other room that reads or writes a file of a user.
+`open_regular`, `read_regular` and `FileSource` open files, `replace_file` and `replace_content`
+replace them, `os_errors` makes errors of the system ours.  `Bundle` calls it, and so does every
+other room that reads or writes a file of a user.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from typing import BinaryIO, TypeVar
 
 from bundler.errors import AccessDenied, BundlerError, LimitExceeded, NotFound, StoreFull
 
-# What a killed writer left is removed by a later one that replaces the same file; long enough that no living one uses it.
+# What a killed writer left is removed by a later one that replaces the same file; long enough that
+# no living one uses it.
 STALE_AFTER_S = 24 * 3600
 
 T = TypeVar("T")
@@ -31,15 +34,18 @@ _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 def open_regular(
     path: str | os.PathLike[str], *, links: bool = True, folder: int | None = None
 ) -> int:
-    """Return a descriptor for reading a regular file; whatever is there, it neither waits nor takes it for one.
+    """Return a descriptor for reading a regular file; whatever is there, it neither waits nor takes
+    it for one.
 
     Args:
         path: where.
         links: follow a symbolic link at the end of the path.
-        folder: a descriptor of the directory that a relative path begins in; None for the working directory.
+        folder: a descriptor of the directory that a relative path begins in; None for the working
+            directory.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file: `EISDIR` for a directory, `EINVAL` for anything else.
+        OSError: it cannot be opened, or is no regular file: `EISDIR` for a directory, `EINVAL` for
+            anything else.
     """
     try:
         flags = _READ if links else _READ | getattr(os, "O_NOFOLLOW", 0)
@@ -77,7 +83,8 @@ def read_regular(
         path: where.
         max_bytes: how many it may have.
         links, folder: as for `open_regular`.
-        check: gets the descriptor before anything is read, to ask whose file it is; what a path leads to may change meanwhile.
+        check: gets the descriptor before anything is read, to ask whose file it is; what a path
+            leads to may change meanwhile.
 
     Raises:
         OSError: as `open_regular`.
@@ -151,12 +158,13 @@ class BytesSource:
 def replace_file(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:
     """Write a file that readers see whole or not at all.
 
-    `write` gets a temporary file in the same directory, which is then flushed to disk and renamed over `path`.  When it raises,
-    the temporary file is removed and what was at `path` stays.  Temporary files of this `path` that killed writers left are
-    removed once they are a day old.
+    `write` gets a temporary file in the same directory, which is then flushed to disk and renamed
+    over `path`.  When it raises, the temporary file is removed and what was at `path` stays.
+    Temporary files of this `path` that killed writers left are removed once they are a day old.
 
     Raises:
-        StoreFull, AccessDenied, NotFound, BundlerError: the operating system refused; the cause is chained.
+        StoreFull, AccessDenied, NotFound, BundlerError: the operating system refused; the cause is
+            chained.
     """
     target = os.fspath(path)
     with os_errors(path, "write"):
@@ -171,7 +179,8 @@ def replace_file(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
                 name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
             )
             with open(handle, "wb") as out:
-                # Before the writing, which may need the space; the new file's time is the file system's own clock.
+                # Before the writing, which may need the space; the new file's time is the file
+                # system's own clock.
                 with contextlib.suppress(OSError):
                     _sweep(directory, base, os.fstat(handle).st_mtime)
                 write(out)
@@ -206,9 +215,10 @@ def _check_replaceable(target: str) -> None:
 def cleaned_up(work: Callable[[], T], clean_up: Callable[[], object]) -> T:
     """Do work and clean up, however the work ends; `clean_up` may be called twice.
 
-    An exception that a signal raises, such as `KeyboardInterrupt`, may arrive between any two instructions, also in the clean-up
-    itself; what the inner one was kept from doing, the outer one does.  A context manager cannot promise that: it may be
-    interrupted before it is left.  `backends/file_steps.py`, which imports nothing of ours, has the same for files.
+    An exception that a signal raises, such as `KeyboardInterrupt`, may arrive between any two
+    instructions, also in the clean-up itself; what the inner one was kept from doing, the outer one
+    does.  A context manager cannot promise that: it may be interrupted before it is left.
+    `backends/file_steps.py`, which imports nothing of ours, has the same for files.
     """
     try:
         try:

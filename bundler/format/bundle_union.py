@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Union and comparison of bundles.
 
-Users call `merge` and `diff`; stores, bundle builders and the build service merge what they gathered, and the command line compares
-entries by `entry_name`.
+Users call `merge` and `diff`; stores, bundle builders and the build service merge what they
+gathered, and the command line compares entries by `entry_name`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from bundler.format.metadata import parse_metadata
 from bundler.format.program_paths import program_name
 from bundler.format.summary import Summarized
 
-# Torch's and Triton's names of what they made: 32 characters and more of base32 or hexadecimal digits.
+# Torch's and Triton's names of what they made: 32 characters and more of base32 or hexadecimal
+# digits.
 _KEYED = re.compile(
     r"(?<![A-Za-z0-9])(?:[a-z]?[a-z2-7]{32,64}|[A-Z2-7]{32,64}|[0-9a-f]{32,64})(?![A-Za-z0-9])"
 )
@@ -30,7 +31,9 @@ _KEYED = re.compile(
 
 @dataclass(frozen=True, repr=False)
 class Diff(Summarized):
-    """Entries by kernel key or path: only in the second bundle, only in the first, in both but different."""
+    """Entries by kernel key or path: only in the second bundle, only in the first, in both but
+    different.
+    """
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
@@ -54,15 +57,18 @@ def diff(first: Bundle, second: Bundle) -> Diff:
 def merge(bundles: Iterable[Bundle]) -> Bundle:
     """Return the union of bundles.
 
-    Two compiles of one launch identity are variants: their bytes may differ, since debug information holds source
-    paths.  One whose files another has too, and more, counts for nothing; of the others the one with the least digest
-    wins, and the result's `variants_dropped` counts the rest, those that the given bundles had dropped included.  The
-    same holds for tuning results, helper libraries and files of Inductor that stand under the hash of what they are for.  What has a name that
-    somebody chose, as a program has, is never dropped.  The order of the bundles does not matter.
+    Two compiles of one launch identity are variants: their bytes may differ, since debug
+    information holds source paths.  One whose files another has too, and more, counts for nothing;
+    of the others the one with the least digest wins, and the result's `variants_dropped` counts the
+    rest, those that the given bundles had dropped included.  The same holds for tuning results,
+    helper libraries and files of Inductor that stand under the hash of what they are for.  What has
+    a name that somebody chose, as a program has, is never dropped.  The order of the bundles does
+    not matter.
 
     Raises:
         ConfigError: no bundle given.
-        MergeConflict: one kernel key, but another target, entry point or metadata; or one name for two programs or other files.
+        MergeConflict: one kernel key, but another target, entry point or metadata; or one name for
+            two programs or other files.
     """
     sources = tuple(bundles)
     if not sources:
@@ -102,7 +108,8 @@ def entry_name(entry: Entry) -> str:
 
 
 def metadata_identity(data: bytes) -> str:
-    """Return metadata in a form that is equal for equal kernels: parsed, sorted, with sentinels for paths.
+    """Return metadata in a form that is equal for equal kernels: parsed, sorted, with sentinels for
+    paths.
 
     Raises:
         FormatError: it is not a JSON object.
@@ -195,7 +202,9 @@ def _first_difference(one: str, two: str) -> str:
 
 
 def _with_facts(complete: list[Entry], builds: list[Entry]) -> Entry:
-    """Return the first build; a kernel that came by pack gets the facts that a recording of the same key knows."""
+    """Return the first build; a kernel that came by pack gets the facts that a recording of the
+    same key knows.
+    """
     winner = complete[0]
     if not isinstance(winner, Kernel):
         return winner

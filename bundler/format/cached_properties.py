@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`cached_property`: that of `functools` as it is since Python 3.12, without a lock, for every room.
+"""`cached_property`: that of `functools` as it is since Python 3.12, without a lock, for every
+room.
 
-Up to 3.11 that property of a class has one lock for all objects, held while a value is worked out.  In a child that was forked at such a
-moment nobody releases the lock, and whoever asks any object there for its value waits for ever.
+Up to 3.11 that property of a class has one lock for all objects, held while a value is worked out.
+In a child that was forked at such a moment nobody releases the lock, and whoever asks any object
+there for its value waits for ever.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ if TYPE_CHECKING or sys.version_info >= (3, 12):
 else:
 
     class cached_property:  # noqa: N801  # it stands for a class of this name
-        """A value that is worked out when it is first asked for; of threads that do so at once all get the same one.
+        """A value that is worked out when it is first asked for; of threads that do so at once all
+        get the same one.
 
         Args:
             make: returns the value, for the object.

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tuner measured: every candidate with its time or the reason it has none; the winner itself is a `TuningRecord`.
+"""What a tuner measured: every candidate with its time or the reason it has none; the winner itself
+is a `TuningRecord`.
 
-A `Tuning` holds a `Timing` of each candidate; `from_file` and `to_file` turn it into the bytes of a tuning file.  Our tuners make it, the
-observed part of a manifest carries it, `tuning_directory.py` and the command `tune` read and write it.
+A `Tuning` holds a `Timing` of each candidate; `from_file` and `to_file` turn it into the bytes of a
+tuning file.  Our tuners make it, the observed part of a manifest carries it, `tuning_directory.py`
+and the command `tune` read and write it.
 """
 
 from __future__ import annotations
@@ -102,7 +104,9 @@ class Tuning(Summarized):
 
 
 def record_id(kernel: str, parts: Parts) -> str:
-    """Return `sha256:<hex>` of what a record is about: equal for all winners of one tuning key, wherever they were found."""
+    """Return `sha256:<hex>` of what a record is about: equal for all winners of one tuning key,
+    wherever they were found.
+    """
     return digest_text(sha256(wire.pack([kernel, [list(part) for part in parts]])))
 
 

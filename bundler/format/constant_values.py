@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that a kernel was specialized on, as data that any reader can take apart and none executes.
+"""Values that a kernel was specialized on, as data that any reader can take apart and none
+executes.
 
 A value is `(tag, payload)`:
 
@@ -19,8 +20,8 @@ jit          (module:qualified name, cache key) of a JIT function
 other        name of a type that has no encoding: not portable
 ===========  =============================================================
 
-`encode` makes a `Value` of a Python object.  `bundler/toolchain` calls it when a compile is recorded; the launcher and the build service read
-values.
+`encode` makes a `Value` of a Python object.  `bundler/toolchain` calls it when a compile is
+recorded; the launcher and the build service read values.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ class Value:
             yield from self.payload.walk()
 
     def plain(self) -> Any:
-        """Return the value as plain Python data; a type, JIT function or unknown object becomes its name."""
+        """Return the value as plain Python data; a type, JIT function or unknown object becomes its
+        name.
+        """
         if self.tag == "int":
             return int(self.payload)
         if self.tag == "float":
@@ -137,7 +140,9 @@ def is_plain(tag: str, payload: Any) -> bool:
 
 
 def value_of_pair(tag: str, payload: Any) -> Value:
-    """Build a value from the members of its positional form; raises `FormatError` for anything else."""
+    """Build a value from the members of its positional form; raises `FormatError` for anything
+    else.
+    """
     return (
         Value(tag, payload) if _PLAIN.get(tag) is type(payload) else Value.from_wire([tag, payload])
     )
@@ -163,7 +168,8 @@ def _scalar(tag: str, payload: Any) -> Any:
 def encode(obj: Any) -> Value:
     """Encode plain Python data; any other object becomes `other` with the name of its type.
 
-    The types of Triton (dtype, constexpr, JIT function) are encoded by `toolchain.capture`, which knows them.
+    The types of Triton (dtype, constexpr, JIT function) are encoded by `toolchain.capture`, which
+    knows them.
     """
     if obj is None:
         return Value("none")
@@ -179,7 +185,9 @@ def encode(obj: Any) -> Value:
 
 
 def encode_container(obj: Any, encode_item: Any) -> Value:
-    """Encode a tuple, list or dict with text keys, members by `encode_item`; `other` for anything else."""
+    """Encode a tuple, list or dict with text keys, members by `encode_item`; `other` for anything
+    else.
+    """
     if isinstance(obj, tuple):
         return Value("tuple", tuple(encode_item(item) for item in obj))
     if type(obj) is list:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a container: size, then digest, then parse, at every level.
 
-`Container` is the reader of one bundle; `Bundle` makes it when a bundle is opened (`bundle.py`), and fetches its blobs from it.
+`Container` is the reader of one bundle; `Bundle` makes it when a bundle is opened (`bundle.py`),
+and fetches its blobs from it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content
 from bundler.format.section_table import read_exactly, read_head
 
-# A restore goes through launch set and IR side by side, and a kernel may lie across the border of two frames.
+# A restore goes through launch set and IR side by side, and a kernel may lie across the border of
+# two frames.
 CACHED_FRAMES = 3
 # Who asks for so many blobs at once goes through the bundle, and wants the frames that follow too.
 _MANY = 16
@@ -73,12 +75,13 @@ class _DecodedFrame:
 class Container:
     """Reads a container lazily.
 
-    Opening reads header, table and manifest; a blob decodes its frame, and the last few frames stay decoded.
-    Safe under threads.  After a fork, child and parent share the open file without disturbing each other, since
-    reads carry their own offset.
+    Opening reads header, table and manifest; a blob decodes its frame, and the last few frames stay
+    decoded. Safe under threads.  After a fork, child and parent share the open file without
+    disturbing each other, since reads carry their own offset.
     """
 
-    # What a blob source says of itself (`BlobSource`): it reads a local file, and hashes each blob before it returns it.
+    # What a blob source says of itself (`BlobSource`): it reads a local file, and hashes each blob
+    # before it returns it.
     waits = False
     verified = True
     verifies_stored = False
@@ -86,7 +89,8 @@ class Container:
     def __init__(self, source: ByteSource, limits: Limits = DEFAULT_LIMITS) -> None:
         self._source = source
         self._limits = limits
-        # By number.  No lock: another thread could hold it at the moment of a fork.  This dictionary is never changed, but replaced.
+        # By number.  No lock: another thread could hold it at the moment of a fork.  This
+        # dictionary is never changed, but replaced.
         self._frames: dict[int, _DecodedFrame] = {}
         self._uses = itertools.count(1)
         self._ahead, self._threads = FramesAhead[FrameDecoding](), 0
@@ -104,7 +108,9 @@ class Container:
         self._sections_of_blobs = sections_of_blobs(self.sections, self.content.blob_sizes)
 
     def stored(self, section: Section) -> bytes:
-        """Return the bytes of a section as they are stored, verified; raises `TruncatedBundle`, `DigestMismatch`."""
+        """Return the bytes of a section as they are stored, verified; raises `TruncatedBundle`,
+        `DigestMismatch`.
+        """
         data = read_exactly(self._source, section.offset, section.stored_bytes, "section")
         check_digest(data, section.sha256, f"section at offset {section.offset}")
         return data
@@ -122,7 +128,9 @@ class Container:
         self._source.close()
 
     def prefetch(self, digests: Collection[bytes]) -> None:
-        """Have the frames of many blobs decoded ahead, where there are processors to spare; each is decoded when it is read, if not before."""
+        """Have the frames of many blobs decoded ahead, where there are processors to spare; each is
+        decoded when it is read, if not before.
+        """
         first = itertools.islice(digests, _MANY) if len(digests) >= _MANY else ()
         known = (
             [self.content.blob_number(digest) for digest in first]
@@ -136,7 +144,8 @@ class Container:
         return bytes(self.view_blob(digest))
 
     def view_blob(self, digest: bytes) -> memoryview:
-        """Return the verified bytes of a blob where they lie in their decoded frame, which stays in memory as long.
+        """Return the verified bytes of a blob where they lie in their decoded frame, which stays in
+        memory as long.
 
         Raises:
             NotFound: the bundle has no such blob.
@@ -153,7 +162,8 @@ class Container:
         views, sha256 = self.stored_blobs(digests), hashlib.sha256
         for digest, data in zip(digests, views, strict=True):
             if sha256(data).digest() != digest:
-                # Hashes again and raises, with both digests in the message: only damaged bytes pay for that.
+                # Hashes again and raises, with both digests in the message: only damaged bytes pay
+                # for that.
                 check_digest(data, digest, "blob")
         return views
 
@@ -218,20 +228,26 @@ class Container:
         frames = sorted(self._frames.values(), key=lambda frame: frame.used)
         return {frame.number: frame for frame in frames[-most:]}
 
-    # Frames that are decoded ahead ----------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------- Frames that are decoded ahead
 
     def _wants_frames(self, blobs: Collection[object]) -> bool:
-        """Note whether frames are to be decoded ahead for who asks for these blobs; tells whether the first are to be begun now."""
+        """Note whether frames are to be decoded ahead for who asks for these blobs; tells whether
+        the first are to be begun now.
+        """
         self._threads = frames_at_once() - 1 if len(blobs) >= _MANY else 0
         return self._threads > 0 and not self._frames
 
     def _begin_with(self, blobs: Iterable[int]) -> None:
-        """Begin the frames of the blobs that are read first: of a restore of everything, one of the launch set and one of IR."""
+        """Begin the frames of the blobs that are read first: of a restore of everything, one of the
+        launch set and one of IR.
+        """
         first = dict.fromkeys([self._sections_of_blobs[blob] for blob in blobs])
         self._begin([number for number in first if self._may_be_ahead(number)][: self._threads])
 
     def _begin_following(self, number: int) -> None:
-        """Begin the frames of the same kind that follow, as many as threads decode at once, and forget others of this kind."""
+        """Begin the frames of the same kind that follow, as many as threads decode at once, and
+        forget others of this kind.
+        """
         kind, wanted = self.sections[number].kind, [number]
         if self._threads and kind in {LAUNCH, IR}:
             after = range(number + 1, len(self.sections))
@@ -256,7 +272,7 @@ class Container:
         section = self.sections[number]
         return section.kind in {LAUNCH, IR} and section.codec == ZSTD and not section.prefix
 
-    # Decoding -------------------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------------------- Decoding
 
     def _raw(self, number: int) -> memoryview:
         section = self.sections[number]
@@ -278,7 +294,9 @@ class Container:
         return FrameDecoding(section, self.stored(section), prefix, self._limits, self._buffers)
 
     def decoded(self, section: Section) -> bytes:
-        """Return the raw bytes of a section that needs no prefix; raises as `stored`, and `FormatError`."""
+        """Return the raw bytes of a section that needs no prefix; raises as `stored`, and
+        `FormatError`.
+        """
         data = self.stored(section)
         if section.codec == STORED:
             return data

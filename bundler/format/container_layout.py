@@ -14,7 +14,8 @@
     40  32  sha256 over bytes 0..39 and the table of contents
     72  …   sections, one after the other, then the table, which ends the file
 
-The launch set of all kernels is in frames of its own, so a reader that only launches never touches IR.
+The launch set of all kernels is in frames of its own, so a reader that only launches never touches
+IR.
 """
 
 # Annotations are real ones in this module, as in `entry_rows`.
@@ -37,9 +38,11 @@ HEADER_BYTES = HEADER.size + DIGEST_BYTES
 LAUNCH, IR, TUNING, HELPERS, OPAQUE, CONTENT, OBSERVED, SIGNATURES = 1, 2, 3, 4, 5, 16, 17, 18
 BLOB_SECTIONS = frozenset({LAUNCH, IR, TUNING, HELPERS, OPAQUE})
 STORED, ZSTD = 0, 1
-# Chosen on a real Inductor cache (docs/benchmarks.md): level 6 leaves its graph entries twice as large.
+# Chosen on a real Inductor cache (docs/benchmarks.md): level 6 leaves its graph entries twice as
+# large.
 ZSTD_LEVEL = 9
-# Raw bytes in one frame: small enough that one kernel costs little, large enough that neighbours share.
+# Raw bytes in one frame: small enough that one kernel costs little, large enough that neighbours
+# share.
 FRAME_TARGET_BYTES = {
     LAUNCH: 4 * MIB,
     IR: 8 * MIB,
@@ -47,7 +50,8 @@ FRAME_TARGET_BYTES = {
     HELPERS: 4 * MIB,
     OPAQUE: 32 * MIB,
 }
-# Of a zstd frame (RFC 8878): a block begins with three bytes; one of this type has one byte, whatever its size says; a checksum ends it.
+# Of a zstd frame (RFC 8878): a block begins with three bytes; one of this type has one byte,
+# whatever its size says; a checksum ends it.
 _BLOCK_HEADER_BYTES, _REPEATED_BYTE, _CHECKSUM_BYTES = 3, 1, 4
 
 
@@ -64,7 +68,9 @@ class ByteSource(Protocol):
 
 
 class Section(Struct, array_like=True, frozen=True, gc=False):
-    """One entry of the table of contents; `blobs` are indices into the content's blob table, in frame order."""
+    """One entry of the table of contents; `blobs` are indices into the content's blob table, in
+    frame order.
+    """
 
     kind: Count
     codec: Count
@@ -95,7 +101,9 @@ def dictionary(data: bytes) -> zstandard.ZstdCompressionDict:
 
 
 def frame_bytes(data: bytes) -> int:
-    """Return how long a zstd frame with a checksum is that begins with `data`; a decoder of streams says nothing of what follows it."""
+    """Return how long a zstd frame with a checksum is that begins with `data`; a decoder of streams
+    says nothing of what follows it.
+    """
     position, last = zstandard.frame_header_size(data), 0
     while not last and position < len(data):
         block = int.from_bytes(data[position : position + _BLOCK_HEADER_BYTES], "little")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How content lies in a manifest, schema 2: what kernels have in common stands in tables, once.
 
-`Content` calls `decode_tables`, `table_encoder` writes what it reads, and docs/format.md describes the records.  A kernel's name, target, toolchain,
-launch spec, file names, and pieces of launch facts and key parts are numbers into tables, which hold what a kernel refers to
-and nothing else, in the order in which the kernels refer to it.
+`Content` calls `decode_tables`, `table_encoder` writes what it reads, and docs/format.md describes
+the records.  A kernel's name, target, toolchain, launch spec, file names, and pieces of launch
+facts and key parts are numbers into tables, which hold what a kernel refers to and nothing else, in
+the order in which the kernels refer to it.
 """
 
 # Annotations are real ones in this module, as in `entry_rows`.
@@ -46,7 +47,9 @@ T = TypeVar("T")
 
 
 class PlacedNumbers(Struct, array_like=True, frozen=True, gc=False):
-    """A tuning file or opaque file: its path, which ends in its name, its blob, and its spans, which stay encoded."""
+    """A tuning file or opaque file: its path, which ends in its name, its blob, and its spans,
+    which stay encoded.
+    """
 
     path: str
     blob: Count
@@ -63,7 +66,9 @@ class HelperNumbers(Struct, array_like=True, frozen=True, gc=False):
 
 
 class ContentTables(Struct, array_like=True, frozen=True, gc=False):
-    """The whole content; what may be long stays encoded until its length was compared with the limits."""
+    """The whole content; what may be long stays encoded until its length was compared with the
+    limits.
+    """
 
     schema: Count
     digests: bytes
@@ -141,7 +146,9 @@ def decode_tables(data: bytes, limits: Limits, *, open_ended: bool) -> Entries:
 
 
 def _small(data: bytes, limits: Limits) -> SmallContent | None:
-    """Return a small content; None for another, or where decoding table by table tells what is wrong."""
+    """Return a small content; None for another, or where decoding table by table tells what is
+    wrong.
+    """
     if len(data) > _SMALL_BYTES or limits != DEFAULT_LIMITS:
         return None
     try:
@@ -260,7 +267,9 @@ class _Tables:
         limits.check("raw_bytes", sum(sizes), "bundle")
 
     def _check_used(self) -> None:
-        """Check that each table holds what kernels refer to, once and in the order in which they do."""
+        """Check that each table holds what kernels refer to, once and in the order in which they
+        do.
+        """
         self._pieces.check_used()
         tables: dict[str, Sequence[Any]] = {
             "name": self._names,
@@ -269,7 +278,8 @@ class _Tables:
             "spec": [msgspec.msgpack.encode(spec) for spec in self._specs],
             "file_list": self._file_lists,
         }
-        # The kernel that is the first to have a number is the first to have it together with its other numbers.
+        # The kernel that is the first to have a number is the first to have it together with its
+        # other numbers.
         for position, (name, table) in enumerate(tables.items()):
             used = dict.fromkeys([numbers[position] for numbers in self._check.shared])
             if [*used] != [*range(len(table))] or len(set(table)) != len(table):

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debug information of a device binary: `debug_sections` names what is there, `without_debug` takes it out, `constant_texts` finds what asserts say.
+"""Debug information of a device binary: `debug_sections` names what is there, `without_debug` takes
+it out, `constant_texts` finds what asserts say.
 
-A cubin holds the names of source files in `.debug_line` and all of its PTX in `.nv_debug_ptx_txt`; an hsaco has DWARF.  A driver loads none of these sections:
-they are emptied, and everything else stays where it is.  `leaks.py` and `source_stripping.py` call them.
+A cubin holds the names of source files in `.debug_line` and all of its PTX in `.nv_debug_ptx_txt`;
+an hsaco has DWARF.  A driver loads none of these sections: they are emptied, and everything else
+stays where it is.  `leaks.py` and `source_stripping.py` call them.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ _SIZE_AT = 32  # sh_size in a row
 
 
 def debug_sections(image: bytes) -> tuple[str, ...]:
-    """Return the names of debug sections with something in them; none for what is no ELF file of 64 bits.
+    """Return the names of debug sections with something in them; none for what is no ELF file of 64
+    bits.
 
     Raises:
         FormatError: the table of sections is not sound.
@@ -38,7 +41,8 @@ def debug_sections(image: bytes) -> tuple[str, ...]:
 
 
 def without_debug(image: bytes) -> bytes:
-    """Return a device binary whose debug sections are empty; what a driver loads is the same, at the same places.
+    """Return a device binary whose debug sections are empty; what a driver loads is the same, at
+    the same places.
 
     Raises:
         FormatError: it is no ELF file of 64 bits, or its table of sections is not sound.
@@ -59,7 +63,8 @@ def without_debug(image: bytes) -> bytes:
         for row in sections(image)[0]
         if row not in [gone for _, gone in found] and row.kind != _WITHOUT_BYTES
     ]
-    # Rows say where other sections lie: one that says the same of debug information would lose its bytes.
+    # Rows say where other sections lie: one that says the same of debug information would lose its
+    # bytes.
     spans = [(row.start, row.start + row.size) for row in kept if row.size]
     spans += [(table, table + stride * len(sections(image)[0])), (0, 64)]
     out = bytearray(image)
@@ -75,14 +80,18 @@ def without_debug(image: bytes) -> bytes:
 
 
 def constant_texts(image: bytes) -> tuple[tuple[int, int], ...]:
-    """Return where the sections begin and end in which a cubin keeps the texts of its asserts and prints; raises as `debug_sections`."""
+    """Return where the sections begin and end in which a cubin keeps the texts of its asserts and
+    prints; raises as `debug_sections`.
+    """
     return tuple(
         (row.start, row.start + row.size) for _, name, row in _named_rows(image) if name == _TEXTS
     )
 
 
 def _debug_rows(image: bytes) -> Iterator[tuple[int, bytes, ElfSection]]:
-    """Yield number, name and row of each section that is debug information, or tells a linker how to move it."""
+    """Yield number, name and row of each section that is debug information, or tells a linker how
+    to move it.
+    """
     for number, name, row in _named_rows(image):
         if name.startswith(_PREFIXES) and not row.flags & _LOADED:
             yield number, name, row

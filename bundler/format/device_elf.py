@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the ELF file that a device binary is: `sections`, `section_named` and `symbol_named`, the `attributes` of a cubin, the metadata of an
-hsaco's kernel by `amd_kernel`.
+"""Reads the ELF file that a device binary is: `sections`, `section_named` and `symbol_named`, the
+`attributes` of a cubin, the metadata of an hsaco's kernel by `amd_kernel`.
 
-Everything is read as hostile input: what comes back is bounded, and what is wrong is a `FormatError`.  `runtime/launch/parameter_layout.py`, `runtime/tuning/occupancy.py` and
+Everything is read as hostile input: what comes back is bounded, and what is wrong is a
+`FormatError`.  `runtime/launch/parameter_layout.py`, `runtime/tuning/occupancy.py` and
 `lifecycle/binary_resources.py` call it.
 """
 
@@ -35,7 +36,9 @@ _SIZED = 4
 
 
 class ElfSection(NamedTuple):
-    """A row of the section table; `name_at` is a place in the bytes that hold the names, `link` the row that belongs to this one."""
+    """A row of the section table; `name_at` is a place in the bytes that hold the names, `link` the
+    row that belongs to this one.
+    """
 
     name_at: int
     kind: int
@@ -67,7 +70,9 @@ def sections(image: bytes) -> tuple[list[ElfSection], int]:
 
 
 def _unpacked(layout: struct.Struct, data: bytes, at: int) -> tuple[Any, ...]:
-    """Return what lies at a place, which may be any number of 64 bits; raises `FormatError` where it is not all there."""
+    """Return what lies at a place, which may be any number of 64 bits; raises `FormatError` where
+    it is not all there.
+    """
     if at + layout.size > len(data):
         raise FormatError(f"the device binary ends within {layout.size} bytes at {at}")
     return layout.unpack_from(data, at)
@@ -93,7 +98,9 @@ def content_of(image: bytes, row: ElfSection) -> bytes:
 def symbol_named(
     image: bytes, rows: list[ElfSection], wanted: bytes
 ) -> tuple[int, int, int] | None:
-    """Return (number, section, address) of the first symbol of a name in the first table of symbols; None when there is none."""
+    """Return (number, section, address) of the first symbol of a name in the first table of
+    symbols; None when there is none.
+    """
     table = next((row for row in rows if row.kind == _SYMBOL_TABLE), None)
     if table is None or table.link >= len(rows):
         return None

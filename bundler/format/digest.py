@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SHA-256 digests: 32 raw bytes inside a bundle, `sha256:<64 hex>` wherever a person sees one.
 
-`sha256` computes, `digest_text` and `digest_raw` convert, `check_digest` compares and raises.  The other modules of this room call them, and
-every room that stores or verifies bytes.
+`sha256` computes, `digest_text` and `digest_raw` convert, `check_digest` compares and raises.  The
+other modules of this room call them, and every room that stores or verifies bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def digest_raw(text: str) -> bytes:
     Raises:
         FormatError: `text` is not such a digest.
     """
-    # Asked for every file of every kernel: this way round it takes a third of the time of a regular expression.
+    # Asked for every file of every kernel: this way round it takes a third of the time of a regular
+    # expression.
     try:
         raw = bytes.fromhex(text[len(_PREFIX) :])
     except ValueError:

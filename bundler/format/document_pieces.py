@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cuts launch facts and key parts into pieces, of which kernels share most, and puts them together again.
+"""Cuts launch facts and key parts into pieces, of which kernels share most, and puts them together
+again.
 
-`content_tables` keeps each piece once, numbered in the order in which the pieces first occur.  A document is then a list of
-runs: the number of a piece, and how many pieces follow each other from there.
+`content_tables` keeps each piece once, numbered in the order in which the pieces first occur.  A
+document is then a list of runs: the number of a piece, and how many pieces follow each other from
+there.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ _MEMBERS = msgspec.msgpack.Decoder(list[Raw])
 def cut(document: bytes) -> list[bytes]:
     """Return the pieces of a document, which joined are the document.
 
-    An array is cut before each of its members but the first, and each of its members that is an array is cut likewise, but
-    not deeper.  What is no array, or larger than `MAX_CUT_BYTES`, is one piece.
+    An array is cut before each of its members but the first, and each of its members that is an
+    array is cut likewise, but not deeper.  What is no array, or larger than `MAX_CUT_BYTES`, is one
+    piece.
     """
     members = _members(document) if len(document) <= MAX_CUT_BYTES else []
     if not members:
@@ -142,7 +145,8 @@ class Pieces:
         """Check the runs of the next documents at once.
 
         Returns:
-            False when one may be wrong, and then none of them was taken: `check`, for one after the other, tells.
+            False when one may be wrong, and then none of them was taken: `check`, for one after the
+            other, tells.
         """
         known = [*map(self._sizes.get, documents)]
         new = [runs for runs, size in zip(documents, known, strict=True) if size is None]
@@ -162,7 +166,9 @@ class Pieces:
         return True
 
     def _measured(self, documents: Sequence[tuple[int, ...]]) -> tuple[list[int], int] | None:
-        """Return the sizes of documents, and how many pieces were named after them; None where one may be wrong."""
+        """Return the sizes of documents, and how many pieces were named after them; None where one
+        may be wrong.
+        """
         lengths = [*map(len, documents)]
         if any(length % 2 for length in lengths):
             return None
@@ -170,7 +176,8 @@ class Pieces:
             numbers = array("I", [*chain.from_iterable(documents)])
         except OverflowError:
             return None
-        # Each run as one number: kernels share most of their runs, and what is asked of a run is asked once.
+        # Each run as one number: kernels share most of their runs, and what is asked of a run is
+        # asked once.
         runs = array("Q", numbers.tobytes()).tolist()
         sizes = dict.fromkeys(runs, 0)
         numbers = array("I", array("Q", sizes).tobytes())
@@ -192,7 +199,8 @@ class Pieces:
         """Check the runs of the next document, which is one of this kernel.
 
         Raises:
-            FormatError: they are no runs of the table, or name a piece before those that precede it in the table.
+            FormatError: they are no runs of the table, or name a piece before those that precede it
+                in the table.
             LimitExceeded: this document, or all together, would be too large.
         """
         if runs is None:
@@ -230,13 +238,17 @@ class Pieces:
         return size
 
     def check_used(self) -> None:
-        """Raise `FormatError` when a piece is in none of the documents that were checked, or occurs twice."""
+        """Raise `FormatError` when a piece is in none of the documents that were checked, or occurs
+        twice.
+        """
         self._sizes.clear()
         if self._seen != len(self._table) or len(set(self._table)) != len(self._table):
             raise FormatError("content: the pieces are not those of the kernels, each once")
 
     def any_holds(self, text: bytes) -> bool:
-        """Tell whether one of the pieces holds a text; `cut` never cuts through a member of a member, such as a name."""
+        """Tell whether one of the pieces holds a text; `cut` never cuts through a member of a
+        member, such as a name.
+        """
         # Asked for each kernel of a restore, with the same text.
         if text not in self._held:
             self._held[text] = any(text in piece for piece in self._table)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The members of a bundle: kernels, tuning files, helper libraries and opaque files.
 
-`Kernel`, `TuningFile`, `HelperLibrary` and `Opaque`, with the `Target` and `Toolchain` of a kernel.  Writers of bundles make them, readers
-of bundles return them; every room uses them, and users get them from `Bundle`.
+`Kernel`, `TuningFile`, `HelperLibrary` and `Opaque`, with the `Target` and `Toolchain` of a kernel.
+Writers of bundles make them, readers of bundles return them; every room uses them, and users get
+them from `Bundle`.
 """
 
 from __future__ import annotations
@@ -94,7 +95,9 @@ class Target(FrozenValue):
 
 
 class Toolchain(Struct, frozen=True, gc=False):
-    """Who compiled: Triton's release, the sha256 of its binary (hex), and ptxas's version; None where unknown."""
+    """Who compiled: Triton's release, the sha256 of its binary (hex), and ptxas's version; None
+    where unknown.
+    """
 
     release: str | None = None
     binary: str | None = None
@@ -102,7 +105,9 @@ class Toolchain(Struct, frozen=True, gc=False):
 
 
 class Artifact(Struct, frozen=True, gc=False):
-    """One file: its name, kind, the digest and size (bytes) of what is stored, and its path sentinels."""
+    """One file: its name, kind, the digest and size (bytes) of what is stored, and its path
+    sentinels.
+    """
 
     filename: str
     digest: str
@@ -115,7 +120,9 @@ class Artifact(Struct, frozen=True, gc=False):
 
     @property
     def kind(self) -> str:
-        """`cubin`, `hsaco`, `json`, `ttir`, `ttgir`, `llir`, `ptx`, `amdgcn`, `source`, `so` or `other`."""
+        """`cubin`, `hsaco`, `json`, `ttir`, `ttgir`, `llir`, `ptx`, `amdgcn`, `source`, `so` or
+        `other`.
+        """
         return names.artifact_kind(self.filename)
 
 
@@ -148,7 +155,8 @@ class StoredFiles(Struct, frozen=True, gc=False):
         names: of each.
         digests: the raw digest of each.
         size_bytes: of all as stored.
-        spans: path sentinels, four numbers each: the position of the file here, then offset, place and style.
+        spans: path sentinels, four numbers each: the position of the file here, then offset, place
+            and style.
         layout: what the names say about the files.
     """
 
@@ -163,7 +171,8 @@ class StoredFiles(Struct, frozen=True, gc=False):
 class Kernel(FrozenValue):
     """All artifacts of one kernel key, from one compile.
 
-    Launch facts and key parts are kept encoded and decoded when asked for: a bundle of thousands opens fast.
+    Launch facts and key parts are kept encoded and decoded when asked for: a bundle of thousands
+    opens fast.
     """
 
     key: str
@@ -204,7 +213,8 @@ class Kernel(FrozenValue):
     def files(self, keep: Keep = "all") -> Iterator[StoredFile]:
         """Yield name, raw digest, size and path sentinels of its files, in Triton's order.
 
-        For who goes through the files of thousands of kernels: those of a loaded bundle make no `Artifact` for it.
+        For who goes through the files of thousands of kernels: those of a loaded bundle make no
+        `Artifact` for it.
 
         Args:
             keep: `launch` yields device binary and metadata alone.
@@ -312,11 +322,13 @@ _COMPARED = (
 
 
 def check_kernel(kernel: Kernel) -> Kernel:
-    """Return a kernel whose files are named as Triton names them, one binary and one metadata among them.
+    """Return a kernel whose files are named as Triton names them, one binary and one metadata among
+    them.
 
     Raises:
         UnsafeName: its key or a file name is not one that Triton makes.
-        FormatError: a file occurs twice, or the binary or the metadata is missing, not unique, or no such file by its size.
+        FormatError: a file occurs twice, or the binary or the metadata is missing, not unique, or
+            no such file by its size.
     """
     artifacts = kernel.artifacts
     check_files(kernel.key, tuple(a.filename for a in artifacts), [a.size for a in artifacts])
@@ -337,7 +349,9 @@ def check_files(key: str, filenames: tuple[str, ...], sizes: Sequence[int]) -> F
 
 
 def check_sizes(key: str, layout: FileLayout, sizes: Sequence[int]) -> None:
-    """Raise `LimitExceeded`, `FormatError` when the metadata or the device binary of a kernel is no such file by its size."""
+    """Raise `LimitExceeded`, `FormatError` when the metadata or the device binary of a kernel is no
+    such file by its size.
+    """
     check_metadata_size(sizes[layout.metadata], key)
     if sizes[layout.binary] == 0:
         raise FormatError(f"{key}: the device binary is empty", key=key)
@@ -349,7 +363,8 @@ def file_layout(filenames: tuple[str, ...]) -> FileLayout:
 
     Raises:
         UnsafeName: one is not a name that Triton makes.
-        FormatError: one occurs twice, or the device binary or the metadata is missing or not unique.
+        FormatError: one occurs twice, or the device binary or the metadata is missing or not
+            unique.
     """
     for position, filename in enumerate(filenames):
         names.check_file_name(filename)
@@ -386,7 +401,9 @@ class TuningFile(Summarized, Struct, frozen=True, gc=False):
 
 
 class HelperLibrary(Summarized, Struct, frozen=True, gc=False):
-    """A shared library that Triton built with the C compiler: `KEY/cuda_utils….so`, launchers.  Executable code."""
+    """A shared library that Triton built with the C compiler: `KEY/cuda_utils….so`, launchers.
+    Executable code.
+    """
 
     path: str
     artifact: Artifact
@@ -394,7 +411,9 @@ class HelperLibrary(Summarized, Struct, frozen=True, gc=False):
 
 
 class Opaque(Summarized, Struct, frozen=True, gc=False):
-    """A file of Inductor's cache that torch executes or unpickles, by its path relative to that cache; or, by its path, of a tree or a program."""
+    """A file of Inductor's cache that torch executes or unpickles, by its path relative to that
+    cache; or, by its path, of a tree or a program.
+    """
 
     path: str
     artifact: Artifact

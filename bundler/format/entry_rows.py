@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The records that a manifest is made of, as types that msgspec decodes, and what becomes of each.
 
-`content_tables` puts them together.  Every record is an array; a field that a newer minor version added at
-its end is skipped, and `wire.check_canonical` refuses it where the version is known.
+`content_tables` puts them together.  Every record is an array; a field that a newer minor version
+added at its end is skipped, and `wire.check_canonical` refuses it where the version is known.
 """
 
-# Annotations are real ones in this module: msgspec reads those of a struct that it decodes, and each that is a text is compiled for it.
+# Annotations are real ones in this module: msgspec reads those of a struct that it decodes, and
+# each that is a text is compiled for it.
 import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -60,7 +61,8 @@ def version_fix(got: int, known: int) -> str:
 
 
 class Entries(Struct, frozen=True):
-    """The entries of a content, and its blob table: raw digest and size (bytes) of every blob, by digest.
+    """The entries of a content, and its blob table: raw digest and size (bytes) of every blob, by
+    digest.
 
     The kernels may be `TableKernels`, which `Content` takes.
     """
@@ -157,7 +159,8 @@ def value_of(packed: bytes, limits: Limits | None = None, arrays: int = 0) -> "V
 
 
 def _value(packed: bytes, limits: Limits | None, arrays: int) -> "Value":
-    # Packed alone it lies inside no array; wrapped, it may also be a scalar, which is refused as such.
+    # Packed alone it lies inside no array; wrapped, it may also be a scalar, which is refused as
+    # such.
     bounds = () if limits is None else (wire.inside(limits, arrays - 1),)
     (data,) = wire.unpack(b"\x91" + packed, "value", *bounds)
     if not wire.encodes_to(data, packed):

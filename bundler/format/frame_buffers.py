@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`FrameBuffers`: memory that frames are decoded into, used again as soon as nobody looks at the frame that was there.
+"""`FrameBuffers`: memory that frames are decoded into, used again as soon as nobody looks at the
+frame that was there.
 
-`Container` has one.  Fresh memory is what decoding costs most: the system hands it out page by page and clears each page first, which
-takes three times as long as zstd takes to fill it.
+`Container` has one.  Fresh memory is what decoding costs most: the system hands it out page by page
+and clears each page first, which takes three times as long as zstd takes to fill it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from bundler.format.limits import MIB
 
 # A mapping of whole huge pages is handed out in a few steps, where the system has them.
 _HUGE_PAGE_BYTES = 2 * MIB
-# A page of the usual size is made in 0.5 to 2 us, a huge one in 40 to 100: so many of the former take longer.
+# A page of the usual size is made in 0.5 to 2 us, a huge one in 40 to 100: so many of the former
+# take longer.
 _LEAST_FOR_HUGE_PAGES_BYTES = MIB // 2
 # Beside the frames that stay decoded, those whose kernels are being written.
 _BEING_WRITTEN = 3
@@ -22,8 +24,8 @@ _BEING_WRITTEN = 3
 class FrameBuffers:
     """Buffers for decoded frames.
 
-    Safe under threads: a buffer that is looked at is in no list, so two threads never take the same one.  After a fork parent and child
-    each have their own.
+    Safe under threads: a buffer that is looked at is in no list, so two threads never take the same
+    one.  After a fork parent and child each have their own.
 
     Args:
         stay: how many frames stay decoded.
@@ -34,7 +36,9 @@ class FrameBuffers:
         self._most = stay + _BEING_WRITTEN
 
     def take(self, size: int) -> memoryview:
-        """Return a writable view of `size` bytes, which hold anything; while a view of its buffer is left nobody else gets it."""
+        """Return a writable view of `size` bytes, which hold anything; while a view of its buffer
+        is left nobody else gets it.
+        """
         if size == 0:
             return memoryview(bytearray())
         buffer = self._unused(size)
@@ -56,8 +60,9 @@ class FrameBuffers:
                 buffer = self._buffers.pop(0)
             except IndexError:  # another thread was faster
                 return None
-            # A much larger one is left to larger frames, which would need one more otherwise.  One of twice the size is taken: a frame
-            # that is the last of its kind, and nearly half as long as the others, needs none of its own.
+            # A much larger one is left to larger frames, which would need one more otherwise.  One
+            # of twice the size is taken: a frame that is the last of its kind, and nearly half as
+            # long as the others, needs none of its own.
             if size <= len(buffer) <= 2 * _rounded(size) and _is_unused(buffer):
                 return buffer
             self._buffers.append(buffer)
@@ -87,7 +92,9 @@ def _new_buffer(size: int) -> mmap.mmap:
 
 
 def _is_unused(buffer: mmap.mmap) -> bool:
-    """Tell whether no view of a buffer is left: one that is viewed refuses any change of its size, even to the one that it has."""
+    """Tell whether no view of a buffer is left: one that is viewed refuses any change of its size,
+    even to the one that it has.
+    """
     try:
         buffer.resize(len(buffer))
     except (

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`FrameDecoding`: one zstd frame on its way into memory, in three steps of which the second needs no interpreter.
+"""`FrameDecoding`: one zstd frame on its way into memory, in three steps of which the second needs
+no interpreter.
 
-`Container` makes one for each section that it decodes; `frames_ahead.py` has threads that do the second step of several at once.
+`Container` makes one for each section that it decodes; `frames_ahead.py` has threads that do the
+second step of several at once.
 """
 
 from __future__ import annotations

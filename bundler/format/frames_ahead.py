@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`FramesAhead`: frames that threads decode before somebody asks for them, where there are processors to spare.
+"""`FramesAhead`: frames that threads decode before somebody asks for them, where there are
+processors to spare.
 
-`Container` has one for who goes through a whole bundle: then decoding takes most of the time, and needs no interpreter.
+`Container` has one for who goes through a whole bundle: then decoding takes most of the time, and
+needs no interpreter.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Generic, Protocol, TypeVar
 
-# Each takes some megabytes until it is used.  With three or four, restores on 16 processors differed by no more than from run to run.
+# Each takes some megabytes until it is used.  With three or four, restores on 16 processors
+# differed by no more than from run to run.
 _MOST = 2
 T = TypeVar("T", bound="DecodableFrame")
 
@@ -25,7 +28,9 @@ class DecodableFrame(Protocol):
 
 
 def frames_at_once() -> int:
-    """Return how many frames are decoded at once; one where the other processors have enough to do with writing files."""
+    """Return how many frames are decoded at once; one where the other processors have enough to do
+    with writing files.
+    """
     available = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -43,7 +48,9 @@ class _FrameTask(Generic[T]):
         self._ended.acquire()
 
     def take(self) -> bool:
-        """Tell whether the caller is the first to take it; then it is the caller's to decode, or to let be."""
+        """Tell whether the caller is the first to take it; then it is the caller's to decode, or to
+        let be.
+        """
         return self._taken.acquire(blocking=False)
 
     def is_taken(self) -> bool:
@@ -69,8 +76,8 @@ class _FrameTask(Generic[T]):
 class FramesAhead(Generic[T]):
     """Frames that are decoded ahead, each until somebody takes it.
 
-    Threads begin when there is something to do, and end when nothing is left.  Safe under threads.  A forked child, which has none of
-    these threads, forgets what they were doing.
+    Threads begin when there is something to do, and end when nothing is left.  Safe under threads.
+    A forked child, which has none of these threads, forgets what they were doing.
     """
 
     def __init__(self) -> None:
@@ -88,14 +95,17 @@ class FramesAhead(Generic[T]):
             self._running += start
         if start:
             try:
-                # `threading.Thread` would wait until the new one runs, which takes milliseconds on a busy machine.
+                # `threading.Thread` would wait until the new one runs, which takes milliseconds on
+                # a busy machine.
                 _thread.start_new_thread(self._work, ())
             except RuntimeError:  # no thread can be had: who takes the frame decodes it
                 with self._gate:
                     self._running -= 1
 
     def take(self, number: int) -> T | None:
-        """Return a frame that is decoded, and wait for it; None where it was not begun, or could not be decoded."""
+        """Return a frame that is decoded, and wait for it; None where it was not begun, or could
+        not be decoded.
+        """
         task = self._here().pop(number, None)
         if task is None:
             return None

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`FirstBlobs`: the blobs of several bundles as one source; `merge` and the derivation of kernels under other keys read through it."""
+"""`FirstBlobs`: the blobs of several bundles as one source; `merge` and the derivation of kernels
+under other keys read through it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class FirstBlobs(BlobSource):
         return bytes(self.view_blob(digest))
 
     def view_blob(self, digest: bytes) -> bytes | memoryview:
-        """Return the verified bytes of a blob; raises `NotFound`, `DigestMismatch`, and what the source raises."""
+        """Return the verified bytes of a blob; raises `NotFound`, `DigestMismatch`, and what the
+        source raises.
+        """
         for source in self._sources:
             try:
                 data = source.view_blob(digest)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`KernelCheck`: whether the kernels of a content are sound, many at once.
 
-`content_tables` calls it for the rows that it decoded.  What is asked of every kernel is asked of columns, such as all keys of five hundred
-kernels, by functions that need no step of the interpreter for each.  Where a column does not show that all is well, `_check_each` looks at
-one kernel after the other, and tells which one is wrong, and how.
+`content_tables` calls it for the rows that it decoded.  What is asked of every kernel is asked of
+columns, such as all keys of five hundred kernels, by functions that need no step of the interpreter
+for each.  Where a column does not show that all is well, `_check_each` looks at one kernel after
+the other, and tells which one is wrong, and how.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ from bundler.format.table_kernels import (
     numbers_of,
 )
 
-# Real ones have some hundred bytes; what is here is decoded for each kernel, and again when its files are asked for.
+# Real ones have some hundred bytes; what is here is decoded for each kernel, and again when its
+# files are asked for.
 REFERENCE_BYTES = 1 << 16
-# So many are looked at by columns, if their references together are no longer than those of one may be.
+# So many are looked at by columns, if their references together are no longer than those of one may
+# be.
 _CHECKED_TOGETHER = 512
-# Few, since of a hostile manifest each kernel's references may take half a megabyte while they are looked at.
+# Few, since of a hostile manifest each kernel's references may take half a megabyte while they are
+# looked at.
 _DECODED_TOGETHER = 16
 _REFERENCES = msgspec.msgpack.Decoder(KernelReferences)
 _ALL_REFERENCES = msgspec.msgpack.Decoder(list[KernelReferences])
@@ -44,12 +48,14 @@ class KernelCheck:
 
     Args:
         tables: what they refer to.
-        sizes: of the blobs; in an array, as the table has them, a number would have to be made of each that is looked at.
+        sizes: of the blobs; in an array, as the table has them, a number would have to be made of
+            each that is looked at.
         limits: bounds.
         open_ended: their references may have further fields, which are ignored.
 
     Attributes:
-        shared: what each combination of numbers stands for, in the order in which the kernels have them.
+        shared: what each combination of numbers stands for, in the order in which the kernels have
+            them.
         used_blobs: for each blob whether it is in use.
         restored_bytes: the bytes of all files, those of a blob once for each file.
     """
@@ -67,7 +73,8 @@ class KernelCheck:
         """Check kernels.
 
         Raises:
-            FormatError, LimitExceeded, UnsafeName: one is unsound; of several the first in their order.
+            FormatError, LimitExceeded, UnsafeName: one is unsound; of several the first in their
+                order.
         """
         if len(rows) == 1:  # as in a record of a store; columns would take twice as long
             self._check_each(rows)
@@ -99,10 +106,12 @@ class KernelCheck:
             return
         self._check_each(rows)
 
-    # By columns ----------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------- By columns
 
     def _are_sound(self, rows: Sequence[KernelNumbers], packed: bytearray) -> bool:
-        """Tell whether kernels are sound for certain, and count what they refer to; False counts nothing, and may mean anything."""
+        """Tell whether kernels are sound for certain, and count what they refer to; False counts
+        nothing, and may mean anything.
+        """
         try:
             records = _ALL_REFERENCES.decode(packed)
             layouts = [self.shared[numbers].order.layout for numbers in map(numbers_of, rows)]
@@ -136,7 +145,9 @@ class KernelCheck:
     def _sizes_are_sound(
         self, blobs: Sequence[tuple[int, ...]], layouts: Sequence[FileLayout], size_bytes: int
     ) -> bool:
-        """Tell whether metadata, binaries and whole kernels have sizes that are allowed; all kernels have `size_bytes`."""
+        """Tell whether metadata, binaries and whole kernels have sizes that are allowed; all
+        kernels have `size_bytes`.
+        """
         sizes, limit = self._sizes, self._limits.kernel_bytes
         metadata = [
             sizes[numbers[layout.metadata]] for numbers, layout in zip(blobs, layouts, strict=True)
@@ -159,7 +170,7 @@ class KernelCheck:
             used[blob] = 1
         self.restored_bytes += size_bytes
 
-    # One by one ----------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------- One by one
 
     def _check_each(self, rows: Sequence[KernelNumbers]) -> None:
         for start in range(0, len(rows), _DECODED_TOGETHER):

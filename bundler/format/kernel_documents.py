@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`check_documents`: whether what a kernel says of its launch and of its key can be decoded; `Bundle.verify` asks it of each kernel."""
+"""`check_documents`: whether what a kernel says of its launch and of its key can be decoded;
+`Bundle.verify` asks it of each kernel.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,11 @@ from bundler.format.launch_spec import LaunchFacts
 
 
 def check_documents(kernel: Kernel) -> None:
-    """Decode tensor descriptors, launch facts and key parts, and keep nothing of them; raises `FormatError`.
+    """Decode tensor descriptors, launch facts and key parts, and keep nothing of them; raises
+    `FormatError`.
 
-    Through its own properties a kernel would keep them, and those of a hundred thousand take gigabytes.
+    Through its own properties a kernel would keep them, and those of a hundred thousand take
+    gigabytes.
     """
     kernel.spec.tensor_descriptors.plain()
     if kernel.facts_bytes is not None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`KernelSource`: what a decoded manifest answers for each `LazyKernel`, and in which order the files of such a kernel are.
+"""`KernelSource`: what a decoded manifest answers for each `LazyKernel`, and in which order the
+files of such a kernel are.
 
 `table_kernels` is that source; `kernel_columns` and `Content` deal with its kernels before any is
 made.
@@ -30,7 +31,9 @@ class ListedFiles(Protocol):
 
     @property
     def spans(self) -> tuple[int, ...]:
-        """Path sentinels, four numbers each: the position of the file, then offset, place and style."""
+        """Path sentinels, four numbers each: the position of the file, then offset, place and
+        style.
+        """
 
 
 class KernelSource(Protocol):
@@ -44,7 +47,9 @@ class KernelSource(Protocol):
         """Return the files of a kernel."""
 
     def filenames(self, row: Any) -> tuple[str, ...]:
-        """Return the names of a kernel's files; kernels with equal ones have the same object, mostly."""
+        """Return the names of a kernel's files; kernels with equal ones have the same object,
+        mostly.
+        """
 
     def spec(self, row: Any) -> LaunchSpec:
         """Return a kernel's launch spec."""
@@ -59,11 +64,14 @@ class KernelSource(Protocol):
         """Return a kernel's key parts, encoded."""
 
     def any_parts_hold(self, text: bytes) -> bool:
-        """Tell whether the key parts of any kernel may hold a text that lies within one part; False is certain."""
+        """Tell whether the key parts of any kernel may hold a text that lies within one part; False
+        is certain.
+        """
 
 
-#: The files of a kernel that somebody wants, as numbers: their names, which are the same object for kernels with equal ones, mostly; the number of
-#: the blob of each; and path sentinels, four numbers each: the position of the file among these, then offset, place and style.
+#: The files of a kernel that somebody wants, as numbers: their names, which are the same object for
+#: kernels with equal ones, mostly; the number of the blob of each; and path sentinels, four numbers
+#: each: the position of the file among these, then offset, place and style.
 StoredNumbers = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]
 
 
@@ -85,7 +93,9 @@ class _PickedFiles:
 
 
 class FileOrder:
-    """A layout of files, and how those that are wanted are picked; kernels whose files lie alike have one, whatever their names."""
+    """A layout of files, and how those that are wanted are picked; kernels whose files lie alike
+    have one, whatever their names.
+    """
 
     __slots__ = ("all", "launch", "layout")
 

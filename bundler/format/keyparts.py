@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The named parts that a kernel key was computed from: the answer to "why did it miss?".
 
-`bundler/toolchain` makes a `KeyParts` when a compile is recorded, a `Kernel` carries it, and `bundler/integrations/key_comparison.py` compares
-two of them.
+`bundler/toolchain` makes a `KeyParts` when a compile is recorded, a `Kernel` carries it, and
+`bundler/integrations/key_comparison.py` compares two of them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _ANY = msgspec.msgpack.Decoder(tuple[bool, list[tuple[str, str]]])
 class KeyParts(Summarized):
     """An ordered list of (name, text), and whether the key was recomputed from them.
 
-    Names begin with the part of Triton's key they belong to: `triton.`, `source.`, `backend.`, `option.`, `env.`.
-    `proven` is true when hashing the parts the way Triton does gave the kernel's own key.
+    Names begin with the part of Triton's key they belong to: `triton.`, `source.`, `backend.`,
+    `option.`, `env.`. `proven` is true when hashing the parts the way Triton does gave the kernel's
+    own key.
     """
 
     parts: tuple[tuple[str, str], ...]
@@ -44,7 +45,9 @@ class KeyParts(Summarized):
         raise NotFound(f"no key part named {name!r}", name=name)
 
     def diff(self, other: KeyParts) -> tuple[tuple[str, str | None, str | None], ...]:
-        """Return (name, text here, text there) for each part that differs; None where a side lacks it."""
+        """Return (name, text here, text there) for each part that differs; None where a side lacks
+        it.
+        """
         mine, theirs = dict(self.parts), dict(other.parts)
         names = [*mine, *(name for name in theirs if name not in mine)]
         return tuple((n, mine.get(n), theirs.get(n)) for n in names if mine.get(n) != theirs.get(n))
@@ -79,7 +82,9 @@ def decode_lines(text: str) -> tuple[int, ...] | None:
 
 
 def moved_key_of(encoded: bytes) -> str | None:
-    """Return `KeyParts.moved_key` of encoded parts, None also for what are none: for who asks for those of thousands of kernels."""
+    """Return `KeyParts.moved_key` of encoded parts, None also for what are none: for who asks for
+    those of thousands of kernels.
+    """
     try:
         proven, parts = _ANY.decode(encoded)
     except (ValueError, msgspec.MsgspecError, RecursionError):

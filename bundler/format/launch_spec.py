@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a launch needs to know about a kernel, and what a tuner found out about it.
 
-`LaunchFacts` and `LaunchSpec`, with an `Argument` for each parameter, and `TuningRecord`.  `bundler/toolchain` makes them when a compile is
-recorded, the launcher and the build service read them, our tuners write tuning records.
+`LaunchFacts` and `LaunchSpec`, with an `Argument` for each parameter, and `TuningRecord`.
+`bundler/toolchain` makes them when a compile is recorded, the launcher and the build service read
+them, our tuners write tuning records.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ class Argument:
 class LaunchFacts:
     """What Triton's metadata lacks, read off the compile itself.
 
-    `signature` gives each argument's Triton type (a nested tuple of types for a tuple argument); `constants` and
-    `attributes` are keyed by the path of an argument: its index, then indices into nested tuples.
+    `signature` gives each argument's Triton type (a nested tuple of types for a tuple argument);
+    `constants` and `attributes` are keyed by the path of an argument: its index, then indices into
+    nested tuples.
     """
 
     source_kind: str  # "ast" for a JIT function, "ir" for a compile from an IR file
@@ -60,7 +62,9 @@ class LaunchFacts:
 
     @property
     def unportable(self) -> tuple[str, ...]:
-        """Names of arguments whose constant has no encoding; empty when another process could compile from this."""
+        """Names of arguments whose constant has no encoding; empty when another process could
+        compile from this.
+        """
         names = [argument.name for argument in self.arguments]
         return tuple(
             names[path[0]] if path and path[0] < len(names) else str(path)
@@ -99,7 +103,8 @@ class LaunchFacts:
             return with_constants(*alike)
         sections = wire.split(data, len(_SECTIONS))
         if sections is None:
-            # Not as we write it, or large: decoded whole, which says what is wrong when something is.
+            # Not as we write it, or large: decoded whole, which says what is wrong when something
+            # is.
             items = wire.fields(
                 wire.unpack(data, "launch facts"),
                 "launch facts",
@@ -154,13 +159,16 @@ class LaunchSpec:
     def with_facts(self, facts: LaunchFacts | None) -> LaunchSpec:
         """Return the same spec with these facts."""
         spec = object.__new__(LaunchSpec)
-        # A frozen dataclass sets its fields one by one, and each kernel that is launched comes here.
+        # A frozen dataclass sets its fields one by one, and each kernel that is launched comes
+        # here.
         spec.__dict__.update(self.__dict__, facts=facts)
         return spec
 
     @staticmethod
     def from_metadata(metadata: Mapping[str, Any]) -> LaunchSpec:
-        """Read the launch part of Triton's metadata JSON; raises `FormatError` when a field is missing or odd."""
+        """Read the launch part of Triton's metadata JSON; raises `FormatError` when a field is
+        missing or odd.
+        """
         values: dict[str, Any] = {}
         for name, key, default in _METADATA_FIELDS:
             if key in metadata:
@@ -170,7 +178,8 @@ class LaunchSpec:
             else:
                 values[name] = default
         descriptors = encode(metadata.get("tensordesc_meta") or [])
-        # As a reader will see it: what would not come back is refused here, where one kernel can be left out.
+        # As a reader will see it: what would not come back is refused here, where one kernel can be
+        # left out.
         packed = wire.pack([*values.values(), descriptors.to_wire()])
         return _spec_from_wire(wire.unpack(packed, "metadata", _SPEC_LIMITS), None)
 
@@ -246,8 +255,9 @@ def _spec_from_wire(
 class TuningRecord(Summarized):
     """The winning configuration of a tuned kernel; its timings are observations and live beside it.
 
-    `parts` are the named parts of the tuning key (kernel source, configs, device properties, toolchain);
-    `found_by` says how the winner was found, such as `autotune` or `coordinate_descent`.
+    `parts` are the named parts of the tuning key (kernel source, configs, device properties,
+    toolchain); `found_by` says how the winner was found, such as `autotune` or
+    `coordinate_descent`.
     """
 
     kernel: str
@@ -329,7 +339,8 @@ _SECTIONS: tuple[Callable[[Any], Any], ...] = (
 
 
 def _decode(number: int, packed: bytes) -> Any:
-    # Packed alone it lies one array less deep than in the facts; wrapped, it is as deep and as checked as there.
+    # Packed alone it lies one array less deep than in the facts; wrapped, it is as deep and as
+    # checked as there.
     return _SECTIONS[number](wire.unpack(b"\x91" + packed, "launch facts")[0])
 
 
@@ -341,8 +352,11 @@ _PLAIN_CONSTANTS = msgspec.msgpack.Decoder(
 
 
 def _constants(packed: bytes) -> tuple[tuple[Path, Value], ...]:
-    """Return the constants in a section that `wire.split` found; they differ from kernel to kernel, so this is done for each."""
-    # No text in it can be longer than it is.  It declares no more than there is, or it would not have been split off.
+    """Return the constants in a section that `wire.split` found; they differ from kernel to kernel,
+    so this is done for each.
+    """
+    # No text in it can be longer than it is.  It declares no more than there is, or it would not
+    # have been split off.
     if len(packed) <= DEFAULT_LIMITS.string_bytes:
         try:
             found = _PLAIN_CONSTANTS.decode(packed)
@@ -354,15 +368,19 @@ def _constants(packed: bytes) -> tuple[tuple[Path, Value], ...]:
     return _decode(3, packed)  # type: ignore[no-any-return]
 
 
-# Of the facts that were decoded last: what stands before the constants, what stands behind them, and the facts.  Kernels of one function
-# are decoded one after the other, and differ in their constants alone.
+# Of the facts that were decoded last: what stands before the constants, what stands behind them,
+# and the facts.  Kernels of one function are decoded one after the other, and differ in their
+# constants alone.
 _last_facts: list[tuple[bytes, bytes, LaunchFacts]] = []
 
 
 def _like_the_last(data: bytes) -> tuple[LaunchFacts, Tagged] | None:
-    """Return the last facts and other constants, where that is what facts consist of, None for others."""
+    """Return the last facts and other constants, where that is what facts consist of, None for
+    others.
+    """
     for before, after, last in _last_facts[:1]:
-        # Between whole members of an array of six lies exactly one when what is there decodes as one.
+        # Between whole members of an array of six lies exactly one when what is there decodes as
+        # one.
         between = len(data) - len(before) - len(after)
         if not 0 < between <= DEFAULT_LIMITS.string_bytes or not (
             data.startswith(before) and data.endswith(after)
@@ -376,10 +394,12 @@ def _like_the_last(data: bytes) -> tuple[LaunchFacts, Tagged] | None:
 
 
 def read_alike(data: bytes) -> tuple[LaunchFacts, Tagged | None]:
-    """Return launch facts as those of another kernel and constants of their own, for who reads the facts of many kernels.
+    """Return launch facts as those of another kernel and constants of their own, for who reads the
+    facts of many kernels.
 
     Returns:
-        facts, and the constants to put in the place of theirs; None where the facts are those of the data already.
+        facts, and the constants to put in the place of theirs; None where the facts are those of
+        the data already.
 
     Raises:
         FormatError: as `LaunchFacts.from_bytes`.
@@ -394,7 +414,9 @@ def read_alike(data: bytes) -> tuple[LaunchFacts, Tagged | None]:
 
 
 def with_constants(facts: LaunchFacts, constants: Tagged) -> LaunchFacts:
-    """Return the facts of a kernel that differs from another in constants alone; raises `FormatError` for what is no constant."""
+    """Return the facts of a kernel that differs from another in constants alone; raises
+    `FormatError` for what is no constant.
+    """
     made = object.__new__(LaunchFacts)
     # A frozen dataclass sets its fields one by one.
     vars(made).update(vars(facts), constants=_values_by_path(constants))
@@ -405,5 +427,6 @@ def _values_by_path(found: Tagged) -> tuple[tuple[Path, Value], ...]:
     return tuple([(path, value_of_pair(tag, payload)) for path, (tag, payload) in found])
 
 
-# Bounded by `wire.MAX_SPLIT_BYTES` an entry.  What it returns is immutable, so that threads and kernels can share it.
+# Bounded by `wire.MAX_SPLIT_BYTES` an entry.  What it returns is immutable, so that threads and
+# kernels can share it.
 _section = functools.lru_cache(maxsize=1024)(_decode)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`LazyKernel`: a kernel of a loaded bundle, whose files, launch spec, launch facts and key parts are made when asked for.
+"""`LazyKernel`: a kernel of a loaded bundle, whose files, launch spec, launch facts and key parts
+are made when asked for.
 
 `table_kernels` makes them, one for each kernel of a manifest, and is the `KernelSource` that knows
 how a kernel lies in its manifest.  Everybody else sees a `Kernel`.
@@ -45,7 +46,8 @@ _new, _set = object.__new__, object.__setattr__
 class _Lazy:
     """A field that is made when it is read.
 
-    Two threads may make it twice, which costs time, never correctness; a lock could be held at the moment of a fork.
+    Two threads may make it twice, which costs time, never correctness; a lock could be held at the
+    moment of a fork.
 
     Args:
         make: makes it of a kernel.
@@ -74,12 +76,15 @@ def _lazy(make: Callable[[Any], Any]) -> Any:
 
 
 def _lazy_and_forgotten(make: Callable[[Any], Any]) -> Any:
-    # Joined from pieces in a microsecond, launch facts and key parts of many kernels take far more memory than the pieces.
+    # Joined from pieces in a microsecond, launch facts and key parts of many kernels take far more
+    # memory than the pieces.
     return _Lazy(make, kept=False)
 
 
 class LazyKernel(Kernel):
-    """A kernel that knows its row in a decoded manifest; equal to any other kernel with the same fields."""
+    """A kernel that knows its row in a decoded manifest; equal to any other kernel with the same
+    fields.
+    """
 
     _source: KernelSource
     _row: Any
@@ -142,7 +147,8 @@ class LazyKernel(Kernel):
     ) -> LazyKernel:
         """Return the kernel of a row whose files were checked."""
         kernel: LazyKernel = _new(cls)
-        # One by one, and not by its `__dict__`: as long as nobody asks for that, a kernel takes less than half of the memory.
+        # One by one, and not by its `__dict__`: as long as nobody asks for that, a kernel takes
+        # less than half of the memory.
         _set(kernel, "key", key)
         _set(kernel, "name", name)
         _set(kernel, "target", target)
@@ -168,14 +174,18 @@ class LazyKernel(Kernel):
         return sum(self._source.blob_table.sizes_of(self._source.references(self._row).blobs))
 
     def listed_blobs(self, keep: Keep = "all") -> list[tuple[bytes, int]]:
-        """Return raw digest and size of each file, in the order of the manifest, or of each that is launched, in that of the layout."""
+        """Return raw digest and size of each file, in the order of the manifest, or of each that is
+        launched, in that of the layout.
+        """
         table, blobs = self._source.blob_table, self._source.references(self._row).blobs
         if keep == "launch":
             blobs = self._order.launch.pick(blobs)
         return [*zip(table.digests_of(blobs), table.sizes_of(blobs), strict=True)]
 
     def stored_numbers(self, keep: Keep = "all") -> StoredNumbers:
-        """Return the files that `keep` asks for, in Triton's order, by the numbers of their blobs in the table of its source."""
+        """Return the files that `keep` asks for, in Triton's order, by the numbers of their blobs
+        in the table of its source.
+        """
         wanted = self._order.launch if keep == "launch" else self._order.all
         references, filenames = (
             self._source.references(self._row),
@@ -244,19 +254,25 @@ class LazyKernel(Kernel):
 
 
 def parts_may_hold(kernel: Kernel, text: bytes) -> bool:
-    """Tell whether a kernel's key parts may hold a text, such as the name of a part; False is certain, and decodes nothing."""
+    """Tell whether a kernel's key parts may hold a text, such as the name of a part; False is
+    certain, and decodes nothing.
+    """
     source: KernelSource | None = getattr(kernel, "_source", None)
     return (source is None or source.any_parts_hold(text)) and text in (kernel.parts_bytes or b"")
 
 
 def any_parts_may_hold(kernels: Iterable[Kernel], text: bytes) -> bool:
-    """Tell whether the key parts of one of many kernels may hold a text; False is certain, and looks once at what they have in common."""
+    """Tell whether the key parts of one of many kernels may hold a text; False is certain, and
+    looks once at what they have in common.
+    """
     sources: set[KernelSource | None] = {getattr(kernel, "_source", None) for kernel in kernels}
     return any(source is None or source.any_parts_hold(text) for source in sources)
 
 
 def blobs_of_files(kernel: Kernel, keep: Keep = "all") -> Sequence[tuple[bytes, int]]:
-    """Return raw digest and size of each file of a kernel, as its layout counts them, or of its launch set; for who lists the blobs of thousands."""
+    """Return raw digest and size of each file of a kernel, as its layout counts them, or of its
+    launch set; for who lists the blobs of thousands.
+    """
     if type(kernel) is LazyKernel:  # one with other files has a row too
         return kernel.listed_blobs(keep)
     artifacts = (
@@ -285,7 +301,9 @@ def spans_of(flat: tuple[int, ...]) -> tuple[Span, ...]:
 
 @lru_cache(_SPANS_REMEMBERED)
 def spans_by_position(flat: tuple[int, ...]) -> Mapping[int, tuple[Span, ...]]:
-    """Return the path sentinels of a kernel's files by position, from four numbers each: the position, and what a span has."""
+    """Return the path sentinels of a kernel's files by position, from four numbers each: the
+    position, and what a span has.
+    """
     grouped: dict[int, list[int]] = {}
     for start in range(0, len(flat), NUMBERS_PER_FILE_SPAN):
         position, *numbers = flat[start : start + NUMBERS_PER_FILE_SPAN]

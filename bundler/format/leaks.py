@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds absolute paths inside files, so that nobody ships the name of a home directory without knowing it, and what tells of the source.
+"""Finds absolute paths inside files, so that nobody ships the name of a home directory without
+knowing it, and what tells of the source.
 
-The command line calls `absolute_paths`, `source_traces`, `user_names` and `words_in` on the files of a bundle (`bundler/cli/leak_search.py`);
-`source_stripping.py` looks with them whether anything is left.
+The command line calls `absolute_paths`, `source_traces`, `user_names` and `words_in` on the files
+of a bundle (`bundler/cli/leak_search.py`); `source_stripping.py` looks with them whether anything
+is left.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from bundler.format.debug_sections import debug_sections
 
 # A name as people and tools give it; bytes of a well-formed UTF-8 character count as letters.
 _NAME = rb"(?:[A-Za-z0-9._@%+~-]|[\xc3-\xdf][\x80-\xbf]|[\xe1-\xef][\x80-\xbf]{2}|\xf0[\x90-\xbf][\x80-\xbf]{2})+"
-# What may stand before a path: anything but a part of a name, of a relative path, of a closing tag, or the end of
-# one of our placeholders, whose rest is relative.  `file://` is followed by a path all the same.
+# What may stand before a path: anything but a part of a name, of a relative path, of a closing tag,
+# or the end of one of our placeholders, whose rest is relative.  `file://` is followed by a path
+# all the same.
 _BEFORE = rb"(?<=file://)|(?<![A-Za-z0-9._@%+~\])}</-])"
 _NO_LETTER_BEFORE = rb"(?<![\x80-\xff])"
 # In pickle and msgpack a text follows its length, and a length may look like a letter.
@@ -24,7 +27,8 @@ _AFTER_LENGTH = rb"(?<=\x8c[\x00-\xff])|(?<=\xd9[\x00-\xff])|(?<=\xda[\x00-\xff]
 _PATH = rb"/" + _NAME + rb"(?:/+" + _NAME + rb")+"
 _IN_TEXT = re.compile(rb"(?:" + _BEFORE + rb")" + _NO_LETTER_BEFORE + _PATH)
 _IN_BINARY = re.compile(rb"(?:" + _BEFORE + rb"|" + _AFTER_LENGTH + rb")" + _PATH)
-# Machine code holds slashes by chance.  A path worth telling about begins with a word and has some length.
+# Machine code holds slashes by chance.  A path worth telling about begins with a word and has some
+# length.
 _PLAUSIBLE = re.compile(r"/[A-Za-z][\w@%+~-]+[\w.@%+~-]*/")
 _SHORTEST_IN_BINARY = 8
 # Folders that carry the name of a user: homes, and the temporary ones of Inductor.
@@ -41,14 +45,17 @@ _TRACES = {
 
 
 def absolute_paths(data: bytes) -> set[str]:
-    """Return the POSIX absolute paths of at least two components that stand in a file, text or binary.
+    """Return the POSIX absolute paths of at least two components that stand in a file, text or
+    binary.
 
-    Finds them in JSON, in Triton's intermediate texts, and as strings in debug information, pickles and msgpack.
+    Finds them in JSON, in Triton's intermediate texts, and as strings in debug information, pickles
+    and msgpack.
 
-    Does not find: a path of one component (`/tmp`); what follows a space inside a path, of which the part before the
-    space is returned; paths whose slashes or letters are written as escapes, or that are compressed or not UTF-8;
-    Windows paths; names that stand apart from their directory, as DWARF's line tables have them (the directory
-    is found).  A text that only looks like a path, such as a URL's path after a space, is returned too.
+    Does not find: a path of one component (`/tmp`); what follows a space inside a path, of which
+    the part before the space is returned; paths whose slashes or letters are written as escapes, or
+    that are compressed or not UTF-8; Windows paths; names that stand apart from their directory, as
+    DWARF's line tables have them (the directory is found).  A text that only looks like a path,
+    such as a URL's path after a space, is returned too.
     """
     binary = not _is_text(data)
     found = set()
@@ -80,10 +87,12 @@ def path_spans(data: bytes) -> list[tuple[int, int]]:
 
 
 def source_traces(data: bytes) -> set[str]:
-    """Return what a file tells of the source that it was compiled from, each kind as a few words: debug information, places, names, lines.
+    """Return what a file tells of the source that it was compiled from, each kind as a few words:
+    debug information, places, names, lines.
 
-    Finds them in MLIR, LLVM's and PTX's texts, in Python files and in ELF files of 64 bits.  Does not find: names of arguments in launch facts, of kernels
-    in symbols, and messages of asserts and prints, without which the kernel would be another; what is compressed or escaped.
+    Finds them in MLIR, LLVM's and PTX's texts, in Python files and in ELF files of 64 bits.  Does
+    not find: names of arguments in launch facts, of kernels in symbols, and messages of asserts and
+    prints, without which the kernel would be another; what is compressed or escaped.
     """
     try:
         if debug_sections(data):
@@ -102,7 +111,9 @@ def user_names(paths: Iterable[str]) -> set[str]:
 
 
 def words_in(data: bytes, words: Collection[str]) -> set[str]:
-    """Return those of some names that stand in a file, in whatever case, with no letter or digit beside them."""
+    """Return those of some names that stand in a file, in whatever case, with no letter or digit
+    beside them.
+    """
     lowered = data.lower()
     return {
         word

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How large anything in a bundle may be.  A reader checks sizes before it allocates.
 
-`Limits` are the bounds, `DEFAULT_LIMITS` those that hold unless a caller passes others.  Readers of bundles, stores and cache directories
-keep to them; users pass their own to `Bundle.load` and to `open_store`.
+`Limits` are the bounds, `DEFAULT_LIMITS` those that hold unless a caller passes others.  Readers of
+bundles, stores and cache directories keep to them; users pass their own to `Bundle.load` and to
+`open_store`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Content`: everything that decides what a bundle is, in canonical order; its digest is the bundle's.
+"""`Content`: everything that decides what a bundle is, in canonical order; its digest is the
+bundle's.
 
 `content_tables` reads it and `table_encoder` writes it; what was seen of it, which the digest does
 not cover, is in `observations`.
@@ -52,7 +53,8 @@ class _Kernels:
         fields = vars(content)
         found = fields["kernels"]
         if isinstance(found, TableKernels):
-            # Two threads may make them twice, which costs time; all get those that were noted first.
+            # Two threads may make them twice, which costs time; all get those that were noted
+            # first.
             found = fields.setdefault("_made", found.make())
             fields["kernels"] = found
         kernels: tuple[Kernel, ...] = found
@@ -71,7 +73,8 @@ def _kernels() -> Any:
 class Content(Summarized, FrozenValue):
     """Everything that decides what a bundle is, in canonical order.
 
-    Build it with `Content.of`, which sorts and checks; two contents with the same entries encode to the same bytes.
+    Build it with `Content.of`, which sorts and checks; two contents with the same entries encode to
+    the same bytes.
     """
 
     kernels: tuple[Kernel, ...] = _kernels()
@@ -92,7 +95,9 @@ class Content(Summarized, FrozenValue):
 
     @staticmethod
     def of(entries: Iterable[Entry], tuning_records: Iterable[TuningRecord] = ()) -> Content:
-        """Sort entries, and each kernel's files, into canonical order; raises `FormatError` as `check_unique`."""
+        """Sort entries, and each kernel's files, into canonical order; raises `FormatError` as
+        `check_unique`.
+        """
         kinds: dict[type, list[Any]] = {Kernel: [], TuningFile: [], HelperLibrary: [], Opaque: []}
         for entry in entries:
             if isinstance(entry, Kernel):
@@ -111,7 +116,9 @@ class Content(Summarized, FrozenValue):
         return content
 
     def check_unique(self) -> None:
-        """Raise `FormatError` when a kernel key or a path occurs twice, or one entry's path lies in another's."""
+        """Raise `FormatError` when a kernel key or a path occurs twice, or one entry's path lies in
+        another's.
+        """
         keys = self.kernel_keys
         _refuse_repeats("kernel key", keys)
         placed: list[TuningFile | HelperLibrary | Opaque] = [
@@ -120,7 +127,8 @@ class Content(Summarized, FrozenValue):
             *self.opaque,
         ]
         paths = [entry.path for entry in placed]
-        # A kernel's own files differ (`check_kernel`): only those beside another entry's path can clash.
+        # A kernel's own files differ (`check_kernel`): only those beside another entry's path can
+        # clash.
         shared = {path.partition("/")[0] for path in paths}
         if not shared.isdisjoint(keys):
             paths += [

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parses Triton's metadata JSON, which may come from anybody, within bounds.
 
-`parse_metadata` says what is in it, and refuses what Triton could not read.  `is_readable_head` looks at the few members that tell whether a
-kernel is the one that it is said to be; a restore asks it for every kernel.
+`parse_metadata` says what is in it, and refuses what Triton could not read.  `is_readable_head`
+looks at the few members that tell whether a kernel is the one that it is said to be; a restore asks
+it for every kernel.
 """
 
-# Annotations are real ones in this module: msgspec reads those of a struct that it decodes, and each that is a text is compiled for it.
+# Annotations are real ones in this module: msgspec reads those of a struct that it decodes, and
+# each that is a text is compiled for it.
 from typing import Any
 
 import msgspec
@@ -13,15 +15,16 @@ import msgspec
 from bundler.errors import FormatError, LimitExceeded
 from bundler.format import names
 
-#: In the metadata of a kernel that was placed for a function which only moved: the key of the kernel
-#: that was recorded (`bundler/lifecycle/moved_kernels.py`).
+#: In the metadata of a kernel that was placed for a function which only moved: the key of the
+#: kernel that was recorded (`bundler/lifecycle/moved_kernels.py`).
 MOVED_FROM = "bundler_moved_from"
 # Triton writes 1 to 3 KB; parsed, JSON takes up to thirty times its size.
 METADATA_BYTES = 1 << 20
-# Far above what Triton nests, and far below what Python's own recursion limit refuses: where that strikes depends on who
-# calls, so a kernel would be sound for one reader and broken for the next.
+# Far above what Triton nests, and far below what Python's own recursion limit refuses: where that
+# strikes depends on who calls, so a kernel would be sound for one reader and broken for the next.
 METADATA_DEPTH = 32
-# The quick decoder does not look into what it skips: a number of 4,301 digits, which Python refuses, has no room in so few bytes.
+# The quick decoder does not look into what it skips: a number of 4,301 digits, which Python
+# refuses, has no room in so few bytes.
 _HEAD_BYTES = 4096
 
 
@@ -50,9 +53,11 @@ _ANYTHING = msgspec.json.Decoder()
 def read_head(data: bytes) -> MetadataHead | None:
     """Return the head of a metadata file that Triton could read.
 
-    None says nothing: the document may be sound all the same, and `parse_metadata` has to tell.  What it would refuse has no head.
+    None says nothing: the document may be sound all the same, and `parse_metadata` has to tell.
+    What it would refuse has no head.
     """
-    # What the decoder does not look into is thereby no threat either: text in other encodings, deep nesting, endless numbers.
+    # What the decoder does not look into is thereby no threat either: text in other encodings, deep
+    # nesting, endless numbers.
     if len(data) > _HEAD_BYTES or not data.isascii() or not _is_shallow(data):
         return None
     try:
@@ -62,7 +67,9 @@ def read_head(data: bytes) -> MetadataHead | None:
 
 
 def is_readable_head(key: str, binary_name: str, metadata: bytes) -> bool:
-    """Tell whether Triton could surely read a kernel of this metadata, if its binary is whole; False says nothing."""
+    """Tell whether Triton could surely read a kernel of this metadata, if its binary is whole;
+    False says nothing.
+    """
     head = read_head(metadata)
     if head is None or not _is_hash_of(key, head.hash):
         return False
@@ -103,8 +110,8 @@ def _parsed(data: bytes) -> Any:
     except (ValueError, msgspec.MsgspecError):
         import json
 
-        # Python reads some that msgspec does not, such as NaN; what Triton can read is sound.  Decoded first: json.loads would take
-        # UTF-16 as well, which Triton does not read.
+        # Python reads some that msgspec does not, such as NaN; what Triton can read is sound.
+        # Decoded first: json.loads would take UTF-16 as well, which Triton does not read.
         return json.loads(data.decode("utf-8"))
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The grammar of every name that can become a path, and what a file's extension says about it.
 
-`check_file_name`, `check_relative_path` and `check_kernel_key` refuse, `artifact_kind` and `artifact_order` classify.  Readers and writers of
-bundles, stores and cache directories call them before they use a name.
+`check_file_name`, `check_relative_path` and `check_kernel_key` refuse, `artifact_kind` and
+`artifact_order` classify.  Readers and writers of bundles, stores and cache directories call them
+before they use a name.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def check_file_name(name: str) -> str:
     """Return `name` if it is one safe path component.
 
     Raises:
-        UnsafeName: it is empty, too long, `.` or `..`, or has a character outside `[A-Za-z0-9._@-]`.
+        UnsafeName: it is empty, too long, `.` or `..`, or has a character outside
+            `[A-Za-z0-9._@-]`.
     """
     if not _NAME.fullmatch(name) or name in {".", ".."}:
         raise UnsafeName(
@@ -92,7 +94,8 @@ def is_kernel_key(name: str) -> bool:
 def is_key_of(key: str, digest: bytes) -> bool:
     """Tell whether a kernel key is the name, in base32 or hex, of this SHA-256."""
     if len(key) == _BASE32_CHARACTERS:
-        # base64.b32decode does this in a Python loop, and it is asked for every kernel; a text is translated ten times slower than bytes.
+        # base64.b32decode does this in a Python loop, and it is asked for every kernel; a text is
+        # translated ten times slower than bytes.
         return (
             _KEY.fullmatch(key) is not None
             and int(key.encode().translate(_TO_INT_BASE_32), 32)

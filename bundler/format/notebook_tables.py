@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`bundle_html`: what is in a bundle as short tables of HTML, which notebooks show; `Bundle` calls it.
+"""`bundle_html`: what is in a bundle as short tables of HTML, which notebooks show; `Bundle` calls
+it.
 
 All text is escaped by `html_text`: names in a bundle were chosen by whoever made it.
 """
@@ -25,7 +26,8 @@ _NUMERIC = frozenset({2, 3, 4, 5})
 def bundle_html(
     digest: str, content: Content, observed: Observed, beside: Sequence[tuple[str, int]]
 ) -> str:
-    """Return what is in a bundle: its digest, kernels by target, what is beside them, and a table of the first kernels.
+    """Return what is in a bundle: its digest, kernels by target, what is beside them, and a table
+    of the first kernels.
 
     Args:
         digest, content, observed: of the bundle.

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Observed`: what was seen while a bundle was recorded, which is no part of what the bundle is.
 
-`Bundle` reads and writes it beside the content; recorders and builds make it, a restore asks it for devices and layouts.
+`Bundle` reads and writes it beside the content; recorders and builds make it, a restore asks it for
+devices and layouts.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Observation(Struct, frozen=True, gc=False):
 
     Attributes:
         devices: the device indices it was compiled for, where known.
-        layouts: `triton` when it lay in a plain cache directory, `inductor` when in Inductor's, one a device.
+        layouts: `triton` when it lay in a plain cache directory, `inductor` when in Inductor's, one
+            a device.
         times_us: microseconds by compile stage; empty when only hits were seen.
     """
 
@@ -42,7 +44,8 @@ class Observation(Struct, frozen=True, gc=False):
     times_us: tuple[tuple[str, int], ...] = ()
 
 
-# No struct: `inspect.signature` of one wants the names in its annotations, and a restore does not import `Tuning`.
+# No struct: `inspect.signature` of one wants the names in its annotations, and a restore does not
+# import `Tuning`.
 @dataclass(init=False, repr=False, eq=False)
 class Observed(Summarized, FrozenValue):
     """Facts about the recording that are no part of what the bundle is.
@@ -85,7 +88,8 @@ class Observed(Summarized, FrozenValue):
             for key, seen in sorted(self.kernels.items())
         ]
         environments = [[list(pair) for pair in pairs] for pairs in sorted(self.environments)]
-        # A field of its own at the end, and only where there is something to say: other bundles stay as they always were.
+        # A field of its own at the end, and only where there is something to say: other bundles
+        # stay as they always were.
         tunings = [[tuning.to_wire() for tuning in sorted(self.tunings, key=lambda t: t.record)]]
         return wire.pack([SCHEMA, kernels, environments, *(tunings if self.tunings else [])])
 
@@ -175,7 +179,8 @@ _DECODER = msgspec.msgpack.Decoder(ObservedRow)
 
 
 class _UnmadeObservations(Mapping[str, Observation]):
-    """Observations by key that were checked; they are made when somebody reads one: who launches or restores reads none.
+    """Observations by key that were checked; they are made when somebody reads one: who launches or
+    restores reads none.
 
     Args:
         data: encoded.
@@ -252,7 +257,8 @@ def _tunings(packed: Raw, limits: Limits, *, newer_minor: bool) -> tuple[Tuning,
         return ()
     # Wrapped, so that anything can stand there.
     (rows,) = wire.unpack(b"\x91" + bytes(packed), "tunings", limits)
-    # In a newer minor version the field may have become something else, which is ignored like all that is unknown.
+    # In a newer minor version the field may have become something else, which is ignored like all
+    # that is unknown.
     if type(rows) is not list and newer_minor:
         return ()
     from bundler.format.candidate_timings import Tuning

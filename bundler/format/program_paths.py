@@ -58,5 +58,7 @@ def is_code_path(path: str) -> bool:
 
 
 def is_cache_path(path: str) -> bool:
-    """Whether an opaque file of a bundle belongs to Inductor's cache, where torch executes or unpickles it."""
+    """Whether an opaque file of a bundle belongs to Inductor's cache, where torch executes or
+    unpickles it.
+    """
     return not is_tree_path(path) and not is_program_path(path)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the header and the table of contents of a container: `read_head` says what lies where, and refuses what cannot be.
+"""Reads the header and the table of contents of a container: `read_head` says what lies where, and
+refuses what cannot be.
 
 `Container` calls it when a bundle is opened.  What the numbers mean is in `container_layout.py`.
 """
@@ -79,10 +80,12 @@ def read_head(source: ByteSource, limits: Limits) -> ContainerHead:
     """Read header and table.
 
     Raises:
-        FormatError, TruncatedBundle, DigestMismatch, LimitExceeded, UnsupportedVersion: they are not those of a sound container.
+        FormatError, TruncatedBundle, DigestMismatch, LimitExceeded, UnsupportedVersion: they are
+            not those of a sound container.
     """
     magic = source.read(0, len(MAGIC))
-    # A file that ends within these bytes begins like a bundle: it is told as truncated, by the next read.
+    # A file that ends within these bytes begins like a bundle: it is told as truncated, by the next
+    # read.
     if not magic or not MAGIC.startswith(magic):
         raise FormatError(
             f"not a bundle: expected it to begin with {MAGIC!r}, got {magic!r}",
@@ -128,13 +131,16 @@ def _unpacked(table: bytes, limits: Limits, *, open_ended: bool) -> Iterable[Sec
     found = _decoded(table, limits)
     if found is not None:
         return found
-    # One by one, each by the types that are expected: it says which field is wrong, and takes what a newer minor added.
+    # One by one, each by the types that are expected: it says which field is wrong, and takes what
+    # a newer minor added.
     rows = wire.unpack(table, "table of contents", limits)
     return (_section(number, row, open_ended=open_ended) for number, row in enumerate(rows))
 
 
 def _decoded(table: bytes, limits: Limits) -> list[Section] | None:
-    """Return the sections where all of them are as this version writes them, and within the limits for certain."""
+    """Return the sections where all of them are as this version writes them, and within the limits
+    for certain.
+    """
     try:
         sections = wire.decode(table, _SECTIONS, "table of contents", limits)
     except FormatError:
@@ -199,7 +205,8 @@ def _check_section(section: Section, before: list[Section], limits: Limits) -> N
             f"{limits.ratio} times",
             limit=limits.ratio,
         )
-    # A section of a prefix has no prefix itself, so a blob costs one level of further frames at the most.
+    # A section of a prefix has no prefix itself, so a blob costs one level of further frames at the
+    # most.
     earlier = [before[p] for p in section.prefix if 0 <= p < len(before)]
     if len(earlier) != len(section.prefix) or any(
         s.kind not in {LAUNCH, IR} or s.prefix for s in earlier
@@ -210,7 +217,9 @@ def _check_section(section: Section, before: list[Section], limits: Limits) -> N
 
 
 def _check_prefixes(sections: list[Section], limits: Limits) -> None:
-    """Bound what a reader decodes for prefixes by what there is: one large prefix may serve a thousand tiny sections."""
+    """Bound what a reader decodes for prefixes by what there is: one large prefix may serve a
+    thousand tiny sections.
+    """
     raw = sum(section.raw_bytes for section in sections)
     prefixed = sum(sections[p].raw_bytes for section in sections for p in section.prefix)
     limit = PREFIX_FACTOR * raw + limits.window_bytes

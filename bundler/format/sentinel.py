@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Paths inside JSON, taken out when a file is stored and put back when it is restored.
 
-Triton writes absolute paths into metadata.  Two of them are known to be places that differ from machine to
-machine: the cache directory and Triton's own install directory.  Each is found *by value*, in the decoded
-strings of the JSON, and replaced in the original bytes by a placeholder; a `Span` remembers where.  Because
-the offsets decide, not the text, a file that happens to contain the placeholder's text survives unchanged.
+Triton writes absolute paths into metadata.  Two of them are known to be places that differ from
+machine to machine: the cache directory and Triton's own install directory.  Each is found *by
+value*, in the decoded strings of the JSON, and replaced in the original bytes by a placeholder; a
+`Span` remembers where.  Because the offsets decide, not the text, a file that happens to contain
+the placeholder's text survives unchanged.
 
-Restoring to the original spelling of the path gives the original bytes: a span keeps the style in which the
-path was written (ASCII escapes, as `json.dumps` writes; plain UTF-8; escaped slashes).
+Restoring to the original spelling of the path gives the original bytes: a span keeps the style in
+which the path was written (ASCII escapes, as `json.dumps` writes; plain UTF-8; escaped slashes).
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ CACHE_DIR = 0
 TRITON_DIR = 1
 PLACEHOLDERS = {CACHE_DIR: b"[[cache_dir]]", TRITON_DIR: b"[[triton_dir]]"}
 
-# A style is a set of flags: other characters than ASCII as they are, and a backslash before each slash.
+# A style is a set of flags: other characters than ASCII as they are, and a backslash before each
+# slash.
 STYLE_ASCII, STYLE_UTF8, STYLE_ESCAPED_SLASH = 0, 1, 2
 _STYLES = (STYLE_ASCII, STYLE_UTF8, STYLE_ESCAPED_SLASH, STYLE_UTF8 | STYLE_ESCAPED_SLASH)
 
-# A quote never occurs in JSON outside a string, so in a valid document these are exactly its strings.
+# A quote never occurs in JSON outside a string, so in a valid document these are exactly its
+# strings.
 _STRING = rb'(?s:"((?:[^"\\]|\\.)*)")'
 # One character of the decoded value.
 _UNIT = r"(?s:\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|.)"
@@ -44,12 +47,15 @@ _PATHS_REMEMBERED = 64
 _DECODER = msgspec.json.Decoder()
 
 
-# A part of a stored file that is another on this machine: where it begins, its bytes there, and its bytes here.
+# A part of a stored file that is another on this machine: where it begins, its bytes there, and its
+# bytes here.
 Edit = tuple[int, bytes, bytes]
 
 
 class Span(Struct, frozen=True, gc=False):
-    """One placeholder: byte offset in the stored file, which place it stands for, and how it was written."""
+    """One placeholder: byte offset in the stored file, which place it stands for, and how it was
+    written.
+    """
 
     offset: int
     place: int
@@ -64,7 +70,8 @@ def to_sentinels(data: bytes, places: Sequence[tuple[int, str]]) -> tuple[bytes,
         places: pairs of a place and a spelling of its path; the longest spelling that matches wins.
 
     Returns:
-        The stored bytes and their spans; `data` itself and no spans when nothing matched or it is not JSON.
+        The stored bytes and their spans; `data` itself and no spans when nothing matched or it is
+        not JSON.
     """
     spellings, matcher = _matcher(frozenset(places))
     if (
@@ -110,7 +117,8 @@ def from_sentinels(data: bytes, spans: Sequence[Span], paths: Mapping[int, str])
     Args:
         data: stored bytes.
         spans: where the placeholders are.
-        paths: place -> path.  A place that is missing keeps its placeholder: the fact is unknown here.
+        paths: place -> path.  A place that is missing keeps its placeholder: the fact is unknown
+            here.
 
     Raises:
         FormatError: a span does not point at its placeholder.
@@ -121,7 +129,9 @@ def from_sentinels(data: bytes, spans: Sequence[Span], paths: Mapping[int, str])
 
 
 def edits_of(spans: Sequence[Span], paths: Mapping[int, str]) -> tuple[Edit, ...]:
-    """Return what `from_sentinels` changes in a file, which nobody has looked at yet; raises `FormatError` for spans of no file."""
+    """Return what `from_sentinels` changes in a file, which nobody has looked at yet; raises
+    `FormatError` for spans of no file.
+    """
     edits: list[Edit] = []
     copied = 0
     for span in spans:
@@ -173,11 +183,14 @@ def edited(data: bytes | memoryview, edits: Sequence[Edit]) -> bytes:
 
 
 def triton_dirs(data: bytes) -> set[str]:
-    """Return the Triton install directories that a metadata document names (`…/triton` before `/backends/`)."""
+    """Return the Triton install directories that a metadata document names (`…/triton` before
+    `/backends/`).
+    """
     if not _may_name(data, [_TRITON_INSIDE]) or not _is_json(data):
         return set()
-    # No path holds a zero, so what is between zeros has one path at most: from where a path first begins to the last place
-    # that looks like Triton's.  One expression for both would go over a long text again from each slash.
+    # No path holds a zero, so what is between zeros has one path at most: from where a path first
+    # begins to the last place that looks like Triton's.  One expression for both would go over a
+    # long text again from each slash.
     return {
         found
         for value in json_strings(data)
@@ -207,7 +220,8 @@ def _tokens(data: bytes) -> Iterator[tuple[int, bytes]]:
             (t.start(1), t[1]) for t in re.finditer(_STRING, data) if b"/" in t[1] or b"\\" in t[1]
         )
         return
-    # Without a backslash each quote begins or ends a string, and a slash is always in one; few strings hold any.
+    # Without a backslash each quote begins or ends a string, and a slash is always in one; few
+    # strings hold any.
     slash = data.find(b"/")
     while slash >= 0:
         start, end = data.rfind(b'"', 0, slash) + 1, data.find(b'"', slash)
@@ -225,12 +239,15 @@ def _decoded(raw: bytes) -> str:
 
 
 def _spelling(path: str) -> str:
-    # A relative path may be a plain word, such as `cuda`: it is a path only where something follows it.
+    # A relative path may be a plain word, such as `cuda`: it is a path only where something follows
+    # it.
     return re.escape(path) if path.startswith("/") else re.escape(path) + "(?=/)"
 
 
 def _may_name(data: bytes, texts: Sequence[str]) -> bool:
-    """Tell whether a JSON document may hold one of these texts: without a backslash it does so byte for byte."""
+    """Tell whether a JSON document may hold one of these texts: without a backslash it does so byte
+    for byte.
+    """
     return b"\\" in data or any(text.encode("utf-8", "surrogatepass") in data for text in texts)
 
 
@@ -243,7 +260,8 @@ def _is_json(data: bytes) -> bool:
     import json
 
     try:
-        # Decoded first: json.loads would also take bytes in UTF-16, where offsets mean something else.
+        # Decoded first: json.loads would also take bytes in UTF-16, where offsets mean something
+        # else.
         json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError):
         return False
@@ -267,7 +285,8 @@ def _style_of(path: str, raw: str) -> int:
     for style in _STYLES:
         if _write(path, style) == raw.encode():
             return style
-    # A spelling that no common encoder writes, such as /: restored with the same value, in plain ASCII.
+    # A spelling that no common encoder writes, such as /: restored with the same value, in plain
+    # ASCII.
     return STYLE_ASCII
 
 

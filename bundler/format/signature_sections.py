@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signatures in a bundle file: sections of kind 18, an envelope each, after all others.
 
-`SignatureSections` reads them, `stored_digest` is what a signature names beside the content, `write_signed` writes a copy of a file with other
-signatures.  `Bundle.signatures` and `bundler/trust/signing.py` call them.  Nothing here says whether a signature is good.
+`SignatureSections` reads them, `stored_digest` is what a signature names beside the content,
+`write_signed` writes a copy of a file with other signatures.  `Bundle.signatures` and
+`bundler/trust/signing.py` call them.  Nothing here says whether a signature is good.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ class SignatureSource:
     """Where the signatures of a bundle are; this one has none.
 
     Attributes:
-        stored_digest: what a signature of a file names beside the digest of the content; empty where there is no file.
-        doubt: what else speaks against it, for reports: that of a tag which was followed no signature counts.
+        stored_digest: what a signature of a file names beside the digest of the content; empty
+            where there is no file.
+        doubt: what else speaks against it, for reports: that of a tag which was followed no
+            signature counts.
     """
 
     stored_digest: str = ""
@@ -66,10 +69,12 @@ UNSIGNED = SignatureSource()
 
 
 class SignatureSections(SignatureSource):
-    """The signatures in an open bundle file, read and compared with their digests when somebody asks.
+    """The signatures in an open bundle file, read and compared with their digests when somebody
+    asks.
 
-    They and everything else are read through one open file, whose table was read once: a file that is put in its place, or written over,
-    changes nothing of what was judged without being found out.
+    They and everything else are read through one open file, whose table was read once: a file that
+    is put in its place, or written over, changes nothing of what was judged without being found
+    out.
     """
 
     def __init__(self, container: Container) -> None:
@@ -123,7 +128,8 @@ def write_signed(
         envelopes: the signatures.
 
     Raises:
-        UnsupportedVersion: the file is of a newer version, which says things in its table that would be lost.
+        UnsupportedVersion: the file is of a newer version, which says things in its table that
+            would be lost.
         LimitExceeded: more than 64 signatures, or one of more than 256 KiB.
         DigestMismatch: the file is damaged.
         StoreFull, AccessDenied, NotFound: it could not be written; what was at `path` stays.
@@ -140,7 +146,8 @@ def _write(out: BinaryIO, container: Container, envelopes: Sequence[bytes]) -> N
     out.write(b"\0" * HEADER_BYTES)
     position = HEADER_BYTES
     rows: list[Section] = []
-    # A prefix names sections by their place among all, which changes where signatures stood before them.
+    # A prefix names sections by their place among all, which changes where signatures stood before
+    # them.
     places: dict[int, int] = {}
     for number, section in enumerate(container.sections):
         if section.kind == SIGNATURES:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`strip_source`: a bundle that tells nothing of where and from what its kernels were compiled.
 
-What goes and what stays is in docs/trust.md ("Without source").  `pack` and `collect` call it with `strip="source"`, as do `merge`, `pack` and `run` of the command line.
+What goes and what stays is in docs/trust.md ("Without source").  `pack` and `collect` call it with
+`strip="source"`, as do `merge`, `pack` and `run` of the command line.
 """
 
 from __future__ import annotations
@@ -37,15 +38,18 @@ def check_strip(strip: str | None) -> None:
 
 
 def strip_source(bundle: Bundle) -> Bundle:
-    """Return the bundle without intermediate representations, debug information, host paths and what runs on the CPU.
+    """Return the bundle without intermediate representations, debug information, host paths and
+    what runs on the CPU.
 
-    Kernels keep their keys, so that Triton hits on them, and what a launch needs; the new bundle reads through the old one.
+    Kernels keep their keys, so that Triton hits on them, and what a launch needs; the new bundle
+    reads through the old one.
 
     Args:
         bundle: stays as it is.
 
     Returns:
-        A bundle whose `left_out` names every kernel and file that would still tell a path, and is not in it.
+        A bundle whose `left_out` names every kernel and file that would still tell a path, and is
+        not in it.
 
     Raises:
         NotFound, DigestMismatch: the stored bytes are damaged.
@@ -147,12 +151,15 @@ def _clean_metadata(data: bytes, spans: tuple[Span, ...]) -> tuple[bytes, tuple[
 
 
 def _without_paths(image: bytes) -> bytes:
-    """Return a cubin in which asserts do not name their files: a question mark stands for each byte of such a path."""
+    """Return a cubin in which asserts do not name their files: a question mark stands for each byte
+    of such a path.
+    """
     out = bytearray(image)
     for start, end in constant_texts(image):
         texts = image[start:end]
         for first, last in path_spans(texts):
-            # A whole text, between zeros; what only looks like a path may be numbers that the kernel reads.
+            # A whole text, between zeros; what only looks like a path may be numbers that the
+            # kernel reads.
             if texts[last : last + 1] == b"\0" and (first == 0 or texts[first - 1] == 0):
                 out[start + first : start + last] = _MASK * (last - first)
     return bytes(out)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Things in one short line, or in a notebook as one short table: numbers with their noun, and reprs that count what they hold.
+"""Things in one short line, or in a notebook as one short table: numbers with their noun, and reprs
+that count what they hold.
 
-`count`, `plural`, `short` and `printable` make texts for the errors and reports of every room; reports and entries derive from `Summarized`
-for their repr.  `facts_html` and `html_text` make the tables of notebooks.
+`count`, `plural`, `short` and `printable` make texts for the errors and reports of every room;
+reports and entries derive from `Summarized` for their repr.  `facts_html` and `html_text` make the
+tables of notebooks.
 """
 
 from __future__ import annotations
@@ -73,7 +75,9 @@ def printable(text: str) -> str:
 
 
 class Summarized:
-    """A dataclass with `repr=False`, or a `Struct`, whose repr is one short line: collections are counted, what is empty is left out."""
+    """A dataclass with `repr=False`, or a `Struct`, whose repr is one short line: collections are
+    counted, what is empty is left out.
+    """
 
     __slots__ = ()
 
@@ -98,7 +102,9 @@ class Summarized:
 
 
 class Reported(Summarized):
-    """A report: printed it is a short table of what was done, what was not, and why; its repr stays one line."""
+    """A report: printed it is a short table of what was done, what was not, and why; its repr stays
+    one line.
+    """
 
     __slots__ = ()
 
@@ -132,7 +138,7 @@ def _brief(value: Any) -> str:
     return str(value)
 
 
-# Tables for notebooks ---------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------- Tables for notebooks
 
 
 def facts_html(title: str, facts: Iterable[tuple[str, str]]) -> str:
@@ -149,12 +155,16 @@ def _html_lines(text: str) -> str:
 
 
 def fields_html(thing: Any) -> str:
-    """Return a table of a report's fields; what is empty is left out, and of collections a few items are shown."""
+    """Return a table of a report's fields; what is empty is left out, and of collections a few
+    items are shown.
+    """
     return facts_html(type(thing).__name__, _facts_of(thing) or [("", "nothing")])
 
 
 def _facts_of(thing: Any) -> list[tuple[str, str]]:
-    """Return names and texts of what a report says: its verdict, then its fields; what is empty is left out."""
+    """Return names and texts of what a report says: its verdict, then its fields; what is empty is
+    left out.
+    """
     verdicts = [(name, getattr(thing, name)) for name in _VERDICTS if hasattr(type(thing), name)]
     fields = [(name, getattr(thing, name)) for name in shown_fields(thing)]
     told = [*verdicts, *((name, value) for name, value in fields if not _is_empty(value))]
@@ -204,7 +214,9 @@ def _value(name: str, value: Any) -> str:
 
 
 def _by_reason(pairs: Iterable[tuple[str, str]]) -> str:
-    """Return a line for each reason, the most frequent first: how many things have it, and which, as far as there is room."""
+    """Return a line for each reason, the most frequent first: how many things have it, and which,
+    as far as there is room.
+    """
     named: dict[str, list[str]] = {}
     for name, reason in pairs:
         named.setdefault(reason, []).append(name)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes content: numbers what kernels have in common, and puts each such thing into its table once.
+"""Writes content: numbers what kernels have in common, and puts each such thing into its table
+once.
 
-`Content.encode` calls `encode_tables`; `content_tables` and `table_kernels` read what it wrote, and have the types of the records.
+`Content.encode` calls `encode_tables`; `content_tables` and `table_kernels` read what it wrote, and
+have the types of the records.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from bundler.format.table_kernels import NAME
 
 
 def encode_tables(entries: Entries) -> bytes:
-    """Return the canonical bytes of entries that are in canonical order; raises `FormatError` for what cannot be stored."""
+    """Return the canonical bytes of entries that are in canonical order; raises `FormatError` for
+    what cannot be stored.
+    """
     blobs = [*entries.blobs]
     index = {raw: position for position, (raw, _) in enumerate(blobs)}
     kernel_names, targets, toolchains, specs, file_lists = (Numbers() for _ in range(5))
@@ -45,7 +49,8 @@ def encode_tables(entries: Entries) -> bytes:
                 pieces.runs(k.parts_bytes),
             ],
         ]
-        # Encoded at once: a hundred thousand nested lists keep the garbage collector busy for many seconds.
+        # Encoded at once: a hundred thousand nested lists keep the garbage collector busy for many
+        # seconds.
         return Raw(wire.encode(row))
 
     def placed(entry: TuningFile | HelperLibrary | Opaque, *more: str) -> list[Any]:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`TableKernels`: the kernels of a content, as numbers into its tables; it answers what a `LazyKernel` asks.
+"""`TableKernels`: the kernels of a content, as numbers into its tables; it answers what a
+`LazyKernel` asks.
 
-`content_tables` makes one of what it decoded, `kernel_columns` checks what is in it, and `Content` has it make the kernels when somebody
-asks for them.
+`content_tables` makes one of what it decoded, `kernel_columns` checks what is in it, and `Content`
+has it make the kernels when somebody asks for them.
 """
 
 # Annotations are real ones in this module, as in `entry_rows`.
@@ -31,7 +32,9 @@ _NAMES_REMEMBERED = 4096
 
 
 class KernelReferences(Struct, array_like=True, frozen=True, gc=False):
-    """What is a kernel's own: the blob of each file, spans, and runs of pieces; None where the compile was not recorded."""
+    """What is a kernel's own: the blob of each file, spans, and runs of pieces; None where the
+    compile was not recorded.
+    """
 
     blobs: tuple[Count, ...]
     spans: tuple[int, ...]
@@ -88,7 +91,8 @@ _FILE_REFERENCES = msgspec.msgpack.Decoder(FileReferences)
 
 
 class SharedByNumbers(dict[tuple[int, ...], SharedTraits]):
-    """What each combination of numbers stands for, in the order in which kernels are the first to have them.
+    """What each combination of numbers stands for, in the order in which kernels are the first to
+    have them.
 
     Raises, for one that is asked for the first time:
         IndexError: a number is beyond its table.

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`TreeIndex`: which files of a bundle make up a directory tree of a server's cache, and where in it the kernels lie.
+"""`TreeIndex`: which files of a bundle make up a directory tree of a server's cache, and where in
+it the kernels lie.
 
 ::
 
     @families/<family>/<sha256>            a chunk of a file, once for all files that are equal
     @families/<family>/<sha256>.tree.json  the index of one tree: its place below the family's root, fingerprint, files, kernels
 
-Both are opaque files of the bundle, so every reader of bundles can carry them.  `bundler/lifecycle/family_pack.py` writes indexes,
-`bundler/lifecycle/tree_plan.py` reads them.
+Both are opaque files of the bundle, so every reader of bundles can carry them.
+`bundler/lifecycle/family_pack.py` writes indexes, `bundler/lifecycle/tree_plan.py` reads them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from bundler.format.summary import Summarized
 PREFIX = "@families"
 INDEX_SUFFIX = ".tree.json"
 FORMAT = 1
-# A reader takes no file of a bundle that is larger than 64 MiB; larger ones of a tree travel in chunks.
+# A reader takes no file of a bundle that is larger than 64 MiB; larger ones of a tree travel in
+# chunks.
 CHUNK_BYTES = 32 << 20
 # More files than any cache that we know; each is looked for on disk.
 MOST_ROWS = 200_000
@@ -39,7 +41,9 @@ _OURS_ALONE = (GROUP_PREFIX, "tmp.bundler.")
 
 
 class TreeFile(Summarized, Struct, frozen=True, gc=False):
-    """One file of a tree: its path below the tree's place, its size in bytes, and the digests of its chunks in order."""
+    """One file of a tree: its path below the tree's place, its size in bytes, and the digests of
+    its chunks in order.
+    """
 
     path: str
     size: int
@@ -55,7 +59,8 @@ class TreeIndex(Summarized, Struct, frozen=True):
         fingerprint: name -> value of what the tree depends on, such as the versions of packages.
         ranks: names of the directories of single ranks in it; empty where it has none.
         files: what it holds, by path.
-        kernels: path below `place` of each Triton cache directory -> keys of the directories in it that are entries of the bundle.
+        kernels: path below `place` of each Triton cache directory -> keys of the directories in it
+            that are entries of the bundle.
     """
 
     family: str
@@ -98,7 +103,8 @@ class TreeIndex(Summarized, Struct, frozen=True):
         Raises:
             FormatError: it is no index.
             UnsupportedVersion: it is an index of a newer format.
-            UnsafeName: a name in it could lead out of the family's root, or is none that a cache has.
+            UnsafeName: a name in it could lead out of the family's root, or is none that a cache
+                has.
         """
         try:
             if msgspec.json.decode(data, type=_IndexVersion).format > FORMAT:
@@ -190,8 +196,8 @@ def check_tree_path(path: str) -> str:
     """Return a path that stays below the directory that it is relative to.
 
     Raises:
-        UnsafeName: it is absolute, has `..`, an empty component, control characters or a backslash, is too long or too deep, or is a
-            name of files that a restore makes itself.
+        UnsafeName: it is absolute, has `..`, an empty component, control characters or a backslash,
+            is too long or too deep, or is a name of files that a restore makes itself.
     """
     parts = path.split("/")
     unsafe = [

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Positional msgpack: arrays only, bounded, every field checked for its type.
 
-`decode` and `decode_each` read records whose type is declared (manifests), `unpack` and `fields` any other (values, tuning records, what
-processes tell each other).  Maps are refused: decoders keep the last of two equal keys silently.
+`decode` and `decode_each` read records whose type is declared (manifests), `unpack` and `fields`
+any other (values, tuning records, what processes tell each other).  Maps are refused: decoders keep
+the last of two equal keys silently.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from bundler.format.summary import count
 
 T = TypeVar("T")
 
-# An empty array is one byte there and eighty in memory.  All arrays of a document together are bounded by so many times
-# the members that a single one may have; a manifest of the size that the limits allow has half as many.
+# An empty array is one byte there and eighty in memory.  All arrays of a document together are
+# bounded by so many times the members that a single one may have; a manifest of the size that the
+# limits allow has half as many.
 ARRAYS_PER_ITEM = 2
 # Facts of one kernel are a few kilobytes.
 MAX_SPLIT_BYTES = 1 << 16
@@ -29,7 +31,8 @@ _PAIR = 2
 _BYTES_PER_CHARACTER = 4  # in UTF-8, at most
 # What decoding may end in; msgspec's own errors became a `ValueError` after 0.19.
 MSGSPEC_ERRORS = (ValueError, msgspec.MsgspecError, RecursionError)
-# Decodes nothing: it only goes through a document, and finds where an array or text declares more than there is.
+# Decodes nothing: it only goes through a document, and finds where an array or text declares more
+# than there is.
 _WALK = msgspec.msgpack.Decoder(msgspec.Raw)
 _ENCODER = msgspec.msgpack.Encoder()
 # The head of an array, at most.
@@ -73,7 +76,8 @@ def encode(data: Any) -> bytes:
 def encode_within(data: Any, size_bytes: int) -> bytearray:
     """Encode what takes no more than so many bytes.
 
-    Memory is had before msgspec begins: where there is none for it, msgspec (0.22) ends the process, and this raises `MemoryError`.
+    Memory is had before msgspec begins: where there is none for it, msgspec (0.22) ends the
+    process, and this raises `MemoryError`.
     """
     room = bytearray(size_bytes)
     _ENCODER.encode_into(data, room)
@@ -81,7 +85,9 @@ def encode_within(data: Any, size_bytes: int) -> bytearray:
 
 
 def encodes_to(record: object, data: bytes | bytearray) -> bool:
-    """Tell whether a record that was decoded from these bytes encodes to them; it never takes more, but may take fewer."""
+    """Tell whether a record that was decoded from these bytes encodes to them; it never takes more,
+    but may take fewer.
+    """
     return encode_within(record, len(data)) == data
 
 
@@ -102,7 +108,8 @@ def unpack(data: bytes, what: str, limits: Limits = DEFAULT_LIMITS) -> list[Any]
         if small is not None:
             _check_depth(small, what, limits.depth)
             return small
-    import msgpack  # knows better what is wrong, and takes a new process as long as a hundred kernels
+    # knows better what is wrong, and takes a new process as long as a hundred kernels
+    import msgpack
 
     try:
         result = msgpack.unpackb(
@@ -125,7 +132,9 @@ def unpack(data: bytes, what: str, limits: Limits = DEFAULT_LIMITS) -> list[Any]
 
 
 def _small(data: bytes, limits: Limits) -> list[Any] | None:
-    """Decode an array of few bytes, which has no more members and arrays than these; None when something is wrong with it."""
+    """Decode an array of few bytes, which has no more members and arrays than these; None when
+    something is wrong with it.
+    """
     try:
         _WALK.decode(data)
         document = msgspec.msgpack.decode(data)
@@ -155,8 +164,9 @@ def decode(
 
     Args:
         data: the msgpack bytes; their length is the caller's to check first.
-        decoder: of the type; the texts and arrays in it are the caller's to compare with the limits, and where `data` may
-            be more than `limits.document_bytes`, it is the type that bounds what is made of them.
+        decoder: of the type; the texts and arrays in it are the caller's to compare with the
+            limits, and where `data` may be more than `limits.document_bytes`, it is the type that
+            bounds what is made of them.
         what: what they are, for error messages.
         limits: bounds for depth and for arrays in all.
         walked: it is, or was a member of, what this function has decoded before.
@@ -169,12 +179,14 @@ def decode(
     if small and (limits.depth < DEFAULT_LIMITS.depth or _array_counter(data, limits) is not None):
         unpack(data, what, limits)
     try:
-        # The decoder allocates what an array declares, eight bytes a member.  After this walk each has its member.
+        # The decoder allocates what an array declares, eight bytes a member.  After this walk each
+        # has its member.
         if not walked:
             _WALK.decode(data)
         return decoder.decode(data)
     except MSGSPEC_ERRORS as error:
-        # Whether it is beyond a limit, or has a map in it, is more worth saying than which field comes first.
+        # Whether it is beyond a limit, or has a map in it, is more worth saying than which field
+        # comes first.
         got = _got(unpack(data, what, limits), str(error)) if small else ""
         raise FormatError(f"{what}: {error}{got}", what=what) from error
 
@@ -187,10 +199,12 @@ def decode_each(
     *,
     open_ended: bool,
 ) -> list[T]:
-    """Decode small records of one type, each of which `decode` and, unless it is open-ended, `check_canonical` would let through.
+    """Decode small records of one type, each of which `decode` and, unless it is open-ended,
+    `check_canonical` would let through.
 
     Args:
-        members: the msgpack bytes of each; their lengths and number are the caller's to check first.
+        members: the msgpack bytes of each; their lengths and number are the caller's to check
+            first.
         decoder, what, limits: as for `decode`.
         open_ended: further fields, which a newer minor version added, are skipped.
 
@@ -211,7 +225,9 @@ def decode_each(
 
 
 def array_length(data: bytes) -> int:
-    """Return how many members an array declares to have, 0 for anything else; nothing is decoded for it."""
+    """Return how many members an array declares to have, 0 for anything else; nothing is decoded
+    for it.
+    """
     if data[0] in _ARRAY_16_32:
         return int.from_bytes(data[1 : _ARRAY_16_32[data[0]]])
     return data[0] & 0x0F if data[0] & 0xF0 == _FIXED_ARRAY else 0
@@ -263,7 +279,8 @@ def _inside(limits: Limits, arrays: int) -> Limits:
 
 
 def split(data: bytes, members: int) -> list[bytes] | None:
-    """Return the packed members of an array, undecoded; None when it is not an array of so many, or not small.
+    """Return the packed members of an array, undecoded; None when it is not an array of so many, or
+    not small.
 
     It checks nothing but where each member ends: whoever decodes a member has to `unpack` it.
     """
@@ -318,7 +335,9 @@ class _ArrayCounter:
 
 
 def _array_counter(data: bytes, limits: Limits) -> _ArrayCounter | None:
-    """Return a hook where there may be too many arrays; it doubles the time of decoding, so only there."""
+    """Return a hook where there may be too many arrays; it doubles the time of decoding, so only
+    there.
+    """
     limit = ARRAYS_PER_ITEM * limits.array_items
     if len(data) <= limit or len(data) - len(data.translate(None, _ARRAY_HEADS)) <= limit:
         return None
@@ -351,7 +370,9 @@ def expect(value: Any, kind: type[T], what: str) -> T:
 
 
 def pair(data: Any, what: str) -> tuple[str, Any]:
-    """Return the members of a positional record of a text and anything, as `fields(data, what, str, object)` does."""
+    """Return the members of a positional record of a text and anything, as `fields(data, what, str,
+    object)` does.
+    """
     # Of the records in a manifest most are these.
     if type(data) is list and len(data) == _PAIR and type(data[0]) is str:
         return data[0], data[1]
@@ -365,7 +386,8 @@ def fields(data: Any, what: str, *kinds: Any, open_ended: bool = False) -> list[
     Args:
         data: the decoded array.
         what: the name of the record.
-        kinds: one type, or tuple of types, a field; `object` admits anything; negative integers are refused.
+        kinds: one type, or tuple of types, a field; `object` admits anything; negative integers are
+            refused.
         open_ended: further fields, which a newer minor version added, are ignored.
     """
     array = expect(data, list, what)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes a container: which blob goes into which frame, how frames are compressed, header last.
 
-`write_container` writes what `plan_frames` decides.  `Bundle` calls it when it is saved or turned into bytes, and `check_level` before.
+`write_container` writes what `plan_frames` decides.  `Bundle` calls it when it is saved or turned
+into bytes, and `check_level` before.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ from bundler.format.limits import DEFAULT_LIMITS
 from bundler.format.manifest import Content, Observed
 
 HIGHEST_LEVEL = zstandard.MAX_COMPRESSION_LEVEL
-# A table of 64 MiB: in the level's own, of 8 MiB, what lies more than a few MiB back in a prefix is forgotten.
+# A table of 64 MiB: in the level's own, of 8 MiB, what lies more than a few MiB back in a prefix is
+# forgotten.
 PREFIX_HASH_LOG = 24
-# Copies of one kernel shrink so well that a reader would take the frame for a bomb; the headers of blocks of this size
-# keep it just under the limit.
+# Copies of one kernel shrink so well that a reader would take the frame for a bomb; the headers of
+# blocks of this size keep it just under the limit.
 SMALL_BLOCK_BYTES = 2048
 COMPRESSION_THREADS = 4
 
@@ -103,7 +105,8 @@ def write_container(
     """Write a container to a seekable file at position 0.
 
     Args:
-        out: the file; the header is written last, so an interrupted write leaves no valid container.
+        out: the file; the header is written last, so an interrupted write leaves no valid
+            container.
         content: the entries.
         encode: returns the bytes of the content section and of the observed one.
         read_blob: returns the verified bytes of a blob by raw digest.
@@ -173,7 +176,9 @@ def write_container(
 
 
 def _prefix_for_opaque(frames: list[tuple[int, list[int]]], content: Content) -> list[int]:
-    """Frames that opaque frames may copy from: torch's graph entries hold a second copy of the kernels."""
+    """Frames that opaque frames may copy from: torch's graph entries hold a second copy of the
+    kernels.
+    """
     chosen: list[int] = []
     room = DEFAULT_LIMITS.window_bytes // 2
     if any(kind == OPAQUE for kind, _ in frames):
@@ -186,8 +191,11 @@ def _prefix_for_opaque(frames: list[tuple[int, list[int]]], content: Content) ->
 
 
 def _compress(raw: bytes, level: int, shared: bytes = b"") -> tuple[int, bytes]:
-    """Return codec and stored bytes; a frame that does not shrink, or shrinks suspiciously well, is stored as it is."""
-    # zstd's long-distance matcher stays off: with it, real graph entries came out twice as large, in twice the time.
+    """Return codec and stored bytes; a frame that does not shrink, or shrinks suspiciously well, is
+    stored as it is.
+    """
+    # zstd's long-distance matcher stays off: with it, real graph entries came out twice as large,
+    # in twice the time.
     parameters = zstandard.ZstdCompressionParameters.from_level(
         level,
         source_size=len(raw) + len(shared),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`open_bundle`, `open_bundle_file`: a bundle by what a user calls it: the path of a file, `oci://…`, `oci-dir:…` or `hf+file:///…`.
+"""`open_bundle`, `open_bundle_file`: a bundle by what a user calls it: the path of a file,
+`oci://…`, `oci-dir:…` or `hf+file:///…`.
 
 Commands that read a bundle call it in place of `Bundle.load`.
 """
@@ -18,7 +19,9 @@ from bundler.images.model_snapshots import is_snapshot_url, open_snapshot_bundle
 
 @contextmanager
 def open_bundle(source: str | os.PathLike[str]) -> Iterator[Bundle]:
-    """Open a bundle until the block ends; raises as `Bundle.load`, `open_image` or `open_snapshot_bundle`."""
+    """Open a bundle until the block ends; raises as `Bundle.load`, `open_image` or
+    `open_snapshot_bundle`.
+    """
     with open_bundle_file(source) as (bundle, _):
         yield bundle
 
@@ -42,7 +45,9 @@ def open_bundle_file(source: str | os.PathLike[str]) -> Iterator[tuple[Bundle, s
 
 
 def _loaded(path: str) -> Bundle:
-    """Open a file; what is wrong with it is said with its name, since a command may have been given several."""
+    """Open a file; what is wrong with it is said with its name, since a command may have been given
+    several.
+    """
     try:
         return Bundle.load(path)
     except (FormatError, DigestMismatch) as error:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an image's manifest says: `Manifest` as it is read, `encode_manifest` and `encode_index` as we write it, and the media types.
+"""What an image's manifest says: `Manifest` as it is read, `encode_manifest` and `encode_index` as
+we write it, and the media types.
 
-The bytes of a manifest are a function of what is in it, so the same bundle pushed twice is one image.  `image_push.py`, `image_pull.py` and
-`image_signatures.py` call it.
+The bytes of a manifest are a function of what is in it, so the same bundle pushed twice is one
+image.  `image_push.py`, `image_pull.py` and `image_signatures.py` call it.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ def decode_index(found: ImageManifest, where: str) -> Index:
 
 
 def only_image(index: Index, where: str) -> str:
-    """Return the digest of the one image in an index; attestations, which docker's builder adds, are none.
+    """Return the digest of the one image in an index; attestations, which docker's builder adds,
+    are none.
 
     Raises:
         FormatError: there are several, or none.

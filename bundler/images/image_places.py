@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`open_place` opens the registry or directory that a URL names; `found_manifest` reads the manifest of an image there.
+"""`open_place` opens the registry or directory that a URL names; `found_manifest` reads the
+manifest of an image there.
 
-Every call of a place stands in `with store_errors(name)`.  `image_push.py`, `image_pull.py` and the commands call both.
+Every call of a place stands in `with store_errors(name)`.  `image_push.py`, `image_pull.py` and the
+commands call both.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ def image_url(text: str) -> oci.ImageUrl:
 
 @contextlib.contextmanager
 def open_place(url: oci.ImageUrl, *, make: bool = False) -> Iterator[ImagePlace]:
-    """Open where an image is, or is to be; raises `NotFound`, `AccessDenied`, `StoreUnavailable`, `ConfigError`."""
+    """Open where an image is, or is to be; raises `NotFound`, `AccessDenied`, `StoreUnavailable`,
+    `ConfigError`.
+    """
     with store_errors(url.shown):
         place = oci.open_image_place(url, make=make)
     try:
@@ -67,7 +71,9 @@ def found_manifest(place: ImagePlace, url: oci.ImageUrl) -> ImageManifest:
 
 
 def _near_tags(place: ImagePlace, tag: str) -> str:
-    """Return a few tags that are like one; what goes wrong in looking does not matter beside what is told already."""
+    """Return a few tags that are like one; what goes wrong in looking does not matter beside what
+    is told already.
+    """
     try:
         tags = place.tags()
     except BackendError:

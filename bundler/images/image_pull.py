@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pull_image`: registry or directory of images -> bundle file; and `open_image`, for commands that only read.
+"""`pull_image`: registry or directory of images -> bundle file; and `open_image`, for commands that
+only read.
 
-Whatever comes is compared with its digest, then judged by the policy in force, and only then visible.  An image of MCV's layout is unpacked and packed
-as a cache directory is.  Users and the command `oci pull` call it; `bundle_sources.py` opens images in place of files.
+Whatever comes is compared with its digest, then judged by the policy in force, and only then
+visible.  An image of MCV's layout is unpacked and packed as a cache directory is.  Users and the
+command `oci pull` call it; `bundle_sources.py` opens images in place of files.
 """
 
 from __future__ import annotations
@@ -54,11 +56,13 @@ def pull_image(
     signatures: SignaturePolicy | None = None,
     limits: Limits | None = None,
 ) -> ImageReport:
-    """Write the bundle of an image to a file; a file that is there is replaced, once everything was found good.
+    """Write the bundle of an image to a file; a file that is there is replaced, once everything was
+    found good.
 
     Args:
-        url: `oci://registry/repository:tag`, or with `@sha256:…` in place of the tag; or `oci-dir:/directory:tag`.  The image may be one of
-            `push_image`, or one of MCV's with a Triton cache.
+        url: `oci://registry/repository:tag`, or with `@sha256:…` in place of the tag; or
+            `oci-dir:/directory:tag`.  The image may be one of `push_image`, or one of MCV's with a
+            Triton cache.
         output: the file.  Signatures that the registry has of the bundle are put into it.
         signatures: which signatures are asked for; None for what the environment says.
         limits: how large it may be; None for the limits of `Bundle.load`.
@@ -69,9 +73,11 @@ def pull_image(
     Raises:
         ConfigError: not such a URL.
         NotFound: no such image.
-        FormatError, LimitExceeded, UnsafeName: it holds no bundle and no kernel cache, or a hostile one.
+        FormatError, LimitExceeded, UnsafeName: it holds no bundle and no kernel cache, or a hostile
+            one.
         DigestMismatch: what came is not what the manifest names.
-        Untrusted: signatures are required, and no trusted key vouches for the bundle, or for what the tag names.
+        Untrusted: signatures are required, and no trusted key vouches for the bundle, or for what
+            the tag names.
         StoreUnavailable, AccessDenied: the registry cannot be asked.
         StoreFull: no space is left; what was at `output` stays.
     """
@@ -86,7 +92,9 @@ def pull_image(
 def open_image(
     url: str, *, signatures: SignaturePolicy | None = None, limits: Limits | None = None
 ) -> Iterator[tuple[Bundle, str, ImageReport]]:
-    """Open the bundle of an image, until the block ends, and tell the file that it is in; arguments and errors are those of `pull_image`."""
+    """Open the bundle of an image, until the block ends, and tell the file that it is in; arguments
+    and errors are those of `pull_image`.
+    """
     where = image_url(url)
     policy, limits = (
         policy_in_force() if signatures is None else signatures,
@@ -176,7 +184,9 @@ def _download(place: ImagePlace, layer: Descriptor, path: str, limits: Limits) -
 
 
 def _with_signatures(path: str, envelopes: Sequence[bytes], folder: str, limits: Limits) -> str:
-    """Return the path of the bundle with the registry's signatures of it beside its own; of tags none is kept, as they are for one place."""
+    """Return the path of the bundle with the registry's signatures of it beside its own; of tags
+    none is kept, as they are for one place.
+    """
     about = [data for data in envelopes if is_about_bundle(data)]
     if not about:
         return path
@@ -191,7 +201,8 @@ def _with_signatures(path: str, envelopes: Sequence[bytes], folder: str, limits:
 def _judge_tag(
     policy: SignaturePolicy | None, where: oci.ImageUrl, envelopes: Sequence[bytes], bundle: Bundle
 ) -> str:
-    """Return why no signature of the tag counts, empty when one does or nobody asks; raises `Untrusted` where one is required.
+    """Return why no signature of the tag counts, empty when one does or nobody asks; raises
+    `Untrusted` where one is required.
 
     Who names an image by its digest has said which one, and no tag was followed.
     """

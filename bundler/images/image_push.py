@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`push_image`: bundle -> registry, or directory of images.
 
-What names something comes after it: blobs, the manifest, what is signed of it, and the tag last.  Users and the command `oci push` call it.
+What names something comes after it: blobs, the manifest, what is signed of it, and the tag last.
+Users and the command `oci push` call it.
 """
 
 from __future__ import annotations
@@ -89,13 +90,14 @@ def push_image(
 
     Args:
         bundle: a bundle, or the path of one.
-        url: `oci://registry/repository:tag`, or `oci-dir:/directory:tag` for a directory in the OCI image layout, which is made.
-        layout: `bundle` for the bundle's file as one blob, signatures in it included; `mcv` for an image that GKM and KServe mount,
-            `mcv-docker` the same with Docker's media types.
+        url: `oci://registry/repository:tag`, or `oci-dir:/directory:tag` for a directory in the OCI
+            image layout, which is made.
+        layout: `bundle` for the bundle's file as one blob, signatures in it included; `mcv` for an
+            image that GKM and KServe mount, `mcv-docker` the same with Docker's media types.
         key: who signs the bundle and the tag; None for the key of the settings, if there is one.
         cache_root: for `mcv`, where the reader mounts it: Triton's group files hold absolute paths.
-        triton_dir: for `mcv`, where Triton is installed there; None for where it is here. Metadata of kernels names files of it, which a launch does
-            not read.
+        triton_dir: for `mcv`, where Triton is installed there; None for where it is here. Metadata
+            of kernels names files of it, which a launch does not read.
 
     Returns:
         What was sent.
@@ -180,7 +182,9 @@ def _signed_before(place: ImagePlace, where: oci.ImageUrl) -> list[bytes]:
 
 @contextmanager
 def _bundle_image(bundle: Bundle, path: str | os.PathLike[str] | None) -> Iterator[_Image]:
-    """Make an image of a bundle's file, byte for byte: what is pulled is what was pushed, and signatures in it stay good."""
+    """Make an image of a bundle's file, byte for byte: what is pulled is what was pushed, and
+    signatures in it stay good.
+    """
     with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX) as folder:
         if path is None:
             path = os.path.join(folder, FILE_NAME)

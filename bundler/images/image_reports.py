@@ -9,7 +9,8 @@ from msgspec import Struct
 
 from bundler.format.summary import Reported
 
-# `bundle`: the bundle's file as one blob.  `mcv`: what MCV, GKM and KServe read; `mcv-docker` the same with Docker's media types.
+# `bundle`: the bundle's file as one blob.  `mcv`: what MCV, GKM and KServe read; `mcv-docker` the
+# same with Docker's media types.
 ImageLayout = Literal["bundle", "mcv", "mcv-docker"]
 
 

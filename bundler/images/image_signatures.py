@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signatures of images: our envelopes in a small artifact whose subject is the image's manifest.
 
-A registry that has the referrers API of OCI 1.1 lists such artifacts itself.  For one that has not, the specification has a tag, `sha256-<hex of the
-image's digest>`, that names a list of them; of two writers of it at once one may lose its entry, as a registry has no compare-and-set.
-`attach` is for `image_push.py`, `envelopes_of` for `image_pull.py`.
+A registry that has the referrers API of OCI 1.1 lists such artifacts itself.  For one that has not,
+the specification has a tag, `sha256-<hex of the image's digest>`, that names a list of them; of two
+writers of it at once one may lose its entry, as a registry has no compare-and-set. `attach` is for
+`image_push.py`, `envelopes_of` for `image_pull.py`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ _FALLBACK = re.compile(r"sha256-[0-9a-f]{64}")
 
 
 def fallback_tag(digest: str) -> str:
-    """Return the tag that lists what refers to a manifest, in a registry that does not list it itself."""
+    """Return the tag that lists what refers to a manifest, in a registry that does not list it
+    itself.
+    """
     return digest.replace(":", "-")
 
 
@@ -81,7 +84,8 @@ def envelopes_of(place: ImagePlace, digest: str) -> list[bytes]:
     found: list[bytes] = []
     with store_errors(place.name):
         known = place.referrers(digest, SIGNATURE_ARTIFACT)
-        # Where the registry lists nothing, a client without its API may have left a list under the tag.
+        # Where the registry lists nothing, a client without its API may have left a list under the
+        # tag.
         for one in known or _listed(place, digest):
             if one.artifact_type == SIGNATURE_ARTIFACT and len(found) < MAX_ENVELOPES:
                 found += _read(place, one.digest)
@@ -121,7 +125,8 @@ def _read(place: ImagePlace, digest: str) -> list[bytes]:
     for layer in manifest.layers[:MAX_ENVELOPES]:
         if layer.media_type == ENVELOPE_LAYER and 0 < layer.size <= MAX_ENVELOPE_BYTES:
             out = io.BytesIO()
-            # Anybody may attach what is damaged; it counts as no signature, and keeps nobody from the others.
+            # Anybody may attach what is damaged; it counts as no signature, and keeps nobody from
+            # the others.
             with contextlib.suppress(NotThere, WrongBytes):
                 place.read_blob(layer.digest, layer.size, out)
                 found.append(out.getvalue())

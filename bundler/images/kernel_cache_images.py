@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images as MCV makes and reads them, which GKM and KServe mount: `cache_files` lays out a bundle, `image_config` describes it, `unpack_image` reads one.
+"""Images as MCV makes and reads them, which GKM and KServe mount: `cache_files` lays out a bundle,
+`image_config` describes it, `unpack_image` reads one.
 
-The layout is that of MCV's `spec-compat.md`: labels `cache.triton.image/*` in the config, one compressed layer (`kernel_cache_layers.py`).  Triton's group
-files name their members by absolute paths, so an image is made for the place where its reader mounts it.
+The layout is that of MCV's `spec-compat.md`: labels `cache.triton.image/*` in the config, one
+compressed layer (`kernel_cache_layers.py`).  Triton's group files name their members by absolute
+paths, so an image is made for the place where its reader mounts it.
 """
 
 from __future__ import annotations
@@ -73,7 +75,8 @@ def cache_files(bundle: Bundle, root: str, triton_dir: str | None = None) -> Cac
     Args:
         bundle: it.
         root: the cache directory, as the reader will see it.
-        triton_dir: where Triton is installed there; None when that is not known, which leaves out kernels that have it in them.
+        triton_dir: where Triton is installed there; None when that is not known, which leaves out
+            kernels that have it in them.
 
     Raises:
         DigestMismatch, FormatError, NotFound: it is damaged.
@@ -164,7 +167,8 @@ def is_kernel_cache(manifest: Manifest) -> bool:
 def unpack_image(
     config: bytes, layers: Iterator[BinaryIO], folder: str, where: str, limits: Limits
 ) -> list[tuple[str, str]]:
-    """Write the kernels of an image below a folder; each layer was compared with its digest already.
+    """Write the kernels of an image below a folder; each layer was compared with its digest
+    already.
 
     Args:
         config: the image's.
@@ -209,7 +213,8 @@ def unpack_image(
         cache_bytes += one.cache_bytes
     said = labels.get(f"{LABELS}/cache-size-bytes", "")
     if said != str(cache_bytes):
-        # Every byte was compared with a digest, so a label that is wrong is told, as MCV does, and no more.
+        # Every byte was compared with a digest, so a label that is wrong is told, as MCV does, and
+        # no more.
         notes.append(
             (
                 f"{LABELS}/cache-size-bytes",

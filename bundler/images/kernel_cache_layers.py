@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of kernel-cache images: `write_layer` makes one, `unpack_layer` takes kernels out of one that anybody may have made.
+"""Layers of kernel-cache images: `write_layer` makes one, `unpack_layer` takes kernels out of one
+that anybody may have made.
 
-A layer is a gzip-compressed tar archive with `io.triton.cache/<kernel key>/<file>` and `io.triton.manifest/manifest.json`, as MCV of the GKM project
-defines it.  MCV extracts what a layer says; `unpack_layer` first asks of each member whether it is a file or directory below the layer's root and
-no larger than it may be.  A link, a device, a whiteout or a name that leads elsewhere condemns the whole layer: no builder of such images writes one.
+A layer is a gzip-compressed tar archive with `io.triton.cache/<kernel key>/<file>` and
+`io.triton.manifest/manifest.json`, as MCV of the GKM project defines it.  MCV extracts what a layer
+says; `unpack_layer` first asks of each member whether it is a file or directory below the layer's
+root and no larger than it may be.  A link, a device, a whiteout or a name that leads elsewhere
+condemns the whole layer: no builder of such images writes one.
 """
 
 from __future__ import annotations
@@ -59,7 +62,8 @@ def write_layer(out: BinaryIO, files: Iterable[tuple[str, bytes | memoryview]]) 
     """Write a layer of these files, in this order; the same bytes for the same files.
 
     Returns:
-        The digest of the archive before it was compressed, and the size of the files below `io.triton.cache/`.
+        The digest of the archive before it was compressed, and the size of the files below
+        `io.triton.cache/`.
     """
     digest, size = hashlib.sha256(), 0
     made: set[str] = set()
@@ -101,7 +105,8 @@ def unpack_layer(source: BinaryIO, folder: str, limits: Limits = DEFAULT_LIMITS)
         limits: how much may come out.
 
     Raises:
-        UnsafeName: a member is a link, a device or a whiteout, leads out of the layer, or comes twice.
+        UnsafeName: a member is a link, a device or a whiteout, leads out of the layer, or comes
+            twice.
         LimitExceeded: more files, or larger ones, than a bundle may have.
         FormatError: it is no archive.
     """
@@ -171,7 +176,9 @@ class _Archive:
         self._padding = 0
 
     def files(self) -> Iterator[tuple[str, int]]:
-        """Yield path and size of each regular file; the caller reads or skips its bytes before it asks for the next."""
+        """Yield path and size of each regular file; the caller reads or skips its bytes before it
+        asks for the next.
+        """
         given: dict[str, str] = {}
         for _ in range(MOST_MEMBERS):
             self._take(self._padding)
@@ -254,7 +261,9 @@ class _Archive:
 
 
 def _checked_path(name: str, member: tarfile.TarInfo) -> str:
-    """Return a member's path below the layer's root; raises `UnsafeName` for anything that is no file or directory there."""
+    """Return a member's path below the layer's root; raises `UnsafeName` for anything that is no
+    file or directory there.
+    """
     path = name.removeprefix("./").rstrip("/")
     parts = path.split("/")
     shown = ascii(name[:100])

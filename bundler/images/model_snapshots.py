@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bundles beside a model, in a folder as `huggingface_hub.snapshot_download` leaves it: `bundles/*.tbundle` and `bundles/index.json`.
+"""Bundles beside a model, in a folder as `huggingface_hub.snapshot_download` leaves it:
+`bundles/*.tbundle` and `bundles/index.json`.
 
 ::
 
@@ -17,8 +18,9 @@
         ],
     }
 
-`snapshot_bundle` finds the file that a URL `hf+file:///folder#name` means, and compares it with the index; `add_to_snapshot` writes both.  Nothing is
-downloaded here.  Files of a snapshot are symbolic links into the cache of Hugging Face, so links are followed.
+`snapshot_bundle` finds the file that a URL `hf+file:///folder#name` means, and compares it with the
+index; `add_to_snapshot` writes both.  Nothing is downloaded here.  Files of a snapshot are symbolic
+links into the cache of Hugging Face, so links are followed.
 """
 
 from __future__ import annotations
@@ -98,7 +100,8 @@ def open_snapshot_bundle(url: str, limits: Limits = DEFAULT_LIMITS) -> Iterator[
     Raises:
         ConfigError: not such a URL, or it does not say which of several bundles.
         NotFound, AccessDenied: there is no such folder, index or bundle.
-        FormatError, UnsupportedVersion, UnsafeName, LimitExceeded: the index or the bundle cannot be read.
+        FormatError, UnsupportedVersion, UnsafeName, LimitExceeded: the index or the bundle cannot
+            be read.
         DigestMismatch: the file is not the one of the index; download it again.
     """
     folder, name = _parsed(url)
@@ -106,7 +109,8 @@ def open_snapshot_bundle(url: str, limits: Limits = DEFAULT_LIMITS) -> Iterator[
     path = os.path.join(folder, FOLDER, names.check_file_name(row.file))
     with os_errors(path, "read"), open(open_regular(path), "rb") as file:
         _compare(file.fileno(), row, path)
-        # What was compared is what is read, whatever is at the path by now, where the system can open an open file again.
+        # What was compared is what is read, whatever is at the path by now, where the system can
+        # open an open file again.
         held = f"/proc/self/fd/{file.fileno()}"
         with Bundle.load(held if os.path.exists(held) else path, limits) as bundle:
             yield bundle, path
@@ -115,7 +119,8 @@ def open_snapshot_bundle(url: str, limits: Limits = DEFAULT_LIMITS) -> Iterator[
 def add_to_snapshot(
     bundle_path: str | os.PathLike[str], folder: str | os.PathLike[str], name: str
 ) -> SnapshotRow:
-    """Copy a bundle file into the folder of a model, and list it in the index; one of that name is replaced.
+    """Copy a bundle file into the folder of a model, and list it in the index; one of that name is
+    replaced.
 
     Raises:
         NotFound, AccessDenied, FormatError, DigestMismatch: the bundle or the index cannot be read.
@@ -153,7 +158,9 @@ def add_to_snapshot(
 
 
 def read_index(folder: str) -> SnapshotIndex:
-    """Read the index of a folder; raises `NotFound`, `AccessDenied`, `FormatError`, `UnsupportedVersion`, `LimitExceeded`."""
+    """Read the index of a folder; raises `NotFound`, `AccessDenied`, `FormatError`,
+    `UnsupportedVersion`, `LimitExceeded`.
+    """
     path = os.path.join(folder, FOLDER, INDEX_NAME)
     with os_errors(path, "read"):
         data = read_regular(path, INDEX_BYTES)

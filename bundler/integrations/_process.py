@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one process-wide session: Triton makes a cache manager for each key, and what must outlive them is here.
+"""The one process-wide session: Triton makes a cache manager for each key, and what must outlive
+them is here.
 
 ::
 
@@ -34,7 +35,8 @@ from bundler.toolchain.cache_delegate import DelegateSource
 from bundler.toolchain.manager_environment import Active, manager_environment
 from bundler.user_warnings import warn
 
-# What opens stores, and what a session is made of, is imported when the first one begins: Triton imports this module for a name alone.
+# What opens stores, and what a session is made of, is imported when the first one begins: Triton
+# imports this module for a name alone.
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -61,7 +63,8 @@ class _Process:
         self._sessions: list[tuple[Session, Engine]] = []
         self._from_environment: tuple[Session, Engine] | None = None
         self._exit_registered = False
-        # Managers ask it for each key: the one in force is an attribute, and found anew after a change.
+        # Managers ask it for each key: the one in force is an attribute, and found anew after a
+        # change.
         self.source = DelegateSource(self.engine)
 
     def engine(self) -> Engine:
@@ -132,12 +135,14 @@ def install(
     mode: Mode = "readwrite",
     strict: Strict = "off",
 ) -> Session:
-    """Let Triton's compiles of this process, and of processes it starts, go through a store, until the session is closed.
+    """Let Triton's compiles of this process, and of processes it starts, go through a store, until
+    the session is closed.
 
-    A kernel that Triton does not find in its own directory is looked up and placed there; one that it compiles is published.
-    Any thread, and forked children, are included; child processes that start later are when the store was opened by URLs
-    alone, by way of environment variables.  Closing gives all of that back.  A cache manager that was configured before is
-    kept, behind ours.
+    A kernel that Triton does not find in its own directory is looked up and placed there; one that
+    it compiles is published. Any thread, and forked children, are included; child processes that
+    start later are when the store was opened by URLs alone, by way of environment variables.
+    Closing gives all of that back.  A cache manager that was configured before is kept, behind
+    ours.
 
     Args:
         store: an open store, which stays open, or a URL of one, which is closed with the session.
@@ -150,7 +155,8 @@ def install(
         StoreUnavailable, AccessDenied: the URL's store cannot be opened.
 
     Warns:
-        BundlerWarning: once for each cause, when something fails and the program goes on without it.
+        BundlerWarning: once for each cause, when something fails and the program goes on without
+        it.
     """
     _check(mode, get_args(Mode), "mode")
     return _install(store, SessionOptions(tag=tag, mode=mode, strict=strict))
@@ -166,19 +172,23 @@ def session(
     metrics_port: int | str | None = None,
     moved: bool | None = None,
 ) -> Session:
-    """Return a session for a whole job, to use in a `with` statement: fetch the tag, look up, record, publish, give it to the tag.
+    """Return a session for a whole job, to use in a `with` statement: fetch the tag, look up,
+    record, publish, give it to the tag.
 
     Args:
         store: as for `install`.
         tag: as for `install`; a first run, without such a tag, is fine.
         push: how the tag is given what was used, as for `Store.push`; None only reads.
         strict: as for `install`; None is `off` and, once the tag was replayed, `warn`.
-        replay: hand what the tag names to the JIT functions of this process at the start, as `bundler.replay`, so that no first call
-            asks the compiler; None does what TRITON_BUNDLER_REPLAY says.
-        moved: take a kernel that differs from the one asked for in line numbers alone, its own and its helpers'; its debug information
-            shows the old lines; None does what TRITON_BUNDLER_MOVED says.
-        metrics_port: show this process's metrics to Prometheus while the session lasts: a port of the loopback address, 0 for one that
-            is free, or `HOST:PORT`, which whoever reaches it may read; `Session.metrics_url` says where.  Needs the extra `metrics`.
+        replay: hand what the tag names to the JIT functions of this process at the start, as
+            `bundler.replay`, so that no first call asks the compiler; None does what
+            TRITON_BUNDLER_REPLAY says.
+        moved: take a kernel that differs from the one asked for in line numbers alone, its own and
+            its helpers'; its debug information shows the old lines; None does what
+            TRITON_BUNDLER_MOVED says.
+        metrics_port: show this process's metrics to Prometheus while the session lasts: a port of
+            the loopback address, 0 for one that is free, or `HOST:PORT`, which whoever reaches it
+            may read; `Session.metrics_url` says where.  Needs the extra `metrics`.
 
     Raises:
         ConfigError: `metrics_port` cannot be listened on, or its library is not installed.
@@ -195,10 +205,12 @@ def session(
 
 
 def install_from_environment() -> None:
-    """Let Triton's compiles go through the session that environment variables ask for, here and in processes that start from now on.
+    """Let Triton's compiles go through the session that environment variables ask for, here and in
+    processes that start from now on.
 
-    The session begins with the first kernel, or with `begin_from_environment`.  Plug-ins of servers call it, who may be loaded in each of a
-    server's processes, and before those fork: no store is opened and no device touched.
+    The session begins with the first kernel, or with `begin_from_environment`.  Plug-ins of servers
+    call it, who may be loaded in each of a server's processes, and before those fork: no store is
+    opened and no device touched.
     """
     from bundler.integrations.manager_install import activity_of_environment
 
@@ -206,7 +218,9 @@ def install_from_environment() -> None:
 
 
 def begin_from_environment() -> None:
-    """Begin the session that is in force, unless it has: its tag is fetched, and replayed where it says so."""
+    """Begin the session that is in force, unless it has: its tag is fetched, and replayed where it
+    says so.
+    """
     _process.engine()
 
 
@@ -221,16 +235,19 @@ def publish_from_environment() -> None:
 
 
 def register(path: str | os.PathLike[str]) -> None:
-    """Add a library's own prebuilt kernels: read-only, opened when Triton first misses, asked after every store.
+    """Add a library's own prebuilt kernels: read-only, opened when Triton first misses, asked after
+    every store.
 
-    Works with a session and without one, for this process and those that it starts later; several add up, and once added
-    a bundle stays.
+    Works with a session and without one, for this process and those that it starts later; several
+    add up, and once added a bundle stays.
 
     Args:
-        path: a bundle file.  While `triton-bundler build` or `generate` runs nothing is registered: it may be what they are about to write.
+        path: a bundle file.  While `triton-bundler build` or `generate` runs nothing is registered:
+            it may be what they are about to write.
 
     Warns:
-        BundlerWarning: there is no such file, once for each path; its kernels are compiled then.  Later, when the file cannot be used.
+        BundlerWarning: there is no such file, once for each path; its kernels are compiled then.
+        Later, when the file cannot be used.
     """
     bundle = os.path.abspath(os.fspath(path))
     if registration_is_off():
@@ -250,7 +267,9 @@ def register(path: str | os.PathLike[str]) -> None:
 
 
 def flush_here(timeout_s: float) -> None:
-    """Wait until what this process compiled so far is noted and sent, as long as the time is enough."""
+    """Wait until what this process compiled so far is noted and sent, as long as the time is
+    enough.
+    """
     _process.flush(timeout_s)
 
 
@@ -340,7 +359,9 @@ def _supply_launchers(launcher: Launcher, tally: Tally) -> Callable[[], None]:
 
 
 def _session_from_environment(registered: RegisteredBundles) -> tuple[Session, Engine]:
-    """Return the session that environment variables ask for; a wrong setting is a warning, and in strict mode an error."""
+    """Return the session that environment variables ask for; a wrong setting is a warning, and in
+    strict mode an error.
+    """
     from bundler.integrations.lookup_engine import Engine
     from bundler.integrations.metrics_export import begin_metrics
     from bundler.integrations.sessions import Session

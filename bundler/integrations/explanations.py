@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`explain`: why a kernel was compiled although others were recorded.
 
-`explain` answers users, with one `Explanation` for each kernel; the command `explain` calls `latest_run` and `explain_run` too.
+`explain` answers users, with one `Explanation` for each kernel; the command `explain` calls
+`latest_run` and `explain_run` too.
 """
 
 from __future__ import annotations
@@ -52,15 +53,17 @@ class Explanation(Summarized):
     Attributes:
         key: its key.
         name: its entry point.
-        status: `recorded`: it is there, nothing differs; `differs`: the nearest recorded kernel of that name differs;
-            `never recorded`: no kernel of that name was recorded; `unknown`: what its key was made of is not known.
+        status: `recorded`: it is there, nothing differs; `differs`: the nearest recorded kernel of
+            that name differs; `never recorded`: no kernel of that name was recorded; `unknown`:
+            what its key was made of is not known.
         nearest: key of the nearest recorded kernel.
         differences: what differs from that one.
-        missed_at_s: when it was compiled, in seconds since the epoch; None when it was not, on this host.
+        missed_at_s: when it was compiled, in seconds since the epoch; None when it was not, on this
+            host.
         there_now: whether the store has it now, so that the next process finds it.
         pid: the process that compiled it; None when that was not on this host.
-        source_diff: where the source differs, a unified diff from the recorded one to this one; None where one of the two texts
-            was never used on this host.
+        source_diff: where the source differs, a unified diff from the recorded one to this one;
+            None where one of the two texts was never used on this host.
     """
 
     key: str
@@ -95,20 +98,24 @@ def explain(
 ) -> tuple[Explanation, ...]:
     """Say why kernels were compiled: what differs from the nearest that was recorded before.
 
-    Looks at the notes that cache managers of this user left on this host, and compares with what the store and its tag hold, with `bundles`, and with
-    what this process registered; where there is none of these, with what else Triton's cache directory has.  Where no cache manager of ours was
-    asked, the kernels of Triton's directory that none of these has are those that were compiled: all of them with `last`.
+    Looks at the notes that cache managers of this user left on this host, and compares with what
+    the store and its tag hold, with `bundles`, and with what this process registered; where there
+    is none of these, with what else Triton's cache directory has.  Where no cache manager of ours
+    was asked, the kernels of Triton's directory that none of these has are those that were
+    compiled: all of them with `last`.
 
     Args:
         key: a kernel key, or the beginning of one.
         name: kernels of this name; `*` and `?` stand for anything.
-        last: all kernels that the latest process compiled, with its forks and what it started; none when it found everything.
+        last: all kernels that the latest process compiled, with its forks and what it started; none
+            when it found everything.
         store: where kernels were recorded; None for what TRITON_BUNDLER_STORE names.
         bundles: more of what was recorded: bundles, their paths, and Triton's cache directories.
 
     Raises:
         ConfigError: not exactly one of `key`, `name` and `last` was given.
-        NotFound: no such kernel was compiled here, and none is recorded; with `last`, no process asked our cache manager.
+        NotFound: no such kernel was compiled here, and none is recorded; with `last`, no process
+            asked our cache manager.
         StoreUnavailable, AccessDenied: the store cannot be read.
     """
     if [key is not None, name is not None, last].count(True) != 1:
@@ -200,7 +207,9 @@ class Run:
 
 
 def latest_run() -> Run | None:
-    """Return the latest run on this host, whether it compiled anything or not; None when there was none."""
+    """Return the latest run on this host, whether it compiled anything or not; None when there was
+    none.
+    """
     local = _local()
     misses = list(read_misses(local))
     noted = {(process.began_ns, process.pid): process for process in read_processes(local)}
@@ -237,7 +246,8 @@ def _of_directory(
 
 
 def _recorded(store: Store | None, bundles: Sequence[Source] = ()) -> dict[str, KeyedKernel]:
-    """Return what a store and its tag, bundles and registered bundles hold, by key; None for the store that TRITON_BUNDLER_STORE names.
+    """Return what a store and its tag, bundles and registered bundles hold, by key; None for the
+    store that TRITON_BUNDLER_STORE names.
 
     Without any of these, what Triton's directory holds.
     """
@@ -257,7 +267,9 @@ def _recorded(store: Store | None, bundles: Sequence[Source] = ()) -> dict[str, 
 
 
 def _kernels_in(source: Source) -> list[KeyedKernel]:
-    """Return the kernels of a bundle, of the file of one, or of a cache directory, which may not be there."""
+    """Return the kernels of a bundle, of the file of one, or of a cache directory, which may not be
+    there.
+    """
     if isinstance(source, Bundle):
         return list(keyed_all(source))
     if os.path.isdir(source):
@@ -300,11 +312,14 @@ def _is(kernel: KeyedKernel | SpooledEvent, key: str | None, name: str | None) -
 def _explained(
     miss: NotedMiss, misses: list[NotedMiss], kernels: dict[str, KeyedKernel]
 ) -> Explanation:
-    """Compare with what was recorded when the process of a miss began, as far as this host's notes tell."""
+    """Compare with what was recorded when the process of a miss began, as far as this host's notes
+    tell.
+    """
     asked, event = asked_of(miss.event), miss.event
     if asked is None:
         return Explanation(event.key, event.name, "unknown")
-    # What was compiled since this process began may be in the store by now, but was not there for it to find.
+    # What was compiled since this process began may be in the store by now, but was not there for
+    # it to find.
     later = {other.event.key for other in misses if other.at_ns >= miss.process_began_ns}
     earlier = {other.event.key for other in misses if other.at_ns < miss.process_began_ns}
     before = [kernel for kernel in kernels.values() if kernel.key not in later - earlier]

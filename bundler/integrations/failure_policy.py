@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`FailurePolicy`: where a failure of a cache becomes a warning and a number, or in strict mode an error.
+"""`FailurePolicy`: where a failure of a cache becomes a warning and a number, or in strict mode an
+error.
 
-Every way from Triton into a session (`lookup_engine.py`, `sessions.py`) leads through `FailurePolicy.tolerating`, or through a handler that
-hands what it caught to `FailurePolicy`; nothing else in this room catches what it did not expect.
+Every way from Triton into a session (`lookup_engine.py`, `sessions.py`) leads through
+`FailurePolicy.tolerating`, or through a handler that hands what it caught to `FailurePolicy`;
+nothing else in this room catches what it did not expect.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _LOG = logger("bundler.integrations")
 
 
 class ToleratedBlock:
-    """A block of `FailurePolicy.tolerating`.  Each kernel that is found goes through one; a generator would take three times as long."""
+    """A block of `FailurePolicy.tolerating`.  Each kernel that is found goes through one; a
+    generator would take three times as long.
+    """
 
     __slots__ = ("_can_raise", "_doing", "_policy")
 
@@ -65,7 +69,8 @@ class FailurePolicy:
 
         Args:
             doing: what we are doing, for the message.
-            can_raise: whether an error that strict mode raises would reach somebody; not in a thread of ours.
+            can_raise: whether an error that strict mode raises would reach somebody; not in a
+                thread of ours.
 
         Raises:
             StrictModeViolation: as it is; it says what strict mode is asked for.
@@ -74,7 +79,8 @@ class FailurePolicy:
         return ToleratedBlock(self, doing, can_raise=can_raise)
 
     def tolerate(self, error: Exception, doing: str) -> None:
-        """Do what the end of a `tolerating` block does with an error; for a block that every kernel goes through.
+        """Do what the end of a `tolerating` block does with an error; for a block that every kernel
+        goes through.
 
         Raises:
             StrictModeViolation: as it is.
@@ -108,7 +114,9 @@ class FailurePolicy:
 
     @staticmethod
     def warn(message: str) -> None:
-        """Warn of something that may be as it should be, a first run for one: never an error, whatever the filters say."""
+        """Warn of something that may be as it should be, a first run for one: never an error,
+        whatever the filters say.
+        """
         _LOG.warning("%s", message)
         show(message)
 

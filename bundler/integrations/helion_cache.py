@@ -5,8 +5,9 @@
     HELION_REMOTE_CACHE_BACKEND=bundler.integrations.helion_cache.HelionCache
     HELION_AUTOTUNE_CACHE=RemoteAutotuneCache
 
-Helion imports it by that name, makes one without arguments, and asks it to `get`, `put` and `list` texts of JSON.  Helion itself is not
-imported: the class is registered as one of its backends where Helion is there already.
+Helion imports it by that name, makes one without arguments, and asks it to `get`, `put` and `list`
+texts of JSON.  Helion itself is not imported: the class is registered as one of its backends where
+Helion is there already.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ _FILE_DIGITS = 32
 class HelionCache:
     """Keeps what Helion's tuner found, as single files of a store, under Helion's own keys.
 
-    Guarantees: what is returned is the text that was put, compared with its digest.  The first text of a key is everybody's, as with
-    all records of a store: a later one changes nothing until the first is pruned.  Threads, processes and forks as the store.
-    Does not guarantee that a text stays: a server may evict it.
+    Guarantees: what is returned is the text that was put, compared with its digest.  The first text
+    of a key is everybody's, as with all records of a store: a later one changes nothing until the
+    first is pruned.  Threads, processes and forks as the store. Does not guarantee that a text
+    stays: a server may evict it.
 
     Args:
         store: where to keep it; None for the store of TRITON_BUNDLER_STORE.
@@ -100,7 +102,9 @@ def _store_of_settings() -> Store:
 
 
 def _register() -> None:
-    """Make Helion take the class for one of its backends; the class of that name is an abstract one."""
+    """Make Helion take the class for one of its backends; the class of that name is an abstract
+    one.
+    """
     base: Any = getattr(sys.modules.get(_HELION), _BASE, None)
     if base is not None:
         base.register(HelionCache)

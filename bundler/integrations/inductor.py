@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`save` and `load`: what torch.compile made in this process, as a bundle, in place of torch's save_ and load_cache_artifacts.
+"""`save` and `load`: what torch.compile made in this process, as a bundle, in place of torch's
+save_ and load_cache_artifacts.
 
 ::
 
@@ -53,19 +54,21 @@ def save(
 ) -> Bundle:
     """Collect what torch.compile made, or took from its caches, in this process.
 
-    Call it after the first iterations, when every kernel has run: torch's graph entries are then cut down to the configurations
-    that tuning chose, and the next process launches these without looking further.  torch's own cache is left as it is.
-    A process that found everything in its caches, and never asked Triton for a kernel, gives the same.
+    Call it after the first iterations, when every kernel has run: torch's graph entries are then
+    cut down to the configurations that tuning chose, and the next process launches these without
+    looking further.  torch's own cache is left as it is. A process that found everything in its
+    caches, and never asked Triton for a kernel, gives the same.
 
     Args:
         path: where to write the bundle too; None to only return it.
         keep: `launch` takes each kernel's device binary and metadata; `all` its IR too.
-        winners_only: leave out the candidates that tuning did not choose.  They are of use where a graph entry is not: to another
-            device index, another $CXX or a changed model, which tune among them instead of compiling them.
+        winners_only: leave out the candidates that tuning did not choose.  They are of use where a
+            graph entry is not: to another device index, another $CXX or a changed model, which tune
+            among them instead of compiling them.
 
     Returns:
-        The bundle; its `left_out` names every kernel that torch will build again from its source, with the reason, and
-        everything else that was seen and not taken.
+        The bundle; its `left_out` names every kernel that torch will build again from its source,
+        with the reason, and everything else that was seen and not taken.
 
     Raises:
         RecordingError: torch is not installed.
@@ -75,7 +78,8 @@ def save(
         StoreFull, AccessDenied, NotFound: the file cannot be written.
 
     Warns:
-        BundlerWarning: this torch keeps its caches in a way that we do not know.  What it lacks is named, and its whole cache
+        BundlerWarning: this torch keeps its caches in a way that we do not know.  What it lacks is
+        named, and its whole cache
             directory is packed as it is.
     """
     if keep not in ("all", "launch"):
@@ -103,21 +107,24 @@ def load(
 
     Args:
         bundle: a bundle, or the path of one.
-        devices: device indices to place kernels for; None for those they were recorded on.  torch writes the index into the keys
-            of its graph entries, so on another device only kernels are found.
+        devices: device indices to place kernels for; None for those they were recorded on.  torch
+            writes the index into the keys of its graph entries, so on another device only kernels
+            are found.
         only: as for `bundler.restore`.
-        trust: `code` also restores what torch unpickles and executes, its graph entries: only from those you trust.  Without
-            them torch generates its code again, and finds the kernels.
+        trust: `code` also restores what torch unpickles and executes, its graph entries: only from
+            those you trust.  Without them torch generates its code again, and finds the kernels.
 
     Returns:
         What was done, and what was left out and why.
 
     Raises:
         ConfigError: torch is not installed, or an argument has a value that is not listed.
-        FormatError, DigestMismatch, NotFound, EmptyBundle, ToolchainMismatch, AccessDenied, StoreFull: as `bundler.restore`.
+        FormatError, DigestMismatch, NotFound, EmptyBundle, ToolchainMismatch, AccessDenied,
+            StoreFull: as `bundler.restore`.
 
     Warns:
-        BundlerWarning: the graph entries cannot be found by this process, and why: not trusted, another torch, another $CXX;
+        BundlerWarning: the graph entries cannot be found by this process, and why: not trusted,
+        another torch, another $CXX;
             or this torch cannot be kept from tuning again, naming what it lacks.
     """
     if not inductor_caches.is_installed():
@@ -239,7 +246,8 @@ def _kernel_builders(
     kernels: dict[str, set[int]], keep: Keep, left_out: list[tuple[str, str]]
 ) -> Iterable[Builder]:
     """Yield a builder for each directory that holds kernels of this process."""
-    # torch pins the directory of one device for all that a process compiles, so each may look where another does.
+    # torch pins the directory of one device for all that a process compiles, so each may look where
+    # another does.
     every = tuple(sorted(set().union(*kernels.values())))
     observation = Observation(every, ("inductor",))
     # torch's own keys, which found them, hold the digest of this Triton.
@@ -257,7 +265,9 @@ def _kernel_builders(
 
 
 def _add_helpers(root: str, builder: Builder) -> None:
-    """Take the libraries that Triton built with the C compiler: without them the next process builds them again."""
+    """Take the libraries that Triton built with the C compiler: without them the next process
+    builds them again.
+    """
     for folder in sorted(filter(names.is_kernel_key, os.listdir(root))):
         for name in single_files(os.path.join(root, folder)):
             if name.endswith(".so"):

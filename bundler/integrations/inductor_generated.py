@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`load_generated`: Inductor's generated kernel modules on this runtime.  Provisional: it follows torch's private format.
+"""`load_generated`: Inductor's generated kernel modules on this runtime.  Provisional: it follows
+torch's private format.
 
-Users call it, and `compile_generated`, which compiles all kernels in workers, as functions of `bundler.integrations.inductor`.
+Users call it, and `compile_generated`, which compiles all kernels in workers, as functions of
+`bundler.integrations.inductor`.
 """
 
 from __future__ import annotations
@@ -66,21 +68,23 @@ def load_generated(
 ) -> GeneratedKernels:
     """Import Inductor's generated kernels with their heuristics bound to this runtime.
 
-    A kernel module is imported: its code runs, so the file must be one that you trust as you trust your program.  A graph's
-    wrapper is parsed and never imported; the kernel modules that stand in it as text are.  torch's heuristics module, and the call
-    that would look for a GPU, are replaced while the import runs, in the whole process, and put back afterwards.
+    A kernel module is imported: its code runs, so the file must be one that you trust as you trust
+    your program.  A graph's wrapper is parsed and never imported; the kernel modules that stand in
+    it as text are.  torch's heuristics module, and the call that would look for a GPU, are replaced
+    while the import runs, in the whole process, and put back afterwards.
 
     Provisional: it follows a private format of torch, which any release may change.
 
     Args:
         path: a kernel module or a wrapper, `.py`, from Inductor's cache directory.
-        options: of the kernels' tuner, such as a bundle whose records and kernels are used; what the kernels' metadata says of
-            tuning holds where these do not.
+        options: of the kernels' tuner, such as a bundle whose records and kernels are used; what
+            the kernels' metadata says of tuning holds where these do not.
         clock: makes what times a launch; None for the GPU's own.
 
     Returns:
-        The kernels by name: one of a kernel module, all of a wrapper, in its order, by the names that it launches them by; a dictionary whose `multi_kernels` are those of the
-        wrapper, which look their choice up in the tuner's records before they measure.
+        The kernels by name: one of a kernel module, all of a wrapper, in its order, by the names
+        that it launches them by; a dictionary whose `multi_kernels` are those of the wrapper, which
+        look their choice up in the tuner's records before they measure.
 
     Raises:
         FormatError: the file is neither, or no Python.
@@ -124,12 +128,14 @@ def compile_generated(
     clock: Callable[[], Clock] | None = None,
     target: Target | None = None,
 ) -> dict[str, CompileFuture[HeuristicKernel]]:
-    """Load Inductor's generated kernels, and compile every candidate of each in the workers of a service, all at once.
+    """Load Inductor's generated kernels, and compile every candidate of each in the workers of a
+    service, all at once.
 
     Args:
         path, options, clock: as for `load_generated`.
-        service: where to compile; made with `preload="bundler.integrations.inductor_generated:import_helpers"`, its workers share one
-            import of torch.
+        service: where to compile; made with
+            `preload="bundler.integrations.inductor_generated:import_helpers"`, its workers share
+            one import of torch.
         target: what for; None takes the target that the kernels were generated for.
 
     Returns:
@@ -143,14 +149,18 @@ def compile_generated(
 
 
 def import_helpers() -> None:
-    """Import what generated kernels need, in the process that forks workers: Triton, and torch's helper functions."""
+    """Import what generated kernels need, in the process that forks workers: Triton, and torch's
+    helper functions.
+    """
     import_triton()
     importlib.import_module(_HELPERS)
 
 
 @functools.lru_cache(maxsize=WORKER_MODULES)
 def module_for_worker(text: str, path: str) -> ModuleType:
-    """Return a module with the kernels of a generated module, in a process that compiles them; jobs name this function."""
+    """Return a module with the kernels of a generated module, in a process that compiles them; jobs
+    name this function.
+    """
     module = ModuleType(_MODULE_PREFIX + "worker")
     vars(module).update(_import(text, path, TunerSettings()))
     return module
@@ -173,10 +183,11 @@ def _is_heuristic(decorator: ast.expr) -> bool:
 
 
 def _kernel_sources(tree: ast.Module) -> dict[str, str]:
-    """Return the kernels that a wrapper hands to its compile service: name -> module text, in order.
+    """Return the kernels that a wrapper hands to its compile service: name -> module text, in
+    order.
 
-    A kernel's name is the one that the wrapper launches it by.  A user's function is compiled once for each of its signatures, every time
-    under its own name, so that one tells them not apart.
+    A kernel's name is the one that the wrapper launches it by.  A user's function is compiled once
+    for each of its signatures, every time under its own name, so that one tells them not apart.
     """
     found, named = {}, set()
     for node in ast.walk(tree):
@@ -194,7 +205,9 @@ def _kernel_sources(tree: ast.Module) -> dict[str, str]:
 
 
 def _source_of(call: ast.Call) -> tuple[str, str] | None:
-    """Return the name and the text of the kernel that a call hands to the compile service; None for any other call."""
+    """Return the name and the text of the kernel that a call hands to the compile service; None for
+    any other call.
+    """
     match call:
         case ast.Call(
             func=ast.Attribute(attr="triton"),
@@ -228,16 +241,18 @@ def _import(text: str, path: str, settings: TunerSettings) -> dict[str, Generate
     return kernels
 
 
-# What torch's heuristics become ------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------- What torch's heuristics become
 
 _binding = threading.RLock()
 
 
 @contextlib.contextmanager
 def _bound(settings: TunerSettings) -> Iterator[None]:
-    """Put our heuristics in the place of torch's, and keep its helpers from asking for a GPU, while the block runs.
+    """Put our heuristics in the place of torch's, and keep its helpers from asking for a GPU, while
+    the block runs.
 
-    One thread at a time; another one that imports Inductor's code meanwhile would see our heuristics too.
+    One thread at a time; another one that imports Inductor's code meanwhile would see our
+    heuristics too.
     """
     with _binding:
         try:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: ARG001  # the parameters are torch's, and it gives more than we need
-"""`GeneratedKernel`, and what stands for torch's heuristics while a generated module is imported; each makes one.
+"""`GeneratedKernel`, and what stands for torch's heuristics while a generated module is imported;
+each makes one.
 
-`stand_ins` returns the stand-ins, which note in `TunerSettings` what they were told.  `inductor_generated.py` imports a generated module with them
-and returns its kernels; users launch the `GeneratedKernel`.
+`stand_ins` returns the stand-ins, which note in `TunerSettings` what they were told.
+`inductor_generated.py` imports a generated module with them and returns its kernels; users launch
+the `GeneratedKernel`.
 """
 
 from __future__ import annotations
@@ -109,7 +111,9 @@ class GeneratedKernel(HeuristicKernel):
         arguments: Mapping[str, Spec] | None = None,
         target: Target | None = None,
     ) -> CompileFuture[HeuristicKernel]:
-        """Compile every candidate in the workers of a service; arguments and target are those of the metadata unless they are given."""
+        """Compile every candidate in the workers of a service; arguments and target are those of
+        the metadata unless they are given.
+        """
         known = metadata.arguments_of(self.triton_meta, self.parameters, self.constants)
         chosen = target or metadata.target_of(self.triton_meta)
         return super().compile_in(service, known if arguments is None else arguments, chosen)
@@ -120,7 +124,9 @@ Decorator = Callable[[Any], GeneratedKernel]
 
 @dataclass(frozen=True)
 class TunerSettings:
-    """What the user told the tuner of generated kernels, and where a worker finds them; the kernels' own metadata adds to it."""
+    """What the user told the tuner of generated kernels, and where a worker finds them; the
+    kernels' own metadata adds to it.
+    """
 
     options: TunerOptions = field(default_factory=TunerOptions)
     clock: Callable[[], Clock] | None = None
@@ -128,7 +134,9 @@ class TunerSettings:
     reports: dict[tuple[str | None, str | None], BandwidthReport] = field(default_factory=dict)
 
     def report(self, inductor_meta: Meta) -> BandwidthReport | None:
-        """Return the user's report, or the one that torch was told to write; kernels that are loaded together share it."""
+        """Return the user's report, or the one that torch was told to write; kernels that are
+        loaded together share it.
+        """
         wanted = metadata.bandwidth_of(inductor_meta)
         if self.options.bandwidth is not None or wanted is None:
             return self.options.bandwidth
@@ -138,7 +146,9 @@ class TunerSettings:
         return self.reports[wanted]
 
     def clock_for(self, inductor_meta: Meta) -> Callable[[], Clock] | None:
-        """Return what makes the user's clock, or the one that torch was told to measure bandwidth with; None for the GPU's own."""
+        """Return what makes the user's clock, or the one that torch was told to measure bandwidth
+        with; None for the GPU's own.
+        """
         profiled = inductor_meta.get("profile_bandwidth_with_do_bench_using_profiling")
         if self.clock is not None or not (inductor_meta.get("profile_bandwidth") and profiled):
             return self.clock
@@ -203,7 +213,8 @@ def _grid(inductor_meta: Meta) -> Grid:
     return open_grid(str(inductor_meta["grid_type"]), inductor_meta)
 
 
-# Under torch's names, with torch's parameters: `filename` and the like say where torch keeps its results, and go unused.
+# Under torch's names, with torch's parameters: `filename` and the like say where torch keeps its
+# results, and go unused.
 
 
 def _pointwise(
@@ -234,7 +245,9 @@ def _pointwise(
 def _hinted(
     kind: HeuristicKind, rules: Callable[..., Sequence[Config]]
 ) -> Callable[..., Decorator]:
-    """Return what stands in for one of torch's heuristics that take sizes and a hint for reductions."""
+    """Return what stands in for one of torch's heuristics that take sizes and a hint for
+    reductions.
+    """
 
     def stand_in(
         settings: TunerSettings,
@@ -363,5 +376,7 @@ _STAND_INS: Mapping[str, Callable[..., Decorator]] = {
 
 
 def stand_ins(settings: TunerSettings) -> dict[str, Callable[..., Decorator]]:
-    """Return a decorator for each of torch's heuristics, under torch's name and with torch's parameters."""
+    """Return a decorator for each of torch's heuristics, under torch's name and with torch's
+    parameters.
+    """
     return {name: partial(stand_in, settings) for name, stand_in in _STAND_INS.items()}

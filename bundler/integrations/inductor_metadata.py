@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Inductor writes beside a kernel, read as the heuristics' own terms: device, facts, policy, hints.
+"""What Inductor writes beside a kernel, read as the heuristics' own terms: device, facts, policy,
+hints.
 
-`setting_of`, `target_of`, `compile_options_of`, `tuner_options_of` and the functions beside them each read one thing.  A generated kernel
-(`inductor_kernels.py`) calls them.
+`setting_of`, `target_of`, `compile_options_of`, `tuner_options_of` and the functions beside them
+each read one thing.  A generated kernel (`inductor_kernels.py`) calls them.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ def device_of(triton_meta: Meta) -> Device:
 
 
 def target_of(triton_meta: Meta) -> Target:
-    """Return the target that a kernel was generated for; raises `ConfigError` for one that is neither CUDA nor HIP."""
+    """Return the target that a kernel was generated for; raises `ConfigError` for one that is
+    neither CUDA nor HIP.
+    """
     device = device_of(triton_meta)
     arch = str(triton_meta["device"].cc)
     if device.type not in {"cuda", "hip"}:
@@ -146,7 +149,8 @@ def tuner_options_of(inductor_meta: Meta, told: TunerOptions, *, custom: bool) -
     """Return what the user told the tuner, with what torch was told where the user said nothing.
 
     Raises:
-        ConfigError: torch was told to keep binaries (`store_cubin`), and the user did not say where.
+        ConfigError: torch was told to keep binaries (`store_cubin`), and the user did not say
+            where.
     """
     get, descent, reuse = inductor_meta.get, told.descent, told.reuse
     if descent is None and get("coordinate_descent_tuning"):
@@ -182,7 +186,9 @@ def tuner_options_of(inductor_meta: Meta, told: TunerOptions, *, custom: bool) -
 
 
 def bandwidth_of(inductor_meta: Meta) -> tuple[str | None, str | None] | None:
-    """Return (file, pattern of names) of the report that torch was told to write; None where it was told nothing."""
+    """Return (file, pattern of names) of the report that torch was told to write; None where it was
+    told nothing.
+    """
     if not inductor_meta.get("profile_bandwidth"):
         return None
     # An empty text is torch's way to say "all kernels" and "no file".
@@ -192,7 +198,8 @@ def bandwidth_of(inductor_meta: Meta) -> tuple[str | None, str | None] | None:
 
 
 def arguments_of(triton_meta: Meta, parameters: Sequence[str], constants: Meta) -> dict[str, Spec]:
-    """Return the arguments of the calls that a kernel was generated for: name -> spec, without those that are constants.
+    """Return the arguments of the calls that a kernel was generated for: name -> spec, without
+    those that are constants.
 
     Raises:
         ConfigError: the metadata is for a Triton before 3.3, or an argument cannot be described.

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`multi_kernels_of`: the multi-kernels of a graph's wrapper: which kernels each chooses from, and which arguments each of them gets.
+"""`multi_kernels_of`: the multi-kernels of a graph's wrapper: which kernels each chooses from, and
+which arguments each of them gets.
 
 `load_generated` reads a wrapper's syntax tree with it; nothing of a wrapper is run.
 """
@@ -40,7 +41,8 @@ def multi_kernels_of(
     found: dict[str, Dispatcher] = {}
     slices: dict[int, list[slice]] = {}
     for target, value in _assignments(tree):
-        # Each multi-kernel is preceded by the slices of the arguments that its kernels get, always under the same name.
+        # Each multi-kernel is preceded by the slices of the arguments that its kernels get, always
+        # under the same name.
         if target == "arg_index":
             slices = _slices(value, where)
         elif isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
@@ -90,7 +92,9 @@ def _slice(value: ast.expr) -> slice:
 def _choices(
     call: ast.Call, kernels: Mapping[str, GeneratedKernel], where: str
 ) -> tuple[str, list[tuple[Any, str, GeneratedKernel]]]:
-    """Return a multi-kernel's name, and of each of its kernels the shapes (or its number), the name, and the kernel."""
+    """Return a multi-kernel's name, and of each of its kernels the shapes (or its number), the
+    name, and the kernel.
+    """
     match call.args:
         case [ast.Constant(value=str() as name), ast.List(elts=elements)]:
             keyed = list(enumerate(elements))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`KernelSources`: where a session looks for a kernel: the tag it fetched at the start, the store, bundles that libraries registered.
+"""`KernelSources`: where a session looks for a kernel: the tag it fetched at the start, the store,
+bundles that libraries registered.
 
 The lookup engine asks it for each kernel that Triton does not have, and places what it finds.
 """
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
 _LOG = logger("bundler.integrations")
 
-# A compile whose time nobody recorded is taken for as long as this: others wait for three times that.
+# A compile whose time nobody recorded is taken for as long as this: others wait for three times
+# that.
 TYPICAL_COMPILE_S = 5.0
 # How long a compile that nobody recorded waits for the store to say what was, to name the nearest.
 LISTED_S = 2.0
@@ -42,7 +44,8 @@ class FoundKernel(NamedTuple):
         source: where its bytes are read when it is placed.
         place: where it was: `tag`, `store` or `registered`.
         seen: what was observed when it was recorded, None where nothing was.
-        code: of a kernel of the store: whether signatures let the code of the bundle that it came with be used.
+        code: of a kernel of the store: whether signatures let the code of the bundle that it came
+            with be used.
         moved_from: of a kernel that only moved, the key under which it was recorded.
     """
 
@@ -69,7 +72,8 @@ class BundleKernels:
     def __init__(self, bundle: Bundle, place: str) -> None:
         self.bundle, self._place = bundle, place
         self._kernels = {kernel.key: kernel for kernel in bundle.kernels}
-        # Made now: a loaded bundle makes them when the first one is read, which would be in the midst of a lookup.
+        # Made now: a loaded bundle makes them when the first one is read, which would be in the
+        # midst of a lookup.
         self._source, self._seen = bundle.blobs, dict(bundle.observed.kernels)
         self._moved: dict[str, str] | None = None
 
@@ -86,7 +90,9 @@ class BundleKernels:
         )
 
     def find_moved(self, moved: str) -> FoundKernel | None:
-        """Return a kernel that has this moved key, which says which parts of its key count but lines."""
+        """Return a kernel that has this moved key, which says which parts of its key count but
+        lines.
+        """
         if self._moved is None:
             from bundler.store.moved_index import moved_keys
 
@@ -95,12 +101,15 @@ class BundleKernels:
         return None if key is None else self.find(key)
 
     def seconds(self, key: str) -> float | None:
-        """Return how long the compile of a kernel took, 0 when that is not known; None for a kernel that is not here."""
+        """Return how long the compile of a kernel took, 0 when that is not known; None for a kernel
+        that is not here.
+        """
         return _seconds_of(self._seen.get(key)) if key in self._kernels else None
 
 
 class RegisteredBundles:
-    """Bundles that libraries bring along: opened when a kernel is looked for, read only, each path once.
+    """Bundles that libraries bring along: opened when a kernel is looked for, read only, each path
+    once.
 
     Safe from any thread.
     """
@@ -135,7 +144,9 @@ class RegisteredBundles:
     def find_moved(
         self, moved: str, failed: Callable[[BundlerError, str], None]
     ) -> FoundKernel | None:
-        """Return a kernel with this moved key from the first bundle that has one; `failed` as for `find`."""
+        """Return a kernel with this moved key from the first bundle that has one; `failed` as for
+        `find`.
+        """
         found = (opened.find_moved(moved) for opened in self._opened(failed))
         return next(filter(None, found), None)
 
@@ -217,7 +228,8 @@ class KernelSources:
         from bundler.lifecycle.restoration import restore
         from bundler.trust.admission import admit
 
-        # Before lookups find it too: what a restore cannot place, as for want of space, they still take from it.
+        # Before lookups find it too: what a restore cannot place, as for want of space, they still
+        # take from it.
         admit(bundle, trust, self._store.signatures)
         self.tag = BundleKernels(bundle, "tag")
         return restore(
@@ -235,7 +247,9 @@ class KernelSources:
         return self.tag.find(key) if self.tag is not None else None
 
     def tag_seconds(self, key: str) -> float | None:
-        """Return how long the compile of a kernel of the tag took, 0 when that is not known; None for another kernel."""
+        """Return how long the compile of a kernel of the tag took, 0 when that is not known; None
+        for another kernel.
+        """
         return self.tag.seconds(key) if self.tag is not None else None
 
     def find(
@@ -246,7 +260,8 @@ class KernelSources:
         Args:
             key: its key.
             turn: ask for the turn, which may mean to wait for another's compile.
-            moved: asked where nobody has the kernel, before anybody waits for it; returns one that only moved.
+            moved: asked where nobody has the kernel, before anybody waits for it; returns one that
+                only moved.
 
         Raises:
             BundlerError: the store cannot be read.
@@ -266,7 +281,9 @@ class KernelSources:
         return prebuilt or (moved() if moved is not None else None)
 
     def find_moved(self, moved: str) -> Iterator[FoundKernel]:
-        """Yield kernels with this moved key: of the tag, of the store, which is asked once, of registered bundles."""
+        """Yield kernels with this moved key: of the tag, of the store, which is asked once, of
+        registered bundles.
+        """
         if self.tag is not None and (found := self.tag.find_moved(moved)) is not None:
             yield found
         if self.records is not None:
@@ -281,7 +298,9 @@ class KernelSources:
             yield found
 
     def trust_in(self, found: FoundKernel, trust: Trust) -> Trust:
-        """Return how far a kernel is trusted: nobody signed one that was published by itself, which code may need."""
+        """Return how far a kernel is trusted: nobody signed one that was published by itself, which
+        code may need.
+        """
         # Looked up for each kernel, settings would cost as much as to read it.
         if trust == "kernels" or found.place != "store" or found.code or self._store is None:
             return trust
@@ -323,7 +342,8 @@ def _of_store(bundle: Bundle, code: frozenset[str]) -> FoundKernel:
 
 
 def find_moved(key: str, frame: CompileFrame, sources: KernelSources) -> FoundKernel | None:
-    """Return a recorded kernel of a function that only moved, under the key that Triton asks for; None where there is none.
+    """Return a recorded kernel of a function that only moved, under the key that Triton asks for;
+    None where there is none.
 
     `lifecycle/moved_kernels.py` proves that it differs in lines alone.
 

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends what Triton compiled to the store: from a thread within a moment, or at once where no thread may outlive the call.
+"""Sends what Triton compiled to the store: from a thread within a moment, or at once where no
+thread may outlive the call.
 
-`Publisher` knows nothing of kernels: it hands batches of jobs (`MadeKernel`, `MadeFile`, `EndedTurn`) to a function.  Each lookup
-engine (`lookup_engine.py`) has one; it calls `bundle_of` to send kernels, and `file_known_by` to name files.
+`Publisher` knows nothing of kernels: it hands batches of jobs (`MadeKernel`, `MadeFile`,
+`EndedTurn`) to a function.  Each lookup engine (`lookup_engine.py`) has one; it calls `bundle_of`
+to send kernels, and `file_known_by` to name files.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from bundler.toolchain.spool_records import SpooledEvent
 
 T = TypeVar("T")
-# Kernels that are compiled within this time travel together; what is seen by nobody yet may wait as long.
+# Kernels that are compiled within this time travel together; what is seen by nobody yet may wait as
+# long.
 GATHER_S = 0.05
 THREAD = "bundler-publish"
 _IDLE_S = 1.0
@@ -44,8 +47,8 @@ class _State(Generic[T]):
 class Publisher(Generic[T]):
     """Calls `send` with what was handed over, in order, in one thread.
 
-    In a forked child, and in any child of `multiprocessing`, nothing runs at the end (torch's compile workers are such), so `send`
-    is called before `hand_over` returns.
+    In a forked child, and in any child of `multiprocessing`, nothing runs at the end (torch's
+    compile workers are such), so `send` is called before `hand_over` returns.
 
     Args:
         send: sends a batch; must not raise.
@@ -112,7 +115,9 @@ def _started_by_multiprocessing() -> bool:
 
 
 def was_forked() -> bool:
-    """Tell whether this process is a fork of another Python; its end may run nothing, also where we were imported after the fork."""
+    """Tell whether this process is a fork of another Python; its end may run nothing, also where we
+    were imported after the fork.
+    """
     try:
         with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -129,7 +134,9 @@ class MadeKernel(NamedTuple):
 
 
 class MadeFile(NamedTuple):
-    """A tuning file or helper library that was made: what it is known by in the store, its name and its bytes."""
+    """A tuning file or helper library that was made: what it is known by in the store, its name and
+    its bytes.
+    """
 
     known_by: str
     filename: str
@@ -148,7 +155,8 @@ Job = MadeKernel | MadeFile | EndedTurn
 def file_known_by(key: str, filename: str, origin: str | None) -> str:
     """Return what a single file is known by in a store.
 
-    A helper library by what it is built of, since its key differs between machines and releases; anything else by its place.
+    A helper library by what it is built of, since its key differs between machines and releases;
+    anything else by its place.
     """
     return f"file {key}/{filename}" if origin is None else f"library {origin}/{filename}"
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two kernel keys, compared part by part, in words.
 
-`keyed` takes kernels by their key parts, `nearest` finds the recorded one that differs least, `differences` lists what differs, as
-`Difference`.  `explanations.py` and strict mode call them; the lookup engine supplies strict mode with what was recorded.
+`keyed` takes kernels by their key parts, `nearest` finds the recorded one that differs least,
+`differences` lists what differs, as `Difference`.  `explanations.py` and strict mode call them; the
+lookup engine supplies strict mode with what was recorded.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ _SHOWN_ITEM = 160
 _LISTS = frozenset({"signature", "constants", "alignment"})
 _OPENING, _CLOSING, _QUOTES = "([{<", ")]}>", "'\""
 _DIGEST = 64
-# Of the options these are chosen by who launches; the others come from the target where that differs.
+# Of the options these are chosen by who launches; the others come from the target where that
+# differs.
 _CHOSEN_OPTIONS = frozenset({"num_warps", "num_stages", "num_ctas"})
 _SOURCE_PATH = "source path"
-# What a cache directory tells of a kernel: its metadata, in which there are options and environment variables, and nothing of its source.
+# What a cache directory tells of a kernel: its metadata, in which there are options and environment
+# variables, and nothing of its source.
 _UNTOLD = "source, signature or constants"
 _PREFIXES = {"option": "option", "environment": "env"}
 _PARTS = {
@@ -60,8 +63,9 @@ class Difference:
     """One thing that differs between two kernel keys.
 
     Attributes:
-        what: `release`, `binary`, `location`, `source`, `line numbers`, `source path`, `dependencies`, `signature`, `constants`, `alignment`,
-            `target`, `ptxas`, `stages`, `option NAME` or `environment NAME`.
+        what: `release`, `binary`, `location`, `source`, `line numbers`, `source path`,
+            `dependencies`, `signature`, `constants`, `alignment`, `target`, `ptxas`, `stages`,
+            `option NAME` or `environment NAME`.
         recorded, asked: the texts there and here; None where there is none.
     """
 
@@ -71,7 +75,9 @@ class Difference:
 
     @property
     def part(self) -> str:
-        """The part of Triton's key, as `Kernel.parts` names it, such as `env.TRITON_DEFAULT_FP_FUSION`."""
+        """The part of Triton's key, as `Kernel.parts` names it, such as
+        `env.TRITON_DEFAULT_FP_FUSION`.
+        """
         kind, _, name = self.what.partition(" ")
         if name and kind in _PREFIXES:
             return f"{_PREFIXES[kind]}.{name}"
@@ -99,7 +105,9 @@ class Difference:
 
 
 def _hashes_in_turn() -> bool:
-    """Whether the Triton here, or one that is not known, hashes a function by what was hashed before it."""
+    """Whether the Triton here, or one that is not known, hashes a function by what was hashed
+    before it.
+    """
     ours = identity.installed_triton()
     if ours is None or ours.release is None:
         return True
@@ -141,7 +149,8 @@ def keyed(kernels: Iterable[Kernel]) -> Iterator[KeyedKernel]:
 
 
 def of_metadata(kernel: Kernel, metadata: bytes) -> KeyedKernel:
-    """Return a kernel of which nobody recorded the parts of its key, by those that its metadata tells.
+    """Return a kernel of which nobody recorded the parts of its key, by those that its metadata
+    tells.
 
     Raises:
         FormatError: it is not a JSON object.
@@ -165,7 +174,9 @@ def of_metadata(kernel: Kernel, metadata: bytes) -> KeyedKernel:
 
 
 def keyed_all(bundle: Bundle) -> Iterator[KeyedKernel]:
-    """Yield all kernels of a bundle, by their key parts where they were recorded, else by their metadata."""
+    """Yield all kernels of a bundle, by their key parts where they were recorded, else by their
+    metadata.
+    """
     for kernel in bundle.kernels:
         if kernel.parts is not None:
             yield from keyed([kernel])
@@ -181,9 +192,11 @@ def keyed_all(bundle: Bundle) -> Iterator[KeyedKernel]:
 def nearest(
     asked: KeyedKernel, kernels: Iterable[KeyedKernel]
 ) -> tuple[KeyedKernel, tuple[Difference, ...]] | None:
-    """Return the recorded kernel of the same name that differs least, and in what; None when there is none.
+    """Return the recorded kernel of the same name that differs least, and in what; None when there
+    is none.
 
-    One for the same target is nearer than any for another.  The kernel itself, if it is among them, differs in nothing.
+    One for the same target is nearer than any for another.  The kernel itself, if it is among them,
+    differs in nothing.
     """
     best: tuple[KeyedKernel, tuple[Difference, ...]] | None = None
     least: tuple[bool, int, str] | None = None
@@ -238,7 +251,9 @@ def _tell_lines(
     here: Mapping[str, str],
     there: Mapping[str, str],
 ) -> None:
-    """Tell by what was recorded of functions that a source calls whether more than their lines differs."""
+    """Tell by what was recorded of functions that a source calls whether more than their lines
+    differs.
+    """
     if "source.hash" not in changed or not (FUNCTIONS_PART in here and FUNCTIONS_PART in there):
         return
     if FUNCTIONS_PART in changed:

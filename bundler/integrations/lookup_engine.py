@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Engine`: what one session does for Triton's cache managers: look up, place, publish, count.
 
-`_process.py` makes one for each session and hands it to the managers (`bundler/toolchain/cache_manager.py`), who call it `CacheDelegate`.
+`_process.py` makes one for each session and hands it to the managers
+(`bundler/toolchain/cache_manager.py`), who call it `CacheDelegate`.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ MOST_REMEMBERED = 1000
 class Engine(CacheDelegate):
     """The delegate of one session; its methods are called by any thread.
 
-    Guarantees: no failure of a cache leaves it but in strict mode; what it places is verified and appears whole.
-    A forked child goes on with it: it publishes for itself and counts from nought.
+    Guarantees: no failure of a cache leaves it but in strict mode; what it places is verified and
+    appears whole. A forked child goes on with it: it publishes for itself and counts from nought.
 
     Args:
         store: where kernels are shared; None for a session that only uses registered bundles.
@@ -73,7 +74,8 @@ class Engine(CacheDelegate):
     ) -> None:
         self.store, self.options = store, options
         self._reads = options.reads
-        # A store that was opened for reading is as if the mode were `read`: it has no leases and takes no tag.
+        # A store that was opened for reading is as if the mode were `read`: it has no leases and
+        # takes no tag.
         self._writes = options.writes and (store is None or store.writable)
         self.tally = Tally()
         self.failures = FailurePolicy(self.tally, lambda: self.strict_mode.mode)
@@ -86,7 +88,8 @@ class Engine(CacheDelegate):
         self._turns: dict[str, tuple[int, Turn]] = {}
         # By path.  A directory is listed, and swept, once a session, not for each kernel.
         self._directories: dict[str, CacheDirectory] = {}
-        # Keys of the tag that are in the usual directory since the start.  A restore checks each before it looks what is there.
+        # Keys of the tag that are in the usual directory since the start.  A restore checks each
+        # before it looks what is there.
         self._prefetched: frozenset[str] = frozenset()
         # Of those that only moved: the key under which each was recorded.
         self._moved_from: dict[str, str] = {}
@@ -150,7 +153,7 @@ class Engine(CacheDelegate):
         hint = f"; {did_you_mean(near)}" if near else ""
         self.failures.warn(f"tag {tag!r} is not in {self.store.name} yet: {then}{hint}")
 
-    # What cache managers ask -------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------- What cache managers ask
 
     def writable(self, root: str) -> str:
         """Return where to write what belongs into `root`."""
@@ -222,7 +225,8 @@ class Engine(CacheDelegate):
 
     def _may_take_turn(self, key: str) -> bool:
         held = self._turns.get(key)
-        # Waiting for our own lease, after a compile of ours that failed, would be waiting for nobody.
+        # Waiting for our own lease, after a compile of ours that failed, would be waiting for
+        # nobody.
         mine = held is not None and held[0] == threading.get_ident()
         # In strict mode no compile follows, and a lease would make others wait for one.
         return self._writes and self.strict_mode.mode != "error" and not mine
@@ -343,7 +347,7 @@ class Engine(CacheDelegate):
         """Publish a tuning record."""
         self.publisher.hand_over(MadeFile(name, filename, data))
 
-    # Publishing --------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------- Publishing
 
     def _send(self, jobs: list[Job]) -> None:
         """Send what was made; never raises."""
@@ -405,7 +409,9 @@ class Engine(CacheDelegate):
                 self.tally.add("bytes_sent", report.bytes_sent, told=True)
 
     def end_turns(self) -> None:
-        """Let others compile what was begun here and not finished; a session that goes on publishes it, if there is one."""
+        """Let others compile what was begun here and not finished; a session that goes on publishes
+        it, if there is one.
+        """
         self.closed = True
         # Over a copy: other threads, and the garbage collector, may end a turn meanwhile.
         for key in list(self._turns):
@@ -424,7 +430,9 @@ class Engine(CacheDelegate):
             self.used.reset_after_fork()
 
     def _note(self) -> None:
-        """Note this process and the kernel's source, for who asks `explain`, and the instances of what was imported since."""
+        """Note this process and the kernel's source, for who asks `explain`, and the instances of
+        what was imported since.
+        """
         if not sys.modules.keys().isdisjoint(instances.awaited):
             instances.note_from_now_on()
         if not self._notes.begun:
@@ -438,7 +446,7 @@ class Engine(CacheDelegate):
         if source is not None and len(used) < KEPT_SOURCES:
             used.add(source)
 
-    # Telling -----------------------------------------------------------------------------------------------------------
+    # -------------------------------------------------------------------------------------- Telling
 
     def _recorded(self) -> Iterator[KeyedKernel]:
         from bundler.integrations.key_comparison import keyed

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a session, or a registered bundle, adds to the manager environment: our cache manager, here and in child processes.
+"""What a session, or a registered bundle, adds to the manager environment: our cache manager, here
+and in child processes.
 
 `bundler/integrations/_process.py` adds it when one begins, and removes it when a session ends.
 """
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 
 def activity_of(store: Store, options: SessionOptions, source: DelegateSource) -> Active:
-    """Return what makes Triton use a session's store: here, and in children where they can open it by its URLs.
+    """Return what makes Triton use a session's store: here, and in children where they can open it
+    by its URLs.
 
     Args:
         store, options: of the session.
@@ -29,7 +31,8 @@ def activity_of(store: Store, options: SessionOptions, source: DelegateSource) -
     """
     in_front = partial(_in_front_of, source)
     if not store.urls:
-        from bundler.toolchain import cache_manager  # noqa: F401  # imports Triton, whose settings in Python are changed
+        # imports Triton, whose settings in Python are changed
+        from bundler.toolchain import cache_manager  # noqa: F401
 
         return Active(in_code=in_front, here_only=True)
     return Active(
@@ -38,17 +41,23 @@ def activity_of(store: Store, options: SessionOptions, source: DelegateSource) -
 
 
 def activity_of_bundle(path: str, source: DelegateSource) -> Active:
-    """Return what makes Triton use a registered bundle, here and in children; `source` as for `activity_of`."""
+    """Return what makes Triton use a registered bundle, here and in children; `source` as for
+    `activity_of`.
+    """
     return Active(bundle=path, path=hidden_package_parent(), in_code=partial(_in_front_of, source))
 
 
 def activity_of_environment(source: DelegateSource) -> Active:
-    """Return what makes Triton use the session that the user's variables ask for, here and in children; `source` as for `activity_of`."""
+    """Return what makes Triton use the session that the user's variables ask for, here and in
+    children; `source` as for `activity_of`.
+    """
     return Active(session={}, path=hidden_package_parent(), in_code=partial(_in_front_of, source))
 
 
 def _for_children(urls: tuple[str, ...], options: SessionOptions) -> Mapping[str, str]:
-    """Return what makes a child process look where we look.  Tags are the parent's: it fetches and pushes for all."""
+    """Return what makes a child process look where we look.  Tags are the parent's: it fetches and
+    pushes for all.
+    """
     chosen = {
         "STORE": " ".join(urls),
         "MODE": options.mode,
@@ -61,7 +70,9 @@ def _for_children(urls: tuple[str, ...], options: SessionOptions) -> Mapping[str
 
 
 def _in_front_of(source: DelegateSource, theirs: type | None) -> type | None:
-    """Return our manager in front of the one that the program set in Python, or of what the environment names; None for what is ours."""
+    """Return our manager in front of the one that the program set in Python, or of what the
+    environment names; None for what is ours.
+    """
     from bundler.toolchain import cache_manager
 
     behind = theirs if theirs is not None else cache_manager.named_by_environment()

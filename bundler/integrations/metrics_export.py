@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`begin_metrics`, `serve_metrics`: this process's metrics, as a file at its end, over HTTP, or in files that many processes share.
+"""`begin_metrics`, `serve_metrics`: this process's metrics, as a file at its end, over HTTP, or in
+files that many processes share.
 
-Sessions (`_process.py`) and commands (`bundler/cli`) call it; `prometheus_meters.py` is imported when there is somebody to tell.
+Sessions (`_process.py`) and commands (`bundler/cli`) call it; `prometheus_meters.py` is imported
+when there is somebody to tell.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class _Exported:
         if self.meters is None:
             return
         for path, owner in self.files.items():
-            # A command that only started a program, which has the same settings, must not write over what that one wrote.
+            # A command that only started a program, which has the same settings, must not write
+            # over what that one wrote.
             if self.meters.heard and (owner == os.getpid() or PID in path):
                 try:
                     write_metrics(path, self.meters.text())
@@ -67,7 +70,8 @@ def available() -> bool:
 
 
 def begin_metrics() -> None:
-    """Begin to count where the user asked for it: by a file, or by the directory of `prometheus_client`'s multi-process mode.
+    """Begin to count where the user asked for it: by a file, or by the directory of
+    `prometheus_client`'s multi-process mode.
 
     Nothing is imported where neither is set.
 
@@ -78,7 +82,8 @@ def begin_metrics() -> None:
     if path is not None:
         _require(f"TRITON_BUNDLER_METRICS_FILE={path}")
         _exported.files.setdefault(os.path.abspath(path), os.getpid())
-    # The directory is not our setting: a server sets it for itself, and may have a library that we lack.
+    # The directory is not our setting: a server sets it for itself, and may have a library that we
+    # lack.
     if path is not None or (os.environ.get(_MULTIPROCESS) and available()):
         _exported.begin()
 
@@ -107,7 +112,9 @@ def serve_metrics(listen: int | str) -> EndpointServer:
 
 
 def metrics_text() -> str:
-    """Return the metrics of this process in the text format of Prometheus; counts from the first call on, nothing without the library."""
+    """Return the metrics of this process in the text format of Prometheus; counts from the first
+    call on, nothing without the library.
+    """
     return _exported.begin().text() if available() else ""
 
 

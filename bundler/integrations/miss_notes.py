@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notes of misses: what was compiled, by which process, and what its key was made of, for who asks later why.
+"""Notes of misses: what was compiled, by which process, and what its key was made of, for who asks
+later why.
 
 ::
 
     <our directory>/misses/<start of the process>-<time>-<process>-<number>.record
 
-The lookup engine writes them through `MissNotes`, which also keeps the notes of processes and sources; `explanations.py` reads them with
-`read_misses`.
+The lookup engine writes them through `MissNotes`, which also keeps the notes of processes and
+sources; `explanations.py` reads them with `read_misses`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _NS = 1_000_000_000
 
 
 class NotedMiss(NamedTuple):
-    """A kernel that was compiled: what is known of it, when the process began that compiled it, when it was done, and which it was."""
+    """A kernel that was compiled: what is known of it, when the process began that compiled it,
+    when it was done, and which it was.
+    """
 
     event: SpooledEvent
     process_began_ns: int
@@ -54,8 +57,9 @@ class MissNotes:
 
     Attributes:
         begun: whether this process was noted.
-        used_sources: sources of kernels that were asked for, to be written with the next misses, or at the end.  Whoever is asked
-            for a kernel adds its source, up to `source_texts.KEPT`, which costs next to nothing while all are hits.
+        used_sources: sources of kernels that were asked for, to be written with the next misses, or
+            at the end.  Whoever is asked for a kernel adds its source, up to `source_texts.KEPT`,
+            which costs next to nothing while all are hits.
     """
 
     def __init__(self, local: LocalDirectory) -> None:
@@ -69,7 +73,8 @@ class MissNotes:
         self._sources = SourceTexts(local)
 
     def begin(self) -> None:
-        """Note this process, the first time; a process that compiles nothing is known by that alone.
+        """Note this process, the first time; a process that compiles nothing is known by that
+        alone.
 
         Raises:
             OSError: it cannot be written.
@@ -91,12 +96,15 @@ class MissNotes:
             self._write_sources()
 
     def reset_after_fork(self) -> None:
-        """Let the child note itself when it asks for a kernel; what was remembered is its parent's to write."""
+        """Let the child note itself when it asks for a kernel; what was remembered is its parent's
+        to write.
+        """
         self.begun, self._process, self._sources = False, None, SourceTexts(self._local)
         self.used_sources.clear()
 
     def write(self, events: Iterable[SpooledEvent]) -> None:
-        """Note misses, and the sources that were remembered; does nothing where there is no place for them.
+        """Note misses, and the sources that were remembered; does nothing where there is no place
+        for them.
 
         Raises:
             OSError: one cannot be written.
@@ -126,7 +134,9 @@ class MissNotes:
 
 
 def read_misses(local: LocalDirectory) -> Iterator[NotedMiss]:
-    """Yield the misses of this user on this host, the latest first; a note that cannot be read is left out."""
+    """Yield the misses of this user on this host, the latest first; a note that cannot be read is
+    left out.
+    """
     from bundler.format.bundle_file import read_regular
     from bundler.format.limits import DEFAULT_LIMITS
     from bundler.toolchain import spool_records

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notes of processes: who used the cache manager, since when, and what came of it, for who asks later what the latest run did.
+"""Notes of processes: who used the cache manager, since when, and what came of it, for who asks
+later what the latest run did.
 
 ::
 
     <our directory>/processes/<start>-<process>.json
 
-A process writes its `ProcessNote` through `MissNotes` (`miss_notes.py`), which also calls `sweep_processes`; `explanations.py` calls
-`read_processes` and `of_one_run`.
+A process writes its `ProcessNote` through `MissNotes` (`miss_notes.py`), which also calls
+`sweep_processes`; `explanations.py` calls `read_processes` and `of_one_run`.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ class ProcessNote(NamedTuple):
     Attributes:
         pid: its process id.
         began_ns: when its session began.
-        lineage: what tells it and its ancestors apart from every other process, itself first; a fork counts as its parent.
-        hits, compiled: how many kernels it found and compiled; None while it runs, or when nothing ran at its end.
+        lineage: what tells it and its ancestors apart from every other process, itself first; a
+            fork counts as its parent.
+        hits, compiled: how many kernels it found and compiled; None while it runs, or when nothing
+            ran at its end.
     """
 
     pid: int
@@ -57,7 +60,8 @@ class ProcessNote(NamedTuple):
         return self.lineage[0] if self.lineage else f"{self.began_ns}"
 
     def write(self, local: LocalDirectory) -> None:
-        """Write it, in place of what was noted of this process before; does nothing where there is no place for it.
+        """Write it, in place of what was noted of this process before; does nothing where there is
+        no place for it.
 
         Raises:
             OSError: it cannot be written.
@@ -81,7 +85,8 @@ class ProcessNote(NamedTuple):
         """Decode a note; raises `ValueError` for anything else."""
         found = json.loads(data)
         if not isinstance(found, dict):
-            raise ValueError("not a note of a process")  # noqa: TRY004  # one class for all that is none
+            # one class for all that is none
+            raise ValueError("not a note of a process")  # noqa: TRY004
         counts = [found.get(name) for name in ("hits", "compiled")]
         lineage = found.get("lineage")
         if not _are(
@@ -128,7 +133,8 @@ def _names(directory: str) -> list[str]:
 
 
 def of_one_run(processes: Iterable[ProcessNote]) -> tuple[ProcessNote, ...]:
-    """Return the latest process, and with it those of the same run, by start: forks, and what a noted process started.
+    """Return the latest process, and with it those of the same run, by start: forks, and what a
+    noted process started.
 
     torch's compile workers compile for the process that started them, which then finds everything.
     """

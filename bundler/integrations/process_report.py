@@ -32,7 +32,8 @@ def report_of(
         counters: what it says.
         store: whose tiers it lists.
         hits_of: how often each kernel was found, by key.
-        moved_from: of kernels that only moved, the key under which each was recorded, by the key that was asked for.
+        moved_from: of kernels that only moved, the key under which each was recorded, by the key
+            that was asked for.
     """
     return {
         **dataclasses.asdict(counters),
@@ -90,10 +91,11 @@ def write_report(
 
 
 def _tuners_not_saved() -> tuple[str, ...]:
-    """Return the names of tuned kernels that were timed here and will be timed again: their configurations have a `pre_hook`.
+    """Return the names of tuned kernels that were timed here and will be timed again: their
+    configurations have a `pre_hook`.
 
-    Triton writes a result file only for configurations that it could write into one.  Empty when Triton is not imported.  Which tuners
-    are known, says `instances`.
+    Triton writes a result file only for configurations that it could write into one.  Empty when
+    Triton is not imported.  Which tuners are known, says `instances`.
     """
     tuners = instances.instances(instances.TUNER)
     timed = [

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Meters`: what observers hear, as metrics of Prometheus; the only module that imports `prometheus_client`.
+"""`Meters`: what observers hear, as metrics of Prometheus; the only module that imports
+`prometheus_client`.
 
 `metrics_export.py` makes the one of a process, and `EndpointServer`, which shows it over HTTP.
 """
@@ -33,7 +34,8 @@ PREFIX = "triton_bundler_"
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 # From a few kernels of a local file to thousands from far away.
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-# Series that are there from the start: the rate of one that appears with its first event lacks that event.
+# Series that are there from the start: the rate of one that appears with its first event lacks that
+# event.
 _FROM_THE_START = (
     ("lookups_total", ("miss", "none")),
     ("lookups_total", ("hit", "triton")),
@@ -109,8 +111,8 @@ METRICS = (
 class Meters:
     """A listener of observers; safe in any thread.
 
-    In multi-process mode the numbers are in files of a directory, and each reader sees those of all processes.  Else a forked child counts
-    from nought.
+    In multi-process mode the numbers are in files of a directory, and each reader sees those of all
+    processes.  Else a forked child counts from nought.
 
     Attributes:
         shared: whether it is in multi-process mode.
@@ -142,11 +144,13 @@ class Meters:
         self.heard = True
         metric = self._made.get(f"{name}_total") or self._made[name]
         one = metric.labels(**labels) if labels else metric
-        one.inc(number)  # type: ignore[union-attr]  # no row of METRICS that is counted is a histogram
+        # no row of METRICS that is counted is a histogram
+        one.inc(number)  # type: ignore[union-attr]
 
     def state(self, name: str, value: float, labels: Labels) -> None:
         """Set a gauge."""
-        self._made[f"{name}_state"].labels(**labels).set(value)  # type: ignore[union-attr]  # a gauge, by its name
+        # a gauge, by its name
+        self._made[f"{name}_state"].labels(**labels).set(value)  # type: ignore[union-attr]
 
     def step(self, name: str, seconds: float, facts: Mapping[str, Fact]) -> None:
         """Count a step, and what it tells."""
@@ -154,7 +158,8 @@ class Meters:
         if "error" in facts:
             return
         if name == "restore":
-            self._made["restore_seconds"].observe(seconds)  # type: ignore[union-attr]  # a histogram, by its name
+            # a histogram, by its name
+            self._made["restore_seconds"].observe(seconds)  # type: ignore[union-attr]
             self.count(
                 "bytes", float(facts.get("bytes", 0)), {"direction": "fetched", "tier": "bundle"}
             )
@@ -214,7 +219,8 @@ class _Forwarded:
 
 
 class EndpointServer:
-    """Shows metrics over HTTP in threads of this process, until it is closed; in a forked child there is no server.
+    """Shows metrics over HTTP in threads of this process, until it is closed; in a forked child
+    there is no server.
 
     Args:
         meters: what to show.
@@ -240,5 +246,6 @@ class EndpointServer:
             self._thread.join()
 
     def _abandon(self) -> None:
-        # The parent goes on listening; the child's copy of the socket would keep the port in use after the parent's end.
+        # The parent goes on listening; the child's copy of the socket would keep the port in use
+        # after the parent's end.
         self._server.socket.close()

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`replay`, `ReplayReport`: recorded kernels are put into Triton's in-memory caches before traffic comes, so that nothing is compiled while serving.
+"""`replay`, `ReplayReport`: recorded kernels are put into Triton's in-memory caches before traffic
+comes, so that nothing is compiled while serving.
 
 ::
 
     bundle or tag ──restore──▶ Triton's directory ──▶ device_caches: functions     ──▶ first calls ask no compiler, fire no hook of it
                                                 └───▶ tuner_caches:  result files, tuning records  ──▶ first calls benchmark nothing
 
-Users call `replay`; a session that was told `replay=True`, or that TRITON_BUNDLER_REPLAY is 1, calls `replay_restored` for its tag.
+Users call `replay`; a session that was told `replay=True`, or that TRITON_BUNDLER_REPLAY is 1,
+calls `replay_restored` for its tag.
 """
 
 from __future__ import annotations
@@ -43,13 +45,20 @@ class ReplayReport(Reported):
 
     Attributes:
         replayed: keys of kernels that are in the in-memory cache of a function now.
-        later: (key, reason) of kernels that are handed over at the first call that needs them, without the compiler too.
-        not_found: (key, reason) of kernels whose function is not here; they are handed over when it is made.
-        changed: (key, reason) of kernels whose function is here with another source, and which part of it differs.
-        skipped: (key, reason) of kernels that are for another target, or whose files or facts cannot be used.
-        moved: (key, key in the bundle) of kernels among these whose functions differ from the recorded ones in line numbers alone.
-        tuned: paths of result files, and names of tuning records, whose winner is in the cache of a tuner now.
-        not_tuned: (path or name, reason) of the others; those of a tuner that is made later may still be used.
+        later: (key, reason) of kernels that are handed over at the first call that needs them,
+            without the compiler too.
+        not_found: (key, reason) of kernels whose function is not here; they are handed over when it
+            is made.
+        changed: (key, reason) of kernels whose function is here with another source, and which part
+            of it differs.
+        skipped: (key, reason) of kernels that are for another target, or whose files or facts
+            cannot be used.
+        moved: (key, key in the bundle) of kernels among these whose functions differ from the
+            recorded ones in line numbers alone.
+        tuned: paths of result files, and names of tuning records, whose winner is in the cache of a
+            tuner now.
+        not_tuned: (path or name, reason) of the others; those of a tuner that is made later may
+            still be used.
         milliseconds: wall time, with that of the restore.
     """
 
@@ -70,19 +79,23 @@ def replay(
     *,
     moved: bool | None = None,
 ) -> ReplayReport:
-    """Restore a bundle, and hand its kernels to the JIT functions of this process, for the device in use.
+    """Restore a bundle, and hand its kernels to the JIT functions of this process, for the device
+    in use.
 
-    After it a first call of what was replayed makes no call of the compiler and fires no `jit_post_compile_hook`, which Triton fires for
-    kernels on disk too; a tuned function benchmarks nothing where its result file was recorded (TRITON_CACHE_AUTOTUNING=1).  A kernel goes to
-    a function only where this process's Triton makes the kernel's own key for it.  Functions that are made later get theirs when
-    their import ends, or at their first call.
-    Imports Triton; safe beside launches of other threads.
+    After it a first call of what was replayed makes no call of the compiler and fires no
+    `jit_post_compile_hook`, which Triton fires for kernels on disk too; a tuned function benchmarks
+    nothing where its result file was recorded (TRITON_CACHE_AUTOTUNING=1).  A kernel goes to a
+    function only where this process's Triton makes the kernel's own key for it.  Functions that are
+    made later get theirs when their import ends, or at their first call. Imports Triton; safe
+    beside launches of other threads.
 
     Args:
-        bundle_or_tag: a bundle, the path of one, or a tag of the store that TRITON_BUNDLER_STORE names.
-        modules: only functions of these modules, and of those below them; None for all.  Nothing is imported.
-        moved: also hand kernels to functions that differ from the recorded ones in line numbers alone, as `bundler.restore` restores them;
-            None does what TRITON_BUNDLER_MOVED says.
+        bundle_or_tag: a bundle, the path of one, or a tag of the store that TRITON_BUNDLER_STORE
+            names.
+        modules: only functions of these modules, and of those below them; None for all.  Nothing is
+            imported.
+        moved: also hand kernels to functions that differ from the recorded ones in line numbers
+            alone, as `bundler.restore` restores them; None does what TRITON_BUNDLER_MOVED says.
 
     Returns:
         What was replayed, and what was not and why.
@@ -130,7 +143,8 @@ def replay_restored(
         moved: whether kernels were restored for functions that only moved.
 
     Returns:
-        The report, and a sentence about kernels that were left out, empty where there is nothing to say.
+        The report, and a sentence about kernels that were left out, empty where there is nothing to
+        say.
     """
     with observers.step("replay") as step:
         report, complaint = _replayed(bundle, roots, modules, moved=moved)
@@ -184,7 +198,9 @@ def _replayed(
 def _without_origins(
     told: Mapping[str, ReplayOutcome], moved_from: Mapping[str, str]
 ) -> dict[str, ReplayOutcome]:
-    """Leave out what is said of kernels that were replayed under another key, since their functions moved."""
+    """Leave out what is said of kernels that were replayed under another key, since their functions
+    moved.
+    """
     replayed = {origin for key, origin in moved_from.items() if told[key].outcome == "replayed"}
     return {
         key: one for key, one in told.items() if key not in replayed or one.outcome != "changed"

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`RecordedWinner`: a tuning record of ours as something that a tuner of Triton can take its winner from.
+"""`RecordedWinner`: a tuning record of ours as something that a tuner of Triton can take its winner
+from.
 
-A record counts where source, set of configurations, device and toolchain are those that are here: what `bundler.autotune` asks of it.
-How the winner was searched for does not count: it is one of the tuner's own configurations.  `replayed_kernels.py` offers the records of
-a bundle to `tuner_caches`.
+A record counts where source, set of configurations, device and toolchain are those that are here:
+what `bundler.autotune` asks of it. How the winner was searched for does not count: it is one of the
+tuner's own configurations.  `replayed_kernels.py` offers the records of a bundle to `tuner_caches`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class RecordedWinner(NamedTuple):
 
     Attributes:
         record: it.
-        modules: it goes to tuners of functions of these modules, and of those below them, alone; None for all.
+        modules: it goes to tuners of functions of these modules, and of those below them, alone;
+            None for all.
     """
 
     record: TuningRecord
@@ -49,10 +51,12 @@ class RecordedWinner(NamedTuple):
         return self.record.kernel
 
     def winner(self, tuner: Any, function: Any) -> tuple[tuple[Any, ...], Any]:
-        """Return the tuning key, as Triton's tuner makes it, and the tuner's own configuration that won.
+        """Return the tuning key, as Triton's tuner makes it, and the tuner's own configuration that
+        won.
 
         Raises:
-            ToolchainMismatch: the record is of another source, other configurations, another device or toolchain.
+            ToolchainMismatch: the record is of another source, other configurations, another device
+                or toolchain.
             FormatError, ConfigError: the record holds no configuration.
         """
         recorded, here = dict(self.record.parts), _parts_here(tuner, function)
@@ -94,7 +98,9 @@ def _properties(driver: Any, device: int, target: Target) -> DeviceProperties:
 
 
 def _key(arguments: str) -> tuple[Any, ...]:
-    """Return a tuning key that reads as this text does.  A text that looks like a number is taken for one: at worst the key is never asked for."""
+    """Return a tuning key that reads as this text does.  A text that looks like a number is taken
+    for one: at worst the key is never asked for.
+    """
     return tuple(map(_value, arguments[:_MOST_CHARACTERS].split(", "))) if arguments else ()
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm_plugin`, `sglang_plugin`: what vLLM and SGLang call in each of their processes, by entry points of this package.
+"""`vllm_plugin`, `sglang_plugin`: what vLLM and SGLang call in each of their processes, by entry
+points of this package.
 
 ::
 
@@ -7,8 +8,8 @@
     first kernel     the session of the environment begins: the tag is fetched, and replayed with TRITON_BUNDLER_REPLAY=1
     workers warm     vLLM: before its JIT monitor is armed; SGLang: before the event loop.  What was compiled is published, the tag pushed
 
-`pyproject.toml` names both.  They act on TRITON_BUNDLER_* variables alone, do nothing where none is set, and never raise: what goes wrong is one
-warning, and the server goes on.
+`pyproject.toml` names both.  They act on TRITON_BUNDLER_* variables alone, do nothing where none is
+set, and never raise: what goes wrong is one warning, and the server goes on.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ _told: set[str] = set()
 
 
 class _Wrappers(MetaPathFinder):
-    """Finds no module itself: of those that it waits for it lets the other finders look, and acts when the module was executed."""
+    """Finds no module itself: of those that it waits for it lets the other finders look, and acts
+    when the module was executed.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -51,14 +54,17 @@ class _Wrappers(MetaPathFinder):
             if self not in sys.meta_path:
                 sys.meta_path.insert(0, self)
         imported = sys.modules.get(module)
-        # One that is being imported is wrapped at the end of that only if we were asked for it before.
+        # One that is being imported is wrapped at the end of that only if we were asked for it
+        # before.
         if imported is not None:
             self._wrap(imported, module)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return what the other finders say of a module that is waited for, with a loader that wraps; None for all others."""
+        """Return what the other finders say of a module that is waited for, with a loader that
+        wraps; None for all others.
+        """
         if fullname not in self._wanted or getattr(self._looking, "now", False):
             return None
         self._looking.now = True
@@ -77,7 +83,8 @@ class _Wrappers(MetaPathFinder):
 
         def execute_and_wrap(module: ModuleType) -> None:
             execute(module)
-            # The loader of a file is an object of that module alone, that of an archive is one for all in it.
+            # The loader of a file is an object of that module alone, that of an archive is one for
+            # all in it.
             if module.__name__ == fullname:
                 self._wrap(module, fullname)
 
@@ -104,9 +111,11 @@ _wrappers = _Wrappers()
 
 
 def wrap_when_imported(module: str, name: str, around: Around, complain: Complain) -> None:
-    """Replace a function of a module by `around` of it: now if the module is imported, else when it is.
+    """Replace a function of a module by `around` of it: now if the module is imported, else when it
+    is.
 
-    Who imported the function by name before keeps the original.  A function is wrapped once, however often this is called.
+    Who imported the function by name before keeps the original.  A function is wrapped once,
+    however often this is called.
 
     Args:
         module: its full name.
@@ -131,14 +140,18 @@ class _PatchPoint(NamedTuple):
 
 
 def vllm_plugin() -> None:
-    """Install the cache manager in a process of vLLM, and stand by for the end of its warm-up; never raises."""
+    """Install the cache manager in a process of vLLM, and stand by for the end of its warm-up;
+    never raises.
+    """
     _seam(
         "this process of vLLM runs without triton-bundler", functools.partial(_plug, "vLLM", _VLLM)
     )
 
 
 def sglang_plugin() -> None:
-    """Install the cache manager in a process of SGLang, and stand by for the end of its warm-up; never raises."""
+    """Install the cache manager in a process of SGLang, and stand by for the end of its warm-up;
+    never raises.
+    """
     _seam(
         "this process of SGLang runs without triton-bundler",
         functools.partial(_plug, "SGLang", _SGLANG),
@@ -179,7 +192,9 @@ def _complain(sentence: str) -> None:
 
 
 def _replay() -> None:
-    """Begin the session of the environment, which replays its tag, unless the first kernel began it."""
+    """Begin the session of the environment, which replays its tag, unless the first kernel began
+    it.
+    """
     from bundler.integrations._process import begin_from_environment
 
     begin_from_environment()
@@ -216,8 +231,8 @@ def _published(original: Callable[..., Any]) -> Callable[..., Any]:
 def _with_our_variables(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let vLLM copy our variables to its Ray actors, which get none of TRITON_*.
 
-    Not by VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY: that variable is among the factors of vLLM's hash, so to set it here would rename the
-    compiled models of everybody who did not set it.
+    Not by VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY: that variable is among the factors of vLLM's
+    hash, so to set it here would rename the compiled models of everybody who did not set it.
     """
 
     def names_to_copy(*args: Any, **kwargs: Any) -> Any:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`SessionOptions`: what a session was told, as one value; `_process.py` makes it of arguments or settings, the lookup engine reads it."""
+"""`SessionOptions`: what a session was told, as one value; `_process.py` makes it of arguments or
+settings, the lookup engine reads it.
+"""
 
 from __future__ import annotations
 

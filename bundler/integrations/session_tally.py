@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Tally`: counts what a session does, for every part of it; `Tally.snapshot` makes the `Counters` that users see."""
+"""`Tally`: counts what a session does, for every part of it; `Tally.snapshot` makes the `Counters`
+that users see.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,9 @@ class Tally:
     """Counts for one session; safe from any thread.
 
     Attributes:
-        hits: kernels that were found since the last sum: where, the seconds that their compiles took, the bytes fetched, the key.  Whoever
-            finds one appends it and calls `fold` when there are many: that needs no lock.
+        hits: kernels that were found since the last sum: where, the seconds that their compiles
+            took, the bytes fetched, the key.  Whoever finds one appends it and calls `fold` when
+            there are many: that needs no lock.
     """
 
     def __init__(self) -> None:
@@ -96,7 +99,9 @@ class Tally:
             ]
 
     def add(self, what: str, number: int = 1, *, told: bool = False) -> None:
-        """Count something that is called as an attribute of `Counters`; `told` when observers have heard of it already."""
+        """Count something that is called as an attribute of `Counters`; `told` when observers have
+        heard of it already.
+        """
         if observers.listeners and what in _TOLD and not told:
             name, labels = _TOLD[what]
             observers.count(name, number, **labels)
@@ -124,7 +129,9 @@ class Tally:
             return dict(self._hits_of)
 
     def moved_from(self) -> dict[str, str]:
-        """Return the key under which each kernel that moved was recorded, by the key that was asked for."""
+        """Return the key under which each kernel that moved was recorded, by the key that was asked
+        for.
+        """
         with self._lock:
             return dict(self._moved)
 

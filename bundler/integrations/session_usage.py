@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a session used, gathered into the bundle that its tag gets at the end.
 
-The lookup engine tells a `UsedKernels` of each kernel, and calls its `gather` when the session pushes its tag.
+The lookup engine tells a `UsedKernels` of each kernel, and calls its `gather` when the session
+pushes its tag.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 class UsedKernels:
     """The kernels that one process compiled or found, until they are gathered.
 
-    Besides what the cache manager was asked for it takes what the JIT has loaded, and complete kernel directories that appeared in
-    this process's caches: torch's workers and its static launcher ask no manager of this process.
+    Besides what the cache manager was asked for it takes what the JIT has loaded, and complete
+    kernel directories that appeared in this process's caches: torch's workers and its static
+    launcher ask no manager of this process.
     """
 
     def __init__(self) -> None:

@@ -26,10 +26,11 @@ LAST_FLUSH_S = 5.0
 
 
 class Session:
-    """What `bundler.install` and `bundler.session` return: Triton's compiles go through it until it is closed.
+    """What `bundler.install` and `bundler.session` return: Triton's compiles go through it until it
+    is closed.
 
-    A context manager.  Its methods may be called by any thread.  A forked child has a copy that counts from nought, publishes for
-    itself, and leaves the tag to its parent.
+    A context manager.  Its methods may be called by any thread.  A forked child has a copy that
+    counts from nought, publishes for itself, and leaves the tag to its parent.
 
     Args of `bundler.install` say what it does.
     """
@@ -63,7 +64,8 @@ class Session:
         return self._endpoint.url if self._endpoint is not None else None
 
     def arm_strict(self, mode: Strict) -> None:
-        """Say what a compile is from now on: fine (`off`), a warning (`warn`), or a `StrictModeViolation` (`error`).
+        """Say what a compile is from now on: fine (`off`), a warning (`warn`), or a
+        `StrictModeViolation` (`error`).
 
         Raises:
             ConfigError: another mode.
@@ -77,12 +79,14 @@ class Session:
             timeout_s: how long to wait, in seconds.
 
         Returns:
-            False when the time was too short.  What could not be stored is in `counters.errors`, and is not waited for.
+            False when the time was too short.  What could not be stored is in `counters.errors`,
+            and is not waited for.
         """
         return self._engine.publisher.flush(timeout_s)
 
     def close(self) -> None:
-        """Publish what is left, give the tag what was used, write the report, and give Triton back the manager it had.
+        """Publish what is left, give the tag what was used, write the report, and give Triton back
+        the manager it had.
 
         Closing twice is fine.
 

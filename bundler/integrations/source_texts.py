@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of kernels that ran on this host, by their digests, which key parts have: for who asks later what changed in one.
+"""Sources of kernels that ran on this host, by their digests, which key parts have: for who asks
+later what changed in one.
 
 ::
 
     <our directory>/kernel-sources/<sha256 of the text>
 
-`MissNotes` (`miss_notes.py`) writes them through `SourceTexts`; `explanations.py` calls `read_source` and `source_diff` for the two texts that
-a kernel was recorded and compiled from.
+`MissNotes` (`miss_notes.py`) writes them through `SourceTexts`; `explanations.py` calls
+`read_source` and `source_diff` for the two texts that a kernel was recorded and compiled from.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class SourceTexts:
             self._pending[digest] = data
 
     def write(self) -> None:
-        """Write what was remembered and is not there yet; does nothing where there is no place for it.
+        """Write what was remembered and is not there yet; does nothing where there is no place for
+        it.
 
         Raises:
             OSError: one cannot be written.
@@ -104,7 +106,9 @@ def read_source(local: LocalDirectory, digest: str) -> str | None:
 
 
 def source_diff(name: str, recorded: str, asked: str) -> str:
-    """Return a unified diff from the source that was recorded to the one that is here; lines count from the kernel's first."""
+    """Return a unified diff from the source that was recorded to the one that is here; lines count
+    from the kernel's first.
+    """
     import difflib  # who asks for it waits for a person
 
     lines = difflib.unified_diff(

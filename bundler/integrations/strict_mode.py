@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strict mode: a kernel that would be compiled is an error, or a warning, that says what was recorded instead.
+"""Strict mode: a kernel that would be compiled is an error, or a warning, that says what was
+recorded instead.
 
-Each lookup engine has a `StrictMode` and tells it of each miss.  `asked_of` turns a noted compile into what keys are compared by; the engine and
-`explanations.py` call it.
+Each lookup engine has a `StrictMode` and tells it of each miss.  `asked_of` turns a noted compile
+into what keys are compared by; the engine and `explanations.py` call it.
 """
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ class StrictMode:
     def _compared(
         self, record: SpooledEvent
     ) -> tuple[str, tuple[KeyedKernel, tuple[Difference, ...]] | None]:
-        """Return what was asked for and what is nearest to it, as the end of a sentence, and the nearest kernel."""
+        """Return what was asked for and what is nearest to it, as the end of a sentence, and the
+        nearest kernel.
+        """
         from bundler.integrations.key_comparison import nearest
 
         asked = asked_of(record)

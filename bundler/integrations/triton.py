@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For `TRITON_CACHE_MANAGER=bundler.integrations.triton:BundlerCacheManager`: Triton imports this, and asks for that name.
+"""For `TRITON_CACHE_MANAGER=bundler.integrations.triton:BundlerCacheManager`: Triton imports this,
+and asks for that name.
 
-Which class it is, is decided each time: behind ours may be a manager that was configured before, and we may be switched off.
+Which class it is, is decided each time: behind ours may be a manager that was configured before,
+and we may be switched off.
 
 `manager_environment.py` puts that value into the environment; a user may set it instead.
 """

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories of this user on this host: in place of a Triton cache that cannot be written, and for notes on misses.
+"""Directories of this user on this host: in place of a Triton cache that cannot be written, and for
+notes on misses.
 
-`LocalDirectory` finds our own directory: the notes and `explanations.py` ask it.  `UserDirectories` says where kernels of an unwritable cache go:
-the lookup engine asks it.
+`LocalDirectory` finds our own directory: the notes and `explanations.py` ask it.  `UserDirectories`
+says where kernels of an unwritable cache go: the lookup engine asks it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ _KERNELS = "kernels"
 
 
 class LocalDirectory:
-    """Our directory on this host: the one that the user chose, else in the user's cache, else in the temporary directory.
+    """Our directory on this host: the one that the user chose, else in the user's cache, else in
+    the temporary directory.
 
     The last two are looked at before each use: who could write there could give us kernels.
 
@@ -48,13 +50,17 @@ class LocalDirectory:
             return None
 
     def notes(self, kind: str, *, make: bool) -> str | None:
-        """Return where notes of a kind (`misses`, `processes`, `kernel-sources`) are, None when there is no such place."""
+        """Return where notes of a kind (`misses`, `processes`, `kernel-sources`) are, None when
+        there is no such place.
+        """
         base = self.base(make=make)
         path = os.path.join(base, kind) if base is not None else None
         return path if path is not None and _is_there(path, make=make) else None
 
     def kernels(self) -> str | None:
-        """Return where kernels are written that cannot be written where they belong, None when there is no such place."""
+        """Return where kernels are written that cannot be written where they belong, None when
+        there is no such place.
+        """
         base = self.base(make=True)
         return os.path.join(base, _KERNELS) if base is not None else None
 
@@ -103,7 +109,8 @@ class UserDirectories:
             fine = self._can_be_written[root] = _can_write(os.path.abspath(root))
         place = None if fine else self._local.kernels()
         if place is None:
-            return root  # where that cannot be written, the error is the one that Triton gives without us
+            # where that cannot be written, the error is the one that Triton gives without us
+            return root
         if (root, place) not in self._told:
             self._told.add((root, place))
             self._tell(os.path.abspath(root), place)

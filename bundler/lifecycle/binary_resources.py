@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """`read_resources`: what a kernel takes of a GPU, `BinaryResources`, read from its cubin or hsaco.
 
-`triton-bundler inspect --resources` calls it.  Nothing is executed and no vendor's tool is asked; the bytes are hostile input.
+`triton-bundler inspect --resources` calls it.  Nothing is executed and no vendor's tool is asked;
+the bytes are hostile input.
 
 Where the figures stand:
 
 * cubin.  NVIDIA documents neither sections nor attributes; their names are those that `cuobjdump -elf` prints, and the figures are held
-  to `cuobjdump --dump-resource-usage` by tests.  `.nv.info` has by the number of a function's symbol EIATTR_REGCOUNT (REG) and
-  EIATTR_MIN_STACK_SIZE (STACK); `.nv.info.ENTRY` the size of a block and, since ABI version 8, EIATTR_NUM_BARRIERS, which before
-  stood in the flags of `.text.ENTRY`; SHARED, LOCAL and CONSTANT[n] are the sizes of `.nv.shared.ENTRY`, `.nv.local.ENTRY` and
-  `.nv.constantN.ENTRY`.  How much was spilled is not in a cubin, only the stack that holds it.
+  to `cuobjdump --dump-resource-usage` by tests.  `.nv.info` has by the number of a function's
+  symbol EIATTR_REGCOUNT (REG) and EIATTR_MIN_STACK_SIZE (STACK); `.nv.info.ENTRY` the size of a
+  block and, since ABI version 8, EIATTR_NUM_BARRIERS, which before stood in the flags of
+  `.text.ENTRY`; SHARED, LOCAL and CONSTANT[n] are the sizes of `.nv.shared.ENTRY`,
+  `.nv.local.ENTRY` and `.nv.constantN.ENTRY`.  How much was spilled is not in a cubin, only the
+  stack that holds it.
 * hsaco.  LLVM's User Guide for AMDGPU Backend, "Code Object V3 and Above Metadata" (a note, msgpack) and "Kernel Descriptor" (64 bytes at the
-  symbol ENTRY.kd).  Both say how much memory a kernel takes, and on gfx9 how many registers: what they say has to fit.
+  symbol ENTRY.kd).  Both say how much memory a kernel takes, and on gfx9 how many registers: what
+  they say has to fit.
 """
 
 from __future__ import annotations
@@ -55,7 +59,8 @@ _BANK = re.compile(rb"\.nv\.constant(\d{1,2})\.")
 _DESCRIPTOR = struct.Struct("<III32xII12x")
 _DESCRIBED = (".group_segment_fixed_size", ".private_segment_fixed_size", ".kernarg_segment_size")
 _ARCHITECTURE = 0xFF  # of the flags
-# gfx90a, gfx940, gfx941, gfx942, gfx950 and gfx9-4-generic have one file for vector and accumulation registers.
+# gfx90a, gfx940, gfx941, gfx942, gfx950 and gfx9-4-generic have one file for vector and
+# accumulation registers.
 _UNIFIED = frozenset({0x3F, 0x40, 0x4B, 0x4C, 0x4F, 0x5F})
 # gfx900, gfx902, gfx904, gfx906, gfx908, gfx909, gfx90c and gfx9-generic.
 _APART = frozenset({0x2C, 0x2D, 0x2E, 0x2F, 0x30, 0x31, 0x32, 0x51})
@@ -68,13 +73,18 @@ class BinaryResources(Struct, frozen=True):
     """What a kernel takes, as its binary says; None where the binary does not tell.
 
     Attributes:
-        registers: vector registers of 32 bits a thread; AMD's accumulation registers are among them where they share a file.
-        allocated_registers: vector registers that gfx9 sets aside for a thread, in whole granules; `waves_per_eu` raises it.
+        registers: vector registers of 32 bits a thread; AMD's accumulation registers are among them
+            where they share a file.
+        allocated_registers: vector registers that gfx9 sets aside for a thread, in whole granules;
+            `waves_per_eu` raises it.
         accumulation_registers, scalar_registers: AMD's; the second are those of a wavefront.
-        stack_bytes: local memory of a thread that the compiler laid out as a stack, spilled registers included.
+        stack_bytes: local memory of a thread that the compiler laid out as a stack, spilled
+            registers included.
         local_bytes: other local memory of a thread, in NVIDIA's section of that name.
-        spilled_registers, spilled_scalars: stores from registers to places that the register allocator made; AMD's alone tell.
-        shared_bytes: static shared memory or LDS a block; from sm_90 on with the 1024 bytes that NVIDIA reserves where there is any.
+        spilled_registers, spilled_scalars: stores from registers to places that the register
+            allocator made; AMD's alone tell.
+        shared_bytes: static shared memory or LDS a block; from sm_90 on with the 1024 bytes that
+            NVIDIA reserves where there is any.
         constant_bytes: (bank, bytes) of NVIDIA's constant banks, the kernel's arguments among them.
         argument_bytes: AMD's memory for arguments.
         max_threads: threads a block may have.
@@ -124,7 +134,7 @@ def read_resources(image: bytes, entry: str) -> BinaryResources:
     )
 
 
-# NVIDIA ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------- NVIDIA
 
 
 def _of_cubin(image: bytes, name: bytes, entry: str) -> BinaryResources:
@@ -218,7 +228,7 @@ def _banks_of(
     return tuple(sorted(banks.items()))
 
 
-# AMD ------------------------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------------- AMD
 
 
 def _of_hsaco(image: bytes, architecture: int, entry: str) -> BinaryResources:
@@ -259,7 +269,9 @@ def _of_hsaco(image: bytes, architecture: int, entry: str) -> BinaryResources:
 
 
 def _check_room(key: str, noted: int, described: int, entry: str) -> None:
-    """Refuse a kernel that is given fewer registers than it says it takes; more is how `waves_per_eu` keeps others away."""
+    """Refuse a kernel that is given fewer registers than it says it takes; more is how
+    `waves_per_eu` keeps others away.
+    """
     if noted > described:
         raise FormatError(
             f"{entry}: the hsaco's metadata have {noted} for {key}, its kernel descriptor allocates {described}",

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Builder`: turns files of a cache directory into entries of a bundle; `join` makes one bundle of several builders.
+"""`Builder`: turns files of a cache directory into entries of a bundle; `join` makes one bundle of
+several builders.
 
-Called by whatever makes bundles from directories: collecting, packing, and sessions that publish what was compiled.
+Called by whatever makes bundles from directories: collecting, packing, and sessions that publish
+what was compiled.
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ class Builder:
     def add_directory(
         self, name: str, observation: Observation, facts: KnownFacts | None = None
     ) -> bool:
-        """Take the kernel in `<root>/<name>`; True when it is in the bundle now, else `left_out` says why."""
+        """Take the kernel in `<root>/<name>`; True when it is in the bundle now, else `left_out`
+        says why.
+        """
         return self.add_found(name, read_kernel(os.path.join(self.root, name)), observation, facts)
 
     def add_found(
@@ -180,7 +184,8 @@ class Builder:
 def portable(
     data: bytes, roots: Iterable[str], triton_dir: str | None = None
 ) -> tuple[bytes, tuple[sentinel.Span, ...]]:
-    """Put sentinels in place of cache directories and of Triton's install directory, wherever that was.
+    """Put sentinels in place of cache directories and of Triton's install directory, wherever that
+    was.
 
     Who does this for many files looks up where Triton is now, `triton_dir`, once.
     """
@@ -199,8 +204,8 @@ def join(
 ) -> Bundle:
     """Return one bundle of all builders.
 
-    A kernel that several directories hold is kept once.  Where they hold different kernels under one key, which only
-    a damaged cache does, the first directory's stays and the other is reported.
+    A kernel that several directories hold is kept once.  Where they hold different kernels under
+    one key, which only a damaged cache does, the first directory's stays and the other is reported.
     """
     bundles: list[Bundle] = []
     left_out: list[tuple[str, str]] = []

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`CacheDirectory`: puts kernels into a Triton cache directory, each whole or not at all.
 
-`place_kernel` publishes one with it; a restore puts many into a `KernelBatch` each, by way of `PlacementQueue`.  `look` reads a kernel as
-Triton would, for `bundler.check`.
+`place_kernel` publishes one with it; a restore puts many into a `KernelBatch` each, by way of
+`PlacementQueue`.  `look` reads a kernel as Triton would, for `bundler.check`.
 
 ::
 
@@ -10,8 +10,8 @@ Triton would, for `bundler.check`.
     <cache>/<KEY>/                          what Triton sees
     <cache>/tmp.bundler.old.<pid>.<random>/ a broken directory, renamed aside; swept a day later
 
-The group file is the commit record that Triton looks for: it is generated from the files that were written and
-becomes visible with them, in the one rename.
+The group file is the commit record that Triton looks for: it is generated from the files that were
+written and becomes visible with them, in the one rename.
 """
 
 from __future__ import annotations
@@ -64,12 +64,14 @@ _log = logger("bundler.lifecycle")
 class CacheDirectory:
     """One cache directory that kernels are restored into.
 
-    Safe for any number of threads and processes, ours and Triton's: they see a kernel whole or not at all, and losing
-    a race is success.  Not guaranteed: a process that is compiling the very same kernel at this moment goes on writing
-    its own files into the directory that we published; they are files of the same kernel.
+    Safe for any number of threads and processes, ours and Triton's: they see a kernel whole or not
+    at all, and losing a race is success.  Not guaranteed: a process that is compiling the very same
+    kernel at this moment goes on writing its own files into the directory that we published; they
+    are files of the same kernel.
 
-    Making one lists the directory and sweeps what killed processes left, so that who places one kernel after the other keeps it:
-    the listing only saves writing what is there already, and may be out of date.
+    Making one lists the directory and sweeps what killed processes left, so that who places one
+    kernel after the other keeps it: the listing only saves writing what is there already, and may
+    be out of date.
 
     Raises:
         AccessDenied, StoreFull, NotFound: the directory cannot be made or written.
@@ -79,8 +81,9 @@ class CacheDirectory:
         self.path = os.path.abspath(path)
         self._prefix = os.path.join(self.path, "")
         self._json_prefix = json_text(self._prefix)
-        # Numbers of temporary directories.  Two processes begin at different random numbers, also on hosts that share the
-        # directory and use one process id; threads of one process share the counter, so each gets another number.
+        # Numbers of temporary directories.  Two processes begin at different random numbers, also
+        # on hosts that share the directory and use one process id; threads of one process share the
+        # counter, so each gets another number.
         self._numbers = itertools.count(int.from_bytes(os.urandom(8)) >> 1)
         with os_errors(self.path, "write to"):
             make_directories(self.path)
@@ -110,7 +113,9 @@ class CacheDirectory:
         return key in self._present
 
     def has(self, kernel: ReadyKernel) -> bool:
-        """Tell whether the kernel, of which each file was verified, was there when the directory was listed, and is."""
+        """Tell whether the kernel, of which each file was verified, was there when the directory
+        was listed, and is.
+        """
         return self.listed(kernel.key) and self._usable(kernel)
 
     def new_kernel(self, kernel: ReadyKernel) -> NewKernel:
@@ -120,7 +125,9 @@ class CacheDirectory:
         return new_kernel(kernel, temporary, self._json_prefix)
 
     def begin(self, kernels: tuple[NewKernel, ...], threads: Threads) -> Finish:
-        """Begin to write kernels; returns what waits for it, and says what `write_kernels` says of each."""
+        """Begin to write kernels; returns what waits for it, and says what `write_kernels` says of
+        each.
+        """
         return functools.partial(
             self._finished, begin_writing(self.path, kernels, threads), kernels, threads
         )
@@ -148,7 +155,9 @@ class CacheDirectory:
         return codes
 
     def replace(self, temporary: str, kernel: ReadyKernel) -> Outcome:
-        """Put a kernel that is in a temporary directory in the place where something else is, unless that is this kernel."""
+        """Put a kernel that is in a temporary directory in the place where something else is,
+        unless that is this kernel.
+        """
         for _ in range(ATTEMPTS):
             if self._usable(kernel):
                 return "present"
@@ -170,10 +179,12 @@ class CacheDirectory:
 
         Args:
             path: where, below the directory.
-            chunks: returns its bytes in pieces, each time it is called; what it raises leaves nothing behind.
+            chunks: returns its bytes in pieces, each time it is called; what it raises leaves
+                nothing behind.
 
         Returns:
-            True when it was written, False when the same bytes were there, None when anything else was.
+            True when it was written, False when the same bytes were there, None when anything else
+            was.
         """
         target = os.path.join(self.path, path)
         with os_errors(target, "write"):
@@ -203,7 +214,9 @@ class CacheDirectory:
         return True
 
     def _usable(self, kernel: ReadyKernel) -> bool:
-        """Tell whether the directory holds this kernel, in our bytes or in those of another complete build."""
+        """Tell whether the directory holds this kernel, in our bytes or in those of another
+        complete build.
+        """
         from bundler.lifecycle.kernel_directory import Rejected
 
         found = look(self.path, kernel.key)
@@ -244,8 +257,8 @@ class CacheDirectory:
 class KernelBatch:
     """Kernels that are written into one cache directory together.
 
-    `begin` returns while they are being written, and `finish` waits.  After it `settled` says what became of the kernels, and in the end
-    `clear` removes what is left, however they ended.
+    `begin` returns while they are being written, and `finish` waits.  After it `settled` says what
+    became of the kernels, and in the end `clear` removes what is left, however they ended.
     """
 
     def __init__(self, directory: CacheDirectory, kernels: Sequence[ReadyKernel]) -> None:
@@ -264,7 +277,8 @@ class KernelBatch:
             self._codes = self._finish()
 
     def settled(self) -> Iterator[tuple[Sequence[ReadyKernel], Outcome | BundlerError]]:
-        """Yield kernels that are in place now or were refused, and what became of them, then raise what the first of the others met.
+        """Yield kernels that are in place now or were refused, and what became of them, then raise
+        what the first of the others met.
 
         Nothing became of any of them when they were not written to the end.
         """
@@ -299,7 +313,9 @@ class KernelBatch:
         raise OSError(abs(code), os.strerror(abs(code)))
 
     def _refused(self, kernel: ReadyKernel, code: int) -> Outcome | BundlerError:
-        """Look for ourselves at a kernel that the writer refused, and place it if only the writer could not tell."""
+        """Look for ourselves at a kernel that the writer refused, and place it if only the writer
+        could not tell.
+        """
         try:
             sound = kernel.verified()
         except BundlerError as error:
@@ -347,7 +363,9 @@ def same_launch(directory: str, found: KernelFiles, stored_metadata: bytes) -> b
 
 
 def look_for_file(directory: str, path: str, chunks: Iterable[bytes]) -> bool | None:
-    """Tell what `publish_file` would answer: True when there is no such file, False for the same bytes, else None."""
+    """Tell what `publish_file` would answer: True when there is no such file, False for the same
+    bytes, else None.
+    """
     target = os.path.join(directory, path)
     try:
         os.lstat(target)
@@ -359,7 +377,9 @@ def look_for_file(directory: str, path: str, chunks: Iterable[bytes]) -> bool | 
 
 
 def _create(temporary: str, target: str) -> None:
-    """Give a file its name; raises `FileExistsError` when the name is taken, so whoever was first stays."""
+    """Give a file its name; raises `FileExistsError` when the name is taken, so whoever was first
+    stays.
+    """
     try:
         os.link(temporary, target, follow_symlinks=False)
     except OSError as error:
@@ -372,7 +392,9 @@ def _create(temporary: str, target: str) -> None:
 
 
 def remove_leftover(path: str) -> None:
-    """Remove a temporary directory, or what lies in its place; what a live process still writes there is lost."""
+    """Remove a temporary directory, or what lies in its place; what a live process still writes
+    there is lost.
+    """
     if os.path.isdir(path) and not os.path.islink(path):
         import shutil  # what lies there for a day may be anything
 

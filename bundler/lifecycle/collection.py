@@ -68,7 +68,8 @@ def collect_spool(spool: ChildSpool, keep: Keep = "all") -> tuple[Bundle, Record
     kernels = RecordedKernels()
     add_spool(kernels, spool)
     roots = {recorded.root for recorded in kernels}
-    # The children may run another Python than this process; what their records say of Triton is what is known.
+    # The children may run another Python than this process; what their records say of Triton is
+    # what is known.
     releases = {
         ("triton", event.toolchain.release) for event in spool.events() if event.toolchain.release
     }
@@ -130,7 +131,9 @@ def _reported(kernels: RecordedKernels, bundle: Bundle) -> RecordReport:
 
 
 def known_facts(event: CompileEvent, problems: list[tuple[str, str]]) -> KnownFacts:
-    """Return what a compile in this process tells about its kernel; what cannot be had goes to `problems`."""
+    """Return what a compile in this process tells about its kernel; what cannot be had goes to
+    `problems`.
+    """
     toolchain = capture.toolchain_of(event.target.backend, event.target.arch)
     if event.options is None or event.env_vars is None:
         problems.append((event.key, "launch facts: the compile's options could not be seen"))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Machine`: which kernels this machine surely cannot use, and which facts are not known here.
 
-A `RestorePlan` makes one for each restore, since a process may come to see other GPUs.  `Questions` asks ahead for what takes long: a restore
-reads kernels meanwhile, and `Store.restore` fetches the manifest.
+A `RestorePlan` makes one for each restore, since a process may come to see other GPUs.  `Questions`
+asks ahead for what takes long: a restore reads kernels meanwhile, and `Store.restore` fetches the
+manifest.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ _LOCATION = identity.LOCATION_PART.encode()
 
 
 class Questions:
-    """What takes long to find out about this machine, asked in threads and processes of their own, while the caller reads kernels.
+    """What takes long to find out about this machine, asked in threads and processes of their own,
+    while the caller reads kernels.
 
-    The toolchain room keeps the answers for the process, so a `Machine` that is made meanwhile has them at once when all are answered.
-    Used as a context: at its end nothing is being asked any more, and what was asked is taken down.
+    The toolchain room keeps the answers for the process, so a `Machine` that is made meanwhile has
+    them at once when all are answered. Used as a context: at its end nothing is being asked any
+    more, and what was asked is taken down.
     """
 
     def __init__(self) -> None:
@@ -42,11 +45,14 @@ class Questions:
         """Begin to ask which GPUs are visible: NVML takes tens of milliseconds to answer."""
         if targets.asking_takes_long():
             self._begin(targets.listed_targets)
-            # It imports and opens libraries first.  What the caller does meanwhile is done long before the answer, so it can wait for that.
+            # It imports and opens libraries first.  What the caller does meanwhile is done long
+            # before the answer, so it can wait for that.
             self.answered(_LEFT_AT_THE_START_S)
 
     def ask_for_triton(self) -> None:
-        """Begin to ask who compiles here, unless who asks for ptxas does: a few files are read, which is worth it only where the caller waits for a server."""
+        """Begin to ask who compiles here, unless who asks for ptxas does: a few files are read,
+        which is worth it only where the caller waits for a server.
+        """
         if not self._targets:
             self._begin(identity.installed_triton)
 
@@ -67,7 +73,9 @@ class Questions:
         return all(one.ended(within_s) for some in (self._calls, self._programs) for one in some)
 
     def give_way(self) -> bool:
-        """Leave the interpreter for a moment to who asks, which else waits 5 ms for it after each of its calls; returns as `answered`."""
+        """Leave the interpreter for a moment to who asks, which else waits 5 ms for it after each
+        of its calls; returns as `answered`.
+        """
         return self.answered(_LEFT_TO_WHO_ASKS_S)
 
     def close(self) -> None:
@@ -93,11 +101,13 @@ class Questions:
             begin_asking,  # kernels that came by pack do not say which ptxas made them
         )
 
-        # The thread ends here: one that waited for the answer would take the interpreter from the caller once more, who waits for it then.
+        # The thread ends here: one that waited for the answer would take the interpreter from the
+        # caller once more, who waits for it then.
         program = begin_asking(arch)
         if program is not None:
             self._programs.append(program)
-        identity.installed_triton()  # while the program runs; a thread of its own would take as long to begin
+        # while the program runs; a thread of its own would take as long to begin
+        identity.installed_triton()
 
 
 class Machine:
@@ -106,7 +116,8 @@ class Machine:
     A fact that is unknown, here or in the bundle, excludes nothing; it is named in `unchecked`.
 
     Args:
-        chosen: targets that a user chose, as a tree's fingerprint has them, in place of those of the GPUs here: `cuda:80`, or several with commas.
+        chosen: targets that a user chose, as a tree's fingerprint has them, in place of those of
+            the GPUs here: `cuda:80`, or several with commas.
 
     Raises:
         ConfigError: one of these is no target.
@@ -127,7 +138,9 @@ class Machine:
 
     @cached_property
     def targets(self) -> tuple[Target, ...] | None:
-        """Those that were chosen, or of the GPUs that are visible; None when unknown, or when there is none."""
+        """Those that were chosen, or of the GPUs that are visible; None when unknown, or when there
+        is none.
+        """
         return targets.listed_targets() if self._chosen is None else self._chosen
 
     def why_not(self, kernel: Kernel) -> str | None:
@@ -140,13 +153,16 @@ class Machine:
         )
 
     def judging(self, kernels: Iterable[Kernel]) -> Callable[[Kernel], str | None]:
-        """Return what answers as `why_not` for each of these kernels, and asks once for all what none of them has in its key."""
+        """Return what answers as `why_not` for each of these kernels, and asks once for all what
+        none of them has in its key.
+        """
         if self.toolchain is not None and any_parts_may_hold(kernels, _LOCATION):
             return self.why_not
         return self._judging_compiled()
 
     def _judging_compiled(self) -> Callable[[Kernel], str | None]:
-        # By identity: equal ones are mostly the same object, and to compare two would take as long as all else here.
+        # By identity: equal ones are mostly the same object, and to compare two would take as long
+        # as all else here.
         known: dict[tuple[int, int], tuple[str | None, Target, Toolchain]] = {}
 
         def why_not(kernel: Kernel) -> str | None:
@@ -171,7 +187,9 @@ class Machine:
         return None
 
     def other_build(self, kernel: Kernel) -> bool:
-        """Whether the kernel was compiled by this Triton's release, but for another Python, or installed elsewhere."""
+        """Whether the kernel was compiled by this Triton's release, but for another Python, or
+        installed elsewhere.
+        """
         theirs, ours = kernel.toolchain, self.toolchain
         if ours is None or ours.release is None or theirs.release != ours.release:
             return False
@@ -211,7 +229,8 @@ class Machine:
         return self._why_not_ptxas(target, theirs)
 
     def _why_not_location(self, kernel: Kernel) -> str | None:
-        # Names are stored as they are, and of most kernels' keys the location is no part: those need not be decoded.
+        # Names are stored as they are, and of most kernels' keys the location is no part: those
+        # need not be decoded.
         if not parts_may_hold(kernel, _LOCATION):
             return None
         from bundler.toolchain import keytext  # hardly a kernel's key has that part

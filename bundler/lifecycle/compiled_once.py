@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`compile_once` and `Turns`: of many processes that need a kernel at once, one compiles it and the others use its build.
+"""`compile_once` and `Turns`: of many processes that need a kernel at once, one compiles it and the
+others use its build.
 
-A lease says whose turn it is.  Where a lease is lost or runs out, two processes may compile; a kernel that fails to come is compiled by
-whoever waited for it.  Users call `compile_once`; a session asks `Turns` for each miss (`bundler/integrations/kernel_lookup.py`).
+A lease says whose turn it is.  Where a lease is lost or runs out, two processes may compile; a
+kernel that fails to come is compiled by whoever waited for it.  Users call `compile_once`; a
+session asks `Turns` for each miss (`bundler/integrations/kernel_lookup.py`).
 
 ::
 
     look up -- there ----------------------------------------------> its bytes
        |  missing
        v
-    lease --- granted --- look up again --- compile --- publish ---> the first build's bytes, ours or not
+    lease --- granted --- look up again --- compile --- publish ---> the first build's bytes, ours
+    or not
        |  held
        v
     wait: look up, ask for the lease, sleep with jitter; after the deadline compile without a lease
 
-Leases are for efficiency.  What is right does not depend on them, nor on any clock: who publishes first has made the kernel, and
-everybody is given those bytes.
+Leases are for efficiency.  What is right does not depend on them, nor on any clock: who publishes
+first has made the kernel, and everybody is given those bytes.
 """
 
 from __future__ import annotations
@@ -46,10 +49,12 @@ from bundler.format.summary import Summarized, count
 from bundler.lifecycle.machine_store import Store
 from bundler.store.kernel_records import KernelRecords, ToldFailure
 
-# While we run the compiler the lease is renewed three times before it ends: a dead holder is missed after this time.
+# While we run the compiler the lease is renewed three times before it ends: a dead holder is missed
+# after this time.
 LEASE_S = 15.0
 WAIT_S = 300.0
-# Where Triton runs it, nobody tells us of a failure: a lease lasts as long as a compile usually may.
+# Where Triton runs it, nobody tells us of a failure: a lease lasts as long as a compile usually
+# may.
 BLIND_LEASE_S = 60.0
 BLIND_LEASE_FACTOR = 3
 LEAST_BLIND_LEASE_S = 1.0
@@ -66,10 +71,11 @@ class CompiledOnce(Summarized):
 
     Attributes:
         bundle: that kernel, with the bytes that everybody gets from the store.
-        how: `found` in the store; `waited` for another's compile; `compiled` here; `late`: compiled here, but another build was
-            published first, and is what `bundle` holds.
+        how: `found` in the store; `waited` for another's compile; `compiled` here; `late`: compiled
+            here, but another build was published first, and is what `bundle` holds.
         waited_s: seconds spent on waiting for others.
-        published: whether the store holds it; False when the store failed, or holds what only a newer version can read.
+        published: whether the store holds it; False when the store failed, or holds what only a
+            newer version can read.
     """
 
     bundle: Bundle
@@ -88,21 +94,24 @@ def compile_once(
 ) -> CompiledOnce:
     """Return a kernel from a store, or compile it, once for all who ask for it at the same time.
 
-    Of any number of threads, processes and hosts that share the store, one compiles and the others wait.  It is compiled more
-    often only when the store fails, or the one who compiles dies or is stopped for `lease_s`, or takes longer than `wait_s`.
-    Whoever publishes first has made it: all are given the same bytes, also who woke up late.  When the store cannot be used,
-    the kernel is compiled here.
+    Of any number of threads, processes and hosts that share the store, one compiles and the others
+    wait.  It is compiled more often only when the store fails, or the one who compiles dies or is
+    stopped for `lease_s`, or takes longer than `wait_s`. Whoever publishes first has made it: all
+    are given the same bytes, also who woke up late.  When the store cannot be used, the kernel is
+    compiled here.
 
     Args:
         store: where kernels are shared; the farthest writable tier decides who compiles.
         key: the kernel's key, as Triton names its directory.
-        compile_kernel: makes a bundle that holds this kernel, for instance with a recording around a compile; other kernels in it are
-            not published.
-        lease_s: for how long a holder counts as alive without a sign from it; it is renewed while `compile_kernel` runs.
+        compile_kernel: makes a bundle that holds this kernel, for instance with a recording around
+            a compile; other kernels in it are not published.
+        lease_s: for how long a holder counts as alive without a sign from it; it is renewed while
+            `compile_kernel` runs.
         wait_s: how long to wait for others, in seconds, before compiling it here.
 
     Raises:
-        CompileFailed: another process that we waited for could not compile it; `reason` says what its compiler said.
+        CompileFailed: another process that we waited for could not compile it; `reason` says what
+            its compiler said.
         NotFound: `compile_kernel` returned a bundle without this kernel.
         UnsafeName, ConfigError: an argument that cannot be used.
         Whatever `compile_kernel` raises.
@@ -203,7 +212,8 @@ class Turn:
 
     def _renew(self, lease: Lease, lease_s: float) -> None:
         while not self._over.wait(lease_s / _RENEWALS):
-            # A store that fails for a moment may answer the next time, as long as the lease has not run out.
+            # A store that fails for a moment may answer the next time, as long as the lease has not
+            # run out.
             with contextlib.suppress(BundlerError):
                 if not lease.renew(lease_s):
                     return
@@ -251,15 +261,19 @@ class Turns:
         expected_s: float | None = None,
         instead: Callable[[], T | None] | None = None,
     ) -> AlreadyThere | Turn | T:
-        """Return a kernel, or the turn to compile it, where the compiler is called by somebody who does not tell us how it ends.
+        """Return a kernel, or the turn to compile it, where the compiler is called by somebody who
+        does not tell us how it ends.
 
-        The lease is short and never renewed, and nobody waits longer than it lasts: `BLIND_LEASE_FACTOR` times what the compile
-        took when it was recorded, and `BLIND_LEASE_S` at most.  The turn may be closed without publishing.
+        The lease is short and never renewed, and nobody waits longer than it lasts:
+        `BLIND_LEASE_FACTOR` times what the compile took when it was recorded, and `BLIND_LEASE_S`
+        at most.  The turn may be closed without publishing.
 
         Args:
             key: the kernel's key.
-            expected_s: how long the compile took when it was recorded; None when that is not known here.
-            instead: asked where the store does not have the kernel, before anybody waits for it; what it returns is returned.
+            expected_s: how long the compile took when it was recorded; None when that is not known
+                here.
+            instead: asked where the store does not have the kernel, before anybody waits for it;
+                what it returns is returned.
 
         Raises:
             UnsafeName: not a kernel key.
@@ -346,7 +360,9 @@ class _Queue:
         return AlreadyThere(found.bundle, self._seconds, found.code) if there else None
 
     def _hear(self) -> None:
-        """Raise what came of the compile that we waited for, if it failed; an older failure may have had other reasons."""
+        """Raise what came of the compile that we waited for, if it failed; an older failure may
+        have had other reasons.
+        """
         failure = self._records.failure(self._key) if self._waited and self._hears else None
         if failure is not None and failure != self._known:
             raise CompileFailed(

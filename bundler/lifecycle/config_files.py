@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the config files of vLLM, SGLang and FLA have in common: reading JSON from anybody, configs as records, records for one file.
+"""What the config files of vLLM, SGLang and FLA have in common: reading JSON from anybody, configs
+as records, records for one file.
 
-`moe_config_files.py` and `fla_config_files.py` hold the formats; the command `tune` calls them through `FORMATS` of `tuning_formats.py`.
+`moe_config_files.py` and `fla_config_files.py` hold the formats; the command `tune` calls them
+through `FORMATS` of `tuning_formats.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ OPTION = "option."
 UNKNOWN_RELEASE = "triton of an unknown release"
 Pair = tuple[TuningRecord, Tuning | None]
 _RELEASE = re.compile(r"triton (\d[^\s,]*)")
-# What follows a device's name in a record of this package's tuner, and all of it where the name is not known.
+# What follows a device's name in a record of this package's tuner, and all of it where the name is
+# not known.
 _ARCHITECTURE = re.compile(r"(?:^|, )(?:cuda|hip):\w+(?:,|$)")
 _SCALARS = (bool, int, float, str, type(None))
 
@@ -37,8 +40,9 @@ class FileFacts:
     Attributes:
         device: name of the GPU, as the driver calls it; empty when not told.
         triton: release of Triton; empty when not told.
-        key: what each value of a record's tuning key is, in order: `E`, `N`, `M`, `dtype`, `block_shape`; `_` for what does not
-            count.  Empty for records whose keys name their values.
+        key: what each value of a record's tuning key is, in order: `E`, `N`, `M`, `dtype`,
+            `block_shape`; `_` for what does not count.  Empty for records whose keys name their
+            values.
     """
 
     device: str = ""
@@ -48,7 +52,8 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class Written:
-    """Files to write, by their paths below the output directory, and the records that no file could be made of.
+    """Files to write, by their paths below the output directory, and the records that no file could
+    be made of.
 
     Attributes:
         files: path -> text.
@@ -86,7 +91,8 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def named_of_fields(values: Mapping[str, Any], where: str) -> Named:
-    """Return a config of flat fields as it stands in a record: parameters by name, then counts, those alone that are there.
+    """Return a config of flat fields as it stands in a record: parameters by name, then counts,
+    those alone that are there.
 
     Raises:
         FormatError: a field that no config has.
@@ -118,7 +124,9 @@ def fields_of_named(named: Named) -> dict[str, Any]:
 def record(
     kernel: str, arguments: str, device: str, release: str, config: Named, origin: str
 ) -> Pair:
-    """Return the record of a config that a file holds, and a tuning without times, since no such file has one."""
+    """Return the record of a config that a file holds, and a tuning without times, since no such
+    file has one.
+    """
     toolchain = f"triton {release}" if release else UNKNOWN_RELEASE
     parts = ((ARGUMENTS, arguments), (DEVICE, device), (TOOLCHAIN, toolchain), (FROM, origin))
     return TuningRecord(kernel, parts, config, origin), Tuning(record_id(kernel, parts), ())
@@ -137,7 +145,8 @@ def device_of(found: TuningRecord, told: FileFacts) -> str:
 
 
 def release_of(found: TuningRecord, told: FileFacts, *, needed: bool) -> str:
-    """Return the release of Triton that a record is of, without a build's name; raises as `device_of`.
+    """Return the release of Triton that a record is of, without a build's name; raises as
+    `device_of`.
 
     Args:
         found, told: the record, and what the caller tells.
@@ -174,7 +183,9 @@ def rendered(document: Mapping[str, Any]) -> str:
 
 
 def put_once(place: dict[str, Any], name: str, value: Any, what: str) -> None:
-    """Set a value that nobody has set otherwise; raises `ConfigError` where two records claim one place."""
+    """Set a value that nobody has set otherwise; raises `ConfigError` where two records claim one
+    place.
+    """
     if place.setdefault(name, value) != value:
         raise ConfigError(
             f"two records with different configs are for {what}; choose with --kernel, --device or --triton"

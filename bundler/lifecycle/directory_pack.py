@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes a bundle from a Triton or Inductor cache directory that somebody else filled.
 
-Users and the command `pack` call `pack`; so does `bundler.integrations.inductor`, for the directories of this process.  A recording finds
-files that belong to no kernel with `single_files` and `tuning_results` (`collection.py`); `family_pack.py` takes kernels with `pack_kernels`.
+Users and the command `pack` call `pack`; so does `bundler.integrations.inductor`, for the
+directories of this process.  A recording finds files that belong to no kernel with `single_files`
+and `tuning_results` (`collection.py`); `family_pack.py` takes kernels with `pack_kernels`.
 """
 
 from __future__ import annotations
@@ -35,15 +36,19 @@ def pack(
     """Make a bundle from a cache directory.
 
     Args:
-        directory: a Triton cache directory (it holds kernel directories), or an Inductor cache directory (it holds
-            `triton/<device>/` with kernel directories, beside generated code and graph entries).
+        directory: a Triton cache directory (it holds kernel directories), or an Inductor cache
+            directory (it holds `triton/<device>/` with kernel directories, beside generated code
+            and graph entries).
         keep: `all`, or `launch` for device binaries, metadata and tuning files only.
-        strip: `source` takes out what tells of where and from what kernels were compiled, as `strip_source` does.
-        watch: is told how many kernels of how many were read; of an Inductor cache, for each device by itself.
+        strip: `source` takes out what tells of where and from what kernels were compiled, as
+            `strip_source` does.
+        watch: is told how many kernels of how many were read; of an Inductor cache, for each device
+            by itself.
 
     Returns:
-        A bundle whose `left_out` names everything that was seen and not taken, with the reason.  Its kernels have no
-        launch facts and no key parts, since a cache directory does not hold them; record the compiles to have those.
+        A bundle whose `left_out` names everything that was seen and not taken, with the reason.
+        Its kernels have no launch facts and no key parts, since a cache directory does not hold
+        them; record the compiles to have those.
 
     Raises:
         NotFound: no such directory, or it holds no kernels.
@@ -115,7 +120,9 @@ def pack_kernels(
 
 
 def single_files(directory: str) -> list[str]:
-    """Return the names in a key directory that holds only tuning results and shared libraries, else nothing."""
+    """Return the names in a key directory that holds only tuning results and shared libraries, else
+    nothing.
+    """
     try:
         content = sorted(os.listdir(directory))
     except OSError:
@@ -133,7 +140,9 @@ def tuning_results(root: str) -> Iterator[tuple[str, str]]:
 
 
 def _pack_rest(root: str, keep: str, devices: Iterable[int]) -> Builder:
-    """Take what Inductor keeps beside the kernels: tuning results, and files that torch executes or unpickles."""
+    """Take what Inductor keeps beside the kernels: tuning results, and files that torch executes or
+    unpickles.
+    """
     builder = Builder(root, keep)
     kernels = {f"{KERNEL_SUBDIRECTORY}/{device}" for device in devices}
     for path in _files_beside_kernels(root, kernels, builder.left_out):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`DirectoryWatch`: finds kernel directories that appear while a recording or a session goes on.
 
-Recordings (`bundler/lifecycle/recorder.py`) and sessions that push a tag (`bundler/integrations/session_usage.py`) make one at their
-start; nothing else of this room has to be imported for it.
+Recordings (`bundler/lifecycle/recorder.py`) and sessions that push a tag
+(`bundler/integrations/session_usage.py`) make one at their start; nothing else of this room has to
+be imported for it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from bundler.toolchain import directories
 class DirectoryWatch:
     """Kernel directories that appear in the caches of this process while a recording runs.
 
-    torch's static launcher and its workers fill caches without a call to this process's listener.  Another program
-    that uses the same cache at the same time is seen too: what it compiles is in the bundle as well.
+    torch's static launcher and its workers fill caches without a call to this process's listener.
+    Another program that uses the same cache at the same time is seen too: what it compiles is in
+    the bundle as well.
     """
 
     def __init__(self) -> None:
@@ -38,7 +40,9 @@ class DirectoryWatch:
         return found
 
     def roots(self) -> list[str]:
-        """Return every cache directory that this process's Triton and Inductor use now or used at the start."""
+        """Return every cache directory that this process's Triton and Inductor use now or used at
+        the start.
+        """
         return sorted({*self._before, *_roots()})
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells whether a device binary has lost its end: its ELF header says how long it has to be.  Called before a kernel is
-written, read or loaded.
+"""Tells whether a device binary has lost its end: its ELF header says how long it has to be.
+Called before a kernel is written, read or loaded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _ROWS_AT_ONCE = 256
 def why_unusable(data: bytes | memoryview) -> str | None:
     """Return what is wrong with a device binary, None when nothing is.
 
-    Only what a broken write does is looked for (empty, another file, the end missing), not whether a driver would load it.
+    Only what a broken write does is looked for (empty, another file, the end missing), not whether
+    a driver would load it.
     """
     if not data:
         return "empty"
@@ -45,7 +46,9 @@ def why_unusable(data: bytes | memoryview) -> str | None:
 
 
 def _bound(data: bytes | memoryview) -> int:
-    """Return what `_end` does, or more: also sections that take no room in the file count, which is found out quicker."""
+    """Return what `_end` does, or more: also sections that take no room in the file count, which is
+    found out quicker.
+    """
     segments, sections, segment_bytes, segment_count, section_bytes, section_count = (
         _HEADER.unpack_from(data)
     )
@@ -71,7 +74,9 @@ def _section_rows(count: int) -> struct.Struct:
 
 
 def _end(data: bytes | memoryview) -> int:
-    """Return how many bytes the headers account for; raises `struct.error` when they are not all there."""
+    """Return how many bytes the headers account for; raises `struct.error` when they are not all
+    there.
+    """
     segments, sections, segment_bytes, segment_count, section_bytes, section_count = (
         _HEADER.unpack_from(data)
     )

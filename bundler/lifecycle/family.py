@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Family`: declares what the cache directory of a server or a compiler holds, so that it can be packed and restored.
+"""`Family`: declares what the cache directory of a server or a compiler holds, so that it can be
+packed and restored.
 
-`known_families.py` declares those that we know; users declare others in Python, or in a TOML file that `Family.load` reads.
-`family_pack.py`, `tree_plan.py` and `tree_comparison.py` work from declarations alone: `takes`, `place_of` and the functions beside them say what
-a declaration says of a path.
+`known_families.py` declares those that we know; users declare others in Python, or in a TOML file
+that `Family.load` reads. `family_pack.py`, `tree_plan.py` and `tree_comparison.py` work from
+declarations alone: `takes`, `place_of` and the functions beside them say what a declaration says of
+a path.
 """
 
 from __future__ import annotations
@@ -30,20 +32,25 @@ MAX_FILE_BYTES = 1_000_000
 
 @dataclass(frozen=True)
 class Family:
-    """What a cache directory holds.  Patterns are relative to its root: `*` is within one name, `**` any number of directories.
+    """What a cache directory holds.  Patterns are relative to its root: `*` is within one name,
+    `**` any number of directories.
 
     Attributes:
         name: what users call it.
-        root: where the directory is: the first of these whose `$VARIABLES` are all set; `~` is the home directory.
+        root: where the directory is: the first of these whose `$VARIABLES` are all set; `~` is the
+            home directory.
         patterns: which files belong to it.
         exclude: which of those do not.
-        kernels: which directories are Triton cache directories; their kernels travel as kernels, once each.
-        trees: which directories are judged by themselves, the first pattern that fits; the rest is one tree.
+        kernels: which directories are Triton cache directories; their kernels travel as kernels,
+            once each.
+        trees: which directories are judged by themselves, the first pattern that fits; the rest is
+            one tree.
         ranks: the directories of single ranks in a tree; empty where a tree has none.
         factors: names of files that say what the name of a tree was made of: JSON objects.
-        fingerprint: what a tree depends on: `python`, `platform`, `gpu`, `target`, `driver`, `cuda`, `ranks`; any other name is a
-            package, which stands for its version.
-        trust: `code` where the owner of the cache executes or unpickles its files; `kernels` where they are data.
+        fingerprint: what a tree depends on: `python`, `platform`, `gpu`, `target`, `driver`,
+            `cuda`, `ranks`; any other name is a package, which stands for its version.
+        trust: `code` where the owner of the cache executes or unpickles its files; `kernels` where
+            they are data.
 
     Raises:
         ConfigError: a pattern is absolute or has `..`, or a value is none that it can have.
@@ -89,10 +96,12 @@ class Family:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> tuple[Family, ...]:
-        """Read declarations from a TOML file: a table `[families.NAME]` for each, with the attributes of a `Family`.
+        """Read declarations from a TOML file: a table `[families.NAME]` for each, with the
+        attributes of a `Family`.
 
         Raises:
-            NotFound, AccessDenied, LimitExceeded: the file cannot be read, or has more than a megabyte.
+            NotFound, AccessDenied, LimitExceeded: the file cannot be read, or has more than a
+                megabyte.
             ConfigError: it is no TOML, or declares what a `Family` cannot have.
         """
         with os_errors(os.fspath(path), "read"):
@@ -142,7 +151,9 @@ def is_kernel_directory(family: Family, path: str) -> bool:
 
 
 def place_of(family: Family, path: str) -> str:
-    """Return the directory of the tree that a file belongs to; empty for what is in none of its own."""
+    """Return the directory of the tree that a file belongs to; empty for what is in none of its
+    own.
+    """
     parts = path.split("/")
     for pattern in family.trees:
         depth = pattern.count("/") + 1

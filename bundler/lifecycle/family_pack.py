@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`pack_family`: makes a bundle from the cache directory of a server, as a `Family` declares it.
 
-Its Triton kernels become kernels of the bundle, once each however many ranks have them; everything else becomes trees (`TreeIndex`).
-Users and the command `pack` call it.
+Its Triton kernels become kernels of the bundle, once each however many ranks have them; everything
+else becomes trees (`TreeIndex`). Users and the command `pack` call it.
 """
 
 from __future__ import annotations
@@ -53,20 +53,23 @@ def pack_family(
     Args:
         family: which: a declaration, or the name of one that we know, such as `vllm` and `sglang`.
         root: the cache directory; None for where the declaration says that it is here.
-        keep: `all`, or `launch` for device binaries, metadata and tuning files of Triton's kernels only.
+        keep: `all`, or `launch` for device binaries, metadata and tuning files of Triton's kernels
+            only.
         facts: parts of the fingerprint by name, in place of what this machine says.
 
     Returns:
-        A bundle whose `left_out` names everything that was seen and not taken, with the reason.  Nothing of the directory is executed or
-        unpickled, and no symbolic link in it is followed.
+        A bundle whose `left_out` names everything that was seen and not taken, with the reason.
+        Nothing of the directory is executed or unpickled, and no symbolic link in it is followed.
 
     Raises:
         NotFound: no such family or directory, or the directory holds nothing of the family.
         AccessDenied: the directory cannot be read.
-        ConfigError: another value for `keep`, or a fact that the family's fingerprint does not have.
+        ConfigError: another value for `keep`, or a fact that the family's fingerprint does not
+            have.
 
     Warns:
-        BundlerWarning: another Triton compiled the kernels than is installed here; the trees are marked as made for that one.
+        BundlerWarning: another Triton compiled the kernels than is installed here; the trees are
+        marked as made for that one.
     """
     if keep not in ("all", "launch"):
         raise ConfigError(f"keep={keep!r}: expected 'all' or 'launch'", got=keep)
@@ -167,9 +170,11 @@ class _Packed:
         self.files.setdefault(place, {})[inner] = tree_file(inner, chunks)
 
     def triton_of_kernels(self, installed: str | None) -> dict[str, str]:
-        """Return the release of Triton that compiled the kernels, where that is another one than is installed here, and say so.
+        """Return the release of Triton that compiled the kernels, where that is another one than is
+        installed here, and say so.
 
-        Who packs the cache of a server may do so in an environment of his own, of which the rest of the fingerprint is.
+        Who packs the cache of a server may do so in an environment of his own, of which the rest of
+        the fingerprint is.
         """
         releases = sorted(
             {
@@ -231,6 +236,8 @@ class _Packed:
 
 
 def _keys(builder: Builder) -> Iterator[str]:
-    """Yield the directories of a Triton cache directory that are entries: kernels, and files that belong to none."""
+    """Yield the directories of a Triton cache directory that are entries: kernels, and files that
+    belong to none.
+    """
     for entry in builder.entries.values():
         yield entry.key if isinstance(entry, Kernel) else entry.path.partition("/")[0]

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The config files of flash-linear-attention: `<kernel>.json` in FLA_CONFIG_DIR, one directory a GPU, read where FLA_CACHE_MODE says so.
+"""The config files of flash-linear-attention: `<kernel>.json` in FLA_CONFIG_DIR, one directory a
+GPU, read where FLA_CACHE_MODE says so.
 
 ::
 
     {"kernel_name": …, "triton_version": …,
-     "autotune_entries": {<md5 of the key>: {"autotune_key": [64, true, "torch.float32"], "config": {"kwargs": {…}, "num_warps": 4, …}}},
-     "default_config": {"kwargs": {…}, "num_warps": 4, …}}
+     "autotune_entries": {<md5 of the key>: {"autotune_key": [64, true, "torch.float32"], "config":
+     {"kwargs": {…}, "num_warps": 4, …}}}, "default_config": {"kwargs": {…}, "num_warps": 4, …}}
 
-The key is Triton's own tuning key: the values of the key's parameters, then the type of each tensor.  `tuning_formats.py` calls `read`
-and `write`.
+The key is Triton's own tuning key: the values of the key's parameters, then the type of each
+tensor.  `tuning_formats.py` calls `read` and `write`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def read(path: str, data: bytes, origin: str, told: FileFacts) -> list[Pair]:
     """Return a record for each tuning key in a file, and one for its default config.
 
     Args:
-        path: tells the kernel where the file does not, and the GPU where it lies in `configs/<GPU>/`.
+        path: tells the kernel where the file does not, and the GPU where it lies in
+            `configs/<GPU>/`.
         data: the file.
         origin: `FLA`.
         told: GPU, and release of Triton, where they are not known.
@@ -106,7 +108,9 @@ def key_hash(key: list[Any]) -> str:
 
 
 def _key_text(key: list[Any]) -> str:
-    """Return a key as this package's tuner writes it; one that cannot be read back from that stays JSON."""
+    """Return a key as this package's tuner writes it; one that cannot be read back from that stays
+    JSON.
+    """
     plain = ", ".join(map(str, key))
     return plain if _key_of(plain) == key else json.dumps(key, sort_keys=True)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads kernel directories as Triton left them: `read_kernel` returns `KernelFiles`, complete and from one compile, or `Rejected`;
-`read_kernels` does so for many.
+"""Reads kernel directories as Triton left them: `read_kernel` returns `KernelFiles`, complete and
+from one compile, or `Rejected`; `read_kernels` does so for many.
 
-Collecting and packing read directories with it; restores read what is in place already, and ask `why_unreadable` before they write
-whether Triton could read the result.
+Collecting and packing read directories with it; restores read what is in place already, and ask
+`why_unreadable` before they write whether Triton could read the result.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from bundler.format.summary import count
 from bundler.lifecycle import elf
 
 ATTEMPTS = 3
-# Of the source files that an assembly text names, so many are looked for in the binary; real ones name a few dozen.
+# Of the source files that an assembly text names, so many are looked for in the binary; real ones
+# name a few dozen.
 _SOURCES_LOOKED_FOR = 1000
 _SHOWN_CHARACTERS = 200
 # Without O_NONBLOCK opening a named pipe waits for somebody to write to it.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-# How each text names source files: (directory, file) or (path).  Each begins with its literal, and looks behind that
-# afterwards: the other way round the search takes ten times as long, and it goes over every text there is.
-# Compiled when first used: a restore reads no texts.
+# How each text names source files: (directory, file) or (path).  Each begins with its literal, and
+# looks behind that afterwards: the other way round the search takes ten times as long, and it goes
+# over every text there is. Compiled when first used: a restore reads no texts.
 _SOURCES = {
     "ttir": rb'loc\("(?<=\Wloc\(")([^"]+)":\d+:\d+\)',
     "ttgir": rb'loc\("(?<=\Wloc\(")([^"]+)":\d+:\d+\)',
@@ -65,7 +66,8 @@ class KernelFiles(Struct, frozen=True):
 
     Attributes:
         key: the directory's name.
-        files: the group's children by name, in Triton's order; the group file itself is not among them.
+        files: the group's children by name, in Triton's order; the group file itself is not among
+            them.
         child_paths: name -> path, as the group file spells it.
         metadata: the parsed metadata JSON.
         others: names in the directory that are no child of the group.
@@ -123,8 +125,9 @@ Reader = Callable[[str, Limits], bytes | Rejected]
 def read_kernel(directory: str, limits: Limits = DEFAULT_LIMITS) -> KernelFiles | Rejected:
     """Read a kernel directory.
 
-    The files are those that the group file lists, taken from this directory whatever path the group file gives (a
-    copied cache still names its old place).  If any of them changes while we read, we read again.
+    The files are those that the group file lists, taken from this directory whatever path the group
+    file gives (a copied cache still names its old place).  If any of them changes while we read, we
+    read again.
 
     Args:
         directory: `<cache>/<kernel key>`.
@@ -308,7 +311,8 @@ def check_kernel_files(
     children: dict[str, str] | None = None,
     others: tuple[str, ...] = (),
 ) -> KernelFiles | Rejected:
-    """Tell whether these files make a kernel that Triton can read: one whole binary, and metadata of this key.
+    """Tell whether these files make a kernel that Triton can read: one whole binary, and metadata
+    of this key.
 
     Args:
         key: the kernel key.
@@ -361,15 +365,18 @@ def why_unreadable(
 
 
 def _shown(value: object) -> str:
-    """Return a text of somebody else as it can stand in a message: short, and nothing that a terminal obeys."""
+    """Return a text of somebody else as it can stand in a message: short, and nothing that a
+    terminal obeys.
+    """
     return ascii(str(value))[1:-1][:_SHOWN_CHARACTERS]
 
 
 def _mixed(files: dict[str, bytes], binary: str) -> str | None:
     """Say which two files come from different compiles, as far as their debug information tells.
 
-    Two processes that compile one key from sources in different places may interleave their files in one directory.
-    Each intermediate text names the source file, and so does the line table of a device binary.
+    Two processes that compile one key from sources in different places may interleave their files
+    in one directory. Each intermediate text names the source file, and so does the line table of a
+    device binary.
     """
     sources = {
         name: _named_sources(names.artifact_kind(name), data) for name, data in files.items()
@@ -379,7 +386,8 @@ def _mixed(files: dict[str, bytes], binary: str) -> str | None:
         if not here >= there and not there >= here:
             return f"{one} and {two} come from two compiles: they name different source files"
     for name, found in named:
-        # The line table keeps directory and file name apart; a binary without line information names neither.
+        # The line table keeps directory and file name apart; a binary without line information
+        # names neither.
         if names.artifact_kind(name) in _ASSEMBLY and b".debug_line" in files[binary]:
             absent = (
                 path
@@ -406,5 +414,6 @@ def _named_sources(kind: str, data: bytes) -> set[bytes]:
 
 
 def _plain(paths: Iterable[bytes]) -> set[bytes]:
-    # LLVM and ptxas escape other characters in different ways, which would look like two files; what LLVM made itself it says is of no file.
+    # LLVM and ptxas escape other characters in different ways, which would look like two files;
+    # what LLVM made itself it says is of no file.
     return {path for path in paths if path.isascii() and b"\\" not in path and path != _NO_FILE}

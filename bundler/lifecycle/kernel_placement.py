@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings one kernel from a bundle into cache directories: reads it, verifies it, fills in this machine's paths, publishes it.
+"""Brings one kernel from a bundle into cache directories: reads it, verifies it, fills in this
+machine's paths, publishes it.
 
-`StoredKernel` holds the verified bytes of a kernel; a restore makes many.  `place_kernel` does everything for one kernel, for
-Triton's cache manager (`bundler/integrations/lookup_engine.py`), which waits for the answer.
+`StoredKernel` holds the verified bytes of a kernel; a restore makes many.  `place_kernel` does
+everything for one kernel, for Triton's cache manager (`bundler/integrations/lookup_engine.py`),
+which waits for the answer.
 """
 
 from __future__ import annotations
@@ -88,13 +90,15 @@ class StoredKernel:
         Args:
             source: where the bytes of its bundle are.
             wanted: what to read.
-            checked: whether these very bytes were found readable for Triton before; their digests are compared all the same.
+            checked: whether these very bytes were found readable for Triton before; their digests
+                are compared all the same.
 
         Raises:
             DigestMismatch, FormatError, NotFound: they are damaged, or not there.
         """
         contents = source.view_blobs(wanted.files.digests)
-        # Some sources, a bundle file for one, compare the digests while they read; nothing is hashed twice.
+        # Some sources, a bundle file for one, compare the digests while they read; nothing is
+        # hashed twice.
         if not source.verified:
             for name, digest, data in zip(
                 wanted.files.names, wanted.files.digests, contents, strict=True
@@ -106,7 +110,8 @@ class StoredKernel:
     def read_unverified(
         cls, source: BlobSource, wanted: Sequence[WantedKernel]
     ) -> list[StoredKernel]:
-        """Read the files of kernels; who writes them verifies them, and looks whether Triton can read them.
+        """Read the files of kernels; who writes them verifies them, and looks whether Triton can
+        read them.
 
         Raises:
             DigestMismatch, FormatError, NotFound: those of one are damaged, or not there.
@@ -162,14 +167,17 @@ class StoredKernel:
         )
         if self._digests:
             return ready
-        # Who writes it need not look again; nor is it looked at for each directory: paths decide nothing that is checked.
+        # Who writes it need not look again; nor is it looked at for each directory: paths decide
+        # nothing that is checked.
         ready = ready.verified()
         self._checked = True
         return ready
 
 
 class _Changes(Struct, frozen=True):
-    """What is changed in the files of a kernel, and how many bytes all of them and the metadata have more then."""
+    """What is changed in the files of a kernel, and how many bytes all of them and the metadata
+    have more then.
+    """
 
     edits: tuple[FileEdits, ...]
     growth: int
@@ -182,7 +190,8 @@ _NO_CHANGES = _Changes((), 0, 0, ())
 
 def places_no_code(keep: Keep, trust: Trust) -> bool:
     """Tell whether no kernel needs more trust than is given, whatever its files are."""
-    # Triton loads a library from the directory of its own key, and any bundle can call that directory a kernel.
+    # Triton loads a library from the directory of its own key, and any bundle can call that
+    # directory a kernel.
     return keep == "launch" or trust == "code"
 
 
@@ -211,7 +220,9 @@ def _paths(directory: str, triton_dir: str | None) -> dict[int, str]:
 def _changes(
     filenames: tuple[str, ...], spans: tuple[int, ...], directory: str, triton_dir: str | None
 ) -> _Changes:
-    """Return what is changed where path sentinels are, four numbers each; raises `FormatError` for spans of no file."""
+    """Return what is changed where path sentinels are, four numbers each; raises `FormatError` for
+    spans of no file.
+    """
     paths = _paths(directory, triton_dir)
     edits = tuple(
         (position, sentinel.edits_of(some, paths))
@@ -231,7 +242,8 @@ class Placed(Struct, frozen=True):
     Attributes:
         outcome: how it came there.
         size_bytes: what was written.
-        files: the paths of its files by name, which Triton is told; None where the directory may hold another build of it.
+        files: the paths of its files by name, which Triton is told; None where the directory may
+            hold another build of it.
     """
 
     outcome: Outcome
@@ -251,9 +263,9 @@ def place_kernel(
 ) -> Placed | Rejected:
     """Place one kernel where Triton asks for it at this moment.
 
-    The caller knows that this machine can use the kernel: Triton computed its key here, and the key covers target, Triton's
-    build and ptxas.  So no fact of this machine is looked up, and none can be out of date when the visible GPUs change.  All
-    else is as for `bundler.restore`.
+    The caller knows that this machine can use the kernel: Triton computed its key here, and the key
+    covers target, Triton's build and ptxas.  So no fact of this machine is looked up, and none can
+    be out of date when the visible GPUs change.  All else is as for `bundler.restore`.
 
     Args:
         source: where the bytes of its bundle are.
@@ -264,7 +276,8 @@ def place_kernel(
         checked: as for `StoredKernel.read`.
 
     Returns:
-        `Rejected` when its bytes are damaged, when Triton could not read them, or when it needs more trust.
+        `Rejected` when its bytes are damaged, when Triton could not read them, or when it needs
+        more trust.
 
     Raises:
         AccessDenied, StoreFull, NotFound: the directory cannot be written.
@@ -281,7 +294,8 @@ def place_kernel(
         stored = StoredKernel.read(source, wanted, checked=checked)
         ready = stored.ready_for(directory.path, triton_dir)
     except (DigestMismatch, FormatError, NotFound) as error:
-        # The kernel is compiled instead.  Trouble with the directory is no fault of the kernel, and goes to the caller.
+        # The kernel is compiled instead.  Trouble with the directory is no fault of the kernel, and
+        # goes to the caller.
         return _rejected(error.message)
     outcome = directory.publish(ready)
     if outcome == "present":

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`read_ahead`: the files of many kernel directories, read by threads while the caller looks at those that were read before.
+"""`read_ahead`: the files of many kernel directories, read by threads while the caller looks at
+those that were read before.
 
-The extension `_kernel_reader` reads and hashes, where it was built.  It answers only for directories in which nothing is out of the
-ordinary; for all others `kernel_directory.py`, which calls this, reads one by one and knows the reasons.
+The extension `_kernel_reader` reads and hashes, where it was built.  It answers only for
+directories in which nothing is out of the ordinary; for all others `kernel_directory.py`, which
+calls this, reads one by one and knows the reasons.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ from bundler.lifecycle.threaded_call import processors
 DIRECTORIES_PER_BATCH = 32
 # What one batch may bring; the directories beyond are read one by one.
 BYTES_PER_BATCH = 32 * MIB
-# Of one batch the files are listed, and those of the one before it are read, while the caller looks at a third.
+# Of one batch the files are listed, and those of the one before it are read, while the caller looks
+# at a third.
 _AHEAD = 2
 
-# Bytes and raw digest of each file by name; no digests where the extension found no library that computes them.
+# Bytes and raw digest of each file by name; no digests where the extension found no library that
+# computes them.
 Files = tuple[dict[str, bytes], Mapping[str, bytes]]
 
 
@@ -34,7 +38,9 @@ class Reading(Protocol):
         """Wait until the files are listed, and begin to read them."""
 
     def finish(self) -> list[Files | None]:
-        """Wait for all, and return what each directory holds, None for one that is to be read by itself."""
+        """Wait for all, and return what each directory holds, None for one that is to be read by
+        itself.
+        """
 
 
 # The last is how many threads read, or what `start_threads` of the extension returned.
@@ -44,9 +50,10 @@ BeginReading = Callable[[tuple[bytes, ...], int, int, object], Reading]
 def compiled_reader() -> BeginReading | None:
     """Return the extension's `begin_reading`, None where it was not built.
 
-    It takes paths, how many files a directory and how many bytes all of them may have, and threads; with none the caller reads while it
-    waits.  A directory is to be read by itself when there is anything in it but regular files, when there are more or
-    larger ones, when it cannot be read, or when a file was replaced, written or added before the last one was read.
+    It takes paths, how many files a directory and how many bytes all of them may have, and threads;
+    with none the caller reads while it waits.  A directory is to be read by itself when there is
+    anything in it but regular files, when there are more or larger ones, when it cannot be read, or
+    when a file was replaced, written or added before the last one was read.
     """
     extension = _extension()
     found: BeginReading | None = None if extension is None else extension.begin_reading

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`begin_writing` and `write_kernels`: write kernels below one directory, each whole, by one rename; `ReadyKernel` is one that only has to be written.
+"""`begin_writing` and `write_kernels`: write kernels below one directory, each whole, by one
+rename; `ReadyKernel` is one that only has to be written.
 
-The extension `_kernel_writer` does it where it was built, in threads that need no interpreter; elsewhere `write_in_python` does the same,
-one kernel after the other, before it returns.  `CacheDirectory` calls them, and knows what to do about each answer.  `StoredKernel` makes a
-`ReadyKernel` for each directory, `PlacementQueue` passes it on, and `new_kernel` makes of it what a writer takes.
+The extension `_kernel_writer` does it where it was built, in threads that need no interpreter;
+elsewhere `write_in_python` does the same, one kernel after the other, before it returns.
+`CacheDirectory` calls them, and knows what to do about each answer.  `StoredKernel` makes a
+`ReadyKernel` for each directory, `PlacementQueue` passes it on, and `new_kernel` makes of it what a
+writer takes.
 """
 
 from __future__ import annotations
@@ -29,9 +32,10 @@ from bundler.format.sentinel import Edit, check_edits, edited, holds
 Buffer = bytes | memoryview
 # The position of a file, and what is changed in it after its digest was compared.
 FileEdits = tuple[int, tuple[Edit, ...]]
-# What writers take, in C too: the names of the temporary directory and of the kernel's; name, bytes and digest of each file, or no digests
-# when they were compared; what is changed in files; which files are device binary and metadata, if these are to be looked at; and name and
-# text of the group file, with a zero byte where the kernel key stands in it.
+# What writers take, in C too: the names of the temporary directory and of the kernel's; name, bytes
+# and digest of each file, or no digests when they were compared; what is changed in files; which
+# files are device binary and metadata, if these are to be looked at; and name and text of the group
+# file, with a zero byte where the kernel key stands in it.
 NewKernel = tuple[
     str,
     str,
@@ -44,7 +48,8 @@ NewKernel = tuple[
     str,
     bytes,
 ]
-# In place of the position of a device binary that was found whole before, or of metadata that Triton can read.
+# In place of the position of a device binary that was found whole before, or of metadata that
+# Triton can read.
 ALREADY_CHECKED = -1
 # Stands in the text of a group file for the kernel key; no path holds it.
 _KEY = b"\0"
@@ -56,16 +61,19 @@ Finish = Callable[[], list[int]]
 Threads = object
 BeginWriting = Callable[[str, tuple[NewKernel, ...], Threads], Finish]
 
-# The codes of a kernel of which a file does not have its digest, or not the bytes that are to be changed; of one whose device binary is not a
-# whole ELF file; and of one whose metadata the caller has to look at first.  No error number of a system is that large.
+# The codes of a kernel of which a file does not have its digest, or not the bytes that are to be
+# changed; of one whose device binary is not a whole ELF file; and of one whose metadata the caller
+# has to look at first.  No error number of a system is that large.
 DAMAGED = 1 << 16
 NO_BINARY = DAMAGED + 1
 UNSURE = DAMAGED + 2
 REFUSED = frozenset({DAMAGED, NO_BINARY, UNSURE})
 
-# What stands in the place of a kernel; after any other error the next kernel would meet the same one.
+# What stands in the place of a kernel; after any other error the next kernel would meet the same
+# one.
 OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR})
-# How long is waited before a directory is asked for again, which is said to be there and to be missing.
+# How long is waited before a directory is asked for again, which is said to be there and to be
+# missing.
 _PAUSES_S = (0.05, 0.25, 0.75)
 _READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -78,11 +86,14 @@ class ReadyKernel(Struct, frozen=True, gc=False):
         key: its kernel key, the name of the directory.
         names: of every file but the group file, in Triton's order.
         contents: the bytes of each.
-        stored_metadata: the metadata as the bundle stores it, with sentinels, to recognise another build by.
+        stored_metadata: the metadata as the bundle stores it, with sentinels, to recognise another
+            build by.
         size_bytes: bytes of all files as they are written.
-        digests: the raw digest of each file, for who writes the kernel to compare; none when they were compared.
+        digests: the raw digest of each file, for who writes the kernel to compare; none when they
+            were compared.
         edits: what is changed in files when they are written, in the order of their positions.
-        binary: position of the device binary, if who writes the kernel has to look whether it is whole.
+        binary: position of the device binary, if who writes the kernel has to look whether it is
+            whole.
         metadata: position of the metadata, if it has to look as well whether Triton can read them.
         rewritten: names of the files that hold a path of this machine.
     """
@@ -104,7 +115,9 @@ class ReadyKernel(Struct, frozen=True, gc=False):
         return zip(self.names, self.contents, strict=True)
 
     def verified(self) -> ReadyKernel:
-        """Return the same kernel with nothing left to verify; raises `DigestMismatch` or `FormatError`."""
+        """Return the same kernel with nothing left to verify; raises `DigestMismatch` or
+        `FormatError`.
+        """
         for name, data, digest in zip(
             self.names, self.contents, self.digests, strict=False
         ):  # there may be no digests
@@ -129,7 +142,8 @@ class ReadyKernel(Struct, frozen=True, gc=False):
         """Return why Triton could not read it, as far as nobody has looked."""
         if self.binary == ALREADY_CHECKED:
             return None
-        # Writers in C look themselves, and a restore into an empty directory needs neither of these modules.
+        # Writers in C look themselves, and a restore into an empty directory needs neither of these
+        # modules.
         from bundler.lifecycle.elf import why_unusable
         from bundler.lifecycle.kernel_directory import why_unreadable
 
@@ -179,8 +193,9 @@ def _group_file(names: tuple[str, ...], directory: str) -> tuple[str, bytes]:
 def make_directories(path: str) -> None:
     """Make a directory and those above it; one that is there is fine.
 
-    A file system that remembers missing names (FUSE, some network mounts) may say that the name is taken, by the client that was faster,
-    and for a moment that nothing is there.  So it is asked again.
+    A file system that remembers missing names (FUSE, some network mounts) may say that the name is
+    taken, by the client that was faster, and for a moment that nothing is there.  So it is asked
+    again.
 
     Raises:
         OSError: it cannot be made, or something else has its name.
@@ -244,19 +259,23 @@ def _write_at_once(root: str, kernels: tuple[NewKernel, ...], threads: Threads) 
 def write_kernels(root: str, kernels: tuple[NewKernel, ...], threads: Threads) -> list[int]:
     """Write kernels, each into a temporary directory beside its place, which is then renamed once.
 
-    Before that, the bytes of each file that comes with a digest are compared with it, and then, where nobody has, the headers of the device
-    binary with its length, and the metadata with the kernel key.  What is to be changed in a file is changed as it is written.
+    Before that, the bytes of each file that comes with a digest are compared with it, and then,
+    where nobody has, the headers of the device binary with its length, and the metadata with the
+    kernel key.  What is to be changed in a file is changed as it is written.
 
     Args:
         root: the directory.
         kernels: what to write.
-        threads: so many write at once, or those that `start_threads` returned; in Python, and with 0, the caller does.
+        threads: so many write at once, or those that `start_threads` returned; in Python, and with
+            0, the caller does.
 
     Returns:
-        A code for each kernel: 0, it is in place.  A positive error number: it could not be written, and nothing of it is left;
-        `ECANCELED` when it was not begun, because another one had failed; `DAMAGED` when a file does not have its digest,
-        `NO_BINARY` when the binary is none, and `UNSURE` when Triton could perhaps not read the metadata, which stop no other kernel.  A negative one: the rename failed with that number, and the
-        temporary directory is there, whole.
+        A code for each kernel: 0, it is in place.  A positive error number: it could not be
+        written, and nothing of it is left; `ECANCELED` when it was not begun, because another one
+        had failed; `DAMAGED` when a file does not have its digest, `NO_BINARY` when the binary is
+        none, and `UNSURE` when Triton could perhaps not read the metadata, which stop no other
+        kernel.  A negative one: the rename failed with that number, and the temporary directory is
+        there, whole.
     """
     return begin_writing(root, kernels, threads)()
 
@@ -376,7 +395,9 @@ def _write_files(temporary: str, kernel: NewKernel) -> None:
 
 
 def write_file(path: str, chunks: Iterable[Buffer], folder: int | None = None) -> None:
-    """Write a new file in pieces; `folder` is a descriptor of the directory that `path` is relative to."""
+    """Write a new file in pieces; `folder` is a descriptor of the directory that `path` is relative
+    to.
+    """
     fd = os.open(path, _CREATE_FILE, 0o666, dir_fd=folder)
     try:
         for data in chunks:
@@ -388,9 +409,11 @@ def write_file(path: str, chunks: Iterable[Buffer], folder: int | None = None) -
 
 
 def remove_tree(path: str) -> None:
-    """Remove a temporary directory of ours, which has files in it and nothing else, unless it was renamed, as it is nearly always.
+    """Remove a temporary directory of ours, which has files in it and nothing else, unless it was
+    renamed, as it is nearly always.
 
-    `shutil.rmtree` does it too, and takes longer to import than a restore of a hundred kernels: it knows every kind of archive.
+    `shutil.rmtree` does it too, and takes longer to import than a restore of a hundred kernels: it
+    knows every kind of archive.
     """
     if os.path.lexists(path):
         with contextlib.suppress(OSError):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`FAMILIES`: the cache directories that we know, as declarations; another one is a few lines here, or in a user's TOML file.
+"""`FAMILIES`: the cache directories that we know, as declarations; another one is a few lines here,
+or in a user's TOML file.
 
-Where they are and what they hold was read in vLLM 0.33.0, SGLang 0.5.23, DeepGEMM, TileLang, CuTe DSL and FlashInfer.
-`pack_family` and restores look a family up by its name with `find_family`.
+Where they are and what they hold was read in vLLM 0.33.0, SGLang 0.5.23, DeepGEMM, TileLang, CuTe
+DSL and FlashInfer. `pack_family` and restores look a family up by its name with `find_family`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from bundler.lifecycle.restore_options import TreeOptions
 
 _MACHINE = ("python", "platform", "gpu", "target", "driver", "cuda")
-# Inductor keeps the kernels of each device in `triton/<device>`, vLLM and SGLang set another directory for those of a rank.
+# Inductor keeps the kernels of each device in `triton/<device>`, vLLM and SGLang set another
+# directory for those of a rank.
 _KERNELS = ("**/triton_cache", "**/inductor_cache/triton/*", "**/inductor/triton/*")
 
 _KNOWN = (
@@ -105,14 +107,16 @@ def find_family(name: str, declared: Iterable[Family] = ()) -> Family:
 
 
 def check_choices(options: TreeOptions, trees: Iterable[TreeIndex] = ()) -> None:
-    """Refuse a root or a fact under a name that nothing has: it would be ignored, and files go elsewhere.
+    """Refuse a root or a fact under a name that nothing has: it would be ignored, and files go
+    elsewhere.
 
     Args:
         options: what the user chose.
         trees: of the bundle, whose own families and facts are known too.
 
     Raises:
-        ConfigError: no family, or no part of a fingerprint, is called so; the message has the nearest name.
+        ConfigError: no family, or no part of a fingerprint, is called so; the message has the
+            nearest name.
     """
     if not (options.roots or options.facts):
         return

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What collecting and restoring did, and what they left out and why.
 
-Recordings and `collection.py` make a `RecordReport`, `restoration.py` a `RestoreReport`, from its `RestoreTally`, and `restore_check.py` a
-`CheckReport`; users, sessions and the command line read them.
+Recordings and `collection.py` make a `RecordReport`, `restoration.py` a `RestoreReport`, from its
+`RestoreTally`, and `restore_check.py` a `CheckReport`; users, sessions and the command line read
+them.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ class RecordReport(Reported, FrozenValue):
     """What a recording saw.
 
     Attributes:
-        sources: how many kernels were found by `listener`, `children`, `jit-cache` and `directories`; a kernel counts
-            for the first of these that reported it.
+        sources: how many kernels were found by `listener`, `children`, `jit-cache` and
+            `directories`; a kernel counts for the first of these that reported it.
         hits: compiles that Triton answered from its cache.
         compiles: real compiles, with `compile_seconds` spent in them, in all processes.
         left_out: (kernel key or file, reason) of everything seen that is not in the bundle.
-        not_portable: (kernel key, argument) of constants that have no encoding: the kernel restores as usual, but
-            cannot be compiled again from the bundle alone.
+        not_portable: (kernel key, argument) of constants that have no encoding: the kernel restores
+            as usual, but cannot be compiled again from the bundle alone.
         without_facts: keys of kernels whose argument types are not known.
         errors: how often our own listener failed; details are in the log.
     """
@@ -68,7 +69,8 @@ class RewrittenFiles:
     """Files that hold a path of this machine, as a restore notes them: of each kernel only the key.
 
     Args:
-        kernels: keys of kernels, by the names of their files that do; one that went to several directories is there as often.
+        kernels: keys of kernels, by the names of their files that do; one that went to several
+            directories is there as often.
         others: paths of other files.
     """
 
@@ -90,7 +92,9 @@ class RewrittenFiles:
 
 
 class _ListedWhenRead:
-    """A field of a report whose texts are made when somebody reads it; those of a hundred thousand kernels take 12 MB."""
+    """A field of a report whose texts are made when somebody reads it; those of a hundred thousand
+    kernels take 12 MB.
+    """
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -118,20 +122,26 @@ class RestoreReport(Reported, FrozenValue):
 
     Attributes:
         restored: keys of kernels that were published.
-        present: keys of kernels that were there already: ours, or another complete build of the same kernel.
+        present: keys of kernels that were there already: ours, or another complete build of the
+            same kernel.
         repaired: keys of kernels whose broken directory was replaced as a whole.
         skipped: (kernel key or file, reason) of what was left out.
         damaged: names among `skipped` whose bytes in the bundle are damaged.
         unchecked: facts that are unknown on this machine and therefore excluded nothing.
         companions: paths of tuning files, helper libraries and opaque files that are in place.
-        rewritten: files whose bytes hold a path of this machine and so differ from where they were made.
+        rewritten: files whose bytes hold a path of this machine and so differ from where they were
+            made.
         directories: where kernels went.
-        rekeyed: (key, key of the kernel in the bundle that it was derived from) of kernels in place; `rekey=True` only.
-        moved: (key, key of the kernel in the bundle) of kernels in place whose functions only moved; `moved=True` only.
-        tuned: how many tuning records were written; those that were there already, or are slower, do not count.
+        rekeyed: (key, key of the kernel in the bundle that it was derived from) of kernels in
+            place; `rekey=True` only.
+        moved: (key, key of the kernel in the bundle) of kernels in place whose functions only
+            moved; `moved=True` only.
+        tuned: how many tuning records were written; those that were there already, or are slower,
+            do not count.
         files, bytes: how much was written, tuning records not counted.
         seconds: wall time.
-        signatures: whose signature was found good, or in one line why none was; empty where nobody asked.
+        signatures: whose signature was found good, or in one line why none was; empty where nobody
+            asked.
     """
 
     restored: tuple[str, ...] = ()
@@ -183,8 +193,10 @@ class CheckReport(Reported, FrozenValue):
     """What a check found.  Kernels count once, however many devices they are placed for.
 
     Attributes:
-        missing: (kernel key or file, reason) of what a restore would write: it is not there, or broken.
-        present: keys of kernels and paths of files that are in place, in each directory where they belong.
+        missing: (kernel key or file, reason) of what a restore would write: it is not there, or
+            broken.
+        present: keys of kernels and paths of files that are in place, in each directory where they
+            belong.
         skipped: (kernel key or file, reason) of what a restore would leave out.
         unchecked: facts that are unknown on this machine and therefore excluded nothing.
         directories: where we looked.
@@ -218,11 +230,13 @@ class CheckReport(Reported, FrozenValue):
 class RestoreTally:
     """What one restore did so far, of which `restoration.py` makes its report.
 
-    Of a hundred thousand kernels the keys are named here, which are those of the bundle, and hardly anything else: eight bytes for each.
+    Of a hundred thousand kernels the keys are named here, which are those of the bundle, and hardly
+    anything else: eight bytes for each.
     """
 
     def __init__(self) -> None:
-        # Keys of kernels that were written, one for each directory, by the files that hold a path of this machine.
+        # Keys of kernels that were written, one for each directory, by the files that hold a path
+        # of this machine.
         self.written: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
         self.present: list[str] = []
         self.repaired: set[str] = set()
@@ -235,7 +249,8 @@ class RestoreTally:
     def spoiled(self, name: str, error: BundlerError) -> None:
         """Count a kernel, or another file, that is damaged."""
         self.skipped.append((name, error.message))
-        # Also by itself: most of what a report calls skipped is whole, and of no use on this machine.
+        # Also by itself: most of what a report calls skipped is whole, and of no use on this
+        # machine.
         self.damaged.append(name)
 
     def placed(self, kernel: ReadyKernel, outcome: Outcome | BundlerError) -> None:
@@ -254,7 +269,9 @@ class RestoreTally:
         self.bytes += kernel.size_bytes
 
     def keys(self) -> Mapping[Outcome, tuple[str, ...]]:
-        """Return the keys of kernels by what became of them: by the most that was done for one that goes to several directories."""
+        """Return the keys of kernels by what became of them: by the most that was done for one that
+        goes to several directories.
+        """
         return {
             "restored": _once(chain.from_iterable(self.written.values()), self.repaired),
             "repaired": _once(self.repaired),
@@ -265,7 +282,9 @@ class RestoreTally:
         }
 
     def rewritten_files(self) -> Any:
-        """Return what the report lists when it is asked for it: a text for each kernel would be most of its memory."""
+        """Return what the report lists when it is asked for it: a text for each kernel would be
+        most of its memory.
+        """
         return RewrittenFiles(self.written, self.rewritten)
 
     def wrote(self, files: int, size: int) -> None:
@@ -275,5 +294,7 @@ class RestoreTally:
 
 
 def _once(keys: Iterable[str], without: Container[str] = ()) -> tuple[str, ...]:
-    """Return keys in order, each once; a set of a hundred thousand would take more memory than their kernels."""
+    """Return keys in order, each once; a set of a hundred thousand would take more memory than
+    their kernels.
+    """
     return tuple(key for key, _ in groupby(sorted(keys)) if key not in without)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`open_store` and `Store`: a store of bundles that can also restore them here.
 
-Users, sessions (`bundler/integrations`), the build service (`bundler/compile`) and the store commands of the command line call both.
+Users, sessions (`bundler/integrations`), the build service (`bundler/compile`) and the store
+commands of the command line call both.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import bundler.toolchain.ptxas  # noqa: F401  # what is in a store was recorded, as a rule, so a restore asks, and imports nothing then
+# what is in a store was recorded, as a rule, so a restore asks, and imports nothing then
+import bundler.toolchain.ptxas  # noqa: F401
 from bundler import observers
 from bundler.backends.counters import TierCounters
 from bundler.backends.tiers import WhenDown
@@ -58,13 +60,16 @@ class Store(BundleStore):
     def urls(self) -> tuple[str, ...]:
         """The URLs that it was opened by, for another process to open it by; may hold secrets.
 
-        Empty when they are not all there is to know: settings of servers that were given beside them, or a store in memory.
+        Empty when they are not all there is to know: settings of servers that were given beside
+        them, or a store in memory.
         """
         return self._urls
 
     @property
     def tiers(self) -> tuple[TierCounters, ...]:
-        """What each tier did so far in this process, the nearest first; empty for a store that is a single directory."""
+        """What each tier did so far in this process, the nearest first; empty for a store that is a
+        single directory.
+        """
         return self._backend.counters
 
     def kernel_records(self) -> KernelRecords:
@@ -82,7 +87,9 @@ class Store(BundleStore):
         return KernelIndex(self._backend, self.name, self._limits, judge)
 
     def requires_signatures(self, trust: TrustLevel = "kernels") -> bool:
-        """Whether what is not signed, as single kernels and files are, may not be used; for code where either level is required."""
+        """Whether what is not signed, as single kernels and files are, may not be used; for code
+        where either level is required.
+        """
         policy = policy_in_force() if self.signatures is None else self.signatures
         asked = (
             () if policy is None else (policy.kernels, *([policy.code] if trust == "code" else []))
@@ -90,7 +97,9 @@ class Store(BundleStore):
         return "require" in asked
 
     def file_records(self, trust: TrustLevel = "kernels") -> FileRecords:
-        """Return the single files of this store, published one by one or in bundles: tuning files, or with `code` helper libraries too."""
+        """Return the single files of this store, published one by one or in bundles: tuning files,
+        or with `code` helper libraries too.
+        """
         return FileRecords(
             self._backend,
             self.name,
@@ -101,7 +110,8 @@ class Store(BundleStore):
         )
 
     def serve(self, listen: str) -> StoreServer:
-        """Hand on what this store has to other machines, over HTTP and for reading, until the server is closed; keep the store open.
+        """Hand on what this store has to other machines, over HTTP and for reading, until the
+        server is closed; keep the store open.
 
         Args:
             listen: `HOST:PORT`; port 0 for one that is free.  Whoever reaches it may read.
@@ -129,18 +139,21 @@ class Store(BundleStore):
             target: the other store.
             tags: globs of tags; all without any.
             dry_run: change nothing, only say what would be.
-            delete_tags: remove tags there that match, and that are not here; what they named stays until `prune`.
+            delete_tags: remove tags there that match, and that are not here; what they named stays
+                until `prune`.
             told: is told of each tag before it is looked at.
             watch: is told how many units were moved, of those that are known so far to be missing.
 
         Returns:
-            What was done.  A tag that cannot be mirrored stays there as it was, with the reason in `failed`.
+            What was done.  A tag that cannot be mirrored stays there as it was, with the reason in
+            `failed`.
 
         Raises:
             NotFound: no tag matches.
             ConfigError: both are one store, or `delete_tags` would remove every tag.
             AccessDenied: the target may not be written.
-            StoreFull, StoreUnavailable: either store ended the run; the next one goes on where it ended.
+            StoreFull, StoreUnavailable: either store ended the run; the next one goes on where it
+                ended.
         """
         from bundler.store.mirror import Mirror  # who restores does without
 
@@ -170,18 +183,21 @@ class Store(BundleStore):
 
         Args:
             tag_or_digest: which bundle.
-            missing_ok: when there is no such tag or bundle, as on a first run, return an empty report.
+            missing_ok: when there is no such tag or bundle, as on a first run, return an empty
+                report.
             cache_dir, keep, devices, only, rekey, allow_empty, trees: as for `bundler.restore`.
             trust, signatures: as for `bundler.restore`; None for what the store was opened with.
 
         Returns:
-            What was done.  A kernel whose bytes are missing in the store, or damaged, is skipped with that reason; what is
-            damaged is removed from the store, and the next push sends it again.
+            What was done.  A kernel whose bytes are missing in the store, or damaged, is skipped
+            with that reason; what is damaged is removed from the store, and the next push sends it
+            again.
 
         Raises:
             NotFound: no such tag or bundle.
             EmptyBundle: there is nothing in the bundle.
-            StoreUnavailable, AccessDenied, StoreFull, DigestMismatch, FormatError, ConfigError: as `pull` and `restore`.
+            StoreUnavailable, AccessDenied, StoreFull, DigestMismatch, FormatError, ConfigError: as
+                `pull` and `restore`.
         """
         options = RestoreOptions(
             cache_dir,
@@ -201,11 +217,13 @@ class Store(BundleStore):
             def ask(found: SignedTag) -> None:
                 if options.only != "usable":
                     return
-                # What was pushed last under a tag is of one target, as a rule, and the tag itself says of which.
+                # What was pushed last under a tag is of one target, as a rule, and the tag itself
+                # says of which.
                 for family, _ in found.hints[:1]:
                     with contextlib.suppress(ConfigError):  # whatever a store says
                         questions.ask_for_ptxas_of(Target.parse(family.rpartition("/")[0]))
-                # Not before: a connection is being made until then, in a thread that would wait for this one.
+                # Not before: a connection is being made until then, in a thread that would wait for
+                # this one.
                 questions.ask_for_triton()
 
             def ask_again(content: Content) -> None:
@@ -226,7 +244,9 @@ class Store(BundleStore):
 
 
 def _code_allowed(policy: SignaturePolicy | None, bundle: Bundle) -> bool:
-    """Tell whether the code of a bundle may be used, whose kernels are asked for by their keys; raises `Untrusted` where these may not."""
+    """Tell whether the code of a bundle may be used, whose kernels are asked for by their keys;
+    raises `Untrusted` where these may not.
+    """
     if policy is None or policy.kernels == policy.code == "off":
         return True
     try:
@@ -250,28 +270,38 @@ def open_store(
     """Open a store, or several as tiers of one.
 
     Args:
-        urls: `file:///absolute/path`, or the path alone, for a directory that only its owner may write, with `?mode=group` one that a
-            group shares, with `?timeout_s=5` one on a network file system that may hang; `memory:` for one that ends with the
-            process; `redis://host:6379/0`, `rediss://`, `unix://` or `redis+cluster://`; `s3://bucket/prefix`, `gs://`, `az://` or,
-            for reading, `https://host/folder` or `tb+http://host:port`.  Several are tiers, the nearest first.  With `readonly=1` in its query a tier is never written.
-        trust: what `Store.restore` restores unless told otherwise: `kernels`, or `code` for shared libraries too.
+        urls: `file:///absolute/path`, or the path alone, for a directory that only its owner may
+            write, with `?mode=group` one that a group shares, with `?timeout_s=5` one on a network
+            file system that may hang; `memory:` for one that ends with the process;
+            `redis://host:6379/0`, `rediss://`, `unix://` or `redis+cluster://`;
+            `s3://bucket/prefix`, `gs://`, `az://` or, for reading, `https://host/folder` or
+            `tb+http://host:port`.  Several are tiers, the nearest first.  With `readonly=1` in its
+            query a tier is never written.
+        trust: what `Store.restore` restores unless told otherwise: `kernels`, or `code` for shared
+            libraries too.
         limits: bounds on what is read; None for the defaults.
-        when_down: what writing does while the farthest writable tier does not answer: `raise`, or `degrade` to write to the
-            nearer ones alone, where the farthest does not learn of it later.
+        when_down: what writing does while the farthest writable tier does not answer: `raise`, or
+            `degrade` to write to the nearer ones alone, where the farthest does not learn of it
+            later.
         read_only: leave every tier as it is, also what reading would copy to nearer ones.
-        signatures: which signatures are asked for of tags that are pulled and of what is restored; None for what the environment says.
-        peers: `http://host:port` of processes of `triton-bundler serve`, asked for the kernels of a bundle before the far store, in this order; None for
-            what the environment says.  What a tag names the far store says; what a peer sends is taken when its bytes are what they should be.
-        server: settings of Redis stores, which may also stand in the query of their URLs: `user`, `password`, `password_file`,
-            `db`, `ca`, `cert`, `key`, `namespace`, `ttl_s`, `connect_timeout_s`, `timeout_s`.
+        signatures: which signatures are asked for of tags that are pulled and of what is restored;
+            None for what the environment says.
+        peers: `http://host:port` of processes of `triton-bundler serve`, asked for the kernels of a
+            bundle before the far store, in this order; None for what the environment says.  What a
+            tag names the far store says; what a peer sends is taken when its bytes are what they
+            should be.
+        server: settings of Redis stores, which may also stand in the query of their URLs: `user`,
+            `password`, `password_file`, `db`, `ca`, `cert`, `key`, `namespace`, `ttl_s`,
+            `connect_timeout_s`, `timeout_s`.
 
     Raises:
-        ConfigError: no URL, another kind of URL, a setting that cannot be used, a package that is missing, or a directory that
-            others could write to.
+        ConfigError: no URL, another kind of URL, a setting that cannot be used, a package that is
+            missing, or a directory that others could write to.
         AccessDenied, StoreUnavailable: the directory cannot be opened.
 
     Warns:
-        BundlerWarning: later, once for each tier and cause, when a tier fails and the store goes on without it.
+        BundlerWarning: later, once for each tier and cause, when a tier fails and the store goes on
+        without it.
     """
     if trust not in _TRUSTS:
         raise ConfigError(f"trust={trust!r}: expected 'kernels', 'code' or 'signed'", got=trust)

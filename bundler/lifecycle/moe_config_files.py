@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The config files of vLLM's and SGLang's fused MoE kernel: `E=8,N=14336,device_name=NVIDIA_H200[,dtype=…][,block_shape=…].json`.
+"""The config files of vLLM's and SGLang's fused MoE kernel:
+`E=8,N=14336,device_name=NVIDIA_H200[,dtype=…][,block_shape=…].json`.
 
 ::
 
     vLLM     VLLM_TUNED_CONFIG_FOLDER/<file>                        {"triton_version": "3.8.0", "64": {"BLOCK_SIZE_M": 64, …}, …}
     SGLang   SGLANG_MOE_CONFIG_DIR/configs/triton_3_8_0/<file>      {"64": {"BLOCK_SIZE_M": 64, …}, …}
 
-Each number is a count of tokens (M).  Neither names the sizes of the caches, nor how a config was found.  `tuning_formats.py` calls
-`read` and `write`.
+Each number is a count of tokens (M).  Neither names the sizes of the caches, nor how a config was
+found.  `tuning_formats.py` calls `read` and `write`.
 """
 
 from __future__ import annotations
@@ -45,10 +46,12 @@ def read(path: str, data: bytes, origin: str, told: FileFacts) -> list[Pair]:
     """Return a record for each count of tokens in a file.
 
     Args:
-        path: tells experts, sizes and GPU by its name, and SGLang's its release of Triton by its folder.
+        path: tells experts, sizes and GPU by its name, and SGLang's its release of Triton by its
+            folder.
         data: the file.
         origin: `VLLM` or `SGLANG`.
-        told: the release of Triton where the file does not say it; a GPU overrides none that a file names.
+        told: the release of Triton where the file does not say it; a GPU overrides none that a file
+            names.
 
     Raises:
         FormatError: it is no such file.
@@ -175,7 +178,9 @@ def _in_order(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _target(found: TuningRecord, origin: str, told: FileFacts) -> tuple[str, str, str]:
-    """Return (path, release of Triton, count of tokens); raises `ConfigError` for a record that no file can hold."""
+    """Return (path, release of Triton, count of tokens); raises `ConfigError` for a record that no
+    file can hold.
+    """
     place = _named_place(config_files.arguments_of(found), told.key)
     device = config_files.file_word(
         config_files.device_of(found, told).replace(" ", "_"), "the GPU's name"

@@ -127,7 +127,8 @@ def moved_in(bundle: Bundle) -> Moved:
     """
     functions: dict[str, list[Any]] = {}
     for function in instances.instances(instances.JIT_FUNCTION):
-        # Of a module that is being imported a helper may be missing, and Triton would keep the hash without it.
+        # Of a module that is being imported a helper may be missing, and Triton would keep the hash
+        # without it.
         if not being_imported(function.module):
             functions.setdefault(function.__name__, []).append(function)
     kernels = {kernel.key: kernel for kernel in bundle.kernels}

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`PlacementQueue`: verified kernels on their way into cache directories.  A restore fills it.
 
-Kernels are written in batches.  Where the extension of `kernel_writer.py` was built, threads that do not need the interpreter write
-batches while the caller reads and verifies the next ones; elsewhere the caller writes each batch itself.
+Kernels are written in batches.  Where the extension of `kernel_writer.py` was built, threads that
+do not need the interpreter write batches while the caller reads and verifies the next ones;
+elsewhere the caller writes each batch itself.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from bundler.lifecycle.cache_directory import CacheDirectory, KernelBatch, Outco
 from bundler.lifecycle.kernel_writer import ReadyKernel
 from bundler.lifecycle.threaded_call import processors
 
-# Enough to keep several threads busy, and few enough that little waits in memory: what waits keeps its decoded frames there too.
+# Enough to keep several threads busy, and few enough that little waits in memory: what waits keeps
+# its decoded frames there too.
 KERNELS_PER_BATCH = 64
 BYTES_PER_BATCH = 4 * MIB
 # Hashing and writing take three times as long as reading and checking, which one thread does.
@@ -36,7 +38,8 @@ Placed = Callable[[Sequence[ReadyKernel], Outcome | BundlerError], None]
 class PlacementQueue:
     """Kernels that wait to be written, and those that are being written.
 
-    Not for several threads at once.  Call `finish` when the last kernel was added, and `close` in any case.
+    Not for several threads at once.  Call `finish` when the last kernel was added, and `close` in
+    any case.
 
     Args:
         placed: is told what became of the kernels, in the thread that fills the queue.
@@ -48,7 +51,8 @@ class PlacementQueue:
         self._count = self._bytes = 0
         self._most = KERNELS_AT_FIRST
         self._writing: deque[_BatchesUnderWay] = deque()
-        # Without the extension a batch is written when it is begun, and nothing is gained by waiting.
+        # Without the extension a batch is written when it is begun, and nothing is gained by
+        # waiting.
         self._most_under_way = MOST_UNDER_WAY if kernel_writer.compiled_writer() is not None else 1
         self._threads: kernel_writer.Threads | None = None
 
@@ -56,7 +60,8 @@ class PlacementQueue:
         """Add a kernel.
 
         Raises:
-            AccessDenied, StoreFull, NotFound, BundlerError: a kernel that was added before could not be written; so does `finish`.
+            AccessDenied, StoreFull, NotFound, BundlerError: a kernel that was added before could
+                not be written; so does `finish`.
         """
         # A restore into a full cache ends here for each kernel, and starts no thread.
         if directory.listed(kernel.key):
@@ -85,7 +90,9 @@ class PlacementQueue:
         self._threads = None
 
     def close(self) -> None:
-        """After an error, wait for what is being written, and leave nothing half-written; calling it twice is fine."""
+        """After an error, wait for what is being written, and leave nothing half-written; calling
+        it twice is fine.
+        """
         for under_way in self._writing:
             under_way.abandon(self._placed)
 
@@ -99,7 +106,8 @@ class PlacementQueue:
             self._writing.append(_BatchesUnderWay(batches))
             if self._threads is None:
                 available = processors(MOST_WRITERS)
-                # One of them stays idle until somebody waits.  With one processor a thread would cost more than it saves.
+                # One of them stays idle until somebody waits.  With one processor a thread would
+                # cost more than it saves.
                 self._threads = kernel_writer.start_threads(available + 1 if available > 1 else 0)
             self._writing[-1].start(self._threads)
 

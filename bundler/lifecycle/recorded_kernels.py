@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where kernels were seen during a recording, from four sources.
 
-A `RecordedKernel` is one kernel directory, `RecordedKernels` all of them.  `recorder.py`, `collection.py` and a session's `UsedKernels` fill and read them.
+A `RecordedKernel` is one kernel directory, `RecordedKernels` all of them.  `recorder.py`,
+`collection.py` and a session's `UsedKernels` fill and read them.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ class RecordedKernel:
 
 
 class RecordedKernels:
-    """All of them by directory; the source that names a directory first is its `source`, later ones add what they know."""
+    """All of them by directory; the source that names a directory first is its `source`, later ones
+    add what they know.
+    """
 
     def __init__(self) -> None:
         self._by_directory: dict[str, RecordedKernel] = {}

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`recording`, `begin_compile`, `collect`, `end_compile`: what this process and its children compile, as a bundle.
+"""`recording`, `begin_compile`, `collect`, `end_compile`: what this process and its children
+compile, as a bundle.
 
-Users call these functions; the launcher records with `recording` what a missing specialization makes it compile
-(`bundler/runtime/launch/compile_fallback.py`).
+Users call these functions; the launcher records with `recording` what a missing specialization
+makes it compile (`bundler/runtime/launch/compile_fallback.py`).
 """
 
 from __future__ import annotations
@@ -34,19 +35,22 @@ if TYPE_CHECKING:
 
 
 class Recording:
-    """Hears every Triton compile and hit of this process, from any thread, between `start` and `stop`.
+    """Hears every Triton compile and hit of this process, from any thread, between `start` and
+    `stop`.
 
-    Recordings may overlap and nest; each hears everything that happens while it runs.  Besides the listener it looks
-    for kernels that the JIT had loaded before, for complete kernel directories that appear without a listener call,
-    and, with `children`, for what child processes compile.
+    Recordings may overlap and nest; each hears everything that happens while it runs.  Besides the
+    listener it looks for kernels that the JIT had loaded before, for complete kernel directories
+    that appear without a listener call, and, with `children`, for what child processes compile.
 
-    Not guaranteed: a kernel that was loaded before the recording, and whose directory was there before, is not seen where
-    code keeps it to itself: outside the JIT's caches, or under a function that `toolchain.instances` does not know.  After a
-    fork the child's copy hears nothing; with `children` the child reports through the spool like any other.
+    Not guaranteed: a kernel that was loaded before the recording, and whose directory was there
+    before, is not seen where code keeps it to itself: outside the JIT's caches, or under a function
+    that `toolchain.instances` does not know.  After a fork the child's copy hears nothing; with
+    `children` the child reports through the spool like any other.
 
     Args:
-        children: also record child processes that start while the recording runs.  It sets TRITON_CACHE_MANAGER for
-            them, so torch's compile workers must start inside the recording.
+        children: also record child processes that start while the recording runs.  It sets
+            TRITON_CACHE_MANAGER for them, so torch's compile workers must start inside the
+            recording.
     """
 
     def __init__(self, *, children: bool = False) -> None:
@@ -85,7 +89,9 @@ class Recording:
         return facts_html(f"Recording, {self._state}", heard)
 
     def start(self) -> Self:
-        """Begin to hear, once; raises `RecordingError` when Triton is not installed, or when this was called before."""
+        """Begin to hear, once; raises `RecordingError` when Triton is not installed, or when this
+        was called before.
+        """
         if self._watch is not None:
             raise RecordingError(
                 "this recording was started before; make another one with bundler.recording()"
@@ -123,11 +129,13 @@ class Recording:
     def collect(self, keep: Keep = "all", strip: Strip | None = None) -> Bundle:
         """Return what was recorded so far as a bundle, and update `report`.
 
-        A kernel is in the bundle with all its files, from one compile, or it is in `report.left_out` with the reason.
+        A kernel is in the bundle with all its files, from one compile, or it is in
+        `report.left_out` with the reason.
 
         Args:
             keep: `launch` takes device binaries, metadata and tuning files only.
-            strip: `source` takes out what tells of where and from what kernels were compiled, as `strip_source` does.
+            strip: `source` takes out what tells of where and from what kernels were compiled, as
+                `strip_source` does.
 
         Raises:
             ConfigError: another value for `keep` or `strip`.
@@ -217,9 +225,10 @@ class RecordingStack:
         recording        nests      Bundle, pops      discards, pops
         after collect    records    RecordingError    no effect (closes the pair)
 
-    One stack a process, under a lock: Triton's asynchronous mode, Inductor's template pool and autograd all compile
-    in threads of their own, so a stack for each thread would miss them.  Two threads that open pairs at the same time
-    should use `recording` objects instead: here the innermost pair is whichever began last.  A forked child is idle.
+    One stack a process, under a lock: Triton's asynchronous mode, Inductor's template pool and
+    autograd all compile in threads of their own, so a stack for each thread would miss them.  Two
+    threads that open pairs at the same time should use `recording` objects instead: here the
+    innermost pair is whichever began last.  A forked child is idle.
     """
 
     def __init__(self) -> None:
@@ -253,7 +262,9 @@ class RecordingStack:
                 recording.stop()
 
     def reset_after_fork(self) -> None:
-        """Forget the parent's pairs; for the child only, whose copy of the lock another thread may have held."""
+        """Forget the parent's pairs; for the child only, whose copy of the lock another thread may
+        have held.
+        """
         self._lock = threading.RLock()
         self._pairs = []
 
@@ -263,7 +274,8 @@ after_fork(_stack.reset_after_fork)
 
 
 def recording(*, children: bool = False) -> Recording:
-    """Return a recording to use in a `with` statement: `with bundler.recording() as rec: ...; rec.collect()`.
+    """Return a recording to use in a `with` statement: `with bundler.recording() as rec: ...;
+    rec.collect()`.
 
     Args:
         children: also record child processes that start inside the block.
@@ -280,7 +292,9 @@ def begin_compile(*, children: bool = False) -> None:
 
 
 def collect(keep: Keep = "all", strip: Strip | None = None) -> Bundle:
-    """Finish the innermost recording and return its bundle; raises `RecordingError` when there is none."""
+    """Finish the innermost recording and return its bundle; raises `RecordingError` when there is
+    none.
+    """
     return _stack.collect(keep, strip)
 
 

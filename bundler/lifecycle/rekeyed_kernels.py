@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of another build of the same Triton, under the keys that this machine's Triton will ask for.
+"""Kernels of another build of the same Triton, under the keys that this machine's Triton will ask
+for.
 
-A derived kernel has the binary and the IR of the one it comes from, byte for byte, and metadata in which the hash is the new one.
-It exists where it is restored, and in the report; a bundle never holds one.
+A derived kernel has the binary and the IR of the one it comes from, byte for byte, and metadata in
+which the hash is the new one. It exists where it is restored, and in the report; a bundle never
+holds one.
 
 `restoration.py` calls `derive` for a restore with `rekey`, and `Rekeyed` completes its report.
 """
@@ -64,7 +66,8 @@ class Rekeyed(NamedTuple):
 
 
 def derive(bundle: Bundle) -> Rekeyed:
-    """Derive kernels where only the hash of Triton's binary, or its install path, stands between a kernel and this machine.
+    """Derive kernels where only the hash of Triton's binary, or its install path, stands between a
+    kernel and this machine.
 
     Imports Triton when there is such a kernel.
     """

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`restore`: bundle -> cache directory, where the next process finds its kernels without compiling.
 
-`Restoration` is one restore: it follows a `RestorePlan`, and publishes through a `PlacementQueue`, into a `CacheDirectory` each.  Called by users,
-by `Store.restore`, by the build service and, for a tag at the start of a session, by `bundler/integrations/kernel_lookup.py`.
+`Restoration` is one restore: it follows a `RestorePlan`, and publishes through a `PlacementQueue`,
+into a `CacheDirectory` each.  Called by users, by `Store.restore`, by the build service and, for a
+tag at the start of a session, by `bundler/integrations/kernel_lookup.py`.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ Ready = list[ReadyKernel] | BundlerError
 # Kernels that are read before it is known whether they are of use here wait in memory.
 BYTES_READ_MEANWHILE = 32 * MIB
 BUSY_WITHOUT_QUESTIONS = 2
-# Who asks waits for the interpreter as long as these are read, and to leave it to them takes a third of that.
+# Who asks waits for the interpreter as long as these are read, and to leave it to them takes a
+# third of that.
 RUNS_BETWEEN_WAITS = 2
 
 
@@ -72,39 +74,45 @@ def restore(
 ) -> RestoreReport:
     """Put the kernels of a bundle where Triton or Inductor will look for them.
 
-    Every byte is verified before it becomes visible; a kernel directory appears whole, by one rename, or not at all.
-    May run in any number of processes and threads at once, beside Triton itself.
+    Every byte is verified before it becomes visible; a kernel directory appears whole, by one
+    rename, or not at all. May run in any number of processes and threads at once, beside Triton
+    itself.
 
     Args:
         bundle: a bundle, or the path of one.
-        cache_dir: the cache directory; None for where this process's Triton looks (for kernels recorded under
-            Inductor: Inductor's directory of each device), resolved now.
+        cache_dir: the cache directory; None for where this process's Triton looks (for kernels
+            recorded under Inductor: Inductor's directory of each device), resolved now.
         keep: `launch` writes only device binary and metadata, which is all that a hit needs.
-        devices: device indices to place Inductor's kernels for; None for those they were recorded on.
+        devices: device indices to place Inductor's kernels for; None for those they were recorded
+            on.
         only: `usable` leaves out what this machine surely cannot use; `all` restores everything.
-        trust: `kernels` restores device binaries, metadata, IR and tuning files; `code` also shared libraries and what
-            torch executes or unpickles; `signed` that where a trusted key vouches for the code in the bundle, else as `kernels`.
-        rekey: restore a kernel that another build of the same Triton release compiled, for another Python or installed elsewhere,
-            under the key that this machine's Triton will ask for, with its hash in the metadata; only where each other part of
-            the key is equal.  Imports Triton.
+        trust: `kernels` restores device binaries, metadata, IR and tuning files; `code` also shared
+            libraries and what torch executes or unpickles; `signed` that where a trusted key
+            vouches for the code in the bundle, else as `kernels`.
+        rekey: restore a kernel that another build of the same Triton release compiled, for another
+            Python or installed elsewhere, under the key that this machine's Triton will ask for,
+            with its hash in the metadata; only where each other part of the key is equal.  Imports
+            Triton.
         allow_empty: a bundle with nothing in it is fine, and gives an empty report.
-        trees: where trees of servers' caches go, and what they are compared with.  They are files that servers execute or unpickle, so
-            they need trust="code", and each goes where its fingerprint agrees with what is known here; their kernels are kernels.
-        moved: restore a kernel also under the key that this process's Triton will ask for, where its function is here already and
-            differs from the recorded one in line numbers alone, its own and its helpers'; its metadata then names the recorded key, and its
-            debug information shows the old lines.
+        trees: where trees of servers' caches go, and what they are compared with.  They are files
+            that servers execute or unpickle, so they need trust="code", and each goes where its
+            fingerprint agrees with what is known here; their kernels are kernels.
+        moved: restore a kernel also under the key that this process's Triton will ask for, where
+            its function is here already and differs from the recorded one in line numbers alone,
+            its own and its helpers'; its metadata then names the recorded key, and its debug
+            information shows the old lines.
 
     Returns:
         What was done, and what was left out and why.
 
     Raises:
         ConfigError: an argument has a value that is not listed above.
-        FormatError, DigestMismatch, NotFound: the bundle cannot be opened.  A kernel whose bytes are damaged is
-            skipped with that reason, and the others are restored.
+        FormatError, DigestMismatch, NotFound: the bundle cannot be opened.  A kernel whose bytes
+            are damaged is skipped with that reason, and the others are restored.
         EmptyBundle: there is nothing in the bundle.
         ToolchainMismatch: not a POSIX system.
-        AccessDenied, StoreFull: the directory cannot be written.  Kernels published before stay, nothing half-written
-            does; the error's `report` says what was done.
+        AccessDenied, StoreFull: the directory cannot be written.  Kernels published before stay,
+            nothing half-written does; the error's `report` says what was done.
 
     Warns:
         BundlerWarning: nothing in the bundle can be used here, with the reason.
@@ -141,7 +149,8 @@ def _restored(
         if not options.allow_empty:
             require_content(source, NOTHING_TO_RESTORE)
         questions.give_way()
-        # Before anything is placed, and of the very digests that all that is placed is compared with.
+        # Before anything is placed, and of the very digests that all that is placed is compared
+        # with.
         admission = admit(source, options.trust, options.signatures)
         options = msgspec.structs.replace(options, trust=admission.trust)
         changed = _rekeyed(source) if options.rekey else None
@@ -227,8 +236,9 @@ class Restoration(RestorePlan):
         runs = self._runs((WantedKernel.of(kernel, self.options.keep) for kernel in left), _size_of)
         queue = PlacementQueue(self._placed)
 
-        # From a store far away a thread fetches one run ahead.  Otherwise one thread reads and verifies: those are thousands of short
-        # calls, and threads lose more by handing the interpreter lock over between them than a second core gains.
+        # From a store far away a thread fetches one run ahead.  Otherwise one thread reads and
+        # verifies: those are thousands of short calls, and threads lose more by handing the
+        # interpreter lock over between them than a second core gains.
         def place_all() -> None:
             while first:
                 self._enqueue(*first.popleft(), queue)
@@ -248,7 +258,9 @@ class Restoration(RestorePlan):
             self.tally.placed(kernel, outcome)
 
     def _show_source(self, digests: Iterable[bytes]) -> None:
-        """Let the source, which left the digests to us, compare them too: a store removes what it finds damaged."""
+        """Let the source, which left the digests to us, compare them too: a store removes what it
+        finds damaged.
+        """
         with contextlib.suppress(BundlerError):
             self.bundle.blobs.view_blobs([*digests])
 
@@ -257,11 +269,14 @@ class Restoration(RestorePlan):
         return run
 
     def _fetched_ahead(self, runs: Iterable[list[WantedKernel]]) -> Iterator[list[WantedKernel]]:
-        """Yield runs of kernels whose blobs were fetched, while a thread fetches those of the next one."""
+        """Yield runs of kernels whose blobs were fetched, while a thread fetches those of the next
+        one.
+        """
         fetching: ThreadedCall[list[WantedKernel]] | None = None
         for run in runs:
             fetched = None if fetching is None else fetching.result()
-            # Begun before the previous run is yielded: the fetch goes on while the caller places that run.  Of the first one nobody does anything.
+            # Begun before the previous run is yielded: the fetch goes on while the caller places
+            # that run.  Of the first one nobody does anything.
             fetching = ThreadedCall(partial(self._fetched, run))
             fetching.start(apart=fetched is not None)
             if fetched is not None:
@@ -270,7 +285,9 @@ class Restoration(RestorePlan):
             yield fetching.result()
 
     def _read_meanwhile(self, kernels: Sequence[Kernel]) -> list[tuple[WantedKernel, Ready]]:
-        """Return the first kernels, read while this machine was asked what it can use: of those some may be left out."""
+        """Return the first kernels, read while this machine was asked what it can use: of those
+        some may be left out.
+        """
         questions, size = self._questions, 0
         found: list[tuple[WantedKernel, Ready]] = []
         # Reader and writers keep two processors busy, and ptxas would only take its turn there.
@@ -280,7 +297,8 @@ class Restoration(RestorePlan):
             and processors() > BUSY_WITHOUT_QUESTIONS
         ):
             questions.ask_for_ptxas(kernels)
-        # From a store far away nothing is fetched that may be of no use; what takes long was asked before there.
+        # From a store far away nothing is fetched that may be of no use; what takes long was asked
+        # before there.
         runs = self._runs(
             (WantedKernel.of(kernel, self.options.keep) for kernel in kernels), _size_of
         )
@@ -295,7 +313,9 @@ class Restoration(RestorePlan):
         return found
 
     def _all_ready(self, run: Sequence[WantedKernel]) -> Iterator[tuple[WantedKernel, Ready]]:
-        """Read kernels, a few at a time, and check what can be checked before they are written; nothing is changed anywhere."""
+        """Read kernels, a few at a time, and check what can be checked before they are written;
+        nothing is changed anywhere.
+        """
         for start in range(0, len(run), KERNELS_PER_RUN):
             some = run[start : start + KERNELS_PER_RUN]
             try:
@@ -316,7 +336,8 @@ class Restoration(RestorePlan):
 
     def _ready(self, stored: StoredKernel) -> Ready:
         try:
-            # For every directory before any is written: a kernel that Triton could not read in one goes to none.
+            # For every directory before any is written: a kernel that Triton could not read in one
+            # goes to none.
             return [
                 stored.ready_for(root, self.triton_dir)
                 for root in self._roots(stored.wanted.kernel)
@@ -392,11 +413,14 @@ class Restoration(RestorePlan):
             self.tally.rewritten |= {path} if rewritten else set()
 
     def _paths(self, entry: Companion) -> list[str]:
-        """Return where a file belongs: a library also under the keys that this machine's Triton may ask for."""
+        """Return where a file belongs: a library also under the keys that this machine's Triton may
+        ask for.
+        """
         key, _, filename = entry.path.partition("/")
         if not isinstance(entry, HelperLibrary):
             return [entry.path]
-        # A bundle does not say which release made a library; the kernels tell, if all are of one release.
+        # A bundle does not say which release made a library; the kernels tell, if all are of one
+        # release.
         releases = {kernel.toolchain.release for kernel in self.bundle.kernels}
         from bundler.toolchain import helper_libraries
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`check`: what `restore` would find missing, without writing anything.  Called by users and by `triton-bundler restore --check`."""
+"""`check`: what `restore` would find missing, without writing anything.  Called by users and by
+`triton-bundler restore --check`.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +44,17 @@ def check(
 ) -> CheckReport:
     """Say what of a bundle is missing where Triton or Inductor will look, and write nothing.
 
-    What counts as there is what `restore` would leave alone: a complete build of the kernel, ours or another.
+    What counts as there is what `restore` would leave alone: a complete build of the kernel, ours
+    or another.
 
     Args:
-        bundle, cache_dir, keep, devices, only, trust, allow_empty, trees, signatures: as for `restore`.
+        bundle, cache_dir, keep, devices, only, trust, allow_empty, trees, signatures: as for
+            `restore`.
 
     Raises:
-        ConfigError, FormatError, DigestMismatch, NotFound, EmptyBundle, ToolchainMismatch: as `restore`.  Of a bundle whose kernels are
-            damaged only what is compared is read; `Bundle.verify` reads everything.
+        ConfigError, FormatError, DigestMismatch, NotFound, EmptyBundle, ToolchainMismatch: as
+            `restore`.  Of a bundle whose kernels are damaged only what is compared is read;
+            `Bundle.verify` reads everything.
 
     Warns:
         BundlerWarning: nothing in the bundle can be used here, with the reason.
@@ -118,13 +123,16 @@ class _Check(RestorePlan):
             ours = self._localize(kernel.metadata, stored, root)
         except _UNREADABLE as error:
             return f"another build is in {root}, which cannot be compared: {error.message}"
-        # Equal metadata is the quick answer: whoever wrote the other files compiled the same kernel.
+        # Equal metadata is the quick answer: whoever wrote the other files compiled the same
+        # kernel.
         if found.files[found.metadata_name] == ours or same_launch(root, found, stored):
             return None
         return f"broken in {root}: its metadata differs from this kernel's"
 
     def _tree_files(self, trees: TreePlan) -> Iterator[tuple[str, str, str]]:
-        """Yield name, root, and why it is missing, of each file of the trees; an empty reason for one that is there."""
+        """Yield name, root, and why it is missing, of each file of the trees; an empty reason for
+        one that is there.
+        """
         for placed in trees.wanted:
             for path, file in trees.files(placed):
                 name = f"{placed.tree.family}:{path}"

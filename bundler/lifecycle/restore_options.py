@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`RestoreOptions`: what a caller of `bundler.restore`, `bundler.check` or `Store.restore` chose, as one checked value; `TreeOptions` is part of it.
+"""`RestoreOptions`: what a caller of `bundler.restore`, `bundler.check` or `Store.restore` chose,
+as one checked value; `TreeOptions` is part of it.
 
-Those three make it of their arguments; `bundler/lifecycle/restore_plan.py` and what builds on it read it.
+Those three make it of their arguments; `bundler/lifecycle/restore_plan.py` and what builds on it
+read it.
 """
 
 from __future__ import annotations
@@ -31,17 +33,21 @@ _CHOICES = {
 }
 
 
-# No struct: `inspect.signature` of one wants the names in its annotations, and a restore does not import `Family`.
+# No struct: `inspect.signature` of one wants the names in its annotations, and a restore does not
+# import `Family`.
 @dataclass(init=False, repr=False, eq=False)
 class TreeOptions(FrozenValue):
     """How the trees of servers' caches in a bundle are restored, those that `pack_family` took.
 
     Attributes:
-        roots: family -> the directory to restore it to; one that is not here goes where its declaration says.
-        facts: parts of a fingerprint by name, in place of what this machine says: `{"ranks": "4x1"}` for four ranks.
+        roots: family -> the directory to restore it to; one that is not here goes where its
+            declaration says.
+        facts: parts of a fingerprint by name, in place of what this machine says: `{"ranks":
+            "4x1"}` for four ranks.
         families: declarations beside those that we know.
-        max_bytes: how many bytes all their files may take on disk; None for 64 times what the bundle holds of them, at least 64 MiB, since
-            an index may name one chunk any number of times.
+        max_bytes: how many bytes all their files may take on disk; None for 64 times what the
+            bundle holds of them, at least 64 MiB, since an index may name one chunk any number of
+            times.
 
     Raises:
         ConfigError: a root or a fact is empty, or `max_bytes` negative.
@@ -89,7 +95,8 @@ class RestoreOptions(Struct, frozen=True):
     rekey: bool = False
     allow_empty: bool = False
     trees: TreeOptions = msgspec.field(default_factory=TreeOptions)
-    # A `SignaturePolicy`, or None; its module is not imported for a restore that nobody asks signatures of.
+    # A `SignaturePolicy`, or None; its module is not imported for a restore that nobody asks
+    # signatures of.
     signatures: Any = None
     moved: bool = False
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`RestorePlan`: what of a bundle this machine can use, and which directories it belongs to.
 
-`Restoration` writes there and `_Check` only looks, so that `bundler.restore` and `bundler.check` cannot disagree.
+`Restoration` writes there and `_Check` only looks, so that `bundler.restore` and `bundler.check`
+cannot disagree.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Companion = TuningFile | HelperLibrary | Opaque
 
-# Neighbours share compressed frames and are fetched together, so they are worked on together, as far as memory allows.
+# Neighbours share compressed frames and are fetched together, so they are worked on together, as
+# far as memory allows.
 KERNELS_PER_RUN = 16
 BYTES_PER_RUN = 8 * MIB
-# From a store far away a run is one round trip, with one batch of units (bundler/store/store_layout.py): the launch set of a kernel is
-# one, the rest of it another.
+# From a store far away a run is one round trip, with one batch of units
+# (bundler/store/store_layout.py): the launch set of a kernel is one, the rest of it another.
 UNITS_PER_TRIP = 512
 BYTES_PER_TRIP = 16 * MIB
 NOTHING_TO_RESTORE = (
@@ -108,7 +110,9 @@ class RestorePlan:
         return self._usable_kernels(self._trusted_kernels())
 
     def _usable_kernels(self, kernels: Sequence[Kernel]) -> Sequence[Kernel]:
-        """Return those of the trusted kernels that this machine can use, or all if it was so asked; the others are in `unusable` then."""
+        """Return those of the trusted kernels that this machine can use, or all if it was so asked;
+        the others are in `unusable` then.
+        """
         return (
             kernels
             if self.options.only == "all"
@@ -116,7 +120,9 @@ class RestorePlan:
         )
 
     def _trusted_kernels(self) -> Sequence[Kernel]:
-        """Return the kernels that may be placed, whatever this machine is; the others are in `unusable` then, with the reason."""
+        """Return the kernels that may be placed, whatever this machine is; the others are in
+        `unusable` then, with the reason.
+        """
         keep, trust = self.options.keep, self.options.trust
         if places_no_code(keep, trust):
             return self.bundle.kernels
@@ -214,7 +220,8 @@ class RestorePlan:
         if self._only_root is not None:
             return self._only_root
         seen = self.bundle.observed.kernels.get(kernel.key, _NOTHING_SEEN)
-        # Thousands of kernels were seen in few places: the directories are worked out once for each of these.
+        # Thousands of kernels were seen in few places: the directories are worked out once for each
+        # of these.
         places = (seen.devices, seen.layouts)
         if places not in self._known_roots:
             self._known_roots[places] = self._roots_of(seen)
@@ -231,7 +238,8 @@ class RestorePlan:
         )
 
     def _device_roots(self, seen: Sequence[int] = ()) -> list[str]:
-        # A kernel of which no device is known goes where the bundle's others go, and without these to the first device.
+        # A kernel of which no device is known goes where the bundle's others go, and without these
+        # to the first device.
         seen = _existing(seen) or _existing(self.bundle.observed.devices) or (0,)
         chosen = self.options.devices if self.options.devices is not None else seen
         if self.base is None:
@@ -251,7 +259,9 @@ class RestorePlan:
 
 
 def _existing(devices: Sequence[int]) -> Sequence[int]:
-    """Leave out indices that no host has: there is a directory for each, whatever somebody wrote into a bundle."""
+    """Leave out indices that no host has: there is a directory for each, whatever somebody wrote
+    into a bundle.
+    """
     return [device for device in devices if 0 <= device < DEVICES]
 
 
@@ -275,7 +285,9 @@ def _in_caches(bundle: Bundle) -> list[Opaque]:
 
 
 def is_inductor(bundle: Bundle) -> bool:
-    """Tell whether a bundle came from Inductor's cache, which has a kernel directory for each device."""
+    """Tell whether a bundle came from Inductor's cache, which has a kernel directory for each
+    device.
+    """
     return (
         bool(_in_caches(bundle))
         or "inductor" in bundle.observed.layouts

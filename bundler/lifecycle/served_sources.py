@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`served_source`: bundles, cache directories and stores as one byte store that can be handed on.
 
-The command `serve` calls it.  What is no store is held in memory as a store would have it, so that its units have the keys that every
-other store gives them.
+The command `serve` calls it.  What is no store is held in memory as a store would have it, so that
+its units have the keys that every other store gives them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def served_source(urls: Sequence[str]) -> ServedSource:
 
     Raises:
         NotFound: there is no such file or directory.
-        ConfigError, FormatError, EmptyBundle, StoreUnavailable, AccessDenied: it cannot be opened, or nothing is in it.
+        ConfigError, FormatError, EmptyBundle, StoreUnavailable, AccessDenied: it cannot be opened,
+            or nothing is in it.
     """
     with ExitStack() as stack:
         tiers, bundles = [], []
@@ -71,7 +72,9 @@ def served_source(urls: Sequence[str]) -> ServedSource:
 
 
 def _hold(memory: MemoryBackend, path: str) -> str:
-    """Put a bundle, or what a cache directory holds, into memory; returns the tag or digest that it goes by."""
+    """Put a bundle, or what a cache directory holds, into memory; returns the tag or digest that it
+    goes by.
+    """
     with BundleStore(memory, _MEMORY) as store:
         if os.path.isdir(path):
             return store.push(pack(path)).digest
@@ -92,7 +95,9 @@ def _tag_of(path: str) -> str | None:
 
 
 def _is_store(path: str) -> bool:
-    """Tell a directory that is a store from one that Triton fills; raises `NotFound` for what is not there."""
+    """Tell a directory that is a store from one that Triton fills; raises `NotFound` for what is
+    not there.
+    """
     if os.path.isfile(path):
         return False
     if not os.path.isdir(path):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ThreadedCall`: one call in a thread of its own, for calls that leave the interpreter to others.
 
-`kernel_reader` reads ahead with it, a restore from a store far away fetches ahead, and each restore asks what this machine has.
+`kernel_reader` reads ahead with it, a restore from a store far away fetches ahead, and each restore
+asks what this machine has.
 """
 
 from __future__ import annotations
@@ -24,16 +25,20 @@ class ThreadedCall(Generic[T]):
         self._call = call
         self._result: T | None = None
         self._problem: BaseException | None = None
-        # An interrupt may arrive while the thread is being started: whether it runs is decided under this lock.
+        # An interrupt may arrive while the thread is being started: whether it runs is decided
+        # under this lock.
         self._gate = threading.Lock()
         self._begun = self._abandoned = False
         self._ended = threading.Event()
 
     def start(self, *, apart: bool) -> None:
-        """Begin; in this thread unless `apart`, or where no other can be had, and then it raises what the call raises."""
+        """Begin; in this thread unless `apart`, or where no other can be had, and then it raises
+        what the call raises.
+        """
         if apart:
             with contextlib.suppress(RuntimeError):
-                # `threading.Thread` would wait until the new one runs, which takes milliseconds on a busy machine.
+                # `threading.Thread` would wait until the new one runs, which takes milliseconds on
+                # a busy machine.
                 _thread.start_new_thread(self._run, ())
                 return
         self._run()
@@ -48,7 +53,9 @@ class ThreadedCall(Generic[T]):
         return cast(T, self._result)
 
     def ended(self, within_s: float) -> bool:
-        """Wait for so long at most, and leave the interpreter to the call meanwhile; returns whether it has ended."""
+        """Wait for so long at most, and leave the interpreter to the call meanwhile; returns
+        whether it has ended.
+        """
         return self._ended.wait(within_s)
 
     def abandon(self) -> None:
@@ -72,7 +79,9 @@ class ThreadedCall(Generic[T]):
 
 
 def processors(most: int = MOST_THREADS) -> int:
-    """Return how many threads such a call uses: as many as there are processors for this process, and a few at most."""
+    """Return how many threads such a call uses: as many as there are processors for this process,
+    and a few at most.
+    """
     available = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )

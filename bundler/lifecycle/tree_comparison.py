@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`explain_trees`: why a server finds no tree: what differs between a bundle and this machine, or between two bundles or cache directories.
+"""`explain_trees`: why a server finds no tree: what differs between a bundle and this machine, or
+between two bundles or cache directories.
 
-A server names a tree by a hash.  Where it leaves a file that says what the hash was made of, as vLLM's `cache_key_factors.json`, the factors
-that differ are named.  Users and the command `explain` call it.
+A server names a tree by a hash.  Where it leaves a file that says what the hash was made of, as
+vLLM's `cache_key_factors.json`, the factors that differ are named.  Users and the command `explain`
+call it.
 """
 
 from __future__ import annotations
@@ -40,12 +42,14 @@ class TreeExplanation(Summarized):
 
     Attributes:
         name: the tree: of the second source where there are two, else of the only one.
-        nearest: the tree that it was compared with; None for this machine, or where there is none to compare with.
+        nearest: the tree that it was compared with; None for this machine, or where there is none
+            to compare with.
         fingerprint: (part, value there, value here) of what differs in the fingerprint.
-        factors: (factor, value there, value here) of what differs in what the server made the tree's name of; None for a value that
-            is not there.
+        factors: (factor, value there, value here) of what differs in what the server made the
+            tree's name of; None for a value that is not there.
         unknown: parts that are not known on one side, and what could not be compared.
-        same: whether the tree would be found: it has the same name, and nothing that is known differs.
+        same: whether the tree would be found: it has the same name, and nothing that is known
+            differs.
     """
 
     name: str
@@ -91,8 +95,10 @@ def explain_trees(
     """Say what differs between trees, so that one of them is not found in place of the other.
 
     Args:
-        there: a bundle, the path of one, or a cache directory as `NAME=DIR` with the name of its family.
-        here: another one, whose trees are looked for in `there`; None to compare each tree of `there` with this machine.
+        there: a bundle, the path of one, or a cache directory as `NAME=DIR` with the name of its
+            family.
+        here: another one, whose trees are looked for in `there`; None to compare each tree of
+            `there` with this machine.
         trees: `facts` in place of what this machine says, and `families` beside those that we know.
 
     Returns:
@@ -127,7 +133,9 @@ def _beside_machine(one: _Described, options: TreeOptions) -> TreeExplanation:
 
 
 def _beside(one: _Described, others: Sequence[_Described]) -> TreeExplanation:
-    """Compare a tree with the nearest of others: that of its name, else that with the fewest factors that differ."""
+    """Compare a tree with the nearest of others: that of its name, else that with the fewest
+    factors that differ.
+    """
     alike = [other for other in others if _kind(other.tree) == _kind(one.tree)]
     if not alike:
         return TreeExplanation(one.tree.name, unknown=one.problems)
@@ -269,7 +277,9 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _without_ranks(found: Mapping[str, Mapping[str, str]], family: Family) -> dict[str, str]:
-    """Return factors by name; of those that every rank has, one rank's, since the server gives all ranks one name."""
+    """Return factors by name; of those that every rank has, one rank's, since the server gives all
+    ranks one name.
+    """
     merged: dict[str, str] = {}
     for path, factors in sorted(found.items()):
         rank = rank_of(family, path)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`compare_fingerprints`: which parts of a tree's fingerprint differ from another, which agree only as far as known, and how to say it.
+"""`compare_fingerprints`: which parts of a tree's fingerprint differ from another, which agree only
+as far as known, and how to say it.
 
 `tree_plan.py` compares a tree with this machine, `tree_comparison.py` two trees.
 """
@@ -72,7 +73,9 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _ranks(text: str) -> frozenset[str]:
-    """Return the names of ranks that a text lists, or counts: `4`, or `4x2` for four ranks of each of two data-parallel replicas."""
+    """Return the names of ranks that a text lists, or counts: `4`, or `4x2` for four ranks of each
+    of two data-parallel replicas.
+    """
     counts = _COUNTS.fullmatch(text.strip())
     if counts is None:
         return frozenset(text.split())

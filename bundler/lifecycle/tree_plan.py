@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`TreePlan`: which trees of a bundle this machine can use, and where their files and kernels belong.
+"""`TreePlan`: which trees of a bundle this machine can use, and where their files and kernels
+belong.
 
-`RestorePlan` makes one for a bundle that has trees; `read_trees` reads the indexes, also for commands that show a bundle.
+`RestorePlan` makes one for a bundle that has trees; `read_trees` reads the indexes, also for
+commands that show a bundle.
 """
 
 from __future__ import annotations
@@ -47,16 +49,19 @@ class PlacedTree:
 
 
 class TreePlan:
-    """Where the trees of one bundle go.  Reads their indexes, looks at this machine, and writes nothing.
+    """Where the trees of one bundle go.  Reads their indexes, looks at this machine, and writes
+    nothing.
 
     Raises `LimitExceeded` for trees that are far larger on disk than what the bundle holds of them.
 
     Attributes:
         unusable: (name, reason) of trees, and of files of trees, that are left out.
         damaged: names among them whose index is damaged.
-        unchecked: facts that are not known on this machine, or not in the bundle, and excluded nothing.
+        unchecked: facts that are not known on this machine, or not in the bundle, and excluded
+            nothing.
         wanted: the trees to restore.
-        kernel_roots: key of a kernel, or directory of a helper library -> the cache directories where trees have it.
+        kernel_roots: key of a kernel, or directory of a helper library -> the cache directories
+            where trees have it.
     """
 
     def __init__(self, bundle: Bundle, options: RestoreOptions) -> None:
@@ -87,7 +92,9 @@ class TreePlan:
         self._check_size()
 
     def files(self, placed: PlacedTree) -> Iterator[tuple[str, TreeFile]]:
-        """Yield (path relative to the root, file) of what is to be restored; what is not is in `unusable` then."""
+        """Yield (path relative to the root, file) of what is to be restored; what is not is in
+        `unusable` then.
+        """
         family = self._declared(placed.tree)
         for file in placed.tree.files:
             path = placed.tree.path_of(file.path)
@@ -131,7 +138,9 @@ class TreePlan:
         return [artifact for artifact in found if artifact is not None]
 
     def _check_size(self) -> None:
-        """Refuse trees, and copies of kernels in them, that are far larger on disk than what the bundle holds of them."""
+        """Refuse trees, and copies of kernels in them, that are far larger on disk than what the
+        bundle holds of them.
+        """
         total, held = 0, dict[str, int]()
         for kernel in self._bundle.kernels if self.kernel_roots else ():
             sizes = {artifact.digest: artifact.size for artifact in kernel.artifacts}
@@ -229,7 +238,9 @@ def _unknown(tree: TreeIndex, name: str) -> str:
 
 
 def _with_ranks_of(tree: TreeIndex, others: list[TreeIndex]) -> TreeIndex:
-    """Return a tree with the ranks of all hosts that have one of its place: a bundle merged from several hosts has one of each."""
+    """Return a tree with the ranks of all hosts that have one of its place: a bundle merged from
+    several hosts has one of each.
+    """
     if all(one.fingerprint.get(_RANKS) == tree.fingerprint.get(_RANKS) for one in others):
         return tree
     ranks = sorted({rank for one in others for rank in one.fingerprint.get(_RANKS, "").split()})
@@ -243,11 +254,13 @@ def read_trees(
 
     Args:
         bundle: the bundle.
-        left_out: gets (name, reason) of each index that cannot be read; without it that is an error.
+        left_out: gets (name, reason) of each index that cannot be read; without it that is an
+            error.
         damaged: gets the names of those.
 
     Raises:
-        FormatError, DigestMismatch, NotFound: an index cannot be read, and nobody asked for its name.
+        FormatError, DigestMismatch, NotFound: an index cannot be read, and nobody asked for its
+            name.
     """
     found = []
     for entry in bundle.opaque:
@@ -279,7 +292,9 @@ def _note(
 
 
 def escapes(root: str, path: str) -> bool:
-    """Whether a path below a root leads out of it, by a symbolic link in it; the root itself may be one."""
+    """Whether a path below a root leads out of it, by a symbolic link in it; the root itself may be
+    one.
+    """
     return not f"{os.path.realpath(os.path.join(root, path))}/".startswith(
         f"{os.path.realpath(root).rstrip('/')}/"
     )

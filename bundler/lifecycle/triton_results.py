@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The result files of other tuners.
 
-Triton's `*.autotune.json` holds every config with its times, infinite where it failed; Inductor's `*.best_config` the winner alone.
+Triton's `*.autotune.json` holds every config with its times, infinite where it failed; Inductor's
+`*.best_config` the winner alone.
 
-`results_timings`, `results_key` and `inductor_result` read them, `results_text` writes Triton's.  The command `tune` calls these functions,
-and so do our tuners (`bundler/runtime/tuning/result_lookup.py`).
+`results_timings`, `results_key` and `inductor_result` read them, `results_text` writes Triton's.
+The command `tune` calls these functions, and so do our tuners
+(`bundler/runtime/tuning/result_lookup.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ MAX_BYTES = 16 << 20
 _COUNTS = {"num_warps": 4, "num_stages": 3, "num_ctas": 1, "maxnreg": None}
 _NOT_TOLD = ("kwargs", "pre_hook")
 _NS = 1e6
-# What stands in an Inductor file beside the config, and the one member that holds options of a backend.
+# What stands in an Inductor file beside the config, and the one member that holds options of a
+# backend.
 _ABOUT = ("configs_hash", "found_by_coordesc", "time_taken_ms", "triton_cache_hash")
 _EXTRA = "extra_options"
 # In nanoseconds it has 64 bits, as a record keeps it.
@@ -32,7 +35,8 @@ _MAX_MS = 2**63 / _NS
 
 
 def results_timings(text: str | bytes) -> list[tuple[Named, float | None]] | Miss:
-    """Return each config of a result file and its median in milliseconds, None where it failed; or why the file is none.
+    """Return each config of a result file and its median in milliseconds, None where it failed; or
+    why the file is none.
 
     Args:
         text: the file; its numbers may be `Infinity`.
@@ -85,7 +89,9 @@ def _median(times: Any) -> float | None:
 
 
 def results_text(key: Sequence[Any], rows: Iterable[tuple[Mapping[str, Any], Timing]]) -> str:
-    """Return a result file that Triton's tuner reads: for each config its fields and three times, infinite where it failed."""
+    """Return a result file that Triton's tuner reads: for each config its fields and three times,
+    infinite where it failed.
+    """
     timings = []
     for config, timing in rows:
         median = timing.time_ns

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tuning records on this machine: kept as files beside Triton's kernels, looked up with a reason, heard by recordings.
+"""Tuning records on this machine: kept as files beside Triton's kernels, looked up with a reason,
+heard by recordings.
 
-`TuningFolder` is the folder; a look-up in it returns `Hit` or `Miss`.  Our tuners (`bundler/runtime/tuning/result_lookup.py`) and the command
-`tune` read and write there; recordings and `pack` take records along with `with_tunings`, and a restore calls `place_tunings`.
+`TuningFolder` is the folder; a look-up in it returns `Hit` or `Miss`.  Our tuners
+(`bundler/runtime/tuning/result_lookup.py`) and the command `tune` read and write there; recordings
+and `pack` take records along with `with_tunings`, and a restore calls `place_tunings`.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ Pair = tuple[TuningRecord, Tuning | None]
 
 @dataclass(frozen=True)
 class Hit:
-    """A record for just this kernel, these configs, this device and this toolchain; `source` says where it was."""
+    """A record for just this kernel, these configs, this device and this toolchain; `source` says
+    where it was.
+    """
 
     record: TuningRecord
     tuning: Tuning | None
@@ -59,7 +63,9 @@ class Hit:
 
 @dataclass(frozen=True)
 class Miss:
-    """There is no such record, and why: which part differs from the closest one, or what is wrong with the file."""
+    """There is no such record, and why: which part differs from the closest one, or what is wrong
+    with the file.
+    """
 
     reason: str
 
@@ -67,8 +73,8 @@ class Miss:
 class TuningFolder:
     """The records in one Triton cache directory.
 
-    Any number of threads and processes may use it at once: a record is one file, which appears whole; the last writer wins.
-    What is damaged or of another schema is a miss, never an error.
+    Any number of threads and processes may use it at once: a record is one file, which appears
+    whole; the last writer wins. What is damaged or of another schema is a miss, never an error.
 
     Args:
         cache_dir: the cache directory; made when the first record is written.
@@ -101,7 +107,9 @@ class TuningFolder:
         return path
 
     def _sweep(self, now_s: float) -> None:
-        """Remove what writers left that were killed a day ago or more; the time is the file system's own."""
+        """Remove what writers left that were killed a day ago or more; the time is the file
+        system's own.
+        """
         for name in os.listdir(self.path):
             if name.startswith(TEMPORARY_PREFIX):
                 leftover = os.path.join(self.path, name)
@@ -180,11 +188,13 @@ def _brief(text: str | None) -> str:
     return "nothing" if text is None else f"{text:.120}"
 
 
-# Bundles ----------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------ Bundles
 
 
 def with_tunings(bundle: Bundle, pairs: Iterable[Pair]) -> Bundle:
-    """Return a bundle with further records; of two for the same parts, the faster or else the first stays."""
+    """Return a bundle with further records; of two for the same parts, the faster or else the first
+    stays.
+    """
     found = list(pairs)
     if not found:
         return bundle
@@ -216,7 +226,9 @@ def _faster(record: TuningRecord, tuning: Tuning | None, held: Pair) -> bool:
 
 
 def tunings_of(bundle: Bundle) -> list[Pair]:
-    """Return a bundle's records, each with how it was found where that is known; of two for the same parts, the faster one."""
+    """Return a bundle's records, each with how it was found where that is known; of two for the
+    same parts, the faster one.
+    """
     known = {tuning.record: tuning for tuning in bundle.observed.tunings}
     best: dict[str, Pair] = {}
     for record in bundle.tuning_records:
@@ -228,7 +240,9 @@ def tunings_of(bundle: Bundle) -> list[Pair]:
 
 
 def winners_in(roots: Iterable[str], bundle: Bundle) -> list[Pair]:
-    """Return the records in cache directories whose winning kernel is in a bundle, whoever tuned it: this process or a child."""
+    """Return the records in cache directories whose winning kernel is in a bundle, whoever tuned
+    it: this process or a child.
+    """
     keys = {kernel.key for kernel in bundle.kernels}
     found = (pair for root in roots for pair in TuningFolder(root).records()) if keys else ()
     return [
@@ -240,7 +254,8 @@ def winners_in(roots: Iterable[str], bundle: Bundle) -> list[Pair]:
 
 
 def winners_only(bundle: Bundle) -> Bundle:
-    """Return a bundle without the kernels that lost every tuning they were compiled for, and without the losers' timings.
+    """Return a bundle without the kernels that lost every tuning they were compiled for, and
+    without the losers' timings.
 
     A kernel that no tuning names stays.  The result reads through the given bundle.
     """
@@ -263,7 +278,8 @@ def winners_only(bundle: Bundle) -> Bundle:
 
 
 def place_tunings(bundle: Bundle, cache_dir: str | os.PathLike[str]) -> int:
-    """Write a bundle's records where tuners on this machine look; returns how many were new or replaced a slower one.
+    """Write a bundle's records where tuners on this machine look; returns how many were new or
+    replaced a slower one.
 
     Raises:
         AccessDenied, StoreFull: the directory cannot be written.
@@ -280,13 +296,15 @@ def place_tunings(bundle: Bundle, cache_dir: str | os.PathLike[str]) -> int:
     return written
 
 
-# Recordings -------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------- Recordings
 
 Listener = Callable[[TuningRecord, Tuning | None], None]
 
 
 class TuningListeners:
-    """Whoever wants to hear of each record that a tuner of this process finds or uses; thread-safe, empty after a fork."""
+    """Whoever wants to hear of each record that a tuner of this process finds or uses; thread-safe,
+    empty after a fork.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -311,7 +329,9 @@ class TuningListeners:
                 _LOG.warning("a listener could not take a tuning record: %s", error)
 
     def reset_after_fork(self) -> None:
-        """Forget the parent's listeners; for the child only, whose copy of the lock another thread may have held."""
+        """Forget the parent's listeners; for the child only, whose copy of the lock another thread
+        may have held.
+        """
         self._lock, self._listeners = threading.Lock(), ()
 
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`FORMATS`, `read_configs`, `write_configs`: the config files of other projects, to and from records of this package's tuner.
+"""`FORMATS`, `read_configs`, `write_configs`: the config files of other projects, to and from
+records of this package's tuner.
 
-The commands `tune export --format` and `tune import --format` call it; `moe_config_files.py` and `fla_config_files.py` hold the formats.
+The commands `tune export --format` and `tune import --format` call it; `moe_config_files.py` and
+`fla_config_files.py` hold the formats.
 """
 
 from __future__ import annotations
@@ -40,11 +42,13 @@ FORMATS = {
 
 
 def read_configs(source: str, form: str, told: FileFacts) -> tuple[list[Pair], list[str]]:
-    """Return the records in a file, or in all files of that format below a directory, and why files of a directory were left out.
+    """Return the records in a file, or in all files of that format below a directory, and why files
+    of a directory were left out.
 
     Raises:
         NotFound, AccessDenied: it cannot be read, or there is no such file in it.
-        FormatError: the file, or each one in the directory, is not of that format; the message names it and what is wrong.
+        FormatError: the file, or each one in the directory, is not of that format; the message
+            names it and what is wrong.
         ConfigError: something is not known that has to be told.
     """
     if not os.path.isdir(source):

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tuning_counters`: what tuners of this process found and spent, and how much time their look-ups of records saved.
+"""`tuning_counters`: what tuners of this process found and spent, and how much time their look-ups
+of records saved.
 
-`runtime/tuning` counts here; users ask, and the report of a process has the numbers (`integrations/process_report.py`).
+`runtime/tuning` counts here; users ask, and the report of a process has the numbers
+(`integrations/process_report.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ class TuningCounters:
     Attributes:
         found: tuning keys whose config a record told.
         untimed: how many of these records do not say what their tuning took.
-        seconds_saved: what the tunings of the others took where they were made: compiles and measurements.
+        seconds_saved: what the tunings of the others took where they were made: compiles and
+            measurements.
         tuned: tuning keys that were searched here.
         seconds_spent: what that took.
     """

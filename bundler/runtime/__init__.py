@@ -4,7 +4,8 @@
     kernels = bundler.runtime.load("model.tbundle")
     kernels["add"][(n // 1024,)](x, y, out, n, BLOCK=1024)
 
-`docs/launching.md` says more.  What is public is listed here; nothing of it imports torch or Triton.
+`docs/launching.md` says more.  What is public is listed here; nothing of it imports torch or
+Triton.
 """
 
 from __future__ import annotations

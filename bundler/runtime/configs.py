@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Config`: one candidate of a kernel, as a value whose identity is everything that reaches the compiler.
+"""`Config`: one candidate of a kernel, as a value whose identity is everything that reaches the
+compiler.
 
 Rules and users make them; the tuner compiles, measures and records them.
 """
@@ -25,10 +26,12 @@ _FIELDS = frozenset(_LEAST)
 
 @dataclass(frozen=True, eq=False)
 class Config:
-    """One way to compile a kernel: values for its constexpr parameters, and options for the compiler.
+    """One way to compile a kernel: values for its constexpr parameters, and options for the
+    compiler.
 
-    Two configs are equal, and hash alike, when `key` is: order of the mappings does not matter; `pre_hook`, `dynamic_scale` and
-    `origin` do not count, since the compiler never sees them.  Immutable; safe in any thread; pickles when its values do.
+    Two configs are equal, and hash alike, when `key` is: order of the mappings does not matter;
+    `pre_hook`, `dynamic_scale` and `origin` do not count, since the compiler never sees them.
+    Immutable; safe in any thread; pickles when its values do.
 
     Attributes:
         kwargs: constexpr parameter -> value, in the order given.
@@ -36,7 +39,8 @@ class Config:
         maxnreg: most registers of a thread, None for no limit.
         options: every other compiler option -> value.
         pre_hook: called with the arguments of each launch before it, as Triton calls it.
-        dynamic_scale: whether a reduction block may be halved when the kernel turns out to use many registers.
+        dynamic_scale: whether a reduction block may be halved when the kernel turns out to use many
+            registers.
         origin: the rule that proposed it, for people.
 
     Raises:
@@ -71,7 +75,9 @@ class Config:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What makes this config itself: hashable, independent of order, comparable within one process."""
+        """What makes this config itself: hashable, independent of order, comparable within one
+        process.
+        """
         return self._key
 
     @property
@@ -113,7 +119,9 @@ class Config:
         return ", ".join(f"{name}={value}" for name, value in {**shown, **self.options}.items())
 
     def all_kwargs(self) -> dict[str, Any]:
-        """Return parameters and options together, as a call of a Triton kernel takes them; None stands for "not given"."""
+        """Return parameters and options together, as a call of a Triton kernel takes them; None
+        stands for "not given".
+        """
         counts = {
             name: getattr(self, name) for name in ("num_warps", "num_ctas", "num_stages", "maxnreg")
         }
@@ -137,7 +145,9 @@ class Config:
         )
 
     def for_parameters(self, parameters: Collection[str]) -> Config:
-        """Return this config for a function with these parameters: other names among `kwargs` are compiler options, as for Triton."""
+        """Return this config for a function with these parameters: other names among `kwargs` are
+        compiler options, as for Triton.
+        """
         apart = {name: value for name, value in self.kwargs.items() if name not in parameters}
         return (
             replace(self.without_kwargs(*apart), options={**self.options, **apart})
@@ -145,11 +155,12 @@ class Config:
             else self
         )
 
-    # -------------------------------------------------------------------------------------------------- Triton's object
+    # ------------------------------------------------------------------------------ Triton's object
 
     @staticmethod
     def from_triton(config: Any) -> Config:
-        """Take over a Triton `Config`, or anything shaped like one; what its `all_kwargs()` adds becomes options.
+        """Take over a Triton `Config`, or anything shaped like one; what its `all_kwargs()` adds
+        becomes options.
 
         Raises:
             ConfigError: it is not shaped like one.
@@ -194,10 +205,12 @@ class Config:
         except TypeError as error:
             raise ConfigError(f"config: this Triton cannot hold {self}: {error}") from error
 
-    # -------------------------------------------------------------------------------------------------------- plain data
+    # ----------------------------------------------------------------------------------- plain data
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the identity as a plain dictionary, for people and JSON; the values stay as they are."""
+        """Return the identity as a plain dictionary, for people and JSON; the values stay as they
+        are.
+        """
         counts = {
             name: getattr(self, name) for name in ("num_warps", "num_stages", "num_ctas", "maxnreg")
         }
@@ -218,7 +231,8 @@ class Config:
         return Config(**data)
 
     def to_wire(self) -> list[Any]:
-        """Return the positional form for msgpack, values tagged; `pre_hook` and `origin` stay behind.
+        """Return the positional form for msgpack, values tagged; `pre_hook` and `origin` stay
+        behind.
 
         Raises:
             ConfigError: a value cannot travel.
@@ -279,7 +293,9 @@ def _sorted(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _identity(given: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """Return sorted pairs; what has no encoding is itself: the object, or its id where it does not hash."""
+    """Return sorted pairs; what has no encoding is itself: the object, or its id where it does not
+    hash.
+    """
     return tuple((name, _hashable(given[name])) for name in sorted(given))
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`checked`: a grid as the caller writes it, as three numbers within what a device can launch.
 
-Every launch goes through it: of a `StaticKernel`, a `Handle`, a tuned kernel and a heuristic's grid.
+Every launch goes through it: of a `StaticKernel`, a `Handle`, a tuned kernel and a heuristic's
+grid.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def checked(grid: Any, name: str, backend: str, cluster: int = 1) -> tuple[int, 
         cluster: blocks for each program, which lie along x.
 
     Raises:
-        CannotLaunchStatically: not one to three integers, negative, or more than a device can launch.
+        CannotLaunchStatically: not one to three integers, negative, or more than a device can
+            launch.
     """
     sizes = (
         (grid,) if isinstance(grid, int) else tuple(grid) if isinstance(grid, (tuple, list)) else ()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`StoreBlobs`: the blobs of a pulled bundle, fetched from the store when they are read.
 
-`BundleStore.pull` and `KernelRecords.look_up` make one for each bundle; `unit_batches` splits units into calls of the byte store, and
-`unit_payload` opens a stored unit, also for `Maintenance`.  Units that were fetched ahead are decoded as they are read (`unit_decoding.py`).
-Their blobs are compared with their digests then, or, in a restore, where they are written.
+`BundleStore.pull` and `KernelRecords.look_up` make one for each bundle; `unit_batches` splits units
+into calls of the byte store, and `unit_payload` opens a stored unit, also for `Maintenance`.  Units
+that were fetched ahead are decoded as they are read (`unit_decoding.py`). Their blobs are compared
+with their digests then, or, in a restore, where they are written.
 """
 
 from __future__ import annotations
@@ -40,9 +41,11 @@ from bundler.store.store_layout import (
 )
 from bundler.store.unit_decoding import FetchedUnits
 
-# A run of kernels that is written, and one that is fetched meanwhile (bundler/lifecycle/restore_plan.py).
+# A run of kernels that is written, and one that is fetched meanwhile
+# (bundler/lifecycle/restore_plan.py).
 CACHED_BYTES = 40 * 1024 * 1024
-# Marking begins when so many units that were fetched, or half of them, were read: until then nobody writes, and that is to come first.
+# Marking begins when so many units that were fetched, or half of them, were read: until then nobody
+# writes, and that is to come first.
 UNMARKED_UNITS = 16
 # What one call may bring when each of its units is as large as the largest may be.
 LIED_BYTES = 8 * BATCH_BYTES
@@ -51,8 +54,8 @@ LIED_BYTES = 8 * BATCH_BYTES
 class StoreBlobs(BlobSource):
     """Reads units in batches and keeps the last ones decoded.
 
-    A damaged unit, or one whose dictionary is gone, is removed from the store, if that is permitted, so that the next push sends
-    it again; reading it raises.  Safe under threads.
+    A damaged unit, or one whose dictionary is gone, is removed from the store, if that is
+    permitted, so that the next push sends it again; reading it raises.  Safe under threads.
 
     Args:
         backend, name: the store.
@@ -61,7 +64,8 @@ class StoreBlobs(BlobSource):
         hints: dictionaries that its units are likely to need.
         dictionaries: where to look for them, when somebody has some already.
         read_only: leave the store as it is.
-        marks: marks what was pulled as in use, beside what is done with the first units; None where that was done.
+        marks: marks what was pulled as in use, beside what is done with the first units; None where
+            that was done.
         buffers: memory for decoded units, where somebody has some from earlier ones.
     """
 
@@ -90,12 +94,14 @@ class StoreBlobs(BlobSource):
         # Of the launch sets until another blob is asked for.
         self._lazy_units = units if isinstance(units, BundleUnits) else None
         self._units = _by_digest(units.launch if isinstance(units, BundleUnits) else list(units))
-        # No lock: another thread could hold it at the moment of a fork.  Single dictionary operations are atomic.
+        # No lock: another thread could hold it at the moment of a fork.  Single dictionary
+        # operations are atomic.
         self._cache: dict[bytes, memoryview] = {}
         # Decoded, and not compared with their digests yet; whoever compares one moves it.
         self._uncompared: dict[bytes, memoryview] = {}
         self._damaged: dict[str, BundlerError] = {}
-        # At most so much is kept; counting it each time would take longer than to fetch a few kernels from a directory.
+        # At most so much is kept; counting it each time would take longer than to fetch a few
+        # kernels from a directory.
         self._most_bytes = 0
 
     def read_blob(self, digest: bytes) -> bytes:
@@ -103,7 +109,8 @@ class StoreBlobs(BlobSource):
         return bytes(self.view_blob(digest))
 
     def view_blob(self, digest: bytes) -> memoryview:
-        """Return the verified bytes of a blob where they lie among the units that came with it, which stay in memory as long.
+        """Return the verified bytes of a blob where they lie among the units that came with it,
+        which stay in memory as long.
 
         Raises:
             NotFound: the bundle has no such blob, or the store has lost it.
@@ -131,7 +138,9 @@ class StoreBlobs(BlobSource):
         return [self.view_blob(digest) for digest in digests]
 
     def stored_blobs(self, digests: Sequence[bytes]) -> list[memoryview]:
-        """Return the bytes of several blobs, which the caller compares with their digests; raises as `view_blob`."""
+        """Return the bytes of several blobs, which the caller compares with their digests; raises
+        as `view_blob`.
+        """
         found: list[memoryview] = []
         for digest in digests:
             data = self._uncompared.get(digest)
@@ -141,7 +150,9 @@ class StoreBlobs(BlobSource):
         return found
 
     def _told_again(self, digest: bytes) -> memoryview:
-        """Return a blob as `view_blob`; what it raises, the next who reads the blob gets too: of several, each is asked for alone then."""
+        """Return a blob as `view_blob`; what it raises, the next who reads the blob gets too: of
+        several, each is asked for alone then.
+        """
         try:
             return self.view_blob(digest)
         except (NotFound, *DAMAGED) as error:
@@ -150,7 +161,9 @@ class StoreBlobs(BlobSource):
             raise
 
     def _decoded(self, digest: bytes) -> memoryview | None:
-        """Return a blob of a unit that was fetched, as it was decoded; None where there is no such unit."""
+        """Return a blob of a unit that was fetched, as it was decoded; None where there is no such
+        unit.
+        """
         for unit in self._units.get(digest, ()):
             taken = self._fetched.take(unit.key)
             if taken is None:
@@ -167,7 +180,9 @@ class StoreBlobs(BlobSource):
         return None
 
     def _compared(self, digest: bytes) -> memoryview | None:
-        """Return a fetched blob if it and what came in its unit is what its digest says, and keep all that; None when it has to be fetched."""
+        """Return a fetched blob if it and what came in its unit is what its digest says, and keep
+        all that; None when it has to be fetched.
+        """
         data = self._uncompared.get(digest)
         if data is not None and hashlib.sha256(data).digest() == digest:
             self._cache[digest] = data
@@ -187,19 +202,24 @@ class StoreBlobs(BlobSource):
         return self._cache.get(digest)
 
     def _open_alone(self, unit: Unit, value: bytes) -> None:
-        """Open a unit that is likely to be damaged, or lacks its dictionary, and note what is wrong with it."""
+        """Open a unit that is likely to be damaged, or lacks its dictionary, and note what is wrong
+        with it.
+        """
         try:
             self._cache.update(self._open(unit, value))
         except (NotFound, *DAMAGED) as error:
             self._damaged[unit.key] = error  # reading the blob raises it
 
     def prefetch(self, digests: Collection[bytes]) -> None:
-        """Fetch the units of these blobs in few round trips; what is missing or damaged shows when it is read."""
+        """Fetch the units of these blobs in few round trips; what is missing or damaged shows when
+        it is read.
+        """
         wanted = self._lacking(digests)
         if not wanted:
             return
         if self._marks is not None:
-            self._marks.wait()  # they need the connection, and another one would take longer to make
+            # they need the connection, and another one would take longer to make
+            self._marks.wait()
         self._fetching, self._unread = True, min(self._unread, len(wanted) // 2)
         try:
             self._fetch_all(wanted)
@@ -254,7 +274,9 @@ class StoreBlobs(BlobSource):
             self._lazy_units = None
 
     def _bounds(self, dictionaries: list[str], units: list[Unit]) -> dict[str, int]:
-        """Return how large each may be, with what proves it where somebody is asked who is not trusted."""
+        """Return how large each may be, with what proves it where somebody is asked who is not
+        trusted.
+        """
         if not self._backend.asks_peers:
             return bounds.of_keys(dictionaries) | bounds.of_units(units)
         return object_proofs.of_dictionaries(dictionaries) | object_proofs.of_units(
@@ -271,7 +293,9 @@ class StoreBlobs(BlobSource):
         ]
 
     def _learn(self, values: Collection[bytes]) -> list[bytes]:
-        """Fetch the dictionaries that nobody told us of, and mark them as in use; returns those that are not to be had."""
+        """Fetch the dictionaries that nobody told us of, and mark them as in use; returns those
+        that are not to be had.
+        """
         new = self._dictionaries.unknown(map(dictionary_of, values))
         if new:
             self._dictionaries.fetch(new)
@@ -333,7 +357,9 @@ class StoreBlobs(BlobSource):
         return False
 
     def _trim(self, more_bytes: int) -> None:
-        """Let go of what came first, when so much more has come that what is kept has to be counted anew."""
+        """Let go of what came first, when so much more has come that what is kept has to be counted
+        anew.
+        """
         self._most_bytes += more_bytes
         if self._most_bytes <= CACHED_BYTES + CACHED_BYTES // 10:
             return
@@ -367,7 +393,8 @@ def unit_payload(
 ) -> bytes:
     """Return the payload of a unit.
 
-    Raises as `check_seal` and `decompress`, and `NotFound` when the dictionary that it needs is missing.
+    Raises as `check_seal` and `decompress`, and `NotFound` when the dictionary that it needs is
+    missing.
     """
     frame = check_seal(
         value, key, size, verified=verified
@@ -387,7 +414,8 @@ def unit_payload(
 def unit_batches(units: Iterable[Unit]) -> Iterator[list[Unit]]:
     """Split units so that one call carries at most `BATCH_KEYS` of them and about `BATCH_BYTES`.
 
-    Sorted by size, since a damaged store may give as much for each unit as the largest one of a batch may have.
+    Sorted by size, since a damaged store may give as much for each unit as the largest one of a
+    batch may have.
     """
     ordered = sorted(units, key=_size)
     largest = ordered[-1].size if ordered else 0

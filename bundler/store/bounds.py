@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many bytes an object of each kind may have as it is stored.
 
-Readers ask for no more than that, so that a damaged or hostile store cannot fill the memory.  Every module of this room that reads
-objects calls it.
+Readers ask for no more than that, so that a damaged or hostile store cannot fill the memory.  Every
+module of this room that reads objects calls it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from bundler.store import store_layout
 
 # An entry of the kernel index names a manifest and a tag.
 PLACE_BYTES = 1024
-# The largest dictionary that a reader keeps; a unit that is larger is compressed alone and becomes part of no dictionary.
+# The largest dictionary that a reader keeps; a unit that is larger is compressed alone and becomes
+# part of no dictionary.
 DICTIONARY_BYTES = MIB
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`BundleStore`: push and pull bundles, and give them tags.
 
-`bundler/lifecycle/machine_store.py` derives `Store` from it, which users open; listing, checking and pruning are done by `Maintenance`.
+`bundler/lifecycle/machine_store.py` derives `Store` from it, which users open; listing, checking
+and pruning are done by `Maintenance`.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ if TYPE_CHECKING:
 
 PushMode = Literal["merge", "replace", "create"]
 MODES = ("merge", "replace", "create")
-# Each lost race means that another push succeeded; so many in a row for one tag mean that something is wrong with the store.
+# Each lost race means that another push succeeded; so many in a row for one tag mean that something
+# is wrong with the store.
 SWAP_ATTEMPTS = 100
 _Seen = Callable[[Content], None]
 _log = logger("bundler.store")
@@ -69,11 +71,11 @@ _log = logger("bundler.store")
 class BundleStore:
     """Bundles in a byte store, shared by any number of processes.
 
-    Guarantees: a manifest is written after every unit that it names was acknowledged, and a tag after its manifest; what is
-    read is verified; every operation may be repeated, and stopped anywhere.  Of pushes to one tag at once with
-    `mode="merge"`, the tag holds all.  Thread-safe; may be used on both sides of a fork.
-    Does not guarantee: that a push survives a power failure before it returned; that what no tag reaches stays longer than
-    `prune` says.
+    Guarantees: a manifest is written after every unit that it names was acknowledged, and a tag
+    after its manifest; what is read is verified; every operation may be repeated, and stopped
+    anywhere.  Of pushes to one tag at once with `mode="merge"`, the tag holds all.  Thread-safe;
+    may be used on both sides of a fork. Does not guarantee: that a push survives a power failure
+    before it returned; that what no tag reaches stays longer than `prune` says.
 
     Args:
         backend: the byte store; closed with the store.
@@ -107,20 +109,25 @@ class BundleStore:
         Args:
             bundle: what to store.
             tag: a name for it, such as `llama3/h200`; None stores it under its digest alone.
-            mode: `merge` makes the tag name the union of what it named and this; `replace` makes it name this; `create`
-                refuses when it names something else.
+            mode: `merge` makes the tag name the union of what it named and this; `replace` makes it
+                name this; `create` refuses when it names something else.
             allow_empty: also store a bundle with nothing in it.
-            key: a private key, or the file of one, that signs the bundle and what the tag names; None for `TRITON_BUNDLER_SIGNING_KEY`.
+            key: a private key, or the file of one, that signs the bundle and what the tag names;
+                None for `TRITON_BUNDLER_SIGNING_KEY`.
 
         Raises:
-            Untrusted: with `merge`, the tag is signed and there is no key, or nobody vouches for what it names and the key would.
+            Untrusted: with `merge`, the tag is signed and there is no key, or nobody vouches for
+                what it names and the key would.
             ConfigError: not a tag, or another mode.
-            EmptyBundle: there is nothing in the bundle; nothing is sent, and the tag names what it named.
+            EmptyBundle: there is nothing in the bundle; nothing is sent, and the tag names what it
+                named.
             FormatError: what the tag says is damaged or of a newer version; not with `replace`.
             UnsupportedVersion: the bundle has features that we can read but not write.
-            MergeConflict: with `create`, the tag is set; with `merge`, one key stands for two kernels.
-            StoreFull, AccessDenied, StoreUnavailable: it could not be stored; push again.  The tag names what it named
-                before, or, when it was only the last answer that got lost, what it should.
+            MergeConflict: with `create`, the tag is set; with `merge`, one key stands for two
+                kernels.
+            StoreFull, AccessDenied, StoreUnavailable: it could not be stored; push again.  The tag
+                names what it named before, or, when it was only the last answer that got lost, what
+                it should.
         """
         if mode not in MODES:
             raise ConfigError(f"mode={mode!r}: expected {', '.join(map(repr, MODES))}", got=mode)
@@ -140,7 +147,8 @@ class BundleStore:
             PushProgress(),
             PushSignatures(self._backend, self.name, signing_key(key), bundle, tag),
         )
-        # Each round merges with what the tag says now; units that an earlier round sent are present in the next.
+        # Each round merges with what the tag says now; units that an earlier round sent are present
+        # in the next.
         for _ in range(SWAP_ATTEMPTS):
             before = self._ref(ref)
             current, hints = (
@@ -156,7 +164,8 @@ class BundleStore:
                 )
             manifest, hints = self._send(final, sent, hints, held)
             value = signatures.tag_value(final, before, manifest, hints)
-            # Before the tag: a push that ends here has done no harm, and one that ends later lacks nothing.
+            # Before the tag: a push that ends here has done no harm, and one that ends later lacks
+            # nothing.
             place = BundlePlace(manifest, tag or "")
             fresh, over = not sent.present, signatures.signed
             if sent.known and not over and not held:  # under another tag, whose push added them
@@ -182,19 +191,24 @@ class BundleStore:
 
     @observers.observing("pull", "digest")
     def pull(self, tag_or_digest: str, *, read_only: bool = False) -> Bundle:
-        """Return a bundle by tag, digest or the beginning of one (8 digits and more, with `sha256:` or without); its content is fetched when it is read.
+        """Return a bundle by tag, digest or the beginning of one (8 digits and more, with `sha256:`
+        or without); its content is fetched when it is read.
 
         Args:
             tag_or_digest: which bundle.
-            read_only: leave the store as it is; else what is pulled is marked as in use, so that `prune` spares it, and
-                what is found damaged is removed, so that the next push sends it again.
+            read_only: leave the store as it is; else what is pulled is marked as in use, so that
+                `prune` spares it, and what is found damaged is removed, so that the next push sends
+                it again.
 
         Raises:
-            NotFound: no such tag or bundle, or its manifest is missing; `near` are tags that are called almost so.
-            ConfigError: neither a tag nor a digest, or the beginning of several, which are its `candidates`.
+            NotFound: no such tag or bundle, or its manifest is missing; `near` are tags that are
+                called almost so.
+            ConfigError: neither a tag nor a digest, or the beginning of several, which are its
+                `candidates`.
             DigestMismatch: the manifest is damaged; push again.
             FormatError: the tag or the manifest is none that this version reads.
-            Untrusted: signatures are required, and no trusted key vouches for what the tag names, or it did for something newer.
+            Untrusted: signatures are required, and no trusted key vouches for what the tag names,
+                or it did for something newer.
             StoreUnavailable, AccessDenied: the store cannot be read.
         """
         found = self._references.find(tag_or_digest)
@@ -210,7 +224,9 @@ class BundleStore:
         return tuple(self._maintenance.tags())
 
     def near_tags(self, tag: str) -> tuple[str, ...]:
-        """Return up to three tags that are called so or almost so, the nearest first; raises as `tags`."""
+        """Return up to three tags that are called so or almost so, the nearest first; raises as
+        `tags`.
+        """
         return self._references.near_tags(tag)
 
     def delete_tag(self, tag: str) -> bool:
@@ -232,7 +248,8 @@ class BundleStore:
     def verify(
         self, repair: bool = False, *, watch: Callable[[int, int], object] | None = None
     ) -> VerifyReport:
-        """Read and check everything; with `repair`, damaged objects are removed, so that the next push sends them again.
+        """Read and check everything; with `repair`, damaged objects are removed, so that the next
+        push sends them again.
 
         `watch` is told how many objects of how many were read.
         """
@@ -247,14 +264,17 @@ class BundleStore:
         grace_s: float = GRACE_S,
         watch: Callable[[int, int], object] | None = None,
     ) -> PruneReport:
-        """Remove what no tag reaches, oldest first; never what a tag reaches.  `watch` is told how many objects of how many are gone.
+        """Remove what no tag reaches, oldest first; never what a tag reaches.  `watch` is told how
+        many objects of how many are gone.
 
         Args:
-            max_bytes: stop when the store holds no more than this; None removes all that may be removed.
+            max_bytes: stop when the store holds no more than this; None removes all that may be
+                removed.
             older_than_s: only what was not used for so many seconds.
             dry_run: remove nothing, only say what would be.
-            grace_s: nothing that was used in so many last seconds on the store's own clock, since a push may be about to name it;
-                one that takes longer may lose units, whose kernels are misses until the next push.
+            grace_s: nothing that was used in so many last seconds on the store's own clock, since a
+                push may be about to name it; one that takes longer may lose units, whose kernels
+                are misses until the next push.
         """
         return self._maintenance.prune(
             PruneRequest(max_bytes, older_than_s, grace_s), dry_run=dry_run, watch=watch
@@ -319,7 +339,9 @@ class BundleStore:
         except (NotFound, DigestMismatch) as error:
             with store_errors(self.name):
                 if self._backend.exists([current]):
-                    raise  # the manifest is there: it may have been damaged on its way here, and arrive whole the next time
+                    # the manifest is there: it may have been damaged on its way here, and arrive
+                    # whole the next time
+                    raise
             # A tag without its manifest names nothing that could be merged; the push repairs it.
             _log.warning("%s: tag %s is dangling and is set anew: %s", self.name, tag, error)
             return bundle, nothing
@@ -334,11 +356,14 @@ class BundleStore:
     def _send(
         self, bundle: Bundle, sent: PushProgress, hints: Sequence[Hint], held: Collection[str]
     ) -> tuple[str, tuple[Hint, ...]]:
-        """Store dictionaries, units, then the manifest, each only when missing; returns its key, and what to hint at."""
+        """Store dictionaries, units, then the manifest, each only when missing; returns its key,
+        and what to hint at.
+        """
         units = {unit.key: unit for unit in store_layout.units_of(bundle.content)}
         observed = bundle.observed.encode()
         manifest = store_layout.manifest_key(bundle.digest, observed)
-        # With what is asked anyway: whether what was pushed before, all if the bundle is known, is found by its keys.
+        # With what is asked anyway: whether what was pushed before, all if the bundle is known, is
+        # found by its keys.
         entries = sample(held or names_in(bundle.content))
         asked = [manifest, *map(_key_of, hints)]
         try:
@@ -370,7 +395,8 @@ class BundleStore:
                 sent.bytes += _size(values)
                 sent.units += len(values)
         with store_errors(self.name):
-            self._backend.flush()  # before the manifest: after a power failure it must not name what was lost
+            # before the manifest: after a power failure it must not name what was lost
+            self._backend.flush()
         sent.known = manifest in present
         if not sent.known:
             values = {manifest: store_layout.encode_manifest(bundle.content.encode(), observed)}
@@ -398,7 +424,9 @@ class BundleStore:
     def _without_dictionary(
         self, units: Sequence[store_layout.Unit], lost: Collection[bytes]
     ) -> set[str]:
-        """Remove the units that need a dictionary which is gone, so that they can be sent again; returns them."""
+        """Remove the units that need a dictionary which is gone, so that they can be sent again;
+        returns them.
+        """
         gone: set[str] = set()
         with store_errors(self.name):
             for batch in unit_batches(units):
@@ -417,11 +445,14 @@ class BundleStore:
             try:
                 yield unit, _payload(bundle, unit)
             except NotFound as error:
-                # The tag that was merged names a unit that is gone.  Readers skip its kernel until a process that has it pushes again.
+                # The tag that was merged names a unit that is gone.  Readers skip its kernel until
+                # a process that has it pushes again.
                 _log.warning("%s: %s is dangling: %s", self.name, unit.key, error)
 
     def _put(self, values: dict[str, bytes], units: Mapping[str, store_layout.Unit]) -> None:
-        """Store objects, and read them back where that is cheap, so that no tag names an object that did not arrive whole."""
+        """Store objects, and read them back where that is cheap, so that no tag names an object
+        that did not arrive whole.
+        """
         with store_errors(self.name):
             self._backend.put(values)
         if self._backend.reads_are_cheap:
@@ -434,7 +465,9 @@ class BundleStore:
     def _present(
         self, keys: list[str], units: Mapping[str, store_layout.Unit], sent: PushProgress
     ) -> frozenset[str]:
-        """Return which objects are there, marked as in use; damaged ones are removed where reading them back is cheap."""
+        """Return which objects are there, marked as in use; damaged ones are removed where reading
+        them back is cheap.
+        """
         with store_errors(self.name):
             if not self._backend.reads_are_cheap:
                 return self._backend.claim(keys)
@@ -466,7 +499,8 @@ class BundleStore:
     def _pull_to_place(
         self, tag_or_digest: str, named: Callable[[SignedTag], None], seen: _Seen
     ) -> Bundle:
-        """Return a bundle as `pull` does, to who reads it at once and closes it: it is marked as in use meanwhile.
+        """Return a bundle as `pull` does, to who reads it at once and closes it: it is marked as in
+        use meanwhile.
 
         `named` gets what the tag says, before anything else is read, and `seen` the content.
         """

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the store does about a damaged object: it asks once more, then removes the object, so that the next push sends it again.
+"""What the store does about a damaged object: it asks once more, then removes the object, so that
+the next push sends it again.
 
-`checked` does this around any check; `quarantine` removes.  Every module of this room that reads objects calls them.
+`checked` does this around any check; `quarantine` removes.  Every module of this room that reads
+objects calls them.
 """
 
 from __future__ import annotations
@@ -30,14 +32,15 @@ def checked(
 ) -> T:
     """Return what `check` makes of a stored value.
 
-    A damaged one is asked for once more.  If it was damaged on its way here, the second is right; what the store gives twice
-    the same is removed, and the next push sends it again.
+    A damaged one is asked for once more.  If it was damaged on its way here, the second is right;
+    what the store gives twice the same is removed, and the next push sends it again.
 
     Args:
         backend, name: the store.
         key, value: the object as the store gave it.
         check: raises `DigestMismatch` or `FormatError` for a damaged value.
-        removable: the errors for which the object is removed; one that is only over a limit of this reader stays.
+        removable: the errors for which the object is removed; one that is only over a limit of this
+            reader stays.
     """
     try:
         return check(value)
@@ -65,7 +68,9 @@ def _bound(key: str, value: bytes) -> int:
 
 
 def quarantine(backend: Backend, name: str, key: str) -> None:
-    """Remove a damaged object; where that is not permitted it stays, and is damaged for the next reader too."""
+    """Remove a damaged object; where that is not permitted it stays, and is damaged for the next
+    reader too.
+    """
     try:
         with store_errors(name):
             backend.delete([key])

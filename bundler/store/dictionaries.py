@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`UnitCompression`, `Dictionaries`: dictionaries are bytes that many units have in common, stored once.
+"""`UnitCompression`, `Dictionaries`: dictionaries are bytes that many units have in common, stored
+once.
 
-A unit that is compressed alone is ten times as large as its share of a bundle file: within one kernel little repeats, but two
-kernels have much in common.  So a push to a store that is far away looks at the units that it sends of one family (the launch
-sets of one target, or its IR), joins those that have least in common with the others into a dictionary, and compresses every unit
-of the family with it.  The head of each unit names the dictionary by its digest.  The key of a unit still depends on its own content
-alone, and everybody can read it.
+A unit that is compressed alone is ten times as large as its share of a bundle file: within one
+kernel little repeats, but two kernels have much in common.  So a push to a store that is far away
+looks at the units that it sends of one family (the launch sets of one target, or its IR), joins
+those that have least in common with the others into a dictionary, and compresses every unit of the
+family with it.  The head of each unit names the dictionary by its digest.  The key of a unit still
+depends on its own content alone, and everybody can read it.
 
-`UnitCompression` chooses dictionaries for one push, `Dictionaries` holds those that a reader has needed so far; `BundleStore` and `StoreBlobs` call them.
+`UnitCompression` chooses dictionaries for one push, `Dictionaries` holds those that a reader has
+needed so far; `BundleStore` and `StoreBlobs` call them.
 """
 
 from __future__ import annotations
@@ -30,15 +33,19 @@ from bundler.store.damage import DAMAGED, checked
 from bundler.store.error_translation import store_errors
 
 _KEY = re.compile(store_layout.DICTIONARIES + r"/[0-9a-f]{64}")
-# So many units of a family are sampled, evenly spaced; a family of fewer than the least gets no dictionary.
+# So many units of a family are sampled, evenly spaced; a family of fewer than the least gets no
+# dictionary.
 SAMPLES, LEAST_SAMPLES = 64, 4
 SAMPLED_BYTES = 16 * MIB
-# A sample that the dictionary so far makes no smaller than this part of its own compressed size has content that is new: it is added.
+# A sample that the dictionary so far makes no smaller than this part of its own compressed size has
+# content that is new: it is added.
 NEW = 0.5
-# A dictionary is worth while when all samples together shrink to this part, and by so many bytes; measured in docs/cluster.md.
+# A dictionary is worth while when all samples together shrink to this part, and by so many bytes;
+# measured in docs/cluster.md.
 WORTH = 0.8
 LEAST_SAVED_BYTES = 16 * KIB
-# The level for comparing sizes, faster than `store_layout.ZSTD_LEVEL`; sizes at the two levels rise and fall together.
+# The level for comparing sizes, faster than `store_layout.ZSTD_LEVEL`; sizes at the two levels rise
+# and fall together.
 _TRIAL_LEVEL = 3
 KEPT = 16
 
@@ -71,19 +78,23 @@ class Dictionary:
     def serves(self, samples: Sequence[bytes]) -> bool:
         """Tell whether these payloads get enough smaller with it."""
         alone, shared = zstandard.ZstdCompressor(level=_TRIAL_LEVEL), self.compressor(_TRIAL_LEVEL)
-        # The dictionary is stored already, so it costs nothing, and no least saving in bytes is asked for.
+        # The dictionary is stored already, so it costs nothing, and no least saving in bytes is
+        # asked for.
         return sum(len(shared.compress(s)) for s in samples) <= WORTH * sum(
             len(alone.compress(s)) for s in samples
         )
 
     @staticmethod
     def of(samples: Sequence[bytes]) -> Dictionary | None:
-        """Return the dictionary of some payloads, the same whenever they are the same; None when it is not worth while."""
+        """Return the dictionary of some payloads, the same whenever they are the same; None when it
+        is not worth while.
+        """
         if len(samples) < LEAST_SAMPLES:
             return None
         alone = shared = zstandard.ZstdCompressor(level=_TRIAL_LEVEL)
         content, alone_bytes, shared_bytes = b"", 0, 0
-        # In the given order, each against the dictionary so far: a sample that resembles an earlier one adds nothing.
+        # In the given order, each against the dictionary so far: a sample that resembles an earlier
+        # one adds nothing.
         for sample in samples:
             before = len(alone.compress(sample))
             after = len(shared.compress(sample)) if content else before
@@ -91,7 +102,8 @@ class Dictionary:
             if after > NEW * before and len(content) + len(sample) <= DICTIONARY_BYTES:
                 content += sample
                 shared = Dictionary(content).compressor(_TRIAL_LEVEL)
-        # A sample that became part of the dictionary is counted with its size alone: about what it adds to the stored dictionary.
+        # A sample that became part of the dictionary is counted with its size alone: about what it
+        # adds to the stored dictionary.
         worth = (
             shared_bytes <= WORTH * alone_bytes and alone_bytes - shared_bytes >= LEAST_SAVED_BYTES
         )
@@ -151,7 +163,8 @@ class Dictionaries:
                 )
             except DAMAGED:
                 continue
-            # In order of arrival: a pull needs the dictionaries of one tag, which are few, so the oldest are of other tags.
+            # In order of arrival: a pull needs the dictionaries of one tag, which are few, so the
+            # oldest are of other tags.
             for oldest in list(self._known)[: max(0, len(self._known) + 1 - KEPT)]:
                 self._known.pop(oldest, None)
             self._known[found.digest] = found
@@ -161,7 +174,8 @@ def opened(key: str, value: bytes) -> Dictionary:
     """Return the dictionary that a stored value is; raises `DigestMismatch` or `FormatError`."""
     if not _KEY.fullmatch(key):
         raise FormatError(f"{key}: no key of a dictionary; verify --repair removes it", key=key)
-    # The digest in the key is that of the content, so a dictionary cannot be exchanged for another one.
+    # The digest in the key is that of the content, so a dictionary cannot be exchanged for another
+    # one.
     content = store_layout.unseal(value, key, None, most_bytes=DICTIONARY_BYTES)
     digest = bytes.fromhex(key.rpartition("/")[2])
     check_digest(content, digest, key)
@@ -184,7 +198,8 @@ class UnitCompression:
     def choose(
         self, units: Sequence[store_layout.Unit], read: Callable[[store_layout.Unit], bytes]
     ) -> dict[str, bytes]:
-        """Choose a dictionary for each family where one is worth while; returns the new ones, as they are to be stored.
+        """Choose a dictionary for each family where one is worth while; returns the new ones, as
+        they are to be stored.
 
         Args:
             units: what is going to be sent.
@@ -198,7 +213,8 @@ class UnitCompression:
         new: dict[str, bytes] = {}
         for family, members in families.items():
             samples = list(_sampled(members, read))
-            # A dictionary that is in the store already costs nothing, so a new one is made only where none serves.
+            # A dictionary that is in the store already costs nothing, so a new one is made only
+            # where none serves.
             found = self._hinted(family, samples)
             if found is None:
                 found = Dictionary.of(samples)

@@ -23,7 +23,8 @@ from bundler.errors import (
 )
 from bundler.project import page
 
-# The beginning of a message of a byte store that is a server, and the text between the names of tiers.
+# The beginning of a message of a byte store that is a server, and the text between the names of
+# tiers.
 _URL = re.compile(r"[a-z][a-z0-9+]*://\S*?: ")
 _TIERS = " + "
 _REDIS = ("redis", "unix:")

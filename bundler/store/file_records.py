@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Single files of a store, found by what names them: tuning results and helper libraries, which belong to no kernel.
+"""Single files of a store, found by what names them: tuning results and helper libraries, which
+belong to no kernel.
 
 ::
 
     v1/s/<64 hex>   an object: a sealed [1, name, file name, bytes]; the hex is the sha256 of the name
 
-Created and never changed: the first is everybody's.  What was pushed in a bundle is found by the same
-look-up (kernel_index.py): a file by its path, a tuning record by its id.
+Created and never changed: the first is everybody's.  What was pushed in a bundle is found by the
+same look-up (kernel_index.py): a file by its path, a tuning record by its id.
 
-`FileRecords` looks files up and publishes them: `Store.file_records` makes it for sessions (`bundler/integrations/lookup_engine.py`) and for
-Helion's cache (`helion_cache.py`); `maintenance.py` prunes what it wrote.
+`FileRecords` looks files up and publishes them: `Store.file_records` makes it for sessions
+(`bundler/integrations/lookup_engine.py`) and for Helion's cache (`helion_cache.py`);
+`maintenance.py` prunes what it wrote.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ _VERSION = 1
 class FileRecords:
     """The single files of a store.
 
-    Guarantees: what is read is verified, and has the name that was asked for.  Threads, processes and forks as the byte store.
-    Does not guarantee that a file stays: a server may evict it.
+    Guarantees: what is read is verified, and has the name that was asked for.  Threads, processes
+    and forks as the byte store. Does not guarantee that a file stays: a server may evict it.
 
     Args:
         backend: the byte store.
@@ -113,7 +115,8 @@ class FileRecords:
             return bool(self._backend.put({_key(name): value}))
 
     def listed(self, prefix: str, most: int) -> Iterator[tuple[str, bytes]]:
-        """Yield (name, bytes) of the files whose name begins so, the newest first; damaged ones are left out.
+        """Yield (name, bytes) of the files whose name begins so, the newest first; damaged ones are
+        left out.
 
         Every file of the store is looked at, since objects are called by digests of names.
 
@@ -146,7 +149,9 @@ class FileRecords:
                 return
 
     def _named(self, key: str, value: bytes) -> tuple[str, bytes] | None:
-        """Return name and bytes of a file that was listed; None when it is damaged, or stands under the key of another name."""
+        """Return name and bytes of a file that was listed; None when it is damaged, or stands under
+        the key of another name.
+        """
         try:
             known_by, data = checked(
                 self._backend, self.name, key, value, partial(self._opened, key)

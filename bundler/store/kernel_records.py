@@ -8,12 +8,13 @@
     v1/f/<kernel key>   a ref, for a while: [1, token, message] of the last compile that failed
     v1/b/<kernel key>   where there is no record: which bundle that was pushed has the kernel (kernel_index.py)
 
-A record is created and never changed: the first complete build of a key is everybody's.  Units come before the record that names
-them.  A record whose units are gone or damaged is a miss; it is removed, so that the next build can be published.  A kernel that was pushed
-in a bundle is found by the same look-up.
+A record is created and never changed: the first complete build of a key is everybody's.  Units come
+before the record that names them.  A record whose units are gone or damaged is a miss; it is
+removed, so that the next build can be published.  A kernel that was pushed in a bundle is found by
+the same look-up.
 
-`KernelRecords` looks kernels up and publishes them: `Store.kernel_records` makes it for sessions, `compile_once` and the build service;
-`maintenance.py` prunes what it wrote.
+`KernelRecords` looks kernels up and publishes them: `Store.kernel_records` makes it for sessions,
+`compile_once` and the build service; `maintenance.py` prunes what it wrote.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ RECORDS, FAILURES, LEASES = (
     f"{store_layout.MAJOR}/f",
     f"{store_layout.MAJOR}/c",
 )
-# A record that another published, and that is lost when we look at it, leaves room for ours; until the next is faster again.
+# A record that another published, and that is lost when we look at it, leaves room for ours; until
+# the next is faster again.
 ATTEMPTS = 3
 # Of lookups at the same time; a session has one for each kernel that it asks for.
 _BUFFERS = 1
@@ -70,10 +72,11 @@ class LookUp(Summarized):
     Attributes:
         bundle: the kernels that are there, with their verified bytes in memory.
         missing: keys of the others, in the order asked for.
-        damaged: those of `missing` whose record was there, but not all that it names: key -> reason.
+        damaged: those of `missing` whose record was there, but not all that it names: key ->
+            reason.
         seconds: of the damaged ones whose record could be read, how long their compile took.
-        code: keys of kernels of bundles whose code may be used, by what the policy asks of signatures; never of a kernel that was
-            published by itself, which nobody signed.
+        code: keys of kernels of bundles whose code may be used, by what the policy asks of
+            signatures; never of a kernel that was published by itself, which nobody signed.
     """
 
     bundle: Bundle
@@ -88,9 +91,11 @@ class Published(Summarized):
     """What became of kernels that were published.
 
     Attributes:
-        bundle: the builds that everybody gets: ours, or for a key that another was first with, the other's.
+        bundle: the builds that everybody gets: ours, or for a key that another was first with, the
+            other's.
         created: keys whose record is ours.
-        others: keys that another was first with.  What is in neither could be read by nobody, and is not in the store.
+        others: keys that another was first with.  What is in neither could be read by nobody, and
+            is not in the store.
     """
 
     bundle: Bundle
@@ -99,7 +104,9 @@ class Published(Summarized):
 
 
 class ToldFailure(NamedTuple):
-    """A compile that failed somewhere: a token that tells it from others of the same key, and what the compiler said."""
+    """A compile that failed somewhere: a token that tells it from others of the same key, and what
+    the compiler said.
+    """
 
     token: str
     message: str
@@ -132,22 +139,25 @@ class _Record:
 class KernelRecords:
     """The kernels of a store by their keys.
 
-    Guarantees: units are acknowledged before the record that names them; of builds of one key, published at once or one after
-    the other, the first complete one wins, and every caller is given its bytes; what is read is verified.  Threads, processes
-    and forks as the byte store.
-    Does not guarantee that a record stays: what was evicted, or removed as damaged, can be published anew by another build.
+    Guarantees: units are acknowledged before the record that names them; of builds of one key,
+    published at once or one after the other, the first complete one wins, and every caller is given
+    its bytes; what is read is verified.  Threads, processes and forks as the byte store. Does not
+    guarantee that a record stays: what was evicted, or removed as damaged, can be published anew by
+    another build.
 
     Args:
         backend: the byte store.
         name: what to call it in messages; holds no secret.
         limits: bounds on what is read.
         on_failure: is told instead of the user that the store failed and the program goes on.
-        index: where kernels that were pushed are found; None for all bundles of the store, whoever signed them.
+        index: where kernels that were pushed are found; None for all bundles of the store, whoever
+            signed them.
     """
 
     # Under which keys kernels were recorded that only moved since.
     moved: MovedIndex
-    # Whether kernels that were published by themselves are taken, and whether nothing is said if they are not (`unsigned_records.py`).
+    # Whether kernels that were published by themselves are taken, and whether nothing is said if
+    # they are not (`unsigned_records.py`).
     readable, quiet = True, False
 
     def __init__(
@@ -168,9 +178,10 @@ class KernelRecords:
     def look_up(self, keys: Collection[str], keep: Keep = "all") -> LookUp:
         """Return the kernels with these keys that are there whole.
 
-        One round trip for the records of up to `store_layout.BATCH_KEYS` kernels, one for each batch of units, and one to mark what
-        was found as in use.  Where there is no record, one more for which bundles have the kernels, and two for each of these that was
-        not read before; kernels of bundles that were read before are asked for at once.
+        One round trip for the records of up to `store_layout.BATCH_KEYS` kernels, one for each
+        batch of units, and one to mark what was found as in use.  Where there is no record, one
+        more for which bundles have the kernels, and two for each of these that was not read before;
+        kernels of bundles that were read before are asked for at once.
 
         Args:
             keys: kernel keys.
@@ -215,7 +226,8 @@ class KernelRecords:
         """Store the kernels of a bundle, each under its key: first all units, then the records.
 
         Raises:
-            StoreFull, AccessDenied, StoreUnavailable: they could not be stored; what was stored is whole.
+            StoreFull, AccessDenied, StoreUnavailable: they could not be stored; what was stored is
+                whole.
             FormatError, DigestMismatch: the bundle is damaged.
         """
         mine = {
@@ -243,7 +255,8 @@ class KernelRecords:
         return Published(merge([ours, *theirs]), created, won)
 
     def recorded(self, most: int, within_s: float | None = None) -> Iterator[Kernel]:
-        """Yield the kernels of the store, the newest first, without reading their bytes; damaged records are left out.
+        """Yield the kernels of the store, the newest first, without reading their bytes; damaged
+        records are left out.
 
         Args:
             most: how many kernels to look at.
@@ -270,7 +283,9 @@ class KernelRecords:
         return [stat for stat in stats if not stat.key.startswith(f"{FILES_INDEX}/")]
 
     def units(self, stored: str, value: bytes) -> list[store_layout.Unit]:
-        """Return the units that a record names, by its key in the store and its value; raises as a damaged object does."""
+        """Return the units that a record names, by its key in the store and its value; raises as a
+        damaged object does.
+        """
         try:
             return self._decode(
                 names.check_kernel_key(stored.removeprefix(f"{RECORDS}/")), value
@@ -279,7 +294,9 @@ class KernelRecords:
             raise FormatError(f"{stored}: no key of a record", key=stored) from error
 
     def remove(self, keys: Collection[str]) -> None:
-        """Remove what leads to kernels that no Triton can read; the next build can be published then."""
+        """Remove what leads to kernels that no Triton can read; the next build can be published
+        then.
+        """
         with store_errors(self.name):
             named = [name for key in keys for name in (_key(RECORDS, key), index_key(key))]
             self._backend.delete(named)
@@ -295,7 +312,9 @@ class KernelRecords:
             return None if lease is None else _MappedLease(lease, self.name)
 
     def failure(self, key: str) -> ToldFailure | None:
-        """Return the last failure of a compile that was told; None when there is none, or it cannot be read."""
+        """Return the last failure of a compile that was told; None when there is none, or it cannot
+        be read.
+        """
         with store_errors(self.name):
             value = self._backend.read_ref(_key(FAILURES, key))
         if value is not None:
@@ -428,7 +447,9 @@ class KernelRecords:
                 _log.info("%s: not marked as in use: %s", self.name, error)
 
     def _remove_dangling(self, lost: dict[str, _Record]) -> None:
-        """Remove records whose units are gone, so that the next build can be published; not because a tier is silent."""
+        """Remove records whose units are gone, so that the next build can be published; not because
+        a tier is silent.
+        """
         if not lost:
             return
         try:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Maintenance`: lists what is in a store, checks whether it is sound, and removes what no tag reaches.
+"""`Maintenance`: lists what is in a store, checks whether it is sound, and removes what no tag
+reaches.
 
 `BundleStore` calls it for `tags`, `stats`, `verify` and `prune`.
 """
@@ -42,7 +43,8 @@ from bundler.store.store_signatures import check_envelope, envelopes_by_manifest
 # Objects read in one call: the larger, the more memory; the smaller, the more round trips.
 READ_AT_ONCE = 64
 MOVED = store_layout.MOVED
-# Every kind of object; manifests and records, which name units, come before the units, and so do dictionaries.
+# Every kind of object; manifests and records, which name units, come before the units, and so do
+# dictionaries.
 KINDS = (
     store_layout.MANIFESTS,
     RECORDS,
@@ -53,7 +55,8 @@ KINDS = (
     store_layout.ENVELOPES,
     store_layout.UNITS,
 )
-# An entry of the kernel index names a manifest, that and a record name units, and a unit may need a dictionary.
+# An entry of the kernel index names a manifest, that and a record name units, and a unit may need a
+# dictionary.
 _NAMES_UNITS, _UNIT, _DICTIONARY, _RANKS = 1, 2, 3, 4
 T = TypeVar("T")
 Watch = Callable[[int, int], object]
@@ -96,7 +99,8 @@ class Maintenance:
             stats = [
                 stat for stat in self._backend.list(store_layout.MANIFESTS) if stat.key in wanted
             ]
-        # The listing asks the farthest tier; a nearer one may have a manifest that was written while that tier was down.
+        # The listing asks the farthest tier; a nearer one may have a manifest that was written
+        # while that tier was down.
         stats += [
             Stat(key, store_layout.BATCH_BYTES, 0.0)
             for key in sorted(wanted - {stat.key for stat in stats})
@@ -157,14 +161,18 @@ class Maintenance:
         )
 
     def verify(self, *, repair: bool, watch: Watch | None = None) -> VerifyReport:
-        """Read every object, and check that manifests and tags lack nothing; `watch` is told how many of how many were read."""
-        # Tags are read before objects: a bundle that is pushed meanwhile is complete, and need not be checked.
+        """Read every object, and check that manifests and tags lack nothing; `watch` is told how
+        many of how many were read.
+        """
+        # Tags are read before objects: a bundle that is pushed meanwhile is complete, and need not
+        # be checked.
         tagged = list(self._tagged())
         damaged: dict[str, str] = {}
         sound: set[str] = set()
         known: dict[str, store_layout.Unit] = {}
         needed: dict[str, list[str]] = {}
-        # Manifests and records first, by the order of KINDS: they say what the units that follow have to hold.
+        # Manifests and records first, by the order of KINDS: they say what the units that follow
+        # have to hold.
         for key, value in self._everything(watch or _nobody):
             try:
                 self._checked(
@@ -176,13 +184,15 @@ class Maintenance:
         lacking = self._without_units(needed, sound, damaged)
         unread = self._unread_failures(repair=repair)
         bad = {*damaged, *filter(_is_record, lacking)}
-        # Damaged objects were removed as they were read; a record that lacks a unit is whole itself, and removed here.
+        # Damaged objects were removed as they were read; a record that lacks a unit is whole
+        # itself, and removed here.
         for key in bad - damaged.keys() if repair else ():
             quarantine(self._backend, self._name, key)
         with store_errors(self._name):
             removed = (bad - self._backend.exists(bad)) | unread.keys() if repair else set()
         dangling = {(_called(key), lacks) for key, lacks in lacking.items()}
-        # What was pushed by a version without an index, or lost its entries, is found by its keys again.
+        # What was pushed by a version without an index, or lost its entries, is found by its keys
+        # again.
         indexed = self._mend(self._reached()) if repair else 0
         return VerifyReport(
             len(sound) + len(damaged),
@@ -193,7 +203,9 @@ class Maintenance:
         )
 
     def _unread_failures(self, *, repair: bool) -> dict[str, str]:
-        """Return the failures of compiles that cannot be read, and why; removed where that is wanted."""
+        """Return the failures of compiles that cannot be read, and why; removed where that is
+        wanted.
+        """
         unread = {}
         with store_errors(self._name):
             for key in sorted(self._backend.list_refs(FAILURES)):
@@ -201,7 +213,8 @@ class Maintenance:
                 try:
                     decode_failure(value or b"", key)
                 except FormatError as error:
-                    # By compare-and-set: a process may have written a new note of a failure meanwhile.
+                    # By compare-and-set: a process may have written a new note of a failure
+                    # meanwhile.
                     if value is not None and (
                         not repair or self._backend.swap_ref(key, value, None)
                     ):
@@ -211,7 +224,9 @@ class Maintenance:
     def prune(
         self, request: PruneRequest, *, dry_run: bool, watch: Watch | None = None
     ) -> PruneReport:
-        """Remove what no tag reaches, oldest first, within the bounds of `Store.prune`; `watch` is told how many of how many are gone."""
+        """Remove what no tag reaches, oldest first, within the bounds of `Store.prune`; `watch` is
+        told how many of how many are gone.
+        """
         if not dry_run and not self._backend.writable:
             raise AccessDenied(
                 f"{self._name}: it is only read here, so nothing can be removed; prune it where it may be written, or with dry_run",
@@ -268,19 +283,23 @@ class Maintenance:
     def _remove(
         self, keys: list[str], needed: dict[str, list[str]], before_s: float, watch: Watch
     ) -> set[str]:
-        """Remove objects that were not touched meanwhile, each before the objects that it needs; returns the keys that were removed."""
+        """Remove objects that were not touched meanwhile, each before the objects that it needs;
+        returns the keys that were removed.
+        """
         gone: set[str] = set()
         still_needed: set[str] = set()
         done = 0
         watch(done, len(keys))
-        # In the order of ranks a process that is killed here leaves units that nothing names, never a name without its unit.
+        # In the order of ranks a process that is killed here leaves units that nothing names, never
+        # a name without its unit.
         for rank in range(_RANKS):
             of_rank = [key for key in keys if _rank(key) == rank]
             with store_errors(self._name):
                 for batch in batches(
                     [key for key in of_rank if key not in still_needed], store_layout.BATCH_KEYS
                 ):
-                    # The store compares times itself: an object that was used since it was listed stays.
+                    # The store compares times itself: an object that was used since it was listed
+                    # stays.
                     gone |= self._backend.delete(batch, unmodified_since_s=before_s)
                     watch(done := done + len(batch), len(keys))
             still_needed |= {
@@ -289,7 +308,9 @@ class Maintenance:
         return gone
 
     def _needed_by(self, stats: list[Stat]) -> dict[str, list[str]]:
-        """Return the units that each manifest and record names; one that cannot be read counts as needing none."""
+        """Return the units that each manifest and record names; one that cannot be read counts as
+        needing none.
+        """
         needed = {}
         for key, value in self._read(stats):
             with contextlib.suppress(*DAMAGED):
@@ -297,13 +318,17 @@ class Maintenance:
         return needed
 
     def _mend(self, reached: _Reached) -> int:
-        """Let kernels that tags reach be found by their keys, and once they moved; returns how many could not be by their keys."""
+        """Let kernels that tags reach be found by their keys, and once they moved; returns how many
+        could not be by their keys.
+        """
         indexed = self._index.mend(reached.bundles)
         self._index.moved.mend(reached.moved)
         return indexed
 
     def _named_by(self, stats: list[Stat]) -> dict[str, list[str]]:
-        """Return what each entry of an index names: a manifest, or what leads to a kernel; one that cannot be read names nothing."""
+        """Return what each entry of an index names: a manifest, or what leads to a kernel; one that
+        cannot be read names nothing.
+        """
         named = {}
         for key, value in self._read(stats):
             with contextlib.suppress(*DAMAGED):
@@ -315,7 +340,9 @@ class Maintenance:
         return named
 
     def _dictionaries_needed(self, stats: list[Stat]) -> dict[str, str]:
-        """Return the dictionary that each unit needs, as the head of the unit says; reads none where there are no dictionaries."""
+        """Return the dictionary that each unit needs, as the head of the unit says; reads none
+        where there are no dictionaries.
+        """
         if not any(_rank(stat.key) == _DICTIONARY for stat in stats):
             return {}
         heads = (
@@ -327,7 +354,9 @@ class Maintenance:
         }
 
     def _read(self, stats: list[Stat], *, whole: bool = True) -> Iterator[tuple[str, bytes]]:
-        """Yield those of these objects that are there, a few at a time, each up to the limit of its kind, or only their heads."""
+        """Yield those of these objects that are there, a few at a time, each up to the limit of its
+        kind, or only their heads.
+        """
         limits = bounds.of_keys([stat.key for stat in stats], self._limits)
 
         def expected(stat: Stat) -> int:
@@ -420,7 +449,9 @@ class Maintenance:
         needed: dict[str, list[str]],
         value: bytes,
     ) -> None:
-        """Check one object; manifests and records come before units and say what is in them, so units are checked blob by blob."""
+        """Check one object; manifests and records come before units and say what is in them, so
+        units are checked blob by blob.
+        """
         if _names_units(key):
             units = {unit.key: unit for unit in self._units(key, value)}
             known.update(units)
@@ -452,7 +483,8 @@ class Maintenance:
                     f"{key} needs the dictionary {store_layout.dictionary_key(digest)}, which is missing"
                 )
         except NotFound as error:
-            # Either the dictionary is missing, which is this unit's damage, or it is there and damaged itself, and reported so.
+            # Either the dictionary is missing, which is this unit's damage, or it is there and
+            # damaged itself, and reported so.
             with store_errors(self._name):
                 there = digest is not None and self._backend.exists(
                     [store_layout.dictionary_key(digest)]
@@ -496,7 +528,8 @@ class Maintenance:
             manifest: [unit for unit in units if unit in bad] for manifest, units in needed.items()
         }
         with store_errors(self._name):
-            # A prune may have removed a manifest and its units since they were listed; then nothing is missing.
+            # A prune may have removed a manifest and its units since they were listed; then nothing
+            # is missing.
             there = self._backend.exists(
                 [manifest for manifest, missing in lacking.items() if missing]
             )
@@ -506,7 +539,9 @@ class Maintenance:
         }
 
     def _still_bad(self, keys: set[str], damaged: Collection[str]) -> set[str]:
-        """Return which of these are damaged or still missing: an object that was not found may have been pushed meanwhile."""
+        """Return which of these are damaged or still missing: an object that was not found may have
+        been pushed meanwhile.
+        """
         with store_errors(self._name):
             return keys.intersection(damaged) | (
                 keys - self._backend.exists(keys) if keys else set()
@@ -514,7 +549,9 @@ class Maintenance:
 
 
 def _last_used_s(stats: list[Stat], needed: dict[str, list[str]]) -> dict[str, float]:
-    """Return when each object was used last; a unit not before any manifest that names it, so that the manifest is removed first."""
+    """Return when each object was used last; a unit not before any manifest that names it, so that
+    the manifest is removed first.
+    """
     used_s = {stat.key: stat.modified_s for stat in stats}
     for manifest, units in needed.items():
         for unit in units:
@@ -540,7 +577,9 @@ def _names_units(key: str) -> bool:
 
 
 def _rank(key: str) -> int:
-    """Return the order of removal among objects that were last used at the same time: each before the objects that it needs."""
+    """Return the order of removal among objects that were last used at the same time: each before
+    the objects that it needs.
+    """
     prefix = "/".join(key.split("/", 2)[:2])
     ranks = {
         store_layout.DICTIONARIES: _DICTIONARY,
@@ -553,7 +592,9 @@ def _rank(key: str) -> int:
 
 
 def _called(key: str) -> str:
-    """Return the name of a manifest or record in messages: the digest of its bundle, or the kernel key."""
+    """Return the name of a manifest or record in messages: the digest of its bundle, or the kernel
+    key.
+    """
     return (
         key.removeprefix(f"{RECORDS}/") if _is_record(key) else store_layout.digest_of_manifest(key)
     )

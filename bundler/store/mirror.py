@@ -5,8 +5,8 @@
 
     for each tag:  dictionaries ─▶ units ─▶ signatures ─▶ manifest ─▶ tag (compare-and-set) ─▶ entries of the kernel index
 
-As in a push, what is missing comes before what names it: a run that is interrupted leaves units, and the next run finds them there.
-`Store.sync_to` calls it.
+As in a push, what is missing comes before what names it: a run that is interrupted leaves units,
+and the next run finds them there. `Store.sync_to` calls it.
 """
 
 from __future__ import annotations
@@ -46,9 +46,11 @@ from bundler.trust.statements import TagStatement
 
 # Another process set the tag at the same time; so often in a row is no accident.
 _SWAPS = 5
-# Keys of which it is remembered that the target has them, some 50 MB; tags of one model share most of their units.
+# Keys of which it is remembered that the target has them, some 50 MB; tags of one model share most
+# of their units.
 _REMEMBERED = 400_000
-# What is wrong with one tag leaves the others as they are; a store that does not answer, or is full, ends the run.
+# What is wrong with one tag leaves the others as they are; a store that does not answer, or is
+# full, ends the run.
 _OF_ONE_TAG = (
     NotFound,
     DigestMismatch,
@@ -63,8 +65,9 @@ _log = logger("bundler.store")
 class Mirror:
     """One run, from a source to a target.
 
-    Guarantees: the target's tags never name what it lacks; everything is compared with its digest before it is written; at most a batch of
-    16 MiB is in memory.  What is signed goes along as it is, and no tag is set back to an older statement about it.
+    Guarantees: the target's tags never name what it lacks; everything is compared with its digest
+    before it is written; at most a batch of 16 MiB is in memory.  What is signed goes along as it
+    is, and no tag is set back to an older statement about it.
 
     Args:
         source, source_name: the store that is read; it is left as it is.
@@ -203,7 +206,8 @@ class Mirror:
         self._move_units(missing)
         self._move_signatures([name for name in signed if name not in self._there])
         if manifest not in self._there:
-            self._flush()  # before the manifest: after a power failure it must not name what was lost
+            # before the manifest: after a power failure it must not name what was lost
+            self._flush()
             self._put({manifest: store_layout.encode_manifest(*stored)})
         if not complete:
             self._flush()
@@ -250,7 +254,9 @@ class Mirror:
         return None if isinstance(found, Unread) else found
 
     def _move_hinted(self, dictionaries: Collection[str]) -> None:
-        """Move dictionaries; one that the source has lost is of no use to anybody, and what needs it is reported as damaged."""
+        """Move dictionaries; one that the source has lost is of no use to anybody, and what needs
+        it is reported as damaged.
+        """
         from bundler.store.dictionaries import opened
 
         for key in dictionaries:
@@ -294,7 +300,9 @@ class Mirror:
         raise MergeConflict(f"{self._target_name}: tag {tag} keeps changing; sync again", tag=tag)
 
     def _check_newer(self, tag: str, value: bytes) -> None:
-        """Refuse to set a tag back: to what was signed before what the target has, or to what nobody signed."""
+        """Refuse to set a tag back: to what was signed before what the target has, or to what
+        nobody signed.
+        """
         held, offered = _epoch(self._named(store_layout.tag_key(tag))), _epoch(value)
         if held > offered:
             what = (
@@ -308,7 +316,9 @@ class Mirror:
             )
 
     def _delete(self, tags: Collection[str], globs: Sequence[str]) -> list[str]:
-        """Remove tags of the target that the source does not have; what they named stays until prune."""
+        """Remove tags of the target that the source does not have; what they named stays until
+        prune.
+        """
         gone = []
         for tag in self._tags(self._target, self._target_name, globs):
             if tag not in tags:
@@ -328,7 +338,9 @@ def _dictionary_key(value: bytes) -> str:
 
 
 def _epoch(value: bytes | None) -> int:
-    """Return the highest epoch that statements in a tag's value name, whoever signed them; 0 without any."""
+    """Return the highest epoch that statements in a tag's value name, whoever signed them; 0
+    without any.
+    """
     epochs = [0]
     for data in envelopes_in(value):
         try:

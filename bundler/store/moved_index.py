@@ -6,8 +6,8 @@ lines; so the kernel of a function that only moved is found.
 
     v1/l/<moved key>   an object: magic, digest and zstd as of a manifest, and in it [1, kernel key]
 
-An entry is a hint, as those of `kernel_index.py` are: who follows it looks the kernel up by its key,
-and proves that it is the one.  One that leads nowhere is removed by who finds that out.
+An entry is a hint, as those of `kernel_index.py` are: who follows it looks the kernel up by its
+key, and proves that it is the one.  One that leads nowhere is removed by who finds that out.
 
 `KernelIndex` and `KernelRecords` add entries, sessions that take moved kernels follow them,
 `Maintenance` mends and prunes them.

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes an object's bytes proof of themselves, so that they may come from anybody: `of_units`, `of_manifest`, `of_dictionaries`.
+"""What makes an object's bytes proof of themselves, so that they may come from anybody: `of_units`,
+`of_manifest`, `of_dictionaries`.
 
-`StoreBlobs` and `read_manifest` ask peers by them; `Mirror` checks by `unit_payload_of` what it carries.
+`StoreBlobs` and `read_manifest` ask peers by them; `Mirror` checks by `unit_payload_of` what it
+carries.
 """
 
 from __future__ import annotations
@@ -46,10 +48,12 @@ def of_dictionaries(keys: Iterable[str]) -> dict[str, int]:
 def prove_unit(unit: store_layout.Unit, limits: Limits, value: bytes, need: Need) -> bytes | None:
     """Return the stored value of a unit to take, whose files have the digests that the unit names.
 
-    It needs no dictionary: one that only a peer has would leave a unit in a store that nobody else can read.
+    It needs no dictionary: one that only a peer has would leave a unit in a store that nobody else
+    can read.
 
     Returns:
-        Empty bytes when the dictionary is not to be had, or it is larger than this reader takes; None when it is something else.
+        Empty bytes when the dictionary is not to be had, or it is larger than this reader takes;
+        None when it is something else.
     """
     try:
         payload = unit_payload_of(unit, limits, value, need)

@@ -14,7 +14,8 @@ from bundler.backends.port import Stat
 from bundler.errors import ConfigError
 from bundler.store.store_reports import Held
 
-# For so long nothing is removed: another process may have found an object present, and be about to name it in a manifest.
+# For so long nothing is removed: another process may have found an object present, and be about to
+# name it in a manifest.
 GRACE_S = 24 * 3600.0
 TAGS, UNREAD_TAGS, GRACE, AGE, ROOM, USE = (
     "tags",
@@ -49,7 +50,9 @@ class PruneChoice:
     held: tuple[tuple[str, Sequence[Stat]], ...]
 
     def told(self, gone: Collection[str]) -> tuple[Held, ...]:
-        """Return what holds each object that stayed; an object that was to go and is still there was used while the prune ran."""
+        """Return what holds each object that stayed; an object that was to go and is still there
+        was used while the prune ran.
+        """
         used = [stat for stat in self.removed if stat.key not in gone]
         groups = [*self.held, (USE, used)]
         return tuple(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Marks`: marks what was pulled as in use, at once or while it is placed; `prune` spares what is marked.
+"""`Marks`: marks what was pulled as in use, at once or while it is placed; `prune` spares what is
+marked.
 
-`BundleStore` makes one for each pull.  In a restore `StoreBlobs` begins it when the first units were read: from then on kernels are written,
-and nobody waits for the server.
+`BundleStore` makes one for each pull.  In a restore `StoreBlobs` begins it when the first units
+were read: from then on kernels are written, and nobody waits for the server.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Marks:
     Args:
         backend, name: the store.
         keys: of a manifest and dictionaries.
-        units: returns those of the bundle; they are asked for, and their keys computed, when they are touched.
+        units: returns those of the bundle; they are asked for, and their keys computed, when they
+            are touched.
     """
 
     def __init__(
@@ -40,7 +42,8 @@ class Marks:
         units: Callable[[], Collection[Unit]],
     ) -> None:
         self._backend, self._name, self._keys, self._units = backend, name, keys, units
-        # An interrupt may arrive while the thread is being started: who touches them is decided under this lock.
+        # An interrupt may arrive while the thread is being started: who touches them is decided
+        # under this lock.
         self._gate = threading.Lock()
         self._asked = self._taken = self._apart = False
         self._ended = threading.Event()

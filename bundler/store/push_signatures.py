@@ -44,7 +44,9 @@ _OWN = "the key that signs"
 
 
 def signing_key(key: SigningKey | str | os.PathLike[str] | None) -> SigningKey | None:
-    """Return the key that a push signs with: the one that was given, or that the settings name; raises as `SigningKey.load`."""
+    """Return the key that a push signs with: the one that was given, or that the settings name;
+    raises as `SigningKey.load`.
+    """
     chosen = signature_settings().signing_key if key is None else key
     return chosen if chosen is None or isinstance(chosen, SigningKey) else SigningKey.load(chosen)
 
@@ -76,7 +78,8 @@ class PushSignatures:
         return self._key is not None or bool(self._pushed.signatures)
 
     def check_merge(self, before: bytes | None, held: Bundle) -> None:
-        """Refuse to merge what a key would have to vouch for that nobody vouches for, and to make an unsigned tag of a signed one.
+        """Refuse to merge what a key would have to vouch for that nobody vouches for, and to make
+        an unsigned tag of a signed one.
 
         Args:
             before: the tag's value.
@@ -111,7 +114,9 @@ class PushSignatures:
     def tag_value(
         self, final: Bundle, before: bytes | None, manifest: str, hints: Sequence[Hint]
     ) -> bytes:
-        """Return the value of the tag, with what is signed of it; and store what is signed of the bundle."""
+        """Return the value of the tag, with what is signed of it; and store what is signed of the
+        bundle.
+        """
         content = final.digest.removeprefix("sha256:")
         about = list(self._pushed.signatures) if final.digest == self._pushed.digest else []
         old = envelopes_in(before) if _names(before, self._tag, content) else ()
@@ -131,7 +136,9 @@ class PushSignatures:
         about: list[bytes],
         of_tag: list[bytes],
     ) -> tuple[list[bytes], list[bytes]]:
-        """Return the envelopes with ours first; ones of ours that say so already stay, so that a push that changes nothing changes nothing."""
+        """Return the envelopes with ours first; ones of ours that say so already stay, so that a
+        push that changes nothing changes nothing.
+        """
         judge = self._judge
         subject = replace(subject_of(final), stored="")
         mine = [data for data in about if _by(data, key) and judge.of_bundle([data], subject).good]
@@ -153,7 +160,9 @@ class PushSignatures:
         return about, ours[:1]
 
     def _next_epoch(self, before: bytes | None, store: str) -> int:
-        """Return one more than the last that a known key signed, and at least the time in milliseconds, so that a tag that was removed goes on."""
+        """Return one more than the last that a known key signed, and at least the time in
+        milliseconds, so that a tag that was removed goes on.
+        """
         epochs = [0]
         for data in envelopes_in(before):
             try:

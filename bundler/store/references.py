@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the manifest that a text names: a tag, a digest, or the beginning of a digest; for a wrong tag, the tags like it.
+"""Finds the manifest that a text names: a tag, a digest, or the beginning of a digest; for a wrong
+tag, the tags like it.
 
 `BundleStore.pull` and the messages of commands call it.
 """
@@ -18,7 +19,8 @@ from bundler.store import store_layout
 from bundler.store.error_translation import store_errors
 from bundler.store.store_signatures import SignedTag, envelopes_in
 
-#: The fewest digits of a shortened digest: of ten thousand bundles two begin with the same eight with a chance of one in eighty.
+#: The fewest digits of a shortened digest: of ten thousand bundles two begin with the same eight
+#: with a chance of one in eighty.
 SHORTEST_DIGEST = 8
 _WHOLE_DIGEST = 64
 # More digits than this are meant as a whole digest, of which some were lost.
@@ -44,7 +46,8 @@ class References:
     def find(self, name: str) -> SignedTag:
         """Return the key of the manifest that a tag or digest names, and what a tag says besides.
 
-        A tag wins over a digest that begins with the same characters.  Raises as `BundleStore.pull`.
+        A tag wins over a digest that begins with the same characters.  Raises as
+        `BundleStore.pull`.
         """
         if name.startswith(_PREFIX):
             return SignedTag(None, self._by_digest(name), ())
@@ -68,7 +71,9 @@ class References:
         raise unknown_tag(self._name, name, near)
 
     def near_tags(self, tag: str) -> tuple[str, ...]:
-        """Return the tags that are called so or almost so, the nearest first; none where listing takes long."""
+        """Return the tags that are called so or almost so, the nearest first; none where listing
+        takes long.
+        """
         with store_errors(self._name):
             try:
                 keys = bounded(
@@ -115,7 +120,9 @@ class References:
 
 
 def unknown_tag(store: str, tag: str, near: Sequence[str]) -> NotFound:
-    """Return the error for a tag that is not set in a store, which offers those that are called almost so."""
+    """Return the error for a tag that is not set in a store, which offers those that are called
+    almost so.
+    """
     hint = did_you_mean(near) or "`triton-bundler tags` lists them"
     return NotFound(f"{store}: no tag {tag!r}; {hint}", tag=tag, near=tuple(near))
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Unit`, `seal`, `encode_tag`, `encode_manifest`: what a store holds, under which keys, and how each value is encoded.
+"""`Unit`, `seal`, `encode_tag`, `encode_manifest`: what a store holds, under which keys, and how
+each value is encoded.
 
 ::
 
@@ -15,8 +16,9 @@
     value   TBV1, digest of the rest, one zstd frame
             TBD1, digest of the rest, digest of a dictionary, one zstd frame that needs it
 
-Keys begin with the major version of this layout, so that two versions of the library share a store without reading each other's objects.
-Units are named by the digests of what is in them, however they are compressed: bundles that share kernels share units.
+Keys begin with the major version of this layout, so that two versions of the library share a store
+without reading each other's objects. Units are named by the digests of what is in them, however
+they are compressed: bundles that share kernels share units.
 
 Every module of this room reads and writes objects and refs through it.
 """
@@ -75,7 +77,8 @@ class Unit:
 
     Args:
         blobs: raw digests and sizes, in order.
-        family: names the units that it resembles, which one dictionary may serve; empty for a file that resembles none.
+        family: names the units that it resembles, which one dictionary may serve; empty for a file
+            that resembles none.
 
     Attributes:
         size: bytes, uncompressed.
@@ -107,7 +110,9 @@ class Unit:
 
 
 def units_of(content: Content, *, launch: bool = True) -> Iterator[Unit]:
-    """Yield the units of a bundle, with the launch sets or without; a blob that two kernels share is in a unit of each."""
+    """Yield the units of a bundle, with the launch sets or without; a blob that two kernels share
+    is in a unit of each.
+    """
     yield from units_of_kernels(content.kernels, launch=launch)
     companions: list[TuningFile | HelperLibrary | Opaque] = [
         *content.tuning_files,
@@ -119,8 +124,11 @@ def units_of(content: Content, *, launch: bool = True) -> Iterator[Unit]:
 
 
 def units_of_kernels(kernels: Iterable[Kernel], *, launch: bool = True) -> Iterator[Unit]:
-    """Yield the units of kernels: of each its launch set, if that is wanted, and the rest of it if there is more."""
-    # Thousands have few layouts and targets, each of them one object, which is kept here: so no other one has its `id`.
+    """Yield the units of kernels: of each its launch set, if that is wanted, and the rest of it if
+    there is more.
+    """
+    # Thousands have few layouts and targets, each of them one object, which is kept here: so no
+    # other one has its `id`.
     known: dict[tuple[int, int], tuple[FileLayout, Target, tuple[int, ...], str, str]] = {}
     for kernel in kernels:
         layout, target = kernel.layout, kernel.target
@@ -151,7 +159,9 @@ def seal(payload: bytes, level: int = ZSTD_LEVEL) -> bytes:
 
 
 def seal_small(payload: bytes) -> bytes:
-    """Return what is stored for some bytes, of which there are thousands: the compressor is kept, and chosen for none of them."""
+    """Return what is stored for some bytes, of which there are thousands: the compressor is kept,
+    and chosen for none of them.
+    """
     compressor: zstandard.ZstdCompressor | None = getattr(_of_thread, "compressor", None)
     if compressor is None:
         compressor = _of_thread.compressor = zstandard.ZstdCompressor(
@@ -168,7 +178,9 @@ def seal_with(dictionary: bytes, frame: bytes) -> bytes:
 
 
 def sealed_bytes(size: int) -> int:
-    """Return the most that a stored value may have whose payload has `size` bytes: zstd adds little to data that it cannot compress."""
+    """Return the most that a stored value may have whose payload has `size` bytes: zstd adds little
+    to data that it cannot compress.
+    """
     return _HEAD_BYTES + DIGEST_BYTES + size + size // 256 + _FRAME_BYTES
 
 
@@ -231,14 +243,18 @@ def _may_be_whole(value: Unread, start: int) -> bool:
 
 
 def dictionary_of(value: bytes) -> bytes | None:
-    """Return the digest of the dictionary that a stored value needs; None when it needs none, or is no such value."""
+    """Return the digest of the dictionary that a stored value needs; None when it needs none, or is
+    no such value.
+    """
     if not value.startswith(_WITH_DICTIONARY) or len(value) < _HEAD_BYTES + DIGEST_BYTES:
         return None
     return value[_HEAD_BYTES : _HEAD_BYTES + DIGEST_BYTES]
 
 
 def frame_of(value: bytes) -> tuple[bytes | None, bytes]:
-    """Return the digest of the dictionary that a stored value needs, and its frame, which is empty when it is no such value; nothing is compared."""
+    """Return the digest of the dictionary that a stored value needs, and its frame, which is empty
+    when it is no such value; nothing is compared.
+    """
     if value.startswith(_WITH_DICTIONARY) and type(value) is bytes:
         return value[_HEAD_BYTES : _HEAD_BYTES + DIGEST_BYTES], value[_HEAD_BYTES + DIGEST_BYTES :]
     return None, value[_HEAD_BYTES:] if value.startswith(_ALONE) and type(value) is bytes else b""
@@ -258,7 +274,9 @@ def unseal(
     *,
     limit: str = "document_bytes",
 ) -> bytes:
-    """Return the payload of a stored value that needs no dictionary; arguments and errors as of `check_seal` and `decompress`."""
+    """Return the payload of a stored value that needs no dictionary; arguments and errors as of
+    `check_seal` and `decompress`.
+    """
     return decompress(
         check_seal(value, key, size), key, size, limits, most_bytes=most_bytes, limit=limit
     )
@@ -312,7 +330,9 @@ def decompress(
 
 
 def decompressor(dictionary: zstandard.ZstdCompressionDict | None) -> zstandard.ZstdDecompressor:
-    """Return this thread's decompressor: a restore decodes thousands of units, and one decompressor serves one thread at a time."""
+    """Return this thread's decompressor: a restore decodes thousands of units, and one decompressor
+    serves one thread at a time.
+    """
     known: dict[int, tuple[Any, zstandard.ZstdDecompressor]] = _of_thread.__dict__.setdefault(
         "decompressors", {}
     )
@@ -362,7 +382,9 @@ def manifest_key(digest: str, observed_bytes: bytes) -> str:
 
 
 def digest_of_manifest(key: str) -> str:
-    """Return the bundle digest that a manifest's key names; raises `FormatError` for a key that is none."""
+    """Return the bundle digest that a manifest's key names; raises `FormatError` for a key that is
+    none.
+    """
     if not _MANIFEST.fullmatch(key):
         raise FormatError(f"{key}: no key of a manifest; verify --repair removes it", key=key)
     return f"sha256:{key.split('/')[2]}"
@@ -389,7 +411,9 @@ def is_tag(text: str) -> bool:
 
 
 def encode_tag(manifest: str, hints: Sequence[Hint] = (), envelopes: Sequence[bytes] = ()) -> bytes:
-    """Return the value of a tag that names a manifest by its key, dictionaries that are worth fetching with its units, and signatures."""
+    """Return the value of a tag that names a manifest by its key, dictionaries that are worth
+    fetching with its units, and signatures.
+    """
     rows: list[Any] = [[list(hint) for hint in hints]] if hints or envelopes else []
     return wire.pack([1, manifest, *rows, *([list(envelopes)] if envelopes else [])])
 
@@ -404,7 +428,9 @@ def unpack_ref(value: bytes, what: str) -> list[Any]:
 
 
 def hints_of(value: bytes | None) -> tuple[Hint, ...]:
-    """Return the dictionaries that a tag names, the latest first; none for a tag that does not say, or cannot be read."""
+    """Return the dictionaries that a tag names, the latest first; none for a tag that does not say,
+    or cannot be read.
+    """
     try:
         *_, hints = wire.fields(
             unpack_ref(value or b"", "tag"), "tag", int, str, list, open_ended=True
@@ -452,7 +478,9 @@ def encode_manifest(content_bytes: bytes, observed_bytes: bytes) -> bytes:
 
 
 def decode_manifest(value: bytes, key: str, limits: Limits) -> tuple[bytes, bytes]:
-    """Return content and observed bytes; raises `DigestMismatch` when they are not what the key names."""
+    """Return content and observed bytes; raises `DigestMismatch` when they are not what the key
+    names.
+    """
     payload = unseal(value, key, None, limits, limit="manifest_bytes")
     row = wire.decode(payload, _STORED_MANIFEST, key, limits)
     check_digest(row.content, digest_raw(digest_of_manifest(key)), key)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results of the store's operations, as values: `PushReport`, `VerifyReport`, `PruneReport`, `SyncReport`, `StoreStats`, `TagInfo`.
+"""The results of the store's operations, as values: `PushReport`, `VerifyReport`, `PruneReport`,
+`SyncReport`, `StoreStats`, `TagInfo`.
 
-`BundleStore` and `Maintenance` return them; the commands `push`, `tags`, `stats`, `verify`, `prune` and `sync` print them.
+`BundleStore` and `Maintenance` return them; the commands `push`, `tags`, `stats`, `verify`, `prune`
+and `sync` print them.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ class PushReport(Reported):
     """What a push did.
 
     Attributes:
-        digest: of the bundle that the tag names now (with `merge`, the union), or of the bundle pushed without a tag.
+        digest: of the bundle that the tag names now (with `merge`, the union), or of the bundle
+            pushed without a tag.
         blobs_sent, blobs_present: units that were missing, and that were there.
         bytes_sent: stored bytes of what was sent, the manifest included.
         repaired: units that were there but damaged, and were sent again.
         variants_dropped: builds that `merge` left out.
-        tag_before, tag_after: digests that the tag named; None for not set, not readable, or no tag given.
+        tag_before, tag_after: digests that the tag named; None for not set, not readable, or no tag
+            given.
         seconds: wall time.
     """
 
@@ -62,7 +66,8 @@ class StoreStats(Summarized):
     """What a store holds; sizes are stored bytes.  `tagged_bytes` is what tags reach.
 
     Attributes:
-        records, record_bytes: kernels that were published one by one, and single files; their units count as units.
+        records, record_bytes: kernels that were published one by one, and single files; their units
+            count as units.
         failures: compiles whose failure was told.
         dictionaries, dictionary_bytes: what units were compressed with.
         kernels: those that are found by their keys, however they came here.
@@ -97,10 +102,12 @@ class VerifyReport(Reported):
     Attributes:
         checked: objects read.
         damaged: (key, reason) of objects whose bytes are not what they should be.
-        dangling: (bundle digest, tag, or key of a kernel that was published by itself, what it lacks).
-        removed: keys of damaged objects, and of records that lack something, that `repair` removed: the next push sends them
-            again, and the next build can be published.
-        indexed: kernels of tagged bundles that are found by their keys again, since `repair` wrote which bundle has them.
+        dangling: (bundle digest, tag, or key of a kernel that was published by itself, what it
+            lacks).
+        removed: keys of damaged objects, and of records that lack something, that `repair` removed:
+            the next push sends them again, and the next build can be published.
+        indexed: kernels of tagged bundles that are found by their keys again, since `repair` wrote
+            which bundle has them.
     """
 
     checked: int
@@ -120,8 +127,9 @@ class Held(Summarized):
     """Objects that a prune left, and by what they are held.
 
     Attributes:
-        by: `tags` that reach them; `unread tags`, of which it is not known what they reach; `grace`, used too recently;
-            `older_than`, younger than was asked for; `max_bytes`, the store is small enough; `use`, used while the prune ran.
+        by: `tags` that reach them; `unread tags`, of which it is not known what they reach;
+            `grace`, used too recently; `older_than`, younger than was asked for; `max_bytes`, the
+            store is small enough; `use`, used while the prune ran.
         objects, size_bytes: how many, and their stored bytes.
     """
 
@@ -138,9 +146,11 @@ class PruneReport(Reported):
         removed: keys, oldest first.
         removed_bytes, kept_bytes: stored bytes.
         tagged_bytes: what tags reach, which is never removed.
-        spared: objects that no tag reaches, kept because they were used within the grace, or because of `unfollowed`.
+        spared: objects that no tag reaches, kept because they were used within the grace, or
+            because of `unfollowed`.
         over_limit_bytes: by how much what is kept exceeds `max_bytes`; 0 when it does not.
-        unfollowed: (tag, reason) of tags of which it is not known what they reach: then nothing is removed.
+        unfollowed: (tag, reason) of tags of which it is not known what they reach: then nothing is
+            removed.
         held: what holds what is kept, each object in one of them.
         grace_s: for how long after its last use nothing was removed.
     """
@@ -186,7 +196,8 @@ class PushProgress:
 
     Attributes:
         known: whether the bundle was there, under whatever tag.
-        indexed: whether some of its kernels, which stand for all that were there, are found by their keys.
+        indexed: whether some of its kernels, which stand for all that were there, are found by
+            their keys.
     """
 
     units: int = 0

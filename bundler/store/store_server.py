@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`StoreServer`: hands on what a store has to other machines, over HTTP, for reading.
 
-`Store.serve` makes one of an open store, and the command `serve` of what it was given (`bundler/lifecycle/served_sources.py`).
+`Store.serve` makes one of an open store, and the command `serve` of what it was given
+(`bundler/lifecycle/served_sources.py`).
 """
 
 from __future__ import annotations
@@ -44,10 +45,12 @@ _MOST_PORT = 65535
 
 
 class StoreServer:
-    """A server of what a store has, which runs in threads of this process until it is closed; a context manager.
+    """A server of what a store has, which runs in threads of this process until it is closed; a
+    context manager.
 
-    Objects are read by digest, kernels by key and tags by name; there is nothing else that could be asked for, and nothing is written.  Whoever reaches
-    the address may read: listen where that is fine.  In a forked child there is no server.
+    Objects are read by digest, kernels by key and tags by name; there is nothing else that could be
+    asked for, and nothing is written.  Whoever reaches the address may read: listen where that is
+    fine.  In a forked child there is no server.
 
     Args:
         source: the byte store, which stays open.
@@ -86,7 +89,9 @@ class StoreServer:
         return self._tally.text()
 
     def total(self, name: str) -> int:
-        """Return one of the numbers of `metrics`, by its name without the prefix, of all labels together."""
+        """Return one of the numbers of `metrics`, by its name without the prefix, of all labels
+        together.
+        """
         return self._tally.total(name)
 
     def close(self, drain_s: float = DRAIN_S) -> bool:

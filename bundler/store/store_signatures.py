@@ -6,9 +6,10 @@
     v1/e/<64 hex>/<16 hex>   an envelope about a bundle, by the bundle's digest and the envelope's own
     v1/t/<tag>               the tag's value has the envelopes about the tag, and about the bundle that it names, as one more field
 
-A tag and what is signed of it change by one compare-and-set, so that no reader sees one without the other.  `References` reads tags as `SignedTag`,
-`BundleStore` asks `admit_tag` when one is followed, `push_signatures.py` makes envelopes, `maintenance.py` keeps them as long as their manifest.
-Where nobody asks for signatures nothing of `bundler/trust` is imported but `admission.py`.
+A tag and what is signed of it change by one compare-and-set, so that no reader sees one without the
+other.  `References` reads tags as `SignedTag`, `BundleStore` asks `admit_tag` when one is followed,
+`push_signatures.py` makes envelopes, `maintenance.py` keeps them as long as their manifest. Where
+nobody asks for signatures nothing of `bundler/trust` is imported but `admission.py`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from bundler.trust.signature_policy import SignaturePolicy
 
 ENVELOPES = store_layout.ENVELOPES
-# A tag's value is small, since it is read whole by every reader: each envelope in it has some hundred bytes.
+# A tag's value is small, since it is read whole by every reader: each envelope in it has some
+# hundred bytes.
 MOST_IN_TAG, MOST_BYTES_IN_TAG = 16, 48 << 10
 
 
@@ -71,7 +73,9 @@ def envelope_keys(backend: Backend, manifest: str) -> list[str]:
 
 
 def envelopes_by_manifest(keys: Collection[str]) -> dict[str, list[str]]:
-    """Return what is signed of the bundle of each manifest among the keys of a store, for those of which anything is."""
+    """Return what is signed of the bundle of each manifest among the keys of a store, for those of
+    which anything is.
+    """
     by_prefix: dict[str, list[str]] = {}
     for key in keys:
         if key.startswith(f"{ENVELOPES}/"):
@@ -86,7 +90,8 @@ def envelopes_by_manifest(keys: Collection[str]) -> dict[str, list[str]]:
 
 
 class StoreSignatures(SignatureSource):
-    """The signatures of a bundle of a store; those that lie beside its manifest are read when somebody asks.
+    """The signatures of a bundle of a store; those that lie beside its manifest are read when
+    somebody asks.
 
     Args:
         backend, name: the store.
@@ -129,7 +134,9 @@ class StoreSignatures(SignatureSource):
 
 
 def check_envelope(key: str, value: bytes) -> bytes:
-    """Return the envelope in a stored value; raises `DigestMismatch`, `FormatError` for one that is damaged or under another's key."""
+    """Return the envelope in a stored value; raises `DigestMismatch`, `FormatError` for one that is
+    damaged or under another's key.
+    """
     data = store_layout.unseal(value, key, None, most_bytes=MAX_ENVELOPE_BYTES)
     if key.rpartition("/")[2] != sha256(data).hex()[:16]:
         raise DigestMismatch(f"{key}: holds another signature; verify --repair removes it", key=key)
@@ -139,7 +146,8 @@ def check_envelope(key: str, value: bytes) -> bytes:
 def admit_tag(policy: SignaturePolicy | None, store: str, found: SignedTag) -> str:
     """Judge what a tag says, before what it names is used.
 
-    What it names may hold kernels alone, so here the demand for kernels counts; `admit` refuses code behind a tag that nobody vouches for.
+    What it names may hold kernels alone, so here the demand for kernels counts; `admit` refuses
+    code behind a tag that nobody vouches for.
 
     Args:
         policy: which signatures are asked for; None for what the environment says.

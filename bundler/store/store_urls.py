@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opens the byte store that URLs name, as one store or as tiers.
 
-`bundler.open_store` calls `open_backend`; the commands use the other functions to complete and show URLs.  Only
-`bundler.backends.redis` reads the parts that only a Redis URL has, and `bundler.backends.cloud` those of an object store.
+`bundler.open_store` calls `open_backend`; the commands use the other functions to complete and show
+URLs.  Only `bundler.backends.redis` reads the parts that only a Redis URL has, and
+`bundler.backends.cloud` those of an object store.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Opening:
         when_down: what writing does while the farthest writable tier does not answer; see `Tiers`.
         read_only: leave every store as it is.
         probe_s: how long a server that failed is left alone.
-        server: settings of `bundler.backends.redis.url_settings.RedisSettings`, for each Redis store.
+        server: settings of `bundler.backends.redis.url_settings.RedisSettings`, for each Redis
+            store.
         peers: URLs of processes that are asked for objects before the far store.
     """
 
@@ -68,16 +70,19 @@ class Opening:
 
 
 def open_backend(urls: Sequence[str], opening: Opening | None = None) -> tuple[Backend, str]:
-    """Open the byte store that URLs name, the nearest first; returns it and its name, which holds no secret.
+    """Open the byte store that URLs name, the nearest first; returns it and its name, which holds
+    no secret.
 
     Args:
-        urls: `file:///absolute/path`, or the path alone, for a directory that only its owner may write, with `?mode=group` one that a
-            group shares, with `?timeout_s=5` one that may hang; `memory:` for one that ends with the process; a Redis URL; one of an object store.
+        urls: `file:///absolute/path`, or the path alone, for a directory that only its owner may
+            write, with `?mode=group` one that a group shares, with `?timeout_s=5` one that may
+            hang; `memory:` for one that ends with the process; a Redis URL; one of an object store.
             Several are tiers.
         opening: settings that are not in the URLs.
 
     Raises:
-        ConfigError: not such a URL, the same twice, a directory that others could write to, or a setting that cannot be used.
+        ConfigError: not such a URL, the same twice, a directory that others could write to, or a
+            setting that cannot be used.
         AccessDenied, StoreUnavailable: the directory cannot be opened.
     """
     how = opening or Opening()
@@ -94,7 +99,8 @@ def open_backend(urls: Sequence[str], opening: Opening | None = None) -> tuple[B
     if len(opened) == 1 and not how.peers and _split(urls[0]).scheme not in _SERVERS:
         return opened[0][1], name
     tiers = [Tier(name, backend, STORE_RULES) for name, backend in opened]
-    # Before the far store, behind directories of this host: the first server, or the farthest directory.
+    # Before the far store, behind directories of this host: the first server, or the farthest
+    # directory.
     far = next(
         (place for place, url in enumerate(urls) if _split(url).scheme in _SERVERS), len(urls) - 1
     )
@@ -102,7 +108,9 @@ def open_backend(urls: Sequence[str], opening: Opening | None = None) -> tuple[B
 
 
 def _open_peers(how: Opening) -> list[Tier]:
-    """Return the peers as tiers; what they say is proved before it is taken, so that they may be anybody's."""
+    """Return the peers as tiers; what they say is proved before it is taken, so that they may be
+    anybody's.
+    """
     if not how.peers:
         return []
     from bundler.backends.peers.peer_backend import PeerBackend  # HTTP takes milliseconds to import
@@ -177,7 +185,8 @@ def _open_one(url: str, how: Opening, *, alone: bool) -> Backend:
         backend = MemoryBackend()
     else:
         backend = _open_directory(url, parts, how)
-        # Among tiers, a directory that cannot be written (of an image, a mount) is opened for reading without being asked.
+        # Among tiers, a directory that cannot be written (of an image, a mount) is opened for
+        # reading without being asked.
         read_only = read_only or (not alone and _is_fixed(_path(parts)))
     return ReadOnly(backend) if read_only or how.read_only else backend
 
@@ -208,7 +217,8 @@ def _open_directory(url: str, parts: SplitResult, how: Opening) -> Backend:
         if timeout_s is None:
             return LocalBackend(path, _MODES[mode])
         backend = bounded(lambda: LocalBackend(path, _MODES[mode]), timeout_s)
-    # Guarded as a server is: a network file system whose server is gone makes every call wait for ever.
+    # Guarded as a server is: a network file system whose server is gone makes every call wait for
+    # ever.
     unhurried_s = max(LEAST_UNHURRIED_S, UNHURRIED * timeout_s)
     limits = Deadlines(
         timeout_s, budget_s=max(1.0, timeout_s), probe_s=how.probe_s, unhurried_s=unhurried_s
@@ -231,7 +241,8 @@ def _open_server(url: str, how: Opening) -> Guarded:
     with store_errors(redis.shown(url)):
         settings = redis.parse(url, dict(how.server))
         backend = redis.RedisBackend(settings)
-    # Connecting, logging in, the exchange: with the server's own time-outs none of the three takes longer.
+    # Connecting, logging in, the exchange: with the server's own time-outs none of the three takes
+    # longer.
     deadline_s = settings.connect_timeout_s + 2 * settings.timeout_s
     limits = Deadlines(
         deadline_s,
@@ -251,7 +262,8 @@ def _open_cloud(url: str, how: Opening) -> Guarded:
             bucket, writable=settings.writable, touch_every_s=settings.touch_every_s
         )
     deadline_s = CLOUD_EXCHANGES * settings.timeout_s
-    # A store that never answers costs a process one time-out in all, which has to do for name, credentials, TLS and a second attempt.
+    # A store that never answers costs a process one time-out in all, which has to do for name,
+    # credentials, TLS and a second attempt.
     limits = Deadlines(
         deadline_s,
         budget_s=settings.timeout_s,
@@ -290,7 +302,9 @@ def _is_fixed(path: str) -> bool:
 
 
 def is_sound(key: str, value: bytes) -> bool:
-    """Tell whether an object's bytes are those that were stored once; one that is only too large for this reader is."""
+    """Tell whether an object's bytes are those that were stored once; one that is only too large
+    for this reader is.
+    """
     if is_sealed(value):
         return True
     try:
@@ -303,7 +317,9 @@ def is_sound(key: str, value: bytes) -> bool:
 
 
 def _named_by(key: str, value: bytes) -> Collection[str] | None:
-    """Return the manifest that a tag names; None for one that cannot be read, and nothing for other refs."""
+    """Return the manifest that a tag names; None for one that cannot be read, and nothing for other
+    refs.
+    """
     if not key.startswith(f"{TAGS}/"):
         return ()
     try:
@@ -339,7 +355,8 @@ def _without_readonly(url: str) -> tuple[SplitResult, bool, str]:
 
 
 def store_url(text: str, *, relative: bool = False) -> str:
-    """Return the URL of a store: that of a directory for a path; a URL, and anything else, as it is.
+    """Return the URL of a store: that of a directory for a path; a URL, and anything else, as it
+    is.
 
     What follows a `?` are settings in both; `~` is the user's home.
 
@@ -357,7 +374,8 @@ def store_url(text: str, *, relative: bool = False) -> str:
 
 
 def with_settings(url: str, server: Mapping[str, Any]) -> str:
-    """Return the URL of a Redis store with settings that it does not say itself; another URL as it is.
+    """Return the URL of a Redis store with settings that it does not say itself; another URL as it
+    is.
 
     Args:
         url: the URL, or a path.
@@ -372,7 +390,9 @@ def is_server(url: str) -> bool:
 
 
 def local_directory(url: str) -> str | None:
-    """Return the directory of a `file:` store, or of a path, which need not exist; None for another kind of store."""
+    """Return the directory of a `file:` store, or of a path, which need not exist; None for another
+    kind of store.
+    """
     parts = _split(store_url(url))
     return _path(parts) if parts.scheme == "file" else None
 

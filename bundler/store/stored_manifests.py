@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`read_manifest`: the manifest of a bundle as a store has it, compared with the digests in its key.
+"""`read_manifest`: the manifest of a bundle as a store has it, compared with the digests in its
+key.
 
-`BundleStore` reads the manifest of what it pulls through it, and a push the one that its tag names.  A push whose content the tag
-names already learns by `seen_too` what else was observed of that content, and decodes nothing.
+`BundleStore` reads the manifest of what it pulls through it, and a push the one that its tag names.
+A push whose content the tag names already learns by `seen_too` what else was observed of that
+content, and decodes nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ def read_manifest(
         backend, name: the store.
         manifest: its key.
         limits: bounds on what is read.
-        read_only: leave a damaged one where it is; else it is removed, and the next push sends it again.
+        read_only: leave a damaged one where it is; else it is removed, and the next push sends it
+            again.
 
     Raises:
         NotFound: it is missing.
@@ -53,7 +56,9 @@ def read_manifest(
 
 
 def current_manifest(before: bytes | None, tag: str | None, *, damaged_ok: bool) -> str | None:
-    """Return the manifest that a tag's value names, None for a tag that is not set; raises `FormatError` for damage, unless that is fine."""
+    """Return the manifest that a tag's value names, None for a tag that is not set; raises
+    `FormatError` for damage, unless that is fine.
+    """
     if before is None or tag is None:
         return None
     try:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`FetchedUnits`: units that a store gave, each decoded when the first of its blobs is read.
 
-A restore fetches hundreds of units at once.  What is decoded as late as it is written needs no second pass through memory, and writing begins
-with the first kernel.  The payloads of one fetch share a buffer, as the frames of a file do.  `StoreBlobs` has one.
+A restore fetches hundreds of units at once.  What is decoded as late as it is written needs no
+second pass through memory, and writing begins with the first kernel.  The payloads of one fetch
+share a buffer, as the frames of a file do.  `StoreBlobs` has one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from bundler.store.store_layout import Unit, check_seal, decompressor, frame_of
 _FETCHES_IN_USE = 3
 # Of one kernel as a rule: the next one has another size, and finds room there too.
 _SHARED_BYTES = 512 * KIB
-# Decoded into memory that was used a moment before, and copied from there: a stream, which needs no copy, takes longer to set up.
+# Decoded into memory that was used a moment before, and copied from there: a stream, which needs no
+# copy, takes longer to set up.
 _COPIED_BYTES = 64 * KIB
 
 
@@ -63,7 +65,8 @@ class FetchedUnits:
             start = end
 
     def take(self, key: str) -> tuple[bytes, memoryview | None] | None:
-        """Take a unit out; returns its value, and its payload of the right size, or None where it has to be opened by who can say why.
+        """Take a unit out; returns its value, and its payload of the right size, or None where it
+        has to be opened by who can say why.
 
         No blob is compared with its digest.  None: the unit is not here.
         """
@@ -105,7 +108,8 @@ class FetchedUnits:
                 )
                 return True
             with decoder.stream_reader(frame) as reader:
-                # The decoder compares the checksum when it is asked for more than there is, and does not tell what follows the frame.
+                # The decoder compares the checksum when it is asked for more than there is, and
+                # does not tell what follows the frame.
                 return (
                     reader.readinto(room) == unit.size
                     and not reader.read(1)

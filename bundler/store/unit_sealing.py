@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Sealing`: units of a push are compressed in threads, while the caller reads the next ones and stores those before.
+"""`Sealing`: units of a push are compressed in threads, while the caller reads the next ones and
+stores those before.
 
-Compressing is two thirds of what a push into an empty store does.  `BundleStore` makes one for each push.
+Compressing is two thirds of what a push into an empty store does.  `BundleStore` makes one for each
+push.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ if TYPE_CHECKING:
 _LEAST_UNITS = 8
 # One thread reads and stores what they compress, which takes it a third of the time of one of them.
 _MOST_THREADS = 8
-# So many wait to be compressed or taken; enough that no thread waits for the caller, who stores hundreds at a time.
+# So many wait to be compressed or taken; enough that no thread waits for the caller, who stores
+# hundreds at a time.
 _MOST_AHEAD = 256
 
 
 class Sealing:
-    """Threads that compress units; used as a context, at whose end what was not begun is left undone.
+    """Threads that compress units; used as a context, at whose end what was not begun is left
+    undone.
 
     Args:
         seal: returns what is to be stored for a unit and its payload; safe under threads.

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`UnsignedRecords`: the kernels of a store by their keys where signatures are required, which kernels that were published one by one have not.
+"""`UnsignedRecords`: the kernels of a store by their keys where signatures are required, which
+kernels that were published one by one have not.
 
-Of these none is taken, new ones are published; kernels of bundles are taken where the signature of their bundle counts.
-`Store.kernel_records` returns it under a policy that requires signatures for kernels.
+Of these none is taken, new ones are published; kernels of bundles are taken where the signature of
+their bundle counts. `Store.kernel_records` returns it under a policy that requires signatures for
+kernels.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from bundler.store.kernel_records import KernelRecords, LookUp
 
 
 class UnsignedRecords(KernelRecords):
-    """Records that are written and not read; the first look that finds no signed kernel says so, once for each process that asks the store."""
+    """Records that are written and not read; the first look that finds no signed kernel says so,
+    once for each process that asks the store.
+    """
 
     readable = False
 

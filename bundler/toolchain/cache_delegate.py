@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`CacheDelegate`: what our cache manager asks and tells for each key, and `CacheCall`, what it knows of one.  Never imports Triton.
+"""`CacheDelegate`: what our cache manager asks and tells for each key, and `CacheCall`, what it
+knows of one.  Never imports Triton.
 
-A session looks kernels up and publishes them (`bundler/integrations/lookup_engine.py`); the spool writes down what a child of a
-recording process compiles (`bundler/toolchain/spool_manager.py`).  `bundler/toolchain/cache_manager.py` calls both.
+A session looks kernels up and publishes them (`bundler/integrations/lookup_engine.py`); the spool
+writes down what a child of a recording process compiles (`bundler/toolchain/spool_manager.py`).
+`bundler/toolchain/cache_manager.py` calls both.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ Group = Mapping[str, str]
 
 
 class CacheCall(NamedTuple):
-    """One look-up of Triton's: the kernel's key, the name of its metadata file, the cache directory, and when it began."""
+    """One look-up of Triton's: the kernel's key, the name of its metadata file, the cache
+    directory, and when it began.
+    """
 
     key: str
     filename: str
@@ -33,7 +37,8 @@ class CacheCall(NamedTuple):
         return self.filename.removesuffix(".json")
 
     def record(self, *, cache_hit: bool, group: Group | None = None) -> SpooledEvent:
-        """Return everything known of the kernel, read from Triton's `compile` call: only while that runs.
+        """Return everything known of the kernel, read from Triton's `compile` call: only while that
+        runs.
 
         Args:
             cache_hit: whether it was found.
@@ -51,7 +56,8 @@ class CacheCall(NamedTuple):
 
 
 class CacheDelegate:
-    """What a cache manager asks and tells: one serves all managers of a process, in any thread.  This one has and does nothing.
+    """What a cache manager asks and tells: one serves all managers of a process, in any thread.
+    This one has and does nothing.
 
     No method fails because of a cache, unless strict mode asks for that.
     """
@@ -60,17 +66,23 @@ class CacheDelegate:
     closed = False
 
     def writable(self, root: str) -> str:
-        """Return where to write what belongs into `root`: that, or a directory of ours when it cannot be written."""
+        """Return where to write what belongs into `root`: that, or a directory of ours when it
+        cannot be written.
+        """
         return root
 
     def found(self, call: CacheCall, group: Group) -> None:
         """Hear of a kernel that was there."""
 
     def fetch(self, call: CacheCall) -> Group | None:
-        """Put a kernel into `call.root`; None when it has to be compiled.  Raises what strict mode asks for."""
+        """Put a kernel into `call.root`; None when it has to be compiled.  Raises what strict mode
+        asks for.
+        """
 
     def forced(self, call: CacheCall) -> None:
-        """Hear of a kernel that Triton compiles whether it is there or not.  Raises what strict mode asks for."""
+        """Hear of a kernel that Triton compiles whether it is there or not.  Raises what strict
+        mode asks for.
+        """
 
     def compiled(self, call: CacheCall, group: Group) -> None:
         """Hear of a kernel that Triton compiled and stored; called while its `compile` runs."""
@@ -88,7 +100,9 @@ class CacheDelegate:
         """Hear of a tuning file or helper library that Triton made."""
 
     def fetch_records(self, names: Collection[str]) -> Mapping[str, bytes]:
-        """Return those of these tuning records that a store has, by name; asked for in one round trip."""
+        """Return those of these tuning records that a store has, by name; asked for in one round
+        trip.
+        """
         return {}
 
     def made_record(self, name: str, filename: str, data: bytes) -> None:
@@ -96,7 +110,8 @@ class CacheDelegate:
 
 
 class DelegateSource:
-    """Says which delegate serves a process now; asked for each key, so it is an attribute while the answer stays the same.
+    """Says which delegate serves a process now; asked for each key, so it is an attribute while the
+    answer stays the same.
 
     Attributes:
         delegate: set and cleared by who knows; None where `find` has to be asked.

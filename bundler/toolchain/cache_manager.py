@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`DelegatingCacheManager`: the one cache manager of ours, which Triton makes for each key.  Needs Triton to import.
+"""`DelegatingCacheManager`: the one cache manager of ours, which Triton makes for each key.  Needs
+Triton to import.
 
-It stands in front of Triton's own manager, or of the one that the user configured, and asks and tells its delegates: the session's in
-`BundlerCacheManager` (`bundler/integrations/triton.py`), the recording's in `SpoolCacheManager` (`bundler/toolchain/spool_manager.py`).
-Where both are wanted it is one manager with two delegates.
+It stands in front of Triton's own manager, or of the one that the user configured, and asks and
+tells its delegates: the session's in `BundlerCacheManager` (`bundler/integrations/triton.py`), the
+recording's in `SpoolCacheManager` (`bundler/toolchain/spool_manager.py`). Where both are wanted it
+is one manager with two delegates.
 
 Calls for one key, on every supported release::
 
@@ -41,10 +43,11 @@ SINGLE_FILES = (*names.LIBRARY_SUFFIXES, names.AUTOTUNE_SUFFIX)
 
 
 class DelegatingCacheManager(CacheManager):  # type: ignore[misc]
-    """A manager in front of another one (the next class), whose delegates hear of everything and may have what that one has not.
+    """A manager in front of another one (the next class), whose delegates hear of everything and
+    may have what that one has not.
 
-    Every result of the other manager is passed on, and every exception; managers of override and dump directories are the
-    other's alone.
+    Every result of the other manager is passed on, and every exception; managers of override and
+    dump directories are the other's alone.
 
     Attributes:
         sources: say who the delegates are, the first one first.
@@ -61,7 +64,9 @@ class DelegatingCacheManager(CacheManager):  # type: ignore[misc]
         super().__init__(key, **more)
 
     def get_group(self, filename: str) -> dict[str, str] | None:
-        """Return a kernel's files: the other manager's, or a delegate's; None when it has to be compiled."""
+        """Return a kernel's files: the other manager's, or a delegate's; None when it has to be
+        compiled.
+        """
         began_ns = time.monotonic_ns()
         group: dict[str, str] | None = super().get_group(filename)
         if not self._delegating:
@@ -101,7 +106,9 @@ class DelegatingCacheManager(CacheManager):  # type: ignore[misc]
         return result
 
     def get_file(self, filename: str) -> str | None:
-        """Return a file's path: the other manager's, or a delegate's when it is a file on its own; our own extension for `cuda_utils`."""
+        """Return a file's path: the other manager's, or a delegate's when it is a file on its own;
+        our own extension for `cuda_utils`.
+        """
         path: str | None = driver_modules.path_for(filename) if self._delegating else None
         if path is not None:
             return path
@@ -123,7 +130,9 @@ class DelegatingCacheManager(CacheManager):  # type: ignore[misc]
         return path
 
     def put(self, data: Any, filename: str, *args: Any, **kwargs: Any) -> str:
-        """Store a file as the other manager does; a file on its own is complete with that, and the delegates told."""
+        """Store a file as the other manager does; a file on its own is complete with that, and the
+        delegates told.
+        """
         path: str = super().put(data, filename, *args, **kwargs)
         if self._delegating and filename.endswith(SINGLE_FILES):
             raw, origin = data if isinstance(data, bytes) else str(data).encode(), _origin()
@@ -150,7 +159,8 @@ class DelegatingCacheManager(CacheManager):  # type: ignore[misc]
 
 
 class LazyFileManager(FileCacheManager):  # type: ignore[misc]
-    """Triton's own manager behind ours, but one that makes no directory before it writes, and writes elsewhere where it may not.
+    """Triton's own manager behind ours, but one that makes no directory before it writes, and
+    writes elsewhere where it may not.
 
     A kernel with a file missing or empty is a miss, on every release.
     """
@@ -191,7 +201,8 @@ class LazyFileManager(FileCacheManager):  # type: ignore[misc]
     def put(self, data: Any, filename: str, binary: bool = True) -> str:
         """Store a file and return its path."""
         for _ in range(_PUT_ATTEMPTS - 1):
-            # Another process's restore may move the directory aside, as half-written, between any two calls.
+            # Another process's restore may move the directory aside, as half-written, between any
+            # two calls.
             with contextlib.suppress(FileNotFoundError):
                 return self._put(data, filename, binary=binary)
         return self._put(data, filename, binary=binary)
@@ -204,10 +215,13 @@ class LazyFileManager(FileCacheManager):  # type: ignore[misc]
 
 
 def read_group(directory: str, filename: str) -> dict[str, str] | None:
-    """Return the files that a kernel's group file lists, by name; None unless all are there with something in them."""
+    """Return the files that a kernel's group file lists, by name; None unless all are there with
+    something in them.
+    """
     path = f"{directory}/{names.GROUP_PREFIX}{filename}"
     try:
-        # Asked first: most keys are in only one of the places that are looked at, and a failed `open` costs five times as much.
+        # Asked first: most keys are in only one of the places that are looked at, and a failed
+        # `open` costs five times as much.
         if not os.path.exists(path):
             return None
         data = read_regular(path, _GROUP_BYTES)
@@ -228,7 +242,8 @@ def _origin() -> str | None:
 
 
 def manager_class(source: DelegateSource) -> type:
-    """Return the class for Triton: in front of Triton's own manager, or of the one that was configured before.
+    """Return the class for Triton: in front of Triton's own manager, or of the one that was
+    configured before.
 
     Switched off it is Triton's own.
 
@@ -246,7 +261,9 @@ def manager_class(source: DelegateSource) -> type:
 
 
 def asked_for(source: DelegateSource) -> bool:
-    """Whether this process was told to use a session's manager: by the environment, or by the program in Python."""
+    """Whether this process was told to use a session's manager: by the environment, or by the
+    program in Python.
+    """
     in_code = vars(knobs.cache).get("manager_class")
     return names_our_manager() or (in_code is not None and has_delegate(in_code, source))
 
@@ -257,7 +274,8 @@ def has_delegate(manager: type, source: DelegateSource) -> bool:
 
 
 def named_by_environment() -> type:
-    """Return the manager that TRITON_CACHE_MANAGER names, or ours for none: in front of Triton's own it writes no needless directory.
+    """Return the manager that TRITON_CACHE_MANAGER names, or ours for none: in front of Triton's
+    own it writes no needless directory.
 
     Raises:
         What Triton raises for a manager that cannot be imported.
@@ -268,7 +286,8 @@ def named_by_environment() -> type:
 
 @functools.cache
 def manager_before(source: DelegateSource, inner: Any, name: str = "BundlerCacheManager") -> type:
-    """Return the class in front of another one: an instance is of both.  Where that one is ours already it gets another delegate.
+    """Return the class in front of another one: an instance is of both.  Where that one is ours
+    already it gets another delegate.
 
     Args:
         source: says who the delegate is.

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`launch_facts`, `key_parts`, `toolchain_of`: from the live objects of one compile to data.
 
-These functions only read; the one thing that they run of others' code is Triton's own computing of the key.  They
-can be called later than the compile and from another thread, as long as the kernel's source was not edited in between.
+These functions only read; the one thing that they run of others' code is Triton's own computing of
+the key.  They can be called later than the compile and from another thread, as long as the kernel's
+source was not edited in between.
 
-Recordings and spooled records are made with them; `jit_specialization`, `rekeyed_key` and the tuner use single ones.
+Recordings and spooled records are made with them; `jit_specialization`, `rekeyed_key` and the tuner
+use single ones.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ def launch_facts(src: Any, options: Any) -> LaunchFacts:
 
     Args:
         src: Triton's `ASTSource` (or Gluon's), or an `IRSource`, which has a signature only.
-        options: the backend's options object, or None when they are not known; Triton's install directory inside them
-            becomes a placeholder, so that two installations give equal facts.
+        options: the backend's options object, or None when they are not known; Triton's install
+            directory inside them becomes a placeholder, so that two installations give equal facts.
     """
     fn = getattr(src, "fn", None)
     return LaunchFacts(
@@ -92,15 +94,16 @@ def key_parts(
 ) -> KeyParts:
     """Return the named parts of a kernel's key, in a fixed order.
 
-    `proven` says that recomputing the key from the same objects gave `key_hash`.  The same compile in another process, with
-    another installation of the same Triton or from another checkout gives the same parts.  A part that cannot be
-    had is left out.
+    `proven` says that recomputing the key from the same objects gave `key_hash`.  The same compile
+    in another process, with another installation of the same Triton or from another checkout gives
+    the same parts.  A part that cannot be had is left out.
 
     Args:
         src, backend, options: Triton's objects of the compile.
         env_vars: the environment that is part of the key.
         key_hash: the kernel's hash, as hexadecimal text.
-        stages_key: what a stage inspection hook added to the key; None asks the hook that is installed now, if any.
+        stages_key: what a stage inspection hook added to the key; None asks the hook that is
+            installed now, if any.
     """
     if stages_key is None:
         stages_key = stages_key_now()
@@ -130,8 +133,8 @@ def stages_key_now() -> str:
 def toolchain_of(backend_name: str, arch: int | str) -> Toolchain:
     """Return who compiles for a target in this process; for use after such a compile.
 
-    Triton asks ptxas for its version once a process and keeps the answer; that answer, which its keys were made with, is
-    the one returned here.
+    Triton asks ptxas for its version once a process and keeps the answer; that answer, which its
+    keys were made with, is the one returned here.
     """
     installed = installed_triton() or Toolchain()
     ptxas = None

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recording in child processes: the environment that makes them write to a spool, and reading what they wrote.  Never imports Triton.
+"""Recording in child processes: the environment that makes them write to a spool, and reading what
+they wrote.  Never imports Triton.
 
-`ChildSpool` is one such spool: a recording (`bundler/lifecycle/recorder.py`) and the command `run` open one, and `collection.py` reads it.
-`run` and `doctor` call `check_interpreter`; an installed session calls `hidden_package_parent` for the environment of its children.
+`ChildSpool` is one such spool: a recording (`bundler/lifecycle/recorder.py`) and the command `run`
+open one, and `collection.py` reads it. `run` and `doctor` call `check_interpreter`; an installed
+session calls `hidden_package_parent` for the environment of its children.
 """
 
 from __future__ import annotations
@@ -58,11 +60,11 @@ class ChildSpool:
         subprocess.run(command, env=spool.environ())
         spool.close()
 
-    Guarantees: a record is there as soon as Triton has stored the kernel, whatever becomes of the child; a child that outlives the
-    spool goes on as if nobody recorded; `os.environ` gets back the values it had, in whatever order several spools, and sessions,
-    end (`ManagerEnvironment`).
-    Does not guarantee: records of children whose environment was made before, of those that set `triton.knobs.cache.manager_class`
-    in Python.
+    Guarantees: a record is there as soon as Triton has stored the kernel, whatever becomes of the
+    child; a child that outlives the spool goes on as if nobody recorded; `os.environ` gets back the
+    values it had, in whatever order several spools, and sessions, end (`ManagerEnvironment`). Does
+    not guarantee: records of children whose environment was made before, of those that set
+    `triton.knobs.cache.manager_class` in Python.
 
     Attributes:
         problems: (record, reason) for each that could not be read.
@@ -98,9 +100,11 @@ class ChildSpool:
         self.close()
 
     def close(self) -> None:
-        """Give the environment back, read what is there and remove the directory; may be called twice.
+        """Give the environment back, read what is there and remove the directory; may be called
+        twice.
 
-        In a forked child it does nothing: the directory, and the environment of who records, are the parent's.
+        In a forked child it does nothing: the directory, and the environment of who records, are
+        the parent's.
         """
         if self._closed or self._pid != os.getpid():
             return
@@ -116,7 +120,9 @@ class ChildSpool:
         return [record for record in self._all() if isinstance(record, SpooledEvent)]
 
     def files(self) -> list[SpooledFile]:
-        """Return every helper library and tuning file recorded so far, in order of time; also after `close`."""
+        """Return every helper library and tuning file recorded so far, in order of time; also after
+        `close`.
+        """
         return [record for record in self._all() if isinstance(record, SpooledFile)]
 
     def _activity(self) -> Active:
@@ -153,9 +159,11 @@ class ChildSpool:
 
 
 def hidden_package_parent() -> tuple[str, ...]:
-    """Return the directory to put on a child's path; nothing where a child with this interpreter finds our package anyway.
+    """Return the directory to put on a child's path; nothing where a child with this interpreter
+    finds our package anyway.
 
-    Only then, since a checkout's root holds more than the package, and would shadow modules of the child.
+    Only then, since a checkout's root holds more than the package, and would shadow modules of the
+    child.
     """
     path = manager_environment.before(PATH_VARIABLE) or ""
     return _hidden_parent(
@@ -190,9 +198,11 @@ def _hidden_parent(executable: str, path: str) -> tuple[str, ...]:
 
 
 def check_interpreter(executable: str, env: Mapping[str, str]) -> str | None:
-    """Return why a child Python could not record, in one sentence; None when it can, or has no Triton.
+    """Return why a child Python could not record, in one sentence; None when it can, or has no
+    Triton.
 
-    Triton would fail in the user's program if the cache manager it is told cannot be imported, so this is asked first.
+    Triton would fail in the user's program if the cache manager it is told cannot be imported, so
+    this is asked first.
 
     Args:
         executable: the child's Python.

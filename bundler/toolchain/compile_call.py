@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`compile_function`, `compile_ir`: call Triton's compiler for one specialized kernel, given as data, and return its event.
+"""`compile_function`, `compile_ir`: call Triton's compiler for one specialized kernel, given as
+data, and return its event.
 
-Compile jobs call them, and `compile_request`, which takes the JIT's own objects; other modules use `decode_value` and `type_of`, which make Triton's objects from data.
+Compile jobs call them, and `compile_request`, which takes the JIT's own objects; other modules use
+`decode_value` and `type_of`, which make Triton's objects from data.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ def compile_function(
     *,
     helpers_first: bool | None = None,
 ) -> CompileEvent:
-    """Compile a JIT function, or find it in `cache_dir`; what is given is what `specialize` returned.
+    """Compile a JIT function, or find it in `cache_dir`; what is given is what `specialize`
+    returned.
 
     Raises:
         CompileFailed: with the compiler's message, and the line of the source where it says one.
@@ -61,7 +64,9 @@ def compile_function(
 def compile_request(
     request: CompileRequest, target: Target, cache_dir: str, *, helpers_first: bool | None = None
 ) -> CompileEvent:
-    """Compile what the JIT was about to compile, with its own objects; see `compile_function`, which makes them of data."""
+    """Compile what the JIT was about to compile, with its own objects; see `compile_function`,
+    which makes them of data.
+    """
     function = request.source.fn
     with (
         declared(target),
@@ -105,8 +110,9 @@ def _compile_with(source: Any, target: Target, chosen: dict[str, Any]) -> Compil
 def cache_in(directory: str) -> Iterator[None]:
     """Let Triton keep kernels in a directory, and nowhere else, while the block runs.
 
-    The setting's dictionary is changed, not the setting: an assignment would write TRITON_CACHE_DIR, and a scope of Triton's would
-    restore TRITON_CACHE_MANAGER, which another thread may have changed meanwhile.
+    The setting's dictionary is changed, not the setting: an assignment would write
+    TRITON_CACHE_DIR, and a scope of Triton's would restore TRITON_CACHE_MANAGER, which another
+    thread may have changed meanwhile.
     """
     from triton import knobs
 
@@ -173,7 +179,8 @@ def decode_value(value: Value, find: Callable[[str, str], Any] | None = None) ->
 
     Args:
         value: the value.
-        find: returns a JIT function by `module:qualified name` and its hash; None looks among the imported modules.
+        find: returns a JIT function by `module:qualified name` and its hash; None looks among the
+            imported modules.
 
     Raises:
         CompileFailed: it cannot be made again here.
@@ -220,7 +227,9 @@ def _function_named(place: str, cache_key: str) -> Any:
 
 
 def no_such_function(place: str) -> CompileFailed:
-    """Return the error for a constant that is a function (`module:qualified name`) which is not here as it was."""
+    """Return the error for a constant that is a function (`module:qualified name`) which is not
+    here as it was.
+    """
     return CompileFailed(
         f"the constant {place} is not the function it was: it is not imported here, or its source changed",
         name=place,

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`find_compile`, `find_jit_call`: what Triton's running calls hold in their local variables, read from the call stack.
+"""`find_compile`, `find_jit_call`: what Triton's running calls hold in their local variables, read
+from the call stack.
 
-Neither the listener nor the cache manager is told the options and environment that the key was made from, and the metadata they
-are told is no substitute: compiler passes overwrite options in it.
+Neither the listener nor the cache manager is told the options and environment that the key was made
+from, and the metadata they are told is no substitute: compiler passes overwrite options in it.
 
-The listener and both cache managers call `find_compile` while Triton compiles, and a replay that begins then `find_jit_call`.
+The listener and both cache managers call `find_compile` while Triton compiles, and a replay that
+begins then `find_jit_call`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from typing import Any, NamedTuple
 
 _COMPILE = ("compile", "triton.compiler.compiler")
 _DO_COMPILE = ("_do_compile", "triton.runtime.jit")
-# A few wrappers of other programs may stand between `compile` and the listener; a longer walk would cost every compile.
+# A few wrappers of other programs may stand between `compile` and the listener; a longer walk would
+# cost every compile.
 _MAX_FRAMES = 8
 _MAX_FRAMES_TO_JIT = 2
 
@@ -23,8 +26,8 @@ _MAX_FRAMES_TO_JIT = 2
 class CompileFrame(NamedTuple):
     """Local variables of one `compile` call.
 
-    `stages_key` is what a stage inspection hook added to the key, empty without one; `device` is known when the JIT made the call
-    in this thread.
+    `stages_key` is what a stage inspection hook added to the key, empty without one; `device` is
+    known when the JIT made the call in this thread.
     """
 
     src: Any
@@ -38,13 +41,18 @@ class CompileFrame(NamedTuple):
 
 
 def find_compile() -> CompileFrame | None:
-    """Return the innermost `compile` call of Triton on this thread's stack; None when none of the nearest frames is one."""
-    frame = _nearest_compile(sys._getframe(1))  # noqa: SLF001  # the only way to an own caller's frame without a trace
+    """Return the innermost `compile` call of Triton on this thread's stack; None when none of the
+    nearest frames is one.
+    """
+    # the only way to an own caller's frame without a trace
+    frame = _nearest_compile(sys._getframe(1))  # noqa: SLF001
     return _read(frame) if frame is not None else None
 
 
 class JitCall(NamedTuple):
-    """A call of the JIT that compiles, or looks for a kernel on disk, right now; all but the device are Triton's own objects."""
+    """A call of the JIT that compiles, or looks for a kernel on disk, right now; all but the device
+    are Triton's own objects.
+    """
 
     function: Any
     place: str
@@ -56,7 +64,9 @@ class JitCall(NamedTuple):
 
 
 def find_jit_call() -> JitCall | None:
-    """Return the innermost call of the JIT on this thread's stack that is waiting for its compiler; None when there is none."""
+    """Return the innermost call of the JIT on this thread's stack that is waiting for its compiler;
+    None when there is none.
+    """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # as in `find_compile`
     while frame is not None and not _is(frame, _DO_COMPILE):
         frame = frame.f_back
@@ -70,7 +80,9 @@ def find_jit_call() -> JitCall | None:
 
 
 def find_source() -> str | None:
-    """Return the text whose digest is a part of the key of the kernel that Triton's `compile` has in hand; None when it is not known."""
+    """Return the text whose digest is a part of the key of the kernel that Triton's `compile` has
+    in hand; None when it is not known.
+    """
     frame = _nearest_compile(sys._getframe(1))  # noqa: SLF001  # as in `find_compile`
     source = frame.f_locals.get("src") if frame is not None else None
     return source_text(source) if source is not None else None

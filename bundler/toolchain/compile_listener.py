@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`listening`: the listener that Triton calls at each compile and each hit of this process; another program's listener is called too.
+"""`listening`: the listener that Triton calls at each compile and each hit of this process; another
+program's listener is called too.
 
 ::
 
@@ -33,7 +34,8 @@ Callback = Callable[[CompileEvent], None]
 class _Link:
     """The object that stands in `knobs.compilation.listener`.
 
-    Another program may keep a link that was cut (`owner` is None); such a link only passes on what it hears.
+    Another program may keep a link that was cut (`owner` is None); such a link only passes on what
+    it hears.
     """
 
     __slots__ = ("owner", "previous")
@@ -53,12 +55,13 @@ class _Link:
 class CompileListener:
     """Calls callbacks for each compile and hit of this process.
 
-    Guarantees: safe from any thread; a callback hears every compile that ends after `attach` returns, in the thread that compiled;
-    an exception of a callback goes to the log once per cause and into `errors`, never to the user; another listener, before
-    or after ours, hears what it would hear without us, and its exceptions go where they would go.
-    Does not guarantee: to hear a compile after somebody replaced the listener without calling the previous one; that a
-    callback is not called by a compile that was already ending while `detach` ran.
-    A forked child starts with nothing attached.
+    Guarantees: safe from any thread; a callback hears every compile that ends after `attach`
+    returns, in the thread that compiled; an exception of a callback goes to the log once per cause
+    and into `errors`, never to the user; another listener, before or after ours, hears what it
+    would hear without us, and its exceptions go where they would go. Does not guarantee: to hear a
+    compile after somebody replaced the listener without calling the previous one; that a callback
+    is not called by a compile that was already ending while `detach` ran. A forked child starts
+    with nothing attached.
 
     Attributes:
         errors: number of failures of callbacks, or of ours, by cause.
@@ -72,7 +75,8 @@ class CompileListener:
         self._link: _Link | None = None
 
     def attach(self, callback: Callback) -> None:
-        """Begin to call `callback`; attaching it again only adds one to the number of `detach` calls it takes to stop.
+        """Begin to call `callback`; attaching it again only adds one to the number of `detach`
+        calls it takes to stop.
 
         Imports Triton.
 
@@ -100,10 +104,12 @@ class CompileListener:
                 self._cut()
 
     def heard(self, compile_now: Callable[[], object]) -> CompileEvent:
-        """Run something that compiles or finds a kernel, in this thread, and return the last event of it.
+        """Run something that compiles or finds a kernel, in this thread, and return the last event
+        of it.
 
         Raises:
-            RecordingError: nothing was heard: another program replaced the listener and does not call ours.
+            RecordingError: nothing was heard: another program replaced the listener and does not
+                call ours.
         """
         thread, events = threading.get_ident(), list[CompileEvent]()
 
@@ -124,7 +130,9 @@ class CompileListener:
         return events[-1]
 
     def reset_after_fork(self) -> None:
-        """Drop everything that was attached in the parent; for the child only, where no other thread runs."""
+        """Drop everything that was attached in the parent; for the child only, where no other
+        thread runs.
+        """
         self._lock = threading.Lock()  # another thread of the parent may have held it
         self._counts = {}
         self._callbacks = ()
@@ -140,7 +148,9 @@ class CompileListener:
             compilation.listener = link.previous
 
     def hear(self, facts: dict[str, Any]) -> None:
-        """Tell every callback about one compile; never raises (called by the link, inside the user's compile)."""
+        """Tell every callback about one compile; never raises (called by the link, inside the
+        user's compile).
+        """
         callbacks = self._callbacks
         if not callbacks:
             return

@@ -19,7 +19,8 @@ from bundler.toolchain.targets import current_device
 def kernel_record(
     key: str, filename: str, place: str, spent_us: int, *, cache_hit: bool
 ) -> SpooledEvent:
-    """Return what is known of a kernel, for a cache manager that Triton's `compile` calls at this moment.
+    """Return what is known of a kernel, for a cache manager that Triton's `compile` calls at this
+    moment.
 
     Args:
         key: the kernel's key.

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`declared`: a driver that declares one target, so that Triton specializes and compiles for a GPU that is not here.
+"""`declared`: a driver that declares one target, so that Triton specializes and compiles for a GPU
+that is not here.
 
-Used around every compile and every import of kernels for a given target; `active_driver` says which driver Triton uses in this
-thread.
+Used around every compile and every import of kernels for a given target; `active_driver` says which
+driver Triton uses in this thread.
 """
 
 from __future__ import annotations
@@ -24,16 +25,20 @@ _GFX = re.compile(r"gfx(\d+)([0-9a-f])[0-9a-f]")
 
 
 class UndeclaredError(AttributeError):
-    """Somebody asked for a fact of a GPU that is only declared; also an `AttributeError`, so that `hasattr` says no."""
+    """Somebody asked for a fact of a GPU that is only declared; also an `AttributeError`, so that
+    `hasattr` says no.
+    """
 
 
 class DeclaredDriver:
     """Answers what the target is, and refuses every other question, since no GPU is there to know.
 
-    Stands where Triton's driver object stands; a plain Triton without a GPU raises "0 active drivers" there.
+    Stands where Triton's driver object stands; a plain Triton without a GPU raises "0 active
+    drivers" there.
 
     Attributes:
-        refused: names that it was asked for and does not know, in order; the module that asked may have gone on with a guess.
+        refused: names that it was asked for and does not know, in order; the module that asked may
+            have gone on with a guess.
     """
 
     def __init__(self, target: Target) -> None:
@@ -86,9 +91,11 @@ def triton_target(target: Target) -> Any:
 
 
 class _OneThreadsDriver:
-    """Stands where Triton's driver stands: for the thread that made it the declared one, for every other thread its own.
+    """Stands where Triton's driver stands: for the thread that made it the declared one, for every
+    other thread its own.
 
-    Triton's own would be the one that was active before, or the one that Triton finds now; another thread may launch meanwhile.
+    Triton's own would be the one that was active before, or the one that Triton finds now; another
+    thread may launch meanwhile.
     """
 
     def __init__(self, declared: DeclaredDriver, config: Any) -> None:
@@ -112,14 +119,17 @@ def _known_here(driver: Any) -> Any:
 
 
 def active_driver() -> Any:
-    """Return the driver that Triton uses in this thread; None when Triton is not imported, or has looked for none yet."""
+    """Return the driver that Triton uses in this thread; None when Triton is not imported, or has
+    looked for none yet.
+    """
     config: Any = getattr(sys.modules.get("triton.runtime.driver"), "driver", None)
     return _known_here(getattr(config, "_active", None))
 
 
 @contextlib.contextmanager
 def declared(target: Target) -> Iterator[DeclaredDriver]:
-    """Declare a target, to this thread alone, while the block runs; the driver that was active before is active again afterwards.
+    """Declare a target, to this thread alone, while the block runs; the driver that was active
+    before is active again afterwards.
 
     One block at a time in a process: another thread's waits.
     """
@@ -132,4 +142,5 @@ def declared(target: Target) -> Iterator[DeclaredDriver]:
         try:
             yield driver
         finally:
-            config._active = before  # noqa: SLF001  # as above; None stands for "not looked for yet"
+            # as above; None stands for "not looked for yet"
+            config._active = before  # noqa: SLF001

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`DeviceCaches`: hands restored kernels to Triton's JIT, so that a first call neither asks the compiler nor fires a hook of it.
+"""`DeviceCaches`: hands restored kernels to Triton's JIT, so that a first call neither asks the
+compiler nor fires a hook of it.
 
 ::
 
-    replay ──▶ offer ──▶ fill: each function that is here, each recorded specialization ──▶ the JIT's in-memory cache
-                 ├─────▶ import: functions of modules that are imported later ──▶ the same, when the import ends
-                 └─────▶ gate: where the JIT would compile (a function that no import made, another device, options written
-                               otherwise, a kernel without launch facts), Triton's own key decides ──▶ the same cache
+    replay ──▶ offer ──▶ fill: each function that is here, each recorded specialization ──▶ the
+    JIT's in-memory cache
+                 ├─────▶ import: functions of modules that are imported later ──▶ the same, when the
+                 import ends └─────▶ gate: where the JIT would compile (a function that no import
+                 made, another device, options written
+                               otherwise, a kernel without launch facts), Triton's own key decides
+                               ──▶ the same cache
 
-A kernel goes to a function only where Triton itself, here and now, makes the kernel's key of what would be compiled: the hit that it
-would have on disk, without its compiler, its listener and its hooks.  `bundler/integrations/replayed_kernels.py` calls `offer`.
+A kernel goes to a function only where Triton itself, here and now, makes the kernel's key of what
+would be compiled: the hit that it would have on disk, without its compiler, its listener and its
+hooks.  `bundler/integrations/replayed_kernels.py` calls `offer`.
 """
 
 from __future__ import annotations
@@ -39,9 +44,11 @@ from bundler.toolchain.recorded_requests import Request, Requests, key_of
 from bundler.toolchain.source_hashes import agreeing_hashes, difference
 
 _LOG = logger("bundler.toolchain")
-# Stands in a function's attributes: for which devices, and which offers, its kernels were looked for.
+# Stands in a function's attributes: for which devices, and which offers, its kernels were looked
+# for.
 _FILLED = "_bundler_filled"
-# Stands in a function's attributes: places in its cache that were filled while the JIT was looking for the first kernel of a process.
+# Stands in a function's attributes: places in its cache that were filled while the JIT was looking
+# for the first kernel of a process.
 _SILENT = "_bundler_silent"
 
 Outcome = Literal["replayed", "later", "skipped", "elsewhere", "changed", "not found"]
@@ -62,7 +69,8 @@ class OfferedKernel(NamedTuple):
     Attributes:
         kernel: as it was recorded.
         roots: Triton's cache directories in which it may have been restored.
-        modules: it goes to functions of these modules, and of those below them, alone; None for all.
+        modules: it goes to functions of these modules, and of those below them, alone; None for
+            all.
     """
 
     kernel: Kernel
@@ -100,19 +108,22 @@ class ReplayOutcome(NamedTuple):
 class DeviceCaches:
     """The kernels that were offered to the JIT of this process.
 
-    Any thread may offer, and launch meanwhile: what a launch put into the JIT's cache stays.  A forked child goes on with a copy.
+    Any thread may offer, and launch meanwhile: what a launch put into the JIT's cache stays.  A
+    forked child goes on with a copy.
     """
 
     def __init__(self) -> None:
         self._holder = ForkSafeLock()
-        # By function name, then by key.  Replaced, never changed, so that launches read them without the lock.
+        # By function name, then by key.  Replaced, never changed, so that launches read them
+        # without the lock.
         self._offered: dict[str, dict[str, OfferedKernel]] = {}
         self._offers = 0
 
     def offer(
         self, kernels: Iterable[OfferedKernel], threads: Executor
     ) -> dict[str, ReplayOutcome]:
-        """Hand kernels to the functions that are here, and keep them for those that are not; returns what became of each, by key.
+        """Hand kernels to the functions that are here, and keep them for those that are not;
+        returns what became of each, by key.
 
         Raises:
             DriverUnavailable: Triton finds no GPU.
@@ -149,10 +160,12 @@ class DeviceCaches:
         return told
 
     def _silence(self, functions: Iterable[Any], device: int) -> None:
-        """Spare the user's hook the kernels that Triton is looking for on disk at this moment, where that is what began the replay.
+        """Spare the user's hook the kernels that Triton is looking for on disk at this moment,
+        where that is what began the replay.
 
-        By environment alone a session begins with the first kernel that Triton looks for: it has become a replayed one meanwhile, and so
-        have those of other threads, which wait for the session.
+        By environment alone a session begins with the first kernel that Triton looks for: it has
+        become a replayed one meanwhile, and so have those of other threads, which wait for the
+        session.
         """
         call = find_jit_call()
         if call is None:
@@ -165,7 +178,9 @@ class DeviceCaches:
             vars(call.function).setdefault(_SILENT, set()).add(call.place)
 
     def _await(self, function: Any) -> None:
-        """Fill a function that is being defined when its module is whole; one that no import makes is filled at its first call."""
+        """Fill a function that is being defined when its module is whole; one that no import makes
+        is filled at its first call.
+        """
         if function.__name__ in self._offered:
             when_imported(function.module, functools.partial(self._imported, function))
 
@@ -254,7 +269,8 @@ class DeviceCaches:
         return {key: one for key, one in offered.items() if of_modules(function, one.modules)}
 
     def instead_of_compiling(self, function: Any, device: int, request: Request) -> Any | None:
-        """Return the kernel that the JIT would compile, or find on disk, put into its cache; None where there is none.
+        """Return the kernel that the JIT would compile, or find on disk, put into its cache; None
+        where there is none.
 
         The JIT calls it in any thread, with what it would hand to its compiler.
         """
@@ -322,7 +338,9 @@ def _proven(
 
 
 def _loaded(function: Any, found: tuple[OfferedKernel, list[Request]]) -> Any:
-    """Return Triton's kernel object, which loads nothing onto the device before its first launch; or why there is none."""
+    """Return Triton's kernel object, which loads nothing onto the device before its first launch;
+    or why there is none.
+    """
     offered, requests = found
     from triton.compiler.compiler import CompiledKernel
 
@@ -355,7 +373,9 @@ def _loaded(function: Any, found: tuple[OfferedKernel, list[Request]]) -> Any:
 
 
 def _hashed_as(function: Any, source_hash: str | None) -> Any:
-    """Return a function with the recorded one of its two hashes, so that a recording which finds the kernel can prove its key."""
+    """Return a function with the recorded one of its two hashes, so that a recording which finds
+    the kernel can prove its key.
+    """
     if source_hash in (None, function.cache_key):
         return function
     alike = copy.copy(function)
@@ -393,8 +413,10 @@ def _install_gate(caches: DeviceCaches) -> None:
             "this Triton's JIT does not compile by `_do_compile`, so nothing can be replayed into it"
         )
     if not hasattr(original, _FILLED):
-        kind._do_compile = _gated(original, caches)  # noqa: SLF001  # the one place between the JIT and its compiler
-        kind._call_hook = _sparing(kind._call_hook)  # noqa: SLF001  # the one place that calls hooks
+        # the one place between the JIT and its compiler
+        kind._do_compile = _gated(original, caches)  # noqa: SLF001
+        # the one place that calls hooks
+        kind._call_hook = _sparing(kind._call_hook)  # noqa: SLF001
 
 
 def _gated(original: Callable[..., Any], caches: DeviceCaches) -> Callable[..., Any]:

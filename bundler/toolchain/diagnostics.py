@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`telling_line`, `reason_of`: find, in all that a compiler printed, the one line that says why it refused.
+"""`telling_line`, `reason_of`: find, in all that a compiler printed, the one line that says why it
+refused.
 
 Errors of compiles, in this process and in workers, take their reason from it.
 """
@@ -29,14 +30,17 @@ _BEFORE_COLON = re.compile(r"\s+:")
 
 
 def telling_line(text: str) -> str | None:
-    """Return the first line in which a compiler reports an error, with its blanks made one; None when none does."""
+    """Return the first line in which a compiler reports an error, with its blanks made one; None
+    when none does.
+    """
     found = _TELLING.search(text)
     return None if found is None else _BEFORE_COLON.sub(":", _BLANKS.sub(" ", found[0])).strip()
 
 
 def reason_of(error: Exception) -> str:
     """Return what an error of the compiler says, in one line that begins with its class."""
-    # Where no tool reports an error, it is Triton itself that refused: its own errors end with what is wrong.
+    # Where no tool reports an error, it is Triton itself that refused: its own errors end with what
+    # is wrong.
     text = str(error)
     lines = [
         line.strip()
@@ -50,7 +54,9 @@ def reason_of(error: Exception) -> str:
 
 
 def _of_cause(error: Exception, lines: list[str]) -> str:
-    """Return the reason of an error that only shows a line of the source: the innermost cause knows more, as of an error in a helper."""
+    """Return the reason of an error that only shows a line of the source: the innermost cause knows
+    more, as of an error in a helper.
+    """
     inner: BaseException = error
     while inner.__cause__ is not None:
         inner = inner.__cause__

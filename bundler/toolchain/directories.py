@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`triton_cache_dir`, `inductor_cache_dir`: where Triton and Inductor look for compiled kernels at this moment.
+"""`triton_cache_dir`, `inductor_cache_dir`: where Triton and Inductor look for compiled kernels at
+this moment.
 
-The rules are Triton's and Inductor's, applied without importing them, making a directory or writing the environment.  Everything is
-read at each call, as both do, since users change these settings while a process runs.
+The rules are Triton's and Inductor's, applied without importing them, making a directory or writing
+the environment.  Everything is read at each call, as both do, since users change these settings
+while a process runs.
 
 Restores, recordings, sessions, the tuner and the compile service ask it where kernels are or go.
 """
@@ -20,9 +22,11 @@ _UNSAFE_IN_USER_NAME = r'[\\/:*?"<>|]'  # compiled when used
 
 
 def triton_cache_dir() -> str:
-    """Return Triton's cache directory as an absolute path; symbolic links are kept as they are spelled.
+    """Return Triton's cache directory as an absolute path; symbolic links are kept as they are
+    spelled.
 
-    A value set in Python (`triton.knobs.cache.dir`) counts when Triton is imported, else the environment.
+    A value set in Python (`triton.knobs.cache.dir`) counts when Triton is imported, else the
+    environment.
 
     Raises:
         ConfigError: the directory is set to an empty text, with which Triton refuses to compile.
@@ -51,7 +55,9 @@ def inductor_cache_dir() -> str:
 
 
 def inductor_kernel_dir(device: int) -> str:
-    """Return the directory of Triton kernels that Inductor compiles for `device` (its index on this machine)."""
+    """Return the directory of Triton kernels that Inductor compiles for `device` (its index on this
+    machine).
+    """
     directory = os.environ.get("TRITON_CACHE_DIR")
     if directory is not None:
         return os.path.abspath(directory)
@@ -59,7 +65,8 @@ def inductor_kernel_dir(device: int) -> str:
 
 
 def inductor_layout(directory: str) -> tuple[str, int] | None:
-    """Return (Inductor's root, device) for a directory of kernels spelled `<root>/triton/<device>`, else None.
+    """Return (Inductor's root, device) for a directory of kernels spelled `<root>/triton/<device>`,
+    else None.
 
     Looks at the text only: the directory need not exist.
     """

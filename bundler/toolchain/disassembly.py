@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`disassemble`: the machine code of a device binary as text, by the disassembler that Triton or the GPU's vendor installed.
+"""`disassemble`: the machine code of a device binary as text, by the disassembler that Triton or
+the GPU's vendor installed.
 
 `triton-bundler inspect --show sass` calls it.
 """
@@ -17,10 +18,12 @@ from bundler.format.entries import Target
 from bundler.format.summary import printable
 from bundler.toolchain.ptxas import candidates
 
-# A large kernel takes seconds.  The binary may come from anybody: a tool that hangs on it must not hang this process.
+# A large kernel takes seconds.  The binary may come from anybody: a tool that hangs on it must not
+# hang this process.
 _TIMEOUT_S = 120
 _SAID_CHARACTERS = 300
-# Triton's wheel for NVIDIA brings both.  The first prints code alone; the second finds the first beside itself.
+# Triton's wheel for NVIDIA brings both.  The first prints code alone; the second finds the first
+# beside itself.
 _CUDA = (("nvdisasm", ("--print-code",)), ("cuobjdump", ("-sass",)))
 _FIXES = {
     "cuda": "install triton, whose wheel brings nvdisasm and cuobjdump, or put the CUDA toolkit's on PATH",

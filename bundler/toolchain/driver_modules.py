@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`driver_modules`: gives Triton's NVIDIA driver modules of ours where it would run a C compiler, and Triton's own where we have none.
+"""`driver_modules`: gives Triton's NVIDIA driver modules of ours where it would run a C compiler,
+and Triton's own where we have none.
 
-Triton builds `cuda_utils` when its driver starts, from a file of its package; up to 3.6 also a launcher for each signature, from text that it
-writes.  A `Supplier` (`bundler/runtime/launch/jit_modules.py`) has both ready.  It is asked in place of the build: by two functions that
-stand in for those that the driver module calls, and by the cache manager (`cache_manager.py`) where a session begins in the middle of a
-build, as it does when the environment names our manager.  `bundler/integrations/_process.py` says from when to when.
+Triton builds `cuda_utils` when its driver starts, from a file of its package; up to 3.6 also a
+launcher for each signature, from text that it writes.  A `Supplier`
+(`bundler/runtime/launch/jit_modules.py`) has both ready.  It is asked in place of the build: by two
+functions that stand in for those that the driver module calls, and by the cache manager
+(`cache_manager.py`) where a session begins in the middle of a build, as it does when the
+environment names our manager.  `bundler/integrations/_process.py` says from when to when.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ _BUILD, _LOADER = "triton.runtime.build", "_load_module_from_path"
 _BUILDERS = ("compile_module_from_src", "compile_module_from_file")
 _UTILITIES = "cuda_utils"
 _MAP = "nvTmaDesc"
-# What the functions of `driver.c` take and do is no fact that can be asked: a text that was not compared with ours is left to Triton.
+# What the functions of `driver.c` take and do is no fact that can be asked: a text that was not
+# compared with ours is left to Triton.
 _FAMILIES: Mapping[str, str] = {
     "439c1e886fa9eac7346d7523d03ba0a4c52aa4c9b518ea86d8659b5c07eb7dc9": "3.6",
     "835f068cf517d237dc62be91275261e260c2bae985a9242fd28866303c1e5a60": "3.7",
@@ -41,13 +45,17 @@ _MOST_LAUNCHERS = 4096
 
 
 class Supplier(Protocol):
-    """Has what Triton would have built; its methods are called by any thread and raise `CannotLaunchStatically` with the reason."""
+    """Has what Triton would have built; its methods are called by any thread and raise
+    `CannotLaunchStatically` with the reason.
+    """
 
     def utilities(self, family: str) -> ModuleType:
         """Return what stands in for `cuda_utils`, in the form of a release."""
 
     def launcher(self, signature: tuple[Any, ...]) -> Callable[..., None]:
-        """Return what stands in for the function `launch` of one signature: type names, `constexpr`, and tuples of these."""
+        """Return what stands in for the function `launch` of one signature: type names,
+        `constexpr`, and tuples of these.
+        """
 
     def answered(self, reason: str | None) -> None:
         """Hear of each module: None that ours was given, else why Triton builds its own."""
@@ -60,7 +68,9 @@ class _Text(str):  # noqa: SLOT000  # a handful a process
 
 
 class DriverModules:
-    """The seam of one process; safe from any thread.  Without a supplier everything is Triton's own."""
+    """The seam of one process; safe from any thread.  Without a supplier everything is Triton's
+    own.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -69,13 +79,16 @@ class DriverModules:
         # By the path that the cache manager gave Triton: what is to be taken for loaded from there.
         self._in_progress: dict[str, ModuleType] = {}
         self._launchers: dict[tuple[Any, ...], Callable[..., None]] = {}
-        # Of a thread: whether Triton builds `cuda_utils` because the supplier was asked already, and has none.
+        # Of a thread: whether Triton builds `cuda_utils` because the supplier was asked already,
+        # and has none.
         self._refused = threading.local()
         # What the driver has, when it has ours.
         self._given: ModuleType | None = None
 
     def supply(self, supplier: Supplier) -> None:
-        """Let a supplier be asked from now on, the last one first; in a process whose driver is not loaded yet, once it is."""
+        """Let a supplier be asked from now on, the last one first; in a process whose driver is not
+        loaded yet, once it is.
+        """
         with self._lock:
             self._suppliers.append(supplier)
             self._put_in_place()
@@ -87,14 +100,16 @@ class DriverModules:
             if self._suppliers:
                 return
             for (module, name), (original, ours) in self._originals.items():
-                # What somebody put in front of ours since then stays: it ends in ours, which passes everything on.
+                # What somebody put in front of ours since then stays: it ends in ours, which passes
+                # everything on.
                 if getattr(sys.modules.get(module), name, None) is ours:
                     setattr(sys.modules[module], name, original)
             self._originals.clear()
             self._launchers.clear()
 
     def path_for(self, filename: str) -> str | None:
-        """Return the file of our extension when Triton asks a cache manager for `cuda_utils`; else None.
+        """Return the file of our extension when Triton asks a cache manager for `cuda_utils`; else
+        None.
 
         Triton then loads that file by a function of ours, which returns the module.
         """
@@ -115,10 +130,12 @@ class DriverModules:
             self._in_progress[path] = made
             return str(path)
 
-    # What stands in place of Triton's functions --------------------------------------------------------------------------
+    # --------------------------------------------------- What stands in place of Triton's functions
 
     def _put_in_place(self) -> None:
-        """Put our functions in front of Triton's, in modules that are loaded and as far as they have them."""
+        """Put our functions in front of Triton's, in modules that are loaded and as far as they
+        have them.
+        """
         wanted: Iterable[tuple[str, str, Callable[[Any], Any]]] = (
             *((DRIVER, name, self._building) for name in _BUILDERS),
             (DRIVER, "make_launcher", self._writing),
@@ -167,7 +184,7 @@ class DriverModules:
 
         return instead
 
-    # Asking the supplier -------------------------------------------------------------------------------------------------
+    # -------------------------------------------------------------------------- Asking the supplier
 
     def _utilities(self) -> ModuleType | None:
         made: ModuleType | None = self._ask(lambda supplier: supplier.utilities(_family()))
@@ -211,7 +228,9 @@ driver_modules = DriverModules()
 
 
 def known_family() -> str | None:
-    """Return the release as whose form the installed Triton's driver is known; None for another one, or without Triton."""
+    """Return the release as whose form the installed Triton's driver is known; None for another
+    one, or without Triton.
+    """
     try:
         return _family()
     except CannotLaunchStatically:
@@ -242,7 +261,9 @@ def _family_in(directory: str) -> str:
 
 
 def _expanded(types: Iterable[Any], maps: list[Any] | None) -> tuple[Any, ...]:
-    """Return a signature with tensor descriptors taken apart, as Triton 3.6 does; `maps` are facts of the descriptors, or none."""
+    """Return a signature with tensor descriptors taken apart, as Triton 3.6 does; `maps` are facts
+    of the descriptors, or none.
+    """
     if _family() != "3.6" or getattr(sys.modules[DRIVER], "_BASE_ARGS_FORMAT", None) != _LEADING:
         raise CannotLaunchStatically("this Triton calls launchers otherwise than 3.6")
     found: list[Any] = []
@@ -255,7 +276,8 @@ def _expanded(types: Iterable[Any], maps: list[Any] | None) -> tuple[Any, ...]:
         if match is None:
             raise CannotLaunchStatically(f"{kind} is no tensor descriptor that is known")
         rank = match[2].count(",") + 1
-        # Without facts a descriptor is a pointer with sizes and strides, which are passed again behind it.
+        # Without facts a descriptor is a pointer with sizes and strides, which are passed again
+        # behind it.
         decomposed = [f"*{match[1]}", *["i64"] * (2 * rank), "i1"]
         found += [_MAP] if maps and maps[number] is not None else decomposed
         found += [*["i32"] * rank, *["i64"] * rank]

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`encode_value`, `render`: values of Triton's own types as tagged data, and as the text that stands in a key part.
+"""`encode_value`, `render`: values of Triton's own types as tagged data, and as the text that
+stands in a key part.
 
-Whatever records a compile or a config encodes its values here; `portable_value` replaces Triton's install directory in them.
+Whatever records a compile or a config encodes its values here; `portable_value` replaces Triton's
+install directory in them.
 """
 
 from __future__ import annotations
@@ -18,17 +20,21 @@ from bundler.format.sentinel import PLACEHOLDERS, TRITON_DIR
 from bundler.toolchain.identity import triton_dir
 
 TRITON_DIR_TEXT = PLACEHOLDERS[TRITON_DIR].decode()
-# Launch facts hold a value inside three arrays, and the content of its innermost array counts as a level too.
+# Launch facts hold a value inside three arrays, and the content of its innermost array counts as a
+# level too.
 _VALUE_DEPTH = DEFAULT_LIMITS.depth - 4
-# The text of an object without an encoding may hold a memory address, which differs in each process.
+# The text of an object without an encoding may hold a memory address, which differs in each
+# process.
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 
 
 def encode_value(obj: Any) -> Value:
-    """Encode plain data and Triton's types (dtype, constexpr, JIT function); anything else becomes `other`.
+    """Encode plain data and Triton's types (dtype, constexpr, JIT function); anything else becomes
+    `other`.
 
-    What cannot be decoded again, because it is nested or long beyond the format's limits, becomes `other` too.  No code of
-    `obj` runs, except a JIT function's own cache key, which Triton computes for the same compile.
+    What cannot be decoded again, because it is nested or long beyond the format's limits, becomes
+    `other` too.  No code of `obj` runs, except a JIT function's own cache key, which Triton
+    computes for the same compile.
     """
     value = _encode(obj)
     return (
@@ -47,7 +53,8 @@ def _encode(obj: Any) -> Value:
     if type(obj) is dict and all(type(key) is str for key in obj):
         return Value("dict", tuple((key, _encode(item)) for key, item in obj.items()))
     if isinstance(obj, (tuple, dict)):
-        # A named tuple is not the plain tuple with the same members: kernels use its names, and Triton's key has them.
+        # A named tuple is not the plain tuple with the same members: kernels use its names, and
+        # Triton's key has them.
         return Value("other", _type_name(obj))
     return encode(obj)
 
@@ -101,16 +108,20 @@ def portable_value(obj: Any) -> Any:
 
 
 def render(value: Value, obj: Any = None) -> str:
-    """Return a value as the text of a key part: the same in every process, and another for another value.
+    """Return a value as the text of a key part: the same in every process, and another for another
+    value.
 
     Args:
         value: the encoded value.
-        obj: the object that it encodes; tells objects without an encoding apart where their own text is stable.
+        obj: the object that it encodes; tells objects without an encoding apart where their own
+            text is stable.
     """
     match value.tag:
         case "jit":
             name, key = value.payload
-            return f"{name.partition(':')[2]}#{key}"  # without the module: the same file is `__main__` when run and has its name when imported
+            # without the module: the same file is `__main__` when run and has its name when
+            # imported
+            return f"{name.partition(':')[2]}#{key}"
         case "float":
             return repr(struct.unpack(">d", value.payload)[0])
         case "tuple" | "list" | "dict" | "constexpr":

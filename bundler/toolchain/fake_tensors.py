@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`imitated_tensors`: every tensor that a program makes is fake, and tensors on the GPU work without one, with autograd.
+"""`imitated_tensors`: every tensor that a program makes is fake, and tensors on the GPU work
+without one, with autograd.
 
-torch's `FakeTensorMode` computes shapes, types and strides of every operation and allocates nothing.  Three things are added:
+torch's `FakeTensorMode` computes shapes, types and strides of every operation and allocates
+nothing.  Three things are added:
 
 * **Autograd without a GPU.**  Its C++ part asks each tensor for its device and then that device's driver for a stream, which aborts
-  where there is none.  Of a GPU's tensor it is told a "meta" device, for which torch has such a driver, of a number that nobody uses, so that it is
-  known where it comes back; Python code is told the tensor's own device.
+  where there is none.  Of a GPU's tensor it is told a "meta" device, for which torch has such a
+  driver, of a number that nobody uses, so that it is known where it comes back; Python code is told
+  the tensor's own device.
 * **Addresses.**  `data_ptr` is what an allocator would give: a multiple of 512 for each storage, plus the view's offset.
 * **Data.**  What depends on data gets the known value of small integer tensors (`KnownValues`), else a guess, and is told to a listener.
 
@@ -47,7 +50,8 @@ _DEVICE_QUESTION = torch.ops.prim.device.default
 # Storages lie at least this far apart in memory, so that addresses made from theirs differ.
 _STORAGE_BYTES = 16
 
-# Tensors of indices and offsets are this small; computing larger ones would take as long as the program itself.
+# Tensors of indices and offsets are this small; computing larger ones would take as long as the
+# program itself.
 LARGEST = 1 << 16
 _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 
@@ -61,7 +65,8 @@ class KnownValue:
 
     Attributes:
         real: the value, on the CPU.
-        sampled: it came of random numbers, or a kernel that did not run may have written to the tensor: one value of many.
+        sampled: it came of random numbers, or a kernel that did not run may have written to the
+            tensor: one value of many.
     """
 
     real: Any
@@ -80,8 +85,9 @@ class KnownValues:
         cu_seqlens = torch.tensor([0, 100, 256], device="cuda")     a fake tensor; its value is known
         lengths = cu_seqlens.diff().tolist()                        computed for real, on the CPU: [100, 156]
 
-    Shapes of a program often follow from such tensors: offsets of sequences, indices of chunks.  Each operation whose inputs are known
-    is done for real beside the fake one, with views of the same memory, so that a write to one is seen by all.
+    Shapes of a program often follow from such tensors: offsets of sequences, indices of chunks.
+    Each operation whose inputs are known is done for real beside the fake one, with views of the
+    same memory, so that a write to one is seen by all.
 
     Guarantees: `real` is what the operations gave on the CPU.  Not thread-safe.
     """
@@ -101,8 +107,11 @@ class KnownValues:
             known.sampled = True
 
     def follow(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Do for real what was done with fake tensors, where its inputs are known and its result is small."""
-        mutates = function._schema.is_mutable  # noqa: SLF001  # torch's own description of an operation
+        """Do for real what was done with fake tensors, where its inputs are known and its result is
+        small.
+        """
+        # torch's own description of an operation
+        mutates = function._schema.is_mutable  # noqa: SLF001
         small = [item for item in _tensors(result) if _is_small(item)]
         if not small and not mutates:
             return
@@ -116,7 +125,9 @@ class KnownValues:
                 self._values[fake] = KnownValue(real, computed.sampled)
 
     def compute(self, function: Any, args: Any, kwargs: Any) -> KnownValue | None:
-        """Return what an operation gives for real; None when an input is not known or the CPU cannot do it."""
+        """Return what an operation gives for real; None when an input is not known or the CPU
+        cannot do it.
+        """
         name = str(function)
         tensors = _tensors((args, kwargs))
         if not tensors and "empty" in name:
@@ -149,7 +160,9 @@ class KnownValues:
             self._values[tensor] = value
 
     def _forget(self, tensors: list[Any]) -> None:
-        """Forget every value that shares memory with one of these tensors, since one of them was written to."""
+        """Forget every value that shares memory with one of these tensors, since one of them was
+        written to.
+        """
         known = [self.of(tensor) for tensor in tensors if isinstance(tensor, FakeTensor)]
         written = {value.real.untyped_storage().data_ptr() for value in known if value is not None}
         if not written:
@@ -184,7 +197,8 @@ def _each_tensor(tree: Any) -> Iterator[Any]:
 class ImitatedTensorMode(FakeTensorMode):  # type: ignore[misc]
     """torch's mode, in which data that an operation depends on is known or guessed."""
 
-    # `torch.tensor` makes its tensor on the CPU, and a constant never moves to a device that is not there.
+    # `torch.tensor` makes its tensor on the CPU, and a constant never moves to a device that is not
+    # there.
     avoid_device_init = True
 
     def __init__(self, values: KnownValues, heard: Heard) -> None:
@@ -216,7 +230,9 @@ class ImitatedTensorMode(FakeTensorMode):  # type: ignore[misc]
         return result
 
     def _as_fake(self, known: KnownValue, args: Any) -> Any:
-        """Return a real result as fake tensors on the device of the operation's first tensor; numbers stay."""
+        """Return a real result as fake tensors on the device of the operation's first tensor;
+        numbers stay.
+        """
         device = next(
             (item.device for item in args if isinstance(item, FakeTensor)), torch.device("cpu")
         )
@@ -238,7 +254,9 @@ class ImitatedTensorMode(FakeTensorMode):  # type: ignore[misc]
         )
 
     def _guessed(self, func: Any, args: Any) -> Any:
-        """Return what is taken for a result that depends on data; None when there is no guess for this operation."""
+        """Return what is taken for a result that depends on data; None when there is no guess for
+        this operation.
+        """
         with self:
             return _guess(func, args)
 
@@ -279,7 +297,9 @@ def _guessed_number(dtype: Any) -> Any:
 
 
 def _guessed_selection(tensor: Any, indices: Any) -> Any:
-    """Return a tensor selected by one mask of its first dimensions, all true; None for other indices."""
+    """Return a tensor selected by one mask of its first dimensions, all true; None for other
+    indices.
+    """
     mask, *others = indices
     if mask is None or mask.dtype != torch.bool or any(other is not None for other in others):
         return None
@@ -305,24 +325,30 @@ def _described(result: Any) -> str:
     return repr(result)
 
 
-# What a fake tensor says and does ----------------------------------------------------------------------------------------
+# ----------------------------------------------------------------- What a fake tensor says and does
 
 
 def _address(tensor: Any) -> int:
-    """Return an address as an allocator gives them: the same for all views of a storage, but for their offset."""
+    """Return an address as an allocator gives them: the same for all views of a storage, but for
+    their offset.
+    """
     storage = tensor.untyped_storage()
-    base: int = storage._cdata // _STORAGE_BYTES * ALIGNMENT_BYTES  # noqa: SLF001  # tells storages apart
+    # tells storages apart
+    base: int = storage._cdata // _STORAGE_BYTES * ALIGNMENT_BYTES  # noqa: SLF001
     offset: int = tensor.storage_offset() * tensor.element_size()
     return base + offset
 
 
 def _moved(self: Any, *args: Any, copy: bool = False, **kwargs: Any) -> Any:
-    """`Tensor.to`, by the device that Python sees: C++ would copy each time, since it sees another one."""
+    """`Tensor.to`, by the device that Python sees: C++ would copy each time, since it sees another
+    one.
+    """
     other = args[0] if args else kwargs.get("other")
     if isinstance(other, torch.Tensor):
         device, dtype, layout = other.device, other.dtype, None
     else:
-        device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)  # noqa: SLF001  # as `Module.to` does
+        # as `Module.to` does
+        device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)  # noqa: SLF001
     chosen = {"dtype": dtype or self.dtype, "copy": copy}
     if device is not None and not _same_device(device, self.device):
         chosen["device"] = _GPU if device.type == "cuda" else device
@@ -407,7 +433,8 @@ def _uncompiled(heard: Heard) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def imitated_tensors(values: KnownValues, heard: Heard) -> Iterator[ImitatedTensorMode]:
-    """Make every tensor of this thread fake while the block runs, and of autograd's threads that work for it.
+    """Make every tensor of this thread fake while the block runs, and of autograd's threads that
+    work for it.
 
     Args:
         values: what small tensors hold.
@@ -424,7 +451,8 @@ def imitated_tensors(values: KnownValues, heard: Heard) -> Iterator[ImitatedTens
 
     @functools.wraps(swap)
     def swap_without_memo(first: Any, second: Any) -> None:
-        # The mode's memory of converted tensors refers to both weakly, and torch swaps no tensor that something refers to weakly.
+        # The mode's memory of converted tensors refers to both weakly, and torch swaps no tensor
+        # that something refers to weakly.
         mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
         swap(first, second)
 

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`origin_here`, `other_keys`: what a helper library is built of, and under which keys this machine's Triton may ask for it.
+"""`origin_here`, `other_keys`: what a helper library is built of, and under which keys this
+machine's Triton may ask for it.
 
-Triton builds `cuda_utils` and launchers with the C compiler.  Their keys differ by release, and since 3.9 they hold absolute include
-and library directories: the same source has another key where Triton is installed elsewhere.
+Triton builds `cuda_utils` and launchers with the C compiler.  Their keys differ by release, and
+since 3.9 they hold absolute include and library directories: the same source has another key where
+Triton is installed elsewhere.
 
-The cache managers note the origin when a library is built; restores and sessions place a recorded library under its other keys
-too.
+The cache managers note the origin when a library is built; restores and sessions place a recorded
+library under its other keys too.
 """
 
 from __future__ import annotations
@@ -23,16 +25,20 @@ from bundler.toolchain.identity import extension_suffix, installed_triton, trito
 _BUILD_MODULE = "triton.runtime.build"
 _BUILDERS = frozenset({"compile_module_from_src", "_compile_so"})
 _MAX_FRAMES = 8
-# What `platform.architecture()` says of linkage on Linux: where the program `file` is installed, and where it is not.
+# What `platform.architecture()` says of linkage on Linux: where the program `file` is installed,
+# and where it is not.
 _LINKAGES = ("ELF", "")
 
 
 def origin_here() -> str | None:
-    """Return the sha256 (hex) of source, name, libraries, flags, Python and platform of the library that Triton asks for now.
+    """Return the sha256 (hex) of source, name, libraries, flags, Python and platform of the library
+    that Triton asks for now.
 
-    None when Triton's build is not among the callers, or keeps its arguments otherwise than we know.
+    None when Triton's build is not among the callers, or keeps its arguments otherwise than we
+    know.
     """
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # the only way to an own caller's frame without a trace
+    # the only way to an own caller's frame without a trace
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
     for _ in range(_MAX_FRAMES):
         if frame is None:
             return None
@@ -52,7 +58,8 @@ def _origin(frame: FrameType) -> str | None:
         name,
         *(repr(local.get(argument)) for argument in ("language", "libraries", "ccflags")),
     ]
-    # Only the first value of `platform.architecture()`: the second depends on whether the program `file` is installed.
+    # Only the first value of `platform.architecture()`: the second depends on whether the program
+    # `file` is installed.
     for text in (
         *built_with,
         platform.machine(),
@@ -65,14 +72,17 @@ def _origin(frame: FrameType) -> str | None:
 
 
 def other_keys(key: str, filename: str, release: str | None) -> frozenset[str]:
-    """Return the other keys by which this machine's Triton may ask for a library that was recorded under a key.
+    """Return the other keys by which this machine's Triton may ask for a library that was recorded
+    under a key.
 
-    Known for `cuda_utils`, whose source is in Triton's package.  Its key holds what `platform.architecture()` says, and that is something
-    else where the program `file` is missing, as in most images without a compiler; since 3.9 also directories of this machine.
+    Known for `cuda_utils`, whose source is in Triton's package.  Its key holds what
+    `platform.architecture()` says, and that is something else where the program `file` is missing,
+    as in most images without a compiler; since 3.9 also directories of this machine.
 
     Args:
         key, filename: of the recorded library.
-        release: of the Triton that recorded it; without directories in keys the key itself proves that the source is ours.
+        release: of the Triton that recorded it; without directories in keys the key itself proves
+            that the source is ours.
     """
     directory = triton_dir()
     if directory is None or filename != f"cuda_utils{extension_suffix()}":
@@ -93,7 +103,9 @@ def other_keys(key: str, filename: str, release: str | None) -> frozenset[str]:
 
 
 def _directories_in_keys() -> tuple[bool, bytes]:
-    """Return whether this Triton's keys of libraries hold directories, and those of `cuda_utils` as they are hashed."""
+    """Return whether this Triton's keys of libraries hold directories, and those of `cuda_utils` as
+    they are hashed.
+    """
     build = importlib.import_module("triton.runtime.build")
     if not hasattr(build, "_get_cache_manager"):
         return False, b""

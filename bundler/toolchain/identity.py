@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`installed_triton`, `environment`: who compiles here: Triton's release and binary, and facts about this machine to note beside a bundle.
+"""`installed_triton`, `environment`: who compiles here: Triton's release and binary, and facts
+about this machine to note beside a bundle.
 
 Whatever makes a bundle or compares a kernel with this machine asks it.
 """
@@ -17,34 +18,41 @@ from typing import TYPE_CHECKING
 
 from bundler.format.entries import Toolchain
 
-# A restore asks who compiles here, and `importlib.metadata`, which knows, would take longer to import than the restore.
+# A restore asks who compiles here, and `importlib.metadata`, which knows, would take longer to
+# import than the restore.
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from importlib.metadata import Distribution
 
-# A part of the key only of kernels whose key holds the install directory itself: HIP on Triton 3.6 and 3.7.
+# A part of the key only of kernels whose key holds the install directory itself: HIP on Triton 3.6
+# and 3.7.
 LOCATION_PART = "triton.location"
 DISTRIBUTIONS = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-windows")
 _BASE64_URLSAFE = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 _DIGEST_CHARACTERS, _DIGEST_PADDING = 43, 2  # 43 characters of 6 bits for 256 bits
 _CHUNK_BYTES = 1 << 20
-# Where modules were looked for, by whom, and the directory of `triton` that was found; empty when there was none.
+# Where modules were looked for, by whom, and the directory of `triton` that was found; empty when
+# there was none.
 _looked_up: tuple[list[str], list[object], str] = [], [], ""
 
 
 def triton_dir() -> str | None:
-    """Return the directory of the `triton` package that this process uses or would import; None when there is none."""
+    """Return the directory of the `triton` package that this process uses or would import; None
+    when there is none.
+    """
     file: str | None = getattr(sys.modules.get("triton"), "__file__", None)
     if file is not None:
         return os.path.dirname(os.path.abspath(file))
     if "triton" in sys.modules:
         return None  # without a file: not Triton, or one that somebody forbids to import
     global _looked_up  # noqa: PLW0603  # what was found last
-    # A restore asks six times.  What was found is asked for again where a module would be looked for elsewhere, or it is gone.
+    # A restore asks six times.  What was found is asked for again where a module would be looked
+    # for elsewhere, or it is gone.
     path, finders, directory = _looked_up
     if path != sys.path or finders != sys.meta_path or not os.path.isdir(directory):
         spec = _spec_of_triton()
-        # A directory called `triton` without __init__.py, such as a checkout beside the user's script, has no origin.
+        # A directory called `triton` without __init__.py, such as a checkout beside the user's
+        # script, has no origin.
         directory = (
             os.path.dirname(os.path.abspath(spec.origin))
             if spec is not None and spec.origin
@@ -64,11 +72,12 @@ def _spec_of_triton() -> ModuleSpec | None:
 
 
 def installed_triton() -> Toolchain | None:
-    """Return Triton's release and the sha256 of its binary, without importing Triton; None when it is not installed.
+    """Return Triton's release and the sha256 of its binary, without importing Triton; None when it
+    is not installed.
 
-    The digest comes from the wheel's own RECORD where that describes the file on disk (its size is compared), so that no
-    process reads half a gigabyte; only a Triton without such a record is hashed, once a process.  `ptxas` is None: it
-    depends on the target (`ptxas_version`).
+    The digest comes from the wheel's own RECORD where that describes the file on disk (its size is
+    compared), so that no process reads half a gigabyte; only a Triton without such a record is
+    hashed, once a process.  `ptxas` is None: it depends on the target (`ptxas_version`).
     """
     directory = triton_dir()
     if directory is None:
@@ -90,7 +99,9 @@ def _release(directory: str) -> str | None:
 
 
 def _assigned_version(source: bytes) -> str | None:
-    """Return what a module assigns to `__version__`; a pattern would take longer to compile than this does."""
+    """Return what a module assigns to `__version__`; a pattern would take longer to compile than
+    this does.
+    """
     for line in source.splitlines():
         name, _, value = (
             line.partition(b"=") if line.startswith(b"__version__") else (b"", b"", b"")
@@ -102,7 +113,8 @@ def _assigned_version(source: bytes) -> str | None:
 
 
 def _read(path: str) -> bytes:
-    # A file with a buffer of its own, or of text, takes longer to make than these few bytes to read.
+    # A file with a buffer of its own, or of text, takes longer to make than these few bytes to
+    # read.
     with open(path, "rb", buffering=0) as file:
         return file.readall()
 
@@ -138,11 +150,14 @@ def _binary_digest(path: str, size_bytes: int, _mtime_ns: int) -> str | None:
 
 
 def recorded_digest(path: str, size_bytes: int) -> str | None:
-    """Return the sha256 (hex) that the wheel's RECORD gives for Triton's binary, if it describes a file of that size."""
+    """Return the sha256 (hex) that the wheel's RECORD gives for Triton's binary, if it describes a
+    file of that size.
+    """
     record = _record_of(os.path.dirname(os.path.dirname(path)))
     if record is None:
         return None
-    # Looked for as plain bytes: hundreds of files precede it, and a pattern takes longer to compile than all else here.
+    # Looked for as plain bytes: hundreds of files precede it, and a pattern takes longer to compile
+    # than all else here.
     entry = f"triton/_C/{os.path.basename(path)},sha256=".encode()
     rest = record[len(entry) :] if record.startswith(entry) else record.partition(b"\n" + entry)[2]
     digest, _, size = rest.partition(b"\n")[0].decode("utf-8", "replace").strip().partition(",")
@@ -171,7 +186,8 @@ def _record_of(directory: str) -> bytes | None:
     if len(beside) == 1:
         with contextlib.suppress(OSError):
             return _read(beside[0])
-    # Several, none, or a package that is linked to from elsewhere: `importlib.metadata` knows all ways of installing.
+    # Several, none, or a package that is linked to from elsewhere: `importlib.metadata` knows all
+    # ways of installing.
     distribution = _distribution(directory)
     record = distribution.read_text("RECORD") if distribution is not None else None
     return None if record is None else record.encode("utf-8", "replace")
@@ -189,7 +205,9 @@ def _hash_file(path: str) -> str | None:
 
 
 def extension_suffix() -> str:
-    """Return the suffix of this Python's extension modules, such as `.cpython-311-x86_64-linux-gnu.so`."""
+    """Return the suffix of this Python's extension modules, such as
+    `.cpython-311-x86_64-linux-gnu.so`.
+    """
     # As `sysconfig` says too, which reads how Python was built before it answers.
     return EXTENSION_SUFFIXES[0]
 
@@ -202,9 +220,11 @@ def machine() -> str:
 
 
 def environment() -> tuple[tuple[str, str], ...]:
-    """Return names and versions for the observed part of a bundle; what is not known here is left out.
+    """Return names and versions for the observed part of a bundle; what is not known here is left
+    out.
 
-    Imports nothing, opens no device: the driver's facts are what its kernel module publishes as files.
+    Imports nothing, opens no device: the driver's facts are what its kernel module publishes as
+    files.
     """
     import platform
 

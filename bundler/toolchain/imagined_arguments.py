@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`stand_in`: objects that stand in for the arguments of a call which a build file or a recording describes.
+"""`stand_in`: objects that stand in for the arguments of a call which a build file or a recording
+describes.
 
 ====================================  ==================================================================================
 spec                                  stands for
@@ -16,10 +17,11 @@ spec                                  stands for
 `tensordesc<fp16[64, 32]>`            a tensor descriptor with this block shape
 ====================================  ==================================================================================
 
-A tuple of specs stands for a tuple.  What a call with such arguments is specialized on, only Triton says.
+A tuple of specs stands for a tuple.  What a call with such arguments is specialized on, only Triton
+says.
 
-Declarations and build plans check specs with it, `jit_specialization` calls the JIT with the objects, and retargeting turns
-recorded calls back into specs.
+Declarations and build plans check specs with it, `jit_specialization` calls the JIT with the
+objects, and retargeting turns recorded calls back into specs.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ _BITS = {
     "i16": 16,
     "u16": 16,
 }
-# Python numbers for which Triton chooses each type: one that is neither 1 nor a multiple of 16, and a multiple of 16.
+# Python numbers for which Triton chooses each type: one that is neither 1 nor a multiple of 16, and
+# a multiple of 16.
 _NARROW = (17, 16)
 _WIDE = {"i64": ((1 << 40) + 1, 1 << 40), "u64": ((1 << 63) + 1, 1 << 63)}
 _UNALIGNED, _ALIGNED = 8, 16
@@ -152,7 +155,9 @@ def expected_type(spec: Spec) -> Any:
 
 
 def same_type(found: Any, spec: Spec) -> bool:
-    """Whether the type that Triton found is the one of a spec; an argument that it made a constant has no type any more."""
+    """Whether the type that Triton found is the one of a spec; an argument that it made a constant
+    has no type any more.
+    """
     if isinstance(spec, tuple):
         return (
             isinstance(found, tuple)
@@ -173,8 +178,9 @@ def same_type(found: Any, spec: Spec) -> bool:
 def recorded_arguments(facts: LaunchFacts) -> tuple[dict[str, Spec], dict[str, Value]]:
     """Return the arguments of a recorded call: (name -> spec, name -> constant).
 
-    A call with these is specialized as the recorded one was, on the recorded target.  AMD's attribute says that a tensor is
-    below 2 GB, and without it a tensor is taken to be larger; NVIDIA's kernels do not tell, and count as below.
+    A call with these is specialized as the recorded one was, on the recorded target.  AMD's
+    attribute says that a tensor is below 2 GB, and without it a tensor is taken to be larger;
+    NVIDIA's kernels do not tell, and count as below.
 
     Raises:
         ConfigError: an argument cannot be made again.

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`imitate_cuda`: torch's `torch.cuda` as on a machine with the target's GPU, for programs that are captured; nothing of it touches a driver.
+"""`imitate_cuda`: torch's `torch.cuda` as on a machine with the target's GPU, for programs that are
+captured; nothing of it touches a driver.
 
-Libraries look at `torch.cuda` when they are imported, and programs before each launch.  What is asked about the device comes from
-`target_devices.py`; streams, events, graphs and memory statistics are objects that do nothing.  `imitated_autocast` is
-`torch.autocast("cuda")` for fake tensors, which torch's C++ code does not take for tensors of a GPU.  Used by `program_imitation.py`.
+Libraries look at `torch.cuda` when they are imported, and programs before each launch.  What is
+asked about the device comes from `target_devices.py`; streams, events, graphs and memory statistics
+are objects that do nothing.  `imitated_autocast` is `torch.autocast("cuda")` for fake tensors,
+which torch's C++ code does not take for tensors of a GPU.  Used by `program_imitation.py`.
 """
 
 from __future__ import annotations
@@ -342,9 +344,9 @@ def _cast(tree: Any, dtype: Any) -> Any:
 def imitated_autocast() -> Iterator[None]:
     """Let `torch.autocast` cast fake tensors of a GPU while the block runs.
 
-    torch casts in C++, above autograd, by the device that it sees (`fake_tensors.py` says why that is another one).  While autocast is on,
-    a function mode casts the arguments of the same functions here, also above autograd, so that gradients have the types that they
-    would have.
+    torch casts in C++, above autograd, by the device that it sees (`fake_tensors.py` says why that
+    is another one).  While autocast is on, a function mode casts the arguments of the same
+    functions here, also above autograd, so that gradients have the types that they would have.
     """
     changes = Replacements()
     enter, leave = torch.autocast.__enter__, torch.autocast.__exit__

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ImitatedDriver`: Triton's driver for a GPU that a program is captured for; it knows the target's device, and launches nothing.
+"""`ImitatedDriver`: Triton's driver for a GPU that a program is captured for; it knows the target's
+device, and launches nothing.
 
-Unlike `DeclaredDriver`, which serves imports and single compiles, it answers what a running program asks: device properties, torch's
-device, streams, a benchmarker.  `program_imitation.py` makes it Triton's active driver, for all threads.
+Unlike `DeclaredDriver`, which serves imports and single compiles, it answers what a running program
+asks: device properties, torch's device, streams, a benchmarker.  `program_imitation.py` makes it
+Triton's active driver, for all threads.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from bundler.format.entries import Target
 from bundler.toolchain.declared_target import DeclaredDriver, triton_target
 from bundler.toolchain.target_devices import TargetDevice
 
-# What a benchmark of a kernel that does not run says, in milliseconds; equal for all, so that the first configuration counts as the best.
+# What a benchmark of a kernel that does not run says, in milliseconds; equal for all, so that the
+# first configuration counts as the best.
 BENCHMARK_MS = 1.0
 _KILOHERTZ = 1_000_000
 
@@ -45,7 +48,9 @@ class ImitatedDriver(DeclaredDriver):
         return torch.device("cuda", 0)
 
     def get_benchmarker(self) -> Callable[..., Any]:
-        """Return a function that calls what it should measure once, and says the same time for everything."""
+        """Return a function that calls what it should measure once, and says the same time for
+        everything.
+        """
         return benchmark_once
 
     def get_empty_cache_for_benchmark(self) -> Any:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`when_imported`: hears of the end of an import that is under way, when the functions of a module can be hashed for the first time.
+"""`when_imported`: hears of the end of an import that is under way, when the functions of a module
+can be hashed for the first time.
 
-Python's import sets `_initializing` of a module's spec to False when the module is whole, or has failed, before whoever imports it goes on.
-A spec of a class of ours hears of that.  Nothing is put in the way of other imports.
+Python's import sets `_initializing` of a module's spec to False when the module is whole, or has
+failed, before whoever imports it goes on. A spec of a class of ours hears of that.  Nothing is put
+in the way of other imports.
 
 `device_caches` and `tuner_caches` call it for functions and tuners that are made after a replay.
 """
@@ -41,10 +43,12 @@ class _HeardSpec(ModuleSpec):
 
 
 def when_imported(module: str, tell: Callable[[], None]) -> bool:
-    """Call a function when the import of a module that is under way ends, in the thread that imports it.
+    """Call a function when the import of a module that is under way ends, in the thread that
+    imports it.
 
     Returns:
-        False where no import of it is under way: a script, a module that somebody runs by hand, one that is whole.
+        False where no import of it is under way: a script, a module that somebody runs by hand, one
+        that is whole.
     """
     spec = getattr(sys.modules.get(module), "__spec__", None)
     if type(spec) not in {ModuleSpec, _HeardSpec} or not getattr(spec, _ENDED, False):

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`recorded`: the entries of Inductor's caches that torch made or read in this process, and where it keeps such files.
+"""`recorded`: the entries of Inductor's caches that torch made or read in this process, and where
+it keeps such files.
 
-torch notes every entry that it writes or reads, for its own `save_cache_artifacts`; this module reads the same list.  The names used are
-torch's own and may change: `missing` tells which of them this torch does not have.
+torch notes every entry that it writes or reads, for its own `save_cache_artifacts`; this module
+reads the same list.  The names used are torch's own and may change: `missing` tells which of them
+this torch does not have.
 
-`bundler.integrations.inductor` saves them; the other `inductor_*` modules find torch's objects through `find`.
+`bundler.integrations.inductor` saves them; the other `inductor_*` modules find torch's objects
+through `find`.
 """
 
 from __future__ import annotations
@@ -47,7 +50,9 @@ GRAPH, AUTOGRAD, TUNING, PROFILE = "inductor", "aot_autograd", "autotune", "pgo"
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """One file of Inductor's cache: its kind, torch's key, the path relative to the cache directory, and the bytes."""
+    """One file of Inductor's cache: its kind, torch's key, the path relative to the cache
+    directory, and the bytes.
+    """
 
     kind: str
     key: str
@@ -68,7 +73,9 @@ def find(name: str) -> Any:
 
 
 def missing(needed: Iterable[str] = NEEDED) -> tuple[str, ...]:
-    """Return the names that this torch does not have; with one of `NEEDED` missing nothing here can be relied on."""
+    """Return the names that this torch does not have; with one of `NEEDED` missing nothing here can
+    be relied on.
+    """
     return tuple(name for name in needed if not _has(name))
 
 
@@ -95,14 +102,18 @@ def release() -> str | None:
 
 
 def expected_compiler() -> str | None:
-    """Return the C++ compiler that a torch imported now would write into its keys, without importing it; None without torch."""
+    """Return the C++ compiler that a torch imported now would write into its keys, without
+    importing it; None without torch.
+    """
     if importlib.util.find_spec("torch") is None:
         return None
     return os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
 
 
 def compiler() -> str | None:
-    """Return the C++ compiler that torch writes into the keys of its graph entries: $CXX as torch was imported."""
+    """Return the C++ compiler that torch writes into the keys of its graph entries: $CXX as torch
+    was imported.
+    """
     try:
         names = find(COMPILER)
     except LookupError:
@@ -111,7 +122,9 @@ def compiler() -> str | None:
 
 
 def recorded() -> tuple[list[CacheEntry], list[tuple[str, str]]]:
-    """Return the entries that this process wrote or read, each in its newest state, and (name, reason) of those left out."""
+    """Return the entries that this process wrote or read, each in its newest state, and (name,
+    reason) of those left out.
+    """
     entries: dict[str, CacheEntry] = {}
     left_out: list[tuple[str, str]] = []
     for artifact in list(find(ARTIFACTS)):
@@ -148,14 +161,17 @@ def _relative(path: str) -> str:
 
 
 def kernel_root(key: str, devices: Iterable[int]) -> str | None:
-    """Return the cache directory that holds a kernel compiled for one of these devices; None when there is none."""
+    """Return the cache directory that holds a kernel compiled for one of these devices; None when
+    there is none.
+    """
     roots = (root for device in devices for root in _kernel_roots(device))
     return next((root for root in roots if os.path.isdir(os.path.join(root, key))), None)
 
 
 def _kernel_roots(device: int) -> Iterator[str]:
     yield directories.inductor_kernel_dir(device)
-    # torch pins the directory of the first device that it compiles for in the environment, so those of others lie there too.
+    # torch pins the directory of the first device that it compiles for in the environment, so those
+    # of others lie there too.
     folder = os.path.join(directories.inductor_cache_dir(), "triton")
     if os.path.isdir(folder):
         for name in sorted(os.listdir(folder)):

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`rewrite`: torch's graph entries without the kernels that torch embeds, and with every tuned kernel cut down to its winner.
+"""`rewrite`: torch's graph entries without the kernels that torch embeds, and with every tuned
+kernel cut down to its winner.
 
-As torch stores it, an entry holds all files of all candidates, and tuners that know the cache directory of this machine; elsewhere
-they find no result there and tune again.  What is unpickled here is only what torch pickled or unpickled in this very process.
+As torch stores it, an entry holds all files of all candidates, and tuners that know the cache
+directory of this machine; elsewhere they find no result there and tune again.  What is unpickled
+here is only what torch pickled or unpickled in this very process.
 
 `bundler.integrations.inductor.save` calls it for each entry.
 """
@@ -21,8 +23,9 @@ from bundler.toolchain.inductor_tuners import LoadedKernel, candidate_keys, devi
 
 # The name of torch's class as it stands in the pickle of an entry that holds kernels.
 _MARK = b"TritonBundle"
-# What torch reads from each kernel: whether one that uses many registers is tried with smaller blocks when it is loaded, and whether
-# its configuration is refined when it is launched.  The mark that it was refined is lost whenever Triton pickles a configuration.
+# What torch reads from each kernel: whether one that uses many registers is tried with smaller
+# blocks when it is loaded, and whether its configuration is refined when it is launched.  The mark
+# that it was refined is lost whenever Triton pickles a configuration.
 _TUNES_ON = ("dynamic_scale_rblock", inductor_tuners.DESCENT)
 
 
@@ -34,7 +37,8 @@ class RewrittenEntries:
         kernels: (device, kernel key) of every kernel that the entries name.
         settled: identities of the kernels that were cut down to their winner.
         needed: kernel keys of the candidates of the others.
-        rebuilt: (name, why) of kernels that torch builds again from their source, through Triton's cache.
+        rebuilt: (name, why) of kernels that torch builds again from their source, through Triton's
+            cache.
     """
 
     kernels: set[tuple[int, str]] = field(default_factory=set)
@@ -54,14 +58,17 @@ def rewrite(
         done: what is learned on the way is added to it.
 
     Raises:
-        pickle.PicklingError, pickle.UnpicklingError, AttributeError, TypeError, ValueError: it has a shape that we do not know.
+        pickle.PicklingError, pickle.UnpicklingError, AttributeError, TypeError, ValueError: it has
+            a shape that we do not know.
     """
     if _MARK not in content:
         return content
     out = io.BytesIO()
     rewriter = _Rewriter(out, loaded, done)
-    rewriter.dump(pickle.loads(content))  # noqa: S301  # torch made or read these bytes in this process
-    # Pickled again it would have other bytes, and so another name: every process would add one more to a tag.
+    # torch made or read these bytes in this process
+    rewriter.dump(pickle.loads(content))  # noqa: S301
+    # Pickled again it would have other bytes, and so another name: every process would add one more
+    # to a tag.
     return out.getvalue() if rewriter.changed else content
 
 
@@ -119,7 +126,8 @@ class _Rewriter(pickle.Pickler):
         autotuner.compile_results = [live.result]
         # Only for reading and writing tuning results, in the directory where this was compiled.
         autotuner.filename = autotuner.save_cache_hook = None
-        # From Triton 3.8 a function knows its file, which lies in the cache directory of this machine; only a compile would use it.
+        # From Triton 3.8 a function knows its file, which lies in the cache directory of this
+        # machine; only a compile would use it.
         if hasattr(autotuner.fn, "file_name"):
             autotuner.fn.file_name = os.path.basename(autotuner.fn.file_name)
         self._done.settled.add(identity)

@@ -13,7 +13,8 @@ from bundler.package_loggers import logger
 from bundler.toolchain import inductor_caches, instances
 from bundler.toolchain.inductor_tuners import DESCENDED, DESCENT
 
-# The last step of building a kernel, in the process that launches it, also where a worker compiled it.
+# The last step of building a kernel, in the process that launches it, also where a worker compiled
+# it.
 METHOD = inductor_caches.AUTOTUNER_TYPE + "._dynamic_scale_rblock"
 RESULTS = "torch._inductor.runtime.autotune_cache:AutotuneCache.create"
 READ = "torch._inductor.runtime.autotune_cache:AutotuneCache._read"
@@ -23,11 +24,13 @@ _LOG = logger("bundler.toolchain")
 
 
 def keep_winners() -> tuple[str, ...]:
-    """Make torch launch what a tuning result names, and try nothing beside it; calling it again changes nothing.
+    """Make torch launch what a tuning result names, and try nothing beside it; calling it again
+    changes nothing.
 
-    torch 2.11 halves the block of a reduction that uses many registers also when its configuration came from a tuning result: it
-    compiles and tunes again.  And the mark that coordinate descent found a configuration is lost where it comes from a compile
-    worker, since Triton drops it when it unpickles one: torch descends again.
+    torch 2.11 halves the block of a reduction that uses many registers also when its configuration
+    came from a tuning result: it compiles and tunes again.  And the mark that coordinate descent
+    found a configuration is lost where it comes from a compile worker, since Triton drops it when
+    it unpickles one: torch descends again.
 
     Returns:
         The names of what this torch does not have; with any of them nothing was changed.
@@ -61,7 +64,8 @@ def _mark(autotuner: Any) -> None:
     """Mark the one configuration that was found as what its record says."""
     try:
         cache = inductor_caches.find(RESULTS)(autotuner.inductor_meta, autotuner.filename, "")
-        record = cache._read() if cache is not None else None  # noqa: SLF001  # torch has no other way
+        # torch has no other way
+        record = cache._read() if cache is not None else None  # noqa: SLF001
         found = record is not None and bool(record.get(DESCENDED))
     except (OSError, AttributeError, TypeError, ValueError) as error:
         # The seam: the kernel is good without the mark, torch only tunes it again.

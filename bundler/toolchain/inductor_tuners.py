@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`loaded_kernels`: Inductor's kernels that are loaded in this process: their candidates, and the configuration that tuning chose.
+"""`loaded_kernels`: Inductor's kernels that are loaded in this process: their candidates, and the
+configuration that tuning chose.
 
-torch stores a graph before it tunes the kernels in it, so the stored entry holds every candidate and no winner.  The winner is known
-to the live objects alone, once each kernel has run.
+torch stores a graph before it tunes the kernels in it, so the stored entry holds every candidate
+and no winner.  The winner is known to the live objects alone, once each kernel has run.
 
-Recordings and sessions find the directories of such kernels with it, and `save` of the Inductor integration their winners.
+Recordings and sessions find the directories of such kernels with it, and `save` of the Inductor
+integration their winners.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from typing import Any
 from bundler.toolchain import inductor_caches, instances
 from bundler.toolchain.events import kernel_key
 
-# The setting, as it stands in each kernel, that its configuration is refined by coordinate descent; and the mark that it was.
+# The setting, as it stands in each kernel, that its configuration is refined by coordinate descent;
+# and the mark that it was.
 DESCENT, DESCENDED = "coordinate_descent_tuning", "found_by_coordesc"
 # Kinds that torch does not refine, by the names of its HeuristicType.
 _NOT_DESCENDED = {"TEMPLATE", "USER_AUTOTUNE", "FIXED"}
@@ -31,9 +34,12 @@ class LoadedKernel:
     Attributes:
         identity: what tells it from others, here and in graph entries; see `identity_of`.
         device: index of the device it was loaded for.
-        candidates: kernel keys of every configuration that was compiled, as far as torch still has them.
-        winner: kernel key of the configuration that is launched from now on; None while that is not decided.
-        result: torch's compile result of the winner in a form that can be pickled; None when it cannot be had.
+        candidates: kernel keys of every configuration that was compiled, as far as torch still has
+            them.
+        winner: kernel key of the configuration that is launched from now on; None while that is not
+            decided.
+        result: torch's compile result of the winner in a form that can be pickled; None when it
+            cannot be had.
     """
 
     identity: tuple[int, str]
@@ -44,7 +50,9 @@ class LoadedKernel:
 
 
 def loaded_kernels() -> list[LoadedKernel]:
-    """Return Inductor's kernels in this process, as far as `instances` knows them; nothing when torch compiled none."""
+    """Return Inductor's kernels in this process, as far as `instances` knows them; nothing when
+    torch compiled none.
+    """
     # torch keeps copies of its tuners for the entries that it writes; those have no launchers.
     return [
         _read(found)
@@ -54,10 +62,11 @@ def loaded_kernels() -> list[LoadedKernel]:
 
 
 def loaded_directories() -> Iterator[str]:
-    """Yield the directory of each kernel that Inductor loaded in this process, and of its candidates.
+    """Yield the directory of each kernel that Inductor loaded in this process, and of its
+    candidates.
 
-    torch launches many of them without asking Triton, so Triton's listener does not hear of them.  Nothing where torch compiled none, or in a torch
-    that we do not know.
+    torch launches many of them without asking Triton, so Triton's listener does not hear of them.
+    Nothing where torch compiled none, or in a torch that we do not know.
     """
     if instances.INDUCTOR_TUNER.module not in sys.modules or inductor_caches.missing():
         return
@@ -69,10 +78,11 @@ def loaded_directories() -> Iterator[str]:
 
 
 def identity_of(autotuner: Any) -> tuple[int, str]:
-    """Return what tells an autotuner from others: its device, and a digest of its source or, without one, its kernel key.
+    """Return what tells an autotuner from others: its device, and a digest of its source or,
+    without one, its kernel key.
 
-    The digest is the stem of its generated module.  Templates for products of matrices have none: torch decides before it generates
-    them, so each has one configuration, and so one kernel key.
+    The digest is the stem of its generated module.  Templates for products of matrices have none:
+    torch decides before it generates them, so each has one configuration, and so one kernel key.
     """
     return device_of(autotuner), autotuner.kernel_hash or min(candidate_keys(autotuner))
 
@@ -108,7 +118,9 @@ def _settled(autotuner: Any, config: Any) -> bool:
 
 
 def _portable(autotuner: Any, launcher: Any) -> Any:
-    """Return the compile result behind a launcher, as it was before its binary was loaded; None for one with no static form."""
+    """Return the compile result behind a launcher, as it was before its binary was loaded; None for
+    one with no static form.
+    """
     static: Any = inductor_caches.find(inductor_caches.STATIC_RESULT_TYPE)
     kernel = getattr(launcher.__globals__.get("runner"), "__self__", None)
     results = [result for result in autotuner.compile_results if result.kernel is kernel]

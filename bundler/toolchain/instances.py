@@ -6,8 +6,9 @@
 
 Python's collector is not asked: it hands out references to what other threads are still building.
 
-Recordings and sessions call `note_from_now_on` when they begin; `loaded_kernels`, `inductor_tuners`, `tuners` and `device_caches` ask for
-instances; `tuner_caches` is told of each tuner that is made (`when_made`).
+Recordings and sessions call `note_from_now_on` when they begin; `loaded_kernels`,
+`inductor_tuners`, `tuners` and `device_caches` ask for instances; `tuner_caches` is told of each
+tuner that is made (`when_made`).
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ from bundler.toolchain import namespaces
 
 _LOG = logger("bundler.toolchain")
 _Notes = weakref.WeakValueDictionary[int, Any]
-# The notes are an attribute of the wrapped constructor: they live as long as the class, and another copy of this module finds them.
+# The notes are an attribute of the wrapped constructor: they live as long as the class, and another
+# copy of this module finds them.
 _NOTES = "_bundler_instances"
 
 
 class InstanceKind(NamedTuple):
-    """A class of Triton's or torch's, by name, and its methods that make an instance out of nothing."""
+    """A class of Triton's or torch's, by name, and its methods that make an instance out of
+    nothing.
+    """
 
     module: str
     name: str
@@ -45,14 +49,17 @@ class InstanceKind(NamedTuple):
 INTERFACE = InstanceKind("triton.runtime.jit", "KernelInterface")
 JIT_FUNCTION = InstanceKind("triton.runtime.jit", "JITFunction")
 TUNER = InstanceKind("triton.runtime.autotuner", "Autotuner")
-# It may come from a compile worker or a cache as a pickle, which calls `__setstate__` and no constructor.
+# It may come from a compile worker or a cache as a pickle, which calls `__setstate__` and no
+# constructor.
 INDUCTOR_TUNER = InstanceKind(
     "torch._inductor.runtime.triton_heuristics", "CachingAutotuner", ("__init__", "__setstate__")
 )
 _NOTED = (JIT_FUNCTION, TUNER, INDUCTOR_TUNER)
-# What is told of each instance that is made, by the name of its class.  Replaced, never changed, since any thread makes instances.
+# What is told of each instance that is made, by the name of its class.  Replaced, never changed,
+# since any thread makes instances.
 _watchers: dict[str, tuple[Callable[[Any], None], ...]] = {}
-# Modules of the classes whose instances are not noted yet: while none is imported, `note_from_now_on` has nothing to do.
+# Modules of the classes whose instances are not noted yet: while none is imported,
+# `note_from_now_on` has nothing to do.
 awaited = {kind.module for kind in _NOTED}
 
 
@@ -60,11 +67,13 @@ _wrapping = ForkSafeLock()
 
 
 def note_from_now_on() -> None:
-    """Note each JIT function and tuner that is made from now on, of the classes that somebody has imported by now.
+    """Note each JIT function and tuner that is made from now on, of the classes that somebody has
+    imported by now.
 
-    To be called when a recording or a session begins, and when one hears of a kernel, since torch may have been imported meanwhile;
-    after the first time it costs a few microseconds.  Imports nothing.  A constructor is wrapped once, keeps its signature, its result and
-    its exceptions, and stays wrapped: what is made between two recordings is noted too.
+    To be called when a recording or a session begins, and when one hears of a kernel, since torch
+    may have been imported meanwhile; after the first time it costs a few microseconds.  Imports
+    nothing.  A constructor is wrapped once, keeps its signature, its result and its exceptions, and
+    stays wrapped: what is made between two recordings is noted too.
     """
     for kind in _NOTED:
         found = kind.find()
@@ -78,11 +87,13 @@ def note_from_now_on() -> None:
 
 
 def when_made(kind: InstanceKind, tell: Callable[[Any], None]) -> None:
-    """Tell of each instance of a noted class that is made from now on, in the thread that made it, after its constructor.
+    """Tell of each instance of a noted class that is made from now on, in the thread that made it,
+    after its constructor.
 
     Args:
         kind: the class.
-        tell: is called with the instance; the module that makes it may be half imported.  What it raises goes to the log.
+        tell: is called with the instance; the module that makes it may be half imported.  What it
+            raises goes to the log.
     """
     note_from_now_on()
     with _wrapping.lock:
@@ -93,9 +104,10 @@ def when_made(kind: InstanceKind, tell: Callable[[Any], None]) -> None:
 def instances(kind: InstanceKind) -> list[Any]:
     """Return the instances of a class that are known, each once; none while nobody has imported it.
 
-    Known are those that `note_from_now_on` has noted; those that Triton lists (since 3.7, of each name the last one); and those that
-    module namespaces lead to, see `namespaces.reachable`.  Not known is what was made before we came by code that keeps it in local
-    variables, in attributes of objects, or deep in containers.
+    Known are those that `note_from_now_on` has noted; those that Triton lists (since 3.7, of each
+    name the last one); and those that module namespaces lead to, see `namespaces.reachable`.  Not
+    known is what was made before we came by code that keeps it in local variables, in attributes of
+    objects, or deep in containers.
     """
     found = kind.find()
     if found is None:
@@ -121,7 +133,9 @@ def _listed() -> list[Any]:
 
 
 def _generated() -> Iterator[dict[str, Any]]:
-    """Yield the namespaces of the modules that Inductor generated and keeps; in sys.modules one may stand in place of another."""
+    """Yield the namespaces of the modules that Inductor generated and keeps; in sys.modules one may
+    stand in place of another.
+    """
     cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
     for module in list(getattr(cache, "modules", ())):
         yield vars(module)
@@ -135,7 +149,8 @@ def _wrap(kind: type, makers: tuple[str, ...]) -> None:
     notes: _Notes = weakref.WeakValueDictionary()
     for name in makers:
         original = vars(kind).get(name)
-        # Where a later release changes the class so that this does not hold, its instances are searched for instead.
+        # Where a later release changes the class so that this does not hold, its instances are
+        # searched for instead.
         if callable(original) and kind.__weakrefoffset__:
             setattr(kind, name, _noting(original, notes, kind.__name__))
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`install`: the functions of `libdevice` for Triton's interpreter, in which Triton's own do nothing and return None.
+"""`install`: the functions of `libdevice` for Triton's interpreter, in which Triton's own do
+nothing and return None.
 
 `bundler/codegen/lib.py`, which every generated kernel's module imports, installs them in a process
-that interprets. They compute in float64 and round once. A call with arguments that the library of a GPU
-does not take is a TypeError, as it is one for a GPU. Needs numpy, which the interpreter imports itself,
-and torch, whose tensors kernels are given.
+that interprets. They compute in float64 and round once. A call with arguments that the library of a
+GPU does not take is a TypeError, as it is one for a GPU. Needs numpy, which the interpreter imports
+itself, and torch, whose tensors kernels are given.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ _TWO_ARGUMENTS = frozenset(
 
 
 def install(example: Any) -> None:
-    """Replace the functions of `libdevice` in this process where it interprets, and mend the interpreter's atomics and casts.
+    """Replace the functions of `libdevice` in this process where it interprets, and mend the
+    interpreter's atomics and casts.
 
     Args:
         example: a function that `triton.jit` made here: it tells whether the process interprets.
@@ -104,7 +106,9 @@ def functions() -> Mapping[str, Compute]:
 
 
 def _does_nothing(function: Any) -> bool:
-    """Whether a function has no body: one that a later Triton has for its interpreter calls something."""
+    """Whether a function has no body: one that a later Triton has for its interpreter calls
+    something.
+    """
     code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
     return code is None or not code.co_names
 
@@ -125,7 +129,9 @@ def _round_away(x: Any) -> Any:
 
 
 def _of_floats(name: str, compute: Compute, *, widened: bool = True) -> Compute:
-    """Return a function of blocks of one float dtype, computed by torch, in float64 where `widened`."""
+    """Return a function of blocks of one float dtype, computed by torch, in float64 where
+    `widened`.
+    """
     import numpy as np
     import torch
 
@@ -167,7 +173,9 @@ def _refused(name: str, arguments: Sequence[Any]) -> TypeError:
 
 
 def _block(value: Any) -> Any:
-    """Return an argument as the interpreter's tensor; a number becomes one of float32, as Triton makes it."""
+    """Return an argument as the interpreter's tensor; a number becomes one of float32, as Triton
+    makes it.
+    """
     import numpy as np
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
@@ -190,7 +198,9 @@ def _result(arguments: Sequence[Any], data: Any, dtype: Any) -> Any:
 
 
 def _atomic(original: Compute) -> Compute:
-    """Return the interpreter's atomic operation, which reads wrong memory of blocks that were broadcast, and has no sums of bfloat16."""
+    """Return the interpreter's atomic operation, which reads wrong memory of blocks that were
+    broadcast, and has no sums of bfloat16.
+    """
     import numpy as np
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
@@ -209,7 +219,9 @@ def _atomic(original: Compute) -> Compute:
 
 
 def _bfloat16_sums(pointers: Any, values: Any, mask: Any) -> Any:
-    """Add bits of bfloat16 to those at addresses, one after another, each sum rounded; returns what was there."""
+    """Add bits of bfloat16 to those at addresses, one after another, each sum rounded; returns what
+    was there.
+    """
     import ctypes
 
     import numpy as np
@@ -227,7 +239,9 @@ def _bfloat16_sums(pointers: Any, values: Any, mask: Any) -> Any:
 
 
 def _nearest(original: Compute) -> Compute:
-    """Return the interpreter's cast, which cuts off what bfloat16 has no bits for: a GPU rounds to the nearest, as torch does."""
+    """Return the interpreter's cast, which cuts off what bfloat16 has no bits for: a GPU rounds to
+    the nearest, as torch does.
+    """
     import numpy as np
     import torch
     import triton.language as tl
@@ -246,7 +260,9 @@ def _nearest(original: Compute) -> Compute:
 
 
 def _spread(original: Compute) -> Compute:
-    """Return what makes a block of a number, with the truth of two floats compared as a truth: the interpreter's has the floats' type."""
+    """Return what makes a block of a number, with the truth of two floats compared as a truth: the
+    interpreter's has the floats' type.
+    """
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 

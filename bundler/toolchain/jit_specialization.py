@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`specialize`: asks Triton's JIT what it would hand to its compiler for a call on a declared target.
+"""`specialize`: asks Triton's JIT what it would hand to its compiler for a call on a declared
+target.
 
-The JIT's own `run` is called with stand-ins for arguments and stopped where it would compile, so that types, attributes,
-constants and options, and with them the kernel's key, are its own on every release.
+The JIT's own `run` is called with stand-ins for arguments and stopped where it would compile, so
+that types, attributes, constants and options, and with them the kernel's key, are its own on every
+release.
 
-Build plans use `specialize`, the tuner `specialize_call` and `stop_call` for calls with real arguments; `jit_function` finds the
-function inside decorators.
+Build plans use `specialize`, the tuner `specialize_call` and `stop_call` for calls with real
+arguments; `jit_function` finds the function inside decorators.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ _KNOWN_HASHES = "_bundler_hashes"
 class Specialized:
     """One compile that a call leads to, as data.
 
-    `keys` are the kernel keys that a JIT may ask for, each with whether the functions that the kernel calls were hashed
-    before it; None where that makes no difference.
+    `keys` are the kernel keys that a JIT may ask for, each with whether the functions that the
+    kernel calls were hashed before it; None where that makes no difference.
     """
 
     signature: Named
@@ -53,7 +55,9 @@ class Specialized:
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """What the JIT was about to compile: its own objects, for its source, its options and the target's backend."""
+    """What the JIT was about to compile: its own objects, for its source, its options and the
+    target's backend.
+    """
 
     source: Any
     options: Any
@@ -71,7 +75,9 @@ def jit_function(kernel: Any) -> Any:
 
 
 def is_kernel(value: Any) -> bool:
-    """Whether a value is a JIT function, bare or inside an autotuner or heuristics; never imports Triton."""
+    """Whether a value is a JIT function, bare or inside an autotuner or heuristics; never imports
+    Triton.
+    """
     if "triton.runtime.jit" not in sys.modules or isinstance(value, type):
         return False
     kinds = (_jit_kind(), sys.modules["triton.runtime.jit"].KernelInterface)
@@ -87,7 +93,8 @@ def _jit_kind() -> Any:
 def specialize(
     kernel: Any, arguments: Mapping[str, Spec], keywords: Mapping[str, Any], target: Target
 ) -> Iterator[Specialized]:
-    """Yield what a call of `kernel` is compiled to: one compile, or one for each configuration of an autotuner.
+    """Yield what a call of `kernel` is compiled to: one compile, or one for each configuration of
+    an autotuner.
 
     Args:
         kernel: a JIT function, perhaps autotuned or with heuristics, which run on the stand-ins.
@@ -96,7 +103,8 @@ def specialize(
         target: which GPU to declare.
 
     Raises:
-        ConfigError: a name is no argument of the kernel, a spec is none, or Triton finds another type.
+        ConfigError: a name is no argument of the kernel, a spec is none, or Triton finds another
+            type.
         Exception: whatever Triton, or a heuristic of the kernel, raises for such a call.
     """
     _check_names(jit_function(kernel), arguments)
@@ -109,12 +117,15 @@ def specialize(
 
 
 def _calls(kernel: Any, call: dict[str, Any], target: Target) -> Iterator[dict[str, Any]]:
-    """Yield the keywords with which the innermost function is called, as the wrappers around it would make them."""
+    """Yield the keywords with which the innermost function is called, as the wrappers around it
+    would make them.
+    """
     if isinstance(kernel, _jit_kind()):
         yield call
     elif hasattr(kernel, "configs"):
         for config in kernel.configs:
-            # `bundler.autotune` leaves options out that the target does not have; a tuner of Triton's has the JIT refuse them.
+            # `bundler.autotune` leaves options out that the target does not have; a tuner of
+            # Triton's has the JIT refuse them.
             keywords_of = getattr(kernel, "keywords_of", None)
             chosen = config.all_kwargs() if keywords_of is None else keywords_of(config, target)
             given = sorted(call.keys() & chosen.keys())
@@ -135,7 +146,8 @@ def _calls(kernel: Any, call: dict[str, Any], target: Target) -> Iterator[dict[s
 
 
 def _prepared(config: Any, call: dict[str, Any]) -> dict[str, Any]:
-    # A hook that sets the block shape of a descriptor changes what is compiled, so it runs; other hooks touch memory, and do not.
+    # A hook that sets the block shape of a descriptor changes what is compiled, so it runs; other
+    # hooks touch memory, and do not.
     descriptors = {
         name: replace(value) for name, value in call.items() if hasattr(value, "block_shape")
     }
@@ -149,7 +161,8 @@ def _prepared(config: Any, call: dict[str, Any]) -> dict[str, Any]:
 def _stop(function: Any, call: dict[str, Any]) -> CompileRequest:
     """Run the JIT up to where it would compile."""
     heard: list[CompileRequest] = []
-    # A copy, since another thread may launch the function meanwhile, and its launch would silently do nothing.
+    # A copy, since another thread may launch the function meanwhile, and its launch would silently
+    # do nothing.
     stand_in: Any = copy.copy(function)
 
     def instead_of_compiling(
@@ -164,7 +177,8 @@ def _stop(function: Any, call: dict[str, Any]) -> CompileRequest:
         source = stand_in.ASTSource(function, signature, constants, attributes)
         heard.append(CompileRequest(source, options, stand_in.device_caches[device][3]))
 
-    stand_in._do_compile = instead_of_compiling  # noqa: SLF001  # where the JIT's work ends and the compiler's begins
+    # where the JIT's work ends and the compiler's begins
+    stand_in._do_compile = instead_of_compiling  # noqa: SLF001
     stand_in.device_caches = defaultdict(stand_in.create_binder)
     stand_in.pre_run_hooks = []  # hooks expect real arguments
     try:
@@ -172,7 +186,8 @@ def _stop(function: Any, call: dict[str, Any]) -> CompileRequest:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        # Triton 3.6 and 3.7 import torch for AMD before it looks at an argument, and then needs nothing of it.
+        # Triton 3.6 and 3.7 import torch for AMD before it looks at an argument, and then needs
+        # nothing of it.
         with _torch_named():
             stand_in.run(grid=(1,), warmup=True, **call)
     return heard[0]
@@ -254,8 +269,9 @@ def _type_value(kind: Any) -> Value:
 def _keys(stopped: CompileRequest) -> Iterator[tuple[str, bool | None]]:
     """Yield the keys that a JIT may ask for.
 
-    Before Triton 3.9 a function's hash has the constants of a module that the functions it calls use, only if these were
-    hashed before it: two programs may ask for the same kernel under two keys.
+    Before Triton 3.9 a function's hash has the constants of a module that the functions it calls
+    use, only if these were hashed before it: two programs may ask for the same kernel under two
+    keys.
     """
     function = stopped.source.fn
     alone, after_helpers = _hashes(function)
@@ -267,7 +283,9 @@ def _keys(stopped: CompileRequest) -> Iterator[tuple[str, bool | None]]:
 
 
 def _hashes(function: Any) -> tuple[str, str]:
-    """Return a function's hash in a process that hashed nothing before, and in one that hashed all that it calls."""
+    """Return a function's hash in a process that hashed nothing before, and in one that hashed all
+    that it calls.
+    """
     known = vars(function).get(_KNOWN_HASHES)
     if known is not None and known[0] == function.src:
         return known[1], known[2]
@@ -277,8 +295,11 @@ def _hashes(function: Any) -> tuple[str, str]:
 
 
 def hash_again(function: Any, *, helpers_first: bool) -> str:
-    """Compute a JIT function's hash anew, as in a process that hashed all that it calls before, or nothing; returns the hash."""
-    # Whatever else this process hashed: of two helpers, the one that was hashed first decides about the hash of the other.
+    """Compute a JIT function's hash anew, as in a process that hashed all that it calls before, or
+    nothing; returns the hash.
+    """
+    # Whatever else this process hashed: of two helpers, the one that was hashed first decides about
+    # the hash of the other.
     for other in _reachable(function):
         other.hash, other.used_global_vals = None, {}
     if helpers_first:
@@ -289,7 +310,9 @@ def hash_again(function: Any, *, helpers_first: bool) -> str:
 
 
 def _reachable(function: Any) -> list[Any]:
-    """Return a JIT function and every one that its hash is made of: those that it may call, and those that these may."""
+    """Return a JIT function and every one that its hash is made of: those that it may call, and
+    those that these may.
+    """
     found: dict[int, Any] = {}
     waiting = [function]
     while waiting:
@@ -305,7 +328,9 @@ def _reachable(function: Any) -> list[Any]:
 
 
 def _mentioned(function: Any) -> Iterator[Any]:
-    """Yield what the names in a function's text may mean: globals, members of modules, variables around it."""
+    """Yield what the names in a function's text may mean: globals, members of modules, variables
+    around it.
+    """
     names, scope = function.fn.__code__.co_names, function.get_capture_scope()
     for name in names:
         value = scope.get(name)
@@ -338,11 +363,12 @@ def environment_in_keys() -> dict[str, str]:
     return variables
 
 
-# A call that is about to be made -----------------------------------------------------------------------------------------
+# ------------------------------------------------------------------ A call that is about to be made
 
 
 def stop_call(function: Any, call: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return what the JIT would compile for a call with real arguments: its source object and its options.
+    """Return what the JIT would compile for a call with real arguments: its source object and its
+    options.
 
     Args:
         function: a JIT function.

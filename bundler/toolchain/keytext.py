@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`named_parts`, `recompute`: the text that Triton hashes into a kernel's key, taken apart into named parts, and hashed again to prove them.
+"""`named_parts`, `recompute`: the text that Triton hashes into a kernel's key, taken apart into
+named parts, and hashed again to prove them.
 
 `capture` and `jit_specialization` compute keys with it, `rekeyed_key` those of another build.
 """
@@ -30,7 +31,9 @@ Part = tuple[str, str]
 def recompute(
     src: Any, backend: Any, options: Any, env_vars: Mapping[str, str], stages_key: str
 ) -> str | None:
-    """Return the hash (hex) that Triton makes of these objects, in the way `triton.compile` does; None if it cannot."""
+    """Return the hash (hex) that Triton makes of these objects, in the way `triton.compile` does;
+    None if it cannot.
+    """
     get_cache_key = getattr(sys.modules.get("triton.runtime.cache"), "get_cache_key", None)
     if get_cache_key is None:
         return None
@@ -47,7 +50,9 @@ def recompute(
 def named_parts(
     src: Any, backend: Any, options: Any, env_vars: Mapping[str, str], stages_key: str
 ) -> Iterator[Part]:
-    """Yield (name, text) for each part of a key; a text longer than a part may be is replaced by its digest."""
+    """Yield (name, text) for each part of a key; a text longer than a part may be is replaced by
+    its digest.
+    """
     for name, text in _all_parts(src, backend, options, env_vars, stages_key):
         too_long = len(text.encode("utf-8", "replace")) > DEFAULT_LIMITS.string_bytes
         yield (
@@ -81,12 +86,15 @@ def _triton_parts(options: Any) -> Iterator[Part]:
         yield "triton.code", _sha256(triton_key())
     directory = triton_dir()
     if directory is not None and paths_count(options) and directory in str(vars(options)):
-        # Such a kernel misses in any other installation, and only this part can say so; not as a path, which would travel.
+        # Such a kernel misses in any other installation, and only this part can say so; not as a
+        # path, which would travel.
         yield LOCATION_PART, location_text(directory)
 
 
 def location_text(directory: str) -> str:
-    """Return what stands for an install directory in key parts: enough to tell two apart, and no path."""
+    """Return what stands for an install directory in key parts: enough to tell two apart, and no
+    path.
+    """
     return _sha256(directory)[:16]
 
 
@@ -106,7 +114,8 @@ def _ast_parts(src: Any) -> Iterator[Part]:
         "source.signature",
         ", ".join(f"{name}: {kind}" for name, kind in sorted(src.signature.items())),
     )
-    # Sorted by path as Triton does it for constants; attributes count in the order in which they were given.
+    # Sorted by path as Triton does it for constants; attributes count in the order in which they
+    # were given.
     yield "source.constants", _by_argument(names, sorted(src.constants.items()))
     yield "source.attributes", _by_argument(names, src.attrs.items())
 
@@ -145,7 +154,8 @@ def _option_parts(options: Any) -> Iterator[Part]:
 
 
 def paths_count(options: Any) -> bool:
-    """Whether the paths of libraries are part of the options' hash (AMD before Triton 3.9), instead of their content.
+    """Whether the paths of libraries are part of the options' hash (AMD before Triton 3.9), instead
+    of their content.
 
     Told by the hash itself: it is that of the plain rendering of all fields.
     """

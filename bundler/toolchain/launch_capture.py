@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`captured_launches`: Triton's launches heard instead of made: what each would be compiled to, and every candidate of an autotuner.
+"""`captured_launches`: Triton's launches heard instead of made: what each would be compiled to, and
+every candidate of an autotuner.
 
-The JIT's own `run` binds and specializes each call, evaluates its grid and runs its hooks, all with the program's (fake) tensors.  Where it
-would compile it is given a kernel that does nothing.  An autotuner's own `run` prunes its configurations and "measures" each: one call,
-equal times.  What both keep in memory is set aside meanwhile, so that a later real launch finds nothing of the capture.
+The JIT's own `run` binds and specializes each call, evaluates its grid and runs its hooks, all with
+the program's (fake) tensors.  Where it would compile it is given a kernel that does nothing.  An
+autotuner's own `run` prunes its configurations and "measures" each: one call, equal times.  What
+both keep in memory is set aside meanwhile, so that a later real launch finds nothing of the
+capture.
 
 Used by `program_imitation.py`.
 """
@@ -70,7 +73,8 @@ class LaunchCapture:
     """Hears launches.
 
     Args:
-        requested: told of each compile that a call would lead to, once for each kernel: (JIT function, its request).
+        requested: told of each compile that a call would lead to, once for each kernel: (JIT
+            function, its request).
         launched: told of each call: (JIT function, positional arguments, keyword arguments).
         heard: see above.
     """
@@ -99,7 +103,8 @@ class LaunchCapture:
 
         def heard_tuning(tuned: Any, *args: Any, **kwargs: Any) -> Any:
             self._put_aside(tuned, "cache", {})
-            # A tuner's key may leave out what a kernel is specialized for; a winner of other calls is any of its configurations.
+            # A tuner's key may leave out what a kernel is specialized for; a winner of other calls
+            # is any of its configurations.
             shape = (
                 id(tuned),
                 *map(_shape_of, args),
@@ -119,7 +124,8 @@ class LaunchCapture:
         self._changes.put_all(
             jit.JITFunction, {"run": heard_run, "_do_compile": self._instead_of_compiling}
         )
-        # A property, which also stands before the benchmarker that an autotuner keeps among its attributes.
+        # A property, which also stands before the benchmarker that an autotuner keeps among its
+        # attributes.
         once = property(lambda _tuned: benchmark_once)
         self._changes.put_all(
             tuner, {"run": heard_tuning, "do_bench": once, "check_disk_cache": without_results}
@@ -166,7 +172,9 @@ class LaunchCapture:
 
 
 def _shape_of(value: Any) -> Any:
-    """Return what a kernel may be specialized for of an argument: a number or a text itself, of anything else its type and types of elements."""
+    """Return what a kernel may be specialized for of an argument: a number or a text itself, of
+    anything else its type and types of elements.
+    """
     return (
         value
         if isinstance(value, (bool, int, str))

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`path_counts`, `place_parts`: whether this Triton's keys hold where a kernel's source file lies, and the parts that then tell it.
+"""`path_counts`, `place_parts`: whether this Triton's keys hold where a kernel's source file lies,
+and the parts that then tell it.
 
-A kernel's binary holds the path of its source as line information.  Up to Triton 3.9 the key holds the number of its first line alone; a
-coming release hashes path and column too, unless TRITON_DISABLE_LINE_INFO is set (triton-lang/triton pull request 11832).  Such keys
-differ between two checkouts, and between two Pythons of one machine.
+A kernel's binary holds the path of its source as line information.  Up to Triton 3.9 the key holds
+the number of its first line alone; a coming release hashes path and column too, unless
+TRITON_DISABLE_LINE_INFO is set (triton-lang/triton pull request 11832).  Such keys differ between
+two checkouts, and between two Pythons of one machine.
 
 `keytext` adds the parts to a key's others, `explain` compares them, and `doctor` says what to set.
 """
@@ -23,12 +25,15 @@ VARIABLE = "TRITON_DISABLE_LINE_INFO"
 #: The fix, for every message about it.
 ADVICE = f"set {VARIABLE}=1 where kernels are recorded and where they are used"
 _DIGITS = 16
-#: No file lies there: for a function with this path Python asks the loader of the function's module, so it finds this module's text.
+#: No file lies there: for a function with this path Python asks the loader of the function's
+#: module, so it finds this module's text.
 _OTHER_PLACE = os.path.join(os.path.dirname(__file__), "another place", os.path.basename(__file__))
 
 
 def path_counts() -> bool:
-    """Tell whether the keys that Triton makes now hold the path of the source; False where Triton is not imported."""
+    """Tell whether the keys that Triton makes now hold the path of the source; False where Triton
+    is not imported.
+    """
     jit: Any = getattr(sys.modules.get("triton.runtime.jit"), "JITCallable", None)
     compilation = getattr(sys.modules.get("triton.knobs"), "compilation", None)
     return jit is not None and _probed(jit, bool(getattr(compilation, "disable_line_info", False)))
@@ -36,7 +41,9 @@ def path_counts() -> bool:
 
 @functools.lru_cache(maxsize=4)
 def _probed(jit: Any, _disabled: bool) -> bool:
-    """Compare the hashes of one function at two paths; Triton's own code is the only one that knows."""
+    """Compare the hashes of one function at two paths; Triton's own code is the only one that
+    knows.
+    """
     moved = types.FunctionType(
         _probe.__code__.replace(co_filename=_OTHER_PLACE), globals(), _probe.__name__
     )
@@ -52,7 +59,8 @@ def _probe(number: int) -> int:
 
 
 def place_parts(fn: Any) -> Iterator[tuple[str, str]]:
-    """Yield the parts of a JIT function's key that tell where it stands, where those count; nothing elsewhere.
+    """Yield the parts of a JIT function's key that tell where it stands, where those count; nothing
+    elsewhere.
 
     The path itself would travel, so a digest stands for it.
     """

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`loaded_kernels`: kernels that this process compiled or loaded before a recording began, found in the JIT's own in-memory caches.
+"""`loaded_kernels`: kernels that this process compiled or loaded before a recording began, found in
+the JIT's own in-memory caches.
 
 Recordings and sessions add them to what they heard.
 """
@@ -17,20 +18,24 @@ from bundler.toolchain import instances
 from bundler.toolchain.events import CompileEvent, kernel_key, target_of
 
 _LOG = logger("bundler.toolchain")
-# Triton writes the environment that is part of the key into metadata, beside options, which are all lower case.
+# Triton writes the environment that is part of the key into metadata, beside options, which are all
+# lower case.
 _ENVIRONMENT_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 
 
 def loaded_kernels() -> Iterator[CompileEvent]:
-    """Yield each finished kernel in the JIT caches of this process, with the device it was loaded for.
+    """Yield each finished kernel in the JIT caches of this process, with the device it was loaded
+    for.
 
-    The options are rebuilt from the kernel's metadata, which compiler passes may have changed since: whether they are those of
-    the key is for `capture.key_parts` to prove.  A kernel whose compile is still running is left out; one that cannot be
-    read is left out with a log line.  Nothing when Triton is not imported.  Which functions are known, says `instances`; looking for
+    The options are rebuilt from the kernel's metadata, which compiler passes may have changed
+    since: whether they are those of the key is for `capture.key_parts` to prove.  A kernel whose
+    compile is still running is left out; one that cannot be read is left out with a log line.
+    Nothing when Triton is not imported.  Which functions are known, says `instances`; looking for
     them takes 0.1 s where torch is imported.
     """
     for function in instances.instances(instances.JIT_FUNCTION):
-        # Copied in one step: during a loop over the items another thread could change the dictionary.
+        # Copied in one step: during a loop over the items another thread could change the
+        # dictionary.
         for device, cache in list(dict(getattr(function, "device_caches", {})).items()):
             for kernel in list(cache[0].values()):
                 event = _event_of(kernel, device)
@@ -50,7 +55,9 @@ def _event_of(kernel: Any, device: int) -> CompileEvent | None:
 
 
 def _finished(kernel: Any) -> Any | None:
-    """Return the compiled kernel behind a cache value; asking an unfinished one for anything would wait for its compile."""
+    """Return the compiled kernel behind a cache value; asking an unfinished one for anything would
+    wait for its compile.
+    """
     kind: Any = getattr(sys.modules.get("triton.runtime._async_compile"), "FutureKernel", None)
     if kind is None or type(kernel) is not kind:
         return kernel

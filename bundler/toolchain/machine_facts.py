@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`machine_facts`: what this machine has of the things that a tree of a server's cache depends on, by name, as texts.
+"""`machine_facts`: what this machine has of the things that a tree of a server's cache depends on,
+by name, as texts.
 
-Packing a family notes them as the fingerprint of its trees, restoring and explaining compare.  Imports no package that it names, and opens no
-device.
+Packing a family notes them as the fingerprint of its trees, restoring and explaining compare.
+Imports no package that it names, and opens no device.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _ALIKE = 0.8
 
 
 def machine_facts(names: Iterable[str]) -> dict[str, str]:
-    """Return name -> value of each fact that is known here; a name that is none of ours is a package, which stands for its version."""
+    """Return name -> value of each fact that is known here; a name that is none of ours is a
+    package, which stands for its version.
+    """
     found = {
         name: _FACTS[name]() if name in _FACTS else identity.version_of(name)
         for name in dict.fromkeys(names)
@@ -33,7 +36,9 @@ def machine_facts(names: Iterable[str]) -> dict[str, str]:
 
 
 def misspelled(name: str) -> str | None:
-    """Return the fact that a name which is neither a fact nor a package here was meant to be; None for what may be a package elsewhere."""
+    """Return the fact that a name which is neither a fact nor a package here was meant to be; None
+    for what may be a package elsewhere.
+    """
     if name in _FACTS or identity.version_of(name):
         return None
     return next(iter(difflib.get_close_matches(name, _FACTS, n=1, cutoff=_ALIKE)), None)

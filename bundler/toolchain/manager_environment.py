@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes Triton use our cache managers, here and in child processes: computed from what is active at each change.
+"""What makes Triton use our cache managers, here and in child processes: computed from what is
+active at each change.
 
 ::
 
@@ -7,8 +8,8 @@
     sessions ────┼─▶ the set of what is ───┤
     bundles ─────┘   active now            └─▶ triton.knobs.cache.manager_class: this process, where that needs it
 
-The managers stand in front of each other: a recording's, a session's, then the one that the program had.
-Never imports Triton.
+The managers stand in front of each other: a recording's, a session's, then the one that the program
+had. Never imports Triton.
 """
 
 from __future__ import annotations
@@ -29,22 +30,25 @@ SESSION_MANAGER = "bundler.integrations.triton:BundlerCacheManager"
 # Which variable names the manager behind each of ours, from the front to the back.
 _BEHIND = {SPOOL_MANAGER: SPOOL_INNER, SESSION_MANAGER: INNER}
 
-# On the path of every child, behind its own entries: what stands in for this package where a child does not have it.
+# On the path of every child, behind its own entries: what stands in for this package where a child
+# does not have it.
 STAND_IN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "stand_in")
 
 Values = Mapping[str, str | None]
 
 
 class Active:
-    """A recording, a session or a registered bundle, while it is active; each one differs from all others.
+    """A recording, a session or a registered bundle, while it is active; each one differs from all
+    others.
 
     Attributes:
         spool: the directory of a recording, where children leave records.
         session: what makes children use a session's store; None when they cannot.
         bundle: the path of a registered bundle.
         path: what children need on PYTHONPATH before the program's own entries.
-        in_code: returns the class to set in this process instead of one that the program set in Python, or that the environment
-            names (None); returns None for none.  A recording needs none: it listens.
+        in_code: returns the class to set in this process instead of one that the program set in
+            Python, or that the environment names (None); returns None for none.  A recording needs
+            none: it listens.
         here_only: whether `in_code` is needed also where the program set nothing in Python.
     """
 
@@ -65,7 +69,8 @@ class Active:
 
 
 def variables(before: Values, active: Sequence[Active]) -> dict[str, str | None]:
-    """Return the variables for what is active, in the order it began; None for one that is not to be there.
+    """Return the variables for what is active, in the order it began; None for one that is not to
+    be there.
 
     Args:
         before: the environment without us.
@@ -78,7 +83,8 @@ def variables(before: Values, active: Sequence[Active]) -> dict[str, str | None]
     managers = {SPOOL_MANAGER: bool(spools), SESSION_MANAGER: bool(sessions or bundles)}
     wanted |= _chain(before, {name for name, needed in managers.items() if needed})
     if spools:
-        # A recording inside another, or in a process that is recorded itself: children write to both.
+        # A recording inside another, or in a process that is recorded itself: children write to
+        # both.
         wanted[SPOOL_DIRECTORY] = _join([*spools, *_split(before.get(SPOOL_DIRECTORY))])
     if bundles:
         wanted[REGISTERED] = _join([*_split(before.get(REGISTERED)), *bundles])
@@ -94,7 +100,9 @@ def variables(before: Values, active: Sequence[Active]) -> dict[str, str | None]
 
 
 def _chain(before: Values, ours: set[str]) -> dict[str, str | None]:
-    """Return the variables that name the managers, each in front of the next; nothing when none of ours is needed."""
+    """Return the variables that name the managers, each in front of the next; nothing when none of
+    ours is needed.
+    """
     if not ours:
         return {}
     theirs, found = before.get(MANAGER_VARIABLE), set[str]()
@@ -111,14 +119,15 @@ def _chain(before: Values, ours: set[str]) -> dict[str, str | None]:
 
 
 class ManagerEnvironment:
-    """Owns those variables, and `triton.knobs.cache.manager_class`, for all that is active in this process.
+    """Owns those variables, and `triton.knobs.cache.manager_class`, for all that is active in this
+    process.
 
-    Guarantees: what is active may begin and end in any order and in any thread; after the last end each variable has the value
-    that it had before the first beginning.  A variable that the program changed meanwhile is the program's: it is left alone until
-    something else begins, which builds on it, and keeps its value at the end; of PYTHONPATH only our entries go.  A forked child
-    goes on with a copy of the set.
-    Does not guarantee: that a thread that reads several variables while another begins or ends something sees them of one time,
-    but for `current`.
+    Guarantees: what is active may begin and end in any order and in any thread; after the last end
+    each variable has the value that it had before the first beginning.  A variable that the program
+    changed meanwhile is the program's: it is left alone until something else begins, which builds
+    on it, and keeps its value at the end; of PYTHONPATH only our entries go.  A forked child goes
+    on with a copy of the set. Does not guarantee: that a thread that reads several variables while
+    another begins or ends something sees them of one time, but for `current`.
     """
 
     def __init__(self) -> None:
@@ -174,7 +183,9 @@ class ManagerEnvironment:
         self._update_class(begins=begins)
 
     def _without_us(self) -> dict[str, str | None]:
-        """Return the environment as the program has it; forgets what we set where the program changed it since."""
+        """Return the environment as the program has it; forgets what we set where the program
+        changed it since.
+        """
         for name, ours in list(self._ours.items()):
             now = os.environ.get(name)
             if now == ours:

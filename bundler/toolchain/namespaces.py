@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`reachable`, `pick`: what the modules of this process hold, read without getting in the way of its threads.
+"""`reachable`, `pick`: what the modules of this process hold, read without getting in the way of
+its threads.
 
-Holding a reference to an object of the user's can break the user's program: `tuple(...)` fails when somebody else holds the tuple
-while it is built, and so does `ndarray.resize` later.  So nothing here walks Python's garbage collector, and of the members of a
-namespace only those that are searched for, or may contain them, are ever referenced.
+Holding a reference to an object of the user's can break the user's program: `tuple(...)` fails when
+somebody else holds the tuple while it is built, and so does `ndarray.resize` later.  So nothing
+here walks Python's garbage collector, and of the members of a namespace only those that are
+searched for, or may contain them, are ever referenced.
 
-`instances` searches with it for JIT functions and tuners, `compile_call` for the functions that a kernel calls.
+`instances` searches with it for JIT functions and tuners, `compile_call` for the functions that a
+kernel calls.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from operator import attrgetter
 from types import FunctionType, ModuleType
 from typing import Any
 
-# The plain getters: a lazy module loads itself when an attribute is read, and a class may define its own `__getattribute__`.
+# The plain getters: a lazy module loads itself when an attribute is read, and a class may define
+# its own `__getattribute__`.
 _namespace_of_module: Callable[[ModuleType], dict[str, Any] | None] = vars(ModuleType)[
     "__dict__"
 ].__get__
@@ -53,23 +57,26 @@ def subtypes(*kinds: type) -> dict[int, type]:
 def pick(values: Collection[Any], wanted: Collection[int]) -> list[Any]:
     """Return the members of a collection whose class has one of the wanted ids.
 
-    All of it happens inside C functions that call no Python code, so this thread keeps the interpreter lock: no other thread runs
-    before the references to all other members are released.  For a dictionary pass `dict.values(...)`.
+    All of it happens inside C functions that call no Python code, so this thread keeps the
+    interpreter lock: no other thread runs before the references to all other members are released.
+    For a dictionary pass `dict.values(...)`.
     """
     for _ in range(_ATTEMPTS):
         try:
             return list(compress(values, map(wanted.__contains__, map(id, map(type, values)))))
         except RuntimeError:
-            continue  # the dictionary changed its size between the making of the iterators and their use
+            # the dictionary changed its size between the making of the iterators and their use
+            continue
     return []
 
 
 def reachable(kind: type, namespaces: Iterable[dict[str, Any]]) -> list[Any]:
     """Return the objects of a class, and of what is derived from it, that some namespaces lead to.
 
-    Looks at what stands in a namespace; one level below that, at the attributes of its classes, at the members of its dictionaries,
-    lists and tuples, and at what its functions closed over; and at any depth, at the attributes of what was found (a tuner holds its
-    function).  Does not see what is only held by a local variable, by an attribute of another object, or deeper in containers.
+    Looks at what stands in a namespace; one level below that, at the attributes of its classes, at
+    the members of its dictionaries, lists and tuples, and at what its functions closed over; and at
+    any depth, at the attributes of what was found (a tuner holds its function).  Does not see what
+    is only held by a local variable, by an attribute of another object, or deeper in containers.
     """
     search = _Search(kind)
     for namespace in namespaces:

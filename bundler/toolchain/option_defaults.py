@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`chosen_options`: the options of a recorded compile that were chosen: those that differ from the defaults of its target.
+"""`chosen_options`: the options of a recorded compile that were chosen: those that differ from the
+defaults of its target.
 
-All other options follow from the target, and another target has its own: architecture, libraries, lists of fp8 types.
+All other options follow from the target, and another target has its own: architecture, libraries,
+lists of fp8 types.
 
-Retargeting passes the chosen ones to the compile for another target.  Tuners ask which options there are: `options_of` a target,
-`options_anywhere`.
+Retargeting passes the chosen ones to the compile for another target.  Tuners ask which options
+there are: `options_of` a target, `options_anywhere`.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ _OF_THE_COMPILER = frozenset({"default_dot_input_precision"})
 
 
 def chosen_named(facts: LaunchFacts, recorded: Target) -> Named:
-    """Return the options of a recorded compile that differ from the defaults of its target, as they are encoded."""
+    """Return the options of a recorded compile that differ from the defaults of its target, as they
+    are encoded.
+    """
     usual = _defaults(recorded)
     return tuple(
         (name, value)
@@ -67,7 +71,9 @@ def chosen_options(
 def other_defaults(
     facts: LaunchFacts, recorded: Target, target: Target
 ) -> tuple[tuple[str, Any, Any], ...]:
-    """Return (name, recorded value, new value) of options that were at their default, and whose default is another here."""
+    """Return (name, recorded value, new value) of options that were at their default, and whose
+    default is another here.
+    """
     before, after = _defaults(recorded), _defaults(target)
     return tuple(
         (name, value.plain(), after[name].plain())
@@ -84,7 +90,9 @@ def options_of(target: Target) -> frozenset[str]:
 
 
 def float8_types(target: Target) -> frozenset[str]:
-    """Return the 8-bit floats that a target's compiler has, as signatures name them: fp8e5 and so on."""
+    """Return the 8-bit floats that a target's compiler has, as signatures name them: fp8e5 and so
+    on.
+    """
     from triton.compiler.compiler import make_backend
 
     return frozenset(make_backend(triton_target(target)).parse_options({}).supported_fp8_dtypes)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories that only this user can change, also below a temporary directory where anybody may have taken a name before.
+"""Directories that only this user can change, also below a temporary directory where anybody may
+have taken a name before.
 
-`why_not_ours` and `is_ours` judge a directory, `TemporaryPlace` makes one.  The spools of recordings, a session's notes
-(`bundler/integrations/user_directories.py`) and the leases of compile tasks use them.
+`why_not_ours` and `is_ours` judge a directory, `TemporaryPlace` makes one.  The spools of
+recordings, a session's notes (`bundler/integrations/user_directories.py`) and the leases of compile
+tasks use them.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ OTHERS_USE = stat.S_IRWXG | stat.S_IRWXO
 
 
 def why_not_ours(path: str, forbidden: int = OTHERS_USE, *, links: bool = False) -> str | None:
-    """Return why others may have put something into a directory, as the end of a sentence; None when only we can.
+    """Return why others may have put something into a directory, as the end of a sentence; None
+    when only we can.
 
     Args:
         path: the directory.
@@ -53,8 +56,9 @@ def is_ours(path: str) -> bool:
 class TemporaryPlace:
     """A directory below the temporary one, under a name that all processes of this user know.
 
-    Looked at before each use, since anybody may make something of that name first.  What somebody else could have put there is
-    not touched: a directory of this process alone is used instead, which goes at its end.
+    Looked at before each use, since anybody may make something of that name first.  What somebody
+    else could have put there is not touched: a directory of this process alone is used instead,
+    which goes at its end.
 
     Args:
         name: what the name begins with; the user's number follows.
@@ -136,5 +140,6 @@ def _remove_made() -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-# Registered before any session is, so that it runs after the last one was closed, which still reads what lies there.
+# Registered before any session is, so that it runs after the last one was closed, which still reads
+# what lies there.
 atexit.register(_remove_made)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nvidia_targets`, `amd_targets`: which GPUs the drivers of this machine show to this process, found without initializing CUDA in it.
+"""`nvidia_targets`, `amd_targets`: which GPUs the drivers of this machine show to this process,
+found without initializing CUDA in it.
 
-`cuInit` in a process that forks later breaks CUDA in the child, so it is never called here.  NVML answers without it, but knows
-nothing of CUDA_VISIBLE_DEVICES, which is applied to its answer; where that is not exact (MIG slices, or ordinals on a
-machine with different GPUs, whose order only CUDA knows) a short-lived process asks CUDA itself.  AMD's kernel driver
-publishes its GPUs as files.
+`cuInit` in a process that forks later breaks CUDA in the child, so it is never called here.  NVML
+answers without it, but knows nothing of CUDA_VISIBLE_DEVICES, which is applied to its answer; where
+that is not exact (MIG slices, or ordinals on a machine with different GPUs, whose order only CUDA
+knows) a short-lived process asks CUDA itself.  AMD's kernel driver publishes its GPUs as files.
 
 `targets.py` asks it where torch has not been imported.
 """
@@ -52,7 +53,9 @@ _ending: list[tuple[int, _thread.LockType]] = []
 
 
 def nvidia_targets() -> tuple[Target, ...] | None:
-    """Return the targets of the NVIDIA GPUs this process may use; empty when there are none, None when unknown."""
+    """Return the targets of the NVIDIA GPUs this process may use; empty when there are none, None
+    when unknown.
+    """
     if not has_nvidia_driver():
         return ()
     capabilities = visible_capabilities(_nvml_devices())
@@ -66,12 +69,16 @@ def nvidia_targets() -> tuple[Target, ...] | None:
 
 
 def has_nvidia_driver() -> bool:
-    """Tell whether there may be NVIDIA GPUs: then asking takes tens of milliseconds, which NVML wakes them up for."""
+    """Tell whether there may be NVIDIA GPUs: then asking takes tens of milliseconds, which NVML
+    wakes them up for.
+    """
     return any(os.path.exists(path) for path in _NVIDIA_DEVICES)
 
 
 def visible_capabilities(devices: list[tuple[str, int]] | None) -> list[int] | None:
-    """Apply CUDA_VISIBLE_DEVICES as CUDA does to (UUID, compute capability) pairs in PCI order; None when that is not exact."""
+    """Apply CUDA_VISIBLE_DEVICES as CUDA does to (UUID, compute capability) pairs in PCI order;
+    None when that is not exact.
+    """
     if devices is None:
         return None
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -139,7 +146,9 @@ def _begin_to_end(nvml: Any) -> None:
 
 
 def wait_until_ended() -> None:
-    """Return when no library of a driver is being taken down any more: a child that is forked in the midst of it may hang in that library."""
+    """Return when no library of a driver is being taken down any more: a child that is forked in
+    the midst of it may hang in that library.
+    """
     while _ending:
         process, ended = _ending.pop()
         if process == os.getpid():
@@ -192,7 +201,9 @@ def _ask_cuda() -> list[int] | None:
 
 
 def amd_targets() -> tuple[Target, ...] | None:
-    """Return the targets of the AMD GPUs this process may use; empty when there are none, None when unknown."""
+    """Return the targets of the AMD GPUs this process may use; empty when there are none, None when
+    unknown.
+    """
     if not os.access(_AMD_DEVICE, os.R_OK | os.W_OK):
         return ()
     targets = tuple(
@@ -207,7 +218,9 @@ def amd_targets() -> tuple[Target, ...] | None:
 
 
 def _amd_names() -> Iterator[str]:
-    """Yield `gfx942` for each GPU; the file has it as a decimal number, two digits each for minor and stepping."""
+    """Yield `gfx942` for each GPU; the file has it as a decimal number, two digits each for minor
+    and stepping.
+    """
     for node in sorted(os.listdir(_AMD_NODES)) if os.path.isdir(_AMD_NODES) else ():
         try:
             with open(os.path.join(_AMD_NODES, node, "properties"), encoding="ascii") as file:

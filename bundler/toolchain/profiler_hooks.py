@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`launch_hooks`: the hooks that profilers add to Triton's launches, for launches that do not go through Triton.
+"""`launch_hooks`: the hooks that profilers add to Triton's launches, for launches that do not go
+through Triton.
 
-`bundler/runtime/launch/launch_hooks.py` asks before each launch, so `are_present` is written for speed.
+`bundler/runtime/launch/launch_hooks.py` asks before each launch, so `are_present` is written for
+speed.
 """
 
 from __future__ import annotations
@@ -12,12 +14,15 @@ from typing import Any
 
 Hook = Callable[[Any], Any]
 _modules = sys.modules
-# What `are_present` looks at, for the compiled dispatcher, which looks at it in C and asks `are_present` where it finds anything else.
+# What `are_present` looks at, for the compiled dispatcher, which looks at it in C and asks
+# `are_present` where it finds anything else.
 CHAINS = (_modules, "triton.knobs", "runtime", "launch_enter_hook", "launch_exit_hook", "calls")
 
 
 def are_present() -> bool:
-    """Whether Triton has anything to call around a launch; asked before each launch, so the common case comes first."""
+    """Whether Triton has anything to call around a launch; asked before each launch, so the common
+    case comes first.
+    """
     knobs: Any = _modules.get("triton.knobs")
     if knobs is None:
         return False
@@ -30,7 +35,9 @@ def are_present() -> bool:
 
 
 def launch_hooks() -> tuple[Hook | None, Hook | None] | None:
-    """Return what Triton calls before and after a launch, None when nothing is to be called or Triton is not loaded."""
+    """Return what Triton calls before and after a launch, None when nothing is to be called or
+    Triton is not loaded.
+    """
     knobs: Any = _modules.get("triton.knobs")
     if knobs is None:
         return None

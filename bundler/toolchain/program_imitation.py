@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ProgramImitation`: a program runs as on a machine with the target's GPU, and each compile that it would ask for is heard.
+"""`ProgramImitation`: a program runs as on a machine with the target's GPU, and each compile that
+it would ask for is heard.
 
 ::
 
@@ -28,7 +29,8 @@ from bundler.toolchain.launch_capture import LaunchCapture, captured_launches
 from bundler.toolchain.target_devices import TargetDevice, device_of
 from bundler.toolchain.user_frames import Place, user_place
 
-# Told (JIT function, its request, the same as data) for each kernel, and (function, why) for one whose call cannot be described.
+# Told (JIT function, its request, the same as data) for each kernel, and (function, why) for one
+# whose call cannot be described.
 OnKernel = Callable[[Any, CompileRequest, Specialized], None]
 OnRefused = Callable[[Any, str], None]
 
@@ -44,7 +46,8 @@ class ProgramImitation:
 
     Raises:
         RecordingError: at the start, when torch or Triton is not installed.
-        ConfigError: a property has no such name or type; at the start, when another program is captured in this process.
+        ConfigError: a property has no such name or type; at the start, when another program is
+            captured in this process.
     """
 
     def __init__(
@@ -78,7 +81,8 @@ class ProgramImitation:
         )
         with contextlib.ExitStack() as stack:
             self._driver = stack.enter_context(imitating_driver(self.target, self.device))
-            # Before torch.cuda is imitated: what the mode imports looks at functions of torch by identity.
+            # Before torch.cuda is imitated: what the mode imports looks at functions of torch by
+            # identity.
             stack.enter_context(tensors.imitated_tensors(values, self._guessed))
             stack.enter_context(cuda.imitated_cuda(self.target, self.device))
             stack.enter_context(cuda.imitated_autocast())

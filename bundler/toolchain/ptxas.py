@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ptxas_version`: which ptxas Triton runs for a target, and its version, which is part of the key of every CUDA kernel.
+"""`ptxas_version`: which ptxas Triton runs for a target, and its version, which is part of the key
+of every CUDA kernel.
 
-Compile jobs, recordings and the comparison of a kernel with this machine ask it.  `begin_asking` starts the program for who asks later
-(bundler/lifecycle/compatibility.py): it runs beside this process, and no thread waits for it.
+Compile jobs, recordings and the comparison of a kernel with this machine ask it.  `begin_asking`
+starts the program for who asks later (bundler/lifecycle/compatibility.py): it runs beside this
+process, and no thread waits for it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
     import ast
 
 _LOG = logger("bundler.toolchain")
-#: The path of a program, its size and its modification time, which only tell states of the file apart.
+#: The path of a program, its size and its modification time, which only tell states of the file
+#: apart.
 _State: TypeAlias = tuple[str, int, int]
 _MOCKED = "TRITON_MOCK_PTX_VERSION"
 # ptxas answers in milliseconds; a wrapper script that hangs must not hang this process.
@@ -34,7 +37,8 @@ _PAUSE_S = 0.0002
 _SIGKILL = 9
 _RELEASE = "release "
 _STATES_REMEMBERED = 32
-# What stands on both sides of the number in Triton 3.6 and 3.7; to import what parses Python takes longer than to ask ptxas.
+# What stands on both sides of the number in Triton 3.6 and 3.7; to import what parses Python takes
+# longer than to ask ptxas.
 _BEFORE = b"""
 def get_ptxas(arch: int) -> knobs.NvidiaTool:
     return knobs.nvidia.ptxas_blackwell if arch >= """
@@ -44,11 +48,13 @@ _versions: dict[_State, str | None] = {}
 
 
 def ptxas_version(arch: int) -> str | None:
-    """Return a short version of the ptxas that Triton uses for compute capability `arch`, such as `12.8 V12.8.93`.
+    """Return a short version of the ptxas that Triton uses for compute capability `arch`, such as
+    `12.8 V12.8.93`.
 
-    Triton is not imported, and none of its caches is filled: where it is imported already, its settings count (`knobs`),
-    else the environment and the files of the installation.  None when there is no Triton, no ptxas, or it fails.  The
-    answer is kept for each state of the program on disk.
+    Triton is not imported, and none of its caches is filled: where it is imported already, its
+    settings count (`knobs`), else the environment and the files of the installation.  None when
+    there is no Triton, no ptxas, or it fails.  The answer is kept for each state of the program on
+    disk.
     """
     mocked = os.environ.get(_MOCKED)
     if mocked is not None:
@@ -63,14 +69,19 @@ def ptxas_version(arch: int) -> str | None:
 
 
 def begin_asking(arch: int) -> ProgramVersion | None:
-    """Start the program of which `ptxas_version` asks first; None where it needs none.  The caller has to `finish` what is returned."""
+    """Start the program of which `ptxas_version` asks first; None where it needs none.  The caller
+    has to `finish` what is returned.
+    """
     state = None if _MOCKED in os.environ else next(_programs(arch), None)
     return None if state is None or state in _versions else ProgramVersion(state)
 
 
 def short_version(text: str) -> str:
-    """Shorten the answer of `ptxas --version`; an answer of another shape is returned without its line breaks."""
-    # A pattern, `release (\S+?), (V\S+)`, takes longer to compile than all else that is done with the answer.
+    """Shorten the answer of `ptxas --version`; an answer of another shape is returned without its
+    line breaks.
+    """
+    # A pattern, `release (\S+?), (V\S+)`, takes longer to compile than all else that is done with
+    # the answer.
     for rest in text.split(_RELEASE)[1:]:
         number, comma, build = rest.partition(", ")
         if (
@@ -109,8 +120,8 @@ def _uses_blackwell(arch: int) -> bool | None:
 def _blackwell_threshold(compiler_source: str) -> int | None:
     """Return the first compute capability for which Triton takes `ptxas-blackwell`.
 
-    It is 100 in Triton 3.6 and 3.7 and 90 in 3.9, and stands nowhere but in the condition inside `get_ptxas`: reading it
-    there is exact for each release, and needs no import.
+    It is 100 in Triton 3.6 and 3.7 and 90 in 3.9, and stands nowhere but in the condition inside
+    `get_ptxas`: reading it there is exact for each release, and needs no import.
     """
     try:
         with open(compiler_source, "rb") as file:
@@ -151,7 +162,9 @@ def _threshold_in(function: ast.FunctionDef) -> int | None:
 
 
 def candidates(program: str) -> list[str]:
-    """Return paths in the order in which Triton tries them: what the user set, then the one it was installed with."""
+    """Return paths in the order in which Triton tries them: what the user set, then the one it was
+    installed with.
+    """
     # What Triton takes from `sysconfig`, which reads how Python was built before it answers.
     name = program + (".exe" if sys.platform in {"win32", "cygwin"} else "")
     default = os.path.join(triton_dir() or "", "backends", "nvidia", "bin", name)
@@ -170,8 +183,8 @@ def _set_in_python(attribute: str) -> str | None:
 class ProgramVersion:
     """`ptxas --version`, running from the beginning on; its answer is kept for `ptxas_version`.
 
-    `subprocess` runs programs too, and is imported for longer than this one runs: a new process asks before its first kernel.
-    For one thread at a time.
+    `subprocess` runs programs too, and is imported for longer than this one runs: a new process
+    asks before its first kernel. For one thread at a time.
 
     Args:
         state: which program.
@@ -187,7 +200,9 @@ class ProgramVersion:
             self._learn(None, f" ({error})")
 
     def ended(self, within_s: float) -> bool:
-        """Wait for the end of the program, for so long at most and in whole milliseconds, and learn its answer; returns whether it has ended."""
+        """Wait for the end of the program, for so long at most and in whole milliseconds, and learn
+        its answer; returns whether it has ended.
+        """
         until_s = time.monotonic() + within_s
         try:
             while self._output >= 0:

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Requests`: what Triton's JIT would ask its compiler for, made again from the launch facts of a recorded kernel, and proven by its key.
+"""`Requests`: what Triton's JIT would ask its compiler for, made again from the launch facts of a
+recorded kernel, and proven by its key.
 
 ::
 
-    launch facts ──▶ specialization of each argument ──▶ the JIT's own `run`, stopped where it would compile ──▶ Request
+    launch facts ──▶ specialization of each argument ──▶ the JIT's own `run`, stopped where it would
+    compile ──▶ Request
                                                           (its binder is replaced)                                 │
-    key of the recorded kernel ◀── must be equal ── Triton's own key of the request ◀──────────────────────────────┘
+    key of the recorded kernel ◀── must be equal ── Triton's own key of the request
+    ◀──────────────────────────────┘
 
-The text under which the JIT keeps a kernel in memory, types, constants, attributes and options are thus Triton's own on every release.
-`device_caches` fills the JIT's caches with them.
+The text under which the JIT keeps a kernel in memory, types, constants, attributes and options are
+thus Triton's own on every release. `device_caches` fills the JIT's caches with them.
 """
 
 from __future__ import annotations
@@ -26,9 +29,11 @@ from bundler.toolchain.events import kernel_key
 from bundler.toolchain.jit_specialization import environment_in_keys
 from bundler.toolchain.rekeyed_key import option_here
 
-# What a backend's specialization of an argument may be, as the JIT writes it; `parse_attr` of the backend says what each means.
+# What a backend's specialization of an argument may be, as the JIT writes it; `parse_attr` of the
+# backend says what each means.
 _DESCRIPTIONS = ("", "D", "S", "DS")
-# Options that programs and tuners write out also where they are as they would be anyway, in the order of Triton's tuner.
+# Options that programs and tuners write out also where they are as they would be anyway, in the
+# order of Triton's tuner.
 _COUNTS = ("num_warps", "num_ctas", "num_stages", "maxnreg")
 # How often users write some of them out: all that a kernel needs, and these.
 _WRITTEN_OUT = (
@@ -84,7 +89,8 @@ def key_of(function: Any, request: Request, source_hash: str, backend: Any) -> s
 
 
 class Requests:
-    """The requests that lead to one recorded kernel: one for each way in which a call may write its options.
+    """The requests that lead to one recorded kernel: one for each way in which a call may write its
+    options.
 
     Args:
         function: the JIT function.
@@ -92,7 +98,8 @@ class Requests:
         device: index of the device in use.
 
     Raises:
-        ToolchainMismatch: the facts are not of this function's arguments, or this Triton has no such specialization.
+        ToolchainMismatch: the facts are not of this function's arguments, or this Triton has no
+            such specialization.
         CompileFailed: a constant cannot be made again here.
     """
 
@@ -137,7 +144,9 @@ class Requests:
         return {name: self._recorded[name] for name in (*counts, *others)}
 
     def _specialized(self, path: Path, kind: Any) -> tuple[Any, Any]:
-        """Return the (type, specialization) that the JIT finds for an argument, or for a member of a tuple."""
+        """Return the (type, specialization) that the JIT finds for an argument, or for a member of
+        a tuple.
+        """
         if isinstance(kind, tuple):
             members = [
                 self._specialized((*path, number), member) for number, member in enumerate(kind)
@@ -190,7 +199,8 @@ class Requests:
         ) -> None:
             heard.append(Request(place, signature, constants, options, attributes))
 
-        stand_in._do_compile = instead_of_compiling  # noqa: SLF001  # where the JIT's work ends and the compiler's begins
+        # where the JIT's work ends and the compiler's begins
+        stand_in._do_compile = instead_of_compiling  # noqa: SLF001
         stand_in.device_caches = {self._device: ({}, {}, self._target, self.backend, bind)}
         stand_in.pre_run_hooks = []  # hooks expect real arguments
         stand_in.run(grid=(1,), warmup=True, **options)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ReferenceGraph`: an FX graph run by eager torch beside a program that was generated from it, and how far results may be apart.
+"""`ReferenceGraph`: an FX graph run by eager torch beside a program that was generated from it, and
+how far results may be apart.
 
-The generator's `verify=True` uses it.  Nothing that the graph changes is changed for the caller: changed inputs and constants are
-copied, and torch's generators of random numbers are put back.
+The generator's `verify=True` uses it.  Nothing that the graph changes is changed for the caller:
+changed inputs and constants are copied, and torch's generators of random numbers are put back.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ from torch._ops import OpOverload
 from bundler.package_loggers import logger
 
 _log = logger("bundler.toolchain")
-# How close results of a dtype are to eager's without another question: relative, and of the tensor's root mean square.
+# How close results of a dtype are to eager's without another question: relative, and of the
+# tensor's root mean square.
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}
 _COARSEST = 1e-1
-# Beyond that: how many times farther from float64 than eager's they may be.  These are the factors of TorchInductor's dashboard.
+# Beyond that: how many times farther from float64 than eager's they may be.  These are the factors
+# of TorchInductor's dashboard.
 _FACTOR, _FACTOR_OF_FEW = 2.0, 3.0
 _FEW_ELEMENTS = 1000
 # Numbers as small are noise beside it.
 _SMALLEST_SCALE = 1e-6
-# Results of attention that say which random numbers dropout drew; nothing is in them where it drew none.
+# Results of attention that say which random numbers dropout drew; nothing is in them where it drew
+# none.
 _SEED_RESULTS = frozenset(
     {"rng_state", "unused", "philox_seed", "philox_offset", "debug_attn_mask"}
 )
@@ -86,7 +90,8 @@ class ReferenceGraph:
         self._module = module
         self.nodes = {node.name: node for node in module.graph.nodes}
         (output,) = (node for node in module.graph.nodes if node.op == "output")
-        leaves = torch.utils._pytree.tree_leaves(output.args[0])  # noqa: SLF001  # as torch's own backends
+        # as torch's own backends
+        leaves = torch.utils._pytree.tree_leaves(output.args[0])  # noqa: SLF001
         self.results = tuple(leaf.name if isinstance(leaf, fx.Node) else None for leaf in leaves)
         open_values = _open_values(module.graph)
         self.unchecked = {
@@ -157,7 +162,9 @@ class ReferenceGraph:
 
 
 class _Replay(fx.Interpreter):  # type: ignore[misc]  # torch is not typed here
-    """Runs a graph with tensors of ours in place of those that it holds, and in float64 where `wide`."""
+    """Runs a graph with tensors of ours in place of those that it holds, and in float64 where
+    `wide`.
+    """
 
     def __init__(self, module: fx.GraphModule, held: Mapping[str, Any], wide: Any) -> None:
         super().__init__(module)
@@ -180,7 +187,9 @@ class _Replay(fx.Interpreter):  # type: ignore[misc]  # torch is not typed here
 
 @contextlib.contextmanager
 def _quiet(inputs: Sequence[Any]) -> Iterator[None]:
-    """Run eager torch without gradients and autocast, and put the generators of random numbers back afterwards."""
+    """Run eager torch without gradients and autocast, and put the generators of random numbers back
+    afterwards.
+    """
     devices = {item.device for item in inputs if isinstance(item, torch.Tensor)}
     kinds = {device.type for device in devices} | {"cpu"}
     with contextlib.ExitStack() as stack:
@@ -204,7 +213,7 @@ def _attribute(module: Any, path: str) -> Any:
     return module
 
 
-# What has no one right value ---------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------- What has no one right value
 
 
 def _open_values(graph: fx.Graph) -> dict[str, str]:
@@ -242,7 +251,9 @@ def _openness(node: fx.Node) -> str | None:
 
 
 def _argument(node: fx.Node, name: str) -> Any:
-    """Return the value of an argument of an operator, by its name; its default where the node leaves it out."""
+    """Return the value of an argument of an operator, by its name; its default where the node
+    leaves it out.
+    """
     schema = node.target._schema  # noqa: SLF001
     for place, argument in enumerate(schema.arguments):
         if argument.name == name:
@@ -255,7 +266,7 @@ def _is_size(node: fx.Node) -> bool:
     return not isinstance(node.meta.get("val"), (torch.Tensor, tuple, list))
 
 
-# Comparing ---------------------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------- Comparing
 
 
 @dataclass(frozen=True)
@@ -339,7 +350,8 @@ def _is_close(ours: Any, theirs: Any, right: Any, dtype: Any, *, exact: bool) ->
         return True
     if exact:
         return False
-    few = ours.numel() < _FEW_ELEMENTS or ours.dtype != _WIDE or dtype.itemsize < 4  # noqa: PLR2004  # halves
+    # halves
+    few = ours.numel() < _FEW_ELEMENTS or ours.dtype != _WIDE or dtype.itemsize < 4  # noqa: PLR2004
     factor = _FACTOR_OF_FEW if few else _FACTOR
     allowed = factor * _root_mean_square(theirs - right) + tolerance * scale / 10
     return _root_mean_square(ours - right) <= allowed
@@ -350,7 +362,9 @@ def _root_mean_square(numbers: Any) -> float:
 
 
 def _count_difference(got: Any, eager: Any, wide: Any) -> ResultDifference | None:
-    """Compare whole numbers: as many may differ from what float64 gives as of eager's, times the factor for few elements."""
+    """Compare whole numbers: as many may differ from what float64 gives as of eager's, times the
+    factor for few elements.
+    """
     apart = got != eager
     if not bool(apart.any()):
         return None

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`key_here`: the key that this machine's Triton will ask for, for a kernel that was compiled by another build of the same release.
+"""`key_here`: the key that this machine's Triton will ask for, for a kernel that was compiled by
+another build of the same release.
 
-Two things besides the kernel move its key: the hash of Triton's binary, which differs between Python versions of one release, and
-on AMD before Triton 3.9 the path where Triton is installed.  Where nothing else differs, the key is computed anew by Triton's
-own code, from the launch facts.
+Two things besides the kernel move its key: the hash of Triton's binary, which differs between
+Python versions of one release, and on AMD before Triton 3.9 the path where Triton is installed.
+Where nothing else differs, the key is computed anew by Triton's own code, from the launch facts.
 
-`restore(rekey=True)` calls it through `bundler/lifecycle/rekeyed_kernels.py`; `recorded_requests` uses `option_here`.
+`restore(rekey=True)` calls it through `bundler/lifecycle/rekeyed_kernels.py`; `recorded_requests`
+uses `option_here`.
 
-`key_moved` does the same for a kernel of which only the lines differ; `bundler/lifecycle/moved_kernels.py` calls it.
+`key_moved` does the same for a kernel of which only the lines differ;
+`bundler/lifecycle/moved_kernels.py` calls it.
 """
 
 from __future__ import annotations
@@ -40,8 +43,8 @@ from bundler.toolchain.source_lines import hashes_at, lines_parts, source_lines
 
 _BINARY, _CODE = "triton.binary", "triton.code"
 _MAY_DIFFER = frozenset({_BINARY, _CODE, LOCATION_PART})
-# Not compared: the hash of the source covers the first six, and the constants are made from the recorded facts themselves, where a
-# function is a stand-in without a name.
+# Not compared: the hash of the source covers the first six, and the constants are made from the
+# recorded facts themselves, where a function is a stand-in without a name.
 _SOURCE_ONLY = frozenset(
     {
         "source.text",
@@ -72,7 +75,8 @@ class _Constant:
 
 
 def key_here(key: str, facts: LaunchFacts, parts: KeyParts, target: Target) -> tuple[str, KeyParts]:
-    """Return (kernel key, its named parts) as this machine's Triton makes them for the same compile.
+    """Return (kernel key, its named parts) as this machine's Triton makes them for the same
+    compile.
 
     Imports Triton; needs no GPU, and executes nothing of what is given.
 
@@ -105,9 +109,9 @@ def key_moved(
     """Return (kernel key, its named parts) as this machine's Triton makes them for the same compile
     of a function that only moved.
 
-    Triton's own code makes three hashes: that of the function at the lines that were recorded, which
-    has to be the recorded one; the recorded kernel's key of it, which has to be its own; and the key
-    of the function where it stands now.
+    Triton's own code makes three hashes: that of the function at the lines that were recorded,
+    which has to be the recorded one; the recorded kernel's key of it, which has to be its own; and
+    the key of the function where it stands now.
 
     Args:
         key, facts, parts, target: of the kernel as it was recorded.
@@ -138,8 +142,8 @@ def key_moved(
 
 
 def only_moved(parts: KeyParts, function: Any) -> bool:
-    """Tell whether a JIT function of this process is, as far as recorded parts tell, the source of a
-    kernel, and it or a function that it calls stands at another line.
+    """Tell whether a JIT function of this process is, as far as recorded parts tell, the source of
+    a kernel, and it or a function that it calls stands at another line.
     """
     known, here = dict(parts.parts), source_lines(function)
     return (
@@ -199,14 +203,17 @@ class _Remade:
         theirs = dict(recorded.parts)
         code = self._code
         if theirs.get(_CODE) != self.parts.get(_CODE):
-            # The binary's hash is one of the many that the text is made of; the others must be equal.
+            # The binary's hash is one of the many that the text is made of; the others must be
+            # equal.
             code = code.replace(self.parts[_BINARY], theirs[_BINARY])
             if _sha256(code) != theirs.get(_CODE):
                 raise ToolchainMismatch(
                     "other files of its Triton differ from this machine's too, not only the binary"
                 )
         if LOCATION_PART in theirs:
-            return  # the other machine's install path is not known, so that all other parts are equal has to be enough
+            # the other machine's install path is not known, so that all other parts are equal has
+            # to be enough
+            return
         if _sha256(self._text.replace(self._code, code, 1)) != kernel_hash(key):
             raise ToolchainMismatch(
                 "its recorded key cannot be computed again from what is known of it"
@@ -232,7 +239,9 @@ def _shown(text: str | None) -> str:
 
 
 def option_here(value: Value) -> Any:
-    """Return a recorded option as it is on this machine: Triton's install directory is where its placeholder was."""
+    """Return a recorded option as it is on this machine: Triton's install directory is where its
+    placeholder was.
+    """
     return _localized(decode_value(value))
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Replacements`: attributes of modules and classes that stand-ins take the place of, and that get their values back.
+"""`Replacements`: attributes of modules and classes that stand-ins take the place of, and that get
+their values back.
 
 A capture replaces functions of torch and Triton with it while a program runs.
 """
@@ -19,7 +20,9 @@ class Replacements:
         self._before: list[tuple[Any, str, Any]] = []
 
     def put(self, owner: Any, name: str, value: Any) -> None:
-        """Give an attribute another value; one that the owner itself lacks is removed again by `undo`."""
+        """Give an attribute another value; one that the owner itself lacks is removed again by
+        `undo`.
+        """
         self._before.append((owner, name, vars(owner).get(name, _ABSENT)))
         setattr(owner, name, value)
 

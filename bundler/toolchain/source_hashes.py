@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`agreeing_hashes`, `difference`: whether a JIT function of this process has the source that a kernel was recorded with.
+"""`agreeing_hashes`, `difference`: whether a JIT function of this process has the source that a
+kernel was recorded with.
 
-Before Triton 3.9 a function's hash depends on whether the functions that it calls were hashed before it, so one source has two.
-`device_caches` asks before it hands a recorded kernel to a function.
+Before Triton 3.9 a function's hash depends on whether the functions that it calls were hashed
+before it, so one source has two. `device_caches` asks before it hands a recorded kernel to a
+function.
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ _PATIENCE_S = 1.0
 def agreeing_hashes(function: Any, wanted: frozenset[str]) -> frozenset[str]:
     """Return which of the recorded hashes are hashes of this function's source.
 
-    Where the function was not hashed before, it keeps one of them, so that Triton asks for keys as the recorded process did.
-    Safe while other threads launch.
+    Where the function was not hashed before, it keeps one of them, so that Triton asks for keys as
+    the recorded process did. Safe while other threads launch.
 
     Raises:
-        ToolchainMismatch: the function cannot be hashed, for instance while its module is being imported.
+        ToolchainMismatch: the function cannot be hashed, for instance while its module is being
+            imported.
     """
     fresh = function.hash is None
     try:

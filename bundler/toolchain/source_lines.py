@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`source_lines`, `hashes_at`: what Triton's hash of a JIT function would be, did it and its helpers
-stand at other lines.
+"""`source_lines`, `hashes_at`: what Triton's hash of a JIT function would be, did it and its
+helpers stand at other lines.
 
 Triton's hash of a function holds the number of its first line, and the hashes of the functions that
 it calls, so a comment above any of these changes it.  Here Triton's own code computes the hash once
@@ -33,8 +33,8 @@ class SourceLines(NamedTuple):
     """Where a function and those that it calls begin, and what they are.
 
     Attributes:
-        functions: a digest of their texts, and of all else that Triton's hash of the function has but
-            the lines.
+        functions: a digest of their texts, and of all else that Triton's hash of the function has
+            but the lines.
         lines: the first line of each, the function's own first, then in the order in which Triton
             finds them.
     """

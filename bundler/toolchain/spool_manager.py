@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`SpoolCacheManager`, which TRITON_CACHE_MANAGER names in a child of a recording process, and `Spool`, its delegate.  Needs Triton.
+"""`SpoolCacheManager`, which TRITON_CACHE_MANAGER names in a child of a recording process, and
+`Spool`, its delegate.  Needs Triton.
 
-Listeners do not reach a child process, but the environment does, and Triton takes its cache manager's name from there.  Records
-are written as compiles happen, since torch's compile workers run neither exit handlers nor finalizers.
+Listeners do not reach a child process, but the environment does, and Triton takes its cache
+manager's name from there.  Records are written as compiles happen, since torch's compile workers
+run neither exit handlers nor finalizers.
 
-Triton makes a manager for each kernel, so what must outlive one (which records exist, errors) lives in one `Spool` a process.
+Triton makes a manager for each kernel, so what must outlive one (which records exist, errors) lives
+in one `Spool` a process.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from bundler.toolchain.private_directory import is_ours
 from bundler.toolchain.spool_records import Record, SpooledEvent, SpooledFile
 
 _LOG = logger("bundler.toolchain")
-# A program that compiles in a loop repeats itself; what was written is remembered, but not without bound.
+# A program that compiles in a loop repeats itself; what was written is remembered, but not without
+# bound.
 _REMEMBERED_RECORDS = 100_000
 _TRITONS_OWN = "triton.runtime.cache:FileCacheManager"
 
@@ -77,7 +81,8 @@ class Spool(CacheDelegate):
                 self.write(directory, record)
 
     def directories(self) -> list[str]:
-        """Return where to write: each spool in force, but for those of this process, which listens itself.
+        """Return where to write: each spool in force, but for those of this process, which listens
+        itself.
 
         Once a spool is gone its name is free for anybody.
         """
@@ -136,7 +141,8 @@ else:
 
     def __getattr__(name: str) -> Any:
         if name == "SpoolCacheManager":
-            # The manager behind is the one that the environment names at the moment, with the errors that Triton would give.
+            # The manager behind is the one that the environment names at the moment, with the
+            # errors that Triton would give.
             return manager_before(
                 _source, named_manager(spool_settings().inner or _TRITONS_OWN), name
             )

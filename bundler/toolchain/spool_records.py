@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records that a child process writes about each kernel or file, one file of the spool directory each.
+"""The records that a child process writes about each kernel or file, one file of the spool
+directory each.
 
-`SpooledEvent` is the record of a kernel, `SpooledFile` that of a file; `spool_manager.py` writes them and `child_recording.py` reads them.
-Sessions take a `SpooledEvent` also as what is known of a compile in their own process, and encode it in the notes of misses.
+`SpooledEvent` is the record of a kernel, `SpooledFile` that of a file; `spool_manager.py` writes
+them and `child_recording.py` reads them. Sessions take a `SpooledEvent` also as what is known of a
+compile in their own process, and encode it in the notes of misses.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ _MAYBE_BYTES = (bytes, type(None))
 class SpooledEvent(NamedTuple):
     """A kernel that a child process compiled or found; everything is data already.
 
-    `name` is the entry point for a compile and the file's stem for a hit, since a hit is written down before Triton reads the
-    metadata.  Target, facts and parts are None, and the toolchain is empty, when the compile call could not be seen.
+    `name` is the entry point for a compile and the file's stem for a hit, since a hit is written
+    down before Triton reads the metadata.  Target, facts and parts are None, and the toolchain is
+    empty, when the compile call could not be seen.
     """
 
     key: str
@@ -47,7 +50,9 @@ class SpooledEvent(NamedTuple):
 
 
 class SpooledFile(NamedTuple):
-    """A single file of the cache that a child process wrote or used: a helper library or a tuning file."""
+    """A single file of the cache that a child process wrote or used: a helper library or a tuning
+    file.
+    """
 
     directory: str
     filename: str
@@ -134,13 +139,16 @@ def spool_path() -> str:
 
 
 def owner(spool: str) -> int | None:
-    """Return the process id of the process that records into a spool and listens itself; None for a foreign directory."""
+    """Return the process id of the process that records into a spool and listens itself; None for a
+    foreign directory.
+    """
     match = re.fullmatch(rf"{_PREFIX}-(\d+)-.+", os.path.basename(spool))
     return int(match[1]) if match is not None else None
 
 
 def write(spool: str, name: str, record: Record) -> None:
-    """Put a record into the spool directory whole: a reader sees all of it or nothing, also when this process is killed.
+    """Put a record into the spool directory whole: a reader sees all of it or nothing, also when
+    this process is killed.
 
     Raises:
         OSError: the directory is gone, or cannot be written.

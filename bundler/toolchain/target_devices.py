@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`device_of`: what torch and Triton say about the GPU that a target stands for, from a table, since no such GPU need be here.
+"""`device_of`: what torch and Triton say about the GPU that a target stands for, from a table,
+since no such GPU need be here.
 
-A target is an architecture, and GPUs of one architecture differ in size: the table names the one that is sold for servers, and a caller may
-give other values.  `imitated_cuda.py` and `imitated_driver.py` answer programs with it while they are captured.
+A target is an architecture, and GPUs of one architecture differ in size: the table names the one
+that is sold for servers, and a caller may give other values.  `imitated_cuda.py` and
+`imitated_driver.py` answer programs with it while they are captured.
 """
 
 from __future__ import annotations
@@ -75,7 +77,8 @@ _NAMES = tuple(field.name for field in fields(TargetDevice))
 def device_of(
     target: Target, properties: Mapping[str, Any] | None = None
 ) -> tuple[TargetDevice, str | None]:
-    """Return the GPU that a target stands for, and what was assumed about it, None when the table has the target.
+    """Return the GPU that a target stands for, and what was assumed about it, None when the table
+    has the target.
 
     Args:
         target: the target.

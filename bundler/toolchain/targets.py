@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`visible_targets`, `current_device`: which targets this process can run kernels on, and for which device the current thread compiles.
+"""`visible_targets`, `current_device`: which targets this process can run kernels on, and for which
+device the current thread compiles.
 
-Restores compare kernels with the targets; the listener and the spool note the device of each compile.
+Restores compare kernels with the targets; the listener and the spool note the device of each
+compile.
 """
 
 from __future__ import annotations
@@ -19,10 +21,12 @@ _LOG = logger("bundler.toolchain")
 
 
 def visible_targets() -> tuple[Target, ...] | None:
-    """Return the targets of all GPUs this process may use, sorted, each once; None when unknown, or when there is none.
+    """Return the targets of all GPUs this process may use, sorted, each once; None when unknown, or
+    when there is none.
 
-    Never raises, makes no context and does not initialize CUDA (see `probes`).  The answer is kept for each process and each
-    value of the variables that hide devices, so a forked child asks again.
+    Never raises, makes no context and does not initialize CUDA (see `probes`).  The answer is kept
+    for each process and each value of the variables that hide devices, so a forked child asks
+    again.
     """
     try:
         return listed_targets()
@@ -31,12 +35,16 @@ def visible_targets() -> tuple[Target, ...] | None:
 
 
 def wait_for_drivers() -> None:
-    """Return when the libraries of drivers that were asked are taken down, before which nobody should fork."""
+    """Return when the libraries of drivers that were asked are taken down, before which nobody
+    should fork.
+    """
     probes.wait_until_ended()
 
 
 def listed_targets() -> tuple[Target, ...] | None:
-    """Return what `visible_targets` does, some milliseconds earlier: the caller calls `wait_for_drivers` when it has nothing else to do."""
+    """Return what `visible_targets` does, some milliseconds earlier: the caller calls
+    `wait_for_drivers` when it has nothing else to do.
+    """
     cuda = _initialized_cuda()
     hidden = tuple(os.environ.get(name) for name in probes.VISIBILITY_VARIABLES)
     try:
@@ -47,7 +55,9 @@ def listed_targets() -> tuple[Target, ...] | None:
 
 
 def asking_takes_long() -> bool:
-    """Tell whether `visible_targets` may take tens of milliseconds the first time: a library of the driver is asked, which wakes GPUs up."""
+    """Tell whether `visible_targets` may take tens of milliseconds the first time: a library of the
+    driver is asked, which wakes GPUs up.
+    """
     return _initialized_cuda() is None and probes.has_nvidia_driver()
 
 
@@ -59,7 +69,8 @@ def forget_targets() -> None:
 def current_device() -> int | None:
     """Return the index of the device that the current thread would compile for; None when unknown.
 
-    Only asks torch, or the driver object that Triton uses, where it is already initialized.  Never raises.
+    Only asks torch, or the driver object that Triton uses, where it is already initialized.  Never
+    raises.
     """
     cuda = _initialized_cuda()
     if cuda is not None:

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """`find_handles`: how C reads address, device and type of a tensor of torch without calling Python.
 
-torch keeps a C interface stable for the models that it compiles ahead of time (torch/csrc/inductor/aoti_torch/c/shim.h).  Its functions take
-a handle, which is the address of torch's own tensor, and the object of Python holds that tensor within itself.  Where, no interface says:
-it is looked for in a few tensors by what `_cdata` tells, and taken only where each of them then has the address that its `data_ptr()`
-returns.  On a machine where driver and Python take 4 us for a launch, this saves 50 ns a tensor.
+torch keeps a C interface stable for the models that it compiles ahead of time
+(torch/csrc/inductor/aoti_torch/c/shim.h).  Its functions take a handle, which is the address of
+torch's own tensor, and the object of Python holds that tensor within itself.  Where, no interface
+says: it is looked for in a few tensors by what `_cdata` tells, and taken only where each of them
+then has the address that its `data_ptr()` returns.  On a machine where driver and Python take 4 us
+for a launch, this saves 50 ns a tensor.
 
-`bundler/runtime/launch/launchers.py` passes what is found to the compiled launcher, after a process's first thousand launches.  Until then,
-and where nothing is found, the launcher calls `data_ptr()`; the compiled dispatcher, which needs device and type as well, asks torch's table
-of DLPack.
+`bundler/runtime/launch/launchers.py` passes what is found to the compiled launcher, after a
+process's first thousand launches.  Until then, and where nothing is found, the launcher calls
+`data_ptr()`; the compiled dispatcher, which needs device and type as well, asks torch's table of
+DLPack.
 """
 
 from __future__ import annotations
@@ -37,12 +40,15 @@ class TensorHandles(NamedTuple):
     """How tensors are read.
 
     Attributes:
-        classes: whose objects are read so; not those of other classes, which may have a `data_ptr` of their own.
+        classes: whose objects are read so; not those of other classes, which may have a `data_ptr`
+            of their own.
         data_ptr: the method of these classes for which the function stands.
-        function: the address of torch's function, which takes a handle and where to write the address, and returns 0 or an error.
+        function: the address of torch's function, which takes a handle and where to write the
+            address, and returns 0 or an error.
         offset: how far into an object of Python its handle lies, in bytes.
-        device_type, device, dtype: the addresses of torch's functions for these, which write a number of 32 bits; 0 where torch has
-            not all three, or they tell of the CPU what is not so.
+        device_type, device, dtype: the addresses of torch's functions for these, which write a
+            number of 32 bits; 0 where torch has not all three, or they tell of the CPU what is not
+            so.
         cuda: the device type of tensors on a GPU.
     """
 
@@ -57,7 +63,9 @@ class TensorHandles(NamedTuple):
 
 
 def find_handles() -> TensorHandles | None:
-    """Return how tensors are read here, None where torch is not imported, or not as it is expected; imports nothing."""
+    """Return how tensors are read here, None where torch is not imported, or not as it is expected;
+    imports nothing.
+    """
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return None
@@ -108,7 +116,9 @@ def _looked_for(torch: Any) -> TensorHandles | None:
 
 
 def _with_facts(found: TensorHandles, library: Any, samples: dict[str, Any]) -> TensorHandles:
-    """Add what tells device and type, where it tells those of the samples, which lie on the CPU; they stand by the name of their type."""
+    """Add what tells device and type, where it tells those of the samples, which lie on the CPU;
+    they stand by the name of their type.
+    """
     device_type, device, dtype = (
         _function(library, name, ctypes.c_int32) for name in (_DEVICE_TYPE, _DEVICE, _DTYPE)
     )
@@ -149,8 +159,11 @@ def _place_of(function: Any) -> int:
 
 
 def _places(torch: Any, sample: Any) -> set[int]:
-    """Return where in an object of Python the address of its tensor stands, in bytes from its beginning."""
-    size = torch._C.TensorBase.__basicsize__  # noqa: SLF001  # no public class has it: this one's members alone, without those of its heirs
+    """Return where in an object of Python the address of its tensor stands, in bytes from its
+    beginning.
+    """
+    # no public class has it: this one's members alone, without those of its heirs
+    size = torch._C.TensorBase.__basicsize__  # noqa: SLF001
     words = (ctypes.c_size_t * (size // _WORD)).from_address(id(sample))
     wanted = sample._cdata  # noqa: SLF001  # the address, as torch itself passes it to its tools
     return {index * _WORD for index, word in enumerate(words) if word == wanted}

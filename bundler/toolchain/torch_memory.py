@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`TorchMemory`: tensors of torch for programs that are replayed or run: allocation, views, and operators called by name; `example_tensor`.
+"""`TorchMemory`: tensors of torch for programs that are replayed or run: allocation, views, and
+operators called by name; `example_tensor`.
 
 The generator's programs, and users of `load_program` whose programs call operators, make one.
 """
@@ -15,7 +16,8 @@ from typing import Any
 from bundler.errors import ConfigError, NotFound
 
 _BUILT_IN = frozenset({"aten", "prims"})
-# Devices of a plan that are not the program's: the host, as `program_plan.HOST` names it, and torch's device without memory.
+# Devices of a plan that are not the program's: the host, as `program_plan.HOST` names it, and
+# torch's device without memory.
 _OTHER_DEVICES = {"host": "cpu", "meta": "meta"}
 # Tensors that torch's own gradients leave out, though the schema has them as needed.
 _LEFT_OUT = {
@@ -75,11 +77,15 @@ class TorchMemory:
     def view(
         self, tensor: Any, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int
     ) -> Any:
-        """Return a tensor's memory seen in another way; the offset counts from the tensor's first element."""
+        """Return a tensor's memory seen in another way; the offset counts from the tensor's first
+        element.
+        """
         return tensor.as_strided(sizes, strides, tensor.storage_offset() + offset)
 
     def copied(self, tensor: Any, sizes: Sequence[int], strides: Sequence[int]) -> Any:
-        """Return a tensor's elements in new memory with these strides; elements that overlap are written more than once, each time the same."""
+        """Return a tensor's elements in new memory with these strides; elements that overlap are
+        written more than once, each time the same.
+        """
         new = self._torch.empty_strided(
             tuple(sizes), tuple(strides), dtype=tensor.dtype, device=tensor.device
         )
@@ -96,7 +102,9 @@ class TorchMemory:
         return self._torch.tensor(list(numbers), dtype=self._torch.int64, device=self._device)
 
     def seeds(self, count: int) -> Any:
-        """Return seeds of random numbers from torch's default generator of the device, which `torch.manual_seed` sets."""
+        """Return seeds of random numbers from torch's default generator of the device, which
+        `torch.manual_seed` sets.
+        """
         limits = self._torch.iinfo(self._torch.int64)
         return self._torch.randint(
             limits.min, limits.max, (count,), dtype=self._torch.int64, device=self._device
@@ -116,10 +124,13 @@ class TorchMemory:
     def lacking(
         self, operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any]
     ) -> str | None:
-        """Return which tensor an operator needs, on whose absence some crash, and is given None for; None where it has all."""
+        """Return which tensor an operator needs, on whose absence some crash, and is given None
+        for; None where it has all.
+        """
         if not any(_lacks(item) for item in (*arguments, *keywords.values())):
             return None
-        parameters = self.operator(operator)._schema.arguments  # noqa: SLF001  # torch shows a schema nowhere else
+        # torch shows a schema nowhere else
+        parameters = self.operator(operator)._schema.arguments  # noqa: SLF001
         for place, parameter in enumerate(parameters):
             value = (
                 arguments[place] if place < len(arguments) else keywords.get(parameter.name, ...)
@@ -201,7 +212,9 @@ def example_tensor(text: str) -> Any:
 
 
 def random_example(text: str) -> Any:
-    """Return a tensor as `example_tensor` does, of random floats, or of zeros of whole numbers, on the GPU where there is one."""
+    """Return a tensor as `example_tensor` does, of random floats, or of zeros of whole numbers, on
+    the GPU where there is one.
+    """
     example = example_tensor(text)
     torch: Any = importlib.import_module("torch")
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -210,7 +223,8 @@ def random_example(text: str) -> Any:
 
 
 def random_tensor(dtype: str, sizes: Sequence[int], strides: Sequence[int], *, device: str) -> Any:
-    """Return a tensor of random floats, or of zeros where the dtype is of whole numbers, since these may be indices.
+    """Return a tensor of random floats, or of zeros where the dtype is of whole numbers, since
+    these may be indices.
 
     Raises:
         ConfigError: torch is not installed.
@@ -228,7 +242,9 @@ def random_tensor(dtype: str, sizes: Sequence[int], strides: Sequence[int], *, d
 
 
 def unusual_numbers(tensors: Sequence[Any]) -> str:
-    """Return what is wrong with the numbers of tensors of torch: the first that has a NaN or an infinity; empty where none has."""
+    """Return what is wrong with the numbers of tensors of torch: the first that has a NaN or an
+    infinity; empty where none has.
+    """
     for number, tensor in enumerate(tensors):
         if getattr(tensor, "is_floating_point", bool)():
             wide = tensor.float() if tensor.element_size() == 1 else tensor

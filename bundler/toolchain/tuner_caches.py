@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`TunerCaches`: fills `cache` of Triton's tuners from result files and tuning records, so that a first call of a tuned kernel benchmarks nothing.
+"""`TunerCaches`: fills `cache` of Triton's tuners from result files and tuning records, so that a
+first call of a tuned kernel benchmarks nothing.
 
-A result file holds the tuning key and each configuration with its times; its directory is named by a hash of these, the kernel's source,
-the toolchain and the target.  It is used where Triton here makes the same hash, and names a configuration that the tuner has.
-Tuners that are made later take what fits them when their modules are whole, since only then can their functions be hashed, or when they
-are first called.  `bundler/integrations/replayed_kernels.py` offers the files of a bundle, and its tuning records (`replayed_tunings.py`).
+A result file holds the tuning key and each configuration with its times; its directory is named by
+a hash of these, the kernel's source, the toolchain and the target.  It is used where Triton here
+makes the same hash, and names a configuration that the tuner has. Tuners that are made later take
+what fits them when their modules are whole, since only then can their functions be hashed, or when
+they are first called.  `bundler/integrations/replayed_kernels.py` offers the files of a bundle, and
+its tuning records (`replayed_tunings.py`).
 """
 
 from __future__ import annotations
@@ -48,10 +51,14 @@ class Winner(Protocol):
 
     @property
     def modules(self) -> tuple[str, ...] | None:
-        """It goes to tuners of functions of these modules, and of those below them, alone; None for all."""
+        """It goes to tuners of functions of these modules, and of those below them, alone; None for
+        all.
+        """
 
     def winner(self, tuner: Any, function: Any) -> tuple[tuple[Any, ...], Any]:
-        """Return the tuning key and the tuner's own configuration that was the fastest; raises where it is not for this tuner."""
+        """Return the tuning key and the tuner's own configuration that was the fastest; raises
+        where it is not for this tuner.
+        """
 
 
 class ResultFile(NamedTuple):
@@ -60,7 +67,8 @@ class ResultFile(NamedTuple):
     Attributes:
         path: as in the bundle, `KEY/name.autotune.json`.
         roots: Triton's cache directories in which it may have been restored.
-        modules: it goes to tuners of functions of these modules, and of those below them, alone; None for all.
+        modules: it goes to tuners of functions of these modules, and of those below them, alone;
+            None for all.
     """
 
     path: str
@@ -84,7 +92,8 @@ class ResultFile(NamedTuple):
         """Return the tuning key, and the tuner's own configuration that was the fastest.
 
         Raises:
-            ToolchainMismatch: the file is not of this source, these configurations or this toolchain.
+            ToolchainMismatch: the file is not of this source, these configurations or this
+                toolchain.
             NotFound: there is no file.
             ValueError, TypeError, LookupError: it is no result file.
         """
@@ -99,7 +108,8 @@ class ResultFile(NamedTuple):
                 "it is of another source, other configurations, another target or another toolchain"
             )
         best = min(timings, key=lambda timing: timing[1])[0]
-        # The tuner's own object: what comes from a file must not decide what is called, and a hook is code.
+        # The tuner's own object: what comes from a file must not decide what is called, and a hook
+        # is code.
         mine = next(
             (config for config in tuner.configs if config.all_kwargs() == best.all_kwargs()), None
         )
@@ -109,13 +119,16 @@ class ResultFile(NamedTuple):
 
 
 class FilledCache(dict[Any, Any]):
-    """The `cache` of a tuner that was made after a replay, and has looked into it: a plain dictionary in all that it does."""
+    """The `cache` of a tuner that was made after a replay, and has looked into it: a plain
+    dictionary in all that it does.
+    """
 
 
 class _PendingCache(FilledCache):
     """The same until its module is whole, or the tuner first looks into it, which fills it.
 
-    It stays the same object, since another thread of the tuner may be about to write a winner into it.
+    It stays the same object, since another thread of the tuner may be about to write a winner into
+    it.
     """
 
     def __init__(self, caches: TunerCaches, tuner: Any) -> None:
@@ -130,13 +143,17 @@ class _PendingCache(FilledCache):
         """Fill it, unless somebody did."""
         tuner, self._tuner = self._tuner, None
         if tuner is not None:
-            # Another thread may look at the same moment: it sees it filled or not, and at worst benchmarks.
+            # Another thread may look at the same moment: it sees it filled or not, and at worst
+            # benchmarks.
             self._caches.fill(tuner, self)
-            self.__class__ = FilledCache  # type: ignore[assignment]  # from now on a look costs what it costs in any dictionary
+            # from now on a look costs what it costs in any dictionary
+            self.__class__ = FilledCache  # type: ignore[assignment]
 
 
 class TunerCaches:
-    """The result files and records that were offered to the tuners of this process; safe from any thread."""
+    """The result files and records that were offered to the tuners of this process; safe from any
+    thread.
+    """
 
     def __init__(self) -> None:
         self._holder = ForkSafeLock()
@@ -144,7 +161,8 @@ class TunerCaches:
         self._offered: dict[str, tuple[Winner, ...]] = {}
 
     def offer(self, files: Iterable[Winner]) -> dict[str, str]:
-        """Fill the caches of the tuners that are here, and keep what is offered for those that are not.
+        """Fill the caches of the tuners that are here, and keep what is offered for those that are
+        not.
 
         Returns:
             For each path why it is not in a cache; empty text where it is.
@@ -166,7 +184,9 @@ class TunerCaches:
         return told
 
     def fill(self, tuner: Any, cache: dict[Any, Any]) -> dict[str, str]:
-        """Put into a tuner's cache what fits it; returns for each path why not, as `offer`; never raises."""
+        """Put into a tuner's cache what fits it; returns for each path why not, as `offer`; never
+        raises.
+        """
         function = jit_function(tuner)
         files = [] if function is None else self._for(function)
         told: dict[str, str] = {}

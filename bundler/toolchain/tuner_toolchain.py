@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tuner asks of Triton and torch: a compile of one call, who compiles, what the device is called, Triton's own results.
+"""What the tuner asks of Triton and torch: a compile of one call, who compiles, what the device is
+called, Triton's own results.
 
-The modules of `bundler/runtime/tuning` import it as `toolchain`, and reach neither Triton nor torch in another way; `tuner_caches` asks it
-where Triton keeps results.
+The modules of `bundler/runtime/tuning` import it as `toolchain`, and reach neither Triton nor torch
+in another way; `tuner_caches` asks it where Triton keeps results.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from bundler.toolchain.events import CompileEvent
 
 _LOG = logger("bundler.toolchain")
 
-# With one of these errors a config is left out and the others go on; any other error of the compiler is a fault of the kernel.
+# With one of these errors a config is left out and the others go on; any other error of the
+# compiler is a fault of the kernel.
 TOLERATED = ("OutOfResources", "PTXASError", "CompileTimeAssertionFailure", "IntelGPUError")
 # Larger than the second-level cache of any GPU.
 FLUSH_BYTES = 256 << 20
@@ -44,7 +46,9 @@ _NAME_CHARACTERS = 150
 
 
 def innermost(kernel: Any) -> Any:
-    """Return the function inside wrappers: a JIT function, or under TRITON_INTERPRET=1 an interpreted one."""
+    """Return the function inside wrappers: a JIT function, or under TRITON_INTERPRET=1 an
+    interpreted one.
+    """
     for _ in range(_WRAPPERS):
         inner = getattr(kernel, "fn", None)
         if (
@@ -63,7 +67,9 @@ def interpreted(kernel: Any) -> bool:
 
 
 def interpreted_double(number: float) -> Any:
-    """Return a number as Triton's interpreter has one of 64 bits: it would make one of 32 bits of a Python float."""
+    """Return a number as Triton's interpreter has one of 64 bits: it would make one of 32 bits of a
+    Python float.
+    """
     language = importlib.import_module("triton.language")
     handle = importlib.import_module("triton.runtime.interpreter").TensorHandle
     data = importlib.import_module("numpy").array([number], dtype="float64")
@@ -82,9 +88,11 @@ def constexprs(function: Any) -> tuple[str, ...]:
 
 
 def source_part(function: Any) -> str:
-    """Return a hash of a JIT function's text, of those that it calls and of the globals that they use.
+    """Return a hash of a JIT function's text, of those that it calls and of the globals that they
+    use.
 
-    Names of modules, paths and line numbers are no part of it: a comment above a kernel does not change its timings.
+    Names of modules, paths and line numbers are no part of it: a comment above a kernel does not
+    change its timings.
     """
     _ = function.cache_key  # Triton finds out which globals are used when it hashes
     texts = []
@@ -106,7 +114,9 @@ def toolchain_part(target: Target) -> str:
 
 
 def device_name(device: int) -> str:
-    """Return the model of a GPU, such as `NVIDIA H200`; empty when neither torch nor the system tells it without being initialized."""
+    """Return the model of a GPU, such as `NVIDIA H200`; empty when neither torch nor the system
+    tells it without being initialized.
+    """
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda.is_initialized():
         return str(cuda.get_device_name(device))
@@ -114,7 +124,9 @@ def device_name(device: int) -> str:
 
 
 def device_limits(device: int) -> tuple[int | None, int | None]:
-    """Return the registers and resident threads of a GPU's multiprocessor; None when torch is not there or uses no GPU."""
+    """Return the registers and resident threads of a GPU's multiprocessor; None when torch is not
+    there or uses no GPU.
+    """
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is None or not cuda.is_initialized():
         return None, None
@@ -126,7 +138,9 @@ def device_limits(device: int) -> tuple[int | None, int | None]:
 
 
 def save_tensor(tensor: Any, file: Any) -> None:
-    """Write a tensor of torch's, as it is once the device has done what it was told, to an open file that `torch.load` reads."""
+    """Write a tensor of torch's, as it is once the device has done what it was told, to an open
+    file that `torch.load` reads.
+    """
     import torch
 
     torch.save(tensor.detach().cpu(), file)
@@ -134,7 +148,9 @@ def save_tensor(tensor: Any, file: Any) -> None:
 
 @contextlib.contextmanager
 def torch_stream(stream: int, device: int) -> Iterator[None]:
-    """Make a stream torch's current one while the block runs; does nothing when torch is not there or uses no GPU."""
+    """Make a stream torch's current one while the block runs; does nothing when torch is not there
+    or uses no GPU.
+    """
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is None or not cuda.is_initialized():
         yield
@@ -145,7 +161,9 @@ def torch_stream(stream: int, device: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def for_target(target: Target) -> Iterator[None]:
-    """Let Triton compile for a target: by the driver that is active when it is for that target, else by a declared one."""
+    """Let Triton compile for a target: by the driver that is active when it is for that target,
+    else by a declared one.
+    """
     active = active_driver()
     if active is not None and active.get_current_target() == triton_target(target):
         yield
@@ -170,7 +188,8 @@ def compile_call(
         function: a JIT function.
         call: every argument by name, and options.
         target: what for.
-        cache_dir: the cache to use in place of the process's; compiles of other threads use it meanwhile, too.
+        cache_dir: the cache to use in place of the process's; compiles of other threads use it
+            meanwhile, too.
         hook_args: what torch hands to a hook that takes `inductor_args`; None for nothing.
 
     Raises:
@@ -235,7 +254,8 @@ def tolerated(error: CompileFailed) -> bool:
 
 
 def delegates() -> list[CacheDelegate]:
-    """Return who looks after Triton's cache in this process: sessions and recordings; empty where the manager is none of ours.
+    """Return who looks after Triton's cache in this process: sessions and recordings; empty where
+    the manager is none of ours.
 
     Where the environment asks for a session it begins now, as it does with the first kernel.
     """
@@ -246,13 +266,14 @@ def delegates() -> list[CacheDelegate]:
     return [source.delegate or source.find() for source in sources]
 
 
-# Triton's own result files ------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------ Triton's own result files
 
 
 def results_digest(
     function: Any, target: Target, key: Sequence[Any], configs: Sequence[str]
 ) -> str:
-    """Return the key, as hexadecimal text, under which Triton's tuner keeps the results of one tuning.
+    """Return the key, as hexadecimal text, under which Triton's tuner keeps the results of one
+    tuning.
 
     Args:
         function: a JIT function.
@@ -284,7 +305,9 @@ def results_name(function: Any) -> str:
 def _result_cache(
     function: Any, target: Target, key: Sequence[Any], configs: Sequence[str]
 ) -> Iterator[tuple[Any, str]]:
-    """Yield Triton's cache manager, and the file name, for the results of one tuning; arguments as for `results_digest`."""
+    """Yield Triton's cache manager, and the file name, for the results of one tuning; arguments as
+    for `results_digest`.
+    """
     from triton.runtime.cache import get_cache_manager
 
     yield get_cache_manager(results_digest(function, target, key, configs)), results_name(function)
@@ -321,7 +344,9 @@ def graph_benchmark(rep_ms: float) -> Any:
 
 
 def profiler_benchmark(warmup_ms: float, rep_ms: float) -> Any:
-    """Return Inductor's benchmark by torch's profiler, as `do_bench(fn, quantiles)`: the time of kernels alone, without their launches."""
+    """Return Inductor's benchmark by torch's profiler, as `do_bench(fn, quantiles)`: the time of
+    kernels alone, without their launches.
+    """
     from torch._inductor.utils import do_bench_using_profiling
 
     def do_bench(fn: Any, quantiles: Any) -> float:
@@ -332,7 +357,9 @@ def profiler_benchmark(warmup_ms: float, rep_ms: float) -> Any:
 
 
 def profiled_kernels(run: Callable[[], None]) -> list[tuple[str, float]]:
-    """Return what a GPU did while `run` ran, as torch's profiler tells it: (name, microseconds) of each kernel, copy and fill, in order."""
+    """Return what a GPU did while `run` ran, as torch's profiler tells it: (name, microseconds) of
+    each kernel, copy and fill, in order.
+    """
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -352,7 +379,9 @@ def profiled_kernels(run: Callable[[], None]) -> list[tuple[str, float]]:
 
 
 def cache_flusher() -> Callable[[], Any]:
-    """Return what empties a GPU's second-level cache, by filling more memory than any of them holds."""
+    """Return what empties a GPU's second-level cache, by filling more memory than any of them
+    holds.
+    """
     import torch
 
     fill: Callable[[], Any] = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda").zero_
@@ -362,7 +391,9 @@ def cache_flusher() -> Callable[[], Any]:
 def read_results(
     function: Any, target: Target, key: Sequence[Any], configs: Sequence[str]
 ) -> str | None:
-    """Return the text of Triton's own result file, None where there is none; arguments as for `results_digest`."""
+    """Return the text of Triton's own result file, None where there is none; arguments as for
+    `results_digest`.
+    """
     with _result_cache(function, target, key, configs) as (manager, name):
         path = manager.get_file(name)
         if path is None:

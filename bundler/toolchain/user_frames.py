@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`user_place`: the line of the user's program that led to what is happening, past the frames of torch, Triton and this package.
+"""`user_place`: the line of the user's program that led to what is happening, past the frames of
+torch, Triton and this package.
 
 A capture reports lines with it.
 """
@@ -25,8 +26,10 @@ class Place:
     """A line of a program.
 
     Attributes:
-        file, line: the innermost line that is not torch's, Triton's or ours; a library's, or the program's own.
-        called_from: `file:line` of the program's own script that led there, where that is another line.
+        file, line: the innermost line that is not torch's, Triton's or ours; a library's, or the
+            program's own.
+        called_from: `file:line` of the program's own script that led there, where that is another
+            line.
     """
 
     file: str

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`recorded_lines`: while a function is traced, each node of the graph gets the line of the user's program that it came from.
+"""`recorded_lines`: while a function is traced, each node of the graph gets the line of the user's
+program that it came from.
 
-torch.compile's graphs have these lines as `meta["stack_trace"]`; make_fx records those of functions named `forward` alone.  `trace` calls it, and
-imports torch already.
+torch.compile's graphs have these lines as `meta["stack_trace"]`; make_fx records those of functions
+named `forward` alone.  `trace` calls it, and imports torch already.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from bundler.toolchain.user_frames import user_place
 
 
 class _LineRecorder(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
-    """Tells torch, before each of its functions that the user's program calls, from which line it is called."""
+    """Tells torch, before each of its functions that the user's program calls, from which line it
+    is called.
+    """
 
     def __torch_function__(
         self,

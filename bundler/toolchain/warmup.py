@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`warm`: does ahead what Triton does once in each process: its import, and the hash of its library that is part of every key.
+"""`warm`: does ahead what Triton does once in each process: its import, and the hash of its library
+that is part of every key.
 
 The server of the compile service calls it before it forks workers.
 """
@@ -11,7 +12,8 @@ from typing import Any
 
 
 def warm() -> None:
-    """Import Triton and its compiler, and have its installation hashed; a process forked afterwards has all of it.
+    """Import Triton and its compiler, and have its installation hashed; a process forked afterwards
+    has all of it.
 
     No driver is asked, no CUDA initialized and no thread started.
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`admit`: may this bundle be used, before the first of its kernels is.
 
-Restores, checks, launches and sessions call it with the policy they were given, or with `policy_in_force`, which the environment sets.
-Where nobody asks for signatures it costs two looks at the environment and imports nothing.
+Restores, checks, launches and sessions call it with the policy they were given, or with
+`policy_in_force`, which the environment sets. Where nobody asks for signatures it costs two looks
+at the environment and imports nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def policy_in_force() -> SignaturePolicy | None:
 
     Raises:
         ConfigError: a setting has a value that it cannot have.
-        FormatError, LimitExceeded, AccessDenied: the folder of trusted keys cannot be read, or holds what is no key.
+        FormatError, LimitExceeded, AccessDenied: the folder of trusted keys cannot be read, or
+            holds what is no key.
     """
     kernels, code = signature_demands()
     if kernels == code == "off":
@@ -57,12 +59,15 @@ def admit(
     """Judge the signatures of a bundle.
 
     Args:
-        bundle: as it was loaded or pulled; what is judged are the digests in memory that its bytes are compared with later.
-        trust: what is to be used of it; `signed` is `code` where a trusted key vouches for the code in it, else `kernels`.
+        bundle: as it was loaded or pulled; what is judged are the digests in memory that its bytes
+            are compared with later.
+        trust: what is to be used of it; `signed` is `code` where a trusted key vouches for the code
+            in it, else `kernels`.
         policy: which signatures are asked for; None for what the environment says.
 
     Raises:
-        Untrusted: the policy requires a signature, and no good one is there; the message names key, scope and fix.
+        Untrusted: the policy requires a signature, and no good one is there; the message names key,
+            scope and fix.
         As `policy_in_force`.
     """
     policy = policy_in_force() if policy is None else policy
@@ -130,7 +135,9 @@ def _code_judged(
     unread: str,
     doubt: str,
 ) -> Judgement:
-    """Return the judgement of a bundle with code; where a signature is required of it, the tag that led to it needs one too."""
+    """Return the judgement of a bundle with code; where a signature is required of it, the tag that
+    led to it needs one too.
+    """
     judgement = _judged(policy, envelopes, subject, unread)
     if not (judgement.good and doubt and policy.code == "require"):
         return judgement

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ed25519 by the package `cryptography`, which this module alone imports, and for verifying by Python's own OpenSSL where it has one.
+"""Ed25519 by the package `cryptography`, which this module alone imports, and for verifying by
+Python's own OpenSSL where it has one.
 
-`public_of`, `sign` and `verifies` take and return raw bytes: 32 for a private or public key, 64 for a signature (RFC 8032).  Keys of this
-room (`signing_keys.py`, `trusted_keys.py`, `minisign.py`) call them.
+`public_of`, `sign` and `verifies` take and return raw bytes: 32 for a private or public key, 64 for
+a signature (RFC 8032).  Keys of this room (`signing_keys.py`, `trusted_keys.py`, `minisign.py`)
+call them.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from bundler.trust import openssl_verification
 
 _OPENSSH = b"-----BEGIN OPENSSH PRIVATE KEY-----"
 KEY_BYTES, SIGNATURE_BYTES = 32, 64
-# Points of small order, without their sign bit (RFC 8032 does not demand that they are refused): under such a key a signature that anybody can
+# Points of small order, without their sign bit (RFC 8032 does not demand that they are refused):
+# under such a key a signature that anybody can
 # make is good for every message.
 _WEAK = frozenset(
     bytes.fromhex(text)
@@ -68,7 +71,8 @@ def sign(private: bytes, message: bytes) -> bytes:
 
 
 def verifies(public: bytes, signature: bytes, message: bytes) -> bool:
-    """Tell whether a signature is of this message by this key; bytes of a wrong length are no signature, nor a key.
+    """Tell whether a signature is of this message by this key; bytes of a wrong length are no
+    signature, nor a key.
 
     Raises:
         ConfigError: neither Python's OpenSSL can tell, nor is `cryptography` installed.

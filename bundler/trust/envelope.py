@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DSSE: a payload with its type, and signatures over both (https://github.com/secure-systems-lab/dsse, protocol version 1).
+"""DSSE: a payload with its type, and signatures over both
+(https://github.com/secure-systems-lab/dsse, protocol version 1).
 
-`Envelope.sign` signs, `Envelope.decode` reads, `signers` tells which keys verify.  The type is under the signature, so a statement about a tag
-is never taken for one about a bundle; who reads says which type it expects.
+`Envelope.sign` signs, `Envelope.decode` reads, `signers` tells which keys verify.  The type is
+under the signature, so a statement about a tag is never taken for one about a bundle; who reads
+says which type it expects.
 """
 
 # Annotations are real ones in this module, as in `statements.py`.
@@ -115,7 +117,8 @@ def signers(envelope: Envelope, keys: Mapping[str, bytes]) -> list[str]:
 
     Args:
         envelope: with signatures by whomever.
-        keys: key id -> raw public key of those to ask for; the id in the envelope only says which key to try.
+        keys: key id -> raw public key of those to ask for; the id in the envelope only says which
+            key to try.
     """
     message = signed_bytes(envelope)
     tried: Iterable[tuple[str, bytes]] = (

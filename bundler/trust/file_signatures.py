@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`judge_file`: who vouches for a bundle file, by the signatures in it or by one of minisign's beside it; `trust_public_file` takes a key in.
+"""`judge_file`: who vouches for a bundle file, by the signatures in it or by one of minisign's
+beside it; `trust_public_file` takes a key in.
 
-`triton-bundler verify --signed` and `triton-bundler key trust` call them.  A restore goes by what is in the file alone.
+`triton-bundler verify --signed` and `triton-bundler key trust` call them.  A restore goes by what
+is in the file alone.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from bundler.trust.trusted_keys import KeyScope, TrustedKey, TrustedKeys, write_
 def judge_file(
     bundle: Bundle, path: str | os.PathLike[str], trust: TrustLevel | None = None
 ) -> Judgement:
-    """Judge an open bundle and the file that it was loaded from, by the trusted keys of the settings.
+    """Judge an open bundle and the file that it was loaded from, by the trusted keys of the
+    settings.
 
     Args:
         bundle: the open bundle.
@@ -86,7 +89,8 @@ def trust_public_file(
     expires: int = 0,
     comment: str = "",
 ) -> TrustedKey:
-    """Read a public key, as `key new`, minisign and ssh-keygen write them, and put it among the trusted ones.
+    """Read a public key, as `key new`, minisign and ssh-keygen write them, and put it among the
+    trusted ones.
 
     Args:
         folder: of the trusted keys.
@@ -97,7 +101,8 @@ def trust_public_file(
         comment: for people.
 
     Raises:
-        NotFound, AccessDenied, FormatError: the file cannot be read, or is no public key; or another name has that key.
+        NotFound, AccessDenied, FormatError: the file cannot be read, or is no public key; or
+            another name has that key.
         ConfigError: the name cannot be a file's.
     """
     with os_errors(public, "read"):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signatures as minisign writes and checks them, so that its users need not take our command.
 
-The form is minisign's own (https://jedisct1.github.io/minisign/, "Signature format"): Ed25519 over BLAKE2b-512 of the file, and a second signature
-over the first and the trusted comment.  `write_signature` and `write_public` make texts, `read_public` and `check` read them.  Keys that a
+The form is minisign's own (https://jedisct1.github.io/minisign/, "Signature format"): Ed25519 over
+BLAKE2b-512 of the file, and a second signature over the first and the trusted comment.
+`write_signature` and `write_public` make texts, `read_public` and `check` read them.  Keys that a
 passphrase protects are minisign's to use: signing here is with a `SigningKey`.
 """
 
@@ -78,7 +79,8 @@ def write_signature(key: SigningKey, chunks: Iterable[bytes], comment: str) -> s
 
 
 def check(text: str, chunks: Iterable[bytes], keys: Iterable[PublicKey]) -> str | None:
-    """Return the trusted comment of a signature by one of the keys; None when it is no such key's, or not of these bytes.
+    """Return the trusted comment of a signature by one of the keys; None when it is no such key's,
+    or not of these bytes.
 
     Args:
         text: of a `.minisig` file.
@@ -87,7 +89,8 @@ def check(text: str, chunks: Iterable[bytes], keys: Iterable[PublicKey]) -> str 
 
     Raises:
         LimitExceeded: the text is longer than 64 KiB.
-        FormatError: it is no signature of minisign's, or one without prehashing, which only its releases before 0.6 made by default.
+        FormatError: it is no signature of minisign's, or one without prehashing, which only its
+            releases before 0.6 made by default.
     """
     if len(text) > MAX_TEXT_BYTES:
         raise LimitExceeded(
@@ -95,7 +98,8 @@ def check(text: str, chunks: Iterable[bytes], keys: Iterable[PublicKey]) -> str 
             got=len(text),
         )
     lines = text.splitlines()
-    if len(lines) != 4 or not lines[0].startswith(_UNTRUSTED) or not lines[2].startswith(_TRUSTED):  # noqa: PLR2004  # the lines of the form
+    # the lines of the form
+    if len(lines) != 4 or not lines[0].startswith(_UNTRUSTED) or not lines[2].startswith(_TRUSTED):  # noqa: PLR2004
         raise FormatError(
             "minisign signature: expected four lines, two of them comments; make it again with minisign -S"
         )

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys as OpenSSH keeps them: `read_public` reads the line in a `.pub` file, `is_public` tells whether a text is one.
+"""Keys as OpenSSH keeps them: `read_public` reads the line in a `.pub` file, `is_public` tells
+whether a text is one.
 
-`file_signatures.py` calls them for `key trust`.  Private keys of OpenSSH are read in `signing_keys.py`.
+`file_signatures.py` calls them for `key trust`.  Private keys of OpenSSH are read in
+`signing_keys.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`verifies`: Ed25519 by the OpenSSL that Python's hashlib has loaded, which saves a restore the import of `cryptography`.
+"""`verifies`: Ed25519 by the OpenSSL that Python's hashlib has loaded, which saves a restore the
+import of `cryptography`.
 
-`ed25519.py` asks it first.  Where Python was built with another library, or an OpenSSL that has no Ed25519, the answer is None, and `cryptography`
-decides.
+`ed25519.py` asks it first.  Where Python was built with another library, or an OpenSSL that has no
+Ed25519, the answer is None, and `cryptography` decides.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def _library() -> Any:
 
 
 def verifies(public: bytes, signature: bytes, message: bytes) -> bool | None:
-    """Tell whether a signature of 64 bytes is of this message by this key of 32; None where OpenSSL cannot tell."""
+    """Tell whether a signature of 64 bytes is of this message by this key of 32; None where OpenSSL
+    cannot tell.
+    """
     library = _library()
     if library is None:
         return None

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which epoch of each tag this user has seen last, so that an old signed statement that is played again is found out.
+"""Which epoch of each tag this user has seen last, so that an old signed statement that is played
+again is found out.
 
 ::
 
     <folder>/<sha256 of store and tag>.json     {"content": "…", "epoch": 7, "store": "…", "tag": "…"}
 
-`SeenEpochs.check` is asked before a tag is followed and `note` when what it names was accepted (`signature_policy.py`).  Not guaranteed: who can
-write to the folder can make it forget, and a machine that has seen nothing believes the first statement that is in force.
+`SeenEpochs.check` is asked before a tag is followed and `note` when what it names was accepted
+(`signature_policy.py`).  Not guaranteed: who can write to the folder can make it forget, and a
+machine that has seen nothing believes the first statement that is in force.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ class _Seen(msgspec.Struct, frozen=True, kw_only=True):
 class SeenEpochs:
     """The memory in a folder.
 
-    Safe under threads and processes: files are replaced whole.  Two that note at once may leave the lower epoch of both, which is one that was
-    in force a moment ago.
+    Safe under threads and processes: files are replaced whole.  Two that note at once may leave the
+    lower epoch of both, which is one that was in force a moment ago.
 
     Args:
         folder: made at the first note, of mode 0700.

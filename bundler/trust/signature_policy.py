@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to what nobody vouches for: it is refused, taken with a word in the report, or nobody asks.
+"""What happens to what nobody vouches for: it is refused, taken with a word in the report, or
+nobody asks.
 
-`SignaturePolicy.of_bundle` and `of_tag` judge an envelope against what is really there and return a `Judgement`; who restores, pulls or follows a
-tag calls `require`.  Under `require` anything but a good signature by a key that may vouch for all of it is an error, and nothing becomes visible.
+`SignaturePolicy.of_bundle` and `of_tag` judge an envelope against what is really there and return a
+`Judgement`; who restores, pulls or follows a tag calls `require`.  Under `require` anything but a
+good signature by a key that may vouch for all of it is an error, and nothing becomes visible.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from bundler.user_settings import SignatureSettings
 if TYPE_CHECKING:
     from bundler.user_settings import SignatureSettings
 
-# Clocks of signers and readers may differ by so much before a statement counts as made in the future.
+# Clocks of signers and readers may differ by so much before a statement counts as made in the
+# future.
 CLOCK_SKEW_S = 300.0
 _S = TypeVar("_S", BundleStatement, TagStatement)
 
@@ -35,7 +38,8 @@ class Subject(Struct, frozen=True):
 
     Attributes:
         content: its digest, 64 hexadecimal digits.
-        stored: digest of its sections as they are stored; empty where there are none, as in a store.
+        stored: digest of its sections as they are stored; empty where there are none, as in a
+            store.
         targets: of its kernels.
         families: of server caches in it.
         trust: `code` when anything in it runs on the CPU.
@@ -120,7 +124,8 @@ class SignaturePolicy:
 
         Raises:
             ConfigError: no such demand.
-            FormatError, LimitExceeded, AccessDenied: the folder cannot be read, or holds what is no key.
+            FormatError, LimitExceeded, AccessDenied: the folder cannot be read, or holds what is no
+                key.
         """
         chosen = signature_settings()
         return policy_of(chosen, chosen.keys if keys is None else keys, kernels=kernels, code=code)
@@ -207,7 +212,9 @@ class SignaturePolicy:
     def _judge(
         self, envelopes: Sequence[bytes], kind: type[_S], differs: Callable[[_S], str | None]
     ) -> tuple[Judgement, _S | None]:
-        """Return the judgement, and the statement that it rests on; the newest one where several are good."""
+        """Return the judgement, and the statement that it rests on; the newest one where several
+        are good.
+        """
         reasons: list[str] = []
         good: list[tuple[_S, str]] = []
         for data in envelopes:

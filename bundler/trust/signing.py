@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sign` puts a signature into a bundle file; `bundle_envelope` and `tag_envelope` make those that a store keeps.
+"""`sign` puts a signature into a bundle file; `bundle_envelope` and `tag_envelope` make those that
+a store keeps.
 
-Users and `triton-bundler sign` call `sign`; a push with a key calls the other two (`bundler/store/store_signatures.py`).
+Users and `triton-bundler sign` call `sign`; a push with a key calls the other two
+(`bundler/store/store_signatures.py`).
 """
 
 from __future__ import annotations
@@ -59,16 +61,19 @@ def sign(
     trust: TrustLevel | None = None,
     minisign: bool = False,
 ) -> SignReport:
-    """Sign a bundle file: a statement about its content and its stored bytes goes into it, beside those of other keys.
+    """Sign a bundle file: a statement about its content and its stored bytes goes into it, beside
+    those of other keys.
 
-    Everything else stays as it is stored, the digest too.  An earlier signature of the same key is replaced.
+    Everything else stays as it is stored, the digest too.  An earlier signature of the same key is
+    replaced.
 
     Args:
         bundle_path: the file; it is verified whole before it is signed.
         key: the private key, or the file of one.
         output: where the signed copy goes; None replaces the file.
         expires_s: for how long the signature counts, in seconds; None for always.
-        trust: what is vouched for; None for `code` where anything in the bundle runs on the CPU, else `kernels`.
+        trust: what is vouched for; None for `code` where anything in the bundle runs on the CPU,
+            else `kernels`.
         minisign: also write a signature as minisign makes it, of the signed file, beside it.
 
     Raises:
@@ -131,7 +136,9 @@ def bundle_statement(
     expires_s: float | None = None,
     trust: TrustLevel | None = None,
 ) -> BundleStatement:
-    """Return a statement about a bundle, made now; raises `ConfigError` for a time that is not more than 0."""
+    """Return a statement about a bundle, made now; raises `ConfigError` for a time that is not more
+    than 0.
+    """
     if expires_s is not None and not expires_s > 0:
         raise ConfigError(f"expires_s={expires_s!r}: expected seconds, more than 0", got=expires_s)
     subject, now = subject_of(bundle), int(time.time())

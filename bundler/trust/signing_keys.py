@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Private keys: made, kept in a file that only its owner can read, and used to sign.
 
-`SigningKey` is what `sign` commands hold; a file is PEM (PKCS 8, as OpenSSL writes it), so that other tools can make and read it, or
-one that `ssh-keygen -t ed25519` made.
+`SigningKey` is what `sign` commands hold; a file is PEM (PKCS 8, as OpenSSL writes it), so that
+other tools can make and read it, or one that `ssh-keygen -t ed25519` made.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ _PEM = re.compile(
 )
 _OTHER_FORMS = (b"-----BEGIN OPENSSH PRIVATE KEY-----", b"-----BEGIN ENCRYPTED PRIVATE KEY-----")
 _PASSPHRASE_VARIABLE = f"{PREFIX}SIGNING_PASSPHRASE_FILE"
-# PKCS 8 around an Ed25519 seed is always these bytes, then the 32 of the seed (RFC 8410, section 7).
+# PKCS 8 around an Ed25519 seed is always these bytes, then the 32 of the seed (RFC 8410, section
+# 7).
 _PKCS8 = bytes.fromhex("302e020100300506032b657004220420")
 
 
 class SigningKey:
     """An Ed25519 private key.
 
-    Safe under threads and forks: it holds bytes and nothing else.  It does not keep them from other code of this process.
+    Safe under threads and forks: it holds bytes and nothing else.  It does not keep them from other
+    code of this process.
 
     Args:
         private: 32 raw bytes; `generate` makes them.
@@ -99,17 +101,21 @@ class SigningKey:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], passphrase: bytes | None = None) -> SigningKey:
-        """Read a key from its file: PEM as `save` writes it, PEM with a passphrase, or a file of OpenSSH.
+        """Read a key from its file: PEM as `save` writes it, PEM with a passphrase, or a file of
+        OpenSSH.
 
         Args:
             path: the file.
-            passphrase: of the key; None for what is in the file that `TRITON_BUNDLER_SIGNING_PASSPHRASE_FILE` names, if it has one.
+            passphrase: of the key; None for what is in the file that
+                `TRITON_BUNDLER_SIGNING_PASSPHRASE_FILE` names, if it has one.
 
         Raises:
             NotFound: there is no such file.
-            AccessDenied: it cannot be read, or others can read it; the same goes for the file with the passphrase.
+            AccessDenied: it cannot be read, or others can read it; the same goes for the file with
+                the passphrase.
             FormatError: it holds something else, or the passphrase is another.
-            ConfigError: it has a passphrase and none was given, or the package that reads it is not installed.
+            ConfigError: it has a passphrase and none was given, or the package that reads it is not
+                installed.
         """
         name = os.fspath(path)
         data = _read_secret(path, "private key", "`triton-bundler key new` makes one")
@@ -151,7 +157,9 @@ def _passphrase() -> bytes | None:
 
 
 def _read_secret(path: str | os.PathLike[str], what: str, advice: str) -> bytes:
-    """Return the bytes of a file that its owner alone can read; raises `NotFound` and `AccessDenied`."""
+    """Return the bytes of a file that its owner alone can read; raises `NotFound` and
+    `AccessDenied`.
+    """
     name = os.fspath(path)
 
     def check(opened: int) -> None:

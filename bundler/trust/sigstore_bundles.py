@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`verify_sigstore`: a signature of Sigstore, checked offline against a trust root that the user gives.
+"""`verify_sigstore`: a signature of Sigstore, checked offline against a trust root that the user
+gives.
 
-`triton-bundler verify --sigstore` and users call it.  The package `sigstore` (the extra of that name) does the checking: certificate chain, transparency
-log, identity, signature; nothing is fetched.  A restore goes by what is in the bundle file alone.
+`triton-bundler verify --sigstore` and users call it.  The package `sigstore` (the extra of that
+name) does the checking: certificate chain, transparency log, identity, signature; nothing is
+fetched.  A restore goes by what is in the bundle file alone.
 """
 
 from __future__ import annotations
@@ -53,12 +55,15 @@ def verify_sigstore(
     Args:
         path: the signed file, of which every byte counts.
         signature: the bundle of Sigstore, a JSON file.
-        trust_root: certificates of authorities and keys of logs, a JSON file; nobody else's are asked for.
+        trust_root: certificates of authorities and keys of logs, a JSON file; nobody else's are
+            asked for.
         identity: who has to have signed, exactly as in the certificate.
-        issuer: who has to have vouched for the identity, such as `https://token.actions.githubusercontent.com`.
+        issuer: who has to have vouched for the identity, such as
+            `https://token.actions.githubusercontent.com`.
 
     Raises:
-        Untrusted: the signature is of other bytes, by another identity, or not in a log that the trust root knows.
+        Untrusted: the signature is of other bytes, by another identity, or not in a log that the
+            trust root knows.
         FormatError, LimitExceeded: one of the JSON files is damaged, or larger than 1 MiB.
         NotFound, AccessDenied: a file cannot be read.
         ConfigError: `sigstore` is not installed, or identity or issuer is empty.
@@ -106,7 +111,8 @@ def _check(
             f"signatures of Sigstore need the package sigstore, which is not installed; {install('sigstore')}",
             extra="sigstore",
         ) from error
-    # Beside its own errors the package lets those of pydantic and of certificates through, which are ValueErrors.
+    # Beside its own errors the package lets those of pydantic and of certificates through, which
+    # are ValueErrors.
     wrong = (Error, ValueError, TypeError)
     try:
         verifier = Verifier(trusted_root=TrustedRoot.from_file(trust_root))

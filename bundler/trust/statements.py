@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a signature says: this bundle is mine, or this tag names that bundle.
 
-`BundleStatement` and `TagStatement` are the payloads of envelopes (`envelope.py`), as canonical JSON: members in the order of their names, no
-blanks.  `signing.py` fills them in, `signature_policy.py` compares them with what is there.
+`BundleStatement` and `TagStatement` are the payloads of envelopes (`envelope.py`), as canonical
+JSON: members in the order of their names, no blanks.  `signing.py` fills them in,
+`signature_policy.py` compares them with what is there.
 """
 
-# Annotations are real ones in this module: msgspec reads those of a struct when the first one is decoded, and texts take it ten times as long.
+# Annotations are real ones in this module: msgspec reads those of a struct when the first one is
+# decoded, and texts take it ten times as long.
 from typing import Annotated, ClassVar, Literal, Self
 
 import msgspec
@@ -15,7 +17,8 @@ from bundler.errors import FormatError
 TrustLevel = Literal["kernels", "code"]
 DIGEST_DIGITS = 64
 HEX_DIGITS = "0123456789abcdef"
-# Without a pattern, which takes longer to compile than a statement to read: `check_digests` looks at the digits.
+# Without a pattern, which takes longer to compile than a statement to read: `check_digests` looks
+# at the digits.
 _Digest = Annotated[str, msgspec.Meta(min_length=DIGEST_DIGITS, max_length=DIGEST_DIGITS)]
 _DigestOrNone = Annotated[str, msgspec.Meta(max_length=DIGEST_DIGITS)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
@@ -28,7 +31,8 @@ class _Statement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """What both kinds have.
 
     Attributes:
-        statement: version of the form; another one is refused, since a field that is not understood may forbid something.
+        statement: version of the form; another one is refused, since a field that is not understood
+            may forbid something.
         signed_at: when it was signed, in seconds since 1970 on the signer's clock.
         expires: when it stops counting, in the same seconds; 0 for never.
     """
@@ -72,8 +76,8 @@ class BundleStatement(_Statement, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Attributes:
         content: the bundle's digest, which covers all that its kernels are.
-        stored: digest of what was observed of it and of its sections as they are stored; empty when only the content counts, as in a store, where
-            units have digests of their own.
+        stored: digest of what was observed of it and of its sections as they are stored; empty when
+            only the content counts, as in a store, where units have digests of their own.
         targets: of the kernels in it, sorted.
         families: names of server caches in it, sorted.
         trust: whether it holds kernels alone, or also what runs on the CPU.
@@ -92,10 +96,12 @@ class TagStatement(_Statement, frozen=True, kw_only=True, forbid_unknown_fields=
     """Somebody says which bundle a tag names.
 
     Attributes:
-        store: the name that the store has for signers, which keeps a statement from being carried to another one.
+        store: the name that the store has for signers, which keeps a statement from being carried
+            to another one.
         tag: the tag.
         content: digest of the bundle.
-        epoch: counts up with each statement about a tag: a lower one than was seen is an old statement played again.
+        epoch: counts up with each statement about a tag: a lower one than was seen is an old
+            statement played again.
     """
 
     payload_type = "application/vnd.triton-bundler.tag.v1+json"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`subject_of`: a bundle as a signature has to describe it.  Who signs (`signing.py`) and who judges (`admission.py`) ask the same function."""
+"""`subject_of`: a bundle as a signature has to describe it.  Who signs (`signing.py`) and who
+judges (`admission.py`) ask the same function.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ def subject_of(bundle: Bundle) -> Subject:
         content=bundle.digest.removeprefix("sha256:"),
         stored=bundle.stored_digest,
         targets=tuple(sorted({str(kernel.target) for kernel in bundle.kernels})),
-        # The family stands in the path, and a restore refuses an index whose own family is another one.
+        # The family stands in the path, and a restore refuses an index whose own family is another
+        # one.
         families=tuple(
             sorted(
                 {entry.path.split("/")[1] for entry in bundle.opaque if is_tree_path(entry.path)}

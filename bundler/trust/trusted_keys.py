@@ -5,8 +5,9 @@
 
     <folder>/<name>.json     {"key": "<base64>", "tags": ["prod/*"], "targets": ["cuda:*"], "families": [], "trust": ["kernels"], …}
 
-`TrustedKeys.load` reads the folder, `write_key` and `revoke_key` change it (`triton-bundler key`); `signature_policy.py` asks `TrustedKey.why_not`.  Patterns are those of
-shells (`fnmatch`), in which `*` matches any text.
+`TrustedKeys.load` reads the folder, `write_key` and `revoke_key` change it (`triton-bundler key`);
+`signature_policy.py` asks `TrustedKey.why_not`.  Patterns are those of shells (`fnmatch`), in which
+`*` matches any text.
 """
 
 # Annotations are real ones in this module, as in `statements.py`.
@@ -62,8 +63,10 @@ class TrustedKey(KeyScope, frozen=True, kw_only=True, forbid_unknown_fields=True
     Attributes:
         key: the raw public key as base64.
         expires: when it stops counting, in seconds since 1970; 0 for never.
-        revoked: since when nothing counts that it signed, at whatever time, in seconds since 1970; 0 when it is in force.
-        minisign: the number that minisign gave the key, its 8 bytes in hexadecimal digits; empty for a key of ours.
+        revoked: since when nothing counts that it signed, at whatever time, in seconds since 1970;
+            0 when it is in force.
+        minisign: the number that minisign gave the key, its 8 bytes in hexadecimal digits; empty
+            for a key of ours.
         comment: for people.
     """
 
@@ -102,7 +105,8 @@ class TrustedKey(KeyScope, frozen=True, kw_only=True, forbid_unknown_fields=True
         return key_id(self.public)
 
     def why_not(self, statement: BundleStatement | TagStatement, now: float) -> str | None:
-        """Return why this key's word does not count for a statement, as the end of a sentence; None when it does.
+        """Return why this key's word does not count for a statement, as the end of a sentence; None
+        when it does.
 
         Args:
             statement: one that the key signed.
@@ -137,7 +141,8 @@ class TrustedKeys:
         self.names: dict[str, str] = {}
         for name, key in self.by_name.items():
             if key.key_id in self.names:
-                # One may be revoked, or have a narrower scope: which of them holds must not depend on their names.
+                # One may be revoked, or have a narrower scope: which of them holds must not depend
+                # on their names.
                 raise FormatError(
                     f"trusted keys {self.names[key.key_id]!r} and {name!r} are the same key; remove one of the files",
                     name=name,
@@ -150,10 +155,12 @@ class TrustedKeys:
         """Read a folder; one that is not there has no keys.
 
         Raises:
-            FormatError: a file in it is no key, since it may be one that was revoked; or two hold the same key.
+            FormatError: a file in it is no key, since it may be one that was revoked; or two hold
+                the same key.
             LimitExceeded: a file is too large.
             ConfigError: there are more than 1,000.
-            AccessDenied: it cannot be read, or others than its owner could write to it or to a file in it, wherever a link leads.
+            AccessDenied: it cannot be read, or others than its owner could write to it or to a file
+                in it, wherever a link leads.
         """
         try:
             with os_errors(folder, "list"):
@@ -167,7 +174,9 @@ class TrustedKeys:
 
 
 def _keys_in(folder: str | os.PathLike[str], opened: int) -> dict[str, TrustedKey]:
-    """Return the keys of an open folder, by name; each file is the one that was looked at, whatever happens to its name meanwhile."""
+    """Return the keys of an open folder, by name; each file is the one that was looked at, whatever
+    happens to its name meanwhile.
+    """
     with os_errors(folder, "list"):
         names = sorted(name for name in os.listdir(opened) if name.endswith(_SUFFIX))
         _check_writers(os.fspath(folder), opened)
@@ -236,7 +245,8 @@ def write_key(folder: str | os.PathLike[str], name: str, key: TrustedKey) -> str
 
 
 def _check_writers(path: str, opened: int, *, out_of_reach: bool = False) -> None:
-    """Refuse what somebody else could have put there; on a read-only mount, as of a secret, nobody can.
+    """Refuse what somebody else could have put there; on a read-only mount, as of a secret, nobody
+    can.
 
     Args:
         path: of a folder or a file, for the message.

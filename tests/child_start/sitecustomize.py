@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs at the start of each Python that a test starts: Triton's digest of itself is computed once a run, not once a process.
+"""Runs at the start of each Python that a test starts: Triton's digest of itself is computed once a
+run, not once a process.
 
-`triton_key()` hashes 460 MB of libtriton, which is half of what a test's small program costs.  It is a constant of the installation, and
-Triton's own test workers hand it on in the same way (`triton/_internal_testing.py`).  The first process to ask computes it with Triton's
-code and leaves it in a file for the others.  `tests/conftest.py` names the folder of these files and puts this one on PYTHONPATH.
+`triton_key()` hashes 460 MB of libtriton, which is half of what a test's small program costs.  It
+is a constant of the installation, and Triton's own test workers hand it on in the same way
+(`triton/_internal_testing.py`).  The first process to ask computes it with Triton's code and leaves
+it in a file for the others.  `tests/conftest.py` names the folder of these files and puts this one
+on PYTHONPATH.
 """
 
 import functools
@@ -56,7 +59,9 @@ def _once(module):
 
 
 def _place(module):
-    """Name an installation by its path and by size and time of its library: a test may make another one."""
+    """Name an installation by its path and by size and time of its library: a test may make another
+    one.
+    """
     code = os.path.join(os.path.dirname(os.path.dirname(module.__file__)), "_C")
     parts = [code]
     for name in sorted(os.listdir(code)):

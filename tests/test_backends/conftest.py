@@ -72,7 +72,9 @@ def local(root):
 
 @pytest.fixture
 def failing(monkeypatch):
-    """Return a function that makes a function of `os` fail: with an errno, for paths with a text in them, so often."""
+    """Return a function that makes a function of `os` fail: with an errno, for paths with a text in
+    them, so often.
+    """
 
     def arrange(name, number, where="", times=None):
         real, left = getattr(os, name), [times]
@@ -91,7 +93,9 @@ def failing(monkeypatch):
 
 @pytest.fixture
 def mounted(tmp_path):
-    """Return a function that mounts a small file system in memory, or skips aloud where that is not permitted."""
+    """Return a function that mounts a small file system in memory, or skips aloud where that is not
+    permitted.
+    """
     places = []
 
     def mount(name, *options):
@@ -114,7 +118,9 @@ def mounted(tmp_path):
 
 @pytest.fixture
 def read_only(mounted):
-    """Return a function that fills a store and then makes its file system read-only; the directory's path."""
+    """Return a function that fills a store and then makes its file system read-only; the
+    directory's path.
+    """
 
     def prepare(fill):
         place = mounted("read-only", "size=8m", "mode=755")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layout of the local store, told a second time: it shares no code with what it is compared with."""
+"""The layout of the local store, told a second time: it shares no code with what it is compared
+with.
+"""
 
 import hashlib
 import os
@@ -35,7 +37,9 @@ def temporaries(root):
 
 
 def modes(root):
-    """Return relative path -> permission bits, with the set-group-ID bit, of everything in and with a directory."""
+    """Return relative path -> permission bits, with the set-group-ID bit, of everything in and with
+    a directory.
+    """
     return {
         str(path.relative_to(root)): path.stat().st_mode & 0o7777
         for path in (Path(root), *Path(root).rglob("*"))

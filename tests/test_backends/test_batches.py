@@ -13,7 +13,9 @@ ITEMS = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 4)), max_size=60)
 
 @given(ITEMS, st.integers(1, 10), st.integers(1, 120), st.integers(1, 300))
 def test_batches_hold_all_within_their_bounds(items, most, most_bytes, most_if_alike):
-    """Every item comes once, in order; a batch of more than one item keeps each bound, and the next item would break one."""
+    """Every item comes once, in order; a batch of more than one item keeps each bound, and the next
+    item would break one.
+    """
 
     def size(item):
         return item[0]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store that may be slow or dead: deadlines, the breaker, what a dead one costs in all, and how it comes back."""
+"""A store that may be slow or dead: deadlines, the breaker, what a dead one costs in all, and how
+it comes back.
+"""
 
 import contextlib
 import os
@@ -129,7 +131,9 @@ def test_an_answer_that_is_no_is_an_answer(moody, error):
 
 
 def test_it_is_asked_again_in_the_background_and_comes_back(moody):
-    """After a while one question is asked in a thread; the program waits for none, and an answer closes the breaker."""
+    """After a while one question is asked in a thread; the program waits for none, and an answer
+    closes the breaker.
+    """
     guarded = Guarded(moody, QUICK)
     moody.error = BackendUnavailable("refused")
     opened(guarded)
@@ -223,7 +227,7 @@ def _ignore(guarded):
         guarded.exists(["a"])
 
 
-# What a dead store costs -------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------- What a dead store costs
 
 
 class Spoken(MemoryBackend):
@@ -279,7 +283,9 @@ def refused():
 
 
 def test_a_call_that_was_given_up_closes_what_it_opened():
-    """A call that overstays is left behind with its socket, and closes it when the store hangs up, after the test here."""
+    """A call that overstays is left behind with its socket, and closes it when the store hangs up,
+    after the test here.
+    """
     listening = socket.create_server(("127.0.0.1", 0))
     store = Spoken(listening.getsockname()[1])
     ended, get = threading.Event(), store.get
@@ -306,7 +312,9 @@ def test_a_call_that_was_given_up_closes_what_it_opened():
 
 @pytest.mark.parametrize("place", ["black_hole", "refused"])
 def test_a_dead_store_costs_a_second_in_all(request, place):
-    """Two hundred reads through tiers with a dead far one lose about a second together, and each is answered."""
+    """Two hundred reads through tiers with a dead far one lose about a second together, and each is
+    answered.
+    """
     far = Guarded(Spoken(request.getfixturevalue(place)))
     near = MemoryBackend()
     near.put({"a": b"1"})

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store in an object store passes the contract, in memory here; and its packs, times and lost answers."""
+"""The store in an object store passes the contract, in memory here; and its packs, times and lost
+answers.
+"""
 
 import os
 import time
@@ -110,7 +112,9 @@ def test_a_change_whose_answer_was_lost_was_made():
     "data", [b"", b"<html>log in</html>", None], ids=["empty", "page", "truncated"]
 )
 def test_a_catalog_that_is_none_is_an_error(data):
-    """A page of a proxy, or half a catalog, is said to be that, and is never taken for an empty store."""
+    """A page of a proxy, or half a catalog, is said to be that, and is never taken for an empty
+    store.
+    """
     store = MemoryStore()
     backend = opened(store)
     backend.put({"a": b"1"})
@@ -155,7 +159,9 @@ def test_urls_that_cannot_be_used(url):
 
 
 def test_errors_hold_no_secret(monkeypatch):
-    """Values of secret settings and signed queries are cut out of an error's text, and no other error hangs on it."""
+    """Values of secret settings and signed queries are cut out of an error's text, and no other
+    error hangs on it.
+    """
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush-hush")
     error = meaning_of(
@@ -183,7 +189,9 @@ class _Deaf(Bucket):
 
 
 def test_a_lease_whose_answer_was_lost_is_held():
-    """Who finds its own token has the lease, may prolong it and give it back; nobody else gets it meanwhile."""
+    """Who finds its own token has the lease, may prolong it and give it back; nobody else gets it
+    meanwhile.
+    """
     store = MemoryStore()
     deaf = CloudBackend(_Deaf(store, "memory"))
     mine = deaf.lease("k", 60)
@@ -210,7 +218,9 @@ def test_a_damaged_lease_is_nobodys():
 
 
 def test_old_leases_are_removed_by_prune(monkeypatch):
-    """A lease that nobody wrote for a day goes when a prune looks through the packs; a young one stays."""
+    """A lease that nobody wrote for a day goes when a prune looks through the packs; a young one
+    stays.
+    """
     from bundler.backends.cloud import object_leases
 
     backend = opened(MemoryStore())
@@ -239,7 +249,9 @@ def test_a_listing_that_does_not_end_is_given_up(monkeypatch):
 
 
 def test_a_replacement_is_asked_for_by_etag_and_by_generation(monkeypatch):
-    """S3 and Azure compare the ETag, Google the generation: what a server gave of both is sent back, and nothing else."""
+    """S3 and Azure compare the ETag, Google the generation: what a server gave of both is sent
+    back, and nothing else.
+    """
     from bundler.backends.cloud import object_exchange
     from bundler.backends.cloud.object_exchange import Revision
 

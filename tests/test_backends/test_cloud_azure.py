@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract against Azurite, Microsoft's emulator of Azure Blob Storage, where its program is installed."""
+"""The contract against Azurite, Microsoft's emulator of Azure Blob Storage, where its program is
+installed.
+"""
 
 import azure_server
 import pytest
@@ -45,7 +47,8 @@ class TestAzure(CloudContract):
         """An empty container."""
         backend = plain(azure)
         yield backend
-        # pytest holds the backend for longer, and with it its connections, which Azurite leaves open.
+        # pytest holds the backend for longer, and with it its connections, which Azurite leaves
+        # open.
         backend._bucket = None
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store that redirects to another host: nothing is sent there, which would hold a session token or a shared access signature."""
+"""A store that redirects to another host: nothing is sent there, which would hold a session token
+or a shared access signature.
+"""
 
 import contextlib
 import http.server
@@ -77,7 +79,9 @@ def environment(monkeypatch):
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("url", ["s3://bucket/prefix", "az://container/prefix"])
 def test_nothing_is_sent_to_another_host(url, status, call, environment):
-    """Whatever is asked and however it is redirected, the other host hears nothing, and the error is ours and holds no secret."""
+    """Whatever is asked and however it is redirected, the other host hears nothing, and the error
+    is ours and holds no secret.
+    """
     with serving(404) as other, serving(status, f"http://localhost:{other.server_port}/x") as first:
         for name in ("AWS_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT"):
             environment.setenv(name, f"http://127.0.0.1:{first.server_port}")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract against a real S3 server, what its failures mean, and a store behind a plain web server."""
+"""The contract against a real S3 server, what its failures mean, and a store behind a plain web
+server.
+"""
 
 import functools
 import http.server
@@ -140,7 +142,9 @@ def test_conflicts_are_tried_again(proxy, s3, status):
     ],
 )
 def test_refusals_are_typed_and_hold_no_secret(proxy, s3, status, expected):
-    """Wrong credentials are denied, an overloaded server is unavailable; both soon, whatever Retry-After says."""
+    """Wrong credentials are denied, an overloaded server is unavailable; both soon, whatever
+    Retry-After says.
+    """
     backend = plain(f"{s3}?timeout_s=1")
     secret = s3_server.ENVIRONMENT["AWS_SECRET_ACCESS_KEY"]
 

@@ -59,7 +59,9 @@ def test_a_store_without_leases_refuses_them():
 
 
 def test_wrappers_pass_on_what_a_store_can_do():
-    """Whether a store can be changed, and compares digests, is asked of the store, through whatever wraps it."""
+    """Whether a store can be changed, and compares digests, is asked of the store, through whatever
+    wraps it.
+    """
     memory = MemoryBackend()
     checking = Tiers([Tier("one", memory, Rules(is_sound=lambda key, value: True))])
     plain = Tiers([Tier("one", ReadOnly(memory), Rules())])

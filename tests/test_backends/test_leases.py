@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File leases when their files, the clock or the lock misbehave; the contract holds what they promise otherwise."""
+"""File leases when their files, the clock or the lock misbehave; the contract holds what they
+promise otherwise.
+"""
 
 import errno
 import os
@@ -58,7 +60,9 @@ def test_who_cannot_get_the_lock_goes_on_without_the_lease(local, root, lease, m
 
 
 def test_what_a_killed_holder_left_half_written_is_replaced(local, root, lease):
-    """A process that was killed while it wrote its lease leaves a file that the next one takes over."""
+    """A process that was killed while it wrote its lease leaves a file that the next one takes
+    over.
+    """
     (path,) = lease_files(root)
     path.with_name(path.name + ".new").write_bytes(b"half")
     assert lease.renew(60)

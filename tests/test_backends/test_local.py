@@ -21,7 +21,9 @@ class TestPrivateBackend(BackendContract):
 
     @pytest.fixture
     def backend(self, root):
-        """A store in a directory that is not there yet; whatever happens, no temporary file is left."""
+        """A store in a directory that is not there yet; whatever happens, no temporary file is
+        left.
+        """
         with LocalBackend(str(root), self.permissions) as opened:
             yield opened
         assert disk.temporaries(root) == []
@@ -135,7 +137,9 @@ def test_a_store_that_was_removed_is_made_again(local, root):
 
 
 def test_other_files_are_nothing_of_ours(local, root):
-    """Names that are no keys, as network file systems leave behind, are not listed and disturb nobody."""
+    """Names that are no keys, as network file systems leave behind, are not listed and disturb
+    nobody.
+    """
     local.put({"v1/u/a": b"1"})
     local.swap_ref("t", None, b"2")
     disk.place(root, "v1/u/a").with_name(".nfs000000000001").write_bytes(b"silly rename")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the local store does when the file system fails: typed errors, nothing half-done, nothing left, and it goes on."""
+"""What the local store does when the file system fails: typed errors, nothing half-done, nothing
+left, and it goes on.
+"""
 
 import contextlib
 import errno
@@ -17,7 +19,7 @@ from bundler.backends.backend_errors import BackendError, BackendFull, BackendUn
 from bundler.backends.local import FULL_PAUSE_S, STALE_AFTER_S, LocalBackend
 from bundler.backends.testing.contract_hooks import in_threads
 
-# The disk is full --------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------- The disk is full
 
 
 class Clock:
@@ -124,7 +126,9 @@ def test_a_disk_that_tells_it_is_full_when_a_file_is_closed(local, root, monkeyp
 
 
 def test_a_really_full_file_system(mounted, warned, clock):
-    """On a file system of one megabyte writing stops, everything stored before reads, and after a delete it goes on."""
+    """On a file system of one megabyte writing stops, everything stored before reads, and after a
+    delete it goes on.
+    """
     place = mounted("small", "size=1m", "mode=700")
     with LocalBackend(str(place / "store")) as backend:
         stored = {}
@@ -143,11 +147,13 @@ def test_a_really_full_file_system(mounted, warned, clock):
         assert len(warned()) == 1
 
 
-# Failing calls -----------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------ Failing calls
 
 
 class Failing:
-    """Fails the n-th call of those functions of `os` that write, with an error; `late` after doing what was asked."""
+    """Fails the n-th call of those functions of `os` that write, with an error; `late` after doing
+    what was asked.
+    """
 
     NAMES = (
         "open",
@@ -197,7 +203,9 @@ CHANGES = {
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("change", CHANGES)
 def test_every_failing_call_is_a_typed_error_and_leaves_nothing(tmp_path, change, number):
-    """Whatever call fails, the error is ours, things are as before or as after, no temporary stays, and a second try works."""
+    """Whatever call fails, the error is ours, things are as before or as after, no temporary stays,
+    and a second try works.
+    """
     at, failed = 0, []
     while not failed or failed[-1] is not None:
         root = tmp_path / str(at)
@@ -234,7 +242,9 @@ def test_a_file_that_cannot_be_written_whole_is_written_in_pieces(local, monkeyp
 
 
 def test_a_lost_answer_to_a_link_is_no_lost_race(local, monkeypatch):
-    """A server that did what was asked, and says on the second asking that the name is taken, has given the name to us."""
+    """A server that did what was asked, and says on the second asking that the name is taken, has
+    given the name to us.
+    """
     real = os.link
 
     def link(*args, **kwargs):
@@ -265,7 +275,9 @@ def test_file_systems_without_hard_links(local, root, failing, number):
 
 @pytest.mark.parametrize("number", sorted(file_steps.PASSING))
 def test_what_passes_is_asked_again(local, failing, number):
-    """A stale handle or a busy file is read again, and given up after three attempts with a typed error."""
+    """A stale handle or a busy file is read again, and given up after three attempts with a typed
+    error.
+    """
     local.put({"a": b"1"})
     local.swap_ref("t", None, b"2")
     failing("open", number, where="data/", times=file_steps.ATTEMPTS - 1)
@@ -307,7 +319,9 @@ def test_what_is_swept_while_it_is_put_aside_is_gone(local, failing):
 
 @pytest.mark.parametrize("where", ["data", "refs"])
 def test_a_listing_is_whole_or_an_error(local, monkeypatch, where):
-    """A directory that cannot be listed is not passed over: who prunes by a listing would remove too much."""
+    """A directory that cannot be listed is not passed over: who prunes by a listing would remove
+    too much.
+    """
     local.put({"v1/u/a": b"1"})
     local.swap_ref("v1/t/demo", None, b"2")
     real = os.scandir
@@ -356,7 +370,7 @@ def test_systems_without_syncfs_flush_the_directory(local, monkeypatch, library)
     assert len(synced) == 1
 
 
-# Leftovers ---------------------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------- Leftovers
 
 OLD = STALE_AFTER_S + 600
 
@@ -376,7 +390,9 @@ def leftovers(local, root):
 
 
 def test_old_temporaries_are_swept_and_young_ones_stay(root, leftovers):
-    """The first write of a handle removes temporaries that are a day old, and never one that could be in use."""
+    """The first write of a handle removes temporaries that are a day old, and never one that could
+    be in use.
+    """
     leftovers("123.00112233445566aa", OLD)
     leftovers("124.00112233445566ab", STALE_AFTER_S - 600)
     leftovers("125.00112233445566ac", 0)
@@ -400,7 +416,9 @@ def test_only_our_own_temporaries_are_swept(root, leftovers):
 
 
 def test_the_local_clock_does_not_decide_what_is_old(root, leftovers, monkeypatch):
-    """Age is by the file system's own clock: a machine whose clock is days ahead sweeps nothing young."""
+    """Age is by the file system's own clock: a machine whose clock is days ahead sweeps nothing
+    young.
+    """
     leftovers("125.00112233445566ac", 0)
     real = time.time
     monkeypatch.setattr("time.time", lambda: real() + 10 * STALE_AFTER_S)

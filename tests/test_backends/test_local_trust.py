@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may write to a local store: permissions of what it creates, directories it refuses, and reading what it may not write."""
+"""Who may write to a local store: permissions of what it creates, directories it refuses, and
+reading what it may not write.
+"""
 
 import os
 import stat
@@ -73,7 +75,9 @@ def test_a_new_directory_is_never_open_to_others(root, umask, monkeypatch):
 
 
 def test_a_directory_that_was_left_without_its_permissions_gets_them(root):
-    """A writer that was killed between making a directory and opening it to the group shuts nobody out for long."""
+    """A writer that was killed between making a directory and opening it to the group shuts nobody
+    out for long.
+    """
     with LocalBackend(str(root), GROUP) as backend:
         backend.put({"v1/u/a": b"1"})
     for name in ("tmp", "data/v1"):
@@ -148,7 +152,9 @@ STRANGER = 54321
     ],
 )
 def test_a_directory_of_another_user(root, owned, uid, in_group, permissions, trusted):
-    """Another user's directory is trusted if that is root, or for a group store if it belongs to a group of ours."""
+    """Another user's directory is trusted if that is root, or for a group store if it belongs to a
+    group of ours.
+    """
     root.mkdir(mode=0o750)
     owned(root, uid, os.getegid() if in_group else STRANGER)
     if trusted:

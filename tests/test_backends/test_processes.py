@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The local store among processes: overlapping writers, counters, killed and frozen writers, leases."""
+"""The local store among processes: overlapping writers, counters, killed and frozen writers,
+leases.
+"""
 
 import json
 import os
@@ -32,7 +34,9 @@ def answers(processes):
 
 
 def test_processes_that_put_the_same_keys_agree(workers, root):
-    """Of eight processes that put overlapping keys each key is created by one, whose bytes all read."""
+    """Of eight processes that put overlapping keys each key is created by one, whose bytes all
+    read.
+    """
     keys, turns = 20, 3
     started = [workers("put", root, f"w{number}", keys, turns) for number in range(PROCESSES)]
     go(*started)
@@ -57,7 +61,9 @@ def test_processes_count_to_the_exact_total(workers, root):
 
 
 def test_killed_writers_leave_whole_objects_and_only_temporaries(workers, root):
-    """Writers that are killed at any moment leave what they were told was stored, and besides only temporaries."""
+    """Writers that are killed at any moment leave what they were told was stored, and besides only
+    temporaries.
+    """
     acknowledged, last = set(), None
     for turn in range(4):
         writers = [workers("fill", root, f"w{turn}-{number}") for number in range(2)]
@@ -88,7 +94,9 @@ def test_killed_writers_leave_whole_objects_and_only_temporaries(workers, root):
 
 @pytest.mark.parametrize(("when", "succeeds"), [("before", False), ("after", True)])
 def test_a_frozen_writer_neither_loses_nor_claims_an_update(workers, root, when, succeeds):
-    """A process stopped around taking its number, woken after many other swaps, says the truth; the value is the others'."""
+    """A process stopped around taking its number, woken after many other swaps, says the truth; the
+    value is the others'.
+    """
     with LocalBackend(str(root)) as backend:
         backend.swap_ref("t", None, b"0")
         writer = workers("freeze", root, when)
@@ -133,7 +141,9 @@ def test_a_killed_holder_keeps_its_lease_until_it_expires(workers, root):
 
 
 def test_a_late_holder_in_another_process_cannot_take_back_its_lease(workers, root):
-    """A process whose lease expired while it was stopped can neither prolong nor release the next holder's."""
+    """A process whose lease expired while it was stopped can neither prolong nor release the next
+    holder's.
+    """
     holder = workers("hold", root, 0.001)
     go(holder)
     assert json.loads(holder.stdout.readline()) is True

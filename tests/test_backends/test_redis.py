@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store in Redis passes the contract on every server found here and on a cluster, with a writer's rights alone."""
+"""The store in Redis passes the contract on every server found here and on a cluster, with a
+writer's rights alone.
+"""
 
 import os
 import threading
@@ -143,7 +145,9 @@ def calls(admin):
 
 
 def test_a_kernel_is_one_get_and_one_set(backend, admin):
-    """The commands on the way of a kernel are the few that were meant, and connecting sends none of its own."""
+    """The commands on the way of a kernel are the few that were meant, and connecting sends none of
+    its own.
+    """
     calls(admin)
     backend.put({"v1/u/a": b"1"})
     assert calls(admin) == {"set": 1}
@@ -216,7 +220,9 @@ def test_values_are_split_over_a_limit(backend, admin, size):
 
 
 def test_a_value_that_lost_a_part_is_not_there_and_is_put_again(backend, admin):
-    """When the server evicted a part, the value counts as missing everywhere, and the next put, of any size, restores it."""
+    """When the server evicted a part, the value counts as missing everywhere, and the next put, of
+    any size, restores it.
+    """
     large, small = os.urandom(9 * MIB), b"small"
     for again in (large, small):
         backend.put({"v1/u/a": large})
@@ -231,7 +237,9 @@ def test_a_value_that_lost_a_part_is_not_there_and_is_put_again(backend, admin):
 
 
 def test_writers_of_different_large_values_do_not_mix_them(backend):
-    """Of threads that put different large values under one key one wins, and every reader sees its value whole."""
+    """Of threads that put different large values under one key one wins, and every reader sees its
+    value whole.
+    """
     contents = [os.urandom(300 * 1024) for _ in range(4)]
     for turn in range(3):
         created = in_threads(
@@ -265,7 +273,9 @@ def test_a_value_may_be_too_large(backend, monkeypatch):
     ids=repr,
 )
 def test_damaged_values_come_as_they_are(backend, admin, stored):
-    """A value whose header is damaged is listed and got, for who reads checks digests; it can be deleted and put again."""
+    """A value whose header is damaged is listed and got, for who reads checks digests; it can be
+    deleted and put again.
+    """
     admin.set("tb:o:v1/u/a", stored)
     if stored:
         assert backend.get(["v1/u/a"]) == {"v1/u/a": stored}
@@ -277,7 +287,9 @@ def test_damaged_values_come_as_they_are(backend, admin, stored):
 
 
 def test_everything_expires_and_units_live_longer_than_what_names_them(server, admin):
-    """Units outlive manifests by a day and more, and each is prolonged by use, by what its writer wanted."""
+    """Units outlive manifests by a day and more, and each is prolonged by use, by what its writer
+    wanted.
+    """
     with RedisBackend.from_url(server.url(), ttl_s=1000, **PATIENT) as short:
         short.put({"v1/u/a": b"1", "v1/m/b/c": b"2"})
         short.swap_ref("v1/t/x", None, b"3")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may do what: the users, TLS, limits and files of deploy/, proven on real servers; and what is said to who may not."""
+"""Who may do what: the users, TLS, limits and files of deploy/, proven on real servers; and what is
+said to who may not.
+"""
 
 import contextlib
 import os
@@ -96,7 +98,9 @@ def test_a_reader_reads_everything_and_changes_nothing(opened, admin):
 
 
 def test_a_guest_writes_only_in_its_own_namespace(opened, admin, server):
-    """The user `guest` publishes in tb-guest, and can change nothing in tb; from 7.0 on it reads there."""
+    """The user `guest` publishes in tb-guest, and can change nothing in tb; from 7.0 on it reads
+    there.
+    """
     data = filled(opened("writer"))
     own = filled(opened("guest", "tb-guest"))
     reads_everything(opened("guest", "tb-guest"), own)
@@ -139,7 +143,9 @@ FORBIDDEN = [
 
 @pytest.mark.parametrize("user", ["reader", "writer", "guest"])
 def test_users_have_no_other_rights(server, admin, user):
-    """None of them can empty, stop, reconfigure or look into the server, nor touch keys of others, in a script neither."""
+    """None of them can empty, stop, reconfigure or look into the server, nor touch keys of others,
+    in a script neither.
+    """
     client = server.client(user)
     for words in FORBIDDEN:
         with pytest.raises(
@@ -152,7 +158,9 @@ def test_users_have_no_other_rights(server, admin, user):
 
 
 def test_nobody_comes_in_without_a_name(server):
-    """The default user is off: without user and password, or with a wrong one, every call is denied and says so."""
+    """The default user is off: without user and password, or with a wrong one, every call is denied
+    and says so.
+    """
     for user, password in (
         (None, None),
         ("writer", "wrong"),
@@ -172,7 +180,9 @@ def test_nobody_comes_in_without_a_name(server):
 
 
 class _Scripted:
-    """A server that answers by a function of the words of each command; keeps what it got, connection by connection."""
+    """A server that answers by a function of the words of each command; keeps what it got,
+    connection by connection.
+    """
 
     def __init__(self, answer):
         self.heard, self._answer = [], answer
@@ -207,7 +217,9 @@ class _Scripted:
 
 
 def test_a_login_goes_with_the_first_commands_where_these_only_read():
-    """Then it costs no turn; a change is sent to nobody before the server has said who we are to it."""
+    """Then it costs no turn; a change is sent to nobody before the server has said who we are to
+    it.
+    """
     answers = {
         b"AUTH": b"+OK\r\n",
         b"SELECT": b"+OK\r\n",
@@ -230,7 +242,9 @@ def test_a_login_goes_with_the_first_commands_where_these_only_read():
 
 
 def test_a_server_that_knows_no_users_is_logged_in_to_as_it_expects():
-    """Before Redis 6 a login is a password alone: what went with the wrong one is asked again, once."""
+    """Before Redis 6 a login is a password alone: what went with the wrong one is asked again,
+    once.
+    """
     known = []
 
     def answer(*words):
@@ -256,7 +270,9 @@ def test_a_server_that_knows_no_users_is_logged_in_to_as_it_expects():
 
 
 def test_who_is_let_in_without_a_name_is_not_let_in_with_a_wrong_one(server, admin):
-    """Where the default user may do everything a wrong password is denied all the same, reads and changes nothing."""
+    """Where the default user may do everything a wrong password is denied all the same, reads and
+    changes nothing.
+    """
     admin.set("tb:r:v1/t/x", b"secret")
     admin.acl_setuser("default", enabled=True, nopass=True, keys=["*"], commands=["+@all"])
     try:
@@ -274,7 +290,9 @@ def test_who_is_let_in_without_a_name_is_not_let_in_with_a_wrong_one(server, adm
 
 
 def test_a_password_may_be_in_a_file_and_change(server, admin, tmp_path):
-    """The file is read at each connection, so a password that was replaced needs no restart of ours."""
+    """The file is read at each connection, so a password that was replaced needs no restart of
+    ours.
+    """
     file = tmp_path / "password"
     file.write_text(redis_server.PASSWORDS["writer"] + "\n")
     with RedisBackend.from_url(
@@ -320,7 +338,9 @@ def test_the_configuration_is_the_one_that_is_promised(server, admin):
 
 
 def test_a_full_server_that_evicts_nothing_says_so(server, opened, admin):
-    """With noeviction a put is a BackendFull, in a script too; reading, touching and deleting still work."""
+    """With noeviction a put is a BackendFull, in a script too; reading, touching and deleting still
+    work.
+    """
     backend = opened("writer")
     data = filled(backend)
     admin.config_set("maxmemory-policy", "noeviction")
@@ -367,7 +387,7 @@ def test_a_read_only_replica_reads_and_denies(server, admin, opened):
             changes_nothing(backend, synced)
 
 
-# TLS ----------------------------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------------- TLS
 
 
 @pytest.fixture(scope="module")
@@ -387,7 +407,9 @@ def test_tls_with_a_trusted_certificate_works(server, admin, authority):
 
 
 def test_tls_that_does_not_fit_is_refused(server, authority, tmp_path):
-    """An unknown authority, another host's certificate, no TLS on either side: typed errors, and nothing is sent in the clear."""
+    """An unknown authority, another host's certificate, no TLS on either side: typed errors, and
+    nothing is sent in the clear.
+    """
     stranger = redis_proxy.Certificates(tmp_path, "stranger")
     secure = {"ca": authority.ca, "timeout_s": 1, "connect_timeout_s": 1}
     cases = [
@@ -438,7 +460,9 @@ def test_a_client_certificate_is_shown_when_asked_for(server, admin, authority):
 
 
 def test_a_server_with_tls_of_its_own(server, authority):
-    """tls.conf closes the plain port and speaks TLS; skipped aloud where the server was built without."""
+    """tls.conf closes the plain port and speaks TLS; skipped aloud where the server was built
+    without.
+    """
     cert, key = authority.issue("own")
     files = ("--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", authority.ca)
     name = "path" if server.program == redis_server.binaries().get("path") else "wheel"
@@ -472,11 +496,13 @@ def test_contexts_are_strict():
     assert ssl.create_default_context().minimum_version >= ssl.TLSVersion.TLSv1_2
 
 
-# files --------------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------- files
 
 
 def test_compose_uses_the_files_that_are_tested():
-    """docker-compose.yml starts servers by start.sh with configuration files that exist, and has no password in it."""
+    """docker-compose.yml starts servers by start.sh with configuration files that exist, and has no
+    password in it.
+    """
     text = (ROOT / "docker-compose.yml").read_text()
     assert set(re.findall(r"[\w-]+\.(?:conf|sh)\b", text)) == {
         "start.sh",

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that answer commands of Redis with what no Redis says: a typed error each time, in little memory and time."""
+"""Servers that answer commands of Redis with what no Redis says: a typed error each time, in little
+memory and time.
+"""
 
 import contextlib
 import itertools
@@ -95,7 +97,8 @@ def test_an_answer_of_another_kind_is_typed(answer, scheme):
             try:
                 call(backend)
             except BackendError as error:
-                assert "Redis" in str(error) or "redis" in str(error)  # noqa: PT017  # some calls may accept it
+                # some calls may accept it
+                assert "Redis" in str(error) or "redis" in str(error)  # noqa: PT017
 
 
 def test_a_wrong_answer_names_command_and_kind():

@@ -56,7 +56,9 @@ def test_keys_are_spread_and_any_node_finds_them(nodes, backend):
 
 
 def test_a_node_that_knows_a_part_of_the_cluster_is_not_believed(nodes, backend, monkeypatch):
-    """A node that has just come tells of a few slots; the next one is asked, and what only the first one tells is not followed."""
+    """A node that has just come tells of a few slots; the next one is asked, and what only the
+    first one tells is not followed.
+    """
     told, ask = [], cluster_exchange.ask
 
     def asked(node, shown, *words):
@@ -93,7 +95,9 @@ def test_a_batch_is_one_turn_for_all_masters(nodes, backend, monkeypatch):
 
 
 def test_keys_that_move_are_found(nodes, backend):
-    """While a slot moves keys are asked for where they went, and afterwards found there; nothing is lost or made twice."""
+    """While a slot moves keys are asked for where they went, and afterwards found there; nothing is
+    lost or made twice.
+    """
     keys = [f"v1/u/{number}" for number in range(50)]
     backend.put({key: key.encode() for key in keys})
     moving = keys[7]
@@ -139,7 +143,9 @@ def test_a_key_that_is_never_found_is_an_error(nodes, backend, monkeypatch):
 
 
 def test_threads_share_a_cluster(backend):
-    """Threads on one handle get their own answers, the first time too, when nobody knows yet who has what."""
+    """Threads on one handle get their own answers, the first time too, when nobody knows yet who
+    has what.
+    """
     failures = []
 
     def work(number):
@@ -166,7 +172,9 @@ def test_readers_of_a_cluster_read(nodes, backend):
 
 
 def test_a_cluster_that_is_not_there_is_unavailable():
-    """When no seed answers, the error comes after the limits of each, and names the cluster without its password."""
+    """When no seed answers, the error comes after the limits of each, and names the cluster without
+    its password.
+    """
     ports = [redis_server.free_port() for _ in range(2)]
     url = f"redis+cluster://writer:s3cret@127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}"
     with (
@@ -198,7 +206,9 @@ def test_a_cluster_that_nobody_has_put_together_is_unavailable():
 
 @pytest.mark.serial
 def test_a_dead_master_is_an_error_and_the_others_work(nodes):
-    """Keys of a killed master are unavailable within the limits; those of the others are there (the last test: it kills)."""
+    """Keys of a killed master are unavailable within the limits; those of the others are there (the
+    last test: it kills).
+    """
     with RedisBackend.from_url(redis_server.cluster_url(nodes), timeout_s=1) as backend:
         items = {f"v1/u/{number}": b"%d" % number for number in range(60)}
         backend.put(items)

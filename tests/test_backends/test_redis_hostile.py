@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of our namespace that hold what no value of ours can be: each costs its own key, little memory and no time."""
+"""Keys of our namespace that hold what no value of ours can be: each costs its own key, little
+memory and no time.
+"""
 
 import resource
 import time
@@ -14,7 +16,8 @@ from bundler.backends.redis import RedisBackend, server_exchange, value_parts
 MIB = 1024 * 1024
 # The default time limits of a store: what is large must not take them up.
 HASTY = {"timeout_s": 2, "connect_timeout_s": 2}
-# What a process may take more while it meets a value of 512 MB; 300 MiB is what a child with that limit would die of.
+# What a process may take more while it meets a value of 512 MB; 300 MiB is what a child with that
+# limit would die of.
 FEW_BYTES = 100 * MIB
 KEY, NAME, REF = "v1/u/a", "tb:o:v1/u/a", "tb:r:v1/t/x"
 DIGEST = "0123456789abcdef"
@@ -85,7 +88,9 @@ def peak_bytes():
 @pytest.mark.parametrize("store", [huge, large, head, *WRONG], ids=lambda f: f.__name__)
 @pytest.mark.slow
 def test_what_is_none_of_ours_costs_its_own_key_alone(backend, admin, store):
-    """Reading, listing, touching and asking go on for the neighbors, in little memory and within the time limits."""
+    """Reading, listing, touching and asking go on for the neighbors, in little memory and within
+    the time limits.
+    """
     store(admin, NAME)
     others = {f"v1/u/{number}": b"%d" % number for number in range(20)}
     backend.put(others)
@@ -116,7 +121,9 @@ def test_what_is_none_of_ours_is_not_there_and_gives_way(backend, admin, store, 
 
 
 def test_an_empty_value_gives_way(backend, admin):
-    """Nothing of ours is stored without a header: what has no bytes is not there, and in nobody's way."""
+    """Nothing of ours is stored without a header: what has no bytes is not there, and in nobody's
+    way.
+    """
     admin.set(NAME, b"")
     assert (backend.get([KEY]), backend.exists([KEY])) == ({}, frozenset())
     assert backend.put({KEY: b"1"}) == {KEY}
@@ -125,7 +132,9 @@ def test_an_empty_value_gives_way(backend, admin):
 
 
 def test_what_only_begins_like_a_head_is_none(backend, admin):
-    """A head has a size of its own; a byte more, and it is a damaged value, which is there until it is deleted."""
+    """A head has a size of its own; a byte more, and it is a damaged value, which is there until it
+    is deleted.
+    """
     admin.set(NAME, b"TBs%013d%016d%s" % (60_000, MIB, DIGEST.encode()) + b"x")
     assert backend.exists([KEY]) == {KEY}
     assert len(backend.get([KEY])[KEY]) == value_parts.HEAD_BYTES + 1
@@ -133,7 +142,9 @@ def test_what_only_begins_like_a_head_is_none(backend, admin):
 
 @pytest.mark.parametrize("store", [*WRONG, short], ids=lambda f: f.__name__)
 def test_parts_that_are_none_of_ours_are_missing_and_replaced(backend, admin, store):
-    """A large value with a part of another type or size is not there; the next put repairs it, whoever puts first."""
+    """A large value with a part of another type or size is not there; the next put repairs it,
+    whoever puts first.
+    """
     data = bytes(range(256)) * 1200
     for again in (True, False):
         backend.put({KEY: data})
@@ -149,7 +160,9 @@ def test_parts_that_are_none_of_ours_are_missing_and_replaced(backend, admin, st
 
 
 def test_a_limit_bounds_what_parts_may_bring(backend, admin):
-    """Of a value whose head says more than the reader expects, the beginning of the first part is asked for and no more."""
+    """Of a value whose head says more than the reader expects, the beginning of the first part is
+    asked for and no more.
+    """
     head(admin, NAME, size=40 * MIB)
     admin.config_resetstat()
     found = backend.get_within({KEY: MIB})[KEY]
@@ -173,7 +186,9 @@ def test_a_ref_of_another_type_is_an_empty_one(backend, admin, store):
 
 
 def test_a_huge_ref_is_read_as_its_beginning(backend, admin):
-    """A tag of 512 MB takes neither memory nor time, and can be replaced and removed by what was read of it."""
+    """A tag of 512 MB takes neither memory nor time, and can be replaced and removed by what was
+    read of it.
+    """
     for store, after in ((huge, b"new"), (large, None)):
         store(admin, REF)
         before, started = peak_bytes(), time.monotonic()
@@ -214,7 +229,9 @@ def test_a_lease_of_another_type_is_held_by_somebody(backend, admin):
 
 @pytest.mark.parametrize("user", ["writer", "reader"])
 def test_names_of_megabytes_do_not_end_a_listing(server, admin, monkeypatch, user):
-    """A page of names that is larger than an answer may be comes again without those that are longer than ours."""
+    """A page of names that is larger than an answer may be comes again without those that are
+    longer than ours.
+    """
     with RedisBackend.from_url(server.url(), **HASTY) as backend:
         backend.put({"a": b"1", "b": b"2"})
         backend.swap_ref("t", None, b"3")
@@ -228,7 +245,9 @@ def test_names_of_megabytes_do_not_end_a_listing(server, admin, monkeypatch, use
 
 
 def test_an_answer_longer_than_asked_for_is_unavailable(backend, admin):
-    """A server that sends more than it was asked for is cut off, and the next call has a connection of its own."""
+    """A server that sends more than it was asked for is cut off, and the next call has a connection
+    of its own.
+    """
     backend.put({"a": b"x" * 200_000})
     link, name = backend._link, "tb:o:a"
     with pytest.raises(BackendUnavailable, match="more than was asked for"):
@@ -237,7 +256,9 @@ def test_an_answer_longer_than_asked_for_is_unavailable(backend, admin):
 
 
 def test_the_client_of_these_tests_sees_wrong_types(admin):
-    """The server does refuse what is asked of a list as of a string: else nothing here would be tested."""
+    """The server does refuse what is asked of a list as of a string: else nothing here would be
+    tested.
+    """
     a_list(admin, NAME)
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         admin.get(NAME)

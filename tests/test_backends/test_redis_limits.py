@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time limits, connections and errors of the store in Redis: pinned, and measured against servers that misbehave."""
+"""Time limits, connections and errors of the store in Redis: pinned, and measured against servers
+that misbehave.
+"""
 
 import inspect
 import os
@@ -35,7 +37,8 @@ from bundler.backends.redis.url_settings import parse
 from bundler.backends.testing.contract_hooks import in_threads
 
 pytestmark = pytest.mark.serial
-# A machine that does other things too is late by this much at most; far less than redis-py's own defaults would take.
+# A machine that does other things too is late by this much at most; far less than redis-py's own
+# defaults would take.
 SLACK_S = 2.0
 CALLS = {
     "get": lambda b: b.get(["a"]),
@@ -88,11 +91,13 @@ def fails_within(call, backend, seconds):
     return str(caught.value)
 
 
-# what redis-py is told ----------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------- what redis-py is told
 
 
 def test_every_timeout_and_retry_is_set():
-    """Nothing about time and repetition is left to redis-py's defaults, which change from release to release."""
+    """Nothing about time and repetition is left to redis-py's defaults, which change from release
+    to release.
+    """
     plain = server_connections.connection_arguments(
         parse("redis://u:p@h/2?timeout_s=3&connect_timeout_s=2", {})
     )
@@ -121,7 +126,9 @@ def test_every_timeout_and_retry_is_set():
     "url", ["redis://u:p@h", "rediss://u:p@h", "unix://u:p@/s", "redis+cluster://u:p@h"]
 )
 def test_connections_have_what_was_set(url):
-    """The connections that are made have the limits, no retries, no greetings, and check certificates and names."""
+    """The connections that are made have the limits, no retries, no greetings, and check
+    certificates and names.
+    """
     settings = parse(url, {"timeout_s": 3, "connect_timeout_s": 2})
     connection = server_connections.opened_connection(
         settings, settings.hosts[0] if settings.hosts else None, logs_in_later=False
@@ -147,7 +154,8 @@ def test_all_arguments_of_redis_py_that_mean_time_are_known():
         "health_check_interval",
         "retry",
         "orig_socket_timeout",
-        "orig_socket_connect_timeout",  # what maintenance notifications, which we leave off, would restore
+        # what maintenance notifications, which we leave off, would restore
+        "orig_socket_connect_timeout",
     }
     names = inspect.signature(redis.connection.AbstractConnection.__init__).parameters
     assert {
@@ -158,7 +166,9 @@ def test_all_arguments_of_redis_py_that_mean_time_are_known():
 
 
 def test_every_error_of_redis_py_has_a_meaning():
-    """No class of redis.exceptions is missing in our table, so that a release that adds one makes us decide."""
+    """No class of redis.exceptions is missing in our table, so that a release that adds one makes
+    us decide.
+    """
     theirs = {
         name
         for name, cls in vars(redis.exceptions).items()
@@ -202,7 +212,7 @@ def test_errors_mean_one_of_four_things(error, kind):
     assert str(found).startswith("redis://h:1/: ")
 
 
-# servers that misbehave ----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------- servers that misbehave
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -214,7 +224,9 @@ def test_a_server_that_is_not_there_is_unavailable(call):
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_server_that_never_answers_costs_the_time_limit(proxied, call):
-    """A server that accepts and says nothing is given up after the limit, not after redis-py's minute."""
+    """A server that accepts and says nothing is given up after the limit, not after redis-py's
+    minute.
+    """
     _, backend = proxied(timeout_s=0.1, silent=True)
     started = time.monotonic()
     message = fails_within(call, backend, 0.1)
@@ -311,12 +323,15 @@ class _Slow:
 
 
 def test_a_connection_is_used_again_at_once(proxied, server):
-    """Forty questions on one connection take what the network takes: looking whether it is quiet waits for nothing."""
+    """Forty questions on one connection take what the network takes: looking whether it is quiet
+    waits for nothing.
+    """
     proxy, backend = proxied(latency_s=0.01)
     backend.put({"a": b"1"})
     took_s = redis_proxy.took_s(lambda: [backend.get(["a"]) for _ in range(40)])
     assert proxy.connections == 1
-    # 10 ms each, and as much again for a machine that does other things too; a wait would be 250 ms each, 10 s in all.
+    # 10 ms each, and as much again for a machine that does other things too; a wait would be 250 ms
+    # each, 10 s in all.
     assert 0.4 <= took_s < 0.8 + SLACK_S
 
 
@@ -331,7 +346,9 @@ def test_a_reset_is_an_error_and_the_next_call_works(proxied):
 
 
 def test_an_answer_that_comes_late_is_nobodys(proxied):
-    """After a time-out the connection is dropped, so that the late answer is not taken for the next one's (CVE-2023-28858)."""
+    """After a time-out the connection is dropped, so that the late answer is not taken for the next
+    one's (CVE-2023-28858).
+    """
     proxy, backend = proxied()
     backend.put({"a": b"1", "b": b"2"})
     proxy.latency_s = 0.4
@@ -361,7 +378,9 @@ def test_a_call_that_is_interrupted_leaves_no_answer_behind(server, admin):
 
 
 def test_a_dropped_idle_connection_is_noticed_before_it_is_used(server, admin):
-    """When the server closed our idle connections, or was restarted, the next call makes a new one and works."""
+    """When the server closed our idle connections, or was restarted, the next call makes a new one
+    and works.
+    """
     with RedisBackend.from_url(server.url()) as backend:
         backend.put({"a": b"1"})
         admin.client_kill_filter(_type="normal", skipme=True)
@@ -390,7 +409,9 @@ def test_few_connections_are_kept(server, admin):
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_child_has_connections_of_its_own(server, admin):
-    """Parent and child use one store at once after a fork with an open connection, and neither gets the other's answers."""
+    """Parent and child use one store at once after a fork with an open connection, and neither gets
+    the other's answers.
+    """
     with RedisBackend.from_url(server.url(), timeout_s=20, connect_timeout_s=20) as backend:
         backend.put({f"k{number}": b"%d" % number for number in range(100)})
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands as a server reads them, beside what redis-py makes of them, and what a connection costs before its first command."""
+"""Commands as a server reads them, beside what redis-py makes of them, and what a connection costs
+before its first command.
+"""
 
 import importlib.metadata
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""URLs and settings of a Redis store: what is taken, what is refused with a sentence, and that secrets stay secret."""
+"""URLs and settings of a Redis store: what is taken, what is refused with a sentence, and that
+secrets stay secret.
+"""
 
 import logging
 import pickle
@@ -119,7 +121,9 @@ def test_other_urls_are_refused_with_a_sentence(url):
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path):
-    """Certificates without TLS, half a client certificate, two passwords, and a password file that holds none."""
+    """Certificates without TLS, half a client certificate, two passwords, and a password file that
+    holds none.
+    """
     file = tmp_path / "f"
     for content, url, why in (
         ("x", "redis://h?ca={}", "for rediss://"),
@@ -235,7 +239,9 @@ except bundler.backends.redis.MissingExtra as error:
 
 
 def test_without_redis_py_the_import_names_the_extra():
-    """Importing the module needs nothing; asking for the store without redis-py is a typed error that says what to install."""
+    """Importing the module needs nothing; asking for the store without redis-py is a typed error
+    that says what to install.
+    """
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT], capture_output=True, text=True, check=True
     )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refs of the local store when writers sleep at the worst moment: no lost update, and nobody is told a success that was none."""
+"""Refs of the local store when writers sleep at the worst moment: no lost update, and nobody is
+told a success that was none.
+"""
 
 import threading
 
@@ -25,7 +27,9 @@ def add(backend, times=1):
 
 
 class Sleeper(threading.Thread):
-    """Swaps once on a handle of its own, and sleeps before or after taking its number until it is woken."""
+    """Swaps once on a handle of its own, and sleeps before or after taking its number until it is
+    woken.
+    """
 
     def __init__(self, root, when, value):
         super().__init__()
@@ -69,7 +73,9 @@ def hasty(monkeypatch):
 
 @pytest.mark.parametrize("others", [0, 1, refs.KEPT_NUMBERS, refs.KEPT_NUMBERS + 1, MANY])
 def test_who_sleeps_after_taking_a_number_has_succeeded(local, root, others):
-    """A writer that took its number and then slept is told that it succeeded, however much was built on its value."""
+    """A writer that took its number and then slept is told that it succeeded, however much was
+    built on its value.
+    """
     add(local, 3)
     sleeper = Sleeper(root, "after", b"100")
     assert number(local) == 100
@@ -92,7 +98,9 @@ def test_who_sleeps_before_taking_a_number_has_lost(local, root, others):
 def test_a_number_that_was_cleaned_away_can_be_taken_but_counts_for_nothing(
     local, root, hasty, others
 ):
-    """A writer that slept until its number was free again is not told a success, and leaves nothing."""
+    """A writer that slept until its number was free again is not told a success, and leaves
+    nothing.
+    """
     add(local, 3)
     sleeper = Sleeper(root, "before", b"100")
     add(local, others)
@@ -146,7 +154,9 @@ def test_an_hour_of_numbers_decides_for_who_slept_long(local, root):
 
 
 def test_who_sleeps_too_long_is_never_told_a_false_success(local, root, hasty):
-    """Only beyond an hour and the history can a success be taken for a failure; never the other way round."""
+    """Only beyond an hour and the history can a success be taken for a failure; never the other way
+    round.
+    """
     sleeper = Sleeper(root, "after", b"1")
     add(local, MANY)
     assert sleeper.wake() is False

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A directory that two clients of a misbehaving file system share: two FUSE mounts, where they can be had."""
+"""A directory that two clients of a misbehaving file system share: two FUSE mounts, where they can
+be had.
+"""
 
 import json
 import os
@@ -25,7 +27,9 @@ def mountable():
 
 
 def test_two_clients_see_one_store(mountable, tmp_path):
-    """On two mounts that keep names and attributes: one creates, the other's attempt is told so, and reads the same bytes."""
+    """On two mounts that keep names and attributes: one creates, the other's attempt is told so,
+    and reads the same bytes.
+    """
     with clients("nfs", tmp_path, seed=7) as places:
         here, there = (LocalBackend(str(place / "store")) for place in places)
         assert here.put({"u/a": b"first"}) == {"u/a"}
@@ -65,7 +69,9 @@ def test_a_race_on_two_mounts(mountable, kind, tmp_path):
 
 
 def test_a_directory_that_is_there_and_missing_is_asked_for_again(monkeypatch, tmp_path):
-    """A file system that says of a name first that it is taken, and then that nothing is there, is given time."""
+    """A file system that says of a name first that it is taken, and then that nothing is there, is
+    given time.
+    """
     target, real, answers = tmp_path / "a" / "b", os.mkdir, [True, False]
     tmp_path.joinpath("a").mkdir()
 

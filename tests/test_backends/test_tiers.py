@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiers: who is asked and in which order, what goes where, what a dead, full, damaged or read-only tier changes."""
+"""Tiers: who is asked and in which order, what goes where, what a dead, full, damaged or read-only
+tier changes.
+"""
 
 import threading
 
@@ -114,7 +116,7 @@ def numbers(opened, name):
     return {key: value for key, value in vars(found).items() if value and key != "name"}
 
 
-# Objects -----------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------ Objects
 
 
 def test_what_is_near_is_not_asked_of_the_far():
@@ -189,7 +191,7 @@ def test_a_bad_key_is_refused(call):
     assert numbers(both, "far") == {}
 
 
-# Damage ------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------- Damage
 
 
 def test_a_damaged_near_copy_is_replaced_from_the_far_one(told):
@@ -228,11 +230,13 @@ def test_damage_on_the_way_is_asked_for_once_more():
     assert far.asked("delete") == []
 
 
-# Refs --------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------- Refs
 
 
 def test_the_truth_says_what_a_ref_is():
-    """A near tier's older value gives way to the truth's, as soon as the near tier has what that names."""
+    """A near tier's older value gives way to the truth's, as soon as the near tier has what that
+    names.
+    """
     near, far = Near(A), Far(A)
     near.swap_ref("t", None, b"old")
     far.swap_ref("t", None, b"a")
@@ -301,7 +305,7 @@ def test_a_base_shows_through_until_the_truth_says_otherwise():
     assert both.read_ref("t") == b"a"
 
 
-# What fails --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------- What fails
 
 FAILURES = {
     "timeout": (BackendTimeout("no answer"), {"timeouts": 1}),
@@ -312,7 +316,9 @@ FAILURES = {
 
 @pytest.mark.parametrize("cause", FAILURES)
 def test_reading_goes_on_without_a_tier_that_fails(cause, told):
-    """A far tier that fails is told of once for each cause, counted by its cause, and missed; so is a near one."""
+    """A far tier that fails is told of once for each cause, counted by its cause, and missed; so is
+    a near one.
+    """
     for place in ("far", "near"):
         near, far = Near(A), Far(A | B)
         near.swap_ref("t", None, b"a")
@@ -327,7 +333,9 @@ def test_reading_goes_on_without_a_tier_that_fails(cause, told):
 
 
 def test_a_ref_is_what_the_near_tier_was_told_last_while_the_truth_is_dead():
-    """Reads fall back to the last known value; a ref that nobody knows is an error, since it may well be set."""
+    """Reads fall back to the last known value; a ref that nobody knows is an error, since it may
+    well be set.
+    """
     near, far = Near(A), Far(A)
     both = tiers(near, far)
     both.swap_ref("t", None, b"a")
@@ -350,7 +358,9 @@ def test_a_ref_is_what_the_near_tier_was_told_last_while_the_truth_is_dead():
     ],
 )
 def test_writing_fails_with_the_truth_or_goes_on_as_configured(call, told):
-    """By default what cannot be written at the truth is an error, and nothing is written near; degraded, near is enough."""
+    """By default what cannot be written at the truth is an error, and nothing is written near;
+    degraded, near is enough.
+    """
     near, far = Near(A), Far(A)
     far.error = BackendUnavailable("dead")
     before = dict(near._objects), dict(near._refs)
@@ -363,7 +373,9 @@ def test_writing_fails_with_the_truth_or_goes_on_as_configured(call, told):
 
 
 def test_what_was_written_while_the_truth_was_dead_stays_near():
-    """When the truth answers again it decides; what it never heard of is still there to read, but under no ref."""
+    """When the truth answers again it decides; what it never heard of is still there to read, but
+    under no ref.
+    """
     near, far = Near(), Far(B)
     both = tiers(near, far, when_down="degrade")
     far.error = BackendUnavailable("dead")
@@ -415,11 +427,13 @@ def test_tiers_that_are_all_read_only_deny_every_change():
             call()
 
 
-# One fetches for all -----------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------ One fetches for all
 
 
 def test_threads_that_want_the_same_fetch_it_once():
-    """Of many that ask at once for the same objects one asks the far tier, and the others read the near one."""
+    """Of many that ask at once for the same objects one asks the far tier, and the others read the
+    near one.
+    """
     items = {f"k{number}": f"k{number}".encode() * 100 for number in range(50)}
     near, far = MemoryBackend(), Far(items)
     slow = threading.Event()
@@ -442,7 +456,9 @@ def test_threads_that_want_the_same_fetch_it_once():
 
 
 def test_a_late_process_waits_for_the_same_fetch():
-    """The key by which a fetch is known is written last, so a process that finds half of the objects still waits for the others."""
+    """The key by which a fetch is known is written last, so a process that finds half of the
+    objects still waits for the others.
+    """
     keys = ["c", "a", "b"]
     assert write_order(keys)[-1] == min(keys)
     near = MemoryBackend()

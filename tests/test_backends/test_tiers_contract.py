@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiers, and a store behind a deadline and a breaker, are byte stores like any other: they pass the contract."""
+"""Tiers, and a store behind a deadline and a breaker, are byte stores like any other: they pass the
+contract.
+"""
 
 import hypothesis
 import pytest

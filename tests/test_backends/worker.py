@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the worker processes of these tests do: a role, the directory of the store, and the role's arguments."""
+"""What the worker processes of these tests do: a role, the directory of the store, and the role's
+arguments.
+"""
 
 import json
 import os
@@ -39,7 +41,9 @@ def fill(backend, name):
 
 
 def freeze(backend, when):
-    """Stop this process by a signal before or after it takes a number; say what the swap said once it goes on."""
+    """Stop this process by a signal before or after it takes a number; say what the swap said once
+    it goes on.
+    """
     create = backend._create
 
     def stopping(target, data):
@@ -56,7 +60,9 @@ def freeze(backend, when):
 
 
 def hold(backend, ttl):
-    """Take the lease, say so, and keep it until a line comes in; then say whether it could be prolonged and given back."""
+    """Take the lease, say so, and keep it until a line comes in; then say whether it could be
+    prolonged and given back.
+    """
     lease = backend.lease("k", float(ttl))
     print(json.dumps(lease is not None), flush=True)
     sys.stdin.readline()

@@ -40,7 +40,9 @@ print("compiled", name, flush=True)
 
 
 def clean_environment(**more):
-    """Return an environment without what this machine's user has set for Triton, torch, us and terminals."""
+    """Return an environment without what this machine's user has set for Triton, torch, us and
+    terminals.
+    """
     prefixes = ("TRITON_", "TORCHINDUCTOR_", "COLUMNS", "NO_COLOR", "FORCE_COLOR", "TTY_")
     return {
         name: value for name, value in os.environ.items() if not name.startswith(prefixes)
@@ -113,7 +115,9 @@ def program(made_once):
 
 @pytest.fixture(scope="session")
 def cache(made_once, program):
-    """A Triton cache directory with two kernels for two targets, filled by Triton alone; do not write to it."""
+    """A Triton cache directory with two kernels for two targets, filled by Triton alone; do not
+    write to it.
+    """
 
     def fill(folder):
         env = clean_environment(TRITON_CACHE_DIR=str(folder / "cache"))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever is wrong with the input: exit status 1 and one clear line, the old state intact; wrong usage: status 2."""
+"""Whatever is wrong with the input: exit status 1 and one clear line, the old state intact; wrong
+usage: status 2.
+"""
 
 import json
 import os
@@ -78,7 +80,9 @@ def one_error(result, status=1):
 @pytest.mark.parametrize("words", READERS, ids=lambda words: "-".join(words[:2]))
 @pytest.mark.parametrize("make", BAD, ids=lambda make: make.__name__)
 def test_a_bad_bundle_is_one_error(cli, packed, tmp_path, words, make):
-    """Each command that reads a bundle answers each kind of bad bundle with one error line and writes nothing."""
+    """Each command that reads a bundle answers each kind of bad bundle with one error line and
+    writes nothing.
+    """
     bad = make(tmp_path, packed.read_bytes())
     before = sorted(tmp_path.iterdir())
     line = one_error(cli(*(word.format(bad, good=packed, tmp=tmp_path) for word in words)))
@@ -88,7 +92,9 @@ def test_a_bad_bundle_is_one_error(cli, packed, tmp_path, words, make):
 
 @pytest.mark.parametrize("make", BAD, ids=lambda make: make.__name__)
 def test_a_bad_bundle_in_json(cli, packed, tmp_path, make):
-    """With --json the error is an object with code and message, and the message is that of the error line."""
+    """With --json the error is an object with code and message, and the message is that of the
+    error line.
+    """
     result = cli("inspect", "--json", make(tmp_path, packed.read_bytes()))
     error = json.loads(result.stdout)["error"]
     assert result.exit_code == 1
@@ -111,7 +117,9 @@ def test_damaged_content_is_not_merged(cli, packed, tmp_path):
 
 
 def test_damaged_content_is_not_restored(cli, packed, tmp_path):
-    """Restore of a bundle whose kernels are damaged exits with 1 and a warning, and publishes none of them."""
+    """Restore of a bundle whose kernels are damaged exits with 1 and a warning, and publishes none
+    of them.
+    """
     (tmp_path / "damaged").write_bytes(flipped(200)(packed.read_bytes()))
     result = cli("restore", tmp_path / "damaged", "--cache-dir", tmp_path / "out", "--only", "all")
     assert result.exit_code == 1
@@ -135,7 +143,9 @@ def test_damaged_content_is_not_restored(cli, packed, tmp_path):
     ],
 )
 def test_a_bad_place_is_one_error(cli, packed, cache, tmp_path, words, expected):
-    """A directory that is not there, empty or a file, and an output that cannot be written, are one error line each."""
+    """A directory that is not there, empty or a file, and an output that cannot be written, are one
+    error line each.
+    """
     empty = tmp_path / "empty"
     empty.mkdir()
     status = 127 if expected == "no such program" else 1
@@ -160,7 +170,9 @@ def test_an_unwritable_output_is_one_error(cli, cache, tmp_path, words):
 
 
 def test_a_full_disk_leaves_the_old_bundle(cli, cache, packed, tmp_path, monkeypatch):
-    """When the disk is full, pack is one error line, the bundle that was there stays, and no temporary file is left."""
+    """When the disk is full, pack is one error line, the bundle that was there stays, and no
+    temporary file is left.
+    """
     output = tmp_path / "b.tbundle"
     output.write_bytes(packed.read_bytes())
 
@@ -193,7 +205,9 @@ def test_a_full_disk_leaves_the_old_bundle(cli, cache, packed, tmp_path, monkeyp
     ids=" ".join,
 )
 def test_wrong_usage_is_status_2(cli, words):
-    """A word that a command does not know, or one that it misses, is status 2; with --json also an object."""
+    """A word that a command does not know, or one that it misses, is status 2; with --json also an
+    object.
+    """
     assert cli(*words).exit_code == 2
     if words and words[0] != "nonsense":
         result = cli(words[0], "--json", *words[1:])

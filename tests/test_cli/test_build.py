@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`triton-bundler build`: bundles for GPUs that are not here, what is reused, what fails, and how the command is misused."""
+"""`triton-bundler build`: bundles for GPUs that are not here, what is reused, what fails, and how
+the command is misused.
+"""
 
 import json
 import os
@@ -54,7 +56,8 @@ function = "softmax_kernel"
 signature = {{ x_ptr = "*fp32:16", out_ptr = "*fp32:16", row_stride = "i32:16", n_columns = "i32:16" }}
 constants = {{ BLOCK = 1024 }}
 """
-# The example's own launches, with tensors in memory, on a driver that only says which GPU it has and launches nothing.
+# The example's own launches, with tensors in memory, on a driver that only says which GPU it has
+# and launches nothing.
 _LAUNCH = """
 import importlib.util, json, sys
 from triton import knobs
@@ -90,7 +93,9 @@ def forgotten_modules(monkeypatch):
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
-    """Build the examples for the whole fleet, with the command itself, once; returns (bundle, the command's answer)."""
+    """Build the examples for the whole fleet, with the command itself, once; returns (bundle, the
+    command's answer).
+    """
     folder = tmp_path_factory.mktemp("fleet")
     targets = [word for target in FLEET for word in ("--target", target)]
     return folder / "fleet.tbundle", finish(
@@ -123,7 +128,9 @@ def finish(process):
 
 
 def counted_ptxas(folder):
-    """Make wrappers for ptxas that note each kernel; returns the variables that bring Triton to them, and the notes."""
+    """Make wrappers for ptxas that note each kernel; returns the variables that bring Triton to
+    them, and the notes.
+    """
     tools = Path(find_spec("triton").origin).parent / "backends" / "nvidia" / "bin"
     notes, variables = folder / "assembled", {}
     for name, variable in (
@@ -142,7 +149,9 @@ def counted_ptxas(folder):
 @pytest.mark.slow
 @pytest.mark.toolchain
 def test_the_examples_are_built_for_a_whole_fleet(fleet, cli):
-    """All kernels of examples/kernels.py for sm_80, sm_90, sm_100 and gfx942 come from one command; `inspect` shows them."""
+    """All kernels of examples/kernels.py for sm_80, sm_90, sm_100 and gfx942 come from one command;
+    `inspect` shows them.
+    """
     path, told = fleet
     assert {row["target"]: row["kernels"] for row in told["targets"]} == dict.fromkeys(FLEET, 11)
     assert (told["failures"], len(told["compiled"])) == ([], 44)
@@ -177,7 +186,9 @@ def module(tmp_path):
 def test_a_kernel_that_does_not_compile_is_listed_with_its_line_and_nothing_is_written(
     cli, module, tmp_path
 ):
-    """Without --keep-going the mistake is told with file and line, the status is 1, and the bundle of before stays."""
+    """Without --keep-going the mistake is told with file and line, the status is 1, and the bundle
+    of before stays.
+    """
     (tmp_path / "b.tbundle").write_bytes(b"what was there")
     result = cli("build", module, "--target", "cuda:90", "-o", tmp_path / "b.tbundle", "--jobs", 1)
     assert result.exit_code == 1
@@ -192,7 +203,9 @@ def test_a_kernel_that_does_not_compile_is_listed_with_its_line_and_nothing_is_w
 
 
 def test_with_keep_going_the_rest_is_written_and_what_is_missing_is_told(cli, module, tmp_path):
-    """One mistake does not cost the others then: they are in the bundle and under the tag, and the status is 1 all the same."""
+    """One mistake does not cost the others then: they are in the bundle and under the tag, and the
+    status is 1 all the same.
+    """
     store = f"file://{tmp_path}/store"
     words = (
         "build",
@@ -219,7 +232,9 @@ def test_with_keep_going_the_rest_is_written_and_what_is_missing_is_told(cli, mo
 def test_a_build_of_nothing_costs_neither_bundle_nor_tag(
     cli, cli_json, module, tmp_path, keep_going
 ):
-    """Where a module cannot be imported, what was written and published before stays, with --keep-going too; no object claims a file."""
+    """Where a module cannot be imported, what was written and published before stays, with
+    --keep-going too; no object claims a file.
+    """
     (tmp_path / "broken_module.py").write_text("import no_such_thing_here\n")
     module.write_text(MODULE.replace("undefined_name", "2.0"))
     output, store = tmp_path / "b.tbundle", f"file://{tmp_path}/store"
@@ -243,7 +258,9 @@ def test_a_build_of_nothing_costs_neither_bundle_nor_tag(
 
 
 def test_a_module_that_fails_stops_the_others_unless_told_to_keep_going(cli, module, tmp_path):
-    """What cannot be planned is told before anything is compiled; with --keep-going the other module is built."""
+    """What cannot be planned is told before anything is compiled; with --keep-going the other
+    module is built.
+    """
     (tmp_path / "broken_module.py").write_text("import no_such_thing_here\n")
     module.write_text(MODULE.replace("undefined_name", "2.0"))
     words = (
@@ -264,7 +281,9 @@ def test_a_module_that_fails_stops_the_others_unless_told_to_keep_going(cli, mod
 
 
 def test_a_build_for_a_target_that_nobody_declares_is_an_error(cli, module, tmp_path):
-    """Kernels for other targets alone are nothing to build, and nothing to check: status 1, no file."""
+    """Kernels for other targets alone are nothing to build, and nothing to check: status 1, no
+    file.
+    """
     module.write_text(
         MODULE.replace("undefined_name", "2.0").replace('16"}}', '16"}, "targets": ["hip:gfx942"]}')
     )
@@ -280,7 +299,9 @@ def test_a_build_for_a_target_that_nobody_declares_is_an_error(cli, module, tmp_
 
 
 def test_without_a_target_every_kernel_has_to_name_its_own(cli, module, tmp_path):
-    """One kernel's targets are not taken for another: a usage error that names the kernel, until each names its own."""
+    """One kernel's targets are not taken for another: a usage error that names the kernel, until
+    each names its own.
+    """
     both = MODULE.replace("undefined_name", "2.0")
     one = both.replace('"*fp32:16"}}', '"*fp32:16"}, "targets": ["cuda:90"]}', 1)
     module.write_text(one)
@@ -338,7 +359,9 @@ def test_an_argument_that_a_kernel_has_not_is_named(cli, module, tmp_path):
 @pytest.mark.toolchain
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_what_ptxas_says_is_told(cli, cli_json, module, tmp_path, jobs):
-    """The line in which ptxas says what is wrong is the message; --json has its whole text, and nothing else on standard output."""
+    """The line in which ptxas says what is wrong is the message; --json has its whole text, and
+    nothing else on standard output.
+    """
     module.write_text(MODULE.replace("undefined_name", "2.0"))
     words = ("build", module, "--target", "cuda:999", "-o", tmp_path / "b.tbundle", "--jobs", jobs)
     assert re.search(
@@ -362,7 +385,9 @@ def test_what_a_module_prints_is_no_part_of_the_object(cli_json, module, tmp_pat
 
 
 def test_a_store_is_asked_first_and_filled(cli, module, tmp_path):
-    """`--check` finds what is missing and compiles nothing; a second build takes everything from the store."""
+    """`--check` finds what is missing and compiles nothing; a second build takes everything from
+    the store.
+    """
     module.write_text(MODULE.replace("undefined_name", "2.0"))
     store = f"file://{tmp_path}/store"
     wanted = ("build", module, "--target", "cuda:90", "--jobs", 1)
@@ -392,7 +417,9 @@ def test_a_store_is_asked_first_and_filled(cli, module, tmp_path):
 @pytest.mark.slow
 @pytest.mark.toolchain
 def test_two_builds_at_once_compile_each_kernel_once(tmp_path):
-    """Two commands with one store and one list, at the same time: ptxas assembles each kernel once, and both bundles have all."""
+    """Two commands with one store and one list, at the same time: ptxas assembles each kernel once,
+    and both bundles have all.
+    """
     (tmp_path / "several.py").write_text(SEVERAL)
     variables, assembled = counted_ptxas(tmp_path)
     (tmp_path / "store").mkdir(mode=0o700)
@@ -419,7 +446,9 @@ def test_two_builds_at_once_compile_each_kernel_once(tmp_path):
 def test_a_store_that_fails_meanwhile_costs_nothing_that_was_compiled(
     cli, module, tmp_path, monkeypatch
 ):
-    """What could not be sent is in the bundle, told with the store's name, and makes the status 1; the next build sends it."""
+    """What could not be sent is in the bundle, told with the store's name, and makes the status 1;
+    the next build sends it.
+    """
     module.write_text(MODULE.replace("undefined_name", "2.0"))
 
     def full(*_):
@@ -474,7 +503,9 @@ def test_the_example_build_file_is_built(cli, tmp_path):
 
 
 def test_a_recording_is_built_for_another_target_from_the_command(cli, tmp_path):
-    """`--from` with the module of the sources gives kernels that a JIT finds; what was assumed is told."""
+    """`--from` with the module of the sources gives kernels that a JIT finds; what was assumed is
+    told.
+    """
     spec, both, only = tmp_path / "softmax.toml", tmp_path / "both.tbundle", tmp_path / "80.tbundle"
     spec.write_text(SOFTMAX.format(module=json.dumps(examples())))
     cli("build", "--spec", spec, "-o", both, "--jobs", 1)
@@ -525,7 +556,9 @@ def test_a_wrong_use_is_told_in_one_line_with_status_2(cli, words, told):
 
 
 def test_what_cannot_be_built_at_all_is_an_error(cli, tmp_path):
-    """No such module, a module that declares nothing, no target: each is said in one line, with the way out, status 1."""
+    """No such module, a module that declares nothing, no target: each is said in one line, with the
+    way out, status 1.
+    """
     (tmp_path / "empty_module.py").write_text("x = 1\n")
     for words, told in [
         ((tmp_path / "absent.py", "--target", "cuda:90"), "no such file"),
@@ -545,7 +578,9 @@ bundler.register(Path(__file__).with_name("kernels.tbundle"))
 
 
 def test_a_package_that_registers_what_is_built(cli, module, tmp_path):
-    """The first build does not miss it, and no later one takes the kernels of the old bundle for its own."""
+    """The first build does not miss it, and no later one takes the kernels of the old bundle for
+    its own.
+    """
     package = tmp_path / "shipped"
     package.mkdir()
     (package / "__init__.py").write_text(_PACKAGE)

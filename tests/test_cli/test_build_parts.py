@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`build` on many machines: shards and their collection, an executor by name, and comparison with what a warm-up used."""
+"""`build` on many machines: shards and their collection, an executor by name, and comparison with
+what a warm-up used.
+"""
 
 import json
 import os
@@ -162,7 +164,8 @@ def test_an_executor_is_named_by_its_function(run_json, command, here):
     """It is looked for in the working directory; a context manager is left at the end."""
     local = run_json(*BUILD, "-o", "local.tbundle")
     for function in ("executor", "managed"):
-        # In a process of its own: threads of an executor are workers, which keep processes for a minute.
+        # In a process of its own: threads of an executor are workers, which keep processes for a
+        # minute.
         words = ("--executor", f"engine_of_test:{function}", "-o", "x.tbundle", "--json")
         answer = json.loads(command(*BUILD[:-2], *words).stdout)
         assert answer["digest"] == local["digest"]
@@ -227,7 +230,9 @@ def _constants(kernel):
 
 
 def test_what_is_built_and_never_used_fails_when_exact(run, run_json, here):
-    """Without --exact it is listed; kernels for other targets than the recorded ones are not looked at."""
+    """Without --exact it is listed; kernels for other targets than the recorded ones are not looked
+    at.
+    """
     (here / "six.py").write_text(MODULE.replace("5, 6", "5"))
     run_json(*BUILD, "-o", "used.tbundle")
     rewrite(here, MODULE)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`capture` runs a program without a GPU and writes what it would launch, whatever becomes of the program."""
+"""`capture` runs a program without a GPU and writes what it would launch, whatever becomes of the
+program.
+"""
 
 import json
 import sys
@@ -59,7 +61,9 @@ def kernels(path):
 
 @pytest.mark.slow
 def test_a_script_is_captured(command, script, tmp_path):
-    """The script runs as Python runs it, standard output is its own, and the lines that depend on data are listed."""
+    """The script runs as Python runs it, standard output is its own, and the lines that depend on
+    data are listed.
+    """
     path, output = script(), tmp_path / "b.tbundle"
     done = command(
         "capture",
@@ -85,7 +89,9 @@ def test_a_script_is_captured(command, script, tmp_path):
 
 @pytest.mark.slow
 def test_a_program_is_captured_for_several_targets(command, script, tmp_path):
-    """The program runs once for each target, and sees each; the bundle has all kernels.  `--json` gives one object."""
+    """The program runs once for each target, and sees each; the bundle has all kernels.  `--json`
+    gives one object.
+    """
     path, output = script(), tmp_path / "b.tbundle"
     done = command(
         "capture",
@@ -113,7 +119,9 @@ def test_a_program_is_captured_for_several_targets(command, script, tmp_path):
 
 @pytest.mark.slow
 def test_a_crash_keeps_what_was_captured(command, script, tmp_path):
-    """A program that raises: its traceback is shown, what it launched is in the bundle, and the status is not 0."""
+    """A program that raises: its traceback is shown, what it launched is in the bundle, and the
+    status is not 0.
+    """
     path, output = (
         script(KERNEL + "launch()\nraise ValueError('no luck')\n"),
         tmp_path / "b.tbundle",
@@ -139,7 +147,9 @@ def test_the_status_is_the_programs(command, script, tmp_path):
 
 @pytest.mark.slow
 def test_a_kernel_that_does_not_compile_is_listed(command, script, tmp_path):
-    """A kernel that Triton refuses is listed with its reason; the others are written, and the status is 1."""
+    """A kernel that Triton refuses is listed with its reason; the others are written, and the
+    status is 1.
+    """
     path, output = script(KERNEL + "launch()\nlaunch(block=7)\n"), tmp_path / "b.tbundle"
     done = command("capture", "-o", output, "--target", "cuda:90", "--", sys.executable, path)
     assert (done.returncode, kernels(output)) == (1, [("add_one", "cuda:90")])
@@ -159,7 +169,9 @@ def test_a_program_that_dies_is_told(command, script, tmp_path):
 
 @pytest.mark.slow
 def test_a_program_without_launches_writes_nothing(command, script, tmp_path):
-    """Nothing captured is a problem: the message says what is not captured, and an older bundle stays."""
+    """Nothing captured is a problem: the message says what is not captured, and an older bundle
+    stays.
+    """
     path, output = script("print('nothing to do')\n"), tmp_path / "b.tbundle"
     output.write_bytes(b"older")
     done = command("capture", "-o", output, "--target", "cuda:90", "--", sys.executable, path)
@@ -237,7 +249,9 @@ def test_what_is_missing_is_told(cli, script, program, said, tmp_path):
 
 
 def test_a_python_by_relative_path_is_found_from_anywhere(tmp_path, monkeypatch):
-    """The Python of a virtual environment is often named by a path from the working directory; its link is kept."""
+    """The Python of a virtual environment is often named by a path from the working directory; its
+    link is kept.
+    """
     from bundler.cli.capture_command import _interpreter
 
     (tmp_path / "python3").symlink_to(sys.executable)

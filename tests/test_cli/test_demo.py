@@ -38,7 +38,9 @@ def test_demo_recompiles_nothing(command, tmp_path):
 
 @pytest.mark.slow
 def test_demo_is_not_disturbed_by_settings(command, tmp_path):
-    """Demo works where the environment tells Triton to compile always, and where to; and uses no cache of the user's."""
+    """Demo works where the environment tells Triton to compile always, and where to; and uses no
+    cache of the user's.
+    """
     env = {
         "TRITON_ALWAYS_COMPILE": "1",
         "TRITON_CACHE_DIR": str(tmp_path / "mine"),
@@ -50,7 +52,9 @@ def test_demo_is_not_disturbed_by_settings(command, tmp_path):
 
 @pytest.mark.slow
 def test_demo_json(command, tmp_path):
-    """Demo --json has the counts, the evidence and a row for each kernel; --keep-dir keeps bundle and directory, --report a page."""
+    """Demo --json has the counts, the evidence and a row for each kernel; --keep-dir keeps bundle
+    and directory, --report a page.
+    """
     page = tmp_path / "report.html"
     done = command(
         "demo",
@@ -116,7 +120,9 @@ def without(prefix):
 
 @pytest.mark.slow
 def test_demo_counts_what_is_compiled_again(cli, monkeypatch):
-    """If kernels were lost on the way, demo counts them, says so in its last line, and exits with 1."""
+    """If kernels were lost on the way, demo counts them, says so in its last line, and exits with
+    1.
+    """
     monkeypatch.setattr(demo_module.bundler, "restore", without("hip"))
     result = cli("demo", "--target", "hip:gfx942")
     assert result.exit_code == 1
@@ -126,7 +132,9 @@ def test_demo_counts_what_is_compiled_again(cli, monkeypatch):
 
 @pytest.mark.slow
 def test_demo_has_no_ptxas_for_the_second_process(cli, monkeypatch):
-    """If a kernel for an NVIDIA GPU were lost, the second process could not compile it: one error, status 1."""
+    """If a kernel for an NVIDIA GPU were lost, the second process could not compile it: one error,
+    status 1.
+    """
     monkeypatch.setattr(demo_module.bundler, "restore", without("cuda"))
     result = cli("demo", "--target", "cuda:90")
     assert result.exit_code == 1
@@ -136,7 +144,9 @@ def test_demo_has_no_ptxas_for_the_second_process(cli, monkeypatch):
 
 @pytest.mark.slow
 def test_demo_notices_an_unwatched_ptxas(cli, monkeypatch):
-    """If Triton used another ptxas than the one that refuses, demo does not pretend to have proven anything."""
+    """If Triton used another ptxas than the one that refuses, demo does not pretend to have proven
+    anything.
+    """
     monkeypatch.setattr(demo_module.PtxasWatch, "calls", lambda self: (0, 0))
     result = cli("demo", "--target", "cuda:90")
     assert result.exit_code == 1

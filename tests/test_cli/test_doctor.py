@@ -111,7 +111,9 @@ def test_doctor_warns_without_a_compiler(found, monkeypatch):
     ("kind", "value"), [(object, "compiled extension"), (None, "ctypes, since")]
 )
 def test_doctor_names_the_launch_path(found, monkeypatch, kind, value):
-    """Doctor says how kernels are launched; without the extension it says how to get it, and that is no problem."""
+    """Doctor says how kernels are launched; without the extension it says how to get it, and that
+    is no problem.
+    """
     monkeypatch.setattr(doctor.launchers, "compiled_type", lambda: kind)
     status, findings = found()
     path = findings["launch path"]
@@ -202,7 +204,9 @@ def test_doctor_says_nothing_of_releases_that_were_tried(found, releases):
 
 @pytest.mark.slow
 def test_doctor_warns_once_of_releases_never_tried_and_refuses_nothing(found, releases):
-    """Both releases stand in one warning, exit status 0; a torch that has every name we need is told so."""
+    """Both releases stand in one warning, exit status 0; a torch that has every name we need is
+    told so.
+    """
     releases("4.0.0", "3.1.0")
     status, findings = found()
     told = findings["releases"]
@@ -216,7 +220,9 @@ def test_doctor_warns_once_of_releases_never_tried_and_refuses_nothing(found, re
 
 @pytest.mark.slow
 def test_doctor_names_what_a_torch_never_tried_lacks(found, releases):
-    """What torch.compile's bundles need and the new torch has not is named; Triton, which was tried, is not."""
+    """What torch.compile's bundles need and the new torch has not is named; Triton, which was
+    tried, is not.
+    """
     releases("3.7.1", "3.1.0", "torch._inductor.codecache:sha256_hash")
     value = found()[1]["releases"]["value"]
     assert value.startswith("torch 3.1.0: never tried")
@@ -232,7 +238,9 @@ def test_doctor_says_when_a_torch_never_tried_cannot_be_imported(found, releases
 
 
 def test_doctor_mends_modes_and_leftovers(found, cli, tmp_path, monkeypatch):
-    """What it can mend is marked; --fix mends that, says so, touches nothing younger than a day, and finds nothing the second time."""
+    """What it can mend is marked; --fix mends that, says so, touches nothing younger than a day,
+    and finds nothing the second time.
+    """
     cache, key, here = tmp_path / "cache", tmp_path / "key.pem", tmp_path / "here"
     for name in ("tmp.bundler.1.old", "tmp.bundler.2.new"):
         (cache / name).mkdir(parents=True)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One kernel chosen by name, glob or the beginning of its key; its texts on the terminal, its files in a directory."""
+"""One kernel chosen by name, glob or the beginning of its key; its texts on the terminal, its files
+in a directory.
+"""
 
 import dataclasses
 import importlib.util
@@ -59,7 +61,9 @@ def tree(folder):
     ],
 )
 def test_kernels_are_chosen_by_names_and_beginnings(cli_json, bundle, wanted, keys):
-    """A name, a glob over names and keys, the beginning of a name, or that of one key, as tables show it."""
+    """A name, a glob over names and keys, the beginning of a name, or that of one key, as tables
+    show it.
+    """
     status, told = cli_json("inspect", bundle, "--kernel", wanted)
     assert (status, [kernel["key"] for kernel in told["kernels"]]) == (0, keys)
 
@@ -163,7 +167,9 @@ def test_extract_writes_several_kernels_apart(cli, bundle, tmp_path):
 
 
 def test_extract_overwrites_nothing_unless_forced(cli, bundle, tmp_path):
-    """One file that is there already keeps all from being written; --force replaces it, and leaves others alone."""
+    """One file that is there already keeps all from being written; --force replaces it, and leaves
+    others alone.
+    """
     folder = tmp_path / "o"
     folder.mkdir()
     (folder / "mul.ptx").write_text("mine")
@@ -211,7 +217,9 @@ def test_extract_says_why_it_cannot_write(cli, bundle):
 
 @pytest.mark.toolchain
 def test_machine_code_of_a_real_kernel(cli, compiled):
-    """--show sass disassembles a cubin with what Triton's wheel brings; other texts are what the compiler wrote."""
+    """--show sass disassembles a cubin with what Triton's wheel brings; other texts are what the
+    compiler wrote.
+    """
     key = compiled.keys_of("gelu_kernel")[0]
     shown = {
         kind: cli("inspect", compiled.bundle, "--kernel", key[:12], "--show", kind).stdout

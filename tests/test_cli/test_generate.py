@@ -106,7 +106,9 @@ def test_a_bundle_has_kernels_and_program(cli, module, tmp_path):
 
 @pytest.mark.slow
 def test_programs_are_never_lost(cli, module, tmp_path):
-    """Two functions are two programs in a merge and behind a tag; two programs of one name are refused with status 1, and both stay."""
+    """Two functions are two programs in a merge and behind a tag; two programs of one name are
+    refused with status 1, and both stay.
+    """
     paths = {}
     for name, sizes in (("softmax", "16,32"), ("product", "16,16"), ("again", "16,64")):
         paths[name] = tmp_path / f"{name}.tbundle"
@@ -177,7 +179,9 @@ def test_without_torch_every_other_command_works_and_this_one_says_what_to_insta
 
 
 def test_verify_says_what_was_compared_and_where_it_can_run(cli, module, tmp_path):
-    """In the interpreter the program is compared with eager torch; on a CPU without it the error names the fix."""
+    """In the interpreter the program is compared with eager torch; on a CPU without it the error
+    names the fix.
+    """
     arguments = (f"{module}:softmax", "--input", "float32[16,32]", "--verify", "--json")
     refused = cli("generate", *arguments)
     assert refused.exit_code == 1

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C and other signals that ask a command to end: what it leaves, what it says, and its exit status."""
+"""Ctrl-C and other signals that ask a command to end: what it leaves, what it says, and its exit
+status.
+"""
 
 import json
 import os
@@ -12,8 +14,9 @@ import pytest
 
 import bundler
 
-# argv: signal, place, numbers, and the command after "--".  Of the calls of the file system that name something below the place, one
-# after another is followed by the signal, each in a forked child that runs the command in a copy of `place`.
+# argv: signal, place, numbers, and the command after "--".  Of the calls of the file system that
+# name something below the place, one after another is followed by the signal, each in a forked
+# child that runs the command in a copy of `place`.
 _STOPPED = """
 import json, os, shutil, signal, sys
 from bundler.cli import main
@@ -137,7 +140,9 @@ def stopped(name, number, place, points):
 @pytest.mark.toolchain
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_a_signal_leaves_no_temporary_file(prepared, name):
-    """Ctrl-C or SIGTERM after any of a command's calls of the file system: no temporary file stays, and the status says which."""
+    """Ctrl-C or SIGTERM after any of a command's calls of the file system: no temporary file stays,
+    and the status says which.
+    """
     for number, first in ((signal.SIGINT, 1), (signal.SIGTERM, 2)):
         statuses = stopped(name, number, prepared, range(first, 20, 3))
         assert {*statuses.values()} <= {0, 128 + number}
@@ -242,6 +247,8 @@ print("went on")
     [(_CLEANING, 130, "cleaned up\n"), (_SWALLOWED, 130, ""), (_IGNORED, 0, "went on\n")],
 )
 def test_signals_after_the_first(code, status, out):
-    """A second signal does not stop the clean-up; one that Python swallowed counts all the same; what nohup ignores stays ignored."""
+    """A second signal does not stop the clean-up; one that Python swallowed counts all the same;
+    what nohup ignores stays ignored.
+    """
     done = python(code)
     assert (done.returncode, done.stdout) == (status, out), done.stderr

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/schemas says what each command prints with --json; every other run with --json in these tests is compared, too."""
+"""docs/schemas says what each command prints with --json; every other run with --json in these
+tests is compared, too.
+"""
 
 import contextlib
 import json
@@ -45,7 +47,9 @@ def place(tmp_path, monkeypatch):
 
 
 def test_each_command_has_a_schema():
-    """None is missing, none is left of a command that is gone, and each is a valid schema that allows no unknown key."""
+    """None is missing, none is left of a command that is gone, and each is a valid schema that
+    allows no unknown key.
+    """
     assert sorted(json_schemas.schemas()) == sorted([*NAMES, "common", "error"])
     for name, schema in json_schemas.schemas().items():
         jsonschema.Draft202012Validator.check_schema(schema)

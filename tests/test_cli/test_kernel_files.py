@@ -42,7 +42,9 @@ def tuned(tmp_path_factory):
 
 
 def test_the_winner_is_written_with_its_stages_and_a_grid(cli, tuned, tmp_path):
-    """Of two kernels the one that won; the grid's names are arguments, parameters of the config are numbers."""
+    """Of two kernels the one that won; the grid's names are arguments, parameters of the config are
+    numbers.
+    """
     done = cli(
         "tune",
         "export",

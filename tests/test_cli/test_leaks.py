@@ -35,7 +35,9 @@ def test_paths_in_text(text):
 
 @pytest.mark.parametrize("length", range(10, 130))
 def test_paths_in_pickles_and_msgpack(length):
-    """A path is found in a pickle and in msgpack whatever its length, which stands before it as a byte."""
+    """A path is found in a pickle and in msgpack whatever its length, which stands before it as a
+    byte.
+    """
     path = "/home/" + "n" * (length - 6)
     assert absolute_paths(pickle.dumps({"n": 1000, "path": path, "x": None})) == {path}
     assert absolute_paths(msgpack.packb({"n": 1 << 20, "path": path, "x": None})) == {path}
@@ -72,7 +74,9 @@ def test_paths_with_letters_of_other_languages():
     ],
 )
 def test_what_is_no_path(text):
-    """Tags, fractions, relative paths, URLs, comments and what follows a placeholder are no absolute paths."""
+    """Tags, fractions, relative paths, URLs, comments and what follows a placeholder are no
+    absolute paths.
+    """
     assert absolute_paths(text.encode()) == set()
 
 
@@ -93,7 +97,9 @@ def test_random_bytes_hold_few_paths():
 
 
 def test_the_commands_strip(cli, packed, tmp_path):
-    """`merge --strip source` makes a clean file of one that is there; `inspect --leaks` agrees about both."""
+    """`merge --strip source` makes a clean file of one that is there; `inspect --leaks` agrees
+    about both.
+    """
     made = cli("merge", packed, "--strip", "source", "-o", tmp_path / "c.tbundle")
     assert made.exit_code == 0, made.output
     before, after = (

@@ -135,7 +135,9 @@ def test_verify_says_what_it_checked(cli, cli_json, packed):
 
 
 def test_verify_finds_damage(cli, packed, tmp_path):
-    """Verify of a bundle with a flipped bit in its content exits with 1, lists problems and gives one error line."""
+    """Verify of a bundle with a flipped bit in its content exits with 1, lists problems and gives
+    one error line.
+    """
     data = bytearray(packed.read_bytes())
     data[len(data) // 3] ^= 1
     damaged = tmp_path / "damaged.tbundle"
@@ -248,7 +250,9 @@ def test_merge_onto_one_of_its_sources(cli, packed, halves):
 
 
 def test_merge_counts_variants(cli, packed, program, tmp_path):
-    """Kernels of the same source in another place are variants: merge keeps one build of each, and says how many it dropped."""
+    """Kernels of the same source in another place are variants: merge keeps one build of each, and
+    says how many it dropped.
+    """
     moved = tmp_path / "elsewhere" / "kernels.py"
     moved.parent.mkdir()
     moved.write_bytes(KERNELS.read_bytes())
@@ -271,7 +275,9 @@ def test_json_is_one_document(cli, packed):
 
 
 def test_inspect_resources_lists_what_each_kernel_takes(cli, cli_json, packed):
-    """Inspect --resources has a row for each kernel, of NVIDIA's and of AMD's, with the figures of its binary."""
+    """Inspect --resources has a row for each kernel, of NVIDIA's and of AMD's, with the figures of
+    its binary.
+    """
     status, told = cli_json("inspect", packed, "--resources")
     assert (status, set(told)) == (0, {"path", "digest", "kernels"})
     assert len(told["kernels"]) == 4
@@ -300,7 +306,9 @@ def test_inspect_resources_lists_what_each_kernel_takes(cli, cli_json, packed):
 
 
 def test_inspect_resources_names_a_binary_that_cannot_be_read(cli, cli_json, packed, tmp_path):
-    """A kernel whose binary holds no such function is told with the reason, the others have their figures, and the exit status is 1."""
+    """A kernel whose binary holds no such function is told with the reason, the others have their
+    figures, and the exit status is 1.
+    """
     path = rebuilt(packed, tmp_path / "renamed.tbundle", _with_another_entry)
     status, told = cli_json("inspect", path, "--resources")
     assert status == 1

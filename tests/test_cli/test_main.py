@@ -67,7 +67,9 @@ def test_help_lists_the_commands(cli):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_with_an_example(cli, name):
-    """Each command's help has a sentence, an example that parses as its own, --json, and exit status 0."""
+    """Each command's help has a sentence, an example that parses as its own, --json, and exit
+    status 0.
+    """
     result = cli(name, "--help")
     assert result.exit_code == 0
     assert f"\n  Example:\n    triton-bundler {name}" in result.stdout

@@ -111,7 +111,9 @@ def test_restore_without_a_directory_goes_where_triton_looks(cli, packed, tmp_pa
 
 
 def test_restore_json_tells_restored_then_present_then_repaired(cli_json, packed, tmp_path):
-    """Restore --json has the report's keys: first all is restored, then present, then one is repaired."""
+    """Restore --json has the report's keys: first all is restored, then present, then one is
+    repaired.
+    """
     words = ("restore", packed, "--cache-dir", tmp_path / "out", "--only", "all")
     status, first = cli_json(*words)
     assert status == 0
@@ -138,7 +140,9 @@ def test_restore_keeps_the_launch_set_alone(cli, packed, tmp_path):
 
 
 def test_restore_of_another_toolchain_is_no_silent_success(cli, foreign, tmp_path):
-    """A bundle of another Triton gives a warning that says so, exit status 1, and nothing in the directory."""
+    """A bundle of another Triton gives a warning that says so, exit status 1, and nothing in the
+    directory.
+    """
     result = cli("restore", foreign, "--cache-dir", tmp_path / "out")
     assert result.exit_code == 1
     assert result.stderr.startswith(
@@ -150,7 +154,9 @@ def test_restore_of_another_toolchain_is_no_silent_success(cli, foreign, tmp_pat
 
 
 def test_restore_of_another_toolchain_in_json(cli_json, foreign, tmp_path):
-    """The same in --json: nothing usable, each kernel skipped with its reason, the warning beside it."""
+    """The same in --json: nothing usable, each kernel skipped with its reason, the warning beside
+    it.
+    """
     status, told = cli_json("restore", foreign, "--cache-dir", tmp_path / "out")
     assert (status, told["usable"], len(told["skipped"]), len(told["warnings"])) == (1, 0, 4, 1)
 

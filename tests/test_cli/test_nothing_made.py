@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A command that made nothing writes and publishes nothing, and an empty bundle is used for nothing unless that is asked for."""
+"""A command that made nothing writes and publishes nothing, and an empty bundle is used for nothing
+unless that is asked for.
+"""
 
 import json
 from pathlib import Path
@@ -68,7 +70,9 @@ def test_an_empty_bundle_is_not_pushed(cli, cli_json, empty, url):
 
 @pytest.mark.parametrize("check", [(), ("--check",)])
 def test_an_empty_bundle_is_not_restored(cli, empty, url, tmp_path, check):
-    """By file and by tag restore refuses it, and --check says so before; --allow-empty takes it for fine."""
+    """By file and by tag restore refuses it, and --check says so before; --allow-empty takes it for
+    fine.
+    """
     for source in ((empty,), ("--tag", "before", "--store", url)):
         words = ("restore", *source, "--cache-dir", tmp_path / "cache", *check)
         refused = cli(*words)
@@ -77,7 +81,9 @@ def test_an_empty_bundle_is_not_restored(cli, empty, url, tmp_path, check):
 
 
 def test_code_is_refused_as_the_command_is(empty, url, tmp_path):
-    """`restore`, `check` and a store's `push` and `restore` raise `EmptyBundle`, and do not with `allow_empty`."""
+    """`restore`, `check` and a store's `push` and `restore` raise `EmptyBundle`, and do not with
+    `allow_empty`.
+    """
     with Bundle.load(empty) as bundle, bundler.open_store(url) as store:
         for call in (
             lambda **more: bundler.restore(bundle, tmp_path / "cache", **more),
@@ -138,7 +144,9 @@ def test_a_command_that_compiled_nothing_writes_no_bundle(command, good):
 
 
 def test_a_session_that_compiled_nothing_is_no_error(url, tmp_path, monkeypatch, recwarn):
-    """A session whose tag names nothing, and that compiles nothing, says that the tag is new, and does not touch it."""
+    """A session whose tag names nothing, and that compiles nothing, says that the tag is new, and
+    does not touch it.
+    """
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_BUNDLER_LOCAL", str(tmp_path / "local"))
     with bundler.open_store(url) as store:

@@ -8,7 +8,8 @@ import pytest
 import bundler
 
 pytestmark = pytest.mark.toolchain
-# The verb of "1 of 2 kernels" and names such as "1 of this process" are no nouns that follow their number.
+# The verb of "1 of 2 kernels" and names such as "1 of this process" are no nouns that follow their
+# number.
 ONE_OF_MANY = re.compile(
     r"\b1 (?:more |other |tuning |helper |opaque )?(?!is\b|was\b|has\b|process\b|pass\b|ms\b)[a-z]+s\b"
 )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`report`: what stands in the page, how little room it takes, and that what a bundle holds stays text."""
+"""`report`: what stands in the page, how little room it takes, and that what a bundle holds stays
+text.
+"""
 
 import base64
 import html
@@ -139,7 +141,9 @@ def test_occupancy(target, warps, registers, static, dynamic, blocks, limit):
 
 
 def test_occupancy_of_what_is_not_known():
-    """An architecture that nobody told us of, or registers that the binary does not tell, have none."""
+    """An architecture that nobody told us of, or registers that the binary does not tell, have
+    none.
+    """
     assert block_occupancy(Target.parse("cuda:999"), 4, 32, 0, 0) is None
     assert block_occupancy(Target.parse("hip:gfx1100"), 4, 32, 0, 0) is None
     assert block_occupancy(Target.parse("cuda:90"), 4, None, 0, 0) is None
@@ -213,7 +217,9 @@ def test_what_a_bundle_holds_cannot_end_its_element(packed):
 
 
 def test_python_files_are_of_the_folder_that_was_named(tmp_path):
-    """A source is found by name and function; a link out of the folder is not followed, whatever a bundle says."""
+    """A source is found by name and function; a link out of the folder is not followed, whatever a
+    bundle says.
+    """
     (tmp_path / "secret.py").write_text("def kernel(x): secret\n")
     folder = tmp_path / "src"
     (folder / "deep").mkdir(parents=True)
@@ -294,7 +300,9 @@ def test_a_tag_and_a_directory_are_shown_too(cli, packed, cache, tmp_path, monke
 
 
 def test_misses_need_no_more_than_the_bundle(cli, packed, cache, tmp_path, monkeypatch):
-    """What Triton's directory has and the bundle lacks was compiled here; no store and no cache manager of ours is needed."""
+    """What Triton's directory has and the bundle lacks was compiled here; no store and no cache
+    manager of ours is needed.
+    """
     monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     with bundler.Bundle.load(packed) as bundle:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of `report` in a real browser: sort, filter, open a kernel, mark a line, compare, without the network."""
+"""The page of `report` in a real browser: sort, filter, open a kernel, mark a line, compare,
+without the network.
+"""
 
 import json
 import re
@@ -79,7 +81,9 @@ def test_overview(opened, packed):
 
 
 def test_sort_and_filter(opened, packed):
-    """A heading sorts, and sorts the other way when pressed again; words filter by name, target and constants."""
+    """A heading sorts, and sorts the other way when pressed again; words filter by name, target and
+    constants.
+    """
     go(opened, "Kernels")
     with bundler.Bundle.load(packed) as bundle:
         names, number = sorted(kernel.name for kernel in bundle.kernels), len(bundle)
@@ -99,7 +103,9 @@ def test_sort_and_filter(opened, packed):
 
 
 def test_a_kernel_and_its_lines(opened):
-    """A kernel opens from the table; a line marks the lines of the same source line in every other text, by mouse and by keys."""
+    """A kernel opens from the table; a line marks the lines of the same source line in every other
+    text, by mouse and by keys.
+    """
     from selenium.webdriver.common.keys import Keys
 
     go(opened, "Kernels")
@@ -160,7 +166,9 @@ KINDS = ("source", "ttir", "ttgir", "llir", "ptx", "cubin", "amdgcn", "hsaco", "
 
 @pytest.fixture
 def crowded(browser, cli, packed, tmp_path):
-    """A page whose kernels have the names that Inductor gives, constants in the order of none, and a program; shown in a window of some width."""
+    """A page whose kernels have the names that Inductor gives, constants in the order of none, and
+    a program; shown in a window of some width.
+    """
     assert cli("report", packed, "-o", tmp_path / "r.html").exit_code == 0
     page = (tmp_path / "r.html").read_text()
 
@@ -228,7 +236,9 @@ def crowded(browser, cli, packed, tmp_path):
 
 @pytest.mark.parametrize("width", [WIDTH, 500])
 def test_nothing_leaves_the_window(crowded, width):
-    """With names of 110 characters every part of every page ends within the window, and no table has to be scrolled sideways."""
+    """With names of 110 characters every part of every page ends within the window, and no table
+    has to be scrolled sideways.
+    """
     page = crowded(width)
     for place in ("overview", "kernels", "kernel/K0", "programs", "misses"):
         page.execute_script(f"location.hash = '#/{place}'")
@@ -245,7 +255,9 @@ def test_nothing_leaves_the_window(crowded, width):
 
 
 def test_rows_of_one_name_are_ordered_and_long_names_are_whole_in_the_title(crowded):
-    """Rows of one name come by their constants, 2 before 16; what is shortened has all of it as its title."""
+    """Rows of one name come by their constants, 2 before 16; what is shortened has all of it as its
+    title.
+    """
     page = crowded(WIDTH)
     go(page, "Kernels")
     links = page.find_elements("css selector", "#kernels td.name a")

@@ -46,7 +46,9 @@ def kernels(path):
 
 
 def test_run_records_a_program(command, program, tmp_path):
-    """Run writes what the program compiled, with argument types, and leaves standard output to the program."""
+    """Run writes what the program compiled, with argument types, and leaves standard output to the
+    program.
+    """
     output = tmp_path / "b.tbundle"
     done = command("run", "-o", output, "--", sys.executable, program, "gelu", "cuda:90")
     assert (done.returncode, done.stdout) == (0, "compiled gelu\n"), done.stderr
@@ -124,7 +126,9 @@ def test_run_of_a_name_that_is_on_no_path(command, tmp_path):
 
 
 def test_run_keeps_what_was_recorded_before_ctrl_c(program, tmp_path):
-    """Ctrl-C ends a program that does not expect it, and run with 130; what the program compiled before is written."""
+    """Ctrl-C ends a program that does not expect it, and run with 130; what the program compiled
+    before is written.
+    """
     ready, script = tmp_path / "ready", tmp_path / "stopped.py"
     script.write_text(COMPILE_AND_WAIT)
     words = [
@@ -190,7 +194,9 @@ def test_run_leaves_no_spool(command, tmp_path):
 
 
 def test_run_refuses_a_python_without_us(command, tmp_path):
-    """A Python that has Triton and cannot import this package is refused before it runs, since Triton would fail in it."""
+    """A Python that has Triton and cannot import this package is refused before it runs, since
+    Triton would fail in it.
+    """
     stranger = tmp_path / "python3"
     stranger.write_text("#!/bin/sh\necho 'ModuleNotFoundError: no bundler' >&2\nexit 1\n")
     stranger.chmod(0o755)

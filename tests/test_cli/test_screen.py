@@ -130,7 +130,9 @@ def test_a_bracket_is_no_markup():
 
 
 def test_tables_fit_narrow_terminals():
-    """A narrow terminal gets fewer columns and cut names, no row is longer than it, and what is hidden is named."""
+    """A narrow terminal gets fewer columns and cut names, no row is longer than it, and what is
+    hidden is named.
+    """
     row = ("a_kernel_with_a_rather_long_name_that_does_not_fit", "value", "12 KB")
     narrow, wide = screen(40), screen(100)
     for one in (narrow, wide):
@@ -251,7 +253,9 @@ def test_quiet_leaves_errors(cli, tmp_path):
 
 
 def test_verbose_shows_the_log(cli, tmp_path):
-    """With --verbose, before the command or after it, what the package logs is on standard error, and only then."""
+    """With --verbose, before the command or after it, what the package logs is on standard error,
+    and only then.
+    """
     made, url = tmp_path / "made.tbundle", f"file://{tmp_path}/store"
     bundler.Bundle(Content(), Observed(), MemoryBlobs({})).save(made)
     assert cli("push", made, "--store", url, "--tag", "t", "--allow-empty").stderr == ""
@@ -336,7 +340,9 @@ def messages(folder):
 
 
 def test_messages_of_the_library_become_the_commands():
-    """Each message of the library that names an argument of Python's is said as the option; there are such messages."""
+    """Each message of the library that names an argument of Python's is said as the option; there
+    are such messages.
+    """
     package = Path(bundler.__file__).parent
     named = [text for room in _ROOMS for text in messages(package / room) if _ARGUMENT.search(text)]
     shown = [text for text in named if text not in _FOR_PYTHON]

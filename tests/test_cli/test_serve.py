@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands `serve`, `sync` and `prune --keep-days`, as a user calls them; with kernels that were compiled."""
+"""The commands `serve`, `sync` and `prune --keep-days`, as a user calls them; with kernels that
+were compiled.
+"""
 
 import signal
 import socket
@@ -15,7 +17,9 @@ import bundler
 
 @pytest.fixture
 def serving(tmp_path):
-    """Return a function that starts `serve` with sources and yields the process and its URL; ended with the test."""
+    """Return a function that starts `serve` with sources and yields the process and its URL; ended
+    with the test.
+    """
     started = []
 
     def start(*sources, options=()):
@@ -66,7 +70,9 @@ def test_a_bundle_and_a_cache_directory_are_served(packed, serving, cli, cli_jso
 
 
 def test_a_restore_asks_peers_of_the_environment(packed, cli, cli_json, tmp_path, monkeypatch):
-    """The replica's kernels come from the peer: the far store's own are gone, and only its tag and manifest are needed."""
+    """The replica's kernels come from the peer: the far store's own are gone, and only its tag and
+    manifest are needed.
+    """
     far = f"file://{tmp_path}/far"
     assert cli("push", packed, "--store", far, "--tag", "demo").exit_code == 0
     for unit in (tmp_path / "far" / "data" / "v1" / "u").rglob("*"):
@@ -115,7 +121,9 @@ def test_what_cannot_be_served(cli, tmp_path, monkeypatch, words, status, said):
 
 @pytest.mark.slow
 def test_serve_ends_although_a_client_hangs(packed, serving):
-    """A client that asks for nothing keeps nobody, and one that takes an answer slowly no longer than --drain: then the status is 1."""
+    """A client that asks for nothing keeps nobody, and one that takes an answer slowly no longer
+    than --drain: then the status is 1.
+    """
     for sent, status in ((b"", 0), (b"POST /objects HTTP/1.1\r\nContent-Length: 9\r\n\r\n", 1)):
         process, url, _ = serving(packed, options=["--drain", "1s"])
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client:
@@ -129,7 +137,9 @@ def test_serve_ends_although_a_client_hangs(packed, serving):
 
 
 def test_sync_moves_what_is_missing(packed, cli, cli_json, tmp_path):
-    """The first run moves, the second finds all there, `--dry-run` and `--delete-tags` do what they say."""
+    """The first run moves, the second finds all there, `--dry-run` and `--delete-tags` do what they
+    say.
+    """
     source, target = tmp_path / "source", tmp_path / "target"
     for tag in ("demo", "other/x"):
         assert cli("push", packed, "--store", source, "--tag", tag).exit_code == 0
@@ -156,7 +166,9 @@ def test_sync_moves_what_is_missing(packed, cli, cli_json, tmp_path):
 
 
 def test_sync_says_what_failed(packed, cli, tmp_path):
-    """A tag whose unit is gone is named with its reason, and the status is 1; so is a source that is not there."""
+    """A tag whose unit is gone is named with its reason, and the status is 1; so is a source that
+    is not there.
+    """
     source, target = tmp_path / "source", tmp_path / "target"
     assert cli("push", packed, "--store", source, "--tag", "demo").exit_code == 0
     next(

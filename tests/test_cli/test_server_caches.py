@@ -58,7 +58,9 @@ def test_pack_vllm_says_what_it_took(root, cli, tmp_path):
 
 
 def test_restore_takes_a_root_and_facts(packed, cli, tmp_path):
-    """With trust, the files are where the root is; for other ranks they are not, the reason is printed, and the kernels are."""
+    """With trust, the files are where the root is; for other ranks they are not, the reason is
+    printed, and the kernels are.
+    """
     copy = tmp_path / "copy"
     words = ("restore", packed, "--trust", "code", "--only", "usable", "--fact", "ranks=2")
     assert cli(*words, "--root", f"vllm={copy}", "--fact", "gpu=NVIDIA H200").exit_code == 0

@@ -24,7 +24,9 @@ def home(tmp_path, monkeypatch):
 
 
 def test_config_show_says_what_holds_and_why(cli, tmp_path, monkeypatch):
-    """Each setting with its value and origin; passwords in URLs are not shown; unknown variables are named."""
+    """Each setting with its value and origin; passwords in URLs are not shown; unknown variables
+    are named.
+    """
     (tmp_path / "here" / "triton-bundler.toml").write_text('store = "redis://me:word@host"\n')
     monkeypatch.setenv("TRITON_BUNDLER_MODE", "read")
     monkeypatch.setenv("TRITON_BUNDLER_MODEL", "x")

@@ -50,7 +50,9 @@ def test_a_key_is_made_trusted_used_and_revoked(cli, cli_json, place, monkeypatc
 
 
 def test_a_signature_of_minisign_is_written_and_read(cli, place):
-    """It lies beside the bundle, and counts for a trusted key where the bundle has none of its own, for these bytes alone."""
+    """It lies beside the bundle, and counts for a trusted key where the bundle has none of its own,
+    for these bytes alone.
+    """
     cli("key", "new", "release.pem")
     cli("key", "trust", "release.pub", "--name", "release")
     assert (

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`inspect` tells kernels of one name apart: constants, signature, stages, and whatever else differs."""
+"""`inspect` tells kernels of one name apart: constants, signature, stages, and whatever else
+differs.
+"""
 
 import dataclasses
 import importlib.util
@@ -21,7 +23,9 @@ _SPEC.loader.exec_module(build)
 
 
 def facts(types, constants, aligned=(), **options):
-    """Return launch facts: argument -> type, constant -> value, and the arguments whose values 16 divides."""
+    """Return launch facts: argument -> type, constant -> value, and the arguments whose values 16
+    divides.
+    """
     names = [*types, *constants]
     arguments = tuple(Argument(name, "", None, name in constants, False, False) for name in names)
     signature = tuple((name, encode(types.get(name, "constexpr"))) for name in names)
@@ -100,7 +104,9 @@ def test_a_kernel_with_a_name_of_its_own_is_told_whole():
     ],
 )
 def test_of_kernels_that_share_a_name_what_differs_is_told(one, two, differ):
-    """Only the constants and arguments that differ, and options where nothing else does; stages have a column."""
+    """Only the constants and arguments that differ, and options where nothing else does; stages
+    have a column.
+    """
     rows = cells(bundle_of(one, two))
     assert [(row.constants, row.signature, row.other) for row in rows] == differ
     assert len({dataclasses.astuple(row) for row in rows}) == 2
@@ -146,7 +152,9 @@ def test_of_a_packed_kernel_the_metadata_tells_the_stages():
 
 
 def test_json_has_all_of_a_specialization(cli_json, tmp_path):
-    """Constants that JSON has no number for are texts, and an argument's tuple is named by its indices."""
+    """Constants that JSON has no number for are texts, and an argument's tuple is named by its
+    indices.
+    """
     one = facts({"x": "*fp32", "t": ("i32", "i32")}, {"INF": float("inf"), "B": 2}, aligned=("x",))
     one = dataclasses.replace(one, constants=(*one.constants, ((1, 0), encode(1))))
     bundle_of(one).save(tmp_path / "b.tbundle")
@@ -173,7 +181,9 @@ def test_a_damaged_metadata_file_hides_nothing_else(cli, tmp_path):
 
 
 def test_hostile_constants_are_harmless(cli, tmp_path):
-    """Names and values that would command a terminal are printed as escapes, in the table and for one kernel alone."""
+    """Names and values that would command a terminal are printed as escapes, in the table and for
+    one kernel alone.
+    """
     bad = "\x1b]0;title\x07"
     bundle_of(facts({bad: bad}, {f"{bad}C": bad}), facts({bad: bad}, {f"{bad}C": "b"})).save(
         tmp_path / "b.tbundle"
@@ -187,7 +197,9 @@ def test_hostile_constants_are_harmless(cli, tmp_path):
 
 @pytest.mark.toolchain
 def test_every_row_of_real_kernels_is_another(cli, cli_json, compiled):
-    """Four specializations of swiglu, of which two have as many warps and bytes, are told apart in a terminal of 80 columns."""
+    """Four specializations of swiglu, of which two have as many warps and bytes, are told apart in
+    a terminal of 80 columns.
+    """
     done = cli("inspect", compiled.bundle, "--kernel", "swiglu_kernel")
     rows = [
         line.split()[:6] for line in done.stdout.splitlines() if line.startswith("swiglu_kernel")

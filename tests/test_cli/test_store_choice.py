@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which store a command works on: a URL, a path, what the environment names, with the password that it names."""
+"""Which store a command works on: a URL, a path, what the environment names, with the password that
+it names.
+"""
 
 import importlib.util
 import json
@@ -59,7 +61,9 @@ def test_build_looks_into_the_store_of_the_environment(cli, packed, url, tmp_pat
 
 
 def test_several_stores_of_the_environment(cli, pushed, tmp_path, monkeypatch):
-    """They are tiers for a command that reads through them, and a usage error for one that looks after a single store."""
+    """They are tiers for a command that reads through them, and a usage error for one that looks
+    after a single store.
+    """
     monkeypatch.setenv("TRITON_BUNDLER_STORE", f"{tmp_path}/near {pushed}")
     assert "llama3/h200" in cli("tags").stdout
     for words in (("stats",), ("prune",), ("verify",)):
@@ -93,7 +97,9 @@ def test_a_path_is_a_store(cli, packed, tmp_path, monkeypatch):
 
 
 def test_a_digest_may_be_short_and_a_tag_almost_right(cli, cli_json, packed, pushed, tmp_path):
-    """Eight digits of a digest name the bundle; for an unknown tag the one that was meant is offered, where it is deleted too."""
+    """Eight digits of a digest name the bundle; for an unknown tag the one that was meant is
+    offered, where it is deleted too.
+    """
     with bundler.Bundle.load(packed) as bundle:
         digest = bundle.digest
     for name in (digest[:15], digest.removeprefix("sha256:")[:8]):
@@ -129,7 +135,9 @@ def _redis_server():
 
 
 def test_the_password_file_works_in_every_command(cli, packed, tmp_path, monkeypatch):
-    """With TRITON_BUNDLER_PASSWORD_FILE each command reaches a real Redis that wants a password; without it none does."""
+    """With TRITON_BUNDLER_PASSWORD_FILE each command reaches a real Redis that wants a password;
+    without it none does.
+    """
     server = _redis_server()
     monkeypatch.setenv("TRITON_BUNDLER_TIMEOUT_S", "20")
     with server.running(server.NAMES[0]) as started:
@@ -172,7 +180,9 @@ def test_the_password_file_works_in_every_command(cli, packed, tmp_path, monkeyp
 
 
 def test_a_url_is_said_once(cli, packed, tmp_path):
-    """Whatever is wrong with a store, its URL stands in the error once, and so it does in a tier's warning."""
+    """Whatever is wrong with a store, its URL stands in the error once, and so it does in a tier's
+    warning.
+    """
     (tmp_path / "file").touch()
     (tmp_path / "open").mkdir(mode=0o777)
     (tmp_path / "open").chmod(0o777)
@@ -197,7 +207,9 @@ def test_a_url_is_said_once(cli, packed, tmp_path):
 def test_unknown_variables_are_named_by_commands_that_read_settings(
     cli, cli_json, pushed, monkeypatch
 ):
-    """One warning names a misspelled variable, in JSON too; a command that reads no settings does not mention it."""
+    """One warning names a misspelled variable, in JSON too; a command that reads no settings does
+    not mention it.
+    """
     monkeypatch.setenv("TRITON_BUNDLER_STROE", "x")
     sentence = "TRITON_BUNDLER_STROE (did you mean TRITON_BUNDLER_STORE?) is no setting of triton-bundler and changes nothing"
     assert cli("tags", "--store", pushed).stderr == f"warning: {sentence}\n"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bundles through a store: pushed, pulled, restored by tag, looked after, and what is said when something is wrong."""
+"""Bundles through a store: pushed, pulled, restored by tag, looked after, and what is said when
+something is wrong.
+"""
 
 import errno
 import hashlib
@@ -121,7 +123,9 @@ def one_error(result):
 
 
 def listen(cache, folder):
-    """Compile in a new process whose ptxas refuses to assemble; returns hits and compiles by Triton's own listener."""
+    """Compile in a new process whose ptxas refuses to assemble; returns hits and compiles by
+    Triton's own listener.
+    """
     watch = PtxasWatch(folder)
     env = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
     env |= {"TRITON_CACHE_DIR": str(cache), **watch.variables}
@@ -137,11 +141,13 @@ def listen(cache, folder):
     return tuple(json.loads(done.stdout.splitlines()[-1]))
 
 
-# The whole way --------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------ The whole way
 
 
 def test_pushed_here_restored_there_recompiles_nothing(command, packed, url, tmp_path):
-    """Pushed in one process and restored by tag in another, every kernel is a hit for a process that cannot compile."""
+    """Pushed in one process and restored by tag in another, every kernel is a hit for a process
+    that cannot compile.
+    """
     pushed = command("push", packed, "--store", url, "--tag", "demo")
     assert (pushed.returncode, pushed.stderr) == (0, "")
     cache = tmp_path / "there"
@@ -155,7 +161,9 @@ def test_pushed_here_restored_there_recompiles_nothing(command, packed, url, tmp
 def test_a_flipped_bit_is_found_and_never_restored_and_sent_again(
     cli_json, packed, pushed, tmp_path
 ):
-    """Whichever unit is damaged: verify finds it, restore leaves its kernel out, the next push sends it, and all is well."""
+    """Whichever unit is damaged: verify finds it, restore leaves its kernel out, the next push
+    sends it, and all is well.
+    """
     restore = ("restore", "--tag", "demo", "--store", pushed, "--only", "all", "--cache-dir")
     for number, unit in enumerate(objects(tmp_path, "u")):
         flip(unit, (0, 10, -1, 60)[number % 4])
@@ -188,7 +196,9 @@ def test_a_push_finds_the_flipped_bit_itself(cli_json, cli, packed, pushed, tmp_
 
 
 def test_a_damaged_manifest_is_found_and_sent_again(cli_json, cli, packed, pushed, tmp_path):
-    """A flipped bit in a manifest: verify and tags tell, restore is one error that writes nothing, a push mends it."""
+    """A flipped bit in a manifest: verify and tags tell, restore is one error that writes nothing,
+    a push mends it.
+    """
     flip(objects(tmp_path, "m")[0])
     status, verified = cli_json("verify", "--store", pushed)
     assert (status, len(verified["damaged"]), [tag for tag, _ in verified["dangling"]]) == (
@@ -203,11 +213,13 @@ def test_a_damaged_manifest_is_found_and_sent_again(cli_json, cli, packed, pushe
     assert cli("verify", "--store", pushed).exit_code == 0
 
 
-# push and pull --------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------ push and pull
 
 
 def test_push_says_what_it_sent(cli, packed, url):
-    """Push prints how much went over, and ends with what the tag names now; again, it sends nothing."""
+    """Push prints how much went over, and ends with what the tag names now; again, it sends
+    nothing.
+    """
     first, second = (cli("push", packed, "--store", url, "--tag", "llama3/h200") for _ in range(2))
     assert (first.exit_code, first.stderr) == (0, "")
     lines = first.stdout.splitlines()
@@ -234,7 +246,9 @@ def test_push_json(cli_json, packed, url):
 
 
 def test_push_modes(cli, cli_json, halves, url):
-    """The default adds to what a tag names, replace names this instead, and create refuses what is set otherwise."""
+    """The default adds to what a tag names, replace names this instead, and create refuses what is
+    set otherwise.
+    """
     first, second = halves
     options = ("--store", url, "--tag", "demo")
     assert cli("push", first, *options).exit_code == 0
@@ -251,7 +265,9 @@ def test_push_modes(cli, cli_json, halves, url):
 
 @pytest.mark.parametrize("by", ["tag", "digest"])
 def test_pull_gives_the_bundle_back(cli, packed, pushed, tmp_path, by):
-    """Pulled by tag or by digest, the bundle is the one that was pushed, to the last byte of its content."""
+    """Pulled by tag or by digest, the bundle is the one that was pushed, to the last byte of its
+    content.
+    """
     name = {"tag": "demo", "digest": digest_of(packed)}[by]
     result = cli("pull", name, "-o", tmp_path / "p.tbundle", "--store", pushed)
     assert (result.exit_code, result.stderr) == (0, "")
@@ -284,7 +300,9 @@ def test_pull_of_a_bundle_that_lacks_something_writes_nothing(cli, pushed, tmp_p
 
 @pytest.fixture
 def newer(packed, tmp_path):
-    """The bundle of `packed` as a newer version might have written it: we may read it, and not write it again."""
+    """The bundle of `packed` as a newer version might have written it: we may read it, and not
+    write it again.
+    """
     data = packed.read_bytes()
     head = data[:16] + struct.pack("<I", 1 << 20) + data[20:40]
     offset, size = struct.unpack_from("<QQ", data, 24)
@@ -329,7 +347,7 @@ def test_a_bar_ends_where_it_should(packed, url, tmp_path):
             assert watched.read == count_bytes(bundle) > 200_000
 
 
-# tags, stats, verify --------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------ tags, stats, verify
 
 
 def test_tags_are_a_table(cli, cli_json, halves, packed, pushed):
@@ -351,7 +369,9 @@ def test_tags_are_a_table(cli, cli_json, halves, packed, pushed):
 
 
 def test_a_tag_can_be_deleted(cli, cli_json, packed, pushed):
-    """Tags --delete removes the tag alone: by its digest the bundle can still be pulled; a second time there is none."""
+    """Tags --delete removes the tag alone: by its digest the bundle can still be pulled; a second
+    time there is none.
+    """
     assert cli_json("tags", "--store", pushed, "--delete", "demo") == (
         0,
         {"store": pushed, "deleted": "demo"},
@@ -365,7 +385,9 @@ def test_a_tag_can_be_deleted(cli, cli_json, packed, pushed):
 
 
 def test_stats_add_up(cli, cli_json, pushed, tmp_path):
-    """Stats counts tags, bundles and units, with the bytes that lie on the disk, and how much of it tags reach."""
+    """Stats counts tags, bundles and units, with the bytes that lie on the disk, and how much of it
+    tags reach.
+    """
     _, told = cli_json("stats", "--store", pushed)
     on_disk = sum(path.stat().st_size for path in objects(tmp_path))
     assert told == {
@@ -412,7 +434,9 @@ def test_verify_of_a_sound_store(cli, cli_json, pushed, tmp_path):
 
 
 def test_verify_names_what_is_damaged_and_repairs_it(cli, cli_json, packed, pushed, tmp_path):
-    """Verify names the object and the tags that lack it; --repair removes it; then the next push makes all sound."""
+    """Verify names the object and the tags that lack it; --repair removes it; then the next push
+    makes all sound.
+    """
     (unit,) = objects(tmp_path, "u")[:1]
     flip(unit)
     before = state(tmp_path)
@@ -435,12 +459,14 @@ def test_verify_names_what_is_damaged_and_repairs_it(cli, cli_json, packed, push
     assert cli("verify", "--store", pushed).exit_code == 0
 
 
-# prune ----------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------- prune
 
 
 @pytest.fixture
 def loose(cli, halves, pushed, tmp_path):
-    """A store with the kernels for CUDA under a tag, and those for HIP under none; all unused for three days."""
+    """A store with the kernels for CUDA under a tag, and those for HIP under none; all unused for
+    three days.
+    """
     cli("push", halves[0], "--store", pushed, "--tag", "demo", "--mode", "replace")
     age(tmp_path, 3)
     return pushed
@@ -490,7 +516,9 @@ def test_a_grace_that_is_no_time_is_refused(cli, pushed, grace):
 
 
 def test_prune_names_the_grace_and_not_only_tags(cli, halves, pushed):
-    """Over --max-bytes, the error says how much tags hold and how much the grace, and how to shorten it."""
+    """Over --max-bytes, the error says how much tags hold and how much the grace, and how to
+    shorten it.
+    """
     cli("push", halves[0], "--store", pushed, "--tag", "demo", "--mode", "replace")
     error = one_error(cli("prune", "--store", pushed, "--max-bytes", "1KB"))
     assert re.search(
@@ -501,7 +529,9 @@ def test_prune_names_the_grace_and_not_only_tags(cli, halves, pushed):
 
 
 def test_prune_removes_what_no_tag_reaches(cli, cli_json, loose, tmp_path):
-    """Prune removes the four units, the manifest and the entries that no tag reaches; --dry-run says the same and removes nothing."""
+    """Prune removes the four units, the manifest and the entries that no tag reaches; --dry-run
+    says the same and removes nothing.
+    """
     before = state(tmp_path)
     status, would = cli_json("prune", "--store", loose, "--dry-run")
     assert (status, len(would["removed"]), would["dry_run"], would["kept_bytes"]) == (
@@ -559,7 +589,9 @@ def test_prune_stops_when_small_enough(cli, cli_json, halves, url, tmp_path):
 
 
 def test_prune_says_when_tags_alone_are_too_much(cli, cli_json, loose):
-    """When what tags reach exceeds --max-bytes, all else is removed, one error says so, and the status is 1."""
+    """When what tags reach exceeds --max-bytes, all else is removed, one error says so, and the
+    status is 1.
+    """
     result = cli("prune", "--store", loose, "--max-bytes", "1KB")
     assert "because tags reach" in one_error(result)
     assert result.stdout.splitlines()[-1].startswith("removed 7 objects, ")
@@ -612,11 +644,13 @@ def test_durations_are_understood(text, expected):
     assert quantities.to_seconds(None, None, text) == expected
 
 
-# restore --------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------ restore
 
 
 def test_restore_by_tag_is_restore_of_the_file(cli, cli_json, packed, pushed, tmp_path):
-    """Restored from the store, the files are those that the bundle file gives; --json names store and tag."""
+    """Restored from the store, the files are those that the bundle file gives; --json names store
+    and tag.
+    """
     cli("restore", packed, "--only", "all", "--cache-dir", tmp_path / "a")
     status, told = cli_json(
         "restore",
@@ -665,7 +699,9 @@ def test_restore_of_the_launch_set_fetches_only_that(cli_json, pushed, tmp_path)
 def test_check_writes_nothing_and_tells_by_its_status(
     cli, cli_json, packed, pushed, tmp_path, source
 ):
-    """Restore --check exits with 1 while something is missing and with 0 when nothing is; not a byte or time changes."""
+    """Restore --check exits with 1 while something is missing and with 0 when nothing is; not a
+    byte or time changes.
+    """
     words = (
         "restore",
         *((packed,) if source == "file" else ("--tag", "demo", "--store", pushed)),
@@ -728,7 +764,7 @@ def test_check_when_nothing_can_be_used(cli, packed, tmp_path, monkeypatch):
     assert result.stdout.splitlines()[-1] == "0 of 4 kernels in place; nothing to restore"
 
 
-# What may be wrong ----------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------- What may be wrong
 
 
 @pytest.mark.parametrize(
@@ -770,7 +806,9 @@ def test_a_store_that_nobody_made_is_one_error(cli, tmp_path, words):
     ],
 )
 def test_a_wrong_name_is_one_error(cli, packed, pushed, tmp_path, words, expected):
-    """Tags, digests and paths that are not there, or that nothing could be, are one error each; nothing is written."""
+    """Tags, digests and paths that are not there, or that nothing could be, are one error each;
+    nothing is written.
+    """
     words = [word.format(tmp=tmp_path, good=packed) for word in words]
     result = cli(*words, "--store", pushed)
     assert expected in one_error(result)
@@ -802,7 +840,9 @@ def test_a_wrong_name_is_one_error(cli, packed, pushed, tmp_path, words, expecte
     ids=lambda words: words[0],
 )
 def test_a_bad_store_is_one_error(cli, packed, tmp_path, words, place, expected):
-    """A URL that is none, a file, and a directory that others may write to, are one error each; nothing is written."""
+    """A URL that is none, a file, and a directory that others may write to, are one error each;
+    nothing is written.
+    """
     for name, mode in (("open", 0o777), ("shared", 0o770)):
         (tmp_path / name).mkdir()
         (tmp_path / name).chmod(mode)
@@ -817,8 +857,8 @@ def test_a_bad_store_is_one_error(cli, packed, tmp_path, words, place, expected)
     "value", [b"", b"\xff" * 40, b"\x92\x02\xa1x", b"\x92\x01\xa9v1/m/../x", b"[1]"]
 )
 def test_a_tag_that_cannot_be_read(cli, cli_json, packed, pushed, tmp_path, value):
-    """A tag whose value is damaged or of a newer version: the others work, whoever needs it says so, nothing is pruned, and
-    a push that replaces it, or deleting it, mends it.
+    """A tag whose value is damaged or of a newer version: the others work, whoever needs it says
+    so, nothing is pruned, and a push that replaces it, or deleting it, mends it.
     """
     options = ("--store", pushed)
     cli("push", packed, *options, "--tag", "other")
@@ -847,7 +887,9 @@ def test_a_tag_that_cannot_be_read(cli, cli_json, packed, pushed, tmp_path, valu
 
 @pytest.fixture
 def forbidden(monkeypatch):
-    """Call it with a directory and an errno: from then on the operating system refuses every change below it."""
+    """Call it with a directory and an errno: from then on the operating system refuses every change
+    below it.
+    """
 
     def forbid(directory, number):
         def refusing(name, writes=lambda args: True):
@@ -868,7 +910,9 @@ def forbidden(monkeypatch):
 
 
 def test_a_store_that_may_only_be_read(cli, packed, pushed, tmp_path, forbidden):
-    """From a read-only store everything can be read; what would change it is one error, and the old tags stay."""
+    """From a read-only store everything can be read; what would change it is one error, and the old
+    tags stay.
+    """
     with bundler.Bundle.load(packed) as bundle:
         bundle.select(target="cuda:90").save(tmp_path / "cuda.tbundle")
     forbidden(tmp_path / "store", errno.EROFS)
@@ -905,7 +949,9 @@ def test_what_is_damaged_in_a_read_only_store_stays_damaged(cli_json, pushed, tm
 
 @pytest.mark.parametrize("room", [0, 5, 20_000])
 def test_a_full_disk(cli, packed, url, tmp_path, monkeypatch, room):
-    """When the disk is full, push is one error, the tag is not set and nothing half-written is left; with space it ends well."""
+    """When the disk is full, push is one error, the tag is not set and nothing half-written is
+    left; with space it ends well.
+    """
     real, left = os.write, room
 
     def write(descriptor, data):
@@ -931,7 +977,9 @@ def test_a_full_disk(cli, packed, url, tmp_path, monkeypatch, room):
 
 
 def test_a_full_disk_where_the_bundle_goes(cli, packed, pushed, tmp_path, monkeypatch):
-    """When the disk is full, pull is one error, the bundle that was there stays, and no temporary file is left."""
+    """When the disk is full, pull is one error, the bundle that was there stays, and no temporary
+    file is left.
+    """
     (tmp_path / "p").write_bytes(packed.read_bytes())
 
     def full(descriptor):
@@ -957,7 +1005,9 @@ def test_a_store_that_fails_is_one_error(cli, pushed, monkeypatch):
 
 
 def test_errors_have_a_code(cli, packed, url, tmp_path):
-    """With --json an error is an object with its code, the message of the error line, and the facts."""
+    """With --json an error is an object with its code, the message of the error line, and the
+    facts.
+    """
     result = cli("pull", "--json", "demo", "-o", tmp_path / "p", "--store", url)
     error = json.loads(result.stdout)["error"]
     assert (error["code"], error["store"]) == ("not-found", url)
@@ -991,7 +1041,9 @@ def test_errors_have_a_code(cli, packed, url, tmp_path):
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_wrong_usage_is_status_2(cli, words, expected):
-    """Options that exclude, need or do not fit each other are status 2, and with --json an object, before anything is read."""
+    """Options that exclude, need or do not fit each other are status 2, and with --json an object,
+    before anything is read.
+    """
     result = cli(words[0], "--json", *words[1:])
     assert result.exit_code == 2
     error = json.loads(result.stdout)["error"]

@@ -59,7 +59,9 @@ def test_a_push_to_tiers_is_in_each(cli_json, packed, near, far, tmp_path):
 
 
 def test_a_restore_through_tiers_fills_the_near_one(cli_json, pushed, near, tmp_path):
-    """Restored by tag from far, the kernels are near afterwards, and are restored from there when far is gone."""
+    """Restored by tag from far, the kernels are near afterwards, and are restored from there when
+    far is gone.
+    """
     words = ("restore", "--tag", "demo", "--only", "all", "--store", near)
     status, report = cli_json(*words, "--store", pushed, "--cache-dir", tmp_path / "one")
     assert (status, report["store"]) == (0, f"{near} + {pushed}")
@@ -135,7 +137,9 @@ def test_the_same_store_twice_is_refused(cli, packed, near):
 
 
 def test_a_directory_before_a_server(cli, command, packed, near, tmp_path):
-    """Pushed in one process, restored by tag in another, through a real Redis, whose password nobody prints."""
+    """Pushed in one process, restored by tag in another, through a real Redis, whose password
+    nobody prints.
+    """
     server = _redis_server()
     with server.running(server.NAMES[0]) as started:
         stores = ("--store", near, "--store", started.url(query="timeout_s=5&connect_timeout_s=5"))

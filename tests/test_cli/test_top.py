@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `top`: stores and endpoints of metrics, as lines, as JSON and as a live view; nothing is changed, and little is asked."""
+"""The command `top`: stores and endpoints of metrics, as lines, as JSON and as a live view; nothing
+is changed, and little is asked.
+"""
 
 import contextlib
 import fcntl
@@ -70,7 +72,9 @@ def leased(tmp_path):
 
 
 def test_once_says_a_line_for_each_source_and_lease(cli, endpoint, leased):
-    """Hits, misses, who compiles what, sizes, and breakers that are not closed; the store stays as it was."""
+    """Hits, misses, who compiles what, sizes, and breakers that are not closed; the store stays as
+    it was.
+    """
     before = sorted(path for path in leased.rglob("*"))
     result = cli("top", "--once", endpoint, leased)
     assert result.exit_code == 0
@@ -205,7 +209,9 @@ def _drain(descriptor):
 
 @pytest.mark.slow
 def test_ctrl_c_ends_the_view_well(endpoint, leased):
-    """On a real terminal tables are drawn again and again, and Ctrl-C ends the command with status 0."""
+    """On a real terminal tables are drawn again and again, and Ctrl-C ends the command with status
+    0.
+    """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 300, 0, 0))
     words = [sys.executable, "-m", "bundler", "top", "--interval", "0.5", endpoint, str(leased)]

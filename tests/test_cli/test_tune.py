@@ -139,7 +139,9 @@ def test_an_exported_table_overrides_a_list_and_comes_back(cli, bundle, tmp_path
 
 
 def test_tritons_files_are_read_and_written(cli, bundle, tmp_path):
-    """A result file becomes a record that names what it knows; what export writes can be read again, infinite times too."""
+    """A result file becomes a record that names what it knows; what export writes can be read
+    again, infinite times too.
+    """
     source, out = tmp_path / "add.autotune.json", tmp_path / "out.tbundle"
     source.write_text(json.dumps(TRITON))
     assert (
@@ -166,7 +168,9 @@ def test_tritons_files_are_read_and_written(cli, bundle, tmp_path):
 
 @pytest.fixture
 def inductor(tmp_path):
-    """An Inductor cache with one kernel and three result files: of that kernel, of another one, and none."""
+    """An Inductor cache with one kernel and three result files: of that kernel, of another one, and
+    none.
+    """
     cache = tmp_path / "torchinductor"
     for name, document in {
         "aa/1": INDUCTOR | {"triton_cache_hash": KEY},
@@ -184,7 +188,9 @@ def inductor(tmp_path):
 
 
 def test_results_of_inductors_tuner_are_listed(cli, inductor):
-    """Kernel by name where it is beside them, config and how it was found; what is no result file is left out with the reason."""
+    """Kernel by name where it is beside them, config and how it was found; what is no result file
+    is left out with the reason.
+    """
     done = cli("tune", "show", inductor)
     assert done.exit_code == 0
     assert [line.split()[0] for line in done.stdout.splitlines()[2:4]] == [
@@ -271,7 +277,9 @@ def test_a_bundle_of_a_real_inductor_cache_lists_its_winners(cli, unpacked, tmp_
 
 
 def test_kernels_are_chosen_by_prefix(cli, bundle):
-    """--kernel takes the beginning of a name, or of the key of the kernel that won; what matches nothing is an error."""
+    """--kernel takes the beginning of a name, or of the key of the kernel that won; what matches
+    nothing is an error.
+    """
     record, tuning = made("matmul_kernel", 128)
     won = dataclasses.replace(
         tuning, timings=tuple(dataclasses.replace(t, key=KEY) for t in tuning.timings)

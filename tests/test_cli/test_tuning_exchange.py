@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`triton-bundler tune import` and `export` of the config files of vLLM, SGLang and flash-linear-attention, as those write and read them."""
+"""`triton-bundler tune import` and `export` of the config files of vLLM, SGLang and
+flash-linear-attention, as those write and read them.
+"""
 
 import json
 
@@ -102,7 +104,9 @@ def recorded(path):
 
 @pytest.mark.parametrize("form", MOE)
 def test_moe_files_come_back_as_they_were(cli, folder, tmp_path, form):
-    """Every field, selector, folder and count of tokens of imported files is in the exported ones; the order is that of the tokens."""
+    """Every field, selector, folder and count of tokens of imported files is in the exported ones;
+    the order is that of the tokens.
+    """
     done = cli("tune", "import", folder(MOE[form]), "--format", form, "-o", tmp_path / "b.tbundle")
     assert (done.exit_code, done.stderr) == (0, "")
     assert (
@@ -139,7 +143,9 @@ def test_gpu_and_release_of_triton_are_in_the_record(cli, folder, tmp_path):
 
 
 def test_what_vllm_tuned_serves_sglang(cli, folder, tmp_path):
-    """The spelling of block shapes and the place of the release are each project's own; the release is told where the file lacks it."""
+    """The spelling of block shapes and the place of the release are each project's own; the release
+    is told where the file lacks it.
+    """
     bundle = tmp_path / "b.tbundle"
     cli("tune", "import", folder(MOE["vllm-moe"]), "--format", "vllm-moe", "-o", bundle)
     shown = cli("tune", "export", bundle, "--format", "sglang-moe", "-o", tmp_path / "out")
@@ -195,7 +201,9 @@ TRITON = "triton 3.7.1+git0a1b, binary 0123456789abcdef, ptxas 12.9"
 
 
 def test_records_of_our_tuner_become_moe_files(cli, own, tmp_path):
-    """--key says what the values of the tuning key are; what follows them, as the types of tensors, does not count."""
+    """--key says what the values of the tuning key are; what follows them, as the types of tensors,
+    does not count.
+    """
     bundle = own(
         ("my_moe", "8, skip, 14336, 64, torch.float16", f"NVIDIA H200, {ARCH}", TRITON, CONFIG),
         ("my_moe", "8, skip, 14336, 128, torch.float16", f"NVIDIA H200, {ARCH}", TRITON, CONFIG),
@@ -215,7 +223,9 @@ def test_records_of_our_tuner_become_moe_files(cli, own, tmp_path):
 
 
 def test_records_of_our_tuner_become_fla_files_and_back(cli, own, tmp_path):
-    """A tuning key as text gives the hash of the values that FLA computes; the GPU is told where the record lacks it."""
+    """A tuning key as text gives the hash of the values that FLA computes; the GPU is told where
+    the record lacks it.
+    """
     bundle = own(
         (
             "chunk_fwd",
@@ -246,7 +256,9 @@ def test_records_of_our_tuner_become_fla_files_and_back(cli, own, tmp_path):
 
 
 def test_fla_files_come_back_as_they_were(cli, folder, tmp_path):
-    """Key, config, default config and release of an imported file; the GPU is that of the folder configs/<GPU>/."""
+    """Key, config, default config and release of an imported file; the GPU is that of the folder
+    configs/<GPU>/.
+    """
     files = folder({"configs/NVIDIA_H200/chunk_fwd.json": FLA})
     done = cli("tune", "import", files, "--format", "fla", "-o", tmp_path / "b.tbundle")
     assert (done.exit_code, done.stderr) == (0, "")
@@ -352,7 +364,9 @@ def test_a_file_of_a_directory_that_is_none_is_left_out_with_a_warning(cli, fold
 
 
 def test_two_configs_for_one_place_are_refused(cli, folder, tmp_path):
-    """vLLM's files have no place for a second release of Triton: the message says how to choose, and nothing is written."""
+    """vLLM's files have no place for a second release of Triton: the message says how to choose,
+    and nothing is written.
+    """
     name = "E=8,N=14336,device_name=NVIDIA_H200.json"
     other = {"triton_version": "3.8.0", "1": LARGE}
     for number, document in enumerate((MOE["vllm-moe"][name], other)):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains one step of a small model through the backend of torch.compile, beside eager mode, and prints what differs; TRITON_INTERPRET=1."""
+"""Trains one step of a small model through the backend of torch.compile, beside eager mode, and
+prints what differs; TRITON_INTERPRET=1.
+"""
 
 import copy
 import json

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the programs of `program_cases` for targets without a GPU, and prints what does not compile: `build_worker.py DIRECTORY TARGET[,TARGET] [NAME ...]`."""
+"""Builds the programs of `program_cases` for targets without a GPU, and prints what does not
+compile: `build_worker.py DIRECTORY TARGET[,TARGET] [NAME ...]`.
+"""
 
 import json
 import sys

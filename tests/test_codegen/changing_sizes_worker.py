@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs functions of sizes that change through torch.compile and `generate`, for several sizes, beside eager torch; prints what differs; TRITON_INTERPRET=1."""
+"""Runs functions of sizes that change through torch.compile and `generate`, for several sizes,
+beside eager torch; prints what differs; TRITON_INTERPRET=1.
+"""
 
 import json
 import os

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints parts of functions that draw random numbers, through torch.compile, and prints what is wrong with results, gradients and generators."""
+"""Checkpoints parts of functions that draw random numbers, through torch.compile, and prints what
+is wrong with results, gradients and generators.
+"""
 
 import json
 import os

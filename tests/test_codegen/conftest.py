@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the kernel generator share: programs that run in Triton's interpreter, which has to be chosen before Triton is imported."""
+"""What the tests of the kernel generator share: programs that run in Triton's interpreter, which
+has to be chosen before Triton is imported.
+"""
 
 import importlib.util
 import os
@@ -30,7 +32,9 @@ def interpreted():
 
 @pytest.fixture
 def compile_for(tmp_path, monkeypatch):
-    """Compile a function of a file for a target, given the types of its arguments by name and its constants; return the binary."""
+    """Compile a function of a file for a target, given the types of its arguments by name and its
+    constants; return the binary.
+    """
     triton = pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs programs that were traced for a GPU on the CPU's memory, beside eager torch, and prints what differs; TRITON_INTERPRET=1."""
+"""Runs programs that were traced for a GPU on the CPU's memory, beside eager torch, and prints what
+differs; TRITON_INTERPRET=1.
+"""
 
 import json
 import sys

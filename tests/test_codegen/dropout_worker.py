@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a function with dropout forward and backward through the backend of torch.compile in Triton's interpreter, and prints JSON; TRITON_INTERPRET=1."""
+"""Runs a function with dropout forward and backward through the backend of torch.compile in
+Triton's interpreter, and prints JSON; TRITON_INTERPRET=1.
+"""
 
 import json
 import os

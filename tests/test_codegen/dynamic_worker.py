@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one program with symbolic sizes for several shapes, and prints the largest difference from torch; TRITON_INTERPRET=1."""
+"""Runs one program with symbolic sizes for several shapes, and prints the largest difference from
+torch; TRITON_INTERPRET=1.
+"""
 
 import json
 import sys

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles functions whose programs fail when they are first called, and prints what differs from eager torch, and why the graph runs as torch has it."""
+"""Compiles functions whose programs fail when they are first called, and prints what differs from
+eager torch, and why the graph runs as torch has it.
+"""
 
 import json
 import os

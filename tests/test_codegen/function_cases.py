@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""More functions that programs are generated for, operator by operator; `program_cases` holds the machine's own.
+"""More functions that programs are generated for, operator by operator; `program_cases` holds the
+machine's own.
 
 Importing adds them to its list.
 """
@@ -45,7 +46,7 @@ def with_gradient(function, *given):
     return result, *backward(torch.ones_like(result))
 
 
-# Mathematics ----------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------- Mathematics
 
 
 @case(lambda: (positive(40),), kernels=1)
@@ -171,7 +172,7 @@ def activations(a, b):
     )
 
 
-# Places ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------- Places
 
 
 @case(lambda: (seeded(6, 8), seeded(3, 8), torch.tensor([4, 0, 4])))
@@ -315,7 +316,7 @@ def counted(a, b):
     )
 
 
-# Reductions -----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------- Reductions
 
 
 @case(lambda: (seeded(5, 37),), kernels=1)
@@ -450,7 +451,7 @@ def losses(a, t, w):
     )
 
 
-# Models ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------- Models
 
 
 @case(lambda: (seeded(2, 4, 6), seeded(6), seeded(6)), kernels=1)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs torch's element-wise functions for each dtype as generated programs in Triton's interpreter: `graph_operator_worker.py SOURCES`; TRITON_INTERPRET=1.
+"""Runs torch's element-wise functions for each dtype as generated programs in Triton's interpreter:
+`graph_operator_worker.py SOURCES`; TRITON_INTERPRET=1.
 
-Prints JSON: for each `function/dtype` an empty text where the program agrees with torch, `torch` where torch refuses the dtype, `fallback` where the operator
-is called as it is, else what is wrong.
+Prints JSON: for each `function/dtype` an empty text where the program agrees with torch, `torch`
+where torch refuses the dtype, `fallback` where the operator is called as it is, else what is wrong.
 """
 
 import json
@@ -84,7 +85,8 @@ TWO = {
     "addcdiv": lambda a, b: torch.addcdiv(a, a, b, value=2),
     "lerp": lambda a, b: torch.lerp(a, b, 0.25),
 }
-# How far a result may be from torch's, in steps of its dtype: both round, and torch's functions of float32 are off by up to 4 steps themselves.
+# How far a result may be from torch's, in steps of its dtype: both round, and torch's functions of
+# float32 are off by up to 4 steps themselves.
 STEPS = {
     torch.float64: 2.0**-52,
     torch.float32: 2.0**-23,
@@ -100,7 +102,9 @@ FUSED = frozenset({"add_twice", "subtract_twice"})
 
 
 def given(name, functions, dtype):
-    """Return tensors of all pairs of a dtype's numbers, without those that torch itself leaves open."""
+    """Return tensors of all pairs of a dtype's numbers, without those that torch itself leaves
+    open.
+    """
     tried = numbers(dtype)
     if functions is ONE:
         return [tried]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs functions by `generate` and by torch.compile beside eager torch, and prints for each what differs: numbers, dtype, strides, aliases."""
+"""Runs functions by `generate` and by torch.compile beside eager torch, and prints for each what
+differs: numbers, dtype, strides, aliases.
+"""
 
 import copy
 import json
@@ -174,7 +176,9 @@ GENERATED = {
 
 
 class GatedBlock(torch.nn.Module):
-    """A decoder block: norm, rotary positions over a chunk, attention, gated linear units with bias."""
+    """A decoder block: norm, rotary positions over a chunk, attention, gated linear units with
+    bias.
+    """
 
     def __init__(self):
         super().__init__()
@@ -220,7 +224,9 @@ class Transposed(torch.nn.Module):
 
 
 class Ties(torch.nn.Module):
-    """A maximum in bfloat16: its gradient goes to the numbers that are equal to what forward stored."""
+    """A maximum in bfloat16: its gradient goes to the numbers that are equal to what forward
+    stored.
+    """
 
     def __init__(self):
         super().__init__()

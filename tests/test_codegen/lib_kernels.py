@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that call each function of `bundler.codegen.lib`: the cases run them in Triton's interpreter, the compile tests build them."""
+"""Kernels that call each function of `bundler.codegen.lib`: the cases run them in Triton's
+interpreter, the compile tests build them.
+"""
 
 import triton
 import triton.language as tl

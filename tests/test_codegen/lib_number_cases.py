@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Integer and random functions of `bundler.codegen.lib`, in Triton's interpreter; `test_lib.py` runs these with pytest in a process of their own."""
+"""Integer and random functions of `bundler.codegen.lib`, in Triton's interpreter; `test_lib.py`
+runs these with pytest in a process of their own.
+"""
 
 import pytest
 import torch
@@ -18,7 +20,9 @@ def wrapped(number, bits):
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(list(WIDTHS)), st.data())
 def test_integers_are_divided_as_pythons(dtype, data):
-    """Quotients and remainders are Python's, or C's; what is left and the quotient make the dividend, and division by zero is 0."""
+    """Quotients and remainders are Python's, or C's; what is left and the quotient make the
+    dividend, and division by zero is 0.
+    """
     bits = WIDTHS[dtype]
     limit = 2 ** (bits - 1)
     number = (
@@ -42,7 +46,9 @@ def test_integers_are_divided_as_pythons(dtype, data):
 
 
 def test_index_expressions_mix_numbers_and_tensors():
-    """Either side of a division of indices may be a number, and the sides may have different widths."""
+    """Either side of a division of indices may be a number, and the sides may have different
+    widths.
+    """
     out = torch.zeros(4, 16, dtype=torch.int64)
     of_indices[(1,)](out, 5, COUNT=16)
     index = range(-8, 8)
@@ -56,7 +62,9 @@ def test_index_expressions_mix_numbers_and_tensors():
     ("low", "high"), [(0, 1), (-5, 5), (0, 2**40), (-(2**63), 2**63 - 1), (7, 7)]
 )
 def test_random_numbers_depend_on_seed_and_offset_alone(low, high):
-    """Uniform and normal numbers are Triton's own for the offset as uint32; integers lie in their range, and all int64 where it is empty."""
+    """Uniform and normal numbers are Triton's own for the offset as uint32; integers lie in their
+    range, and all int64 where it is empty.
+    """
     offsets = torch.tensor([0, 1, 2, 3, 5, 2**31, 2**32 - 1, 2**33 + 1])
     uniform, normal, theirs = torch.zeros(8), torch.zeros(8), torch.zeros(2, 8)
     integers = torch.zeros(8, dtype=torch.int64)
@@ -95,7 +103,9 @@ def test_random_numbers_depend_on_seed_and_offset_alone(low, high):
     ],
 )
 def test_philox_gives_the_published_words(counter, key, words):
-    """Philox-4x32-10, which all random numbers come from, gives the words that its authors published (Random123, kat_vectors)."""
+    """Philox-4x32-10, which all random numbers come from, gives the words that its authors
+    published (Random123, kat_vectors).
+    """
     out = torch.zeros(4, dtype=torch.uint32)
     philox[(1,)](
         out, torch.tensor([key], dtype=torch.uint64), torch.tensor(counter, dtype=torch.uint32)

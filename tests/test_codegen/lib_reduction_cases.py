@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions of `bundler.codegen.lib` against torch, in Triton's interpreter; `test_lib.py` runs these with pytest in a process of their own."""
+"""Reductions of `bundler.codegen.lib` against torch, in Triton's interpreter; `test_lib.py` runs
+these with pytest in a process of their own.
+"""
 
 import math
 
@@ -44,7 +46,9 @@ def test_extremes_propagate_nan(values):
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64, torch.uint8])
 def test_extremes_of_integers_are_exact(dtype):
-    """The maximum and minimum of integers are exact, at both ends of the range, and the product wraps."""
+    """The maximum and minimum of integers are exact, at both ends of the range, and the product
+    wraps.
+    """
     limits = torch.iinfo(dtype)
     values = torch.tensor(
         [limits.min, limits.max, 0, 3] * (ROWS * COLUMNS // 4), dtype=dtype
@@ -110,7 +114,9 @@ def test_bits_are_combined_exactly(values, flags):
     ],
 )
 def test_moments_are_torchs(count, loop, dtype):
-    """Mean, squared deviations and weight are those of the values, in groups that are full, empty or cut off, far from zero too."""
+    """Mean, squared deviations and weight are those of the values, in groups that are full, empty
+    or cut off, far from zero too.
+    """
     values = (
         torch.linspace(-3, 5, ROWS * count, dtype=dtype).reshape(ROWS, count)
         * torch.tensor([1, -7, 0, 1e-3], dtype=dtype)[:, None]
@@ -130,7 +136,9 @@ def test_moments_are_torchs(count, loop, dtype):
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 40), st.randoms(use_true_random=False))
 def test_online_softmax_is_that_of_two_passes(count, random):
-    """Maximum and sum of exponentials are those of the whole row, rows and groups of minus infinity included."""
+    """Maximum and sum of exponentials are those of the whole row, rows and groups of minus infinity
+    included.
+    """
     values = torch.tensor(
         [
             [

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sorting and searching of `bundler.codegen.lib` against torch, in Triton's interpreter; `test_lib.py` runs these with pytest in a process of their own."""
+"""Sorting and searching of `bundler.codegen.lib` against torch, in Triton's interpreter;
+`test_lib.py` runs these with pytest in a process of their own.
+"""
 
 import math
 
@@ -18,7 +20,9 @@ NUMBERS = st.sampled_from((0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan))
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 17), st.booleans(), st.data())
 def test_sort_is_torchs_stable_sort(count, descending, data):
-    """Values come in torch's order, NaN largest, equal ones (zeros of both signs too) in the order they had, and padding after all."""
+    """Values come in torch's order, NaN largest, equal ones (zeros of both signs too) in the order
+    they had, and padding after all.
+    """
     rows = data.draw(
         st.lists(st.lists(NUMBERS, min_size=count, max_size=count), min_size=2, max_size=2)
     )
@@ -66,7 +70,9 @@ def test_other_dtypes_are_sorted_too(dtype, descending):
     st.integers(1, 3),
 )
 def test_bucketize_is_torchs_searchsorted(values, bounds, right, given_sorted, wide, stride):
-    """Each value finds its place among the boundaries, NaN after them all, with strides, any number of boundaries, and an order apart."""
+    """Each value finds its place among the boundaries, NaN after them all, with strides, any number
+    of boundaries, and an order apart.
+    """
     values = torch.tensor(values)
     order = torch.sort(torch.tensor(bounds), stable=True)
     bounds = order.values if given_sorted else torch.tensor(bounds)

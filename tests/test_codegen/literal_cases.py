@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers as text of kernels, in Triton's interpreter; `test_literals.py` runs this with pytest in a process of its own."""
+"""Numbers as text of kernels, in Triton's interpreter; `test_literals.py` runs this with pytest in
+a process of its own.
+"""
 
 import math
 
@@ -74,7 +76,9 @@ def numbers(zero, out):
 
 
 def tried(name):
-    """Return the numbers to try for a dtype; the interpreter takes subnormal numbers of bfloat16 for zero, or not."""
+    """Return the numbers to try for a dtype; the interpreter takes subnormal numbers of bfloat16
+    for zero, or not.
+    """
     if name == "bfloat16":
         return [number for number in FLOATS if number == 0 or not abs(number) < 1.2e-38]
     return FLOATS if "float" in name else INTEGERS
@@ -105,7 +109,9 @@ def same(got, wanted):
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_a_number_has_every_bit_that_torch_gives_it(name):
-    """A constant is the nearest number of the dtype: subnormal, negative zero, extreme, infinite, NaN; beside a tensor it does not change the sum."""
+    """A constant is the nearest number of the dtype: subnormal, negative zero, extreme, infinite,
+    NaN; beside a tensor it does not change the sum.
+    """
     chosen = tried(name)
     row = DATA_TYPES[name]
     sign = "|" if name == "bool" else "+"

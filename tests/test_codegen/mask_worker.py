@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the kernels of random functions with random blocks, in memory that has a border around each tensor.
+"""Runs the kernels of random functions with random blocks, in memory that has a border around each
+tensor.
 
-`python mask_worker.py SOURCES FIRST COUNT` prints, as JSON, what is wrong by seed: results that differ from torch's, which a read of a border leads to
-too, and borders that were written.
+`python mask_worker.py SOURCES FIRST COUNT` prints, as JSON, what is wrong by seed: results that
+differ from torch's, which a read of a border leads to too, and borders that were written.
 """
 
 import json
@@ -23,7 +24,9 @@ WIDE_ROWS = (2, 8, 64)
 
 
 def bordered(sizes, strides, dtype):
-    """Return a tensor in the middle of memory that holds NaN, or a number that no result has, and that memory."""
+    """Return a tensor in the middle of memory that holds NaN, or a number that no result has, and
+    that memory.
+    """
     reach = (
         sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) + 1
         if all(sizes)
@@ -73,7 +76,8 @@ def launcher(modules, chance):
             for n, value in zip(names, arguments, strict=True)
             if n.endswith("numel")
         }
-        # No candidate has a block that is larger than a power of two can be for the size (`test_program_texts` has the test of that).
+        # No candidate has a block that is larger than a power of two can be for the size
+        # (`test_program_texts` has the test of that).
         blocks = {
             n: min(
                 chance.choice(WIDE_ROWS if n.startswith("R") else BLOCKS),

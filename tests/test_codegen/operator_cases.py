@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of operators by dtypes: numbers to try, and what torch says of them.
 
-`operator_worker.py` computes the cells in Triton's interpreter; `test_operator_compiles.py` builds them.
+`operator_worker.py` computes the cells in Triton's interpreter; `test_operator_compiles.py` builds
+them.
 """
 
 import itertools
@@ -78,7 +79,9 @@ def compute_dtype(name):
 
 
 def numbers(name):
-    """Return the numbers of a dtype that are tried: zeros of both signs, ties, extremes, infinities, NaN."""
+    """Return the numbers of a dtype that are tried: zeros of both signs, ties, extremes,
+    infinities, NaN.
+    """
     row = DATA_TYPES[name]
     if row.kind is NumberKind.BOOL:
         return torch.tensor([False, True])
@@ -97,7 +100,9 @@ def numbers(name):
 
 
 def arguments(name, arity, condition):
-    """Return that many tensors of a dtype in which every pair of numbers stands side by side, the first a bool if it is a condition."""
+    """Return that many tensors of a dtype in which every pair of numbers stands side by side, the
+    first a bool if it is a condition.
+    """
     tried = numbers(name)
     if arity - condition == 1:
         tensors = [tried]
@@ -141,15 +146,17 @@ def arguments_of(operator, name):
     return arguments(name, operator.arity, operator.conditions)
 
 
-# --------------------------------------------------------------------------------------------------- what torch says
+# ---------------------------------------------------------------------------------- what torch says
 
 
 @dataclass(frozen=True)
 class Reference:
     """What torch computes for an operator.
 
-    `wide`: in float64, and the kernel may be off by rounding; otherwise in the kernel's own width, bit for bit but for NaN's.
-    `smallest`: how far a result that should be close to zero may be from it. `options`: what the operator needs. `avoid`: where torch's answer is not defined, from the arguments.
+    `wide`: in float64, and the kernel may be off by rounding; otherwise in the kernel's own width,
+    bit for bit but for NaN's. `smallest`: how far a result that should be close to zero may be from
+    it. `options`: what the operator needs. `avoid`: where torch's answer is not defined, from the
+    arguments.
     """
 
     compute: object
@@ -175,7 +182,9 @@ def _by_kind(floats, integers, bools=None):
 
 
 def _by_integers(function):
-    """Return a function of integer tensors that computes with Python's integers, modulo the width; torch's own traps at the least integer over -1."""
+    """Return a function of integer tensors that computes with Python's integers, modulo the width;
+    torch's own traps at the least integer over -1.
+    """
 
     def compute(a, b):
         bits = torch.iinfo(a.dtype).bits
@@ -237,7 +246,9 @@ def _rounded(function):
 
 
 def _cannot_be_held(a, dtype):
-    """Where C leaves a conversion open, or the interpreter errs: a float outside the integers' range, and what an 8-bit float has to round."""
+    """Where C leaves a conversion open, or the interpreter errs: a float outside the integers'
+    range, and what an 8-bit float has to round.
+    """
     row = DATA_TYPES[dtype]
     if row.kind is NumberKind.FLOAT8:
         wide = a.double()
@@ -255,7 +266,9 @@ def _cannot_be_held(a, dtype):
 
 
 def _cannot_be_read(a, dtype):
-    """Which bits the interpreter takes for another number than they are: subnormal numbers of bfloat16, NaN of 8-bit floats."""
+    """Which bits the interpreter takes for another number than they are: subnormal numbers of
+    bfloat16, NaN of 8-bit floats.
+    """
     bits = a.view(torch_dtype(dtype))
     if dtype == "bfloat16":
         return (bits.double().abs() < 1.2e-38) & (bits != 0)
@@ -447,7 +460,9 @@ ELSEWHERE = {
 
 
 def expected(operator, dtype, tensors, options):
-    """Return what an operator should compute, in float64 where rounding is allowed, else in the dtype it is computed in; and where that is undefined."""
+    """Return what an operator should compute, in float64 where rounding is allowed, else in the
+    dtype it is computed in; and where that is undefined.
+    """
     reference = REFERENCES[operator.name]
     given = {key: value for key, value in options.items() if key == "dtype"}
     if operator.name == "to_dtype_bitcast":
@@ -477,7 +492,9 @@ _ORDERED = ("lt", "gt", "le", "ge", "maximum", "minimum")
 
 
 def _as_signed(reference, operator, tensors, given):
-    """Return what an operator computes of unsigned integers, by way of int64, whose order is that of uint64 once the sign bits are turned."""
+    """Return what an operator computes of unsigned integers, by way of int64, whose order is that
+    of uint64 once the sign bits are turned.
+    """
     own = tensors[-1].dtype
     if "dtype" in given or getattr(reference.compute, "takes_unsigned", False):
         return reference.compute(*tensors, **given)

@@ -30,7 +30,9 @@ def _load(place, dtype):
 
 
 def body_lines(operator, dtype, options, number=""):
-    """Return the statements that compute an operator from what the pointers hold, and the dtype of the result."""
+    """Return the statements that compute an operator from what the pointers hold, and the dtype of
+    the result.
+    """
     dtypes = argument_dtypes(operator, dtype)
     names = [f"tmp{number}{letter}" for letter in "abcd"[: len(dtypes)]]
     lines = [
@@ -71,7 +73,9 @@ EIGHTS = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 
 
 def cells(dtype, backend, eights):
-    """Yield each operator with options that a kernel for one dtype can hold, for a target that has the named 8-bit floats."""
+    """Yield each operator with options that a kernel for one dtype can hold, for a target that has
+    the named 8-bit floats.
+    """
     for operator in OPERATORS.values():
         options = OPTIONS.get(operator.name, {})
         if operator.name == "to_dtype":
@@ -97,7 +101,9 @@ def cells(dtype, backend, eights):
 
 
 def whole_kernel(name, dtype, backend, eights=()):
-    """Return the text of a kernel that computes every operator for a dtype, and the dtypes that its pointers point to, by name."""
+    """Return the text of a kernel that computes every operator for a dtype, and the dtypes that its
+    pointers point to, by name.
+    """
     lines, pointers = [], {"in0": dtype, "in1": dtype, "in2": dtype, "in3": dtype}
     for number, (operator, options) in enumerate(cells(dtype, backend, eights)):
         conditions = operator.conditions

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs every cell of the table of operators in Triton's interpreter, which has to be chosen before Triton is imported: TRITON_INTERPRET=1.
+"""Runs every cell of the table of operators in Triton's interpreter, which has to be chosen before
+Triton is imported: TRITON_INTERPRET=1.
 
-`python operator_worker.py RESULTS` writes, as JSON, an object with one text for each `operator/dtype`: empty where the kernel agrees with torch,
-`refused` where the generator has no text, else what is wrong.
+`python operator_worker.py RESULTS` writes, as JSON, an object with one text for each
+`operator/dtype`: empty where the kernel agrees with torch, `refused` where the generator has no
+text, else what is wrong.
 """
 
 import importlib.util

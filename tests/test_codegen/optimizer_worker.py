@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes steps of optimizers through the backend of torch.compile in Triton's interpreter, beside eager ones, and prints JSON; TRITON_INTERPRET=1."""
+"""Takes steps of optimizers through the backend of torch.compile in Triton's interpreter, beside
+eager ones, and prints JSON; TRITON_INTERPRET=1.
+"""
 
 import itertools
 import json

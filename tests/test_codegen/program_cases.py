@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of tensors that programs are generated for, each with inputs, and whether it may call operators as they are."""
+"""Functions of tensors that programs are generated for, each with inputs, and whether it may call
+operators as they are.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +27,7 @@ def seeded(*sizes, dtype=torch.float32):
     return (made * 10).to(dtype) if not dtype.is_floating_point else made.to(dtype)
 
 
-# Pointwise ----------------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------- Pointwise
 
 
 @case(lambda: (seeded(33, 65), seeded(65, 33)), kernels=1)
@@ -88,7 +90,7 @@ def scalar(a):
     return torch.tanh(a) * 2
 
 
-# Views --------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------- Views
 
 
 @case(lambda: (seeded(4, 6, 8),))
@@ -134,7 +136,9 @@ def scattered_often(a, i, v):
 
 @case(lambda: (seeded(6, 9), torch.tensor([[1], [8], [0], [4], [4], [2]])), kernels=1)
 def one_hot_rows(a, i):
-    """One element of each row is replaced, as in the gradient of a loss of classes: no memory is filled first."""
+    """One element of each row is replaced, as in the gradient of a loss of classes: no memory is
+    filled first.
+    """
     return (
         torch.zeros_like(a).scatter(1, i, -1.0) * a,
         a.scatter(1, i, 3.0),
@@ -147,7 +151,7 @@ def summed_and_flattened(a):
     return a.view(32, 2, 3, 1).sum(0).view(6)
 
 
-# Reductions ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------- Reductions
 
 
 @case(lambda: (seeded(5, 37),), kernels=1)
@@ -231,7 +235,7 @@ def variances_of_little(a, b):
     return torch.var_mean(a), a.var(correction=0), b.var(0), b.mean(0)
 
 
-# What models are made of --------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------- What models are made of
 
 
 @case(lambda: (seeded(6, 50),), kernels=1)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generates the programs of `program_cases`, runs each in Triton's interpreter, and prints what differs from torch, as JSON.
+"""Generates the programs of `program_cases`, runs each in Triton's interpreter, and prints what
+differs from torch, as JSON.
 
 Run as a program: `program_worker.py DIRECTORY [NAME ...]`, with TRITON_INTERPRET=1.
 """

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generates kernels for random functions and compares what Triton's interpreter computes with torch.
+"""Generates kernels for random functions and compares what Triton's interpreter computes with
+torch.
 
-`python random_graph_worker.py SOURCES FIRST COUNT [KEEP]` prints, as JSON, how many graphs were run, how many kernels they have, and what is wrong: by
-seed, the smallest description that fails in the same way; without a search for it where `KEEP` is given.
+`python random_graph_worker.py SOURCES FIRST COUNT [KEEP]` prints, as JSON, how many graphs were
+run, how many kernels they have, and what is wrong: by seed, the smallest description that fails in
+the same way; without a search for it where `KEEP` is given.
 """
 
 import json

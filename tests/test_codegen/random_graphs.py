@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random functions of tensors, as data: drawn from a seed, run by torch in any precision, and made smaller while they still fail.
+"""Random functions of tensors, as data: drawn from a seed, run by torch in any precision, and made
+smaller while they still fail.
 
-`drawn(seed)` is a `Description`; `function(description)` and `inputs(description)` make torch calls of it, `smaller(description, fails)` is the least
-description found that still fails, and `checked(description, results)` says what is wrong with the results of a kernel.
+`drawn(seed)` is a `Description`; `function(description)` and `inputs(description)` make torch calls
+of it, `smaller(description, fails)` is the least description found that still fails, and
+`checked(description, results)` says what is wrong with the results of a kernel.
 """
 
 import functools
@@ -51,11 +53,13 @@ class Description:
     seed: int = 0
 
 
-# ------------------------------------------------------------------------------------------------------------- operators
+# ---------------------------------------------------------------------------------------- operators
 
 
 def _abs(x):
-    """Return the magnitude; of the smallest integer that of its neighbour, since ptxas takes a magnitude for never negative."""
+    """Return the magnitude; of the smallest integer that of its neighbour, since ptxas takes a
+    magnitude for never negative.
+    """
     integral = not x.dtype.is_floating_point and x.dtype not in {torch.bool, torch.uint8}
     return (x.clamp(min=torch.iinfo(x.dtype).min + 1) if integral else x).abs()
 
@@ -148,7 +152,8 @@ COMPUTE = {
         for n in ("gelu", "silu", "softplus", "elu", "mish", "hardswish", "logsigmoid", "selu")
     },
     **{n: getattr(torch, n) for n in ("hypot", "logaddexp")},
-    # Of zeros that a minimum chose among, torch leaves the sign open; that of a sum with 0 is known.
+    # Of zeros that a minimum chose among, torch leaves the sign open; that of a sum with 0 is
+    # known.
     "atan2": lambda x, y: torch.atan2(x + 0, y + 0),
     "copysign": lambda x, y: torch.copysign(x, y + 0),
     "left_shift": lambda x, y: x << (y & 7),
@@ -292,11 +297,13 @@ EXACT = {
 }
 
 
-# -------------------------------------------------------------------------------------------------------------- running
+# ------------------------------------------------------------------------------------------ running
 
 
 def inputs(description):
-    """Return the tensors that a description is given; the same ones each time, which nobody changes."""
+    """Return the tensors that a description is given; the same ones each time, which nobody
+    changes.
+    """
     return [
         _tensor(given, description.seed * 100 + number)
         for number, given in enumerate(description.inputs)
@@ -367,7 +374,9 @@ def function(description):
 
 
 def checked(description, results):
-    """Return what is wrong with results: floats may be off by twice what torch's own are from float64, all else is exact; empty where nothing is."""
+    """Return what is wrong with results: floats may be off by twice what torch's own are from
+    float64, all else is exact; empty where nothing is.
+    """
     given = inputs(description)
     eager, wide = values(description, given), values(description, given, wide=True)
     slack = _slack(description, eager)
@@ -378,7 +387,8 @@ def checked(description, results):
     return ""
 
 
-# Of the largest number, for what the order of a sum does; the interpreter cuts bfloat16 off where a GPU rounds.
+# Of the largest number, for what the order of a sum does; the interpreter cuts bfloat16 off where a
+# GPU rounds.
 _SLACK = {
     torch.float64: 1e-13,
     torch.float32: 3e-6,
@@ -395,7 +405,9 @@ def _alike(one, other):
 
 
 def _slack(description, found):
-    """Return for each value how far it may be off beside what torch is: by the coarsest dtype that it was computed in."""
+    """Return for each value how far it may be off beside what torch is: by the coarsest dtype that
+    it was computed in.
+    """
     count = len(description.inputs)
     slack = []
     for number, value in enumerate(found):
@@ -405,7 +417,8 @@ def _slack(description, found):
     return slack
 
 
-# What is left of rows of equal numbers is rounding, relative to the root of layer_norm's epsilon, 1e-5.
+# What is left of rows of equal numbers is rounding, relative to the root of layer_norm's epsilon,
+# 1e-5.
 NORMALIZED = ("layer_norm", "std", "var")
 _AMPLIFIED = 320
 
@@ -427,7 +440,8 @@ def _difference(got, eager, wide, slack):
             else f"{int(wrong.sum())} of {got.numel()} wrong, got {got[wrong][0]}, expected {eager[wrong][0]}"
         )
     got, own = got.double(), eager.double()
-    # What overflows depends on rounding; some of torch's vectorized functions give NaN where others give infinity.
+    # What overflows depends on rounding; some of torch's vectorized functions give NaN where others
+    # give infinity.
     unlike = ~_alike(got, own) & ~_alike(got, wide)
     finite = torch.isfinite(own) & torch.isfinite(wide) & torch.isfinite(got)
     if unlike.any():
@@ -439,12 +453,14 @@ def _difference(got, eager, wide, slack):
     return "" if error <= allowed else f"off by {float(error)}, torch by {float(theirs)}"
 
 
-# -------------------------------------------------------------------------------------------------------------- drawing
+# ------------------------------------------------------------------------------------------ drawing
 
 
 @dataclass(frozen=True)
 class _Known:
-    """What drawing knows of a value: whether it is alike in every precision, whether it holds infinities or NaN, and whether it is an input."""
+    """What drawing knows of a value: whether it is alike in every precision, whether it holds
+    infinities or NaN, and whether it is an input.
+    """
 
     shape: tuple
     dtype: str
@@ -522,7 +538,9 @@ def _known(description):
 
 
 def _computes(description):
-    """Whether torch computes the last step, in both precisions, without too many elements or numbers beyond those of its dtype."""
+    """Whether torch computes the last step, in both precisions, without too many elements or
+    numbers beyond those of its dtype.
+    """
     try:
         last = values(description, inputs(description))[-1]
         values(description, inputs(description), wide=True)
@@ -682,11 +700,13 @@ def _chosen(chance, known, one, other):
     return Step(name, (one, other), (axis,)) if known[one].dtype == known[other].dtype else None
 
 
-# -------------------------------------------------------------------------------------------------------------- shrinking
+# ---------------------------------------------------------------------------------------- shrinking
 
 
 def smaller(description, fails, *, tries=200):
-    """Return the smallest description found, by taking away outputs and steps and cutting sizes, for which `fails` still holds."""
+    """Return the smallest description found, by taking away outputs and steps and cutting sizes,
+    for which `fails` still holds.
+    """
     left = tries
     changed = True
     while changed and left > 0:

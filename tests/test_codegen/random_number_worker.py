@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws random numbers by a generated program in Triton's interpreter, and prints what the test asks about them, as JSON: `random_number_worker.py SOURCES`.
+"""Draws random numbers by a generated program in Triton's interpreter, and prints what the test
+asks about them, as JSON: `random_number_worker.py SOURCES`.
 
 Statistics are of fixed seeds, so they are the same in every run.
 """
@@ -82,7 +83,9 @@ def layers(x):
 
 
 def read_often(x):
-    """Read random numbers in several kernels, in loops over rows of two passes, transposed and masked."""
+    """Read random numbers in several kernels, in loops over rows of two passes, transposed and
+    masked.
+    """
     noise = torch.rand(3, 1300)
     return (
         noise,

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs random programs through torch.compile in Triton's interpreter, beside eager torch; TRITON_INTERPRET=1.
+"""Runs random programs through torch.compile in Triton's interpreter, beside eager torch;
+TRITON_INTERPRET=1.
 
-`python random_program_worker.py SOURCES FIRST COUNT [KEEP]` prints, as JSON, how many were run, how many kernels they have, and what is wrong: by
-seed, the problem and the smallest program that fails in the same way; without a search for it where `KEEP` is given.
+`python random_program_worker.py SOURCES FIRST COUNT [KEEP]` prints, as JSON, how many were run, how
+many kernels they have, and what is wrong: by seed, the problem and the smallest program that fails
+in the same way; without a search for it where `KEEP` is given.
 """
 
 import json

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random programs as models have them, as Python text: products, convolutions, attention, sorts, norms, views, in-place changes, gradients, changing sizes.
+"""Random programs as models have them, as Python text: products, convolutions, attention, sorts,
+norms, views, in-place changes, gradients, changing sizes.
 
-`drawn(seed)` is a `Drawn`, `problem(drawn, ...)` runs it through torch.compile beside eager torch and says what is wrong, and `smaller(drawn, fails)`
-is the least one found that still fails.  What is compared: numbers, by the rule of TorchInductor's dashboard against float64, and dtype, sizes,
+`drawn(seed)` is a `Drawn`, `problem(drawn, ...)` runs it through torch.compile beside eager torch
+and says what is wrong, and `smaller(drawn, fails)` is the least one found that still fails.  What
+is compared: numbers, by the rule of TorchInductor's dashboard against float64, and dtype, sizes,
 strides, and which results, inputs and gradients share memory.
 """
 
@@ -16,7 +18,8 @@ from dataclasses import dataclass, replace
 import torch
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 16, 17)
-#: The size of the batch, which no other size is: in the first call, and in the second where sizes change.
+#: The size of the batch, which no other size is: in the first call, and in the second where sizes
+#: change.
 BATCH, SECOND_BATCH = 6, 11
 LARGEST = 6000
 FLOATS = ("float32", "float32", "float32", "bfloat16", "float16", "float64")
@@ -37,7 +40,9 @@ MOST_STEPS = 9
 
 @dataclass(frozen=True)
 class Given:
-    """An input: `b` among the sizes is that of the batch; `high` is the end of the range of an index."""
+    """An input: `b` among the sizes is that of the batch; `high` is the end of the range of an
+    index.
+    """
 
     name: str
     sizes: tuple
@@ -76,7 +81,9 @@ class Given:
 
 @dataclass(frozen=True)
 class Step:
-    """A line: the names that it defines (none for a change in place), the values that it takes, and its text with `{0}`, `{1}` for these."""
+    """A line: the names that it defines (none for a change in place), the values that it takes, and
+    its text with `{0}`, `{1}` for these.
+    """
 
     results: tuple
     values: tuple
@@ -89,7 +96,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A program: `backward` compares gradients too, `dynamic` makes a second call with another batch."""
+    """A program: `backward` compares gradients too, `dynamic` makes a second call with another
+    batch.
+    """
 
     inputs: tuple
     steps: tuple
@@ -116,7 +125,7 @@ class Drawn:
         return f"{facts}{head}({self.seed})\n{given}\n\n{self.text()}"
 
 
-# -------------------------------------------------------------------------------------------------------------- running
+# ------------------------------------------------------------------------------------------ running
 
 
 @functools.lru_cache(maxsize=4096)
@@ -187,13 +196,14 @@ def _tangent(end, place, drawn):
     return drawn_numbers.to(dtype=end.dtype, device=end.device)
 
 
-# -------------------------------------------------------------------------------------------------------------- comparing
+# ---------------------------------------------------------------------------------------- comparing
 
 
 def problem(drawn, *, backend, device="cpu", programs=None):
     """Return what is wrong with a program through torch.compile; empty where nothing is.
 
-    The first word says the kind: `raises`, `refused`, `wrong`, `strides`, `aliasing`, `dtype`, `sizes`.
+    The first word says the kind: `raises`, `refused`, `wrong`, `strides`, `aliasing`, `dtype`,
+    `sizes`.
     """
     torch._dynamo.reset()
     notes = [] if programs is None else programs
@@ -259,7 +269,9 @@ def _raised(drawn, error, batch, device):
 
 
 def _by_torch(drawn, batch, device):
-    """Return what torch.compile gives without a generator of kernels; None where torch itself raises."""
+    """Return what torch.compile gives without a generator of kernels; None where torch itself
+    raises.
+    """
     torch._dynamo.reset()
     compiled = torch.compile(
         function(drawn), backend="aot_eager", dynamic=drawn.dynamic, fullgraph=True
@@ -271,7 +283,9 @@ def _by_torch(drawn, batch, device):
 
 
 def _strides(found):
-    """Return the strides of each tensor, and its offset; those of single elements and of gradients say nothing."""
+    """Return the strides of each tensor, and its offset; those of single elements and of gradients
+    say nothing.
+    """
     return [
         (
             name,
@@ -283,7 +297,9 @@ def _strides(found):
 
 
 def _aliases(found):
-    """Return the pairs of results and inputs that begin in the same memory, and how far from one another."""
+    """Return the pairs of results and inputs that begin in the same memory, and how far from one
+    another.
+    """
     tensors = {
         name: t
         for name, t in found.items()
@@ -297,7 +313,9 @@ def _aliases(found):
 
 
 def _tolerance(drawn):
-    """Return the tolerance of the narrowest floats of a program: what goes through them is no closer, whatever it ends in."""
+    """Return the tolerance of the narrowest floats of a program: what goes through them is no
+    closer, whatever it ends in.
+    """
     text = drawn.shown()
     return max((t for name, t in TOLERANCES.items() if f"torch.{name}" in text), default=0.0)
 
@@ -324,8 +342,8 @@ def _difference(got, eager, wide, least=0.0):
         return "wrong: other elements are infinite or NaN"
     keep = torch.isfinite(ours) & torch.isfinite(right)
     ours, theirs, right = ours[keep], theirs[keep], right[keep]
-    # The dashboard's tolerance is absolute, which hides what is wrong with small gradients: it counts for the tensor's own size here.
-    # One that is zero but for rounding has none.
+    # The dashboard's tolerance is absolute, which hides what is wrong with small gradients: it
+    # counts for the tensor's own size here. One that is zero but for rounding has none.
     scale = max(min(1.0, _rms(right)), 1e-5) if _rms(right) > _ZERO else 1.0
     if torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance * scale):
         return ""
@@ -339,11 +357,13 @@ def _rms(numbers):
     return float(numbers.square().mean().sqrt()) if numbers.numel() else 0.0
 
 
-# -------------------------------------------------------------------------------------------------------------- drawing
+# ------------------------------------------------------------------------------------------ drawing
 
 
 class _Drawing:
-    """A program while it is drawn: what each value is in eager torch, and whether it is alike in every precision."""
+    """A program while it is drawn: what each value is in eager torch, and whether it is alike in
+    every precision.
+    """
 
     def __init__(self, seed):
         self.chance = random.Random(seed)
@@ -431,7 +451,9 @@ REFUSALS = (
 
 
 def values_of(drawn):
-    """Return the values of a program's first call in eager torch by name; None where torch refuses it, or numbers grow too large."""
+    """Return the values of a program's first call in eager torch by name; None where torch refuses
+    it, or numbers grow too large.
+    """
     names = [given.name for given in drawn.inputs]
     names += [name for step in drawn.steps for name in step.results]
     plain = replace(drawn, outputs=tuple(names), backward=False)
@@ -445,7 +467,9 @@ def values_of(drawn):
 
 
 def is_computed(drawn):
-    """Whether eager torch computes a program: every call, in float64 too, with gradients, and no number grows too large."""
+    """Whether eager torch computes a program: every call, in float64 too, with gradients, and no
+    number grows too large.
+    """
     try:
         for batch in (BATCH, SECOND_BATCH) if drawn.dynamic else (BATCH,):
             for wide in (False, True):
@@ -492,7 +516,9 @@ def drawn(seed):
 
 
 def _returned(drawn, chance):
-    """Return a program that returns what it does not use itself, some of the rest, and seldom an input."""
+    """Return a program that returns what it does not use itself, some of the rest, and seldom an
+    input.
+    """
     made = [name for step in drawn.steps for name in step.results]
     used = {value for step in drawn.steps for value in step.values}
     ends = [name for name in made if name not in used] or made[-1:]
@@ -1022,11 +1048,13 @@ FAMILIES = (
 )
 
 
-# -------------------------------------------------------------------------------------------------------------- shrinking
+# ---------------------------------------------------------------------------------------- shrinking
 
 
 def smaller(drawn, fails, *, tries=80):
-    """Return the smallest program found, by taking away outputs, steps, switches and layouts, for which `fails` still holds."""
+    """Return the smallest program found, by taking away outputs, steps, switches and layouts, for
+    which `fails` still holds.
+    """
     left, changed_ = tries, True
     while changed_ and left > 0:
         changed_ = False
@@ -1061,7 +1089,9 @@ def _candidates(drawn):
 
 
 def _needed(drawn):
-    """Return a program without the lines and inputs that its outputs do not need; changes in place stay."""
+    """Return a program without the lines and inputs that its outputs do not need; changes in place
+    stay.
+    """
     needed, steps = set(drawn.outputs), []
     for step in reversed(drawn.steps):
         if not step.results or needed & set(step.results):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replays a program of a bundle on a driver without a GPU, with arrays that only have an address: `replay_worker.py BUNDLE BACKEND`; prints JSON."""
+"""Replays a program of a bundle on a driver without a GPU, with arrays that only have an address:
+`replay_worker.py BUNDLE BACKEND`; prints JSON.
+"""
 
 import json
 import sys

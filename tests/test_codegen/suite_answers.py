@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands in for `suite_sides` in the tests of its pool: what it is asked decides how the process ends."""
+"""Stands in for `suite_sides` in the tests of its pool: what it is asked decides how the process
+ends.
+"""
 
 import os
 import signal

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan that was loaded may call: a list of operators, arguments within their tensors, and whatever else with trust in code."""
+"""What a plan that was loaded may call: a list of operators, arguments within their tensors, and
+whatever else with trust in code.
+"""
 
 import contextlib
 import dataclasses
@@ -63,7 +65,9 @@ def reference(name):
 
 
 def plan_of(calls, tensors, output=None, count=1):
-    """Return a plan of calls (operator, arguments): each tensor among them becomes an input, and `#n` is the result of call n."""
+    """Return a plan of calls (operator, arguments): each tensor among them becomes an input, and
+    `#n` is the result of call n.
+    """
     tensors = list(tensors)
     steps = []
 
@@ -109,11 +113,13 @@ CHECKED_VALUES = {
 }
 
 
-# The list ------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------- The list
 
 
 def test_each_listed_operator_is_torchs_and_changes_nothing():
-    """A name that torch lacks is a slip or a change of torch; no schema writes to an argument, and each returns tensors alone, or nothing where it checks values."""
+    """A name that torch lacks is a slip or a change of torch; no schema writes to an argument, and
+    each returns tensors alone, or nothing where it checks values.
+    """
     for name in sorted(ALLOWED):
         if name in ELSEWHERE:
             with pytest.raises(AttributeError):
@@ -136,7 +142,9 @@ def test_each_listed_operator_is_torchs_and_changes_nothing():
 
 
 def test_checks_name_parameters_as_torch_does():
-    """Python binds arguments to a check's parameters as torch binds them, since both have the same names in the same order."""
+    """Python binds arguments to a check's parameters as torch binds them, since both have the same
+    names in the same order.
+    """
     for name, check in CHECKS.items():
         theirs = [argument.name for argument in found(name)._schema.arguments]
         ours = check.__code__.co_varnames[: check.__code__.co_argcount]
@@ -178,7 +186,9 @@ REACHING = {
 
 @pytest.mark.parametrize("operator", sorted(REACHING))
 def test_other_operators_are_refused_before_anything_runs(operator):
-    """The message names the operator and what to do; trust in code does not help a plan that is not marked as code."""
+    """The message names the operator and what to do; trust in code does not help a plan that is not
+    marked as code.
+    """
     plan = plan_of([(operator, [])], [])
     assert unlisted(plan) == (operator,)
     for trust in ("kernels", "code", "signed"):
@@ -188,7 +198,9 @@ def test_other_operators_are_refused_before_anything_runs(operator):
 
 
 def test_what_wrote_to_a_chosen_place_is_refused():
-    """Indices by `full`, a sparse tensor of them without a check, and `add_`: the attack that a plan signed for kernels alone made."""
+    """Indices by `full`, a sparse tensor of them without a check, and `add_`: the attack that a
+    plan signed for kernels alone made.
+    """
     place = torch.zeros(4)
     plan = plan_of(
         [
@@ -208,7 +220,8 @@ def ints(*numbers, dtype=torch.int64):
 
 X = torch.arange(24.0)
 FAR = 2**33
-# Each reads or writes memory that is not its arguments', or ends the process, when torch is called: found by `tools.fuzz operators`.
+# Each reads or writes memory that is not its arguments', or ends the process, when torch is called:
+# found by `tools.fuzz operators`.
 ATTACKS = {
     "max_pool2d_with_indices_backward": (
         X[:1].view(1, 1, 1, 1),
@@ -413,7 +426,9 @@ def test_arguments_that_lead_out_of_their_tensors_are_refused(name):
 
 
 def test_right_arguments_are_let_through():
-    """What models give these operators passes: the checks are no tighter than torch, for indices, masks, backward steps and attention."""
+    """What models give these operators passes: the checks are no tighter than torch, for indices,
+    masks, backward steps and attention.
+    """
     grid, image = X.view(4, 6), torch.randn(1, 2, 4, 6)
     pooled, places = torch.ops.aten.max_pool2d_with_indices(image, [2, 2], [2, 2])
     heads = torch.randn(2, 4, 3, 8)
@@ -477,7 +492,9 @@ def test_right_arguments_are_let_through():
 
 
 def test_a_plan_of_this_process_may_leave_out_what_torch_itself_leaves_out():
-    """Gradients of attention are called without tensors that their schema needs; other operators crash without theirs."""
+    """Gradients of attention are called without tensors that their schema needs; other operators
+    crash without theirs.
+    """
     memory = TorchMemory()
     flash = "aten._scaled_dot_product_flash_attention_backward.default"
     given = [torch.ones(1)] * 6 + [None, None, 1, 1, 0.0, False, torch.ones(1), torch.ones(1)]
@@ -502,7 +519,7 @@ def test_views_stay_in_their_tensors():
     torch.testing.assert_close(program(whole)[0], whole[:50])
 
 
-# Failures are typed ---------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------- Failures are typed
 
 
 @pytest.mark.parametrize(
@@ -539,7 +556,9 @@ def test_views_stay_in_their_tensors():
     ],
 )
 def test_an_operator_that_fails_says_which_step_it_was(change, expected):
-    """torch's own errors, too few results and results that are no tensors: one typed error, whose cause is torch's."""
+    """torch's own errors, too few results and results that are no tensors: one typed error, whose
+    cause is torch's.
+    """
     data = json.loads(plan_of([("aten.mm.default", [X, X])], [X]).to_json())
     data["inputs"][0]["spec"] |= {"sizes": [4, 6], "strides": [6, 1]}
     data["steps"][0][1] |= change
@@ -617,7 +636,9 @@ def real_plan():
 def test_a_real_plan_that_is_changed_anywhere_is_refused_or_fails_by_a_typed_error(
     real_plan, capfd
 ):
-    """Hypothesis changes one to three places of a plan of products, convolutions, attention, sorts, scans and gathers; nothing prints."""
+    """Hypothesis changes one to three places of a plan of products, convolutions, attention, sorts,
+    scans and gathers; nothing prints.
+    """
     outcomes = {"read": 0, "refused": 0}
 
     @settings(max_examples=120, deadline=None, database=None, derandomize=True)
@@ -656,7 +677,7 @@ def test_a_real_plan_that_is_changed_anywhere_is_refused_or_fails_by_a_typed_err
     assert printed.out == printed.err == ""
 
 
-# Operators of users ----------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------- Operators of users
 
 
 @pytest.fixture(scope="module")
@@ -684,7 +705,9 @@ def library():
 
 
 def test_a_generated_program_calls_operators_of_users(library):
-    """`generate` lists it among the fallbacks, and the program of this process calls it; nothing has to be trusted."""
+    """`generate` lists it among the fallbacks, and the program of this process calls it; nothing
+    has to be trusted.
+    """
     program = generate(lambda x: library.halves(library.twice(x)), [X])
     assert [call.operator for call in program.fallbacks] == [
         "bundler_test.twice.default",
@@ -696,7 +719,9 @@ def test_a_generated_program_calls_operators_of_users(library):
 
 @pytest.mark.slow
 def test_torch_compile_calls_operators_of_users_forward_and_backward(library):
-    """As one program each way; one that changes its argument is run as torch has it, with its effect."""
+    """As one program each way; one that changes its argument is run as torch has it, with its
+    effect.
+    """
     from bundler.codegen.torch_backend import triton_bundler
 
     programs = []
@@ -728,7 +753,9 @@ def test_what_cannot_be_traced_is_refused_by_name(library, name, expected):
 
 
 def test_a_bundle_with_operators_of_users_is_marked_as_code_and_needs_trust_in_it(library):
-    """By its name: a signature of kernels does not cover it, a restore leaves it out, and `load_program` asks for trust."""
+    """By its name: a signature of kernels does not cover it, a restore leaves it out, and
+    `load_program` asks for trust.
+    """
     plan = generate(library.twice, [X]).plan
     assert unlisted(plan) == ("bundler_test.twice.default",)
     bundle = bundle_of(plan.to_json(), code=True)
@@ -763,7 +790,9 @@ def test_two_plans_of_one_name_are_refused():
 
 
 def test_a_library_that_is_missing_is_named_when_the_program_is_loaded():
-    """Before anything runs: which operator, and that its library has to be imported; the same for an operator that this torch lacks."""
+    """Before anything runs: which operator, and that its library has to be imported; the same for
+    an operator that this torch lacks.
+    """
     plan = plan_of([("a_library.run.default", [X])], [X])
     with pytest.raises(
         NotFound, match=r"a_library\.run\.default.*import the one that has 'a_library'"

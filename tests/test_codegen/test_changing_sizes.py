@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes that change from call to call, and what is made of them: floats, comparisons, rounded integers; what no program can know is refused."""
+"""Sizes that change from call to call, and what is made of them: floats, comparisons, rounded
+integers; what no program can know is refused.
+"""
 
 import itertools
 import json
@@ -18,14 +20,18 @@ from bundler.runtime.heuristics.launch_expressions import evaluate  # noqa: E402
 
 @pytest.mark.slow
 def test_functions_of_sizes_have_eager_s_numbers_for_every_size(interpreted, tmp_path):
-    """By torch.compile and by `generate`, floats made of sizes with 64 bits; no graph runs as torch has it."""
+    """By torch.compile and by `generate`, floats made of sizes with 64 bits; no graph runs as torch
+    has it.
+    """
     result = json.loads(interpreted("changing_sizes_worker.py", tmp_path, timeout=400))
     assert (result["wrong"], result["whole"]) == ({}, [])
     assert result["cases"] >= 14
 
 
 def test_a_float_of_sizes_is_a_number_that_the_host_computes():
-    """It is an argument of the kernel with 64 bits, computed once in a call, and the kernels compile."""
+    """It is an argument of the kernel with 64 bits, computed once in a call, and the kernels
+    compile.
+    """
     program = generate(
         lambda x: (x * (1.0 / x.shape[0]), x * x.shape[0] ** 0.5),
         [torch.ones(6, 5, dtype=torch.float64)],
@@ -38,7 +44,9 @@ def test_a_float_of_sizes_is_a_number_that_the_host_computes():
 
 
 def test_a_call_with_sizes_that_the_graph_is_not_for_is_refused():
-    """The function branches on a size, so the program holds on one side alone; sizes of 1 broadcast, so they are another graph."""
+    """The function branches on a size, so the program holds on one side alone; sizes of 1
+    broadcast, so they are another graph.
+    """
     program = generate(
         lambda x: x + 1 if x.shape[0] > 5 else x - 1, [torch.ones(8, 3)], dynamic=True
     )
@@ -56,7 +64,9 @@ def test_a_size_that_values_decide_is_refused():
 
 
 def test_a_number_of_the_call_may_be_negative():
-    """A size is positive, a number that is given is not: what follows from its sign is not simplified."""
+    """A size is positive, a number that is given is not: what follows from its sign is not
+    simplified.
+    """
     program = generate(lambda x, n: x * max(n, 0) + n, [torch.ones(6), 3], dynamic=True)
     assert "max" in str(program.plan.to_json()) or program.plan.guards
 

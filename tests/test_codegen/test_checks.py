@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators without results, which are called for what they check: where in a program, and of which kind."""
+"""Operators without results, which are called for what they check: where in a program, and of which
+kind.
+"""
 
 import pytest
 
@@ -13,7 +15,9 @@ from bundler.runtime.program.program_plan import Launch, OperatorStep  # noqa: E
 
 
 def test_a_check_comes_before_an_input_is_changed():
-    """It is called though nobody reads a result of it, and what stands behind it in the function has not been done."""
+    """It is called though nobody reads a result of it, and what stands behind it in the function
+    has not been done.
+    """
 
     def function(x):
         torch._assert_async((x > 0).all(), "positive numbers")
@@ -67,7 +71,9 @@ class _Converted(torch.nn.Module):
 
 
 def test_a_result_that_nobody_reads_is_not_kept():
-    """Nor is it compared with what torch traced, which may be wrong, as of the workspace of a recurrent layer."""
+    """Nor is it compared with what torch traced, which may be wrong, as of the workspace of a
+    recurrent layer.
+    """
     (call,) = (
         step
         for step in generate(lambda x: torch.linalg.svd(x)[1], [torch.eye(3)]).plan.steps

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices: programs for one that is not here, tensors on the host beside them, two GPUs in one graph, deterministic algorithms."""
+"""Devices: programs for one that is not here, tensors on the host beside them, two GPUs in one
+graph, deterministic algorithms.
+"""
 
 import json
 
@@ -23,7 +25,9 @@ def called(program):
 
 
 def traced(function, *devices):
-    """Trace a function of vectors of four that lie on devices, as torch.compile does; "cpu number" has one element."""
+    """Trace a function of vectors of four that lie on devices, as torch.compile does; "cpu number"
+    has one element.
+    """
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with tracing_for("cuda", dynamic=False) as tracing:
@@ -43,7 +47,9 @@ def test_results_are_eager_s(interpreted, tmp_path):
 
 
 def test_a_model_is_traced_for_a_device_that_is_not_here():
-    """No operator of the CPU alone is left, the module's tensors are constants, and the kernels compile."""
+    """No operator of the CPU alone is left, the module's tensors are constants, and the kernels
+    compile.
+    """
 
     class Model(torch.nn.Module):
         def __init__(self):
@@ -134,7 +140,9 @@ def test_the_second_gpu_alone_is_the_program_s_device():
 
 @pytest.mark.parametrize("on", [True, False])
 def test_deterministic_algorithms_are_obeyed(on):
-    """Sums in an open order, and writes of several numbers to one place, are torch's operators then."""
+    """Sums in an open order, and writes of several numbers to one place, are torch's operators
+    then.
+    """
 
     def function(x, index, rows):
         return (

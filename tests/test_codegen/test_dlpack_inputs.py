@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs of programs that come by DLPack: address, dtype, shape and strides as the library has them; memory of the host only where kernels can read it."""
+"""Inputs of programs that come by DLPack: address, dtype, shape and strides as the library has
+them; memory of the host only where kernels can read it.
+"""
 
 import gc
 import weakref
@@ -59,7 +61,9 @@ def test_memory_lives_as_long_as_the_input():
 
 
 def test_memory_that_no_kernel_reads_is_refused():
-    """Memory of the host goes to no GPU; elements that no kernel takes, and capsules of something else, are refused."""
+    """Memory of the host goes to no GPU; elements that no kernel takes, and capsules of something
+    else, are refused.
+    """
     with pytest.raises(CannotLaunchStatically, match="device type 1, expected a GPU's"):
         device_tensor(Array(torch.zeros(4)))
     array = Array(torch.zeros(4))

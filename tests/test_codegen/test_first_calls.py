@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program whose first call fails under torch.compile: the graph runs as torch has it, unless torch refuses the values itself."""
+"""A program whose first call fails under torch.compile: the graph runs as torch has it, unless
+torch refuses the values itself.
+"""
 
 import json
 

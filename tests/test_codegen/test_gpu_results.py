@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the programs for a GPU left in docs/results meets the targets, and what they compare and compute holds here too."""
+"""What the programs for a GPU left in docs/results meets the targets, and what they compare and
+compute holds here too.
+"""
 
 import json
 from pathlib import Path
@@ -50,7 +52,9 @@ def test_a_graph_that_misses_a_target_is_seen(change, row):
 
 
 def test_a_mission_with_other_numbers_is_seen():
-    """A result that is off, a graph that was not launched, and an import of torch each miss a target."""
+    """A result that is off, a graph that was not launched, and an import of torch each miss a
+    target.
+    """
     from tools.codegen import mission
 
     result = json.loads((RESULTS / "codegen-mission.json").read_text())

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators of graphs: torch's element-wise functions for each dtype, assembly, 8-bit floats, and what compiles for which GPU."""
+"""Operators of graphs: torch's element-wise functions for each dtype, assembly, 8-bit floats, and
+what compiles for which GPU.
+"""
 
 import json
 
@@ -18,7 +20,9 @@ OPEN = {"shift_2/bool", "shift_back/bool", "power_half/float16"}
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_function_of_torch_has_a_case_for_every_dtype(interpreted, tmp_path):
-    """A program of one function agrees with torch, signs of zeros, infinities and NaN included, or torch refuses the dtype; none falls back."""
+    """A program of one function agrees with torch, signs of zeros, infinities and NaN included, or
+    torch refuses the dtype; none falls back.
+    """
     cells = json.loads(interpreted("graph_operator_worker.py", tmp_path, timeout=280))
     dtypes = {
         "float64",
@@ -45,7 +49,9 @@ def test_every_function_of_torch_has_a_case_for_every_dtype(interpreted, tmp_pat
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_step_of_an_optimizer_is_a_kernel_for_each_parameter(interpreted, tmp_path):
-    """AdamW and SGD, on lists of tensors and one by one, through torch.compile: eager's numbers, no call of an operator; beside them the step's count."""
+    """AdamW and SGD, on lists of tensors and one by one, through torch.compile: eager's numbers, no
+    call of an operator; beside them the step's count.
+    """
     report = json.loads(interpreted("optimizer_worker.py", tmp_path, timeout=180))
     assert len(report) == 4
     for found in report.values():
@@ -69,7 +75,9 @@ def assembly(a, b):
 
 
 def test_assembly_of_a_graph_is_fused_and_refused_for_amd():
-    """torch's operator for assembly is a part of the kernel around it; a build for a target without PTX says what to do."""
+    """torch's operator for assembly is a part of the kernel around it; a build for a target without
+    PTX says what to do.
+    """
     program = generated(assembly, torch.randn(8, 16), torch.randn(16))
     assert program.fallbacks == ()
     (source,) = program.sources.values()
@@ -111,7 +119,9 @@ def test_assembly_sees_values_as_memory_has_them():
     ],
 )
 def test_conversions_of_8_bit_floats_tell_the_heuristic(target, least):
-    """A thread holds as many neighbours as the conversion packs, in either direction; no other kernel says anything."""
+    """A thread holds as many neighbours as the conversion packs, in either direction; no other
+    kernel says anything.
+    """
     forth = generated(lambda a: (a * 2).to(getattr(torch, target)), torch.ones(64))
     back = generated(lambda a: a.to(torch.float32) + 1, torch.ones(64).to(getattr(torch, target)))
     for program in (forth, back):
@@ -127,7 +137,9 @@ def test_conversions_of_8_bit_floats_tell_the_heuristic(target, least):
     "dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
 )
 def test_what_8_bit_floats_cannot_is_refused_by_name(dtype):
-    """Arithmetic is called as it is, with operator and dtype in the reason; a target that lacks the type refuses the build by its name."""
+    """Arithmetic is called as it is, with operator and dtype in the reason; a target that lacks the
+    type refuses the build by its name.
+    """
     program = generated(torch.neg, torch.ones(64).to(getattr(torch, dtype)))
     (fallback,) = program.fallbacks
     assert "neg" in fallback.reason
@@ -143,7 +155,9 @@ def test_what_8_bit_floats_cannot_is_refused_by_name(dtype):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("target", TARGETS)
 def test_programs_compile_for_every_target(beside, target):
-    """Random numbers, atomics of every dtype, bitcasts between widths, Bessel functions, pools and lists of tensors compile without a GPU."""
+    """Random numbers, atomics of every dtype, bitcasts between widths, Bessel functions, pools and
+    lists of tensors compile without a GPU.
+    """
     beside("program_cases")
     cases = beside("function_cases")
     names = (
@@ -181,7 +195,9 @@ def test_programs_compile_for_every_target(beside, target):
 
 
 def test_sizes_that_are_quotients_of_others_have_kernels():
-    """Pools and strided slices of sizes that change: a product of such sizes is divided by one of them; a size that a graph asks for is no call."""
+    """Pools and strided slices of sizes that change: a product of such sizes is divided by one of
+    them; a size that a graph asks for is no call.
+    """
     from bundler.codegen.program import generate
 
     def pooled(a):
@@ -193,7 +209,9 @@ def test_sizes_that_are_quotients_of_others_have_kernels():
 
 
 def test_a_tensor_that_an_operator_changes_behind_its_first_argument_is_a_result_of_it():
-    """A leaky slope that is drawn is kept in a second tensor, which the operator would change; it is generated in its functional form."""
+    """A leaky slope that is drawn is kept in a second tensor, which the operator would change; it
+    is generated in its functional form.
+    """
     program = generated(
         lambda a: torch.nn.functional.rrelu(a, 0.1, 0.3, training=True), torch.randn(64)
     )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of an index expression, computed as a kernel computes it, is what sympy computes, whatever the signs; simplifications keep the value."""
+"""The text of an index expression, computed as a kernel computes it, is what sympy computes,
+whatever the signs; simplifications keep the value.
+"""
 
 import math
 import operator
@@ -21,7 +23,9 @@ NATURAL = {name: sympy.Symbol(name, integer=True, nonnegative=True) for name in 
 
 
 class Lane(int):
-    """An integer of a kernel: `//` and `%` of a negative number are an error here, since Triton rounds them towards zero."""
+    """An integer of a kernel: `//` and `%` of a negative number are an error here, since Triton
+    rounds them towards zero.
+    """
 
     def __floordiv__(self, other):
         assert self >= 0, f"{int(self)} // {other}"
@@ -85,7 +89,9 @@ def known_nonnegative(expr):
 
 
 def value_of(expr, values):
-    """Return what an expression is worth in Python's integers, by walking it: nothing of sympy or of ours simplifies."""
+    """Return what an expression is worth in Python's integers, by walking it: nothing of sympy or
+    of ours simplifies.
+    """
     if isinstance(expr, sympy.Symbol):
         return values[expr.name]
     if isinstance(expr, sympy.Integer):
@@ -105,7 +111,8 @@ def value_of(expr, values):
     return compute(parts)
 
 
-# A tree of (function, parts) is built twice: as an expression, which may simplify, and as an integer, which does not.
+# A tree of (function, parts) is built twice: as an expression, which may simplify, and as an
+# integer, which does not.
 LEAVES = st.sampled_from(NAMES) | st.integers(-40, 40)
 DIVISORS = st.integers(1, 20)
 
@@ -155,7 +162,9 @@ def worth(tree, values):
 @settings(max_examples=120, deadline=None)
 @given(TREES, st.data())
 def test_text_is_worth_what_the_tree_is_worth_whatever_the_signs(tree, data):
-    """Building an expression, simplifying it and writing it keeps its value, for loop variables and sizes of any sign."""
+    """Building an expression, simplifying it and writing it keeps its value, for loop variables and
+    sizes of any sign.
+    """
     values = {name: data.draw(st.integers(-50, 50), label=name) for name in NAMES[:3]}
     values |= {name: data.draw(st.integers(1, 30), label=name) for name in NAMES[3:]}
     expr = built(tree, SYMBOLS)
@@ -166,7 +175,9 @@ def test_text_is_worth_what_the_tree_is_worth_whatever_the_signs(tree, data):
 @settings(max_examples=80, deadline=None)
 @given(TREES, st.data())
 def test_plain_quotients_are_written_only_where_nothing_is_negative(tree, data):
-    """Where symbols are known not to be negative, quotients are plain where both sides are, and the value is the same."""
+    """Where symbols are known not to be negative, quotients are plain where both sides are, and the
+    value is the same.
+    """
     values = {name: data.draw(st.integers(0, 50), label=name) for name in NAMES[:3]}
     values |= {name: data.draw(st.integers(1, 30), label=name) for name in NAMES[3:]}
     text = index_text(built(tree, NATURAL), nonnegative=known_nonnegative)
@@ -301,7 +312,9 @@ def test_expressions_of_torch_are_taken_over():
 
 
 def test_a_product_of_sums_is_divided_by_one_of_them():
-    """A quotient is exact where the divisor, a sum, divides the whole expression and none of its terms."""
+    """A quotient is exact where the divisor, a sum, divides the whole expression and none of its
+    terms.
+    """
     from bundler.codegen.index_functions import FloorDiv
     from bundler.codegen.index_ranges import exact_quotient
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How wide indices are: 64 bits wherever a call may need them, and then in every part of an address."""
+"""How wide indices are: 64 bits wherever a call may need them, and then in every part of an
+address.
+"""
 
 import importlib.util
 from types import SimpleNamespace
@@ -25,7 +27,9 @@ def numels(kernel):
 
 
 def test_a_size_that_changes_has_narrow_indices_up_to_a_bound():
-    """A program with symbolic sizes has indices of 32 bits, and refuses calls with more elements; one that was asked for takes them with 64 bits."""
+    """A program with symbolic sizes has indices of 32 bits, and refuses calls with more elements;
+    one that was asked for takes them with 64 bits.
+    """
     from bundler.codegen.program import GenerateOptions, generate
     from bundler.errors import ConfigError
     from bundler.runtime.program.plan_reading import read_plan
@@ -57,7 +61,9 @@ def test_a_size_that_changes_has_narrow_indices_up_to_a_bound():
 
 
 def test_torch_compiles_anew_where_indices_would_not_fit(monkeypatch):
-    """The backend has torch guard the bound: a call beyond it gets a graph of its own, one below it does not."""
+    """The backend has torch guard the bound: a call beyond it gets a graph of its own, one below it
+    does not.
+    """
     from bundler.codegen import lower
     from bundler.codegen.torch_backend import triton_bundler
 
@@ -74,7 +80,9 @@ def test_torch_compiles_anew_where_indices_would_not_fit(monkeypatch):
 
 
 def test_a_value_of_an_index_is_as_large_as_it_is():
-    """What is counted may leave the bits that indices have: it is computed in 64 bits, whatever the kernel's addresses need."""
+    """What is counted may leave the bits that indices have: it is computed in 64 bits, whatever the
+    kernel's addresses need.
+    """
     from bundler.codegen.program import generate
 
     far = only_kernel(
@@ -101,7 +109,9 @@ def test_a_size_as_a_number_is_an_operand():
 
 
 def test_an_index_that_is_read_is_as_wide_as_the_address():
-    """Rows that int32 values choose lie beyond 32 bits: the value becomes 64 bits wide before it is multiplied."""
+    """Rows that int32 values choose lie beyond 32 bits: the value becomes 64 bits wide before it is
+    multiplied.
+    """
     from bundler.codegen.program import generate
 
     table, rows = (
@@ -155,7 +165,9 @@ def test_a_float_in_an_address_becomes_an_integer_of_its_width(size, expected):
     ("target", "refused"), [("cuda:80", True), ("cuda:89", False), ("hip:gfx942", False)]
 )
 def test_an_8_bit_float_that_a_target_lacks_is_refused_by_name(target, refused):
-    """Before anything is compiled, the error says which kernel, which dtype and which target; `torch.compile` runs such a graph as it is."""
+    """Before anything is compiled, the error says which kernel, which dtype and which target;
+    `torch.compile` runs such a graph as it is.
+    """
     pytest.importorskip("triton")
     from bundler.codegen.emit import refuse_missing_types
     from bundler.errors import UnsupportedOperator
@@ -173,7 +185,9 @@ def test_an_8_bit_float_that_a_target_lacks_is_refused_by_name(target, refused):
 
 
 def test_a_build_and_torch_compile_know_what_a_target_lacks(monkeypatch):
-    """A program of 8-bit floats is not built for cuda:80, and there the backend of torch.compile runs its graph as it is."""
+    """A program of 8-bit floats is not built for cuda:80, and there the backend of torch.compile
+    runs its graph as it is.
+    """
     pytest.importorskip("triton")
 
     from bundler.codegen import torch_backend

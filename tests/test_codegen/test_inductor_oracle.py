@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels beside those that Inductor generates for the same graphs: no more of them, and as much known of each; `tools/codegen` counts them."""
+"""Kernels beside those that Inductor generates for the same graphs: no more of them, and as much
+known of each; `tools/codegen` counts them.
+"""
 
 import importlib.util
 import json
@@ -9,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = ROOT / "docs" / "results" / "codegen-counts.json"
-# A row that is held whole by fewer lanes than a warp has keeps its mask: 32 lanes for Inductor on an NVIDIA GPU, 64 for us, whose text is also for AMD's.
+# A row that is held whole by fewer lanes than a warp has keeps its mask: 32 lanes for Inductor on
+# an NVIDIA GPU, 64 for us, whose text is also for AMD's.
 THEIR_WARP, OUR_WARP = 32, 64
 
 
@@ -21,7 +24,8 @@ def known_reason(kernel, other):
     )
     hints, held = kernel["size_hints"], kernel["kind"] == "persistent_reduction"
     short = all(name == "r0_" and held and THEIR_WARP <= hints[name] < OUR_WARP for name in missing)
-    # A size hint is the power of two at or above the size, and no block is larger: of a power of two every block is full.
+    # A size hint is the power of two at or above the size, and no block is larger: of a power of
+    # two every block is full.
     return (
         short
         and not (held and "r0_" in extra)
@@ -56,14 +60,18 @@ def label(kernel):
 
 @pytest.mark.skipif(not COMMITTED.exists(), reason="docs/results is not part of this checkout")
 def test_the_committed_result_has_no_more_kernels_than_inductors():
-    """Every graph of the committed result has at most as many launches as Inductor's, and masks differ for known reasons alone."""
+    """Every graph of the committed result has at most as many launches as Inductor's, and masks
+    differ for known reasons alone.
+    """
     rows = json.loads(COMMITTED.read_text())["rows"]
     assert len(rows) >= 40
     assert problems(rows) == {}
 
 
 def test_a_graph_with_more_kernels_is_named():
-    """The comparison fails where we launch one kernel more, where a mask stays, where an attribute is missing, and where parameters differ without a reason."""
+    """The comparison fails where we launch one kernel more, where a mask stays, where an attribute
+    is missing, and where parameters differ without a reason.
+    """
     kernel = {
         "kind": "pointwise",
         "size_hints": {"x": 1 << 20},
@@ -87,7 +95,9 @@ def test_a_graph_with_more_kernels_is_named():
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_inductor_generates_no_fewer_kernels(run_tool, tmp_path):
-    """What both generate now, for every graph, and for the same launches as the committed result says."""
+    """What both generate now, for every graph, and for the same launches as the committed result
+    says.
+    """
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("triton") is None:
         pytest.skip("torch or Triton is not installed")
     done = run_tool("codegen counts", "--results", tmp_path, timeout=380)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of `libdevice` in Triton's interpreter: the package has them, and generated programs need nothing else."""
+"""The functions of `libdevice` in Triton's interpreter: the package has them, and generated
+programs need nothing else.
+"""
 
 import contextlib
 import json
@@ -71,7 +73,9 @@ print(json.dumps({"wrong": wrong, "kernels": [len(getattr(one, "kernels", ())) f
 
 
 def test_programs_run_in_the_interpreter_with_nothing_but_the_package(tmp_path):
-    """`Program.run` and `torch.compile` compute torch's numbers under TRITON_INTERPRET=1 in a bare process."""
+    """`Program.run` and `torch.compile` compute torch's numbers under TRITON_INTERPRET=1 in a bare
+    process.
+    """
     environment = {**os.environ, "TRITON_INTERPRET": "1", "XDG_CACHE_HOME": str(tmp_path)}
     environment.pop("PYTHONPATH", None)
     done = subprocess.run(
@@ -90,7 +94,9 @@ def test_programs_run_in_the_interpreter_with_nothing_but_the_package(tmp_path):
 
 
 def test_the_interpreter_has_every_function_that_generated_text_names():
-    """A function of `libdevice` that some operator, index or helper is written with is in the table."""
+    """A function of `libdevice` that some operator, index or helper is written with is in the
+    table.
+    """
     import bundler.codegen
     from bundler.codegen.operation_text import OPERATORS, Value, render
     from bundler.toolchain import interpreter_library

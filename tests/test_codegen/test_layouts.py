@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layout is a contract: what leaves our kernels has the strides, and shares the memory, that torch traced."""
+"""Layout is a contract: what leaves our kernels has the strides, and shares the memory, that torch
+traced.
+"""
 
 import dataclasses
 import json
@@ -25,7 +27,9 @@ from bundler.toolchain.torch_memory import TorchMemory  # noqa: E402
 
 @pytest.mark.parametrize("part", ["generated", "trained"])
 def test_functions_and_gradients_are_those_of_torch(interpreted, tmp_path, part):
-    """Numbers, dtypes, strides and shared memory are as torch has them, and no result had to be copied for it."""
+    """Numbers, dtypes, strides and shared memory are as torch has them, and no result had to be
+    copied for it.
+    """
     found = json.loads(interpreted("layout_worker.py", tmp_path, part))
     assert {name: case for name, case in found.items() if case != [[], 0]} == {}
 
@@ -39,7 +43,9 @@ def launched(*_):
 
 
 def test_an_operator_is_given_the_strides_that_torch_traced():
-    """A transposed view of a computed tensor is passed as one; the tensor itself lies as torch would have it."""
+    """A transposed view of a computed tensor is passed as one; the tensor itself lies as torch
+    would have it.
+    """
     plan = plan_of(lambda x, y: (x * 2).t() @ y, torch.ones(6, 8), torch.ones(6, 4))
     (call,) = (step for step in plan.steps if isinstance(step, OperatorStep))
     assert call.arguments[0]["spec"] == {
@@ -60,7 +66,9 @@ def test_memory_that_was_taken_over_is_seen_as_the_new_tensor():
 
 
 def test_a_tensor_in_the_memory_of_one_of_another_shape_is_seen_as_itself():
-    """A kernel writes 8 x 1 x 8 numbers where 8 x 8 were: the next operator is told, though the tensor is whole and no view."""
+    """A kernel writes 8 x 1 x 8 numbers where 8 x 8 were: the next operator is told, though the
+    tensor is whole and no view.
+    """
     function = lambda x, s, y: torch.bmm(torch.mm(x, x)[:, None] * s, y)  # noqa: E731
     plan = plan_of(function, torch.ones(8, 8), torch.ones(8, 1, 8), torch.ones(8, 8, 3))
     first, last = (step for step in plan.steps if isinstance(step, OperatorStep))
@@ -79,7 +87,9 @@ def test_a_view_is_another_tensor_than_what_it_shows():
 
 
 def test_a_view_of_a_copy_does_not_show_the_original():
-    """An operator that returns a view is given memory of the copy's own, though its elements lie in the input, too."""
+    """An operator that returns a view is given memory of the copy's own, though its elements lie in
+    the input, too.
+    """
     function = lambda x: torch.view_as_complex(x.clone().unflatten(-1, (4, 2)))  # noqa: E731
     plan = plan_of(function, torch.ones(3, 8))
     (call,) = (step for step in plan.steps if isinstance(step, OperatorStep))
@@ -137,7 +147,9 @@ def test_inputs_that_share_memory_with_a_changed_one_are_refused():
 
 
 def test_an_input_at_an_odd_address_is_copied_and_counted():
-    """Kernels count on multiples of 16 bytes where the example's tensor had one; a changed input gets its numbers back."""
+    """Kernels count on multiples of 16 bytes where the example's tensor had one; a changed input
+    gets its numbers back.
+    """
     program = generate(lambda x: (x.add_(1), x * 2)[1], [torch.ones(8)])
     seen = []
 
@@ -154,7 +166,9 @@ def test_an_input_at_an_odd_address_is_copied_and_counted():
 
 
 def test_an_input_at_an_odd_address_is_returned_itself():
-    """What a program returns of an input is the caller's tensor, or a view of it, and not the aligned copy."""
+    """What a program returns of an input is the caller's tensor, or a view of it, and not the
+    aligned copy.
+    """
     program = generate(lambda x: (x.add_(1), x[2:]), [torch.ones(8)])
     runner = program.runner(TorchMemory("cpu"), lambda _name, given, _sizes: given[0].fill_(7))
     odd = torch.ones(9)[1:]
@@ -199,7 +213,9 @@ def test_another_size_or_dtype_of_a_result_is_an_error(answer):
 
 
 def test_a_result_on_another_device_is_an_error_unless_it_is_a_random_state():
-    """Attention has its seed on the host, where torch traced the GPU; only operators may be given one that lies there."""
+    """Attention has its seed on the host, where torch traced the GPU; only operators may be given
+    one that lies there.
+    """
     elsewhere = torch.ones(4, 8, device="meta")
     runner = product().runner(Answer(lambda *_: elsewhere), launched)
     with pytest.raises(UnsupportedOperator, match="its result is on cpu, and it is on meta"):
@@ -221,7 +237,9 @@ def test_a_result_on_another_device_is_an_error_unless_it_is_a_random_state():
 
 
 def test_a_result_that_nobody_reads_may_be_none():
-    """Attention computes no sums of its rows where no gradient needs them, though torch traced some."""
+    """Attention computes no sums of its rows where no gradient needs them, though torch traced
+    some.
+    """
     plan = generate(lambda x: torch.linalg.eigh(x)[0], [torch.eye(4)]).plan
     (call,) = (step for step in plan.steps if isinstance(step, OperatorStep))
     assert [name is None for name in call.outputs] == [False, True]
@@ -231,7 +249,9 @@ def test_a_result_that_nobody_reads_may_be_none():
 
 
 def test_a_result_in_the_memory_of_an_argument_is_copied():
-    """An operator that returns its argument, as some do, does not make the result an alias of the input."""
+    """An operator that returns its argument, as some do, does not make the result an alias of the
+    input.
+    """
     program = generate(torch.linalg.matrix_exp, [torch.ones(4, 4)])
     given = torch.ones(4, 4)
     runner = program.runner(Answer(lambda *_: given), launched)

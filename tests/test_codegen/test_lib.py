@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions that kernels call, and the numbers in their text: their cases run with pytest in a process in which Triton interprets."""
+"""The functions that kernels call, and the numbers in their text: their cases run with pytest in a
+process in which Triton interprets.
+"""
 
 import os
 import subprocess

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of numbers, conversions and operands; `test_lib` tries in Triton's interpreter what the numbers are worth."""
+"""Texts of numbers, conversions and operands; `test_lib` tries in Triton's interpreter what the
+numbers are worth.
+"""
 
 import pytest
 

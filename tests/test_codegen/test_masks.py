@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masks: with whatever blocks a kernel is launched, it computes the same and touches nothing beside its tensors."""
+"""Masks: with whatever blocks a kernel is launched, it computes the same and touches nothing beside
+its tensors.
+"""
 
 import json
 
@@ -14,7 +16,9 @@ torch = pytest.importorskip("torch")
 def test_kernels_touch_nothing_beside_their_tensors_whatever_the_blocks(
     interpreted, tmp_path, first
 ):
-    """Random functions, launched with random blocks in memory with borders of NaN, give torch's numbers and leave the borders alone."""
+    """Random functions, launched with random blocks in memory with borders of NaN, give torch's
+    numbers and leave the borders alone.
+    """
     assert json.loads(interpreted("mask_worker.py", tmp_path, first, 80, timeout=110)) == {}
 
 

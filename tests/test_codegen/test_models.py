@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole models through the backend: what judges them, how they are run, and a sample; models of libraries are among the slow tests."""
+"""Whole models through the backend: what judges them, how they are run, and a sample; models of
+libraries are among the slow tests.
+"""
 
 import argparse
 import copy
@@ -49,7 +51,9 @@ def test_results_worse_than_those_of_eager_mode_are_wrong():
 
 
 def test_results_as_good_as_another_run_of_eager_mode_are_right():
-    """A run with weights that differ in the last bit may be as far off as ours; what is further off than all of them stays wrong."""
+    """A run with weights that differ in the last bit may be as far off as ours; what is further off
+    than all of them stays wrong.
+    """
     ours, eager, exact = sides(drawn(40, 50), eager_error=1e-6, our_error=0.05)
     _, other, _ = sides(drawn(40, 50), eager_error=0.04)
     lines = wrong(ours, eager, exact, 1e-3)
@@ -74,7 +78,9 @@ class _OneStep(torch.nn.Module):
     ("where", "at_a_step"), [("everywhere", False), ("at these weights", True)]
 )
 def test_a_gradient_at_a_step_is_told_from_one_that_is_wrong(where, at_a_step):
-    """What is wrong with nudged weights too is wrong; what is right with each of them stood at a step."""
+    """What is wrong with nudged weights too is wrong; what is right with each of them stood at a
+    step.
+    """
     lists = SimpleNamespace(
         build=lambda _name, _device: _OneStep(),
         inputs=lambda _name, batch, _device: {"x": torch.ones(batch, 8)},
@@ -102,7 +108,9 @@ def test_a_gradient_at_a_step_is_told_from_one_that_is_wrong(where, at_a_step):
 
 
 def test_small_gradients_are_judged_on_their_own_scale():
-    """A gradient far under the tolerance is wrong when it is half as large again; the dashboard's own rule would let it pass."""
+    """A gradient far under the tolerance is wrong when it is half as large again; the dashboard's
+    own rule would let it pass.
+    """
     ours, eager, exact = sides(drawn(40, 50, scale=1e-4))
     ours["result"] = ours["result"] * 1.5
     assert torch._dynamo.utils.same(eager["result"], ours["result"], exact["result"], tol=1e-2)
@@ -110,7 +118,9 @@ def test_small_gradients_are_judged_on_their_own_scale():
 
 
 def test_gradients_that_are_zero_but_for_rounding_are_right():
-    """The gradient of a bias that softmax cancels is rounding: it is judged on the scale of the others."""
+    """The gradient of a bias that softmax cancels is rounding: it is judged on the scale of the
+    others.
+    """
     ours, eager, exact = sides(drawn(40, 50))
     ours["zero"], eager["zero"] = torch.full((64,), 5e-9), torch.full((64,), -1e-9)
     exact["zero"] = torch.zeros(64, dtype=torch.float64)
@@ -223,7 +233,9 @@ def test_a_crash_and_a_hang_are_each_a_model_that_raises(
 
 
 def test_a_run_goes_on_where_it_was_and_begins_anew_for_other_sources(monkeypatch, tmp_path):
-    """`--resume` asks for what has no answer; answers about other sources are dropped, and what Inductor calls is kept for its torch."""
+    """`--resume` asks for what has no answer; answers about other sources are dropped, and what
+    Inductor calls is kept for its torch.
+    """
     asked = []
 
     def judged(task, *_, **__):
@@ -275,7 +287,9 @@ INDUCTOR = {"called": {"extern_kernels.mm": 2}, "breaks": {}, "torch": "2"}
     ],
 )
 def test_each_target_is_missed_by_what_it_is_about(capsys, change, missed):
-    """More calls and breaks than Inductor's, graphs that torch runs, and wrong numbers give status 1; scans and sorts may be called."""
+    """More calls and breaks than Inductor's, graphs that torch runs, and wrong numbers give status
+    1; scans and sorts may be called.
+    """
     name = "timm vgg training"
     result = {"models": {name: {**RIGHT, **change}}, "inductor": {name: INDUCTOR}}
     assert models.show(result) == (missed is not None)
@@ -299,7 +313,9 @@ def judged(kind, name, mode=""):
 
 @pytest.mark.usefixtures("begun")
 def test_a_model_with_batch_norm_is_trained_to_the_same_state():
-    """A sample of what `models` judges: convolutions and batch norm, four steps, parameters and running statistics."""
+    """A sample of what `models` judges: convolutions and batch norm, four steps, parameters and
+    running statistics.
+    """
     found = judged("cases", "running-statistics")
     assert found["status"] == "right", found
     assert found["as_torch_has_them"] == []
@@ -324,7 +340,9 @@ def test_uses_of_models_have_the_results_of_eager_mode(name):
 @pytest.mark.parametrize("name", ["DistilBertForMaskedLM", "Llama-3.2-1B", "ResNet"])
 @pytest.mark.usefixtures("begun")
 def test_models_of_transformers_are_trained_as_in_eager_mode(name):
-    """Attention with and without a mask of time, and convolutions with batch norm: results and gradients, at sizes that change."""
+    """Attention with and without a mask of time, and convolutions with batch norm: results and
+    gradients, at sizes that change.
+    """
     pytest.importorskip(
         "transformers", reason="transformers is not installed: no whole model is judged"
     )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of every operator compiles for each kind of GPU, without one: a kernel for each dtype computes all of them."""
+"""The text of every operator compiles for each kind of GPU, without one: a kernel for each dtype
+computes all of them.
+"""
 
 import pytest
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each operator, for each dtype, computes what torch computes, or is refused where the list below says so."""
+"""Each operator, for each dtype, computes what torch computes, or is refused where the list below
+says so.
+"""
 
 import json
 
@@ -17,7 +19,8 @@ FLOATS = {"float32", "float64", *HALVES}
 EIGHTS = {"float8_e4m3fn", "float8_e5m2"}
 INTEGERS = {name for name in DATA_TYPES if "int" in name}
 NOT_INTERPRETED = {"float8_e4m3fnuz", "float8_e5m2fnuz"}
-# What torch refuses too, and the next floats of 16 bits, which are not those of the float32 they are computed in. 8-bit floats have no arithmetic.
+# What torch refuses too, and the next floats of 16 bits, which are not those of the float32 they
+# are computed in. 8-bit floats have no arithmetic.
 INTEGERS_ONLY = {"bitwise_left_shift", "lshift", "bitwise_right_shift", "rshift", "truncdiv"}
 INTEGERS_AND_BOOLS = {
     "bitwise_and",
@@ -81,7 +84,9 @@ def refused(name):
 
 
 def test_every_operator_computes_what_torch_computes_for_every_dtype(interpreted, tmp_path):
-    """Every cell of the table has a case, which agrees with torch, zeros' signs, infinities and NaN included, or is refused as it should be."""
+    """Every cell of the table has a case, which agrees with torch, zeros' signs, infinities and NaN
+    included, or is refused as it should be.
+    """
     interpreted("operator_worker.py", tmp_path / "verdicts.json")
     verdicts = json.loads((tmp_path / "verdicts.json").read_text())
     elsewhere = {"constant", "inline_asm_elementwise", "rand", "randn", "randint64"}
@@ -101,7 +106,9 @@ def test_every_operator_computes_what_torch_computes_for_every_dtype(interpreted
 
 
 def test_what_has_no_text_is_named():
-    """An operator that is unknown, or not for a dtype, is refused with its name and dtypes; a wrong number of arguments is the caller's mistake."""
+    """An operator that is unknown, or not for a dtype, is refused with its name and dtypes; a wrong
+    number of arguments is the caller's mistake.
+    """
     with pytest.raises(UnsupportedOperator, match="operator digamma") as caught:
         render("digamma", [Value("tmp0", "float32")])
     assert (caught.value.operator, caught.value.dtypes) == ("digamma", ("float32",))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of programs as data from anybody: what a generated program does not do is refused, by a typed error, before anything runs; they are no code."""
+"""Plans of programs as data from anybody: what a generated program does not do is refused, by a
+typed error, before anything runs; they are no code.
+"""
 
 import copy
 import dataclasses
@@ -180,7 +182,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_hostile_plan_is_refused_by_a_typed_error(what):
-    """Each change makes a plan that no generator writes; the error says where, what was expected and what is there."""
+    """Each change makes a plan that no generator writes; the error says where, what was expected
+    and what is there.
+    """
     path, value, expected = HOSTILE[what]
     data = document()
     place = data
@@ -192,7 +196,9 @@ def test_a_hostile_plan_is_refused_by_a_typed_error(what):
 
 
 def test_any_plan_that_was_changed_is_read_or_refused():
-    """Values swapped, dropped and replaced anywhere lead to a plan or a typed error, and to nothing else."""
+    """Values swapped, dropped and replaced anywhere lead to a plan or a typed error, and to nothing
+    else.
+    """
     chance, outcomes = random.Random(18), {True: 0, False: 0}
     values = [
         None,
@@ -241,7 +247,9 @@ def bundle_of(path):
 
 
 def test_the_plan_of_a_program_is_data_and_no_code():
-    """A signature of kernels covers a program; another opaque file needs one of code, and a restore leaves programs out."""
+    """A signature of kernels covers a program; another opaque file needs one of code, and a restore
+    leaves programs out.
+    """
     from bundler.lifecycle.restore_plan import is_inductor
 
     for path, level in (
@@ -292,7 +300,9 @@ def record(config, source="source", device="NVIDIA H200, cuda:90, 132 multiproce
     ],
 )
 def test_a_record_chooses_among_the_candidates_of_a_kernel(records, expected):
-    """The record has to be of the same source on such a device, and of a candidate that was built; else the first is launched."""
+    """The record has to be of the same source on such a device, and of a candidate that was built;
+    else the first is launched.
+    """
     choice = program_run._choice("kernel", PLAN.kernels["kernel"], "cuda:90", records)
     assert choice.blocks == {"XBLOCK": expected}
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mission on a machine without a GPU: generate, build for two targets, carry the bundle, launch it with neither torch nor Triton."""
+"""The mission on a machine without a GPU: generate, build for two targets, carry the bundle, launch
+it with neither torch nor Triton.
+"""
 
 import importlib.util
 import json
@@ -72,7 +74,9 @@ def test_every_kernel_is_built_for_every_target(built):
 
 @pytest.mark.parametrize("backend", ["cuda", "hip"])
 def test_a_bundle_is_launched_without_torch_and_triton(built, backend):
-    """Every launch has the addresses and sizes that the plan says, as its kernel's signature has them, and a grid that covers the problem."""
+    """Every launch has the addresses and sizes that the plan says, as its kernel's signature has
+    them, and a grid that covers the problem.
+    """
     path, program, _ = built
     report = replay(path, backend)
     assert report["imported"] == []
@@ -97,7 +101,9 @@ def test_a_bundle_is_launched_without_torch_and_triton(built, backend):
 
 
 def decoded(raw, types):
-    """Return the parameters of a launch: pointers have eight bytes, sizes four, each at a multiple of its size."""
+    """Return the parameters of a launch: pointers have eight bytes, sizes four, each at a multiple
+    of its size.
+    """
     found, place = [], 0
     for kind in types:
         size = 4 if kind == "i32" else 8
@@ -150,7 +156,9 @@ def test_text_does_not_depend_on_the_hash_seed(built):
 
 
 def test_a_module_ends_with_a_benchmark_where_that_was_asked_for(tmp_path, monkeypatch, capsys):
-    """The text needs torch for nothing else; arguments are as the example's, and each candidate is timed, then the launch as it is."""
+    """The text needs torch for nothing else; arguments are as the example's, and each candidate is
+    timed, then the launch as it is.
+    """
     import torch
 
     from bundler.codegen import module_benchmarks
@@ -205,7 +213,9 @@ def test_a_module_ends_with_a_benchmark_where_that_was_asked_for(tmp_path, monke
 
 
 def test_a_nan_is_told_by_the_kernel_that_made_it(monkeypatch):
-    """With `nan_checks` the first kernel with a NaN or an infinity among its tensors stops the program; without, nobody looks."""
+    """With `nan_checks` the first kernel with a NaN or an infinity among its tensors stops the
+    program; without, nobody looks.
+    """
     import torch
 
     from bundler.codegen.program import GenerateOptions, Program, generate
@@ -226,7 +236,9 @@ def test_a_nan_is_told_by_the_kernel_that_made_it(monkeypatch):
 
 
 def test_parameters_of_a_module_are_constants_that_a_replay_is_given(tmp_path):
-    """What a function has from elsewhere is no input: the program names it, a bundle does not hold it, and a replay asks for it by name."""
+    """What a function has from elsewhere is no input: the program names it, a bundle does not hold
+    it, and a replay asks for it by name.
+    """
     import torch
 
     from bundler.codegen.program import generate
@@ -262,7 +274,9 @@ def test_parameters_of_a_module_are_constants_that_a_replay_is_given(tmp_path):
 
 
 def test_what_cannot_be_traced_with_symbols_is_refused_by_name():
-    """Dropout asks for a number of elements where only symbols are: a typed error says what to do instead."""
+    """Dropout asks for a number of elements where only symbols are: a typed error says what to do
+    instead.
+    """
     import torch
 
     from bundler.codegen.program import generate
@@ -278,7 +292,9 @@ def test_what_cannot_be_traced_with_symbols_is_refused_by_name():
     "sized", [lambda x: x.nonzero(), lambda x: x.masked_select(x > 0) + 1, lambda x: x[x > 0].sum()]
 )
 def test_sizes_that_values_decide_are_refused(sized):
-    """No memory can be planned for them; torch.compile breaks the graph there, so only `generate` meets them."""
+    """No memory can be planned for them; torch.compile breaks the graph there, so only `generate`
+    meets them.
+    """
     import torch
 
     from bundler.codegen.program import generate

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of generated kernels: eleven that a reader can follow, parameters and metadata, masks, names, fallbacks."""
+"""The text of generated kernels: eleven that a reader can follow, parameters and metadata, masks,
+names, fallbacks.
+"""
 
 import itertools
 import os
@@ -43,7 +45,9 @@ def golden(beside):
     ],
 )
 def test_the_text_of_a_kernel_is_the_one_that_was_read(golden, name):
-    """A change of the text is seen: `python tests/test_codegen/golden_programs.py` writes it anew, to be read."""
+    """A change of the text is seen: `python tests/test_codegen/golden_programs.py` writes it anew,
+    to be read.
+    """
     assert golden.text_of(name) == (golden.GOLDEN / f"{name}.txt").read_text()
 
 
@@ -52,7 +56,9 @@ def text(function, *inputs, **options):
 
 
 def test_a_mask_that_is_always_true_is_left_out():
-    """No block is larger than 4096, nor than the power of two at or above the size: multiples of 4096 and powers of two fill every block."""
+    """No block is larger than 4096, nor than the power of two at or above the size: multiples of
+    4096 and powers of two fill every block.
+    """
     for full in (16384, 3 * 4096, 512):
         assert "xmask" not in text(lambda a: a + 1, torch.zeros(full))
     for other in (16000, 3 * 512):
@@ -69,7 +75,9 @@ def test_a_mask_that_is_always_true_is_left_out():
     ],
 )
 def test_no_candidate_has_a_larger_block_than_masks_count_on(device):
-    """Whatever is known of a kernel: blocks are at most the size hint, which is the size itself for a power of two, and 4096 along x."""
+    """Whatever is known of a kernel: blocks are at most the size hint, which is the size itself for
+    a power of two, and 4096 along x.
+    """
     facts = [
         Facts(num_load=n, num_reduction=n, atomic_add=n > 4, max_xblock=LARGEST_BLOCK["x"])
         for n in (1, 12)
@@ -104,7 +112,9 @@ def test_no_candidate_has_a_larger_block_than_masks_count_on(device):
 
 
 def test_a_long_softmax_runs_over_its_row_twice():
-    """Maximum and sum of exponentials in one pass, the results in another; a short row is held whole."""
+    """Maximum and sum of exponentials in one pass, the results in another; a short row is held
+    whole.
+    """
     assert text(lambda a: torch.softmax(a, -1), torch.zeros(300, 2000)).count("for r0_offset") == 2
     assert "for " not in text(lambda a: torch.softmax(a, -1), torch.zeros(300, 200))
 
@@ -115,7 +125,9 @@ def only(function, *inputs, **options):
 
 
 def test_each_direction_of_memory_has_a_block():
-    """A transposition has two blocks, three orders have three; what is smaller or read in one order has one."""
+    """A transposition has two blocks, three orders have three; what is smaller or read in one order
+    has one.
+    """
     a, b, c = (
         torch.zeros(sizes, device="meta") for sizes in ((32, 48, 64), (48, 64, 32), (64, 32, 48))
     )
@@ -150,7 +162,9 @@ def test_more_programs_than_a_grid_has_along_y_go_on_along_z():
 
 
 def test_an_element_that_other_warps_hold_changes_behind_a_barrier():
-    """Where a kernel of rows changes one element for each row in place, every warp has read it before."""
+    """Where a kernel of rows changes one element for each row in place, every warp has read it
+    before.
+    """
 
     def function(m, x):
         m.mul_(0.9).add_(x.mean(1))
@@ -180,7 +194,9 @@ def test_a_row_that_is_read_again_stays_in_the_cache():
 
 
 def test_an_index_that_is_read_is_asserted_unless_it_is_known():
-    """An index that a tensor holds is asserted by name and size, where nobody asked otherwise; one that is counted is known."""
+    """An index that a tensor holds is asserted by name and size, where nobody asked otherwise; one
+    that is counted is known.
+    """
     table, rows = torch.zeros(100, 16), torch.zeros(32, dtype=torch.int64)
     kernel = only(lambda a, i: a[i], table, rows)
     (line,) = [line for line in kernel.text.body if "device_assert" in line]
@@ -205,7 +221,9 @@ def test_facts_that_heuristics_look_at_are_in_the_text():
 
 
 def test_memory_across_the_rows_decides_how_they_are_reduced():
-    """What each row has of its own decides, not a number for each element of it, which all rows share: columns are reduced with blocks of columns."""
+    """What each row has of its own decides, not a number for each element of it, which all rows
+    share: columns are reduced with blocks of columns.
+    """
 
     def function(a, b, m):
         return ((a - m[:, None]) * b).sum(0), a * 2 + b.sum(1, keepdim=True)
@@ -220,7 +238,8 @@ def test_memory_across_the_rows_decides_how_they_are_reduced():
         ("r0_", 128),
     ]
     assert (columns.text.kind, columns.text.reduction_hint) == ("reduction", "OUTER")
-    # The other result reads the same tensors along their rows, so it is of the kernel that reduces these.
+    # The other result reads the same tensors along their rows, so it is of the kernel that reduces
+    # these.
     assert (rows.text.kind, rows.text.reduction_hint, rows.text.counts["num_store"]) == (
         "persistent_reduction",
         "INNER",
@@ -239,7 +258,9 @@ def test_equal_kernels_are_one():
 
 
 def test_the_signature_says_types_alignment_and_what_changes():
-    """Pointers come first, then numels; multiples of 16 are marked; an input that is changed is an in-out pointer."""
+    """Pointers come first, then numels; multiples of 16 are marked; an input that is changed is an
+    in-out pointer.
+    """
 
     def function(x, y):
         x.add_(y)
@@ -258,7 +279,9 @@ def test_the_signature_says_types_alignment_and_what_changes():
 
 
 def test_what_is_not_generated_is_called_and_listed():
-    """A product of matrices, a sort and a mask as an index are calls of the wrapper, each with its reason."""
+    """A product of matrices, a sort and a mask as an index are calls of the wrapper, each with its
+    reason.
+    """
 
     def function(a, b):
         return torch.sort(a @ b).values + 1
@@ -287,7 +310,9 @@ def test_memory_that_nobody_reads_again_is_written_over():
 
 
 def test_a_row_wise_result_does_not_join_a_sum_of_columns():
-    """A sum of columns that is done in pieces has as many elements as the input; what reads the input along its rows is a kernel of its own."""
+    """A sum of columns that is done in pieces has as many elements as the input; what reads the
+    input along its rows is a kernel of its own.
+    """
 
     def function(a, g):
         return (a * g).sum(0), a + 1
@@ -304,7 +329,9 @@ PYTHONS = ("python3.11", "python3.12", "python3.13")
 
 
 def text_digest(python, seed):
-    """Return the digest of texts that an interpreter generates; None where it lacks what the generator needs."""
+    """Return the digest of texts that an interpreter generates; None where it lacks what the
+    generator needs.
+    """
     path = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {
         "PYTHONHASHSEED": seed,
@@ -334,7 +361,9 @@ def text_digest(python, seed):
 
 @pytest.mark.slow
 def test_the_text_is_the_same_in_every_interpreter_and_for_every_hash_seed():
-    """Equal graphs have equal texts and plans in processes of Python 3.11, 3.12 and 3.13, those that are here, and whatever the hash seed."""
+    """Equal graphs have equal texts and plans in processes of Python 3.11, 3.12 and 3.13, those
+    that are here, and whatever the hash seed.
+    """
     others = [
         *filter(None, map(shutil.which, PYTHONS)),
         *filter(None, os.environ.get("BUNDLER_TEST_PYTHONS", "").split(os.pathsep)),

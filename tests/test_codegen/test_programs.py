@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that are generated, in Triton's interpreter: the numbers of torch, in as few kernels as expected; `program_cases` holds the functions."""
+"""Programs that are generated, in Triton's interpreter: the numbers of torch, in as few kernels as
+expected; `program_cases` holds the functions.
+"""
 
 import importlib.util
 import json
@@ -12,7 +14,8 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 280
-# What fails first when a step of the machine breaks: a tile, a mask, a looped and a held row, an indirect index, a change of an input, a fallback.
+# What fails first when a step of the machine breaks: a tile, a mask, a looped and a held row, an
+# indirect index, a change of an input, a fallback.
 FEW = ("transposed", "joined", "looped_sums", "softmax", "put", "changed", "linear")
 pytestmark = [
     pytest.mark.timeout(LIMIT_S + 20),
@@ -50,7 +53,9 @@ def test_a_few_programs_give_the_numbers_of_torch(tmp_path):
 
 @pytest.mark.slow
 def test_every_program_gives_the_numbers_of_torch(tmp_path):
-    """Every function of the list: results, dtypes, strides, changed inputs, number of kernels and of operators called as they are."""
+    """Every function of the list: results, dtypes, strides, changed inputs, number of kernels and
+    of operators called as they are.
+    """
     report = run("program_worker.py", tmp_path, TRITON_INTERPRET="1")
     assert len(report) >= len(FEW)
     assert problems(report) == {}
@@ -58,7 +63,9 @@ def test_every_program_gives_the_numbers_of_torch(tmp_path):
 
 @pytest.mark.slow
 def test_torch_compile_runs_forward_and_backward(tmp_path):
-    """A model through the backend of torch.compile: outputs and gradients of eager mode, also in another batch size."""
+    """A model through the backend of torch.compile: outputs and gradients of eager mode, also in
+    another batch size.
+    """
     report = run("backend_worker.py", tmp_path, TRITON_INTERPRET="1")
     assert report["largest_difference"] < 1e-5
     assert report["graphs"] == 4
@@ -68,7 +75,9 @@ def test_torch_compile_runs_forward_and_backward(tmp_path):
 
 @pytest.mark.slow
 def test_sizes_may_change_from_call_to_call(tmp_path):
-    """A program with symbolic sizes gives the numbers of torch for sizes that it was not generated for."""
+    """A program with symbolic sizes gives the numbers of torch for sizes that it was not generated
+    for.
+    """
     report = run("dynamic_worker.py", tmp_path, TRITON_INTERPRET="1")
     assert report["shapes"] >= 3
     assert report["largest_difference"] < 1e-5

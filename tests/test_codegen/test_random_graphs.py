@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random functions of tensors: generated kernels compute what torch computes; how the functions are drawn, compared and made smaller."""
+"""Random functions of tensors: generated kernels compute what torch computes; how the functions are
+drawn, compared and made smaller.
+"""
 
 import json
 from collections import Counter
@@ -21,7 +23,9 @@ def graphs(beside):
 def test_kernels_of_random_functions_compute_what_torch_computes(
     interpreted, tmp_path, first, count
 ):
-    """Floats are off by no more than twice what torch's are, and all else is exact, in Triton's interpreter; what fails is shown as small as it gets."""
+    """Floats are off by no more than twice what torch's are, and all else is exact, in Triton's
+    interpreter; what fails is shown as small as it gets.
+    """
     report = json.loads(interpreted("random_graph_worker.py", tmp_path, first, count, timeout=110))
     assert report["found"] == {}
     assert report["counts"]["graphs"] == count
@@ -46,7 +50,9 @@ def test_a_seed_draws_one_function(graphs):
 
 
 def test_what_is_drawn_covers_operators_sizes_layouts_and_dtypes(graphs):
-    """A few hundred seeds draw every operator, dtype and layout, sizes around powers of two, and empty tensors."""
+    """A few hundred seeds draw every operator, dtype and layout, sizes around powers of two, and
+    empty tensors.
+    """
     drawn = [graphs.drawn(seed) for seed in range(400)]
     operators = Counter(step.operator for description in drawn for step in description.steps)
     assert {*graphs.COMPUTE, "cast"} - set(operators) <= {
@@ -63,7 +69,9 @@ def test_what_is_drawn_covers_operators_sizes_layouts_and_dtypes(graphs):
 
 
 def test_a_wrong_result_is_seen(graphs):
-    """A float that is off, an integer, a dtype, a shape, and a number in place of NaN are each found."""
+    """A float that is off, an integer, a dtype, a shape, and a number in place of NaN are each
+    found.
+    """
     description = graphs.Description(
         (graphs.Input((64,), "float32", special=True), graphs.Input((64,), "int32")),
         (graphs.Step("sin", (0,)), graphs.Step("add_number", (1,), (1,))),
@@ -110,7 +118,9 @@ def test_a_failing_function_is_made_as_small_as_it_gets(graphs):
 
 
 def test_the_program_for_a_gpu_draws_the_same_functions_at_other_sizes():
-    """`tools/codegen/random_sides.py` has a copy of the module that draws for each scale; large sizes and the rows of both are drawn."""
+    """`tools/codegen/random_sides.py` has a copy of the module that draws for each scale; large
+    sizes and the rows of both are drawn.
+    """
     from tools.codegen import random_sides
 
     large, small = random_sides._graphs("large"), random_sides._graphs("small")
@@ -124,7 +134,9 @@ def test_the_program_for_a_gpu_draws_the_same_functions_at_other_sizes():
 
 
 def test_a_tensor_is_moved_with_its_strides():
-    """What is sliced, turned or expanded has the same strides and offset in the memory that it is copied to."""
+    """What is sliced, turned or expanded has the same strides and offset in the memory that it is
+    copied to.
+    """
     from tools.codegen import random_sides
 
     for tensor in (

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random numbers of programs: their distribution, where they come from, and that a seed decides them in every process."""
+"""Random numbers of programs: their distribution, where they come from, and that a seed decides
+them in every process.
+"""
 
 import importlib.util
 import json
@@ -16,7 +18,8 @@ from bundler.runtime.program.seed_stream import SeedStream, seed_numbers
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed"
 )
-# Mean, variance, least and most of each distribution; the most is not reached where the last says so.
+# Mean, variance, least and most of each distribution; the most is not reached where the last says
+# so.
 EXPECTED = {
     "uniform": (0.5, 1 / 12, 0, 1, True),
     "normal": (0, 1, -6, 6, True),
@@ -66,7 +69,9 @@ def reports(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_numbers_have_their_distributions(reports):
-    """Moments within four standard errors, ranges, no correlation of neighbours, and cells equally full; no operator is called as it is."""
+    """Moments within four standard errors, ranges, no correlation of neighbours, and cells equally
+    full; no operator is called as it is.
+    """
     report, count = reports[0], 32 * 128
     assert report["fallbacks"] == []
     # A dropout and its gradient share one; what shares no memory is a kernel by itself.
@@ -88,7 +93,9 @@ def test_numbers_have_their_distributions(reports):
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_seed_decides_the_numbers_in_every_process(reports):
-    """They are those of Triton's Philox bit for bit, another process draws the same, and each operator of a program its own."""
+    """They are those of Triton's Philox bit for bit, another process draws the same, and each
+    operator of a program its own.
+    """
     one, other = reports
     assert one["oracle"] == [True, True]
     assert one["digest"] == other["digest"]
@@ -108,7 +115,9 @@ def test_torch_decides_where_torch_runs_the_program(reports):
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_dropout_goes_back_through_the_mask_that_it_drew(reports):
-    """Gradients are scaled and dropped as the results are; layers share a kernel, each with a seed of its own."""
+    """Gradients are scaled and dropped as the results are; layers share a kernel, each with a seed
+    of its own.
+    """
     report = reports[0]
     assert report["gradient"]
     assert report["seeds"] == [2]
@@ -131,7 +140,9 @@ def plan():
 
 
 def test_a_stream_of_seeds_is_the_same_for_the_same_seed():
-    """Each call has other seeds, the second runner with the same seed draws what the first did, and a call's own seed decides that call alone."""
+    """Each call has other seeds, the second runner with the same seed draws what the first did, and
+    a call's own seed decides that call alone.
+    """
     memory = Memory()
     first = ProgramRunner(plan(), None, memory, seeds=SeedStream(memory, 11))
     first(), first(), first(seed=5), first()
@@ -175,7 +186,9 @@ def test_a_plan_with_another_number_of_seeds_is_damaged(count):
 @needs_torch
 @pytest.mark.slow
 def test_a_bundle_draws_without_torch():
-    """A replay passes a tensor of seeds and the place of each, whatever that is a multiple of, and the same seed gives the same tensor."""
+    """A replay passes a tensor of seeds and the place of each, whatever that is a multiple of, and
+    the same seed gives the same tensor.
+    """
     import torch
 
     from bundler.codegen.program import generate
@@ -222,7 +235,9 @@ def test_a_bundle_draws_without_torch():
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_torch_compile_trains_with_dropout(interpreted, tmp_path):
-    """Forward and backward of a model with dropout through the backend: `torch.manual_seed` decides, gradients go through the same mask."""
+    """Forward and backward of a model with dropout through the backend: `torch.manual_seed`
+    decides, gradients go through the same mask.
+    """
     report = json.loads(interpreted("dropout_worker.py", tmp_path, timeout=180))
     assert report["fallbacks"] == []
     assert report["equal after an equal seed"] == [True, False]
@@ -232,6 +247,8 @@ def test_torch_compile_trains_with_dropout(interpreted, tmp_path):
 
 @needs_torch
 def test_a_checkpointed_part_draws_the_same_numbers_twice(interpreted, tmp_path):
-    """Gradients are those of the numbers that forward drew, generators go on as torch's do, and no graph runs as torch has it."""
+    """Gradients are those of the numbers that forward drew, generators go on as torch's do, and no
+    graph runs as torch has it.
+    """
     found = json.loads(interpreted("checkpoint_worker.py", tmp_path))
     assert found == {"one part": [[], []], "two parts": [[], []]}

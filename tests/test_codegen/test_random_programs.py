@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random programs through torch.compile: they compute what eager torch does; how they are drawn, compared and made smaller."""
+"""Random programs through torch.compile: they compute what eager torch does; how they are drawn,
+compared and made smaller.
+"""
 
 import json
 from dataclasses import replace
@@ -9,7 +11,8 @@ import pytest
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
-# With gradients, at two sizes, with changes in place, attention, convolutions and norms; what the judge is about is the slow test's many.
+# With gradients, at two sizes, with changes in place, attention, convolutions and norms; what the
+# judge is about is the slow test's many.
 SAMPLE = (2, 3, 4, 5)
 NAMED = (
     "scaled_dot_product_attention",
@@ -75,7 +78,9 @@ def programs(beside):
     ],
 )
 def test_random_programs_give_what_eager_torch_gives(interpreted, tmp_path, first, count):
-    """Results, gradients and changed inputs are eager torch's, in Triton's interpreter; what is not is shown as small as it gets."""
+    """Results, gradients and changed inputs are eager torch's, in Triton's interpreter; what is not
+    is shown as small as it gets.
+    """
     report = json.loads(
         interpreted("random_program_worker.py", tmp_path, first, count, timeout=110)
     )
@@ -85,7 +90,9 @@ def test_random_programs_give_what_eager_torch_gives(interpreted, tmp_path, firs
 
 
 def test_a_seed_draws_one_program_that_a_user_can_run(programs):
-    """The same seed gives the same text, and the text that is shown makes the same inputs and results."""
+    """The same seed gives the same text, and the text that is shown makes the same inputs and
+    results.
+    """
     for seed in range(12):
         drawn = programs.drawn(seed)
         programs.drawn.cache_clear()
@@ -122,7 +129,9 @@ def test_what_is_drawn_covers_what_models_have(programs):
 
 
 def _attention(programs, **more):
-    """A program with a product, a view of an input that is returned, a change in place and gradients."""
+    """A program with a product, a view of an input that is returned, a change in place and
+    gradients.
+    """
     given = programs.Given
     return programs.Drawn(
         (given("x0", ("b", 8), grad=True), given("x1", (8, 4), grad=True), given("x2", ("b", 3))),
@@ -139,7 +148,9 @@ def _attention(programs, **more):
 
 
 def test_each_kind_of_wrong_result_is_seen(programs):
-    """Numbers, dtypes, sizes, strides, shared memory, gradients and inputs that are wrong are each found."""
+    """Numbers, dtypes, sizes, strides, shared memory, gradients and inputs that are wrong are each
+    found.
+    """
     drawn = _attention(programs)
 
     def given():

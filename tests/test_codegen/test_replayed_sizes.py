@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that a program of a bundle takes: any sizes and seeds by one binary, also multiples of 16, or 1; programs without kernels."""
+"""Calls that a program of a bundle takes: any sizes and seeds by one binary, also multiples of 16,
+or 1; programs without kernels.
+"""
 
 import pytest
 
@@ -59,7 +61,9 @@ def test_sizes_that_change_are_launched_whatever_divides_them(tmp_path):
 
 
 def test_seeds_are_launched_from_any_place(tmp_path):
-    """Kernels that differ in the place of their seed alone are one, launched with 0, 1, 2 and so on."""
+    """Kernels that differ in the place of their seed alone are one, launched with 0, 1, 2 and so
+    on.
+    """
 
     def function(a):
         return tuple(torch.nn.functional.dropout(a, 0.5).sum(1) for _ in range(3))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A function that changes an input and returns it: the program returns the input's own memory, and stores each number once."""
+"""A function that changes an input and returns it: the program returns the input's own memory, and
+stores each number once.
+"""
 
 import pytest
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's own lists of operators and modules, run as programs: what they are judged by, and a part of them."""
+"""torch's own lists of operators and modules, run as programs: what they are judged by, and a part
+of them.
+"""
 
 import json
 import os
@@ -57,7 +59,9 @@ def test_what_differs_is_wrong_with_the_first_place_named(expected, got, words):
 
 
 def test_floats_that_are_not_close_are_judged_by_their_distance_to_float64():
-    """A result as far from float64 as eager's is right, and one three times and more as far is wrong."""
+    """A result as far from float64 as eager's is right, and one three times and more as far is
+    wrong.
+    """
     exact = torch.linspace(1.0, 2.0, 100, dtype=torch.float64)
     eager = (exact + 1e-3).float()
     assert problem(eager, (exact - 1e-3).float(), exact) == ""
@@ -67,7 +71,9 @@ def test_floats_that_are_not_close_are_judged_by_their_distance_to_float64():
 
 
 def test_floats_of_whole_numbers_have_the_tolerance_of_floats():
-    """A tolerance for int64 is none, and what is made of it in float32 has torch's for float32; float32 is no reference for itself."""
+    """A tolerance for int64 is none, and what is made of it in float32 has torch's for float32;
+    float32 is no reference for itself.
+    """
     exact, none = torch.tensor([1.0, 2.0]), Tolerance(0.0, 0.0)
     one, near, far = (outcome(exact * factor) for factor in (1.0, 1 + 1e-6, 1 + 1e-4))
     assert difference(one, near, one, none) == ""
@@ -105,7 +111,9 @@ def test_strides_are_those_of_eager_torch_where_they_say_anything():
 
 
 def test_aliasing_is_that_of_eager_torch():
-    """An output that is an input, a view of one at its place, or a view of another output, is no other tensor."""
+    """An output that is an input, a view of one at its place, or a view of another output, is no
+    other tensor.
+    """
     given = torch.arange(6.0)
     eager = outcome(given, given[2:], given + 1, inputs=[given])
     same = given.clone()
@@ -146,7 +154,9 @@ def test_a_crash_and_a_hang_of_one_case_end_no_other(beside):
 
 
 def test_only_typed_errors_are_allowed_where_an_entry_says_so(monkeypatch):
-    """A list of exceptions turns what it names into `allowed`, and an untyped error or a wrong number stays."""
+    """A list of exceptions turns what it names into `allowed`, and an untyped error or a wrong
+    number stays.
+    """
     entry = suite_exceptions.SuiteException("op_db/nonzero/*", "raises", "sizes that values decide")
     monkeypatch.setattr(suite_exceptions, "EXCEPTIONS", (entry,))
     raised = {"outcome": "raises", "why": "UnsupportedOperator", "typed": True}
@@ -162,7 +172,9 @@ def test_only_typed_errors_are_allowed_where_an_entry_says_so(monkeypatch):
 
 
 def test_a_run_goes_on_from_its_journal_or_repeats_what_was_at_fault(monkeypatch, tmp_path, capsys):
-    """`--resume` runs what the journal lacks, `--again` what it has as wrong or raised; the last verdict on a case counts."""
+    """`--resume` runs what the journal lacks, `--again` what it has as wrong or raised; the last
+    verdict on a case counts.
+    """
     from tools.codegen.suite_cases import Case
 
     cases = [Case("op_db", name, "float32", "plain", 0) for name in ("add", "sub", "mul", "div")]
@@ -206,7 +218,9 @@ def test_every_exception_has_a_reason_and_names_cases():
 
 
 def test_samples_of_a_case_are_the_same_and_small():
-    """A case has one call whoever asks, in every layout, and what is changed in it is nobody else's."""
+    """A case has one call whoever asks, in every layout, and what is changed in it is nobody
+    else's.
+    """
     from tools.codegen import suite_cases
 
     for mode in ("plain", "sliced", "transposed", "compiled"):
@@ -240,7 +254,8 @@ def cases_of_suites(run_tool, tmp_path, *arguments, timeout=100):
     return done, json.loads(out.read_text())
 
 
-# Element-wise operators, reductions, views, products, convolutions, and a module with running statistics.
+# Element-wise operators, reductions, views, products, convolutions, and a module with running
+# statistics.
 SAMPLE = (
     "op_db/add/float32/*",
     "op_db/add/int64/plain/*",
@@ -255,7 +270,9 @@ SAMPLE = (
 
 
 def test_operators_of_torch_are_right_as_programs(run_tool, tmp_path):
-    """A small part of the lists, each dtype and mode: none wrong, none raised; a second run takes the verdicts of the first from the journal."""
+    """A small part of the lists, each dtype and mode: none wrong, none raised; a second run takes
+    the verdicts of the first from the journal.
+    """
     only = [word for pattern in SAMPLE for word in ("--only", pattern)]
     done, result = cases_of_suites(run_tool, tmp_path, *only)
     assert (done.returncode, result["wrong"], result["raises"]) == (0, {}, {}), done.stdout
@@ -271,7 +288,9 @@ def test_operators_of_torch_are_right_as_programs(run_tool, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(700)
 def test_a_shard_of_the_lists_is_right_as_programs(run_tool, tmp_path):
-    """About five minutes of the lists: none wrong, and none raised that the list of exceptions does not name."""
+    """About five minutes of the lists: none wrong, and none raised that the list of exceptions does
+    not name.
+    """
     workers = min(2, os.cpu_count() or 1)
     done, result = cases_of_suites(
         run_tool, tmp_path, "--shard", "7/12", "--workers", workers, timeout=690

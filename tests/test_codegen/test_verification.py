@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`verify=True` compares a program with eager torch; what the generator cannot do, or fails at, ends in a typed error or in torch's own run."""
+"""`verify=True` compares a program with eager torch; what the generator cannot do, or fails at,
+ends in a typed error or in torch's own run.
+"""
 
 import importlib
 import json
@@ -48,11 +50,13 @@ def broken(monkeypatch):
     monkeypatch.setitem(pointwise_lowerings.POINTWISE, "sin", fail)
 
 
-# What the generator cannot do ----------------------------------------------------------------------------------------
+# --------------------------------------------------------------------- What the generator cannot do
 
 
 def test_a_fault_of_a_lowering_is_an_error_with_operator_and_line(broken, caplog):
-    """`generate` raises one of our errors, which says that it is internal; the log has the traceback."""
+    """`generate` raises one of our errors, which says that it is internal; the log has the
+    traceback.
+    """
     with (
         caplog.at_level(logging.DEBUG, "bundler.codegen"),
         pytest.raises(
@@ -117,7 +121,9 @@ def test_a_graph_that_torch_cannot_take_apart_runs_as_it_is(monkeypatch):
 
 
 def test_a_function_that_cannot_be_traced_is_an_error_with_its_line():
-    """Control flow by values is named with its line; what the function raises itself stays what it is."""
+    """Control flow by values is named with its line; what the function raises itself stays what it
+    is.
+    """
 
     def branches(x):
         if x.sum() > 0:
@@ -153,11 +159,13 @@ def test_another_value_of_the_switch_is_refused():
     assert isinstance(found.value.__cause__ or found.value.inner_exception, ConfigError)
 
 
-# What is compared ----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------- What is compared
 
 
 def test_each_fact_of_a_result_is_compared():
-    """Another dtype, other sizes, strides, another device and other numbers are found; strides of single elements do not count."""
+    """Another dtype, other sizes, strides, another device and other numbers are found; strides of
+    single elements do not count.
+    """
     right = torch.arange(12.0).reshape(3, 4)
     facts = {
         "dtype": right.double(),
@@ -209,7 +217,9 @@ def test_whole_numbers_are_equal_but_where_rounding_decides():
 
 
 def test_what_is_random_or_unwritten_is_named(monkeypatch):
-    """Outputs that come of random numbers are unchecked, and so are those of memory that nobody wrote; attention without dropout is neither."""
+    """Outputs that come of random numbers are unchecked, and so are those of memory that nobody
+    wrote; attention without dropout is neither.
+    """
 
     def function(x):
         noise = torch.rand(4)
@@ -221,7 +231,9 @@ def test_what_is_random_or_unwritten_is_named(monkeypatch):
 
 
 def test_nothing_is_changed_by_the_run_of_eager_torch():
-    """Inputs that the graph changes are copied with those that share their memory, and the generator is put back."""
+    """Inputs that the graph changes are copied with those that share their memory, and the
+    generator is put back.
+    """
 
     def function(x, y):
         x.add_(1)
@@ -241,7 +253,9 @@ def test_nothing_is_changed_by_the_run_of_eager_torch():
 
 
 def test_a_called_operator_that_goes_wrong_is_named():
-    """A program of operators alone is compared too, and the error names the operator, output and line."""
+    """A program of operators alone is compared too, and the error names the operator, output and
+    line.
+    """
 
     def function(x):
         return x @ x
@@ -258,7 +272,9 @@ def test_a_called_operator_that_goes_wrong_is_named():
 
 
 def test_verified_programs_in_the_interpreter(interpreted, tmp_path):
-    """What is right passes with the numbers of a call without the switch; a lowering that was broken is found by each way in."""
+    """What is right passes with the numbers of a call without the switch; a lowering that was
+    broken is found by each way in.
+    """
     report = json.loads(interpreted("verification_worker.py", tmp_path))
     assert report["right"] == {
         "runs": 1,

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds programs of loops without torch, and prints a digest of their texts and plans, so that interpreters without torch can be compared."""
+"""Builds programs of loops without torch, and prints a digest of their texts and plans, so that
+interpreters without torch can be compared.
+"""
 
 import hashlib
 import sys

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs verified programs in Triton's interpreter, right ones and ones with a lowering that was broken, and prints JSON; TRITON_INTERPRET=1."""
+"""Runs verified programs in Triton's interpreter, right ones and ones with a lowering that was
+broken, and prints JSON; TRITON_INTERPRET=1.
+"""
 
 import json
 import os

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny kernels whose calls are specialized in every way there is; what is built of them stands above each."""
+"""Tiny kernels whose calls are specialized in every way there is; what is built of them stands
+above each.
+"""
 
 import triton
 import triton.language as tl

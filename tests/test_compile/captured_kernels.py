@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that tests capture: plain, with heuristics, autotuned, with a helper, and one that does not compile."""
+"""Kernels that tests capture: plain, with heuristics, autotuned, with a helper, and one that does
+not compile.
+"""
 
 import triton
 import triton.language as tl

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that calls the kernels of built_kernels.py through Triton's JIT, on a driver that only says which GPU it has.
+"""A program that calls the kernels of built_kernels.py through Triton's JIT, on a driver that only
+says which GPU it has.
 
     python jit_calls.py KERNELS [helpers] TARGET...
 
-With `helpers` it calls two further kernels on sm_90, which share a function that uses a constant of their module.
+With `helpers` it calls two further kernels on sm_90, which share a function that uses a constant of
+their module.
 
-It uses nothing of what builds them, and prints what Triton's listener heard for each call: [target, name, hash, hit].
+It uses nothing of what builds them, and prints what Triton's listener heard for each call: [target,
+name, hash, hit].
 """
 
 import importlib.util
@@ -18,7 +21,8 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-# Triton imports torch when it is there, which takes seconds and changes nothing here; 3.6 and 3.7 do not ask whether it is.
+# Triton imports torch when it is there, which takes seconds and changes nothing here; 3.6 and 3.7
+# do not ask whether it is.
 sys.modules["torch"] = torch = ModuleType("torch")
 torch.Tensor = type("Tensor", (), {})
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What workers do in tests, in place of compiling: the job's name is a command.  Also the programs that tests start."""
+"""What workers do in tests, in place of compiling: the job's name is a command.  Also the programs
+that tests start.
+"""
 
 import ctypes
 import os
@@ -40,7 +42,9 @@ def job(command, **more):
 
 
 def perform(payload, cache_dir):
-    """Do what a job's name says; each start leaves a line in the file `starts` of the cache directory."""
+    """Do what a job's name says; each start leaves a line in the file `starts` of the cache
+    directory.
+    """
     asked = Job.from_bytes(payload)
     what, *rest = asked.name.split()
     os.makedirs(cache_dir, exist_ok=True)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded kernels for other targets, where their source is not at hand: from IR for static launch only, or refused with the reason."""
+"""Recorded kernels for other targets, where their source is not at hand: from IR for static launch
+only, or refused with the reason.
+"""
 
 import os
 import subprocess
@@ -76,7 +78,9 @@ def retargeted(recorded, *targets, modules=()):
 
 @pytest.mark.slow
 def test_what_an_older_or_another_target_cannot_have_is_refused_with_the_reason(recorded):
-    """Descriptors and fp8 for older targets, libdevice and descriptors for AMD: each is refused, by name, with why and what to do."""
+    """Descriptors and fp8 for older targets, libdevice and descriptors for AMD: each is refused, by
+    name, with why and what to do.
+    """
     plan = retargeted(recorded, CUDA80, GFX)
     reasons = {(failure.name, failure.target): failure.reason for failure in plan.failures}
     expected = {
@@ -92,7 +96,9 @@ def test_what_an_older_or_another_target_cannot_have_is_refused_with_the_reason(
 
 
 def test_a_kernel_from_its_ir_is_for_static_launch_only_and_says_so(recorded):
-    """What is built from IR says so in its facts, which are those of the recorded call, and in the notes."""
+    """What is built from IR says so in its facts, which are those of the recorded call, and in the
+    notes.
+    """
     plan = retargeted(recorded.select(names="library"), CUDA100)
     built = build(plan, 1)
     (kernel,) = built.bundle.kernels
@@ -114,7 +120,9 @@ def test_a_kernel_from_its_ir_is_for_static_launch_only_and_says_so(recorded):
 
 
 def test_ir_that_crashes_the_compiler_costs_its_own_kernel(recorded, monkeypatch):
-    """IR is compiled in a worker, even when one process is asked for: what ends it is told, and the other kernels are built."""
+    """IR is compiled in a worker, even when one process is asked for: what ends it is told, and the
+    other kernels are built.
+    """
     monkeypatch.setattr(retargeted_kernels, "why_not_from_ir", lambda *_: None)
     other = retargeted(recorded.select(names="narrow"), CUDA100)
     plan = retargeted(recorded.select(names="descriptor"), GFX)
@@ -137,7 +145,9 @@ def test_a_call_that_was_recorded_for_two_targets_is_built_from_ir_once(recorded
 
 
 def test_cuda_to_amd_says_what_was_assumed(recorded):
-    """An NVIDIA kernel does not tell whether a tensor is below 2 GB: for AMD that is assumed, and said."""
+    """An NVIDIA kernel does not tell whether a tensor is below 2 GB: for AMD that is assumed, and
+    said.
+    """
     plan = retargeted(
         recorded.select(names="library"), GFX, modules=[str(HERE / "special_kernels.py")]
     )
@@ -146,14 +156,18 @@ def test_cuda_to_amd_says_what_was_assumed(recorded):
 
 
 def test_a_bundle_without_ir_needs_the_source(recorded):
-    """A launch set has no IR: without the source there is nothing to build from, and the reason says so."""
+    """A launch set has no IR: without the source there is nothing to build from, and the reason
+    says so.
+    """
     plan = retargeted(recorded.select(names="library", keep="launch"), CUDA100)
     assert plan.jobs == {}
     assert "its IR is not in the bundle" in plan.failures[0].reason
 
 
 def test_an_edited_source_is_not_taken_for_the_recorded_one(recorded, tmp_path):
-    """A kernel whose text is another now is not built from that text, but from the IR that was recorded."""
+    """A kernel whose text is another now is not built from that text, but from the IR that was
+    recorded.
+    """
     edited = tmp_path / "edited_kernels.py"
     edited.write_text(
         (HERE / "special_kernels.py")
@@ -167,7 +181,9 @@ def test_an_edited_source_is_not_taken_for_the_recorded_one(recorded, tmp_path):
 def test_a_function_that_is_a_constant_must_be_the_one_that_was_recorded(
     tmp_path, recorded_constant
 ):
-    """A function that was handed over as a constant is looked for by its name and hash; an edited one is not taken for it."""
+    """A function that was handed over as a constant is looked for by its name and hash; an edited
+    one is not taken for it.
+    """
     bundle, text = recorded_constant
     (tmp_path / "same_kernels.py").write_text(text)
     assert len(retargeted(bundle, CUDA100, modules=[str(tmp_path / "same_kernels.py")]).jobs) == 1

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be built, as an author writes it: decorators, a plain list, a build file; and each mistake in it."""
+"""What is to be built, as an author writes it: decorators, a plain list, a build file; and each
+mistake in it.
+"""
 
 import sys
 
@@ -75,7 +77,9 @@ def last(job):
 
 
 def test_a_build_file_gives_every_combination(plan, tmp_path):
-    """Lists of specs, constants and options are variants of each other, types and functions are named; targets restrict."""
+    """Lists of specs, constants and options are variants of each other, types and functions are
+    named; targets restrict.
+    """
     (tmp_path / "k.py").write_text(MODULE)
     (tmp_path / "build.toml").write_text(SPEC)
     jobs, failures = plan(tmp_path / "build.toml")
@@ -95,7 +99,9 @@ def test_a_build_file_gives_every_combination(plan, tmp_path):
 
 
 def test_a_list_in_a_list_is_a_tuple(plan, tmp_path):
-    """A list stands for variants; one of these that is a list itself is a tuple, and may hold types; an absent constant is `none`."""
+    """A list stands for variants; one of these that is a list itself is a tuple, and may hold
+    types; an absent constant is `none`.
+    """
     (tmp_path / "k.py").write_text(MODULE)
     (tmp_path / "build.toml").write_text(
         "[[kernel]]\nmodule = 'k.py'\nfunction = 'kernel'\nsignature = { x = '*fp16', n = 'i32', ACT = 'none' }\n"
@@ -108,7 +114,9 @@ def test_a_list_in_a_list_is_a_tuple(plan, tmp_path):
 
 
 def test_each_module_is_imported_as_for_its_target_and_told_when_it_cannot_be(plan, tmp_path):
-    """A module that asks for more than target and capability is reported with its line; for another target it is built."""
+    """A module that asks for more than target and capability is reported with its line; for another
+    target it is built.
+    """
     (tmp_path / "helper_of_k.py").write_text(
         "from triton.runtime.driver import driver\nBACKEND = driver.active.get_current_target().backend\n"
         "CAPABILITY = driver.active.get_device_capability()\n"
@@ -149,7 +157,9 @@ def test_a_fault_of_syntax_in_another_file_is_told_at_the_line_that_imports_it(p
 
 
 def test_a_package_is_imported_as_for_its_target_too(plan, tmp_path, monkeypatch):
-    """A module given by its dotted name: also the packages around it may ask what the target is, and are imported for each."""
+    """A module given by its dotted name: also the packages around it may ask what the target is,
+    and are imported for each.
+    """
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "package_of_k").mkdir()
     (tmp_path / "package_of_k" / "__init__.py").write_text(
@@ -175,7 +185,9 @@ def test_a_package_is_imported_as_for_its_target_too(plan, tmp_path, monkeypatch
 
 
 def test_a_module_that_goes_on_without_an_answer_is_noted(plan, tmp_path):
-    """A module that asks the driver for what nobody declared, and takes the refusal, is built, and what it asked for is told."""
+    """A module that asks the driver for what nobody declared, and takes the refusal, is built, and
+    what it asked for is told.
+    """
     (tmp_path / "build.toml").write_text(SPEC)
     (tmp_path / "k.py").write_text(
         MODULE
@@ -192,7 +204,9 @@ def test_a_module_that_goes_on_without_an_answer_is_noted(plan, tmp_path):
 
 
 def test_a_call_that_cannot_be_specialized_is_one_failure_and_the_rest_is_planned(plan, tmp_path):
-    """A wrong type, a missing argument, an unknown option and a constant without an encoding each fail alone."""
+    """A wrong type, a missing argument, an unknown option and a constant without an encoding each
+    fail alone.
+    """
     (tmp_path / "k.py").write_text(
         MODULE
         + "good = {'x': '*fp16', 'n': 'i32'}\nrest = {'ACT': None, 'TYPE': tl.float16, 'BLOCK': 32}\n"
@@ -209,7 +223,9 @@ def test_a_call_that_cannot_be_specialized_is_one_failure_and_the_rest_is_planne
 
 
 def test_prebuild_returns_the_kernel_and_keeps_what_was_said():
-    """The decorator changes nothing about a kernel; several declarations are kept from the top down."""
+    """The decorator changes nothing about a kernel; several declarations are kept from the top
+    down.
+    """
 
     class Kernel:
         pass
@@ -298,7 +314,9 @@ def test_stand_ins_are_what_the_table_says():
 
 
 def test_types_are_compared_without_their_value_class():
-    """A const pointer is a pointer; what became a constant has no type; tuples are compared member by member."""
+    """A const pointer is a pointer; what became a constant has no type; tuples are compared member
+    by member.
+    """
     assert same_type("*kfp16", "*fp16:16")
     assert same_type("constexpr", "i32:1")
     assert same_type(("*fp32", "constexpr"), ("*fp32:16", "none"))

@@ -49,7 +49,9 @@ def without_places(text):
 
 
 def call_liger(torch):
-    """Call the operators of the corpus with many numbers of rows and sizes of vocabularies, of which it has one each."""
+    """Call the operators of the corpus with many numbers of rows and sizes of vocabularies, of
+    which it has one each.
+    """
     import liger_kernel.ops as liger
 
     def made(*shape, dtype=torch.float32):
@@ -69,7 +71,9 @@ def call_liger(torch):
 
 
 def test_captured_kernels_are_those_of_the_gpu(real, tmp_path, monkeypatch):
-    """Each kernel that the H200 compiled is captured too: the same TTIR, line for line, but for the places in the source."""
+    """Each kernel that the H200 compiled is captured too: the same TTIR, line for line, but for the
+    places in the source.
+    """
     import torch
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds on Dask, MPI and Ray, by the recipes of docs/howto/many-machines.md: the same bundle as on one machine, also when a worker is killed."""
+"""Builds on Dask, MPI and Ray, by the recipes of docs/howto/many-machines.md: the same bundle as on
+one machine, also when a worker is killed.
+"""
 
 import contextlib
 import json
@@ -36,7 +38,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S + 60)]
 
 
 def until(condition):
-    """Wait for something that happens in another process; engines take seconds to begin, on a busy machine many."""
+    """Wait for something that happens in another process; engines take seconds to begin, on a busy
+    machine many.
+    """
     deadline = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < deadline
@@ -54,7 +58,9 @@ DASK, RAY = engine("dask_cluster", "distributed"), engine("ray_cluster", "ray")
 
 
 class Place:
-    """A directory with kernels and recipes, the command in it, and the processes that it started: all have this directory's mark."""
+    """A directory with kernels and recipes, the command in it, and the processes that it started:
+    all have this directory's mark.
+    """
 
     def __init__(self, path, kernels):
         self.kernels = kernels
@@ -64,7 +70,9 @@ class Place:
         (path / "t").mkdir()
 
     def start(self, *words, launcher=(), **environment):
-        """Start `build` of the examples, in a session of its own, so that Ctrl-C reaches what a terminal's would."""
+        """Start `build` of the examples, in a session of its own, so that Ctrl-C reaches what a
+        terminal's would.
+        """
         clean = {n: v for n, v in os.environ.items() if not n.startswith(("TRITON_", "RAY_"))}
         clean |= {
             "BUNDLER_TEST_MARK": str(self.path),
@@ -201,7 +209,9 @@ def test_two_ranks_of_mpi_build_the_same_bundle(place, local):
 
 @mpi
 def test_a_rank_that_is_lost_ends_all_and_the_next_build_goes_on(place, local):
-    """MPI ends every rank; what was compiled is in the store, and the same command compiles what is missing."""
+    """MPI ends every rank; what was compiled is in the store, and the same command compiles what is
+    missing.
+    """
     words = (
         "-o",
         "built.tbundle",

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`CompileService(executor=...)`: what goes to an engine and comes back, lost workers, refusals, cancelling, and what is left.
+"""`CompileService(executor=...)`: what goes to an engine and comes back, lost workers, refusals,
+cancelling, and what is left.
 
 The engine is Python's own pool of processes; `test_engines.py` has the real ones.
 """
@@ -179,7 +180,9 @@ def test_a_share_of_the_machine_is_the_bound_by_default():
     [("bundler", "triton-bundler"), ("python", "Python"), ("triton", "Triton"), ("ptxas", "ptxas")],
 )
 def test_a_worker_of_another_compiler_refuses(on, engine, monkeypatch, part, named):
-    """The job fails before it is compiled, and the error names the worker and what it has otherwise."""
+    """The job fails before it is compiled, and the error names the worker and what it has
+    otherwise.
+    """
     here = Compiler.here(job("echo").target)
     wanted = Compiler(**{**vars(here), part: "1.2.3"})
     monkeypatch.setattr(executor_pool.Compiler, "here", lambda target: wanted)
@@ -437,7 +440,9 @@ service.submit(job(f"with_child_at {sys.argv[2]} 300")).result()
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_program_that_is_gone_leaves_nothing_running(engine, cache, tmp_path, number):
-    """A worker that another machine's user keeps ends the job of a program that was killed or interrupted."""
+    """A worker that another machine's user keeps ends the job of a program that was killed or
+    interrupted.
+    """
     before = client_directories()
     (tmp_path / "program.py").write_text(PROGRAM)
     program = subprocess.Popen(

@@ -48,7 +48,9 @@ def ready(value, name="part"):
 
 
 def test_what_is_made_of_parts_is_made_once_by_who_asks(service):
-    """A joined future is done with its parts; what it makes of them is made in the asking thread, and only once."""
+    """A joined future is done with its parts; what it makes of them is made in the asking thread,
+    and only once.
+    """
     one, made = service(), []
 
     def make(outcomes):
@@ -106,7 +108,9 @@ def test_a_joined_future_waits_no_longer_than_it_is_told_and_cancels_its_parts(s
 
 
 def test_in_a_forked_child_joined_futures_fail_too(service):
-    """The child has nobody who compiles; who asks there gets the reason, also of futures inside futures, and never waits."""
+    """The child has nobody who compiles; who asks there gets the reason, also of futures inside
+    futures, and never waits.
+    """
     one = service()
     part = one.submit(job("sleep 60"))
     until(part.running)
@@ -134,7 +138,9 @@ def test_in_a_forked_child_joined_futures_fail_too(service):
 
 
 def test_a_namespace_gets_results_in_the_place_of_futures(service):
-    """Everything else stays; each future is told about when it is done; one that stands there twice is resolved twice."""
+    """Everything else stays; each future is told about when it is done; one that stands there twice
+    is resolved twice.
+    """
     one, heard = service(), []
     slow = one.submit(job("sleep 0.3"))
     scope = {
@@ -196,12 +202,14 @@ def test_a_wait_that_takes_too_long_names_who_is_late(service):
         one.wait(scope)
 
 
-# Kernels that are given as text ------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------- Kernels that are given as text
 
 
 @pytest.mark.toolchain
 def test_source_goes_in_and_a_kernel_comes_out(cache):
-    """What is known of the kernel reaches the compiler; the same text again is answered from memory; errors name the line."""
+    """What is known of the kernel reaches the compiler; the same text again is answered from
+    memory; errors name the line.
+    """
     pytest.importorskip("triton")
     from bundler.compile.service import CompileService
     from bundler.runtime import DryDriver, handles_on

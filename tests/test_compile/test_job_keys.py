@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that are built for a GPU which is not here have the keys that Triton's JIT asks for on one.
+"""Kernels that are built for a GPU which is not here have the keys that Triton's JIT asks for on
+one.
 
-The JIT runs in a process of its own, on a driver that only says which GPU it has, and with a ptxas that refuses to assemble.
+The JIT runs in a process of its own, on a driver that only says which GPU it has, and with a ptxas
+that refuses to assemble.
 """
 
 import json
@@ -100,7 +102,9 @@ def refusing(folder):
 
 
 def ask(cache, folder, *targets):
-    """Call every kernel through the JIT; returns what Triton's listener heard: [target, name, hash, hit]."""
+    """Call every kernel through the JIT; returns what Triton's listener heard: [target, name, hash,
+    hit].
+    """
     return json.loads(
         run(
             str(HERE / "jit_calls.py"),
@@ -125,10 +129,11 @@ def built(tmp_path_factory):
 @pytest.mark.release
 @pytest.mark.toolchain
 def test_a_jit_on_each_target_finds_every_kernel_that_was_built(built, tmp_path):
-    """A JIT that calls the kernels on sm_90, sm_100 and gfx942 finds each of them and compiles none.
+    """A JIT that calls the kernels on sm_90, sm_100 and gfx942 finds each of them and compiles
+    none.
 
-    Among the calls are unaligned, large and absent arguments, ones, functions and types as constants, tuples, autotuned kernels, and
-    functions that use a constant of their module.
+    Among the calls are unaligned, large and absent arguments, ones, functions and types as
+    constants, tuples, autotuned kernels, and functions that use a constant of their module.
     """
     bundler.restore(built, tmp_path / "cache", only="all")
     heard = ask(tmp_path / "cache", tmp_path, "helpers", *TARGETS)
@@ -138,7 +143,9 @@ def test_a_jit_on_each_target_finds_every_kernel_that_was_built(built, tmp_path)
 
 @pytest.mark.toolchain
 def test_a_kernel_is_published_under_each_key_that_the_order_of_hashing_gives(built):
-    """Where the key of a kernel depends on what was hashed before (Triton 3.6 and 3.7), both keys are built, and that is told."""
+    """Where the key of a kernel depends on what was hashed before (Triton 3.6 and 3.7), both keys
+    are built, and that is told.
+    """
     import triton
 
     order_matters = not triton.__version__.startswith("3.9")
@@ -155,7 +162,9 @@ def test_a_kernel_is_published_under_each_key_that_the_order_of_hashing_gives(bu
 @pytest.mark.slow
 @pytest.mark.toolchain
 def test_a_recording_for_one_target_gives_the_keys_of_another(tmp_path):
-    """What a JIT on sm_80 compiled, built for sm_90 from the recording and the source, is what a JIT on sm_90 asks for."""
+    """What a JIT on sm_80 compiled, built for sm_90 from the recording and the source, is what a
+    JIT on sm_90 asks for.
+    """
     import triton  # noqa: F401
 
     first, second = tmp_path / "80.tbundle", tmp_path / "90.tbundle"
@@ -175,7 +184,9 @@ def test_a_recording_for_one_target_gives_the_keys_of_another(tmp_path):
 
 
 def test_every_built_kernel_has_facts_and_proven_parts(built):
-    """A kernel that was built carries what a recorded one does: launch facts, named key parts that give its key, times."""
+    """A kernel that was built carries what a recorded one does: launch facts, named key parts that
+    give its key, times.
+    """
     with bundler.Bundle.load(built) as bundle:
         for kernel in bundle.kernels:
             assert kernel.launch.require_facts().source_kind == "ast"
@@ -201,7 +212,9 @@ def job(**more):
 
 
 def test_a_job_and_its_result_survive_the_way_to_a_worker():
-    """Jobs and results come back from their bytes as they were; equal jobs have equal digests, others not."""
+    """Jobs and results come back from their bytes as they were; equal jobs have equal digests,
+    others not.
+    """
     made = job(key="K", helpers_first=True, facts=b"f")
     assert Job.from_bytes(made.to_bytes()) == made
     result = Compiled(
@@ -248,7 +261,9 @@ def second(p):
 def test_a_worker_that_hashed_a_helper_before_compiles_the_kernel_that_was_planned(
     tmp_path, planned_first
 ):
-    """Before Triton 3.9 the hash of a function depends on which helpers were hashed before it; a job's key does not."""
+    """Before Triton 3.9 the hash of a function depends on which helpers were hashed before it; a
+    job's key does not.
+    """
     path = tmp_path / "chain_of_helpers.py"
     path.write_text(_CHAIN)
     target = Target.parse("cuda:90")

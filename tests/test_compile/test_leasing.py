@@ -36,7 +36,9 @@ def test_leases_hold_among_the_processes_of_a_user(known):
 
 @pytest.mark.parametrize("kind", ["link", "file", "mode", pytest.param("owner", marks=as_root)])
 def test_a_hostile_directory_is_not_used(kind, known, tmp_path):
-    """Also when it takes the place of one that was in use: a private directory has the leases, and the user is told once."""
+    """Also when it takes the place of one that was in use: a private directory has the leases, and
+    the user is told once.
+    """
     leases = HostLeases()
     assert leases.take("before", 60) is not None
     os.rename(known, tmp_path / "aside")

@@ -51,7 +51,9 @@ def test_a_text_becomes_a_file_named_by_its_digest(folder):
 
 
 def test_a_module_is_imported_once(folder):
-    """Every load gives the same module, also one that is made again from the same text, and in threads at once."""
+    """Every load gives the same module, also one that is made again from the same text, and in
+    threads at once.
+    """
     with ThreadPoolExecutor(8) as threads:
         loaded = list(threads.map(lambda _: source_module(TEXT, folder).load(), range(16)))
     assert {id(module) for module in loaded} == {id(loaded[0])}
@@ -63,7 +65,9 @@ def test_a_module_is_imported_once(folder):
 
 
 def test_a_module_can_be_imported_again(folder):
-    """After unload it is imported anew from the file, as a worker does it; whoever holds the old one keeps it."""
+    """After unload it is imported anew from the file, as a worker does it; whoever holds the old
+    one keeps it.
+    """
     module = source_module(TEXT, folder)
     old = module.load()
     module.unload()
@@ -74,7 +78,9 @@ def test_a_module_can_be_imported_again(folder):
 
 
 def test_inspect_and_tracebacks_show_the_text(folder):
-    """The source of a function, and the lines of a traceback, are those of the text, also when the file is gone."""
+    """The source of a function, and the lines of a traceback, are those of the text, also when the
+    file is gone.
+    """
     module = source_module(TEXT + "def wrong():\n    raise KeyError('here')\n", folder)
     loaded = module.load()
     shutil.rmtree(folder)
@@ -89,7 +95,9 @@ def test_inspect_and_tracebacks_show_the_text(folder):
 
 
 def test_a_changed_file_is_not_imported(folder):
-    """A file that no longer has its digest is refused with both digests, and mended by making the module again."""
+    """A file that no longer has its digest is refused with both digests, and mended by making the
+    module again.
+    """
     module = source_module(TEXT, folder)
     Path(module.path).write_text("raise SystemExit('run')")
     with pytest.raises(DigestMismatch, match="somebody changed the file") as caught:
@@ -127,7 +135,9 @@ def test_a_link_is_not_followed(folder, tmp_path):
 
 
 def test_a_pipe_is_not_waited_for(folder):
-    """A named pipe in the file's place is an error, and making the module again puts the file there."""
+    """A named pipe in the file's place is an error, and making the module again puts the file
+    there.
+    """
     module = source_module(TEXT, folder)
     os.unlink(module.path)
     os.mkfifo(module.path)
@@ -137,7 +147,9 @@ def test_a_pipe_is_not_waited_for(folder):
 
 
 def test_a_directory_that_others_may_write_to_is_refused(folder):
-    """Whoever may write there could have their code run, so such a directory is refused with the fix."""
+    """Whoever may write there could have their code run, so such a directory is refused with the
+    fix.
+    """
     folder.mkdir()
     folder.chmod(0o777)
     with pytest.raises(ConfigError, match="everyone may write to it"):
@@ -245,7 +257,9 @@ def recursive(x):
 
 @pytest.mark.toolchain
 def test_keys_do_not_depend_on_the_place(tmp_path):
-    """Two machines that keep the same text in different directories get the same source hash from Triton."""
+    """Two machines that keep the same text in different directories get the same source hash from
+    Triton.
+    """
     (tmp_path / "text").write_text(_KERNELS)
     answers = []
     for place in ("one", "another/place"):

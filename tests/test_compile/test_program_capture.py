@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program captured without a GPU: which kernels it leads to, with which keys, and what becomes of what goes wrong."""
+"""A program captured without a GPU: which kernels it leads to, with which keys, and what becomes of
+what goes wrong.
+"""
 
 import os
 import signal
@@ -70,7 +72,9 @@ def test_keys_are_those_of_the_jit(torch, kernels):
 
 
 def test_views_keep_their_alignment(torch, kernels):
-    """A view at an odd offset is another kernel than its base; one at a multiple of 16 bytes is the same."""
+    """A view at an odd offset is another kernel than its base; one at a multiple of 16 bytes is the
+    same.
+    """
     with bundler.capturing("cuda:90") as capture:
         x = torch.randn(1000, device="cuda")
         kernels.add_one[(8,)](x, 999, BLOCK=128)
@@ -100,7 +104,9 @@ def test_every_configuration_of_a_tuner_is_captured(torch, kernels):
 
 
 def test_configurations_are_pruned_as_for_a_run(torch, kernels, tmp_path):
-    """Pruned configurations are not captured, results are neither looked up nor kept, and hooks work on fake tensors."""
+    """Pruned configurations are not captured, results are neither looked up nor kept, and hooks
+    work on fake tensors.
+    """
     with bundler.capturing("cuda:90") as capture:
         x = torch.zeros(100, device="cuda")
         kernels.pruned[(8,)](x, 100)
@@ -110,7 +116,9 @@ def test_configurations_are_pruned_as_for_a_run(torch, kernels, tmp_path):
 
 
 def test_every_configuration_is_captured_where_the_key_of_a_tuner_does_not_tell(torch, kernels):
-    """Two calls with one tuning key and two specializations: on a GPU the winner of the first, any of its configurations, runs in the second."""
+    """Two calls with one tuning key and two specializations: on a GPU the winner of the first, any
+    of its configurations, runs in the second.
+    """
     with bundler.capturing("cuda:90") as capture:
         x = torch.zeros(100, device="cuda")
         kernels.one_of_two[(8,)](x, x, None, 100)
@@ -155,7 +163,9 @@ def test_backward_is_captured(torch, kernels):
 
 
 def test_a_captured_kernel_is_a_hit(torch, kernels, tmp_path):
-    """Restored to a cache directory, a captured kernel is what Triton finds for the call: it compiles nothing."""
+    """Restored to a cache directory, a captured kernel is what Triton finds for the call: it
+    compiles nothing.
+    """
     with bundler.capturing("cuda:90") as capture:
         kernels.add_one[(8,)](torch.randn(64, device="cuda"), 64, BLOCK=64)
     bundle = capture.build(1)
@@ -269,7 +279,9 @@ def test_a_capture_inside_another_is_refused(torch, kernels):
 
 
 def test_what_is_asked_of_a_kernel_is_guessed_and_told(torch, kernels):
-    """A program may compute a grid from the registers of its kernel, which was not compiled: it gets a guess, with the line."""
+    """A program may compute a grid from the registers of its kernel, which was not compiled: it
+    gets a guess, with the line.
+    """
     with bundler.capturing("cuda:90") as capture:
         x = torch.randn(64, device="cuda")
         kernel = kernels.add_one.warmup(x, 64, BLOCK=64, grid=(1,))
@@ -295,7 +307,9 @@ def test_bad_targets_and_properties_are_refused(torch):
 @pytest.mark.filterwarnings("ignore")  # the libraries' own
 @pytest.mark.parametrize(("library", "group"), [("liger_kernel", "liger"), ("fla", "fla")])
 def test_libraries_are_captured(torch, library, group, monkeypatch):
-    """Each operator of the workload of tools runs under capture, forward and backward, and launches kernels."""
+    """Each operator of the workload of tools runs under capture, forward and backward, and launches
+    kernels.
+    """
     if find_spec(library) is None:
         pytest.skip(f"{library} is not importable; put its wheel on PYTHONPATH")
     monkeypatch.syspath_prepend(str(HERE.parents[1] / "tools" / "gpu"))

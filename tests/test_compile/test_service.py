@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service as its user sees it: futures, memory, progress, cancelling, closing, forks; workers only do as they are told."""
+"""The service as its user sees it: futures, memory, progress, cancelling, closing, forks; workers
+only do as they are told.
+"""
 
 import os
 import subprocess
@@ -74,7 +76,9 @@ def test_a_result_whose_kernel_is_gone_is_not_remembered(service, starts, cache)
 
 
 def test_failures_are_not_remembered(service, starts):
-    """A job that failed is tried again when it is submitted again: the user may have mended the cause."""
+    """A job that failed is tried again when it is submitted again: the user may have mended the
+    cause.
+    """
     one = service()
     for _ in range(2):
         with pytest.raises(CompileFailed, match="fail no such type: ValueError: no such type"):
@@ -83,7 +87,9 @@ def test_failures_are_not_remembered(service, starts):
 
 
 def test_workers_see_the_environment_of_now(service, monkeypatch):
-    """A job finds the variables as they are when it is submitted, also those set or removed after the workers started."""
+    """A job finds the variables as they are when it is submitted, also those set or removed after
+    the workers started.
+    """
     one = service(1)
     assert said(one.submit(job("env TRITON_OF_TEST"))) == "unset"
     monkeypatch.setenv("TRITON_OF_TEST", "1")
@@ -101,7 +107,9 @@ def test_workers_see_the_import_path_of_now(service, monkeypatch):
 
 
 def test_a_changed_module_gets_a_new_worker(service, tmp_path):
-    """When the file of a kernel's module changes, the job is done again, by a worker that has not imported the old one."""
+    """When the file of a kernel's module changes, the job is done again, by a worker that has not
+    imported the old one.
+    """
     file = tmp_path / "module.py"
     file.write_text("a = 1")
     one, asked = service(1), job("pid", source=SourceRef("module", "f", "module", str(file)))
@@ -135,7 +143,9 @@ def test_the_queue_is_bounded(service):
 
 
 def test_a_thousand_jobs_half_of_them_cancelled(service, starts):
-    """Of 1,000 queued jobs 500 are cancelled: none of these runs, but one that was sent ahead to a busy worker may, and all others give their results."""
+    """Of 1,000 queued jobs 500 are cancelled: none of these runs, but one that was sent ahead to a
+    busy worker may, and all others give their results.
+    """
     one = service()
     blocking = [one.submit(job("rendezvous a go")), one.submit(job("rendezvous b go"))]
     for future in blocking:
@@ -151,7 +161,8 @@ def test_a_thousand_jobs_half_of_them_cancelled(service, starts):
     ]
     assert [future.cancelled() for future in futures[::2]] == [True] * 500
     started, wanted = starts()[2:], {f"echo {number}" for number in range(1, 1000, 2)}
-    # The pool hears of a cancellation a moment later, and each of the two workers has one job ahead.
+    # The pool hears of a cancellation a moment later, and each of the two workers has one job
+    # ahead.
     assert set(started) - wanted <= {"echo 0", "echo 2"}
     assert sorted(name for name in started if name in wanted) == sorted(wanted)
     assert (one.counters.cancelled, one.counters.compiled) == (500, 502)
@@ -182,7 +193,9 @@ def test_who_cancels_does_not_cancel_for_others(service, starts):
 
 
 def test_progress_tells_everything_in_order(service):
-    """Whoever listens hears of each job's submission, start and end, with counters and an estimate of the time left."""
+    """Whoever listens hears of each job's submission, start and end, with counters and an estimate
+    of the time left.
+    """
     heard = []
     one = service(1, on_progress=heard.append)
     one.compile_all([job("sleep 0.05"), job("hit"), job("fail here"), job("sleep 0.05")])
@@ -228,7 +241,9 @@ def test_timings_say_where_the_time_went(service):
 
 
 def test_one_worker_runs_in_process(service):
-    """With one worker jobs run in this process, done when submit returns; failures are in the future all the same."""
+    """With one worker jobs run in this process, done when submit returns; failures are in the
+    future all the same.
+    """
     one = service(1, isolate=False)
     futures = [one.submit(job(command)) for command in ("pid", "fail here", "leave")]
     assert all(future.done() for future in futures)
@@ -260,7 +275,9 @@ def test_an_error_in_the_block_cancels(service):
 
 
 def test_a_forked_child_has_a_service_of_its_own(tmp_path):
-    """In a forked child inherited futures fail, the service works anew, and the parent notices nothing."""
+    """In a forked child inherited futures fail, the service works anew, and the parent notices
+    nothing.
+    """
     program = """
 import os, sys, time
 from service_work import job

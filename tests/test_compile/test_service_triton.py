@@ -63,7 +63,9 @@ print(json.dumps({"keys": [kernel.key for kernel in kernels], "hits": counters.h
 
 
 def counted_ptxas(folder):
-    """Make wrappers for ptxas that note each kernel; returns the variables that bring Triton to them, and the notes."""
+    """Make wrappers for ptxas that note each kernel; returns the variables that bring Triton to
+    them, and the notes.
+    """
     tools = Path(find_spec("triton").origin).parent / "backends" / "nvidia" / "bin"
     notes, variables = folder / "assembled", {}
     for name, variable in (
@@ -108,7 +110,9 @@ def finish(process, go="go\n"):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Return what two programs say that built one list at once, then one that did so in process; and the calls of ptxas."""
+    """Return what two programs say that built one list at once, then one that did so in process;
+    and the calls of ptxas.
+    """
     if find_spec("triton") is None or shutil.which("sh") is None:
         pytest.skip("triton is not installed")
     folder = tmp_path_factory.mktemp("two")
@@ -125,7 +129,9 @@ def built(tmp_path_factory):
 
 
 def test_two_processes_compile_each_kernel_once(built):
-    """Two programs that build the same list at the same time share the work: ptxas is called once a kernel."""
+    """Two programs that build the same list at the same time share the work: ptxas is called once a
+    kernel.
+    """
     (one, two), calls, _, _ = built
     assert calls == COUNT
     assert one["compiled"] + two["compiled"] == COUNT
@@ -157,7 +163,9 @@ def test_each_compile_is_timed_by_stage(built):
 
 
 def test_a_kernel_that_does_not_compile_names_its_line(built):
-    """The compiler's message comes from the worker with the kernel's name and the line of the source."""
+    """The compiler's message comes from the worker with the kernel's name and the line of the
+    source.
+    """
     (one, _), _, alone, _ = built
     kind, message, line = one["error"]
     assert (kind, line) == (

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A service whose compiles go through a store: what is there is not compiled, and what is compiled is there for others."""
+"""A service whose compiles go through a store: what is there is not compiled, and what is compiled
+is there for others.
+"""
 
 import json
 
@@ -53,7 +55,9 @@ def is_whole(folder, key):
 
 
 def test_what_one_machine_compiled_another_gets(other_service, copies, keys, tmp_path):
-    """Kernels that were compiled on one machine come from the store on the next, whole and with their facts."""
+    """Kernels that were compiled on one machine come from the store on the next, whole and with
+    their facts.
+    """
     one, _ = other_service("one")
     made = one.compile_all(copies)
     assert [kernel.key for kernel in made] == keys
@@ -66,7 +70,9 @@ def test_what_one_machine_compiled_another_gets(other_service, copies, keys, tmp
 
 
 def test_what_a_store_has_comes_in_one_go(other_service, copies, keys, store, compiled, tmp_path):
-    """`fetch` places the kernels that the store holds, with what was recorded of them; the rest is compiled and published."""
+    """`fetch` places the kernels that the store holds, with what was recorded of them; the rest is
+    compiled and published.
+    """
     with Bundle.load(compiled.bundle) as bundle:
         store.kernel_records().publish(bundle.select(names="*"))
         facts = {kernel.key: (kernel.facts_bytes, kernel.parts_bytes) for kernel in bundle.kernels}

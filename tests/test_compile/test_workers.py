@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens when processes die: each job fails alone, nothing is left behind, and nobody waits for ever."""
+"""What happens when processes die: each job fails alone, nothing is left behind, and nobody waits
+for ever.
+"""
 
 import os
 import re
@@ -41,7 +43,9 @@ def server_of(worker):
     ],
 )
 def test_a_job_that_kills_its_worker_fails_alone(service, starts, command, how):
-    """Such a job is tried twice, then fails with the kernel's name and how its worker ended; the others are done."""
+    """Such a job is tried twice, then fails with the kernel's name and how its worker ended; the
+    others are done.
+    """
     one = service()
     fatal, others = (
         one.submit(job(command)),
@@ -62,7 +66,9 @@ def test_a_job_that_kills_its_worker_fails_alone(service, starts, command, how):
 
 
 def test_the_last_words_of_a_worker_are_in_the_error(service):
-    """The error shows what the worker printed during this job, with the stack where it crashed, and nothing of other jobs."""
+    """The error shows what the worker printed during this job, with the stack where it crashed, and
+    nothing of other jobs.
+    """
     one = service(1)
     said(one.submit(job("echo before")))
     with pytest.raises(WorkerDied) as caught:
@@ -91,7 +97,9 @@ def test_an_exit_in_a_job_is_its_failure(service):
 
 
 def test_a_worker_that_is_killed_is_replaced(service):
-    """SIGKILL for a worker that runs a job: another one does it; for one that is idle: nobody notices."""
+    """SIGKILL for a worker that runs a job: another one does it; for one that is idle: nobody
+    notices.
+    """
     one = service(1)
     future = one.submit(job("rendezvous a go"))
     until(future.running)
@@ -107,7 +115,9 @@ def test_a_worker_that_is_killed_is_replaced(service):
 
 
 def test_a_server_that_is_killed_is_replaced(service):
-    """When the process that forks workers dies, its workers die too, and a new one has all jobs done."""
+    """When the process that forks workers dies, its workers die too, and a new one has all jobs
+    done.
+    """
     one = service()
     futures = [one.submit(job(f"rendezvous {name} go")) for name in "ab"]
     for future in futures:
@@ -120,7 +130,9 @@ def test_a_server_that_is_killed_is_replaced(service):
 
 
 def test_a_job_that_takes_too_long_fails_alone(service, cache):
-    """At its time-out the job fails, and its worker is ended with the programs that it started; others go on."""
+    """At its time-out the job fails, and its worker is ended with the programs that it started;
+    others go on.
+    """
     one = service(timeout_s=1.0)
     future, other = one.submit(job("with_child 300")), one.submit(job("echo x"))
     with pytest.raises(CompileTimeout, match="with_child 300: not compiled within 1 s") as caught:
@@ -132,7 +144,9 @@ def test_a_job_that_takes_too_long_fails_alone(service, cache):
 
 
 def test_time_in_the_queue_does_not_count(service):
-    """The time-out is for the compile alone: a job that waited longer than that in the queue is done."""
+    """The time-out is for the compile alone: a job that waited longer than that in the queue is
+    done.
+    """
     one = service(1, timeout_s=0.6)
     assert [
         said(one.submit(job(command))) for command in ("sleep 0.4", "sleep 0.41", "sleep 0.42")
@@ -140,7 +154,9 @@ def test_time_in_the_queue_does_not_count(service):
 
 
 def test_a_job_that_takes_too_much_memory_fails_alone(service, starts):
-    """A worker has a limit of memory; over it the job fails with the limit, once, and others are done."""
+    """A worker has a limit of memory; over it the job fails with the limit, once, and others are
+    done.
+    """
     one = service(memory_bytes=256 << 20)
     future, other = one.submit(job("eat 1000")), one.submit(job("eat 10"))
     with pytest.raises(WorkerDied, match=r"eat 1000: compiling it needs more memory .*\(256 MiB\)"):
@@ -157,7 +173,9 @@ def test_interrupts_of_the_terminal_do_not_reach_workers(service):
 
 @pytest.mark.parametrize("held", [False, True])
 def test_nothing_outlives_a_killed_program(tmp_path, held):
-    """After SIGKILL for the program its workers end, and what these started, even where a forked child holds the sockets."""
+    """After SIGKILL for the program its workers end, and what these started, even where a forked
+    child holds the sockets.
+    """
     program = """
 import os, sys, time
 from service_work import job
@@ -212,7 +230,9 @@ def test_no_process_before_the_first_job(service):
 
 
 def test_warm_quiet_and_awake(service):
-    """Warming up starts all workers; quiesce ends them but for the server, so that they come back without its start."""
+    """Warming up starts all workers; quiesce ends them but for the server, so that they come back
+    without its start.
+    """
     one = service(3)
     assert one.warm_up(RESULT_S)
     warm = one.processes()
@@ -276,7 +296,9 @@ def test_an_interpreter_that_is_not_there_says_so(service, monkeypatch):
 
 
 def test_a_server_of_another_release_is_refused(service, monkeypatch):
-    """When the package was replaced under a running program, jobs fail with that reason instead of nonsense."""
+    """When the package was replaced under a running program, jobs fail with that reason instead of
+    nonsense.
+    """
     monkeypatch.setattr(worker_processes, "VERSION", "0.0.0")
     with pytest.raises(WorkerDied, match=r"expected 0\.0\.0 .*start it again"):
         said(service().submit(job("echo x")))
@@ -290,7 +312,9 @@ def test_a_server_that_never_gets_ready_is_given_up(service, monkeypatch):
 
 
 def test_output_of_workers_is_bounded(service):
-    """What workers print stays out of the program's output, and the file that keeps it does not grow for ever."""
+    """What workers print stays out of the program's output, and the file that keeps it does not
+    grow for ever.
+    """
     one = service(1)
     for number in range(5):
         said(one.submit(job(f"say {number} 700000")))
@@ -299,7 +323,9 @@ def test_output_of_workers_is_bounded(service):
 
 
 def test_a_lost_lease_delays_nobody_for_long(service):
-    """A job whose lease another process holds waits while other jobs are done, and is done when the lease is free."""
+    """A job whose lease another process holds waits while other jobs are done, and is done when the
+    lease is free.
+    """
     one, two = service(1), service(1)
     first = one.submit(job("rendezvous a go"))
     until(first.running)
@@ -311,7 +337,9 @@ def test_a_lost_lease_delays_nobody_for_long(service):
 
 
 def test_jobs_of_one_service_never_wait_for_a_lease_of_its_own(service, monkeypatch):
-    """Leases share a few names; these two jobs wait for each other, so that both have to run at once."""
+    """Leases share a few names; these two jobs wait for each other, so that both have to run at
+    once.
+    """
     monkeypatch.setattr("bundler.compile.compile_context.SLOTS", 1)
     one = service(2)
     futures = [one.submit(job("rendezvous a b")), one.submit(job("rendezvous b a"))]
@@ -346,7 +374,9 @@ def test_a_dead_holder_of_a_lease_is_forgotten(service, monkeypatch, starts):
 
 
 def test_a_job_sent_early_goes_to_a_worker_that_has_nothing_to_do(service):
-    """A worker is sent its next job while it works; when another one is free before, that one does it."""
+    """A worker is sent its next job while it works; when another one is free before, that one does
+    it.
+    """
     one = service(2)
     slow, quick = one.submit(job("rendezvous a go")), one.submit(job("rendezvous b other"))
     for future in (slow, quick):
@@ -382,7 +412,9 @@ def test_workers_that_die_before_they_begin_end_the_attempts(service):
 
 
 def test_what_is_printed_while_a_job_fails_is_in_its_error(service):
-    """What LLVM and MLIR tell standard error alone becomes the reason; nothing that an earlier job printed does."""
+    """What LLVM and MLIR tell standard error alone becomes the reason; nothing that an earlier job
+    printed does.
+    """
     one = service(1)
     said(one.submit(job("say x 10")))
     with pytest.raises(CompileFailed) as caught:

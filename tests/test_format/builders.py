@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bundles for tests: made with defaults, so that a test states only its own field, and taken apart to be put together wrongly."""
+"""Bundles for tests: made with defaults, so that a test states only its own field, and taken apart
+to be put together wrongly.
+"""
 
 import hashlib
 import json
@@ -118,7 +120,9 @@ def facts(**fields):
 
 @dataclass
 class Part:
-    """A section to be put together; `more` are fields behind the known ones, and None stands for the right value."""
+    """A section to be put together; `more` are fields behind the known ones, and None stands for
+    the right value.
+    """
 
     kind: int
     codec: int

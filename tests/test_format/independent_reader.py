@@ -104,7 +104,9 @@ def documents(data):
 
 
 def read(data, paths=("/cache", "/triton")):
-    """Return the bundle's digest and {path: (stored bytes, bytes to restore)}; a kernel's file has the path KEY/NAME."""
+    """Return the bundle's digest and {path: (stored bytes, bytes to restore)}; a kernel's file has
+    the path KEY/NAME.
+    """
     sections, raw = raw_sections(data)
     content, document = content_of(sections, raw)
     table, files = tables(document)

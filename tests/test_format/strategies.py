@@ -62,7 +62,8 @@ def _containers(inner):
 
 
 def _nested(depth):
-    # A dictionary takes three arrays a level, so four levels are within the limit wherever a value stands.
+    # A dictionary takes three arrays a level, so four levels are within the limit wherever a value
+    # stands.
     return SCALARS if depth == 0 else st.one_of(SCALARS, _containers(_nested(depth - 1)))
 
 

@@ -47,10 +47,11 @@ def make_attacks():
 
 @pytest.fixture(scope="module")
 def judged(run_tool):
-    """Attack -> (class of the first error, or `accepted`; seconds of a processor), from a process with limited memory.
+    """Attack -> (class of the first error, or `accepted`; seconds of a processor), from a process
+    with limited memory.
 
-    It also restores each in every way, and ends when a file outside the target is touched, a temporary name stays or a
-    kernel is not whole.
+    It also restores each in every way, and ends when a file outside the target is touched, a
+    temporary name stays or a kernel is not whole.
     """
     done = run_tool("fuzz bundle", *(ATTACKS / entry["file"] for entry in INDEX))
     assert done.returncode == 0, done.stdout[-300:] + done.stderr[-3000:]
@@ -94,7 +95,9 @@ def target(tmp_path):
 
 
 def test_the_index_names_each_file_once_and_the_files_are_small():
-    """The folder holds the files of the index and no other, each of less than 20 KB and with a sentence."""
+    """The folder holds the files of the index and no other, each of less than 20 KB and with a
+    sentence.
+    """
     assert sorted(path.name for path in ATTACKS.glob("*.tbundle")) == sorted(
         entry["file"] for entry in INDEX
     )
@@ -133,7 +136,9 @@ def test_the_attacks_are_made_again_byte_for_byte(make_attacks):
 
 @attack
 def test_an_attack_comes_to_its_one_error(judged, entry):
-    """Opening, reading, verifying, merging: the first error is the one of the index, in time and memory."""
+    """Opening, reading, verifying, merging: the first error is the one of the index, in time and
+    memory.
+    """
     outcome, seconds = judged[entry["file"]]
     assert outcome == entry["outcome"]
     assert seconds < CASE_S
@@ -141,7 +146,9 @@ def test_an_attack_comes_to_its_one_error(judged, entry):
 
 @restored
 def test_an_attack_restores_nothing_that_it_should_not(entry, target):
-    """A bundle that cannot be opened restores nothing and says why; one that can leaves out what is wrong, with the reason."""
+    """A bundle that cannot be opened restores nothing and says why; one that can leaves out what is
+    wrong, with the reason.
+    """
     path = ATTACKS / entry["file"]
     refused = opening(path)
     if refused is not None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Properties that are worked out once: the same for all who ask, and no lock that a forked child would wait for."""
+"""Properties that are worked out once: the same for all who ask, and no lock that a forked child
+would wait for.
+"""
 
 import os
 import signal

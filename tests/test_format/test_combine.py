@@ -53,7 +53,9 @@ def test_merging_nothing_is_refused():
 
 
 def test_of_two_variants_the_least_digest_wins(build):
-    """Two compiles of one kernel on different paths are variants: the least digest stays, in any order, and one is dropped."""
+    """Two compiles of one kernel on different paths are variants: the least digest stays, in any
+    order, and one is dropped.
+    """
     variants = [build.one("A", source=f"/home/{who}/k.py") for who in ("ada", "bob", "eve")]
     least = min(bundle.kernels[0].files_digest for bundle in variants)
     for order in permutations(variants):
@@ -105,7 +107,9 @@ def test_a_part_of_one_variant_does_not_decide_between_two(build):
 
 
 def test_facts_are_adopted_from_a_recorded_twin(build):
-    """A kernel that came by pack gets launch facts, key parts and toolchain from a recording of the same key."""
+    """A kernel that came by pack gets launch facts, key parts and toolchain from a recording of the
+    same key.
+    """
     parts = KeyParts((("a", "b"),), True).to_bytes()
     toolchain = Toolchain("3.7.1", "ab", "12.9")
     recorded = build.one("A", facts_bytes=build.facts(), parts_bytes=parts, toolchain=toolchain)
@@ -131,7 +135,9 @@ def test_facts_are_adopted_from_another_variant(build):
 
 
 def test_the_order_of_bundles_never_matters(build):
-    """With variants, parts, and different facts at once, every order gives the same digest and count."""
+    """With variants, parts, and different facts at once, every order gives the same digest and
+    count.
+    """
     a = build.one("A", source="/home/ada/k.py", facts_bytes=build.facts(source_kind="ast"))
     b = build.one("A", source="/home/bob/k.py", toolchain=Toolchain("3.7.1", "ab"))
     c = build.one("A", source="/home/bob/k.py", facts_bytes=build.facts(source_kind="ir"))
@@ -153,7 +159,9 @@ def test_the_order_of_bundles_never_matters(build):
     ],
 )
 def test_different_kernels_under_one_key_conflict(build, change, words):
-    """One key with another target, entry point or metadata is a MergeConflict that says what differs."""
+    """One key with another target, entry point or metadata is a MergeConflict that says what
+    differs.
+    """
     change = {name: build.HIP if value == "HIP" else value for name, value in change.items()}
     with pytest.raises(MergeConflict) as caught:
         merge([build.one("A"), build.one("A", **change)])
@@ -162,7 +170,9 @@ def test_different_kernels_under_one_key_conflict(build, change, words):
 
 
 def test_metadata_in_another_order_is_the_same(build):
-    """Metadata that differs in spelling alone, such as the order of its keys, is no conflict but a variant."""
+    """Metadata that differs in spelling alone, such as the order of its keys, is no conflict but a
+    variant.
+    """
     files = build.Files()
     one = files.kernel("A")
     two = files.kernel("A", extra={"k.json": b'{"shared": 0,  "num_warps": 4, "name": "k"}'})
@@ -201,7 +211,9 @@ def test_of_two_tuning_files_the_least_digest_wins(build):
     "path", ["programs/softmax.program.json", "notes/readme", "fxgraph/ab/entry"]
 )
 def test_two_things_under_a_chosen_name_are_refused(build, path):
-    """A program, or a file, that differs under one name is never dropped: the error names it and both bundles, and equal ones are one."""
+    """A program, or a file, that differs under one name is never dropped: the error names it and
+    both bundles, and equal ones are one.
+    """
     files = build.Files()
     one, two = (files.bundle(files.opaque(path, data)) for data in (b"1", b"2"))
     with pytest.raises(MergeConflict) as caught:
@@ -222,7 +234,9 @@ def test_two_files_for_one_hash_are_variants(build, key):
 
 
 def test_tuning_records_and_observations_are_joined(build):
-    """Merging keeps each tuning record once, all devices, layouts and hosts, and the longer list of times."""
+    """Merging keeps each tuning record once, all devices, layouts and hosts, and the longer list of
+    times.
+    """
     record = TuningRecord("k", (("a", "b"),), (("X", encode(1)),), "autotune")
     one, two = build.Files(), build.Files()
     key = build.key("A")
@@ -298,7 +312,9 @@ def test_diff_sees_facts_and_not_observations(build):
 
 
 def test_select_by_target(build):
-    """Selecting a target keeps its kernels and the tuning files, and neither helper libraries nor opaque files."""
+    """Selecting a target keeps its kernels and the tuning files, and neither helper libraries nor
+    opaque files.
+    """
     chosen = build.several().select(target="hip:gfx942")
     assert [str(kernel.target) for kernel in chosen.kernels] == ["hip:gfx942"]
     assert (len(chosen.tuning_files), chosen.helpers, chosen.opaque) == (1, (), ())
@@ -313,7 +329,9 @@ def test_select_by_name(build):
 
 
 def test_select_the_launch_set(build):
-    """Selecting the launch set keeps device binary, metadata and tuning files, and saves without reading anything else."""
+    """Selecting the launch set keeps device binary, metadata and tuning files, and saves without
+    reading anything else.
+    """
     chosen = build.several().select(keep="launch")
     assert {artifact.kind for kernel in chosen.kernels for artifact in kernel.artifacts} == {
         "cubin",

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a container is refused with the right error, one test a malformation, and a newer version is read as far as allowed."""
+"""What is wrong with a container is refused with the right error, one test a malformation, and a
+newer version is read as far as allowed.
+"""
 
 import msgpack
 import pytest
@@ -26,7 +28,9 @@ def parts(build):
 
 
 def refused(data, kind, *words, limits=None):
-    """Assert that opening fails with exactly this class and that its message has these words; return the error."""
+    """Assert that opening fails with exactly this class and that its message has these words;
+    return the error.
+    """
     with pytest.raises(kind) as caught:
         Bundle.from_bytes(data, *([limits] if limits else [])).close()
     assert type(caught.value) is kind
@@ -93,7 +97,9 @@ def test_an_unknown_incompatible_flag_is_refused(parts, bit):
 
 @pytest.mark.parametrize("bit", [0, 31])
 def test_an_unknown_read_only_flag_is_read_and_never_written(build, parts, tmp_path, bit):
-    """A bundle with an unknown read-only flag is read; saving it, or what was made from it, is refused."""
+    """A bundle with an unknown read-only flag is read; saving it, or what was made from it, is
+    refused.
+    """
     parts.flags = (0, 1 << bit, 0)
     with Bundle.from_bytes(parts.join()) as bundle:
         assert build.read_all(bundle) == build.read_all(build.several())
@@ -140,7 +146,9 @@ def extended(build, minor):
 
 
 def test_further_fields_of_a_newer_minor_are_ignored(build, tmp_path):
-    """A bundle of a newer minor version is read without its further fields and sections, and is not written again."""
+    """A bundle of a newer minor version is read without its further fields and sections, and is not
+    written again.
+    """
     parts = extended(build, 7)
     with Bundle.from_bytes(parts.join()) as bundle:
         assert build.read_all(bundle) == build.read_all(build.several())
@@ -153,7 +161,9 @@ def test_further_fields_of_a_newer_minor_are_ignored(build, tmp_path):
 
 
 def test_further_fields_at_our_minor_are_refused(build):
-    """The same fields in a bundle of our own minor version are an error, which says how many were expected."""
+    """The same fields in a bundle of our own minor version are an error, which says how many were
+    expected.
+    """
     refused(extended(build, 0).join(), FormatError, "section", "expected 8 fields, got 10")
 
 
@@ -171,7 +181,9 @@ def test_missing_fields_are_refused_at_any_minor(build, parts):
 
 
 def test_unknown_sections_and_signatures_are_ignored(build, parts):
-    """Sections of kind 18, and of kinds that nobody knows, change neither the digest nor what is read."""
+    """Sections of kind 18, and of kinds that nobody knows, change neither the digest nor what is
+    read.
+    """
     digest = build.several().digest
     parts.sections.insert(0, build.Part.stored(build.SIGNATURES, b"\xff signature"))
     parts.sections.append(build.Part.stored(build.SIGNATURES, b""))
@@ -315,7 +327,9 @@ def test_a_stored_section_has_one_size(parts):
     ids=["itself", "forward", "beyond", "negative", "tuning", "huge"],
 )
 def test_a_prefix_must_be_an_earlier_kernel_section(parts, prefix, position):
-    """A prefix that points to the section itself, forward, or to a section without kernels, is refused."""
+    """A prefix that points to the section itself, forward, or to a section without kernels, is
+    refused.
+    """
     assert [section.kind for section in parts.sections[:3]] == [1, 3, 2]
     parts.sections[position].prefix = prefix
     refused(
@@ -355,7 +369,9 @@ def reading_fails(data, kind, *words, limits=None):
 
 
 def test_a_frame_that_declares_another_size_is_refused(build, parts):
-    """A frame whose declared size is not the one in the table is refused before it is decoded, naming both."""
+    """A frame whose declared size is not the one in the table is refused before it is decoded,
+    naming both.
+    """
     section = parts.find(2)
     section.data = build.compressed(b"a" * (1 << 20))
     reading_fails(parts.join(), FormatError, "declares 1048576 bytes", f"the table {section.raw}")
@@ -408,7 +424,9 @@ def test_a_frame_that_was_made_without_its_prefix_is_noticed(build, parts):
 
 
 def test_a_damaged_section_is_noticed_and_others_are_read(build, parts):
-    """Damage in one section raises when that is read, and the kernels in another are read all the same."""
+    """Damage in one section raises when that is read, and the kernels in another are read all the
+    same.
+    """
     section = parts.find(2)
     section.digest = sha256(section.data)
     section.data = section.data[:-1] + bytes([section.data[-1] ^ 1])
@@ -457,7 +475,9 @@ def test_a_bomb_that_lies_about_its_size_is_refused(build, parts):
 
 
 def test_a_window_over_the_limit_is_refused(parts):
-    """A frame that wants a larger window than the limit is refused before it is decoded, naming both."""
+    """A frame that wants a larger window than the limit is refused before it is decoded, naming
+    both.
+    """
     section = parts.find(2)
     descriptor = 0x44  # a checksum, and a content size of two bytes, to which a reader adds 256
     window = (26 - 10) << 3
@@ -542,7 +562,9 @@ def _table_size(parts):
 
 
 def test_limits_can_be_changed(build):
-    """A bundle over a limit is read by whoever raises it, and refused by whoever lowers it; the message names the way out."""
+    """A bundle over a limit is read by whoever raises it, and refused by whoever lowers it; the
+    message names the way out.
+    """
     data = build.several().to_bytes()
     for name in (
         "manifest_bytes",

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The error tree: codes, builtin meanings, messages, facts, pickling, and a docstring that shows all of it."""
+"""The error tree: codes, builtin meanings, messages, facts, pickling, and a docstring that shows
+all of it.
+"""
 
 import copy
 import errno
@@ -34,7 +36,9 @@ def drawn_tree():
 
 
 def test_the_tree_in_the_docstring_is_the_tree():
-    """The drawing in the docstring has every class, under its parent, with the builtin that it also is."""
+    """The drawing in the docstring has every class, under its parent, with the builtin that it also
+    is.
+    """
     real = {}
     for cls in CLASSES:
         ours = [base.__name__ for base in cls.__bases__ if issubclass(base, BundlerError)]
@@ -125,7 +129,9 @@ def test_not_found_is_a_key_error_without_quotes():
     ],
 )
 def test_errors_of_the_operating_system_become_typed(number, code):
-    """An error of the operating system becomes the class that says what it means to the user, with the path."""
+    """An error of the operating system becomes the class that says what it means to the user, with
+    the path.
+    """
     error = typed(OSError(number, "reason"), "/some/path", "write")
     assert (error.code, error.path) == (code, "/some/path")
     assert error.message.startswith("cannot write /some/path: ")

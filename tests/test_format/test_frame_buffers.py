@@ -121,14 +121,18 @@ def test_a_system_that_has_no_huge_pages_is_fine(buffers, monkeypatch):
 
 
 def test_no_memory_is_a_memory_error(buffers):
-    """As it is when Python itself finds none; an error of the system would look like one of the file."""
+    """As it is when Python itself finds none; an error of the system would look like one of the
+    file.
+    """
     with pytest.raises(MemoryError, match="no memory for a frame of"):
         buffers.take(1 << 62)
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_blobs_stay_what_they_are_while_other_frames_are_decoded(wide, order, monkeypatch):
-    """A blob that somebody holds has its bytes also after more frames than stay decoded, and than there are buffers."""
+    """A blob that somebody holds has its bytes also after more frames than stay decoded, and than
+    there are buffers.
+    """
     monkeypatch.setattr(container, "frames_at_once", lambda: 1)
     data, blobs = wide
     with Bundle.from_bytes(data) as bundle:
@@ -188,7 +192,8 @@ def test_who_goes_through_a_bundle_has_the_next_frames_decoded(wide, decoded):
             found[digest] = bytes(source.stored_blobs([digest])[0])
             if not number:
                 same = sum(section.kind == frames[0].kind for section in frames)
-                eventually(lambda: len(decoded) == 1 + min(3, same - 1))  # noqa: B023  # called here and now
+                # called here and now
+                eventually(lambda: len(decoded) == 1 + min(3, same - 1))  # noqa: B023
             assert len(source._frames) <= container.CACHED_FRAMES
             assert len(source._ahead.begun()) <= 6
     assert found == blobs
@@ -262,7 +267,9 @@ SKIPPABLE = b"\x50\x2a\x4d\x18\1\0\0\0x"
     "tail", [b"\0", b"\x28", EMPTY, SKIPPABLE, EMPTY[:5], SKIPPABLE[:8], b"x" * 100]
 )
 def test_nothing_follows_a_frame(build, tail):
-    """Whatever stands behind the frame in its section, also what a decoder of streams passes over, is refused."""
+    """Whatever stands behind the frame in its section, also what a decoder of streams passes over,
+    is refused.
+    """
     parts = build.Parts.of(build.several().to_bytes())
     parts.find(2).data += tail
     with (
@@ -275,7 +282,9 @@ def test_nothing_follows_a_frame(build, tail):
 @pytest.mark.parametrize("block", [100, 1 << 17])
 @pytest.mark.parametrize("raw", [b"", b"a", b"a" * 1000, bytes(1 << 20), bytes(range(256)) * 5000])
 def test_a_cut_frame_is_noticed_wherever_it_is_cut(build, raw, block):
-    """`frame_bytes` finds the end of frames of every kind of block; of a shorter one nothing is taken."""
+    """`frame_bytes` finds the end of frames of every kind of block; of a shorter one nothing is
+    taken.
+    """
     compressor = zstandard.ZstdCompressor(write_checksum=True, write_content_size=True)
     steps = compressor.compressobj(size=len(raw))
     pieces = [

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames that threads decode before somebody asks: each is there as soon as it is decoded, and none is waited for but the one that is asked for."""
+"""Frames that threads decode before somebody asks: each is there as soon as it is decoded, and none
+is waited for but the one that is asked for.
+"""
 
 import os
 import threading
@@ -166,7 +168,9 @@ def test_the_first_frames_are_begun_before_anything_is_read(wide, spacious):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_any_order_gives_the_same_bytes(wide, spacious, seed):
-    """Back and forth, from several threads, through frames that are decoded ahead and forgotten again."""
+    """Back and forth, from several threads, through frames that are decoded ahead and forgotten
+    again.
+    """
     data, blobs = wide
     order = sorted(blobs, key=lambda digest: hash((digest, seed))) * 2
     with Bundle.from_bytes(data) as bundle:

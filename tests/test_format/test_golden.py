@@ -60,7 +60,9 @@ def test_a_file_of_version_1_is_refused():
 
 @golden
 def test_reading_gives_what_was_written(make_golden, name):
-    """Reading a golden file gives exactly the digest, kernels, files, facts and observations that were written."""
+    """Reading a golden file gives exactly the digest, kernels, files, facts and observations that
+    were written.
+    """
     wanted = expected(name)
     with Bundle.load(GOLDEN / f"{name}.tbundle") as bundle:
         found = make_golden.plain(make_golden.describe(bundle))
@@ -85,7 +87,9 @@ def test_header_is_as_written(name):
 
 @golden
 def test_content_encodes_to_the_same_bytes(build, name):
-    """The content of a golden file, decoded and made anew from its entries, encodes to the same bytes and digest."""
+    """The content of a golden file, decoded and made anew from its entries, encodes to the same
+    bytes and digest.
+    """
     data = build.Parts.of((GOLDEN / f"{name}.tbundle").read_bytes()).document()
     packed = msgpack.packb(data)
     content = Content.decode(packed)
@@ -96,7 +100,9 @@ def test_content_encodes_to_the_same_bytes(build, name):
 
 @golden
 def test_observations_and_facts_encode_to_the_same_bytes(name):
-    """Observations, launch facts and key parts of a golden file encode to the bytes they were decoded from."""
+    """Observations, launch facts and key parts of a golden file encode to the bytes they were
+    decoded from.
+    """
     with Bundle.load(GOLDEN / f"{name}.tbundle") as bundle:
         assert Observed.decode(bundle.observed.encode()) == bundle.observed
         assert bundle.blobs.observed_bytes == bundle.observed.encode()
@@ -109,7 +115,9 @@ def test_observations_and_facts_encode_to_the_same_bytes(name):
 
 @golden
 def test_writing_again_gives_the_same_file(pinned_zstandard, tmp_path, name):
-    """A golden file that is loaded and saved has the same bytes, with the version of zstandard that wrote it."""
+    """A golden file that is loaded and saved has the same bytes, with the version of zstandard that
+    wrote it.
+    """
     with Bundle.load(GOLDEN / f"{name}.tbundle") as bundle:
         bundle.save(tmp_path / "again.tbundle")
     assert (tmp_path / "again.tbundle").read_bytes() == (GOLDEN / f"{name}.tbundle").read_bytes()
@@ -133,7 +141,9 @@ def test_the_script_writes_the_same_description(make_golden, tmp_path, name):
 
 
 def test_the_real_kernels_are_real():
-    """The golden file of real compiles has an ELF binary for each of two kernels and two targets, with facts."""
+    """The golden file of real compiles has an ELF binary for each of two kernels and two targets,
+    with facts.
+    """
     with Bundle.load(GOLDEN / VERSION / "triton-3.7.1.tbundle") as bundle:
         assert sorted((k.name, str(k.target)) for k in bundle.kernels) == [
             ("add_kernel", "cuda:90"),

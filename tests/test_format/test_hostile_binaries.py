@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device binaries whose headers say anything: every reader of them ends with what it looks for, or with an error of ours."""
+"""Device binaries whose headers say anything: every reader of them ends with what it looks for, or
+with an error of ours.
+"""
 
 import struct
 
@@ -16,7 +18,8 @@ from bundler.lifecycle.binary_resources import read_resources
 from bundler.runtime.launch.parameter_layout import read_layout
 from bundler.runtime.tuning.occupancy import usage_of
 
-# Offsets and sizes at which something changes: the ends of what a call of C takes, of 64 bits, and of the binary.
+# Offsets and sizes at which something changes: the ends of what a call of C takes, of 64 bits, and
+# of the binary.
 PLACES = st.sampled_from(
     [0, 1, 63, 64, 65, 128, 2**31, 2**32, 2**63 - 64, 2**63 - 1, 2**63, 2**64 - 1]
 )

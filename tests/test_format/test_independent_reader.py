@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stranger can read bundles: a reader written from docs/format.md alone finds the same files as ours."""
+"""A stranger can read bundles: a reader written from docs/format.md alone finds the same files as
+ours.
+"""
 
 import ast
 from pathlib import Path
@@ -44,7 +46,9 @@ def test_the_independent_reader_is_short_and_knows_nothing_of_us():
 
 @pytest.mark.parametrize("name", ["empty", "synthetic", "triton-3.7.1"])
 def test_it_reads_golden_files(independent, name):
-    """The independent reader gets the same digest, files, launch facts and key parts out of each golden bundle as we do."""
+    """The independent reader gets the same digest, files, launch facts and key parts out of each
+    golden bundle as we do.
+    """
     path = Path(__file__).parents[1] / "data" / "v2.0" / f"{name}.tbundle"
     with Bundle.load(path) as bundle:
         assert independent.read(path.read_bytes(), PATHS) == (bundle.digest, ours(bundle))
@@ -72,7 +76,9 @@ def test_a_real_cache_has_what_the_format_is_for(independent, real_cache):
 
 
 def test_the_stored_files_are_those_of_the_directory(independent, real_cache):
-    """Restored to where the cache lay, the files that the independent reader gives are those of the cache, byte for byte."""
+    """Restored to where the cache lay, the files that the independent reader gives are those of the
+    cache, byte for byte.
+    """
     data = bundler.pack(real_cache).to_bytes()
     _, files = independent.read(data, (str(real_cache), "/nowhere"))
     kernels = {path.parent.name: path.parent for path in real_cache.rglob("__grp__*.json")}

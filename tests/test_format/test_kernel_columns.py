@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of a manifest are checked by columns, and where that shows nothing one by one; both find the same."""
+"""Kernels of a manifest are checked by columns, and where that shows nothing one by one; both find
+the same.
+"""
 
 from itertools import pairwise
 
@@ -48,7 +50,9 @@ def both_ways(data, limits=DEFAULT_LIMITS):
 
 @pytest.fixture(scope="module")
 def document(build):
-    """The decoded content of a bundle whose kernels differ in everything, some with spans, facts and key parts."""
+    """The decoded content of a bundle whose kernels differ in everything, some with spans, facts
+    and key parts.
+    """
     files = build.Files()
     kernels = [
         files.kernel(
@@ -84,7 +88,9 @@ def test_whatever_is_drawn_is_found_sound_in_both_ways(drawn, data):
 
 @given(data=st.data())
 def test_both_ways_find_the_same_wrong(document, data):
-    """One number or list of a kernel becomes another: the same error, with the same words, or the same kernels."""
+    """One number or list of a kernel becomes another: the same error, with the same words, or the
+    same kernels.
+    """
     packed = msgpack.packb(document)
     changed = msgpack.unpackb(packed)
     for _ in range(data.draw(st.integers(1, 2))):
@@ -149,7 +155,9 @@ def test_runs_of_kernels_of_any_length_are_checked_alike(
 
 @given(st.lists(st.lists(st.integers(0, 6), max_size=6).map(tuple), max_size=6), st.integers(0, 3))
 def test_documents_are_taken_together_only_when_each_is_sound(documents, before):
-    """What `take` takes `check` takes too, with the same counts; what it refuses leaves nothing behind."""
+    """What `take` takes `check` takes too, with the same counts; what it refuses leaves nothing
+    behind.
+    """
     table = [b"x" * number for number in range(1, 7)]
 
     def counts(pieces):
@@ -246,7 +254,9 @@ def loaded(build):
 @pytest.mark.parametrize("keep", ["all", "launch"])
 @pytest.mark.parametrize("refiled", [False, True])
 def test_the_columns_of_a_kernel_are_those_of_its_files(loaded, keep, refiled):
-    """Names, digests, size and path sentinels: what `files` yields, of a row of the manifest and of a kernel with files of its own."""
+    """Names, digests, size and path sentinels: what `files` yields, of a row of the manifest and of
+    a kernel with files of its own.
+    """
     any_spans = False
     for row in loaded.kernels:
         kernel = row.with_artifacts(row.artifacts) if refiled else row

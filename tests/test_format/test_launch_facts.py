@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launch facts come out the same whether their sections are decoded one by one, and shared, or all at once."""
+"""Launch facts come out the same whether their sections are decoded one by one, and shared, or all
+at once.
+"""
 
 from dataclasses import replace
 
@@ -57,7 +59,9 @@ def test_damaged_facts_come_to_the_same_either_way(at, inserted, dropped):
 @pytest.mark.parametrize("section", ["constants", "attributes"])
 @pytest.mark.parametrize("value", [encode(1), encode([["tt.divisibility", 16]])])
 def test_a_place_before_the_first_argument_is_refused(section, value):
-    """A path counts from 0; one that counts from the end would name another argument, or none at all."""
+    """A path counts from 0; one that counts from the end would name another argument, or none at
+    all.
+    """
     for path in [(-1,), (-3,), (0, -1)]:
         damaged = replace(facts(1), **{section: ((path, value),)})
         with pytest.raises(FormatError, match="expected places of arguments"):
@@ -69,7 +73,9 @@ def test_a_place_behind_the_last_argument_is_named_by_its_path():
 
 
 def test_kernels_share_the_sections_that_are_equal():
-    """A thousand kernels that differ in a constant hold one tuple of arguments and one of options between them."""
+    """A thousand kernels that differ in a constant hold one tuple of arguments and one of options
+    between them.
+    """
     found = [LaunchFacts.from_bytes(facts(number).to_bytes()) for number in range(3)]
     assert [decoded.constants[0][1].payload for decoded in found] == [0, 1, 2]
     assert (
@@ -127,7 +133,9 @@ def test_an_array_that_declares_more_than_there_is_is_refused_before_room_is_mad
 
 
 def test_facts_like_the_last_ones_are_decoded_by_their_constants_alone(monkeypatch):
-    """What stands around the constants is taken from the last facts where it is the same, byte for byte, and nowhere else."""
+    """What stands around the constants is taken from the last facts where it is the same, byte for
+    byte, and nowhere else.
+    """
     others = [
         facts(7),
         facts("text"),
@@ -150,7 +158,9 @@ def test_facts_like_the_last_ones_are_decoded_by_their_constants_alone(monkeypat
 
 
 def test_what_stands_between_known_parts_is_checked():
-    """Two members, half a member or an odd one where the constants should be: each a FormatError, also after facts that were right."""
+    """Two members, half a member or an odd one where the constants should be: each a FormatError,
+    also after facts that were right.
+    """
     assert LaunchFacts.from_bytes(WHOLE) is not None
     ((before, after, _),) = launch_spec._last_facts
     constants = WHOLE[len(before) : len(WHOLE) - len(after)]
@@ -169,7 +179,9 @@ def test_what_stands_between_known_parts_is_checked():
 
 @pytest.mark.parametrize("value", [7, True, None, "text", 2**70, -1.5, (1, 2)])
 def test_facts_read_alike_are_those_of_another_kernel_with_other_constants(value):
-    """Who reads many gets the last facts and plain constants as they stand; constants of other kinds come with facts of their own."""
+    """Who reads many gets the last facts and plain constants as they stand; constants of other
+    kinds come with facts of their own.
+    """
     last = LaunchFacts.from_bytes(facts(1).to_bytes())
     found, constants = launch_spec.read_alike(facts(value).to_bytes())
     if constants is None:

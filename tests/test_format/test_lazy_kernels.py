@@ -81,7 +81,9 @@ def test_a_loaded_kernel_equals_the_one_that_was_saved(bundle, loaded):
 
 
 def test_its_files_are_those_of_its_artifacts(bundle, loaded):
-    """`files` yields them in Triton's order, with raw digests, from both kinds of kernel, and makes no artifact."""
+    """`files` yields them in Triton's order, with raw digests, from both kinds of kernel, and makes
+    no artifact.
+    """
     for mine, theirs in zip(bundle.kernels, loaded.kernels, strict=True):
         for keep, artifacts in (("all", mine.artifacts), ("launch", mine.launch_set)):
             wanted = [(a.filename, digest_raw(a.digest), a.size, a.spans) for a in artifacts]
@@ -147,7 +149,9 @@ def test_verifying_keeps_nothing_decoded(loaded):
 
 
 def test_blobs_are_those_of_the_files(loaded):
-    """A store lists digests and sizes without making an artifact of each file; a kernel with other files has those of these."""
+    """A store lists digests and sizes without making an artifact of each file; a kernel with other
+    files has those of these.
+    """
     for kernel in loaded.kernels:
         found = list(blobs_of_files(kernel))
         assert "artifacts" not in vars(kernel)

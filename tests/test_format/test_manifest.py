@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a manifest is refused with the right error: names, repeats, limits, digests, and a wrong type in any field."""
+"""What is wrong with a manifest is refused with the right error: names, repeats, limits, digests,
+and a wrong type in any field.
+"""
 
 import base64
 import copy
@@ -84,7 +86,9 @@ GOOD_NAMES = ["@k.cubin", "k", "-", "...", "a" * 200, "__grp", "A.B-c_d@e"]
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_an_unsafe_file_name_is_refused(content, name):
-    """A file name that could leave its directory, or that Triton would not make, is refused, and the message quotes it."""
+    """A file name that could leave its directory, or that Triton would not make, is refused, and
+    the message quotes it.
+    """
     content.set_file_name(name)
     assert (
         refused(content, UnsafeName, "unsafe file name", repr(name)[:100], "1 to 200").name == name
@@ -275,7 +279,9 @@ def test_observations_of_a_kernel_occur_once(build):
 
 
 def test_observations_are_made_when_one_is_read(build, monkeypatch):
-    """Decoding checks them; the mapping is filled once, by who reads it first, and equals the one that was written."""
+    """Decoding checks them; the mapping is filled once, by who reads it first, and equals the one
+    that was written.
+    """
     made, make = [], observations._observations
     monkeypatch.setattr(
         observations, "_observations", lambda rows: (made.append(len(rows)), make(rows))[1]
@@ -305,7 +311,9 @@ def test_content_with_another_digest_is_noticed(build, parts):
 
 
 def test_blob_bytes_with_another_digest_are_never_returned(parts, content):
-    """When the manifest names another digest than the stored bytes have, reading them raises and names both."""
+    """When the manifest names another digest than the stored bytes have, reading them raises and
+    names both.
+    """
     content.set_digest(
         1, lambda digest: digest[:-1] + bytes([digest[-1] ^ 1])
     )  # stays in its place in the order
@@ -347,7 +355,9 @@ def test_a_manifest_over_the_limit_is_refused_unread():
 
 
 def test_a_manifest_over_the_limit_is_not_written(build, tmp_path):
-    """What no reader would accept is not written: the same limit stops the writer, and leaves no file."""
+    """What no reader would accept is not written: the same limit stops the writer, and leaves no
+    file.
+    """
     files = build.Files()
     kernels = [files.kernel(number, facts_bytes=b"\0" * 4_000_000) for number in range(5)]
     with pytest.raises(LimitExceeded, match="facts_bytes"):
@@ -471,7 +481,9 @@ WRONG = {
 
 
 def check_every_field(node, decode):
-    """Replace each field by each wrong type, and return how many were refused; anything accepted fails."""
+    """Replace each field by each wrong type, and return how many were refused; anything accepted
+    fails.
+    """
     accepted, count = [], 0
     for path in spots(node):
         old = node
@@ -510,7 +522,8 @@ def test_a_wrong_type_in_any_field_of_a_content_is_refused(build):
     document[RECORDS] = [["k", [["a", "b"]], [["X", ["int", 1]]], "autotune"]]
     Content.decode(msgpack.packb(document))
     count, accepted = check_every_field(document, Content.decode)
-    # An `int` or nil may be the other one; a text or nil too; a decimal text is an int's other form.
+    # An `int` or nil may be the other one; a text or nil too; a decimal text is an int's other
+    # form.
     assert [spot for spot in accepted if not allowed_instead(*spot)] == []
     assert count > 700
 
@@ -524,7 +537,9 @@ def allowed_instead(path, old, wrong):
 
 
 def test_a_wrong_type_in_any_field_of_the_observations_is_refused(build):
-    """Each field of each record of the observations has a type, and every other type is a FormatError."""
+    """Each field of each record of the observations has a type, and every other type is a
+    FormatError.
+    """
     document = [1, [[build.key("A"), [0], ["triton"], [["ttir", 5]]]], [[["python", "3.11"]]]]
     count, accepted = check_every_field(document, Observed.decode)
     assert accepted == []
@@ -561,7 +576,9 @@ def test_a_wrong_type_in_any_field_of_facts_and_parts_is_refused(make_golden):
     ids=str,
 )
 def test_odd_metadata_is_refused_where_one_kernel_can_be_left_out(change):
-    """Metadata with a field of another type, or one that a manifest cannot hold, gives a FormatError."""
+    """Metadata with a field of another type, or one that a manifest cannot hold, gives a
+    FormatError.
+    """
     with pytest.raises(FormatError):
         LaunchSpec.from_metadata({"name": "k", "num_warps": 4, "shared": 0, **change})
 
@@ -576,7 +593,9 @@ def test_metadata_without_a_needed_field_is_refused(field):
 
 
 def test_damaged_facts_are_refused_when_asked_for(build):
-    """Facts and key parts are decoded when asked for; damaged ones do not hinder reading the kernel."""
+    """Facts and key parts are decoded when asked for; damaged ones do not hinder reading the
+    kernel.
+    """
     bundle = build.one(facts_bytes=b"\xc1", parts_bytes=b"\xc1")
     with Bundle.from_bytes(bundle.to_bytes()) as back:
         kernel = back.kernels[0]
@@ -620,7 +639,9 @@ def test_a_digest_is_written_in_one_way(text):
 
 @pytest.mark.parametrize("text", ["cuda", "cuda:", ":90", "CUDA:90", "cuda:90:32", "cuda 90", ""])
 def test_what_is_no_target_is_refused(text):
-    """A target is a backend and an architecture; anything else is a ConfigError that shows examples."""
+    """A target is a backend and an architecture; anything else is a ConfigError that shows
+    examples.
+    """
     with pytest.raises(ConfigError, match="cuda:90 or hip:gfx942"):
         Target.parse(text)
     assert (Target.parse("hip:gfx942").warp_size, Target.parse("hip:gfx1100").warp_size) == (64, 32)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quick look at metadata takes nothing that Triton could not read, and says the same as the whole document."""
+"""The quick look at metadata takes nothing that Triton could not read, and says the same as the
+whole document.
+"""
 
 import json
 
@@ -62,8 +64,8 @@ def python(data):
 
 @pytest.mark.parametrize("case", ODD)
 def test_a_head_is_of_a_document_that_triton_can_read(case):
-    """Where there is a head, Python reads the document, with these members; and the whole document is judged as Python judges it,
-    but for depth, which has a bound of ours.
+    """Where there is a head, Python reads the document, with these members; and the whole document
+    is judged as Python judges it, but for depth, which has a bound of ours.
     """
     data = b"{" + json.dumps(WHOLE)[1:-1].encode() + b", " + ODD[case] + b"}"
     expected, head = python(data), read_head(data)
@@ -89,7 +91,9 @@ def test_a_head_is_of_a_document_that_triton_can_read(case):
 
 
 def test_what_triton_writes_has_a_head():
-    """The quick look is for the documents that there are; one that never sees a head would not be quick."""
+    """The quick look is for the documents that there are; one that never sees a head would not be
+    quick.
+    """
     head = read_head(json.dumps(WHOLE).encode())
     assert isinstance(head, MetadataHead)
     assert (head.hash, head.target.arch) == ("ab" * 32, 90)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bundles are read lazily, by many threads, after a fork, and while their file goes away; closing leaves nothing open."""
+"""Bundles are read lazily, by many threads, after a fork, and while their file goes away; closing
+leaves nothing open.
+"""
 
 import os
 import shutil
@@ -50,7 +52,9 @@ def test_opening_reads_header_table_and_manifest_only(build):
 
 
 def test_a_launch_set_is_read_without_intermediate_code(build):
-    """Reading the launch set of every kernel reads the launch section once, and no byte of any other."""
+    """Reading the launch set of every kernel reads the launch section once, and no byte of any
+    other.
+    """
     source = build.Counting(build.several().to_bytes())
     opened = Container(source)
     source.reads.clear()
@@ -62,7 +66,9 @@ def test_a_launch_set_is_read_without_intermediate_code(build):
 
 
 def test_one_kernel_is_read_without_decoding_all(build, wide):
-    """Reading all files of one kernel reads one section of binaries and the one or two that its other files lie in."""
+    """Reading all files of one kernel reads one section of binaries and the one or two that its
+    other files lie in.
+    """
     source = build.Counting(wide)
     opened = Container(source)
     source.reads.clear()
@@ -138,7 +144,9 @@ def in_child(check):
 
 
 def test_parent_and_child_read_the_same_after_a_fork(build, saved):
-    """After a fork, parent and child read the same bytes from the same open file, and closing in one leaves the other."""
+    """After a fork, parent and child read the same bytes from the same open file, and closing in
+    one leaves the other.
+    """
     expected = build.read_all(build.several())
     with Bundle.load(saved) as bundle:
         bundle.read(bundle.kernels[0].binary)
@@ -174,7 +182,9 @@ def test_a_fork_amid_reading_threads_does_not_hang_the_child(build, saved):
 
 
 def test_closing_closes_the_file_and_reading_afterwards_is_an_error(build, saved):
-    """After `close`, which may come twice, the file is closed, and reading what is not kept decoded is a typed error."""
+    """After `close`, which may come twice, the file is closed, and reading what is not kept decoded
+    is a typed error.
+    """
     bundle = Bundle.load(saved)
     fd = bundle.blobs._source._fd
     assert Path(f"/proc/self/fd/{fd}").exists() or not Path("/proc/self/fd").exists()
@@ -208,7 +218,9 @@ def test_a_bundle_that_nobody_closes_is_closed_when_it_is_forgotten(saved):
 
 
 def test_a_missing_file_is_not_found(tmp_path):
-    """Loading what is not there is NotFound with the path, also when a file stands where a directory should be."""
+    """Loading what is not there is NotFound with the path, also when a file stands where a
+    directory should be.
+    """
     (tmp_path / "file").write_bytes(b"")
     for path in (tmp_path / "none.tbundle", tmp_path / "file" / "b.tbundle"):
         with pytest.raises(NotFound, match="check the path") as caught:
@@ -230,7 +242,9 @@ def test_a_named_pipe_is_no_bundle(tmp_path):
 
 
 def test_an_unreadable_file_is_access_denied(saved, monkeypatch):
-    """A file that the operating system does not let us open is AccessDenied; root may read all, so its answer is made up."""
+    """A file that the operating system does not let us open is AccessDenied; root may read all, so
+    its answer is made up.
+    """
 
     def refuse(*args, **more):
         raise PermissionError(13, "Permission denied")
@@ -268,7 +282,9 @@ def test_short_reads_are_read_on(build, saved, monkeypatch):
 
 
 def test_a_real_cache_opens_and_verifies(real_cache, tmp_path):
-    """A bundle of a real cache is saved, opened elsewhere and verified, and its digest does not depend on the place."""
+    """A bundle of a real cache is saved, opened elsewhere and verified, and its digest does not
+    depend on the place.
+    """
     import bundler
 
     packed = bundler.pack(real_cache)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a debugger or a notebook shows of our objects is one short line; and a bundle is a collection of its kernels."""
+"""What a debugger or a notebook shows of our objects is one short line; and a bundle is a
+collection of its kernels.
+"""
 
 import dataclasses
 from html.parser import HTMLParser
@@ -81,7 +83,9 @@ class Reader(HTMLParser):
 
 
 def test_a_notebook_shows_short_tables(build):
-    """A bundle and each report is a table with its name, without scripts or links, and short whatever it holds."""
+    """A bundle and each report is a table with its name, without scripts or links, and short
+    whatever it holds.
+    """
     for thing in [one for one in shown(build) if hasattr(one, "_repr_html_")]:
         html = thing._repr_html_()
         page = Reader(html)
@@ -129,7 +133,9 @@ def test_a_notebook_runs_nothing_of_a_bundle(build):
 
 
 def test_each_repr_is_one_short_line(build):
-    """It has less than 120 characters, names the class, and holds nothing that could command a terminal."""
+    """It has less than 120 characters, names the class, and holds nothing that could command a
+    terminal.
+    """
     for thing in shown(build):
         text = repr(thing)
         assert text.startswith(f"<{type(thing).__name__} "), text
@@ -180,7 +186,9 @@ def test_a_bundle_is_a_collection_of_its_kernels(build):
 
 
 def test_a_bundle_is_true(build):
-    """Also one without kernels, which may hold other things: `if bundle:` asks whether there is one."""
+    """Also one without kernels, which may hold other things: `if bundle:` asks whether there is
+    one.
+    """
     empty = build.Files().bundle()
     assert (len(empty), bool(empty)) == (0, True)
 
@@ -203,7 +211,9 @@ def test_numbers_go_with_their_nouns(number, noun, text):
 
 
 def test_a_printed_report_is_a_table_with_reasons():
-    """What was placed, what was not and why, the most frequent reason first; the repr stays one line, and a notebook shows the same."""
+    """What was placed, what was not and why, the most frequent reason first; the repr stays one
+    line, and a notebook shows the same.
+    """
     key = "A" * 52
     skipped = [(f"{letter * 52}", "for another GPU") for letter in "BCDEF"]
     skipped = (("x.so", "code \x1b[31m, which nobody trusts"), *skipped)

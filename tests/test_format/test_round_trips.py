@@ -65,7 +65,9 @@ def test_integers_of_any_size_come_back(number):
     ids=["object", "dict", "huge int", "function", "set"],
 )
 def test_what_has_no_encoding_is_marked_as_not_portable(obj):
-    """An object without an encoding is encoded as the name of its type, and the value says that it is not portable."""
+    """An object without an encoding is encoded as the name of its type, and the value says that it
+    is not portable.
+    """
     value = encode(obj)
     assert not value.portable
     assert Value.from_wire(unpack(pack(value.to_wire()), "value")) == value
@@ -106,7 +108,9 @@ def test_content_comes_back(drawn, data):
 
 @given(data=st.data())
 def test_observations_come_back(drawn, data):
-    """Observations come back from their encoding; which layouts there are is known before any is made."""
+    """Observations come back from their encoding; which layouts there are is known before any is
+    made.
+    """
     observed = data.draw(drawn.OBSERVED)
     decoded = Observed.decode(observed.encode())
     assert (
@@ -119,7 +123,9 @@ def test_observations_come_back(drawn, data):
 
 @given(data=st.data())
 def test_bundles_come_back(drawn, data):
-    """A saved bundle has the same entries, names, sizes, spans, bytes and observations as the one in memory."""
+    """A saved bundle has the same entries, names, sizes, spans, bytes and observations as the one
+    in memory.
+    """
     entries, records, blobs = data.draw(drawn.contents())
     bundle = Bundle(Content.of(entries, records), data.draw(drawn.OBSERVED), MemoryBlobs(blobs))
     with Bundle.from_bytes(bundle.to_bytes()) as back:
@@ -134,7 +140,9 @@ def test_bundles_come_back(drawn, data):
 
 @given(data=st.data())
 def test_order_does_not_matter(drawn, data):
-    """The same entries give the same digest and the same file in whatever order they, and their files, were found."""
+    """The same entries give the same digest and the same file in whatever order they, and their
+    files, were found.
+    """
     entries, records, blobs = data.draw(drawn.contents())
     observed = data.draw(drawn.OBSERVED)
     first = Bundle(Content.of(entries, records), observed, MemoryBlobs(blobs))
@@ -163,7 +171,9 @@ def test_the_order_of_a_kernels_files_does_not_matter(build):
 
 
 def test_large_frames_come_back(build):
-    """Files that need several frames, that do not compress, that compress like a bomb, or that repeat others come back."""
+    """Files that need several frames, that do not compress, that compress like a bomb, or that
+    repeat others come back.
+    """
     files = build.Files()
     big = {
         "k.llir": build.noise("big", 5 << 20),
@@ -192,7 +202,9 @@ def test_an_empty_file_lies_in_a_section_of_its_own_kind(build):
 
 
 def test_tensor_descriptors_come_back(build):
-    """A kernel with tensor descriptors, which nest deepest of all that real metadata holds, is written and read."""
+    """A kernel with tensor descriptors, which nest deepest of all that real metadata holds, is
+    written and read.
+    """
     descriptor = {"swizzle": 3, "elem_size": 2, "block_size": [64, 64], "fp4_padded": False}
     bundle = build.one(metadata={"tensordesc_meta": [descriptor, descriptor]})
     with Bundle.from_bytes(bundle.to_bytes()) as back:

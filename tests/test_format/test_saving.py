@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saving is atomic: a reader sees the old bundle or the new one, and trouble leaves the old one and no temporary file."""
+"""Saving is atomic: a reader sees the old bundle or the new one, and trouble leaves the old one and
+no temporary file.
+"""
 
 import contextlib
 import errno
@@ -20,7 +22,9 @@ from bundler.format.bundle_file import replace_file
 
 @pytest.fixture
 def old(build, tmp_path):
-    """A file that holds a bundle already; whatever a test does, it stays sound, and alone in its folder."""
+    """A file that holds a bundle already; whatever a test does, it stays sound, and alone in its
+    folder.
+    """
     path = tmp_path / "old" / "b.tbundle"
     path.parent.mkdir()
     build.one("A").save(path)
@@ -71,7 +75,9 @@ def failing(monkeypatch):
     [(errno.ENOSPC, StoreFull), (errno.EDQUOT, StoreFull), (errno.EIO, BundlerError)],
 )
 def test_a_full_disk_leaves_the_old_file(build, old, failing, after, number, kind):
-    """When the disk is full, or fails, at any point of writing, a typed error says so and the old file stays."""
+    """When the disk is full, or fails, at any point of writing, a typed error says so and the old
+    file stays.
+    """
     failing(after, OSError(number, os.strerror(number)))
     with pytest.raises(kind, match=f"cannot write .*b.tbundle: {os.strerror(number)}") as caught:
         build.several().save(old)
@@ -81,7 +87,9 @@ def test_a_full_disk_leaves_the_old_file(build, old, failing, after, number, kin
 
 @pytest.mark.parametrize("error", [RuntimeError("trouble"), KeyboardInterrupt(), MemoryError()])
 def test_any_exception_leaves_the_old_file(build, old, failing, error):
-    """An exception in the middle of writing, an interrupt among them, passes through, and the old file stays."""
+    """An exception in the middle of writing, an interrupt among them, passes through, and the old
+    file stays.
+    """
     failing(100, error)
     with pytest.raises(type(error)):
         build.several().save(old)
@@ -89,7 +97,9 @@ def test_any_exception_leaves_the_old_file(build, old, failing, error):
 
 @pytest.mark.parametrize("call", ["fsync"])
 def test_trouble_at_the_end_leaves_the_old_file(build, old, monkeypatch, call):
-    """When the last step before renaming fails, the old file stays: what is not on disk does not replace anything."""
+    """When the last step before renaming fails, the old file stays: what is not on disk does not
+    replace anything.
+    """
 
     def fail(*args):
         raise OSError(errno.EIO, "Input/output error")
@@ -100,7 +110,9 @@ def test_trouble_at_the_end_leaves_the_old_file(build, old, monkeypatch, call):
 
 
 def test_a_source_that_fails_leaves_the_old_file(build, old, tmp_path_factory):
-    """When the bundle that is being saved turns out to be damaged, its error passes through and the old file stays."""
+    """When the bundle that is being saved turns out to be damaged, its error passes through and the
+    old file stays.
+    """
     parts = build.Parts.of(build.several().to_bytes())
     parts.sections[0].digest = b"\0" * 32
     other = tmp_path_factory.mktemp("other") / "bad.tbundle"
@@ -111,7 +123,9 @@ def test_a_source_that_fails_leaves_the_old_file(build, old, tmp_path_factory):
 
 
 def test_saving_replaces_the_old_file(build, tmp_path):
-    """Saving over a bundle replaces it, leaves no temporary file, and a reader of the old one goes on."""
+    """Saving over a bundle replaces it, leaves no temporary file, and a reader of the old one goes
+    on.
+    """
     path = tmp_path / "b.tbundle"
     build.one("A").save(path)
     with Bundle.load(path) as before:
@@ -142,7 +156,9 @@ def test_saving_twice_gives_the_same_bytes(build, tmp_path):
 
 @pytest.mark.parametrize("level", [1, 3, 22])
 def test_a_level_changes_the_file_and_not_the_bundle(build, tmp_path, level):
-    """Whatever the level of compression, the bundle is the same, and `to_bytes` gives what `save` writes."""
+    """Whatever the level of compression, the bundle is the same, and `to_bytes` gives what `save`
+    writes.
+    """
     bundle = build.several()
     bundle.save(tmp_path / "b.tbundle", level=level)
     assert (tmp_path / "b.tbundle").read_bytes() == bundle.to_bytes(level=level)
@@ -196,7 +212,9 @@ def test_saving_into_a_missing_directory_is_not_found(build, tmp_path):
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
 def test_saving_into_a_read_only_directory_is_access_denied(build, old, monkeypatch, number):
-    """Where the operating system refuses a new file, saving is AccessDenied and says what to check; its answer is made up."""
+    """Where the operating system refuses a new file, saving is AccessDenied and says what to check;
+    its answer is made up.
+    """
 
     def refuse(*args, **more):
         raise OSError(number, os.strerror(number))
@@ -244,7 +262,9 @@ def test_a_really_read_only_directory_is_access_denied(build, tmp_path):
 
 
 def test_a_really_full_file_system_leaves_the_old_file(build, tmp_path):
-    """On a tiny file system that fills up, saving is StoreFull, the old file stays, and no temporary file is left."""
+    """On a tiny file system that fills up, saving is StoreFull, the old file stays, and no
+    temporary file is left.
+    """
     folder = tmp_path / "full"
     folder.mkdir()
     files = build.Files()
@@ -259,7 +279,9 @@ def test_a_really_full_file_system_leaves_the_old_file(build, tmp_path):
 
 
 def test_a_file_size_limit_is_a_typed_error(build, tmp_path):
-    """When the process may not write files that large, saving is a typed error, and nothing is left."""
+    """When the process may not write files that large, saving is a typed error, and nothing is
+    left.
+    """
     code = (
         "import resource, signal, sys\n"
         "from bundler.errors import BundlerError\n"
@@ -287,7 +309,9 @@ def test_a_file_size_limit_is_a_typed_error(build, tmp_path):
 
 
 def test_a_long_file_name_can_be_saved(build, tmp_path):
-    """A file name of the longest length that file systems allow can be saved: the temporary name is shorter."""
+    """A file name of the longest length that file systems allow can be saved: the temporary name is
+    shorter.
+    """
     path = tmp_path / ("n" * 255)
     build.one().save(path)
     with pytest.raises(BundlerError, match="cannot write"):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where memory is scarce a large manifest is an error like any other: msgspec (0.22) ends the process when it gets none to encode into."""
+"""Where memory is scarce a large manifest is an error like any other: msgspec (0.22) ends the
+process when it gets none to encode into.
+"""
 
 import subprocess
 import sys

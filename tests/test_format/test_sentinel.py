@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths leave JSON and come back: to the original place byte for byte, to another one and nothing else changes."""
+"""Paths leave JSON and come back: to the original place byte for byte, to another one and nothing
+else changes.
+"""
 
 import json
 import math
@@ -92,7 +94,9 @@ def moved(text, old, new):
 
 @given(data=st.data())
 def test_restoring_to_the_original_place_gives_the_original_bytes(data):
-    """With the same path, the bytes come back, whatever the JSON, its encoder and the characters of the path."""
+    """With the same path, the bytes come back, whatever the JSON, its encoder and the characters of
+    the path.
+    """
     path = data.draw(PATHS)
     for original in encodings(data.draw(documents(path))):
         stored, spans = to_sentinels(original, [(CACHE_DIR, path)])
@@ -102,7 +106,9 @@ def test_restoring_to_the_original_place_gives_the_original_bytes(data):
 
 @given(data=st.data())
 def test_restoring_elsewhere_changes_the_path_and_nothing_else(data):
-    """With another path, each decoded string has the new path where the old one stood, and all else is as it was."""
+    """With another path, each decoded string has the new path where the old one stood, and all else
+    is as it was.
+    """
     path, other = data.draw(PATHS), data.draw(PATHS)
     for original in encodings(data.draw(documents(path))):
         stored, spans = to_sentinels(original, [(CACHE_DIR, path)])
@@ -152,7 +158,9 @@ def test_keys_and_nested_values_count():
 
 
 def test_a_literal_placeholder_in_the_data_survives():
-    """A document that contains the text of a placeholder keeps it, beside one that stands for a path."""
+    """A document that contains the text of a placeholder keeps it, beside one that stands for a
+    path.
+    """
     original = b'["[[cache_dir]]/a", "/tmp/c/b", "[[triton_dir]]"]'
     stored, spans = to_sentinels(original, PLACES)
     assert [span.offset for span in spans] == [stored.index(b"[[cache_dir]]/b")]
@@ -183,7 +191,9 @@ def test_every_spelling_of_a_symlinked_directory_is_found():
 
 
 def test_two_places_with_one_path_always_give_the_same_answer():
-    """When two places have one path, the answer does not depend on the order in which they are named."""
+    """When two places have one path, the answer does not depend on the order in which they are
+    named.
+    """
     places = [(TRITON_DIR, "/x"), (CACHE_DIR, "/x")]
     assert to_sentinels(b'["/x/a"]', places) == to_sentinels(b'["/x/a"]', places[::-1])
     assert to_sentinels(b'["/x/a"]', places)[1][0].place == CACHE_DIR
@@ -191,7 +201,9 @@ def test_two_places_with_one_path_always_give_the_same_answer():
 
 @pytest.mark.parametrize("root", ["cuda", "a/cache", "./cache", "../c"])
 def test_a_relative_spelling_counts_only_as_the_beginning_of_a_path(root):
-    """A relative spelling is found where a slash follows it; as a word of its own it may be anything."""
+    """A relative spelling is found where a slash follows it; as a word of its own it may be
+    anything.
+    """
     original = json.dumps([f"{root}/k.json", root, f"{root} is / a word", "/x"]).encode()
     stored, spans = to_sentinels(original, [(CACHE_DIR, root)])
     assert json.loads(stored) == ["[[cache_dir]]/k.json", root, f"{root} is / a word", "/x"]
@@ -200,7 +212,9 @@ def test_a_relative_spelling_counts_only_as_the_beginning_of_a_path(root):
 
 @pytest.mark.parametrize("root", ["", "/", ".", "//", "./"])
 def test_a_root_that_is_everywhere_is_not_looked_for(root):
-    """The root directory and the current one are no cache directories that could be taken out of text."""
+    """The root directory and the current one are no cache directories that could be taken out of
+    text.
+    """
     assert to_sentinels(b'["/a", "./b", "."]', [(CACHE_DIR, root)]) == (b'["/a", "./b", "."]', ())
 
 
@@ -296,7 +310,9 @@ def test_spans_must_not_overlap():
 
 
 def test_triton_directories_are_found_in_metadata():
-    """The install directories of Triton that a metadata document names are found; what only looks so is not."""
+    """The install directories of Triton that a metadata document names are found; what only looks
+    so is not.
+    """
     data = json.dumps(
         [
             "/a/site-packages/triton/backends/nvidia/lib/libdevice.10.bc",

@@ -34,7 +34,9 @@ def signed(path, envelopes, to):
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
 def test_a_signed_copy_is_the_same_bundle(path, tmp_path, independent):
-    """Its signatures come back, digests stay, a stranger reads the same files, and without signatures the file is byte for byte the old one."""
+    """Its signatures come back, digests stay, a stranger reads the same files, and without
+    signatures the file is byte for byte the old one.
+    """
     copy = signed(path, ENVELOPES, tmp_path / "copy.tbundle")
     with Bundle.load(path) as old, Bundle.load(copy) as new:
         assert (old.signatures, new.signatures) == ((), ENVELOPES)
@@ -59,7 +61,9 @@ def test_a_file_is_signed_in_its_place_and_again(tmp_path):
 
 
 def test_sections_of_strangers_keep_their_prefixes(build, parts, tmp_path):
-    """Where signatures stood before what a prefix names, the copy's prefixes name the same sections."""
+    """Where signatures stood before what a prefix names, the copy's prefixes name the same
+    sections.
+    """
     parts.sections.insert(0, build.Part.stored(build.SIGNATURES, b"old"))
     parts.sections.append(build.Part.stored(77, b"?"))
     for section in parts.sections:
@@ -123,7 +127,9 @@ def test_a_damaged_signature_is_found_out(tmp_path):
 
 
 def test_what_cannot_be_signed_is_refused(build, parts, tmp_path):
-    """A bundle without a file, a file of a newer version, and one that was damaged since it was opened; nothing is written."""
+    """A bundle without a file, a file of a newer version, and one that was damaged since it was
+    opened; nothing is written.
+    """
     with pytest.raises(ConfigError, match="save it"):
         build.several().signed.write_copy(tmp_path / "out", (b"a",))
     parts.flags = (0, 1, 0)

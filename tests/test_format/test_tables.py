@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Content: what kernels share stands in it once, in one way alone, and whatever else is in a table is refused."""
+"""Content: what kernels share stands in it once, in one way alone, and whatever else is in a table
+is refused.
+"""
 
 import msgpack
 import pytest
@@ -82,7 +84,9 @@ def test_a_number_beyond_its_table_is_refused(document, position, number):
 
 @pytest.mark.parametrize("table", [NAMES, TARGETS, TOOLCHAINS, SPECS, LISTS])
 def test_a_table_holds_each_thing_once_and_in_order(document, table):
-    """What nobody refers to, what is there twice, and another order are refused: the same content would have two digests."""
+    """What nobody refers to, what is there twice, and another order are refused: the same content
+    would have two digests.
+    """
     rows = document[table]
     for wrong in ([*rows, rows[0]], [rows[0], rows[0], *rows[1:]]):
         document[table] = wrong
@@ -118,13 +122,17 @@ def test_a_piece_is_in_use_and_there_once(document):
     ],
 )
 def test_runs_that_are_none_are_refused(document, runs, words):
-    """Runs come in pairs, are not empty, stay in the table, and first name the pieces in their order."""
+    """Runs come in pairs, are not empty, stay in the table, and first name the pieces in their
+    order.
+    """
     first_references(document)[FACTS] = runs
     refused(document, FormatError, words)
 
 
 def test_documents_are_bounded_one_and_all(document):
-    """A piece of a kilobyte must not become a document of a gigabyte, nor many documents of a megabyte."""
+    """A piece of a kilobyte must not become a document of a gigabyte, nor many documents of a
+    megabyte.
+    """
     for kernel in document[KERNELS]:
         kernel[REFERENCES][FACTS] = kernel[REFERENCES][PARTS] = None
     document[PIECES] = [b"x" * 1000]
@@ -206,7 +214,9 @@ def test_what_is_decoded_late_is_bounded_early(document):
 
 @pytest.mark.parametrize("position", [KERNELS, OPAQUE, NAMES])
 def test_numbers_have_their_shortest_form(build, position):
-    """A number that takes more bytes than it needs is refused, wherever it stands: the same content would have two digests."""
+    """A number that takes more bytes than it needs is refused, wherever it stands: the same content
+    would have two digests.
+    """
     data = msgpack.packb(build.Parts.of(build.several().to_bytes()).document())
     document = msgpack.unpackb(data)
     packed = msgpack.packb(document[position])
@@ -222,7 +232,9 @@ def test_numbers_have_their_shortest_form(build, position):
 
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_the_references_of_each_kernel_are_canonical(document, which):
-    """One more field is refused in whichever kernel of a run it stands, though all of them are compared at once."""
+    """One more field is refused in whichever kernel of a run it stands, though all of them are
+    compared at once.
+    """
     document[KERNELS][which][REFERENCES].append(0)
     refused(
         document, FormatError, "references of a kernel", "the fields of this version and no other"
@@ -316,7 +328,9 @@ def test_what_kernels_share_takes_room_once(build):
 
 
 def test_a_loaded_bundle_keeps_its_digest(build, tmp_path):
-    """Saved again it has the same bytes; selected from as a whole or merged with itself, the digest."""
+    """Saved again it has the same bytes; selected from as a whole or merged with itself, the
+    digest.
+    """
     made = build.several()
     made.save(tmp_path / "b.tbundle")
     with Bundle.load(tmp_path / "b.tbundle") as loaded:

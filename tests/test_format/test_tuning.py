@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tuning records: winners are content, timings are observations, and a bundle without timings is what it always was."""
+"""Tuning records: winners are content, timings are observations, and a bundle without timings is
+what it always was.
+"""
 
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The value types that a restore imports: frozen, equal by value, hashed, copied and pickled, of whichever library they are made."""
+"""The value types that a restore imports: frozen, equal by value, hashed, copied and pickled, of
+whichever library they are made.
+"""
 
 import copy
 import dataclasses
@@ -71,7 +73,9 @@ EACH = pytest.mark.parametrize(
 
 @EACH
 def test_it_is_made_by_position_and_by_name(made, fields, other):
-    """Of equal fields, equal values, which have what they were made of; what it does not know is an error."""
+    """Of equal fields, equal values, which have what they were made of; what it does not know is an
+    error.
+    """
     one = made(**fields)
     assert one == made(*fields.values())
     assert {name: getattr(one, name) for name in fields} == fields
@@ -81,7 +85,9 @@ def test_it_is_made_by_position_and_by_name(made, fields, other):
 
 @EACH
 def test_it_is_equal_by_value_within_its_class(made, fields, other):
-    """One field that differs makes another value, and so does another class; equal values are one in a set."""
+    """One field that differs makes another value, and so does another class; equal values are one
+    in a set.
+    """
     one, twin = made(**fields), made(**fields)
     assert one != made(**{**fields, next(reversed(fields)): other})
     assert one != tuple(fields.values())
@@ -116,7 +122,9 @@ def test_copies_and_pickles_are_equal(made, fields, other):
 
 @EACH
 def test_its_signature_can_be_read(made, fields, other):
-    """`help` and editors show it; a struct reads its annotations for that, which name nothing that only type checkers import."""
+    """`help` and editors show it; a struct reads its annotations for that, which name nothing that
+    only type checkers import.
+    """
     assert list(inspect.signature(made).parameters)[: len(fields)] == list(fields)
 
 
@@ -163,12 +171,16 @@ def test_options_are_checked_however_they_are_made():
     ],
 )
 def test_reports_kernels_and_targets_are_dataclasses(kind):
-    """Programs log reports by `dataclasses.asdict`, and make kernels of kernels by `dataclasses.replace`."""
+    """Programs log reports by `dataclasses.asdict`, and make kernels of kernels by
+    `dataclasses.replace`.
+    """
     assert dataclasses.is_dataclass(kind)
 
 
 def test_a_restores_report_lists_its_rewritten_files_when_it_is_read():
-    """It is a tuple for everybody, also in another process, and as good as one that was made of texts."""
+    """It is a tuple for everybody, also in another process, and as good as one that was made of
+    texts.
+    """
     lazy = lambda: RestoreReport(  # noqa: E731
         rewritten=RewrittenFiles({("a.json",): ["L", "K", "L"], (): ["M"]}, {"other"})
     )

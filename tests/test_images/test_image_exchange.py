@@ -11,7 +11,8 @@ import bundler
 from bundler import Bundle, ConfigError, EmptyBundle, NotFound, Untrusted, pull_image, push_image
 
 LAYOUTS = ("bundle", "mcv", pytest.param("mcv-docker", marks=pytest.mark.slow))
-# A line for HTTP's basic scheme: the password is hush-hush, hashed by bcrypt, since Debian's registry takes nothing else.
+# A line for HTTP's basic scheme: the password is hush-hush, hashed by bcrypt, since Debian's
+# registry takes nothing else.
 ALICE = "alice:$2a$04$LfZnB0JJ6bVUTgTKTnt6ZuuPERTKzANu.eBxbzi9SiezA.spVfvre\n"
 
 
@@ -79,7 +80,9 @@ def test_an_unsigned_image_is_refused_where_signatures_are_required(
 
 
 def test_a_signature_is_of_one_tag(url, bundle_path, setting, tmp_path):
-    """The manifest under another tag has the signature of the bundle, and none of that tag; by its digest it is taken."""
+    """The manifest under another tag has the signature of the bundle, and none of that tag; by its
+    digest it is taken.
+    """
     signed = push_image(bundle_path, url, key=setting.alice)
     push_image(bundle_path, url.replace("demo", "other"))
     setting.require()
@@ -92,7 +95,9 @@ def test_a_signature_is_of_one_tag(url, bundle_path, setting, tmp_path):
 
 
 def test_a_tag_that_is_set_back_is_refused(url, bundle_path, setting, tmp_path):
-    """Who has seen a newer statement of a tag refuses the image of before, though its signature is good."""
+    """Who has seen a newer statement of a tag refuses the image of before, though its signature is
+    good.
+    """
     with Bundle.load(bundle_path) as bundle:
         bundle.select(target="cuda:90").save(tmp_path / "new.tbundle")
     setting.require()
@@ -154,7 +159,9 @@ def test_wrong_arguments_are_refused_before_anything_is_asked(url_of, options, w
 
 @pytest.mark.slow
 def test_debians_registry_with_a_password(tmp_path, bundle_path, log_in):
-    """The credentials are those of docker login; without them, or with wrong ones, the error says how to log in."""
+    """The credentials are those of docker login; without them, or with wrong ones, the error says
+    how to log in.
+    """
     with registry_server.debian_registry(tmp_path, ALICE) as host:
         url = f"oci://{host}/team/kernels:demo?plain_http=1"
         for password in (None, "wrong-hush"):
@@ -190,7 +197,9 @@ def test_skopeo_carries_an_exported_image(tmp_path, bundle_path):
 
 
 def test_one_image_in_a_list_is_meant(registry, bundle_path, tmp_path):
-    """Docker's builder wraps an image into a list with an attestation; of two images none is chosen."""
+    """Docker's builder wraps an image into a list with an attestation; of two images none is
+    chosen.
+    """
     from bundler import FormatError
 
     report = push_image(bundle_path, registry.url())
@@ -214,7 +223,9 @@ def test_one_image_in_a_list_is_meant(registry, bundle_path, tmp_path):
 
 
 def test_a_pull_takes_four_requests(registry, bundle_path, setting, tmp_path):
-    """Manifest, blob, what refers to the image, and the tag of registries that do not list that; a signed one two more, and no tag."""
+    """Manifest, blob, what refers to the image, and the tag of registries that do not list that; a
+    signed one two more, and no tag.
+    """
     push_image(bundle_path, registry.url())
     registry.requests.clear()
     pull_image(registry.url(), tmp_path / "out.tbundle")
@@ -281,7 +292,9 @@ def test_a_damaged_signature_keeps_nobody_from_the_others(registry, bundle_path,
 
 
 def test_an_image_is_copied_from_one_place_to_another(registry, bundle_path, setting, tmp_path):
-    """A command that pushes takes an image for its source; the bundle's signatures go along, in the file."""
+    """A command that pushes takes an image for its source; the bundle's signatures go along, in the
+    file.
+    """
     from click.testing import CliRunner
 
     from bundler.cli.app import app

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every place of images does: a registry that lists referrers, one that does not, a directory, and Debian's registry."""
+"""What every place of images does: a registry that lists referrers, one that does not, a directory,
+and Debian's registry.
+"""
 
 import io
 import json

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images in MCV's layout: what we write is what its documents ask for, what others wrote is read, and what is hostile is refused."""
+"""Images in MCV's layout: what we write is what its documents ask for, what others wrote is read,
+and what is hostile is refused.
+"""
 
 import gzip
 import hashlib
@@ -126,7 +128,9 @@ def files():
 
 
 def test_an_image_is_what_mcv_reads(bundle_path, tmp_path):
-    """Labels, entries and sizes are those that its documents describe, and Triton's group files name the place where it is mounted."""
+    """Labels, entries and sizes are those that its documents describe, and Triton's group files
+    name the place where it is mounted.
+    """
     push_image(
         bundle_path,
         f"oci-dir:{tmp_path}/images:demo",
@@ -185,7 +189,9 @@ def test_the_bytes_of_a_layer_are_a_function_of_its_files(files):
 
 @pytest.mark.slow
 def test_kernels_come_back_as_they_were(bundle_path, tmp_path):
-    """Each file of each kernel is what the bundle has, but for facts that a cache directory does not hold."""
+    """Each file of each kernel is what the bundle has, but for facts that a cache directory does
+    not hold.
+    """
     url = f"oci-dir:{tmp_path}/images:demo"
     push_image(bundle_path, url, layout="mcv")
     pull_image(url, tmp_path / "out.tbundle")
@@ -219,7 +225,9 @@ def test_kernels_come_back_as_they_were(bundle_path, tmp_path):
     ],
 )
 def test_what_others_build_is_read(kinds, archive_format, images, files, tmp_path):
-    """Docker's and Buildah's media types and the older artifact's, each format of tar, with folders and a leading ./"""
+    """Docker's and Buildah's media types and the older artifact's, each format of tar, with folders
+    and a leading ./
+    """
     folders = [
         (special("io.triton.cache/", tarfile.DIRTYPE, ""), b""),
         (special("./", tarfile.DIRTYPE, ""), b""),
@@ -353,7 +361,9 @@ def test_an_archive_that_is_cut_is_refused(images, files, tmp_path):
 
 
 def test_bombs_are_refused_before_they_go_off(tmp_path):
-    """A gigabyte of zeros in a megabyte, a name or pax header without end, and a file over the limit."""
+    """A gigabyte of zeros in a megabyte, a name or pax header without end, and a file over the
+    limit.
+    """
     small = Limits(raw_bytes=4 << 20, file_bytes=1 << 20)
     big = tar([(f"io.triton.cache/{KEY}/a.cubin", b"\0" * (2 << 20))])
     with pytest.raises(LimitExceeded):
@@ -399,7 +409,9 @@ def test_a_damaged_pax_header_is_refused(fields, tmp_path):
 
 @pytest.mark.slow
 def test_every_flipped_byte_is_found_or_harmless(files, tmp_path):
-    """Whatever one byte of the archive is changed to, the layer is refused, or its digest is another than the config names."""
+    """Whatever one byte of the archive is changed to, the layer is refused, or its digest is
+    another than the config names.
+    """
     plain = gzip.decompress(tar(files[:3]))
     for place in range(0, 1600, 37):
         folder = tmp_path / str(place)
@@ -413,7 +425,9 @@ def test_every_flipped_byte_is_found_or_harmless(files, tmp_path):
 
 
 def test_what_mcv_extracts_is_a_cache_that_triton_reads(bundle_path, tmp_path):
-    """By MCV's own rules: members by their prefix, sizes added up and compared with the label; then each file is where Triton's group file says."""
+    """By MCV's own rules: members by their prefix, sizes added up and compared with the label; then
+    each file is where Triton's group file says.
+    """
     cache = tmp_path / "cache"
     report = push_image(
         bundle_path, f"oci-dir:{tmp_path}/images:demo", layout="mcv", cache_root=str(cache)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registries that refuse, lie, hang or lead astray: typed errors, in time, with no secret in them, and no credentials anywhere else."""
+"""Registries that refuse, lie, hang or lead astray: typed errors, in time, with no secret in them,
+and no credentials anywhere else.
+"""
 
 import contextlib
 import io
@@ -267,7 +269,9 @@ def test_a_registry_that_says_to_come_tomorrow_is_not_waited_for(pushed, tmp_pat
 @pytest.mark.serial
 @pytest.mark.parametrize("how", ["silent", "drip"])
 def test_no_wait_exceeds_the_deadline(how, pushed, tmp_path):
-    """A registry that says nothing, or a byte now and then, is left after three times the silence that is allowed, and the time of the bytes."""
+    """A registry that says nothing, or a byte now and then, is left after three times the silence
+    that is allowed, and the time of the bytes.
+    """
 
     def hang(handler):
         handler.close_connection = True
@@ -311,7 +315,9 @@ def test_a_blob_that_drips_ends_in_time(pushed):
 
 
 def test_all_requests_of_a_pull_share_one_allowance(pushed, tmp_path):
-    """A registry that takes its time for each answer, but never too long for one, does not hold a pull for the sum of all."""
+    """A registry that takes its time for each answer, but never too long for one, does not hold a
+    pull for the sum of all.
+    """
 
     def late(handler):
         time.sleep(0.3)
@@ -327,7 +333,9 @@ def test_all_requests_of_a_pull_share_one_allowance(pushed, tmp_path):
 
 
 def test_a_blob_that_is_said_to_be_large_gets_no_more_time(pushed):
-    """The size in a manifest is the registry's word: a blob of 8 GB that drips ends as soon as a small one."""
+    """The size in a manifest is the registry's word: a blob of 8 GB that drips ends as soon as a
+    small one.
+    """
 
     def drip(handler):
         handler.close_connection = True
@@ -349,7 +357,9 @@ def test_a_blob_that_is_said_to_be_large_gets_no_more_time(pushed):
 
 
 def test_many_tags_are_listed_page_by_page_up_to_a_bound(registry):
-    """2,500 tags are three pages; a listing without end is an error, and one that goes on elsewhere, too."""
+    """2,500 tags are three pages; a listing without end is an error, and one that goes on
+    elsewhere, too.
+    """
     registry.tags = {f"t{number:05}": "sha256:x" for number in range(2500)}
     place = open_image_place(parse_image_url(registry.url()))
     assert place.tags() == sorted(registry.tags)
@@ -398,7 +408,9 @@ def certificate(folder):
 
 
 def test_tls(bundle_path, tmp_path):
-    """A certificate of nobody is refused, one that ca_file names is taken, and a registry without TLS is not spoken to by accident."""
+    """A certificate of nobody is refused, one that ca_file names is taken, and a registry without
+    TLS is not spoken to by accident.
+    """
     pem = certificate(tmp_path)
     with registry_server.SmallRegistry(tls=pem).serving() as server:
         with pytest.raises(StoreUnavailable, match="ca_file="):

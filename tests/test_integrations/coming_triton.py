@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes this process's Triton compute keys as triton-lang/triton pull request 11832 would: `install()`.
+"""Makes this process's Triton compute keys as triton-lang/triton pull request 11832 would:
+`install()`.
 
-With line information, path and column of each function's source are hashed; without it, neither these nor the number of its first line.
+With line information, path and column of each function's source are hashed; without it, neither
+these nor the number of its first line.
 """
 
 import hashlib

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of integrations share: helpers beside them, stores of both kinds, and a process without a session."""
+"""What tests of integrations share: helpers beside them, stores of both kinds, and a process
+without a session.
+"""
 
 import importlib.util
 import sys

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that compiles a small function for the CPU with torch.compile: `inductor_graphs.py save|load CACHE BUNDLE`.
+"""A process that compiles a small function for the CPU with torch.compile: `inductor_graphs.py
+save|load CACHE BUNDLE`.
 
 The function is one product of matrices, so that no C++ has to be compiled.  It prints one JSON.
 """

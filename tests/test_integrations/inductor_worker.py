@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that does with torch's own classes what torch.compile does on a GPU, where there is none.
+"""A process that does with torch's own classes what torch.compile does on a GPU, where there is
+none.
 
     python inductor_worker.py make CACHE BUNDLE [winners]     compile, tune and launch kernels; save a bundle
     python inductor_worker.py use CACHE BUNDLE TRUST          load it, take the graph entry from torch's cache, launch again
     python inductor_worker.py warm CACHE BUNDLE               take the entry of torch's own, launch again, save a bundle; then
-                                                              save again with a torch that lacks something
+                                                              save again with a torch that lacks
+                                                              something
 
-Triton compiles for a GPU that is not here, which is all the same to it.  What the driver does is made up: loading a binary, launching
-it, and measuring, so that a configuration is the faster the nearer its blocks are to a size that is no candidate.  Coordinate descent takes one step.  It prints one JSON.
+Triton compiles for a GPU that is not here, which is all the same to it.  What the driver does is
+made up: loading a binary, launching it, and measuring, so that a configuration is the faster the
+nearer its blocks are to a size that is no candidate.  Coordinate descent takes one step.  It prints
+one JSON.
 """
 
 import copy
@@ -173,7 +177,9 @@ def stand_in():
 
 
 def kernels():
-    """Ask torch for each kernel as its generated code does; yields the name, what to launch it with, and the kernel."""
+    """Ask torch for each kernel as its generated code does; yields the name, what to launch it
+    with, and the kernel.
+    """
     for name, (template, option) in KINDS.items():
         facts = {"name": name, "device": DEVICE, "factor": float(len(name)), "descent": option}
         count = 2
@@ -224,7 +230,9 @@ def make():
 
 
 def use():
-    """Load, and launch what torch makes of it; kernels that torch builds from their source come from a compile worker."""
+    """Load, and launch what torch makes of it; kernels that torch builds from their source come
+    from a compile worker.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         report = inductor.load(BUNDLE, trust=OPTION)
@@ -261,7 +269,9 @@ def warm():
 
 
 def take_entries():
-    """Do what torch does when it finds the graph in its cache, and launch; returns how many entries there were."""
+    """Do what torch does when it finds the graph in its cache, and launch; returns how many entries
+    there were.
+    """
     entries = [path.read_bytes() for path in Path(CACHE, "fxgraph").rglob("*") if path.is_file()]
     for entry in entries:
         CacheArtifactManager.record_artifact(InductorCacheArtifact.type(), KEY, entry)
@@ -272,7 +282,9 @@ def take_entries():
 
 
 class CompileWorker:
-    """What torch's pool of compile workers does to a kernel: another process has its module, and pickles it on its way back."""
+    """What torch's pool of compile workers does to a kernel: another process has its module, and
+    pickles it on its way back.
+    """
 
     def submit(self, work, *arguments):
         """Work at once."""

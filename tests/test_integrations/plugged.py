@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs whose Triton goes through our cache manager, by environment alone; nothing here uses the code under test."""
+"""Programs whose Triton goes through our cache manager, by environment alone; nothing here uses the
+code under test.
+"""
 
 import json
 import os
@@ -16,7 +18,8 @@ KERNELS = ROOT / "examples" / "kernels.py"
 MANAGER = "bundler.integrations.triton:BundlerCacheManager"
 PATIENCE_S = 90
 
-# argv[1] is the file of kernels; `compile_one(name)` compiles for cuda:90 and prints what Triton's own listener heard.
+# argv[1] is the file of kernels; `compile_one(name)` compiles for cuda:90 and prints what Triton's
+# own listener heard.
 PRELUDE = """
 import importlib.util, json, os, sys, time
 import triton
@@ -80,7 +83,9 @@ def run(code, env, *args, kernels=KERNELS, status=0):
 
 
 def refusing(folder):
-    """Return an environment in which ptxas answers --version and nothing else, and the file that notes the rest."""
+    """Return an environment in which ptxas answers --version and nothing else, and the file that
+    notes the rest.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     return measurement.refusing_ptxas(folder)
 
@@ -133,7 +138,8 @@ assert [os.waitpid(pid, 0)[1] for pid in started] == [0] * len(started)
 
 
 def run_forks(code, cases, folder, *, together=False):
-    """Run a program once for each environment, in forks of one process; returns what each said last, and its standard error.
+    """Run a program once for each environment, in forks of one process; returns what each said
+    last, and its standard error.
 
     One after the other, or together.
     """

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever is wrong with a store or a directory, the program compiles as without us, and is told once."""
+"""Whatever is wrong with a store or a directory, the program compiles as without us, and is told
+once.
+"""
 
 import dataclasses
 import json
@@ -91,7 +93,9 @@ def test_the_program_is_told_once_and_goes_on(tmp_path):
 
 @pytest.mark.slow
 def test_a_server_that_never_answers_costs_little(tmp_path):
-    """It is asked until it has cost its second, and then left alone; kernels are compiled, and the near store has them."""
+    """It is asked until it has cost its second, and then left alone; kernels are compiled, and the
+    near store has them.
+    """
     report = tmp_path / "report.json"
     with socket.create_server(("127.0.0.1", 0), backlog=100) as silent:
         far = f"redis://127.0.0.1:{silent.getsockname()[1]}"
@@ -157,7 +161,9 @@ def case(store_url, tmp_path):
 
 
 def test_directories_that_cannot_be_written(case, tmp_path):
-    """Kernels go to our directory, said once, where the next process finds them; what was there before is read, and no directory made."""
+    """Kernels go to our directory, said once, where the next process finds them; what was there
+    before is read, and no directory made.
+    """
     nobody, empty = "/proc/nobody/cache", f"file://{tmp_path}/empty"
     cases = [
         case("softmax histogram", nobody),
@@ -180,7 +186,9 @@ def test_directories_that_cannot_be_written(case, tmp_path):
 
 @pytest.mark.toolchain
 def test_broken_directories_are_mended_from_the_store(case, tmp_path):
-    """Where Triton alone would fail, launch nothing, or compile again, the kernel is fetched; switched off, the store is left alone."""
+    """Where Triton alone would fail, launch nothing, or compile again, the kernel is fetched;
+    switched off, the store is left alone.
+    """
     cases = [
         case("softmax", tmp_path / "cache"),
         *(

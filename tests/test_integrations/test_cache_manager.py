@@ -21,7 +21,9 @@ say(heard)
 
 @pytest.mark.release
 def test_a_second_process_compiles_nothing(any_store_url, tmp_path):
-    """examples/kernels.py runs again with an empty Triton cache and a ptxas that refuses: every kernel is a hit."""
+    """examples/kernels.py runs again with an empty Triton cache and a ptxas that refuses: every
+    kernel is a hit.
+    """
     refusing, log = plugged.refusing(tmp_path / "bin")
     reports = []
     for number, more in enumerate(({}, refusing)):
@@ -72,7 +74,9 @@ def test_a_second_process_compiles_nothing(any_store_url, tmp_path):
 
 
 def test_a_kernel_appears_whole_where_triton_looks(store_url, tmp_path):
-    """What is fetched is a directory as Triton leaves it: the same files, and a group file that names them here."""
+    """What is fetched is a directory as Triton leaves it: the same files, and a group file that
+    names them here.
+    """
     plugged.run(COMPILE, plugged.environment(store_url, tmp_path / "a"), "softmax")
     plugged.run(COMPILE, plugged.environment(store_url, tmp_path / "b"), "softmax")
     (here,), (there,) = (list((tmp_path / name).iterdir()) for name in "ab")
@@ -94,7 +98,9 @@ say([ours, len(manager.sources), issubclass(manager, FileCacheManager), heard])
 
 @pytest.mark.release
 def test_a_recording_and_a_session_share_one_manager(store_url, tmp_path, monkeypatch):
-    """In a recorded child that has a session one manager has both delegates: what the store has is fetched, and recorded as found."""
+    """In a recorded child that has a session one manager has both delegates: what the store has is
+    fetched, and recorded as found.
+    """
     plugged.run("compile_one('gelu')", plugged.environment(store_url, tmp_path / "a"))
     for name, value in plugged.environment(store_url, tmp_path / "b").items():
         monkeypatch.setenv(name, value)

@@ -32,7 +32,9 @@ def command(monkeypatch):
 
 @pytest.mark.slow
 def test_explain_and_doctor_after_a_run(command, store_url, tmp_path):
-    """explain says why the latest run compiled, in text and JSON; doctor that store and manager work; run records through it."""
+    """explain says why the latest run compiled, in text and JSON; doctor that store and manager
+    work; run records through it.
+    """
     settings = {
         "TRITON_CACHE_MANAGER": plugged.MANAGER,
         "TRITON_BUNDLER_STORE": store_url,
@@ -104,7 +106,9 @@ def test_explain_and_doctor_after_a_run(command, store_url, tmp_path):
 
 
 def test_doctor_finds_what_would_make_triton_fail(monkeypatch, tmp_path):
-    """A manager that children cannot import is a problem; so are a wrong setting and a silent store."""
+    """A manager that children cannot import is a problem; so are a wrong setting and a silent
+    store.
+    """
     from bundler.cli import doctor
 
     monkeypatch.setenv("TRITON_CACHE_MANAGER", plugged.MANAGER)
@@ -152,7 +156,9 @@ def test_doctor_finds_what_would_make_triton_fail(monkeypatch, tmp_path):
     ],
 )
 def test_doctor_imports_the_class_that_is_named(monkeypatch, manager, why, fix):
-    """A manager that Triton could not use is a problem, with the import's own words and what was meant; Triton's own class is fine."""
+    """A manager that Triton could not use is a problem, with the import's own words and what was
+    meant; Triton's own class is fine.
+    """
     from bundler.cli import doctor
 
     monkeypatch.setenv("TRITON_CACHE_MANAGER", manager)
@@ -176,7 +182,9 @@ def test_doctor_takes_another_manager(monkeypatch):
 
 
 def test_doctor_names_unknown_variables(monkeypatch):
-    """A variable that nobody reads is a problem, with the right one that is nearest; those that we set ourselves are known."""
+    """A variable that nobody reads is a problem, with the right one that is nearest; those that we
+    set ourselves are known.
+    """
     from bundler.cli import doctor
 
     monkeypatch.setenv("TRITON_BUNDLER_STROE", "file:///a")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dashboard and alert rules of deploy/: what promtool says of them, and what a real Prometheus answers when it scrapes a real run."""
+"""Dashboard and alert rules of deploy/: what promtool says of them, and what a real Prometheus
+answers when it scrapes a real run.
+"""
 
 import contextlib
 import json
@@ -25,7 +27,8 @@ DEPLOY = ROOT / "deploy"
 RULES = DEPLOY / "prometheus" / "alerts.yml"
 PATIENCE_S = 60
 KINDS = ("_total", "_sum", "_count", "_bucket", "")
-# A server whose GPU is a stand-in, which takes launches; Triton compiles its kernel for real.  It works until its input ends.
+# A server whose GPU is a stand-in, which takes launches; Triton compiles its kernel for real.  It
+# works until its input ends.
 JOB = """
 sys.modules["torch"] = torch = __import__("types").ModuleType("torch")  # Triton would import the real one, which takes seconds
 torch.Tensor = type("Tensor", (), {})
@@ -69,7 +72,9 @@ with bundler.open_store(sys.argv[2]) as store, bundler.session(store, "demo/all"
 
 
 def program(name):
-    """Return a program of Prometheus: of the variable of its name, or on PATH; without it the test is skipped."""
+    """Return a program of Prometheus: of the variable of its name, or on PATH; without it the test
+    is skipped.
+    """
     found = os.environ.get(name.upper()) or shutil.which(name)
     if not found:
         pytest.skip(f"{name} is not here: apt-get install prometheus, or set {name.upper()}")
@@ -130,7 +135,9 @@ def test_each_query_asks_for_metrics_that_there_are():
 
 
 def test_what_compose_mounts_is_there():
-    """docker-compose.yml starts Prometheus and Grafana with folders of deploy/ that exist, and they listen on the loopback address alone."""
+    """docker-compose.yml starts Prometheus and Grafana with folders of deploy/ that exist, and they
+    listen on the loopback address alone.
+    """
     text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
     mounted = set(re.findall(r"- \./(deploy/(?:prometheus|grafana)\S*?):", text))
     assert mounted == {
@@ -176,7 +183,9 @@ def started(words, **options):
 
 @contextlib.contextmanager
 def prometheus(binary, folder, targets):
-    """Run a Prometheus that scrapes these addresses each second; yields a function that asks it a query."""
+    """Run a Prometheus that scrapes these addresses each second; yields a function that asks it a
+    query.
+    """
     listed = "".join(
         f"  - job_name: {job}\n    static_configs: [{{targets: ['{address}']}}]\n"
         for job, address in targets.items()
@@ -210,7 +219,9 @@ def prometheus(binary, folder, targets):
 
 @pytest.mark.slow
 def test_each_query_returns_data_of_a_real_run(tmp_path):
-    """A job that compiles, restores, pushes and replays, and a server, are scraped for some seconds: each panel and each rule has something to show."""
+    """A job that compiles, restores, pushes and replays, and a server, are scraped for some
+    seconds: each panel and each rule has something to show.
+    """
     pytest.importorskip("triton")
     binary = program("prometheus")
     store = f"file://{tmp_path}/store?timeout_s=20"  # with a time-out it has a breaker
@@ -253,7 +264,8 @@ def test_each_query_returns_data_of_a_real_run(tmp_path):
             assert job.poll() is None, job.stderr.read()
         assert wanted == set()
         assert ask("max(triton_bundler_breaker_state)")[0]["value"][1] == "0"
-        # The kernel of the call, and the one of the loop, which is compiled for other arguments; all later ones are hits.
+        # The kernel of the call, and the one of the loop, which is compiled for other arguments;
+        # all later ones are hits.
         assert float(ask("sum(triton_bundler_compiles_total)")[0]["value"][1]) == 2
         _, errors = job.communicate("", timeout=30)
         assert job.returncode == 0, errors

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`explain` names what differs from the nearest recorded kernel, and strict mode says so before anything is compiled."""
+"""`explain` names what differs from the nearest recorded kernel, and strict mode says so before
+anything is compiled.
+"""
 
 import dataclasses
 import json
@@ -101,7 +103,9 @@ def env(store_url, tmp_path, monkeypatch):
 
 @pytest.mark.release
 def test_each_planted_difference_is_named(env, variants, tmp_path, monkeypatch):
-    """Of nine compiles that differ in one thing from a recorded kernel each is explained by that; on another device nothing differs."""
+    """Of nine compiles that differ in one thing from a recorded kernel each is explained by that;
+    on another device nothing differs.
+    """
     plain = variants.pop("plain")
     recorded, _ = compile_variants([plain], env)
     keys, _ = compile_variants(list(variants.values()), env)
@@ -198,7 +202,9 @@ def test_what_is_shown_of_a_list_is_whole():
 
 @pytest.mark.slow
 def test_the_latest_process_compiled_nothing(env, variants):
-    """After a run that found everything `last` is that run, and no older one's kernels; a run after it that compiles is seen again."""
+    """After a run that found everything `last` is that run, and no older one's kernels; a run after
+    it that compiles is seen again.
+    """
     plain, other = variants["plain"], variants["constants"]
     for wanted, hits, compiles in (([plain], 0, 1), ([plain], 1, 0), ([plain, other], 1, 1)):
         said, _ = plugged.run(_COMPILE + "\nsay(os.getpid())\n", env, json.dumps(wanted))
@@ -217,7 +223,9 @@ def note(pid, began_ns, *lineage):
 
 
 def test_processes_of_one_run():
-    """A run is the latest process with its forks, and with what a noted process of it started; other children of a shell are others."""
+    """A run is the latest process with its forks, and with what a noted process of it started;
+    other children of a shell are others.
+    """
     before = note(10, 1, "10", "shell")
     worker, fork = note(21, 3, "21", "20", "shell"), note(22, 3, "21", "20", "shell")
     parent = note(20, 5, "20", "shell")
@@ -244,7 +252,9 @@ def test_a_fork_is_of_the_run_of_its_parent():
 
 
 def test_notes_are_bounded_and_damage_is_left_out(tmp_path, monkeypatch):
-    """The oldest notes and sources go; one that is none is no process, and a damaged source is none."""
+    """The oldest notes and sources go; one that is none is no process, and a damaged source is
+    none.
+    """
     for module in (process_notes, source_texts):
         monkeypatch.setattr(module, "KEPT", 3)
     local = LocalDirectory(str(tmp_path), pytest.fail)
@@ -282,7 +292,9 @@ def test_notes_are_bounded_and_damage_is_left_out(tmp_path, monkeypatch):
     [("3.6.0", True), ("3.7.1+gitabc", True), ("3.9.0", False), ("3.10.1", False), (None, True)],
 )
 def test_what_is_said_of_dependencies_is_true_of_the_triton_that_runs(monkeypatch, release, told):
-    """Since Triton 3.9 a key does not depend on what was hashed before, and nothing is said of that; no other release is spoken of."""
+    """Since Triton 3.9 a key does not depend on what was hashed before, and nothing is said of
+    that; no other release is spoken of.
+    """
     monkeypatch.setattr(identity, "installed_triton", lambda: Toolchain(release=release))
     sentence = str(Difference("dependencies", "a", "b"))
     assert sentence.startswith("a function that it calls, or a global that it uses, changed")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a kernel missed where there is no store: beside a bundle, a tag, a registered bundle, or what lies in Triton's directory."""
+"""Why a kernel missed where there is no store: beside a bundle, a tag, a registered bundle, or what
+lies in Triton's directory.
+"""
 
 import json
 import subprocess
@@ -59,7 +61,9 @@ def parts_of(row):
 
 
 def test_after_a_restore_another_setting_is_named(recorded, tmp_path):
-    """Restored, compiled again under another variable by plain Triton: `explain` and `diff` name the part of the key, with both values."""
+    """Restored, compiled again under another variable by plain Triton: `explain` and `diff` name
+    the part of the key, with both values.
+    """
     cache = tmp_path / "cache"
     with bundler.Bundle.load(recorded) as bundle:
         bundler.restore(bundle, cache, only="all")
@@ -91,7 +95,9 @@ def test_a_directory_and_a_tag_are_as_good_as_a_bundle(recorded, tmp_path):
 
 
 def test_a_registered_bundle_is_compared_with(recorded, tmp_path):
-    """A program that registered its kernels, and compiled others under another setting, asks in code; no store is named anywhere."""
+    """A program that registered its kernels, and compiled others under another setting, asks in
+    code; no store is named anywhere.
+    """
     code = (
         "import bundler\nbundler.register(sys.argv[2])\n"
         'compile_one("gelu")\n'
@@ -110,7 +116,9 @@ def keyed(key, target, **options):
 
 
 def test_the_nearest_is_one_for_the_same_target():
-    """However little another target's differs; where there is none of the same target, that is told."""
+    """However little another target's differs; where there is none of the same target, that is
+    told.
+    """
     asked = keyed("A" * 52, "cuda:90", num_warps="4", num_stages="3", maxnreg="64")
     far = keyed("B" * 52, "cuda:90", num_warps="8", num_stages="2", maxnreg="32")
     other = keyed("C" * 52, "cuda:80", num_warps="4", num_stages="3", maxnreg="64")
@@ -121,7 +129,9 @@ def test_the_nearest_is_one_for_the_same_target():
 
 
 def test_what_metadata_does_not_tell_is_no_difference():
-    """Of a kernel of a directory only what both sides name is compared; where nothing of it differs, that is said."""
+    """Of a kernel of a directory only what both sides name is compared; where nothing of it
+    differs, that is said.
+    """
     whole = keyed("A" * 52, "cuda:90", num_warps="4", debug="False")
     told = KeyedKernel(
         "B" * 52, "k", whole.target, KeyParts((("option.num_warps", "4"),), False), True

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helion's remote cache over a store: the calls that Helion makes, and a stand-in for its base class where Helion is not installed."""
+"""Helion's remote cache over a store: the calls that Helion makes, and a stand-in for its base
+class where Helion is not installed.
+"""
 
 import abc
 import importlib
@@ -28,7 +30,9 @@ def store(tmp_path):
 
 
 def test_what_one_process_put_another_gets(store, tmp_path, monkeypatch):
-    """Made without arguments, as Helion makes it, the cache uses the store of the environment; a text comes back as it was."""
+    """Made without arguments, as Helion makes it, the cache uses the store of the environment; a
+    text comes back as it was.
+    """
     helion_cache.HelionCache(store).put("ab" * 32, RECORD)
     monkeypatch.setenv("TRITON_BUNDLER_STORE", str(tmp_path / "store"))
     cache = helion_cache.HelionCache()
@@ -101,7 +105,9 @@ def test_without_a_store_the_message_says_what_to_set(monkeypatch):
 
 
 def test_helion_takes_the_class_for_one_of_its_backends(monkeypatch):
-    """Helion asks `issubclass` of the class that it imported by name, and imports ours after its own."""
+    """Helion asks `issubclass` of the class that it imported by name, and imports ours after its
+    own.
+    """
 
     class RemoteCacheBackend(abc.ABC):
         @abc.abstractmethod

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The three conditions that containers bring, as docs/servers.md describes them: read-only directories, an unwritable home, a random UID."""
+"""The three conditions that containers bring, as docs/servers.md describes them: read-only
+directories, an unwritable home, a random UID.
+"""
 
 import json
 import os
@@ -17,7 +19,8 @@ pytestmark = [pytest.mark.toolchain, pytest.mark.slow]
 
 UID = "12345"
 MODEL = "torch_compile_cache/0123456789/rank_0_0/model"
-# Where the interpreter is in a directory of root's alone, the random user may read everything, and still writes nowhere else.
+# Where the interpreter is in a directory of root's alone, the random user may read everything, and
+# still writes nowhere else.
 _READS_ALL = [f"--{kind}-caps=-all,+dac_read_search" for kind in ("inh", "ambient")]
 _RANDOM_UID = [
     "setpriv",
@@ -50,7 +53,9 @@ def _needs(*programs):
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory):
-    """What an image holds: a store with one kernel in the tag `prod`, and a bundle of a server's cache with that kernel."""
+    """What an image holds: a store with one kernel in the tag `prod`, and a bundle of a server's
+    cache with that kernel.
+    """
     folder = tmp_path_factory.mktemp("image")
     root = folder / "vllm"
     (root / MODEL).parent.mkdir(parents=True)
@@ -117,7 +122,9 @@ def _environment(image, scratch, cache=None, **more):
 
 
 def test_a_random_user_without_a_home_finds_its_kernels(image, scratch):
-    """OpenShift's condition: a UID that no password file knows, a home that is not there, one volume to write to."""
+    """OpenShift's condition: a UID that no password file knows, a home that is not there, one
+    volume to write to.
+    """
     _needs("setpriv")
     env = _environment(image, scratch, HOME="/nonexistent")
     told, err = _run(_RANDOM_UID, _SERVER, env)
@@ -127,7 +134,9 @@ def test_a_random_user_without_a_home_finds_its_kernels(image, scratch):
 
 
 def test_an_unwritable_home_costs_no_compile(image, scratch):
-    """Triton's usual directory cannot be made; kernels go to ours below the temporary directory, and are hits."""
+    """Triton's usual directory cannot be made; kernels go to ours below the temporary directory,
+    and are hits.
+    """
     env = _environment(image, scratch, HOME="/proc/nobody")
     told, _ = _run([], _SERVER, env)
     assert told["heard"] == [["gelu_kernel", True]]

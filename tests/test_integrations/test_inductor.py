@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`save` and `load` in place of torch's: what a new process with an empty cache directory then compiles, measures and launches.
+"""`save` and `load` in place of torch's: what a new process with an empty cache directory then
+compiles, measures and launches.
 
-The kernels are Inductor's own, compiled for a GPU that need not be here; `inductor_worker.py` says what of it is made up.
+The kernels are Inductor's own, compiled for a GPU that need not be here; `inductor_worker.py` says
+what of it is made up.
 """
 
 import json
@@ -69,19 +71,24 @@ def hashes(launched):
 
 
 def test_a_new_process_compiles_and_measures_nothing(made, tmp_path):
-    """With trust="code" each kernel is launched as the first process tuned it: by choice, by descent, by smaller blocks."""
+    """With trust="code" each kernel is launched as the first process tuned it: by choice, by
+    descent, by smaller blocks.
+    """
     found = worker("use", tmp_path / "second", made["bundle"], "code")
     assert (found["entries"], found["warnings"]) == (1, [])
     assert effort(found) == NOTHING
     assert found["launched"] == made["launched"]
     assert made["counts"]["compiles"] > len(made["launched"])
     assert made["counts"]["measured"] > 0
-    # What that process saves has the entry under the same name, that of its content: a tag that all push to does not grow.
+    # What that process saves has the entry under the same name, that of its content: a tag that all
+    # push to does not grow.
     assert found["again"] == made["opaque"]
 
 
 def test_without_trust_kernels_are_built_again_from_their_source_and_found(made, tmp_path):
-    """Without its graph entry torch asks a compile worker for each kernel; nothing is compiled, and the winners are the same."""
+    """Without its graph entry torch asks a compile worker for each kernel; nothing is compiled, and
+    the winners are the same.
+    """
     found = worker("use", tmp_path / "second", made["bundle"], "kernels")
     assert found["entries"] == 0
     assert found["counts"]["compiles"] == 0
@@ -92,7 +99,9 @@ def test_without_trust_kernels_are_built_again_from_their_source_and_found(made,
 
 
 def test_a_graph_entry_travels_without_kernels_candidates_and_paths(made):
-    """The entry has a tenth of its size, nothing in it names the first cache directory, and its kernels are in the bundle."""
+    """The entry has a tenth of its size, nothing in it names the first cache directory, and its
+    kernels are in the bundle.
+    """
     assert made["opaque_bytes"] * 10 < made["entry_bytes"]
     with bundler.Bundle.load(made["bundle"]) as bundle:
         (entry,) = bundle.opaque
@@ -105,7 +114,9 @@ def test_a_graph_entry_travels_without_kernels_candidates_and_paths(made):
 
 
 def test_a_kernel_that_never_ran_is_named_and_keeps_its_candidates(made):
-    """Its winner is not known: the bundle says so, and torch builds it again from its candidates, which travel."""
+    """Its winner is not known: the bundle says so, and torch builds it again from its candidates,
+    which travel.
+    """
     assert [name for name, _ in made["left_out"]] == [NEVER_RAN]
     with bundler.Bundle.load(made["bundle"]) as bundle:
         assert sum(kernel.name == NEVER_RAN for kernel in bundle.kernels) > 1
@@ -113,7 +124,9 @@ def test_a_kernel_that_never_ran_is_named_and_keeps_its_candidates(made):
 
 @pytest.fixture(scope="module")
 def warm(made):
-    """What a process saved that found everything in the first one's own cache directory, at its own place."""
+    """What a process saved that found everything in the first one's own cache directory, at its own
+    place.
+    """
     folder = made["folder"]
     shutil.copytree(folder / "renamed", folder / "first")
     found = worker("warm", folder / "first", folder / "warm.tbundle")
@@ -122,7 +135,9 @@ def warm(made):
 
 
 def test_a_warm_process_saves_what_it_launched(warm, tmp_path):
-    """Nobody asked Triton for the kernels that torch launches statically; they are saved all the same, and suffice."""
+    """Nobody asked Triton for the kernels that torch launches statically; they are saved all the
+    same, and suffice.
+    """
     assert warm["entries"] == 1
     assert hashes(warm["launched"]) <= {kernel_hash(key) for key in warm["kernels"]}
     again = worker("use", tmp_path / "second", warm["bundle"], "code")
@@ -131,12 +146,16 @@ def test_a_warm_process_saves_what_it_launched(warm, tmp_path):
 
 
 def test_a_recording_of_a_warm_process_holds_what_it_launched(warm):
-    """A recording hears nothing of kernels that torch launches statically, and finds them all the same."""
+    """A recording hears nothing of kernels that torch launches statically, and finds them all the
+    same.
+    """
     assert hashes(warm["launched"]) <= {kernel_hash(key) for key in warm["recorded"]}
 
 
 def test_a_torch_that_we_do_not_know_is_named_and_its_directory_packed_whole(made, warm):
-    """What this torch lacks is in the warning; every kernel of the directory travels, and so does the entry, as it is."""
+    """What this torch lacks is in the warning; every kernel of the directory travels, and so does
+    the entry, as it is.
+    """
     assert ["torch._inductor.codecache:sha256_hash" in text for text in warm["warnings"]] == [True]
     assert set(warm["whole"]) >= {*made["kernels"], *warm["kernels"]}
     assert made["entry_bytes"] in [
@@ -145,7 +164,9 @@ def test_a_torch_that_we_do_not_know_is_named_and_its_directory_packed_whole(mad
 
 
 def test_winners_only_leaves_out_what_tuning_did_not_choose(made, tmp_path):
-    """Of each kernel that has run, the winner travels alone, and a new process still compiles and measures nothing."""
+    """Of each kernel that has run, the winner travels alone, and a new process still compiles and
+    measures nothing.
+    """
     saved = worker("make", tmp_path / "first", tmp_path / "winners.tbundle", "winners")
     with bundler.Bundle.load(tmp_path / "winners.tbundle") as bundle:
         names = sorted(kernel.name for kernel in bundle.kernels if kernel.name != NEVER_RAN)
@@ -157,7 +178,9 @@ def test_winners_only_leaves_out_what_tuning_did_not_choose(made, tmp_path):
 
 
 def test_torch_compile_finds_its_graphs_in_a_new_process(compiled):
-    """torch.compile itself, forward and backward: the second process takes both graphs from the bundle, and the loss is equal."""
+    """torch.compile itself, forward and backward: the second process takes both graphs from the
+    bundle, and the loss is equal.
+    """
     first, second, _ = compiled
     assert first["counters"] == {"fxgraph_cache_miss": 2}
     assert (second["counters"], second["autograd"]) == ({"fxgraph_cache_hit": 2}, 1)
@@ -165,13 +188,17 @@ def test_torch_compile_finds_its_graphs_in_a_new_process(compiled):
 
 
 def test_another_compiler_than_the_recorded_one_is_named(compiled):
-    """torch writes $CXX into the keys of its graphs: a process with another one is told both, when it loads."""
+    """torch writes $CXX into the keys of its graphs: a process with another one is told both, when
+    it loads.
+    """
     *_, second, _ = compiled
     assert ["CXX" in text and "no-such-c++" in text for text in second["other_compiler"]] == [True]
 
 
 def test_save_before_anything_is_compiled_says_so(compiled):
-    """save() in a process in which torch.compile did nothing raises NotFound with the fix, and writes nothing."""
+    """save() in a process in which torch.compile did nothing raises NotFound with the fix, and
+    writes nothing.
+    """
     *_, second, bundle = compiled
     assert second["error"] == "NotFound"
     assert (
@@ -183,7 +210,9 @@ def test_save_before_anything_is_compiled_says_so(compiled):
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """What two processes found that compiled one function with torch.compile itself, and the bundle between them."""
+    """What two processes found that compiled one function with torch.compile itself, and the bundle
+    between them.
+    """
     folder = tmp_path_factory.mktemp("graphs")
     first = worker("save", folder / "first", folder / "cpu.tbundle", program="inductor_graphs.py")
     shutil.rmtree(folder / "first")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Inductor cache from a GPU machine, restored for devices that it was not made for.  Skipped aloud where it is not."""
+"""A real Inductor cache from a GPU machine, restored for devices that it was not made for.  Skipped
+aloud where it is not.
+"""
 
 import json
 import tarfile
@@ -18,7 +20,9 @@ DEVICES = (0, 1)
 
 @pytest.fixture(scope="module")
 def restored(tmp_path_factory):
-    """The cache, packed and restored under two devices; (original, bundle file, new directory, report)."""
+    """The cache, packed and restored under two devices; (original, bundle file, new directory,
+    report).
+    """
     if not ARCHIVE.is_file():
         pytest.skip(
             f"the archive of a real cache is not here: {ARCHIVE.name}, beside the checkout's parent"
@@ -53,7 +57,9 @@ def test_every_group_of_both_devices_is_inside_the_new_path(restored):
 
 
 def test_one_copy_is_stored_for_all_devices(restored):
-    """A cache that holds every kernel under two devices makes the bundle of a cache that holds it under one."""
+    """A cache that holds every kernel under two devices makes the bundle of a cache that holds it
+    under one.
+    """
     _, path, there, _ = restored
     with bundler.Bundle.load(path) as one, bundler.pack(there) as two:
         assert two.kernels == one.kernels
@@ -64,7 +70,9 @@ def test_one_copy_is_stored_for_all_devices(restored):
 
 
 def test_what_is_no_kernel_is_there_once_byte_for_byte(restored):
-    """Generated modules, tuning results and graph entries are at the same place under the new directory, once."""
+    """Generated modules, tuning results and graph entries are at the same place under the new
+    directory, once.
+    """
     original, _, there, _ = restored
     beside = {
         path.relative_to(original)

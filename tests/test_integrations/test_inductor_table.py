@@ -19,7 +19,9 @@ BYTES = {"ours": 4_000_000, "ours-winners": 1_000_000, "mega-cache": 120_000_000
 
 
 def table(folder, **changed):
-    """Write samples of max-autotune, with changes to those of `ours`, and make the table; (status, rows by work)."""
+    """Write samples of max-autotune, with changes to those of `ours`, and make the table; (status,
+    rows by work).
+    """
     samples = folder / "samples"
     samples.mkdir(parents=True)
     for variant, seconds in SECONDS.items():
@@ -76,7 +78,9 @@ def test_medians_and_ratios_stand_beside_their_targets(tmp_path):
     ],
 )
 def test_a_missed_target_fails(tmp_path, changed, missed):
-    """One compile, another loss, too much time or a sample that failed: the row is not ok, and the status says so."""
+    """One compile, another loss, too much time or a sample that failed: the row is not ok, and the
+    status says so.
+    """
     status, rows = table(tmp_path, **changed)
     assert status == 1
     assert not rows[missed]["ok"]

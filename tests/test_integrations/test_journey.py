@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way of one kernel key through the cache manager: which modules of ours run for it, and which are imported at all."""
+"""The way of one kernel key through the cache manager: which modules of ours run for it, and which
+are imported at all.
+"""
 
 import json
 import os
@@ -36,7 +38,8 @@ def modules_of(name):
     return sorted({module for module in ran if module.startswith("bundler.")})
 """
 _FOUND = "compile_one('gelu'); say([modules_of('gelu'), modules_of('softmax')])"
-# The session begins with the first kernel; its directory is another one for the second, as Inductor sets it for each device.
+# The session begins with the first kernel; its directory is another one for the second, as Inductor
+# sets it for each device.
 _PLACED = """
 compile_one("gelu")
 knobs.cache.dir = sys.argv[2]
@@ -68,7 +71,9 @@ def _listed():
 
 @pytest.mark.toolchain
 def test_a_kernel_of_the_tag_is_placed_by_the_modules_that_are_documented(tagged, tmp_path):
-    """A key that is not in Triton's directory and in the tag goes through twelve modules at most, those that the page lists."""
+    """A key that is not in Triton's directory and in the tag goes through twelve modules at most,
+    those that the page lists.
+    """
     for cache in "cd":  # the second time the tag's kernels are in Triton's directory already
         (modules, hits), _ = plugged.run(_COUNTING + _PLACED, tagged, tmp_path / cache)
         assert hits == [True] * 3
@@ -85,7 +90,8 @@ def test_a_kernel_that_is_there_goes_through_fewer(tagged):
     assert len(first) <= MOST_MODULES // 2
 
 
-# What no kernel that is there, and no restore, needs: it would take longer to import than the work itself.
+# What no kernel that is there, and no restore, needs: it would take longer to import than the work
+# itself.
 _HEAVY = {
     "asyncio",
     "concurrent.futures.thread",
@@ -133,7 +139,9 @@ def _new_modules(code, *, before=""):
 
 @pytest.mark.toolchain
 def test_importing_the_manager_opens_no_store():
-    """Triton imports the plug-in for the name of a class: what a session is made of comes with the first kernel."""
+    """Triton imports the plug-in for the name of a class: what a session is made of comes with the
+    first kernel.
+    """
     new = _new_modules(
         "from bundler.integrations.triton import BundlerCacheManager",
         before="import triton.knobs, triton.runtime.cache",
@@ -153,7 +161,9 @@ def test_a_recording_childs_manager_opens_no_store():
 
 
 def test_a_first_restore_imports_no_more_than_it_needs(tmp_path):
-    """Loading a bundle and restoring it imports neither writers, keys, stores nor what is slow in the standard library."""
+    """Loading a bundle and restoring it imports neither writers, keys, stores nor what is slow in
+    the standard library.
+    """
     bundle = ROOT / "tests" / "data" / "v2.0" / "triton-3.7.1.tbundle"
     new = _new_modules(
         f"import bundler\nwith bundler.Bundle.load({str(bundle)!r}) as b: bundler.restore(b, {str(tmp_path)!r}, 'launch', only='all')"
@@ -165,7 +175,9 @@ def test_a_first_restore_imports_no_more_than_it_needs(tmp_path):
 
 @pytest.mark.toolchain
 def test_a_hit_in_the_tag_imports_neither_locks_nor_writers(store_url, tagged):
-    """A session that reads its tag, and finds a kernel there, imports nothing that only a compile or a publication needs."""
+    """A session that reads its tag, and finds a kernel there, imports nothing that only a compile
+    or a publication needs.
+    """
     code = "compile_one('gelu'); say(sorted(sys.modules))"
     found, _ = plugged.run(code, {**tagged, "TRITON_BUNDLER_MODE": "read"})
     assert (

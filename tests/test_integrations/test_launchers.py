@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In a session Triton's first launch needs no C compiler; a library stands in for the driver's, and the compiler refuses."""
+"""In a session Triton's first launch needs no C compiler; a library stands in for the driver's, and
+the compiler refuses.
+"""
 
 import json
 import shutil
@@ -13,7 +15,8 @@ from bundler.runtime.launch import jit_modules
 
 FAKE = Path(__file__).resolve().parents[1] / "test_runtime" / "jit" / "fake_cuda.c"
 pytestmark = [pytest.mark.slow, pytest.mark.toolchain]
-# Triton's own driver code, but for what it asks torch; then one kernel, compiled by hand and launched as the JIT does.
+# Triton's own driver code, but for what it asks torch; then one kernel, compiled by hand and
+# launched as the JIT does.
 LAUNCH = """
 import types
 def launch():
@@ -69,7 +72,9 @@ def expected():
 
 
 def test_a_session_by_environment_needs_no_compiler(tmp_path, fake_cuda):
-    """It begins in the middle of the build of `cuda_utils`, which it answers with our extension; the report counts."""
+    """It begins in the middle of the build of `cuda_utils`, which it answers with our extension;
+    the report counts.
+    """
     report = tmp_path / "report.json"
     env, tried = environment(tmp_path, fake_cuda, TRITON_BUNDLER_REPORT=report)
     plugged.run(LAUNCH + "launch()\nsay(1)\n", env)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Triton whose keys hold path and column of the source: it is noticed, explained, and cured by TRITON_DISABLE_LINE_INFO."""
+"""A Triton whose keys hold path and column of the source: it is noticed, explained, and cured by
+TRITON_DISABLE_LINE_INFO.
+"""
 
 import json
 import shutil
@@ -41,7 +43,9 @@ def checkout(tmp_path):
 
 @pytest.fixture
 def asked(checkout, store_url, tmp_path, monkeypatch):
-    """Record in one checkout; then, with an empty cache directory, ask in another: returns whether each kernel was found."""
+    """Record in one checkout; then, with an empty cache directory, ask in another: returns whether
+    each kernel was found.
+    """
 
     def ask(patch, **variables):
         monkeypatch.setenv("TRITON_BUNDLER_STORE", store_url)
@@ -64,7 +68,9 @@ def test_the_triton_of_today_finds_a_kernel_of_another_checkout(asked):
 
 
 def test_a_coming_triton_misses_it_and_explain_says_what_to_set(asked):
-    """What differs is the path alone, which is told as such, and not as a change of what the kernel calls; no path stands in the message."""
+    """What differs is the path alone, which is told as such, and not as a change of what the kernel
+    calls; no path stands in the message.
+    """
     assert asked(_PATCH) == [False]
     (explained,) = bundler.explain(last=True)
     assert [difference.what for difference in explained.differences] == ["source path"]
@@ -84,7 +90,9 @@ def test_without_line_information_it_finds_it(asked):
 def test_a_shifted_line_is_no_reason_where_it_does_not_count(
     checkout, store_url, tmp_path, monkeypatch
 ):
-    """Without line information a kernel three lines below is found, and of another specialization only that is told."""
+    """Without line information a kernel three lines below is found, and of another specialization
+    only that is told.
+    """
     monkeypatch.setenv("TRITON_BUNDLER_STORE", store_url)
     monkeypatch.setenv("TRITON_BUNDLER_LOCAL", str(tmp_path / "local"))
     first, second = checkout("first"), checkout("second")

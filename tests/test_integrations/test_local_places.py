@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our own directory on this host: where it is, and that nobody else could have put kernels or notes into it."""
+"""Our own directory on this host: where it is, and that nobody else could have put kernels or notes
+into it.
+"""
 
 import os
 from pathlib import Path
@@ -31,7 +33,9 @@ def told():
 
 @pytest.fixture
 def homeless(monkeypatch, tmp_path):
-    """Leave the temporary directory alone, as for a user without a home; return the known name there."""
+    """Leave the temporary directory alone, as for a user without a home; return the known name
+    there.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nobody")
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -70,7 +74,9 @@ def test_the_users_cache_comes_first(told, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hostile_cache_directory_is_told_of(kind, told, monkeypatch, tmp_path, homeless):
-    """The user's cache directory is not used when others could write there; the temporary place is, and the user is told."""
+    """The user's cache directory is not used when others could write there; the temporary place is,
+    and the user is told.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     hostile = tmp_path / "cache" / "triton-bundler"
     hostile.parent.mkdir()
@@ -86,7 +92,9 @@ def test_a_hostile_cache_directory_is_told_of(kind, told, monkeypatch, tmp_path,
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hostile_temporary_directory_is_not_used(kind, told, tmp_path, homeless):
-    """Kernels and notes go to a private directory, in which nothing of the hostile one is read, and the user is told once."""
+    """Kernels and notes go to a private directory, in which nothing of the hostile one is read, and
+    the user is told once.
+    """
     make_hostile(homeless, kind, tmp_path)
     local = LocalDirectory(None, told.append)
     directories = UserDirectories(local, lambda *_: None)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What observers hear of restores, pushes, pulls and breakers, and how it gets to Prometheus: over HTTP, as a file, from many processes."""
+"""What observers hear of restores, pushes, pulls and breakers, and how it gets to Prometheus: over
+HTTP, as a file, from many processes.
+"""
 
 import json
 import logging
@@ -31,7 +33,8 @@ from bundler.store.store_server import StoreServer
 ROOT = Path(__file__).resolve().parents[2]
 BUNDLE = ROOT / "tests" / "data" / "v2.0" / "triton-3.7.1.tbundle"
 PAGE = ROOT / "docs" / "metrics.md"
-# A process that restores once, forks where it is told to, and restores again; the child restores once, and ends.
+# A process that restores once, forks where it is told to, and restores again; the child restores
+# once, and ends.
 RESTORING = """
 import os, sys
 import bundler
@@ -203,7 +206,9 @@ def test_a_breaker_tells_each_change_and_who_comes_later(heard):
 
 
 def test_a_session_tells_what_it_counts_and_nothing_twice(heard):
-    """Hits by tier, with the seconds saved and bytes; misses; compiles as steps; what a push or restore told is not told again."""
+    """Hits by tier, with the seconds saved and bytes; misses; compiles as steps; what a push or
+    restore told is not told again.
+    """
     tally = Tally()
     tally.hits.append(("store", 1.5, 100, "KEY"))
     tally.fold()
@@ -241,7 +246,9 @@ def test_a_turn_tells_of_its_lease(heard):
 
 
 def test_steps_are_spans_of_a_program_that_traces(spans, tmp_path):
-    """A span has the digest as an attribute, one inside another is its child, and an error is recorded."""
+    """A span has the digest as an attribute, one inside another is its child, and an error is
+    recorded.
+    """
     spans.clear()
     with (
         trace.get_tracer("test").start_as_current_span("job"),
@@ -271,7 +278,9 @@ def test_steps_are_spans_of_a_program_that_traces(spans, tmp_path):
 
 
 def test_events_are_logged_with_fields(caplog, tmp_path):
-    """A log record of `bundler.events` has what is told as fields, whose names docs/metrics.md lists."""
+    """A log record of `bundler.events` has what is told as fields, whose names docs/metrics.md
+    lists.
+    """
     with caplog.at_level(logging.INFO, "bundler.events"):
         bundler.restore(BUNDLE, tmp_path, only="all")
     (record,) = [record for record in caplog.records if record.name == "bundler.events"]
@@ -295,7 +304,9 @@ def test_each_metric_is_documented():
 
 
 def test_a_session_shows_metrics_while_it_lasts(tmp_path):
-    """By a port of the loopback address, where it says; a port that is taken is an error that names it."""
+    """By a port of the loopback address, where it says; a port that is taken is an error that names
+    it.
+    """
     with bundler.session("memory:", push=None, metrics_port=0) as session:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/metrics", session.metrics_url)
         before = samples(_get(session.metrics_url)).get("triton_bundler_restore_seconds_count", 0)
@@ -319,7 +330,9 @@ def _get(url):
 
 
 def test_without_the_library_it_is_said_how_to_install_it(monkeypatch, tmp_path):
-    """A port, or a file, that was asked for is an error which names the extra; a directory of other programs is none."""
+    """A port, or a file, that was asked for is an error which names the extra; a directory of other
+    programs is none.
+    """
     monkeypatch.setattr(metrics_export.importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(
         bundler.ConfigError,
@@ -341,7 +354,9 @@ def test_without_the_library_it_is_said_how_to_install_it(monkeypatch, tmp_path)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "counts"), [("job.prom", [2]), ("job-{pid}.prom", [1, 2])])
 def test_a_batch_job_leaves_a_file(tmp_path, name, counts):
-    """Written at the end, whole, with our metrics alone; a forked child counts from nought, and writes where the name has its number."""
+    """Written at the end, whole, with our metrics alone; a forked child counts from nought, and
+    writes where the name has its number.
+    """
     folder = tmp_path / "told"
     folder.mkdir()
     restoring(tmp_path, forks=True, TRITON_BUNDLER_METRICS_FILE=folder / name)
@@ -353,7 +368,9 @@ def test_a_batch_job_leaves_a_file(tmp_path, name, counts):
 
 @pytest.mark.slow
 def test_many_processes_add_up(tmp_path):
-    """In the multi-process mode of prometheus_client a reader sees what all did, also those that have ended."""
+    """In the multi-process mode of prometheus_client a reader sees what all did, also those that
+    have ended.
+    """
     shared = tmp_path / "shared"
     shared.mkdir()
     for number in range(2):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A comment above a kernel, or above a function that it calls: who asks for it gets the kernel that was recorded, without a compile."""
+"""A comment above a kernel, or above a function that it calls: who asks for it gets the kernel that
+was recorded, without a compile.
+"""
 
 import hashlib
 import json
@@ -96,7 +98,9 @@ def original(path, name="shift"):
 
 
 def ask(folder, url, kernels, name="shift", *, code=_RUN, cache="cache", **more):
-    """Ask for a kernel in a new process; returns whether it was a hit, its cubin, its mark and its hash, the report, and what was warned."""
+    """Ask for a kernel in a new process; returns whether it was a hit, its cubin, its mark and its
+    hash, the report, and what was warned.
+    """
     report = folder / "report.json"
     more = {
         "TRITON_BUNDLER_MOVED": "1",
@@ -118,7 +122,9 @@ def ask(folder, url, kernels, name="shift", *, code=_RUN, cache="cache", **more)
 def test_a_comment_above_a_kernel_or_its_helper_compiles_nothing(
     recorded, store_url, tmp_path, edits, tag
 ):
-    """By Triton's own listener; same binary, the mark names the recorded key, counters and report say so, and nothing is published."""
+    """By Triton's own listener; same binary, the mark names the recorded key, counters and report
+    say so, and nothing is published.
+    """
     with bundler.Bundle.load(recorded) as bundle, bundler.open_store(store_url) as store:
         store.push(bundle, "lib")
         before = {kernel.key for kernel in store.pull("lib").kernels}
@@ -186,7 +192,9 @@ def test_a_kernel_with_device_asserts_that_tell_lines_is_compiled(recorded, stor
 
 
 def test_a_kernel_that_a_session_published_is_found_once_it_moved(any_store_url, tmp_path):
-    """By its record, in a store of each kind; a third place finds it too, though the second published nothing."""
+    """By its record, in a store of each kind; a third place finds it too, though the second
+    published nothing.
+    """
     first, _, _ = ask(tmp_path, any_store_url, source(tmp_path), cache="a")
     second, _, _ = ask(
         tmp_path, any_store_url, source(tmp_path, _ABOVE_KERNEL, name="b.py"), cache="b"
@@ -200,7 +208,9 @@ def test_a_kernel_that_a_session_published_is_found_once_it_moved(any_store_url,
 
 
 def test_a_store_keeps_what_moved_kernels_are_found_by(recorded, store_url, tmp_path):
-    """Verified, mirrored, pruned with its kernels, and made again where it is lost; one that leads nowhere is removed."""
+    """Verified, mirrored, pruned with its kernels, and made again where it is lost; one that leads
+    nowhere is removed.
+    """
     with bundler.Bundle.load(recorded) as bundle, bundler.open_store(store_url) as store:
         store.push(bundle, "lib")
         many = len(bundle.kernels)
@@ -229,7 +239,9 @@ def entries(root):
 
 
 def test_an_entry_that_leads_to_another_kernel_is_no_hit(recorded, store_url, tmp_path):
-    """Whatever a store says, the kernel is proven by Triton's own hash of its source at the recorded lines."""
+    """Whatever a store says, the kernel is proven by Triton's own hash of its source at the
+    recorded lines.
+    """
     with bundler.Bundle.load(recorded) as bundle, bundler.open_store(store_url) as store:
         store.push(bundle, "lib")
     guarded, _ = original(recorded, "guarded")
@@ -281,7 +293,9 @@ say([[hit for _, hit in heard], report.moved, len(report.restored)])
 
 
 def test_a_restore_places_kernels_of_functions_that_moved(recorded, tmp_path):
-    """For functions that are there already; with the recorded ones, which other checkouts may ask for."""
+    """For functions that are there already; with the recorded ones, which other checkouts may ask
+    for.
+    """
     kernel, _ = original(recorded)
     env = plugged.environment(None, tmp_path / "cache", TRITON_CACHE_MANAGER=None)
     moved = source(tmp_path, _ABOVE_HELPER)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels reach the store whatever becomes of the process that compiled them, and nobody waits for one that cannot be compiled."""
+"""Kernels reach the store whatever becomes of the process that compiled them, and nobody waits for
+one that cannot be compiled.
+"""
 
 import signal
 import time
@@ -42,7 +44,9 @@ spawned.join()
 
 
 def test_children_of_every_kind_publish_what_they_compile(store_url, tmp_path, recorded):
-    """Children that are forked, before and after their parent compiled, and spawned, end without a word: all is in the store."""
+    """Children that are forked, before and after their parent compiled, and spawned, end without a
+    word: all is in the store.
+    """
     plugged.run(
         _CHILDREN, plugged.environment(store_url, tmp_path / "cache"), tmp_path / "script.py"
     )
@@ -56,7 +60,9 @@ def test_children_of_every_kind_publish_what_they_compile(store_url, tmp_path, r
 
 @pytest.mark.serial
 def test_a_signal_loses_nothing_that_is_two_seconds_old(any_store_url, tmp_path, recorded):
-    """Processes that are killed, in either way, two seconds after a compile leave the kernel in the store."""
+    """Processes that are killed, in either way, two seconds after a compile leave the kernel in the
+    store.
+    """
     signals = {"gelu": signal.SIGTERM, "softmax": signal.SIGKILL}
     env = plugged.environment(any_store_url, tmp_path / "cache")
     processes = {name: plugged.start(COMPILE_AND_STAY, env, name) for name in signals}
@@ -100,7 +106,9 @@ say([[type(error).__name__, "too large a block" in str(error)] for error in erro
 
 @pytest.mark.slow
 def test_a_kernel_that_does_not_compile_fails_in_each_process_and_delays_none(store_url, tmp_path):
-    """Four processes that ask for a kernel with a failing static_assert, twice each, all see Triton's own error."""
+    """Four processes that ask for a kernel with a failing static_assert, twice each, all see
+    Triton's own error.
+    """
     (tmp_path / "refused.py").write_text(_REFUSED)
     started = time.monotonic()
     processes = [

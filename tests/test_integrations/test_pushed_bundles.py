@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bundle that was pushed, built or mirrored, and a program with the two variables alone: each kernel is a hit, and all say so."""
+"""A bundle that was pushed, built or mirrored, and a program with the two variables alone: each
+kernel is a hit, and all say so.
+"""
 
 import plugged
 import pytest
@@ -41,7 +43,9 @@ def hits(url, cache, **more):
 
 
 def test_a_pushed_bundle_is_found_without_its_tag(bundle, any_store_url, tmp_path, monkeypatch):
-    """Every kernel is a hit, with no assembler; `explain` and `build --check` agree; what differs is compared with what was pushed."""
+    """Every kernel is a hit, with no assembler; `explain` and `build --check` agree; what differs
+    is compared with what was pushed.
+    """
     many = len(bundle.kernels)
     with bundler.open_store(any_store_url) as store:
         store.push(bundle, "lib")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job of many ranks: each has a session of its own, and together they compile once, push one tag, and fetch once a host."""
+"""A job of many ranks: each has a session of its own, and together they compile once, push one tag,
+and fetch once a host.
+"""
 
 import plugged
 import pytest
@@ -42,7 +44,9 @@ def _ranks(run, tmp_path, url):
 
 
 def test_ranks_compile_once_and_share_one_tag(tmp_path):
-    """Four ranks compile what they share once; the tag has all; on another host each finds everything, fetched about once."""
+    """Four ranks compile what they share once; the tag has all; on another host each finds
+    everything, fetched about once.
+    """
     with redis_server.running(redis_server.NAMES[0]) as server:
         url = server.url(query="timeout_s=20&connect_timeout_s=20")
         first = _ranks(1, tmp_path, url)
@@ -52,5 +56,6 @@ def test_ranks_compile_once_and_share_one_tag(tmp_path):
             assert len(bundle.kernels) == RANKS + 1
         second = _ranks(2, tmp_path, url)
     assert [answer[:3] for answer in second] == [[{"tag": 2}, 0, {}]] * RANKS
-    # Units of five kernels, and the manifest; each rank for itself would have fetched them four times.
+    # Units of five kernels, and the manifest; each rank for itself would have fetched them four
+    # times.
     assert sum(fetched for *_, fetched in second) < 2 * (2 * (RANKS + 1) + 1)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that replays what was recorded makes no call of Triton's compiler, fires no hook of it and benchmarks nothing."""
+"""A server that replays what was recorded makes no call of Triton's compiler, fires no hook of it
+and benchmarks nothing.
+"""
 
 import plugged
 import pytest
@@ -10,7 +12,8 @@ from bundler.errors import ConfigError, NotFound
 pytest.importorskip("triton")
 pytestmark = pytest.mark.toolchain
 
-# A server without a GPU: the stand-in takes launches; `serve` calls each kernel as examples/kernels.py does with tensors.
+# A server without a GPU: the stand-in takes launches; `serve` calls each kernel as
+# examples/kernels.py does with tensors.
 _SERVER = """
 from types import ModuleType, SimpleNamespace
 import warnings
@@ -121,7 +124,9 @@ say([len(report.replayed), len(report.tuned), report.later, report.not_found, re
 
 @pytest.mark.release
 def test_a_session_replays_its_tag_and_serves_100_calls_silently(recorded, tmp_path):
-    """With replay=True, strict mode armed and a hook that raises: no compile, no hit, no benchmark, in more than 100 calls."""
+    """With replay=True, strict mode armed and a hook that raises: no compile, no hit, no benchmark,
+    in more than 100 calls.
+    """
     (replayed, tuned, *empty, took, heard, benchmarks, launches, misses), err = _serve(
         _SESSION, recorded, tmp_path
     )
@@ -163,7 +168,9 @@ say([len(report.replayed), len(report.moved), heard, len(Gpu.launches), session.
 
 @pytest.mark.parametrize("how", ["session", "call"])
 def test_kernels_of_functions_that_moved_are_replayed(recorded, tmp_path, how):
-    """By a session and by a call that ask for it: comments above all functions, and no compile, no hit, no hook."""
+    """By a session and by a call that ask for it: comments above all functions, and no compile, no
+    hit, no hook.
+    """
     moved = tmp_path / "moved.py"
     moved.write_text(f"# a comment\n{plugged.KERNELS.read_text()}")
     env = plugged.environment(
@@ -192,7 +199,9 @@ say([len(report.not_found), len(report.not_tuned), heard, Gpu.benchmarks, len(Gp
 @pytest.mark.release
 @pytest.mark.slow
 def test_kernels_that_are_imported_later_are_served_silently_too(recorded, tmp_path):
-    """`bundler.replay` before the import: functions and tuners get theirs when they are first called."""
+    """`bundler.replay` before the import: functions and tuners get theirs when they are first
+    called.
+    """
     assert _serve(_LATER, recorded, tmp_path)[0] == [9, 1, [], 0, 102, "FilledCache"]
 
 
@@ -207,7 +216,9 @@ say([heard, Gpu.benchmarks, len(Gpu.launches)])
 @pytest.mark.slow
 @pytest.mark.release
 def test_by_environment_the_first_kernel_brings_all_others(recorded, tmp_path):
-    """TRITON_BUNDLER_REPLAY=1: the session begins with the first kernel that Triton asks for, and replays the tag; no hook fires, not even there."""
+    """TRITON_BUNDLER_REPLAY=1: the session begins with the first kernel that Triton asks for, and
+    replays the tag; no hook fires, not even there.
+    """
     more = {
         "TRITON_CACHE_MANAGER": plugged.MANAGER,
         "TRITON_BUNDLER_STORE": f"file://{recorded}/store",
@@ -247,7 +258,9 @@ say([failed, [name for name, hit in heard if not hit]])
 
 @pytest.mark.slow
 def test_by_environment_first_calls_of_several_threads_are_silent(recorded, tmp_path):
-    """Whichever thread's kernel begins the session, the others wait for it, and no hook fires for theirs."""
+    """Whichever thread's kernel begins the session, the others wait for it, and no hook fires for
+    theirs.
+    """
     more = {
         "TRITON_CACHE_MANAGER": plugged.MANAGER,
         "TRITON_BUNDLER_STORE": f"file://{recorded}/store",
@@ -292,7 +305,9 @@ with bundler.session(sys.argv[2], "prod", push=None, replay=True, STRICT) as ses
 @pytest.mark.slow
 @pytest.mark.parametrize(("strict", "warnings"), [("strict=None", 1), ("strict='off'", 0)])
 def test_a_compile_after_a_replay_is_told_unless_it_is_fine(recorded, tmp_path, strict, warnings):
-    """A session that replays arms strict mode, as a warning that ends nothing; `off` is the user's word."""
+    """A session that replays arms strict mode, as a warning that ends nothing; `off` is the user's
+    word.
+    """
     (told, compiled), err = _serve(_STRICT.replace("STRICT", strict), recorded, tmp_path)
     assert (told, compiled) == (warnings, ["gelu_kernel"])
     assert ("was not recorded" in err) is bool(warnings)
@@ -309,7 +324,9 @@ say([sorted(reason for _, reason in report.changed), len(report.replayed), [name
 
 @pytest.mark.slow
 def test_a_changed_kernel_is_named_with_what_differs_and_compiled(recorded, tmp_path):
-    """A tag of TRITON_BUNDLER_STORE; one kernel was edited since: one warning, the others are replayed."""
+    """A tag of TRITON_BUNDLER_STORE; one kernel was edited since: one warning, the others are
+    replayed.
+    """
     edited = tmp_path / "kernels.py"
     text = plugged.KERNELS.read_text()
     edited.write_text(text.replace("gate * tl.sigmoid(gate) * up", "up * gate * tl.sigmoid(gate)"))
@@ -344,7 +361,9 @@ say(told)
 
 
 def test_a_result_file_that_was_changed_is_not_used(recorded, tmp_path):
-    """Another key, other configurations or no JSON: the tuner's cache stays empty, and the report says why."""
+    """Another key, other configurations or no JSON: the tuner's cache stays empty, and the report
+    says why.
+    """
     assert _serve(_TUNED, recorded, tmp_path)[0] == [0, 1, 0] * 5
 
 

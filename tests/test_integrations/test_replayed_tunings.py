@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of `bundler.autotune` fill the caches of Triton's own tuners, where source, configurations, device and toolchain are the same."""
+"""Records of `bundler.autotune` fill the caches of Triton's own tuners, where source,
+configurations, device and toolchain are the same.
+"""
 
 import dataclasses
 import importlib.util
@@ -114,7 +116,9 @@ def configs(triton, *blocks):
 
 
 def test_a_tuner_of_triton_gets_our_winner(triton, add, record):
-    """Its key is the one that Triton's tuner makes; its value the tuner's own configuration; a tuner that is made later gets it, too."""
+    """Its key is the one that Triton's tuner makes; its value the tuner's own configuration; a
+    tuner that is made later gets it, too.
+    """
     caches, tuner = TunerCaches(), triton.autotune(configs(triton), ["n"])(add(name="tuned_there"))
     winner = RecordedWinner(record)
     assert caches.offer([winner]) == {winner.path: ""}

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plug-ins of servers: the cache manager in each process, a replay before the monitor is armed, a tag after the warm-up; never an error."""
+"""Plug-ins of servers: the cache manager in each process, a replay before the monitor is armed, a
+tag after the warm-up; never an error.
+"""
 
 import importlib.metadata
 import os
@@ -30,7 +32,8 @@ def activate(*, mode="warn", verbose=False):
         knobs.runtime.jit_post_compile_hook = fired
 """
 
-# A worker of vLLM: it loads plug-ins, warms a kernel up, arms its monitor and serves.  A stand-in takes its launches.
+# A worker of vLLM: it loads plug-ins, warms a kernel up, arms its monitor and serves.  A stand-in
+# takes its launches.
 _WORKER = """
 from types import SimpleNamespace
 from triton.runtime.driver import driver
@@ -124,7 +127,9 @@ def _run(code, env, **more):
 def test_a_monitor_in_error_mode_is_silent_after_the_plug_in_replayed_and_raises_without(
     server, tmp_path
 ):
-    """What one worker's warm-up made is in the tag when its monitor is armed; a worker that did not warm it up serves it silently."""
+    """What one worker's warm-up made is in the tag when its monitor is armed; a worker that did not
+    warm it up serves it silently.
+    """
     names, err = _run(_WARM_UP, server)
     assert names == ["gelu_kernel", "softmax_kernel"]
     assert err.count("BundlerWarning") == 1  # a first run has no tag yet
@@ -136,7 +141,9 @@ def test_a_monitor_in_error_mode_is_silent_after_the_plug_in_replayed_and_raises
 
 
 def test_children_of_a_process_with_the_plug_in_have_the_manager(server):
-    """The plug-in opens nothing and imports no Triton; what it sets is in the environment of the workers that start."""
+    """The plug-in opens nothing and imports no Triton; what it sets is in the environment of the
+    workers that start.
+    """
     code = """
 from bundler.integrations.server_plugins import vllm_plugin
 import sys, os
@@ -172,7 +179,9 @@ def _plug_in(code, env=None, **more):
 
 @pytest.mark.parametrize("plugin", ["vllm_plugin", "sglang_plugin"])
 def test_without_a_variable_of_ours_a_plug_in_does_nothing(plugin):
-    """No variable of ours: the environment stays as it is, nothing is said, nothing but the plug-in is imported."""
+    """No variable of ours: the environment stays as it is, nothing is said, nothing but the plug-in
+    is imported.
+    """
     code = f"""
 import os, sys
 before = dict(os.environ)
@@ -241,7 +250,9 @@ say("armed")
 
 
 def test_a_warm_up_without_a_monitor_publishes_too(tmp_path):
-    """Where vLLM's monitor is off, the end of the worker's warm-up is the moment; both moments are of one process."""
+    """Where vLLM's monitor is off, the end of the worker's warm-up is the moment; both moments are
+    of one process.
+    """
     package = tmp_path / "server" / "vllm" / "v1" / "worker"
     package.mkdir(parents=True)
     for folder in (package, package.parent, package.parent.parent):
@@ -265,7 +276,9 @@ print(Worker().compile_or_warm_up_model(more=1), heard, Worker.compile_or_warm_u
 
 @pytest.mark.parametrize("imported", ["before", "after"])
 def test_ray_actors_of_vllm_get_our_variables(imported, tmp_path):
-    """The names that vLLM copies to Ray actors have ours among them, and no variable that vLLM hashes was set for it."""
+    """The names that vLLM copies to Ray actors have ours among them, and no variable that vLLM
+    hashes was set for it.
+    """
     package = tmp_path / "server" / "vllm" / "ray"
     package.mkdir(parents=True)
     (package.parent / "__init__.py").touch()
@@ -336,7 +349,9 @@ print(scheduler.heard)
 
 
 def test_servers_find_the_plug_ins():
-    """Each entry point leads to a function that takes no argument, in the groups that vLLM 0.33 and SGLang 0.5.23 read."""
+    """Each entry point leads to a function that takes no argument, in the groups that vLLM 0.33 and
+    SGLang 0.5.23 read.
+    """
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     assert sorted(declared) == [
         "sglang.srt.plugins",
@@ -376,7 +391,9 @@ from sglang.srt.plugins import load_plugins as load
 )
 @pytest.mark.parametrize("server", sorted(_LOADERS))
 def test_released_servers_load_the_plug_ins_by_their_own_code(server, tmp_path):
-    """vLLM's and SGLang's own loaders, from their wheels, find the entry point of an installed package and call it."""
+    """vLLM's and SGLang's own loaders, from their wheels, find the entry point of an installed
+    package and call it.
+    """
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     installed = tmp_path / "site" / "triton_bundler_of_this_checkout-1.dist-info"
     installed.mkdir(parents=True)
@@ -403,7 +420,9 @@ def test_released_servers_load_the_plug_ins_by_their_own_code(server, tmp_path):
     VARIABLE not in os.environ, reason=f"{VARIABLE} names no folder with the servers' wheels"
 )
 def test_released_servers_have_what_the_plug_ins_stand_by():
-    """vLLM 0.33.0 and SGLang 0.5.23, as released, define each function that we wrap, and read the groups that we declare."""
+    """vLLM 0.33.0 and SGLang 0.5.23, as released, define each function that we wrap, and read the
+    groups that we declare.
+    """
     sources = Path(os.environ[VARIABLE])
     from bundler.integrations import server_plugins
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`session`, `install` and `register`: the same in code, with counters, and everything given back at the end."""
+"""`session`, `install` and `register`: the same in code, with counters, and everything given back
+at the end.
+"""
 
 import dataclasses
 import warnings
@@ -47,7 +49,9 @@ def plain(tmp_path, number, **more):
 
 @pytest.mark.toolchain
 def test_a_session_fetches_its_tag_and_adds_to_it(store_url, tmp_path):
-    """A first run makes the tag; a second one finds its kernels without asking the store, and adds what it compiled besides."""
+    """A first run makes the tag; a second one finds its kernels without asking the store, and adds
+    what it compiled besides.
+    """
     first, told = plugged.run(_SESSION, plain(tmp_path, 1), store_url, "", "softmax", "gelu")
     assert f"tag 'demo/all' is not in {store_url} yet: this session makes it at its end\n" in told
     assert (first["found"], first["compiles"], first["published"], first["errors"]) == (
@@ -83,7 +87,9 @@ def test_a_session_fetches_its_tag_and_adds_to_it(store_url, tmp_path):
     ],
 )
 def test_a_tag_that_is_not_there_is_said(tmp_path, monkeypatch, options, then):
-    """A session that finds no such tag says so once, with those that are called almost so, and it is never an error."""
+    """A session that finds no such tag says so once, with those that are called almost so, and it
+    is never an error.
+    """
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     with bundler.open_store("memory:") as store:
         store.push(
@@ -154,7 +160,9 @@ say([dict(counters.found), counters.compiles, len(Previous.made), heard])
 
 @pytest.mark.toolchain
 def test_install_reaches_children_and_leaves_everybody_else_working(store_url, tmp_path, recorded):
-    """A child's kernel is published; a manager and a listener of the user's work on; closing gives environment and manager back."""
+    """A child's kernel is published; a manager and a listener of the user's work on; closing gives
+    environment and manager back.
+    """
     answer, _ = plugged.run(_INSTALL, plain(tmp_path, 1), store_url)
     # The child filled the directory that this process uses too.
     assert answer == [{"triton": 1}, 1, 2, [["softmax_kernel", False]]]
@@ -190,8 +198,8 @@ say([first.counters.compiles, second.counters.compiles])
 
 @pytest.mark.toolchain
 def test_sessions_that_overlap_lose_nothing(tmp_path, recorded):
-    """The first of two sessions ends first: what each compiled is in its store, the other goes on, here and in children, and
-    in the end everything is given back.
+    """The first of two sessions ends first: what each compiled is in its store, the other goes on,
+    here and in children, and in the end everything is given back.
     """
     stores = [f"file://{tmp_path}/{name}" for name in ("first", "second")]
     answer, err = plugged.run(_OVERLAPPING, plain(tmp_path, 1), *stores)
@@ -229,7 +237,9 @@ say([inner.counters.compiles, outer.counters.compiles])
 
 @pytest.mark.toolchain
 def test_a_session_that_ends_during_a_compile(tmp_path, recorded):
-    """Its kernel is published by the session that goes on; with none left, the compile ends as without us, and nobody is warned."""
+    """Its kernel is published by the session that goes on; with none left, the compile ends as
+    without us, and nobody is warned.
+    """
     stores = [f"file://{tmp_path}/{name}" for name in ("outer", "inner")]
     answer, err = plugged.run(_ENDING, plain(tmp_path, 1), *stores)
     assert answer == [0, 1]
@@ -239,7 +249,9 @@ def test_a_session_that_ends_during_a_compile(tmp_path, recorded):
 
 
 def test_a_manager_in_the_environment_stays_behind_a_session_without_urls(tmp_path, monkeypatch):
-    """A store in memory, which children cannot open, is put in front of the manager that the environment names."""
+    """A store in memory, which children cannot open, is put in front of the manager that the
+    environment names.
+    """
     pytest.importorskip("triton")
     from triton import knobs
     from triton.runtime.cache import RemoteCacheManager
@@ -269,7 +281,9 @@ else:
 
 
 def test_a_library_registers_its_kernels(compiled, tmp_path):
-    """Without any store, a process and its child find the kernels of a registered bundle; the file is only read."""
+    """Without any store, a process and its child find the kernels of a registered bundle; the file
+    is only read.
+    """
     refusing, log = plugged.refusing(tmp_path / "bin")
     before = compiled.bundle.read_bytes()
     for number, who in enumerate(("itself", "child")):
@@ -283,7 +297,9 @@ def test_a_library_registers_its_kernels(compiled, tmp_path):
 
 
 def test_counters_do_not_change(tmp_path):
-    """Counters are a snapshot; arguments that cannot be used are typed errors, and leave nothing installed."""
+    """Counters are a snapshot; arguments that cannot be used are typed errors, and leave nothing
+    installed.
+    """
     with bundler.install("memory:") as session:
         counters = session.counters
         with pytest.raises(dataclasses.FrozenInstanceError):
@@ -301,7 +317,9 @@ def test_counters_do_not_change(tmp_path):
 
 
 def test_a_store_that_was_opened_for_reading_is_as_in_mode_read(tmp_path, monkeypatch):
-    """It is asked for no lease, and no tag is pushed to it: neither is worth a warning, at a miss or at the end."""
+    """It is asked for no lease, and no tag is pushed to it: neither is worth a warning, at a miss
+    or at the end.
+    """
     monkeypatch.setenv("TRITON_BUNDLER_LOCAL", str(tmp_path / "local"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     bundle = bundler.Bundle(Content.of([]), Observed(), MemoryBlobs({}))

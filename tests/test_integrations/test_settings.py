@@ -28,14 +28,18 @@ def test_each_setting_is_documented():
     [("MODE", "both"), ("STRICT", "1"), ("TIMEOUT_S", "soon"), ("DISABLE", "yes")],
 )
 def test_a_wrong_value_is_named(name, value, monkeypatch):
-    """A value that a variable cannot have is an error that names the variable, what it got, and what was expected."""
+    """A value that a variable cannot have is an error that names the variable, what it got, and
+    what was expected.
+    """
     monkeypatch.setenv(config.PREFIX + name, value)
     with pytest.raises(ConfigError, match=f"{config.PREFIX}{name}='{value}': expected"):
         config.settings()
 
 
 def test_unknown_variables_are_named_with_the_nearest(monkeypatch):
-    """A misspelled variable is named with the right one, one like no other alone; settings, and what we set ourselves, are known."""
+    """A misspelled variable is named with the right one, one like no other alone; settings, and
+    what we set ourselves, are known.
+    """
     assert config.unknown_words() is None
     for name in [setting.name for setting in config.SETTINGS] + [
         "SPOOL",

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings in files: which file counts, what the environment overrules, and what a file may not say."""
+"""Settings in files: which file counts, what the environment overrules, and what a file may not
+say.
+"""
 
 import os
 
@@ -90,7 +92,9 @@ def test_one_file_can_be_named_or_none(project, tmp_path, monkeypatch):
 
 
 def test_a_file_that_everybody_may_write_is_passed_over(project):
-    """Settings that somebody else can plant above the working directory do not count, and it is said which file that is."""
+    """Settings that somebody else can plant above the working directory do not count, and it is
+    said which file that is.
+    """
     path = project / settings_files.NAME
     path.write_text('mode = "read"\n')
     path.chmod(0o666)
@@ -158,7 +162,9 @@ def test_a_wrong_file_is_named(text, words, project):
 
 @pytest.fixture
 def another(monkeypatch):
-    """Make files whose name begins with another user's appear as such a user's; only root could give them away."""
+    """Make files whose name begins with another user's appear as such a user's; only root could
+    give them away.
+    """
     judged = settings_files._not_ours
     monkeypatch.setattr(
         settings_files,

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that belong to no kernel travel too: libraries that Triton builds with a C compiler, and results of its tuner."""
+"""Files that belong to no kernel travel too: libraries that Triton builds with a C compiler, and
+results of its tuner.
+"""
 
 import shutil
 from pathlib import Path
@@ -39,7 +41,9 @@ except Exception as error:
 @pytest.mark.release
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc to build a library with")
 def test_a_library_is_built_once_and_loaded_only_with_trust(store_url, tmp_path):
-    """Without a compiler, with another include directory, it is found by what it is built of; without trust it is not."""
+    """Without a compiler, with another include directory, it is found by what it is built of;
+    without trust it is not.
+    """
     built, _ = plugged.run(
         _LIBRARY, plugged.environment(store_url, tmp_path / "a"), tmp_path / "include a"
     )
@@ -86,7 +90,9 @@ say([len(timed), timed[-1] is hooked, best])
 
 
 def test_results_of_the_tuner_travel(store_url, tmp_path):
-    """A second process does not time again, though a timing is Infinity; that Triton writes none with a pre_hook is reported."""
+    """A second process does not time again, though a timing is Infinity; that Triton writes none
+    with a pre_hook is reported.
+    """
     answers = []
     for number in range(2):
         report = tmp_path / f"report{number}.json"
@@ -120,7 +126,9 @@ def test_results_of_the_tuner_in_a_pushed_bundle_are_found(store_url, tmp_path):
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc to build a library with")
 def test_a_library_in_a_pushed_bundle_is_found_with_trust(store_url, tmp_path):
-    """By its place, which is the same where the machine is: a bundle does not say what it was built of."""
+    """By its place, which is the same where the machine is: a bundle does not say what it was built
+    of.
+    """
     cache, include = tmp_path / "a", tmp_path / "include"
     alone = plugged.environment(None, cache, TRITON_CACHE_MANAGER=None)
     assert plugged.run(_LIBRARY, alone, include)[0] == 42
@@ -161,7 +169,9 @@ def store_path(url):
 
 @pytest.fixture
 def key_by_triton(monkeypatch):
-    """Return a function that has Triton's own build compute the key of cuda_utils; directories are those of no machine."""
+    """Return a function that has Triton's own build compute the key of cuda_utils; directories are
+    those of no machine.
+    """
     from triton.backends.nvidia import driver
     from triton.runtime import build
 
@@ -197,7 +207,9 @@ def key_by_triton(monkeypatch):
 def test_a_restored_library_is_found_where_the_program_file_is_missing(
     key_by_triton, monkeypatch, tmp_path
 ):
-    """cuda_utils of a bundle is put under each key that Triton's own build may ask for here, and only if the source is the same."""
+    """cuda_utils of a bundle is put under each key that Triton's own build may ask for here, and
+    only if the source is the same.
+    """
     filename, release = (
         f"cuda_utils{identity.extension_suffix()}",
         identity.installed_triton().release,

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strict mode: after the warm-up a compile is an error that says what was recorded instead, or one warning."""
+"""Strict mode: after the warm-up a compile is an error that says what was recorded instead, or one
+warning.
+"""
 
 import json
 import re
@@ -41,8 +43,9 @@ say([before.strict_warnings, violation, before.compiles, after.compiles, after.m
 
 @pytest.mark.toolchain
 def test_a_compile_after_the_warm_up_is_an_error_that_names_the_nearest_kernel(store_url, tmp_path):
-    """`error` raises before anything is compiled; `warn` says it once for each kernel on standard error, in the counters and the
-    report, and breaks no program, also where warnings are errors; both name the kernel and what differs.
+    """`error` raises before anything is compiled; `warn` says it once for each kernel on standard
+    error, in the counters and the report, and breaks no program, also where warnings are errors;
+    both name the kernel and what differs.
     """
     report = tmp_path / "report.json"
     env = plugged.environment(
@@ -109,7 +112,9 @@ _STRICTLY = {
 
 
 def test_strict_by_environment(tmp_path):
-    """TRITON_BUNDLER_STRICT=error turns a compile, and trouble with the store, into an error; nothing is compiled."""
+    """TRITON_BUNDLER_STRICT=error turns a compile, and trouble with the store, into an error;
+    nothing is compiled.
+    """
     cases = [
         {
             "TRITON_CACHE_MANAGER": plugged.MANAGER,

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's compile workers, whose end runs neither exit handlers nor finalizers, publish what they compile."""
+"""torch's compile workers, whose end runs neither exit handlers nor finalizers, publish what they
+compile.
+"""
 
 import subprocess
 import sys

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program whose threads do what a foreign reference breaks, while the main thread records; prints a JSON of what happened.
+"""A program whose threads do what a foreign reference breaks, while the main thread records; prints
+a JSON of what happened.
 
 python busy_threads.py SECONDS
 """
@@ -25,7 +26,9 @@ class Buffers:
 
 
 def build():
-    """Build tuples of unknown size: each is resized at the end, which fails for one that somebody else holds."""
+    """Build tuples of unknown size: each is resized at the end, which fails for one that somebody
+    else holds.
+    """
     tuple(str(row) for row in ROWS)
 
 

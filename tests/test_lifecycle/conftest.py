@@ -36,7 +36,8 @@ def kernels(cache):
     module = support.load(support.KERNELS, "kernels")
     yield module
     sys.modules.pop("kernels", None)
-    # Triton holds every function for ever, and a recording looks into each: kernels of past tests would slow all later ones.
+    # Triton holds every function for ever, and a recording looks into each: kernels of past tests
+    # would slow all later ones.
     for value in vars(module).values():
         for function in (value, getattr(value, "fn", None)):  # an autotuner has its function there
             getattr(function, "device_caches", {}).clear()

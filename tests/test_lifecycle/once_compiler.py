@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker process of these tests: asks for twenty real kernels, one after the other, and compiles with Triton what is missing."""
+"""A worker process of these tests: asks for twenty real kernels, one after the other, and compiles
+with Triton what is missing.
+"""
 
 import hashlib
 import json

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker process of these tests: asks for a kernel once, with a compile of its own that leaves a line in a file; says what it got."""
+"""A worker process of these tests: asks for a kernel once, with a compile of its own that leaves a
+line in a file; says what it got.
+"""
 
 import hashlib
 import json

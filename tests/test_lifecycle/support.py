@@ -16,7 +16,8 @@ KERNELS = ROOT / "examples" / "kernels.py"
 TARGETS = ("cuda:90", "hip:gfx942")
 GROUP = "__grp__"
 
-# What a program does that imports kernels: argv is the file of kernels, the names ("all" for all of them), targets.
+# What a program does that imports kernels: argv is the file of kernels, the names ("all" for all of
+# them), targets.
 _ASK = """
 import importlib.util, json, sys
 from triton import knobs
@@ -35,14 +36,18 @@ print(json.dumps(heard))
 
 
 def write_in_python(monkeypatch):
-    """Let kernels be written by functions of `os`, which a test can replace, instead of by the extension."""
+    """Let kernels be written by functions of `os`, which a test can replace, instead of by the
+    extension.
+    """
     from bundler.lifecycle import kernel_writer
 
     monkeypatch.setattr(kernel_writer, "compiled_writer", lambda: None)
 
 
 def read_in_python(monkeypatch):
-    """Let kernel directories be read by functions of `os`, which a test can replace, instead of by the extension."""
+    """Let kernel directories be read by functions of `os`, which a test can replace, instead of by
+    the extension.
+    """
     from bundler.lifecycle import kernel_reader
 
     monkeypatch.setattr(kernel_reader, "compiled_reader", lambda: None)
@@ -77,14 +82,18 @@ def answer(code, *args, env=None, cwd=None):
 
 
 def ask(cache, names="all", targets=TARGETS, env=None, cwd=None, kernels=KERNELS):
-    """Compile kernels in a new process; returns what Triton's own listener heard: [entry point, hash, hit]."""
+    """Compile kernels in a new process; returns what Triton's own listener heard: [entry point,
+    hash, hit].
+    """
     return answer(
         _ASK, kernels, names, *targets, env={"TRITON_CACHE_DIR": cache, **(env or {})}, cwd=cwd
     )
 
 
 def refusing(folder):
-    """Return an environment in which ptxas answers --version and nothing else, and the file that notes the rest."""
+    """Return an environment in which ptxas answers --version and nothing else, and the file that
+    notes the rest.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     return measurement.refusing_ptxas(folder)
 
@@ -92,7 +101,9 @@ def refusing(folder):
 def hits_without_compiler(
     cache, folder, names="all", targets=TARGETS, cwd=None, kernels=KERNELS, env=None
 ):
-    """Return (hits, compiles) of a new process whose ptxas refuses to work; a compile for CUDA would fail in it."""
+    """Return (hits, compiles) of a new process whose ptxas refuses to work; a compile for CUDA
+    would fail in it.
+    """
     environment, log = refusing(folder)
     heard = ask(cache, names, targets, {**environment, **(env or {})}, cwd, kernels)
     assert not log.exists(), log.read_text()
@@ -126,7 +137,9 @@ def put_aside(directory):
 
 
 def plant(source, destination, keys):
-    """Copy kernel directories to another cache directory with group files as Triton writes them there."""
+    """Copy kernel directories to another cache directory with group files as Triton writes them
+    there.
+    """
     Path(destination).mkdir(parents=True, exist_ok=True)
     for key in keys:
         shutil.copytree(Path(source, key), Path(destination, key))
@@ -162,14 +175,16 @@ def group_of(directory):
 
 
 def is_whole(directory):
-    """Whether Triton would find a kernel in a directory: a group file, and each child that it names."""
+    """Whether Triton would find a kernel in a directory: a group file, and each child that it
+    names.
+    """
     groups = list(directory.glob(GROUP + "*.json"))
     return len(groups) == 1 and all(
         Path(path).is_file() for path in json.loads(groups[0].read_text())["child_paths"].values()
     )
 
 
-# Ways in which a kernel directory is found broken, each with a word of the reason that is to be given --------------------
+#  Ways in which a kernel directory is found broken, each with a word of the reason that is to be given
 
 
 def _remove(suffix):

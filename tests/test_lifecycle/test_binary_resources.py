@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registers, memory and barriers that are read from binaries are those that the vendors' own tools read, and damage is a typed error."""
+"""Registers, memory and barriers that are read from binaries are those that the vendors' own tools
+read, and damage is a typed error.
+"""
 
 import os
 import re
@@ -20,8 +22,9 @@ from bundler.toolchain.ptxas import candidates
 
 BINARIES = Path(__file__).parents[1] / "data" / "binaries"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "kernels.py"
-# What cuobjdump --dump-resource-usage of CUDA 13.1 says of the kernel k in resources.ptx, assembled by the ptxas that each name tells the
-# ABI version of; threads are those of its .maxntid, barriers what ptxas -v says.
+# What cuobjdump --dump-resource-usage of CUDA 13.1 says of the kernel k in resources.ptx, assembled
+# by the ptxas that each name tells the ABI version of; threads are those of its .maxntid, barriers
+# what ptxas -v says.
 CUBINS = {
     "sm80-abi7.cubin": BinaryResources(
         10, 3008, 384, 0, constant_bytes=((0, 360),), max_threads=256, barriers=6
@@ -33,8 +36,8 @@ CUBINS = {
         10, 4032, 384, 0, constant_bytes=((0, 904),), max_threads=256, barriers=6
     ),
 }
-# What llvm-readelf --notes says, and of allocated registers the descriptor: gelu_kernel with waves_per_eu=1, and matmul_kernel
-# with blocks of 64 x 128 x 32 and one warp.
+# What llvm-readelf --notes says, and of allocated registers the descriptor: gelu_kernel with
+# waves_per_eu=1, and matmul_kernel with blocks of 64 x 128 x 32 and one warp.
 HSACOS = {
     "gfx942-waves.hsaco": (
         "gelu_kernel",
@@ -134,7 +137,9 @@ def compare(paths):
 
 
 def assemble(ptx, path, *, limit):
-    """Assemble PTX with a limit on registers, which Triton's fixed size of a block would override; None where no ptxas here can."""
+    """Assemble PTX with a limit on registers, which Triton's fixed size of a block would override;
+    None where no ptxas here can.
+    """
     text = re.sub(r"^\.(req|max)ntid.*\n", "", ptx, flags=re.MULTILINE)
     architecture = re.search(r"^\.target (\w+)", text, flags=re.MULTILINE)[1]
     source = path.with_suffix(".ptx")
@@ -153,7 +158,7 @@ def assemble(ptx, path, *, limit):
     return None
 
 
-# Right figures --------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------ Right figures
 
 
 @pytest.mark.parametrize("name", CUBINS)
@@ -176,14 +181,18 @@ def test_two_kernels_of_one_cubin_are_told_apart(name):
 
 @pytest.mark.parametrize("name", HSACOS)
 def test_an_hsaco_is_read_as_llvm_readelf_read_it(name):
-    """Accumulation registers are among the registers; more registers are set aside than used where the user limits waves."""
+    """Accumulation registers are among the registers; more registers are set aside than used where
+    the user limits waves.
+    """
     entry, expected = HSACOS[name]
     assert read_resources(image_of(name), entry) == expected
 
 
 @pytest.mark.toolchain
 def test_a_hundred_real_kernels_have_the_figures_of_cuobjdump(unpacked, compiled, tmp_path):
-    """Those of the corpus and of the examples, and the corpus's again with so few registers that many spill."""
+    """Those of the corpus and of the examples, and the corpus's again with so few registers that
+    many spill.
+    """
     roots = [unpacked("inductor-transformer-h200"), unpacked("triton-liger-h200"), compiled.cache]
     real = sorted(path for root in roots for path in root.rglob("*.cubin"))
     assert len(compare(real)) >= 75
@@ -255,7 +264,9 @@ def test_barriers_stack_and_registers_are_those_that_the_assembler_tells(
 
 
 def test_every_amd_kernel_of_the_examples_is_read_as_llvm_reads_it(compiled):
-    """Note and descriptor are compared in each by the reader; LLVM's figures are compared where it is here."""
+    """Note and descriptor are compared in each by the reader; LLVM's figures are compared where it
+    is here.
+    """
     paths = sorted(compiled.cache.rglob("*.hsaco"))
     readelf = shutil.which("llvm-readelf")
     for path in paths:
@@ -293,7 +304,7 @@ def test_every_amd_kernel_of_the_examples_is_read_as_llvm_reads_it(compiled):
         )
 
 
-# Damage ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------- Damage
 
 
 @pytest.mark.parametrize("name", GOLDEN)

@@ -55,7 +55,9 @@ def reading_through(bundle, blobs):
 
 @pytest.mark.toolchain
 def test_nothing_is_there_and_nothing_is_made(compiled, tmp_path):
-    """Where nothing was restored every kernel is missing; no directory is made, and not one time changes."""
+    """Where nothing was restored every kernel is missing; no directory is made, and not one time
+    changes.
+    """
     before = state(tmp_path)
     report = bundler.check(compiled.bundle, tmp_path / "not" / "there", only="all")
     assert [key for key, _ in report.missing] == compiled.keys
@@ -92,7 +94,9 @@ def test_the_launch_set_is_enough(small, tmp_path, key):
 
 @pytest.mark.parametrize("case", support.BROKEN)
 def test_what_a_restore_would_repair_is_missing(small, planted, key, case):
-    """A directory that is broken in any way is missing, with the reason, and stays as broken as it is."""
+    """A directory that is broken in any way is missing, with the reason, and stays as broken as it
+    is.
+    """
     breaks, reason = support.BROKEN[case]
     breaks(planted / key)
     before = state(planted)
@@ -175,7 +179,9 @@ def accompanied(compiled, key, tmp_path):
 
 
 def test_files_beside_the_kernels(accompanied, tmp_path, key):
-    """A tuning result is missing, then present; where another is there it is skipped, as a restore would; code needs trust."""
+    """A tuning result is missing, then present; where another is there it is skipped, as a restore
+    would; code needs trust.
+    """
     there, tuned = tmp_path / "there", f"{'D' * 52}/gelu_kernel.autotune.json"
     report = bundler.check(accompanied, there, only="all")
     assert [name for name, _ in report.missing] == sorted([key, tuned])
@@ -194,7 +200,9 @@ def test_files_beside_the_kernels(accompanied, tmp_path, key):
 
 
 def test_only_what_is_compared_is_read(small, tmp_path):
-    """Where nothing is in place nothing of the bundle is read; where a kernel is, its metadata alone."""
+    """Where nothing is in place nothing of the bundle is read; where a kernel is, its metadata
+    alone.
+    """
     blobs = Counted(small.blobs)
     counted = reading_through(small, blobs)
     bundler.check(counted, tmp_path / "there", only="all")
@@ -205,7 +213,9 @@ def test_only_what_is_compared_is_read(small, tmp_path):
 
 
 def test_a_kernel_that_cannot_be_compared_is_missing(small, planted, key):
-    """Where the bundle's own metadata is damaged, the kernel is missing with that reason, since nobody can tell."""
+    """Where the bundle's own metadata is damaged, the kernel is missing with that reason, since
+    nobody can tell.
+    """
     broken = reading_through(small, Counted(small.blobs, DigestMismatch("the blob is damaged")))
     report = bundler.check(broken, planted, only="all")
     assert [name for name, _ in report.missing] == [key]

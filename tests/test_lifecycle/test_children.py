@@ -44,7 +44,9 @@ def program(code, cache, **env):
 
 @pytest.mark.slow
 def test_children_of_every_kind_are_recorded(cache, tmp_path):
-    """A program's own kernels, its child program's and its pool worker's are in one bundle, with facts and proven keys."""
+    """A program's own kernels, its child program's and its pool worker's are in one bundle, with
+    facts and proven keys.
+    """
     code = """
 with bundler.recording(children=True) as recording:
     subprocess.run([sys.executable, os.path.join(os.path.dirname(sys.argv[1]), "child.py")], check=True,
@@ -81,7 +83,9 @@ report(recording)
 
 @pytest.mark.release
 def test_a_childs_kernel_has_the_facts_of_a_heard_one(cache, tmp_path):
-    """Recorded through the spool or through the listener, the same compiles give the same bundle digest."""
+    """Recorded through the spool or through the listener, the same compiles give the same bundle
+    digest.
+    """
     code = """
 if sys.argv[2] == "child":
     child = "import sys; sys.path.insert(0, sys.argv[1]); import kernels; kernels.compile_one('swiglu', 'cuda:90')"
@@ -103,7 +107,9 @@ print(json.dumps([recording.collect().digest, dict(recording.report.sources)]))
 
 
 def test_a_forked_child_does_not_disturb_its_parents_recording(cache):
-    """What a forked child compiles, begins, collects and ends leaves the parent's recording as it was."""
+    """What a forked child compiles, begins, collects and ends leaves the parent's recording as it
+    was.
+    """
     code = """
 bundler.begin_compile()
 with bundler.recording() as recording:
@@ -133,8 +139,8 @@ report(recording)
 
 
 def test_a_forked_child_that_leaves_the_block_takes_nothing_with_it(cache):
-    """A forked child that runs on to the end of the block, as after an exception, neither ends the parent's recording nor
-    removes the spool of its other children.
+    """A forked child that runs on to the end of the block, as after an exception, neither ends the
+    parent's recording nor removes the spool of its other children.
     """
     code = """
 with bundler.recording(children=True) as recording:
@@ -152,7 +158,9 @@ report(recording)
 
 
 def test_a_forked_childs_kernels_are_recorded_through_the_spool(cache):
-    """With children=True what a forked child compiles is in the bundle like any child's, also when it is killed at once."""
+    """With children=True what a forked child compiles is in the bundle like any child's, also when
+    it is killed at once.
+    """
     code = """
 import signal
 with bundler.recording(children=True) as recording:
@@ -214,7 +222,9 @@ def test_an_unreadable_record_of_a_child_is_reported(cache, monkeypatch):
 
 
 def test_the_environment_is_given_back(cache, monkeypatch):
-    """Whatever happens in the block, variables that recording children sets have their old values after it."""
+    """Whatever happens in the block, variables that recording children sets have their old values
+    after it.
+    """
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_MANAGER", "triton.runtime.cache:FileCacheManager")
     before = dict(os.environ)
@@ -227,7 +237,9 @@ def test_the_environment_is_given_back(cache, monkeypatch):
 def test_a_spool_that_cannot_be_made_leaves_no_listener(
     cache, nobody_listens, monkeypatch, tmp_path
 ):
-    """When children cannot be recorded since there is no room for a spool, start fails and nothing stays attached."""
+    """When children cannot be recorded since there is no room for a spool, start fails and nothing
+    stays attached.
+    """
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "nowhere"))
     recording = bundler.recording(children=True)
     with pytest.raises(FileNotFoundError, match="nowhere"):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One compiles for all: who does, who waits, what a killed, frozen or failing compiler and a dying store change."""
+"""One compiles for all: who does, who waits, what a killed, frozen or failing compiler and a dying
+store change.
+"""
 
 import importlib.util
 import json
@@ -64,7 +66,7 @@ def store():
         yield opened
 
 
-# One process -------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------- One process
 
 
 def test_a_kernel_is_compiled_once_and_then_found(store):
@@ -151,7 +153,7 @@ def test_a_wrong_clock_never_matters(store, monkeypatch):
     test_threads_that_ask_at_once_share_one_compile(store)
 
 
-# Where the compiler is called by somebody else -----------------------------------------------------------------------------
+# ---------------------------------------------------- Where the compiler is called by somebody else
 
 
 def test_begin_gives_a_turn_then_a_hit(store):
@@ -247,7 +249,7 @@ def test_a_turn_that_is_given_up_is_the_next_ones(store):
     assert once.begin(KEY).holds
 
 
-# Stores that fail ----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------- Stores that fail
 
 
 class Failing(MemoryBackend):
@@ -276,7 +278,9 @@ class Failing(MemoryBackend):
 
 @pytest.mark.parametrize("broken", ["get", "lease", "put", "all"])
 def test_a_store_that_cannot_be_used_is_done_without(broken):
-    """Whatever fails, the kernel is compiled here, with one warning for all that the store fails at."""
+    """Whatever fails, the kernel is compiled here, with one warning for all that the store fails
+    at.
+    """
     backend = Failing(broken)
     with Store(backend, "failing") as store:
         with pytest.warns(BundlerWarning, match="without the store") as caught:
@@ -304,7 +308,7 @@ def test_a_store_without_leases_is_done_without():
         assert bundler.compile_once(store, KEY, refuse).how == "found"
 
 
-# Processes -----------------------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------- Processes
 
 
 class CompileWorkers:
@@ -477,7 +481,9 @@ def test_a_failed_compile_is_told_to_those_who_wait(workers):
 
 @pytest.mark.serial
 def test_an_old_failure_is_not_told(store):
-    """Who begins to wait after a failure was told waits for the compile that runs now, not for that one."""
+    """Who begins to wait after a failure was told waits for the compile that runs now, not for that
+    one.
+    """
     records = store.kernel_records()
     records.tell_failure(KEY, "of yesterday")
     turn = Turns(records).begin(KEY)
@@ -535,7 +541,7 @@ def test_a_store_that_dies_while_they_wait(tmp_path):
     assert made.compiles() == 3
 
 
-# Records -------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------ Records
 
 
 def test_records_are_read_in_batches(store):
@@ -576,7 +582,9 @@ def test_records_are_read_in_batches(store):
 @pytest.mark.parametrize("kind", ["k", "u"])
 @pytest.mark.parametrize("harm", ["flip", "drop", "foreign"])
 def test_a_damaged_kernel_is_a_miss_and_can_be_published_anew(store, kind, harm):
-    """Record or unit, damaged, gone or another's: never wrong bytes; the next build takes its place."""
+    """Record or unit, damaged, gone or another's: never wrong bytes; the next build takes its
+    place.
+    """
     records = store.kernel_records()
     records.publish(build.one("B"))
     records.publish(one())

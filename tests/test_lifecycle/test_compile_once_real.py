@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Four real processes compile the same twenty kernels at once with Triton's own compiler: twenty compiles in all."""
+"""Four real processes compile the same twenty kernels at once with Triton's own compiler: twenty
+compiles in all.
+"""
 
 import importlib.util
 import json

@@ -68,7 +68,9 @@ def shim(tmp_path_factory):
 
 @pytest.fixture
 def write_under(shim, tmp_path):
-    """Return a function that runs the writer with one fault and returns exit status, output, calls and what is left."""
+    """Return a function that runs the writer with one fault and returns exit status, output, calls
+    and what is left.
+    """
     root, log = tmp_path.resolve() / "root", tmp_path / "log"
     root.mkdir()
 
@@ -139,7 +141,9 @@ def test_the_shim_counts_the_calls_that_change_files(write_under):
     ],
 )
 def test_the_shim_kills_at_the_named_call(write_under, fault, at, left):
-    """The process dies at that call, before it, after it or in its midst, and what it had written stays."""
+    """The process dies at that call, before it, after it or in its midst, and what it had written
+    stays.
+    """
     status, _, calls, found = write_under(fault, at)
     assert (status, found) == (-signal.SIGKILL, left)
     assert [call.startswith("* ") for call in calls] == [False] * (at - 1) + [True]
@@ -164,8 +168,9 @@ def test_the_shim_refuses_the_named_call(write_under, fault, at, said, hits):
 @pytest.mark.slow
 @needs_triton
 def test_a_sample_of_the_crash_matrix_finds_nothing(matrix):
-    """Sixty seeded cells, of every entry point and fault: nothing partial, no wrong byte, only typed errors, and the next run
-    completes and sweeps; slow, since it compiles kernels and runs each cell three times.
+    """Sixty seeded cells, of every entry point and fault: nothing partial, no wrong byte, only
+    typed errors, and the next run completes and sweeps; slow, since it compiles kernels and runs
+    each cell three times.
     """
     status, errors, result = matrix("--sample", 60, "--seed", 4)
     assert (status, errors) == (0, "")
@@ -184,7 +189,9 @@ def test_a_sample_of_the_crash_matrix_finds_nothing(matrix):
 @pytest.mark.slow
 @needs_triton
 def test_the_crash_matrix_can_fail(matrix, tmp_path):
-    """Where publishing is not one step, the matrix reports partial kernels and objects, and the status is 1."""
+    """Where publishing is not one step, the matrix reports partial kernels and objects, and the
+    status is 1.
+    """
     (tmp_path / "sitecustomize.py").write_text(_TORN_PACKAGE)
     cells = ("--sample", 40, "--seed", 3, "--cases", "restore/absent,put/absent")
     status, errors, result = matrix(*cells, first=tmp_path)

@@ -11,8 +11,9 @@ import support
 
 import bundler
 
-# Restores argv[1] once for each number of argv[3:] into a directory of its own below argv[2]; a forked child does it, and kills
-# itself at that call of the file system: before it, or for a write after half of the bytes.
+# Restores argv[1] once for each number of argv[3:] into a directory of its own below argv[2]; a
+# forked child does it, and kills itself at that call of the file system: before it, or for a write
+# after half of the bytes.
 _KILLED = """
 import itertools, json, os, signal, sys
 import bundler
@@ -45,7 +46,8 @@ found = {number: restore(int(number), os.path.join(folder, number)) for number i
 print(json.dumps(found))
 """
 
-# Restores argv[1] into argv[2] argv[3] times when a line comes in; with "break" as argv[4] it breaks a kernel before each.
+# Restores argv[1] into argv[2] argv[3] times when a line comes in; with "break" as argv[4] it
+# breaks a kernel before each.
 _RACER = """
 import glob, json, os, random, sys
 import bundler
@@ -83,7 +85,9 @@ def three(bundle, tmp_path):
 
 
 def check_visible(place, expected):
-    """Each visible kernel is whole, with the right bytes, and its group file leads to them; returns how many there are."""
+    """Each visible kernel is whole, with the right bytes, and its group file leads to them; returns
+    how many there are.
+    """
     visible = (
         [path for path in place.iterdir() if not path.name.startswith("tmp.")]
         if place.exists()
@@ -100,8 +104,8 @@ def check_visible(place, expected):
 
 
 def test_a_killed_restore_leaves_no_kernel_half_visible(three, compiled, tmp_path):
-    """Killed at any of some thirty file system calls, a restore leaves each kernel absent or whole, and the next one completes;
-    slow, and the only test of the order of these calls.
+    """Killed at any of some thirty file system calls, a restore leaves each kernel absent or whole,
+    and the next one completes; slow, and the only test of the order of these calls.
     """
     expected = support.tree(compiled.cache)
     killed = support.answer(_KILLED, three, tmp_path / "killed", *range(0, 60, 2))
@@ -121,7 +125,9 @@ def test_a_killed_restore_leaves_no_kernel_half_visible(three, compiled, tmp_pat
 @pytest.mark.toolchain
 @pytest.mark.slow
 def test_after_a_kill_triton_hits_or_compiles(three, tmp_path):
-    """In a cache that a killed restore left, Triton finds the whole kernels, compiles the others, and fails on none."""
+    """In a cache that a killed restore left, Triton finds the whole kernels, compiles the others,
+    and fails on none.
+    """
     killed = support.answer(_KILLED, three, tmp_path / "killed", 5, 30, 50)
     assert set(killed.values()) == {9}
     hits = []
@@ -136,7 +142,9 @@ def test_after_a_kill_triton_hits_or_compiles(three, tmp_path):
 
 
 def race(path, place, roles, times):
-    """Restore in as many processes as there are roles, all starting at once; returns what each repaired."""
+    """Restore in as many processes as there are roles, all starting at once; returns what each
+    repaired.
+    """
     command = [
         sys.executable,
         "-P",
@@ -178,7 +186,9 @@ def race(path, place, roles, times):
 
 
 def test_many_processes_restore_into_one_directory(compiled, tmp_path):
-    """Four processes that restore all kernels into one empty directory at once all succeed, and leave nothing but kernels."""
+    """Four processes that restore all kernels into one empty directory at once all succeed, and
+    leave nothing but kernels.
+    """
     place = tmp_path / "there"
     assert race(compiled.bundle, place, ["restore"] * 4, 1) == [[0]] * 4
     assert check_visible(place, support.tree(compiled.cache)) == 22
@@ -186,8 +196,9 @@ def test_many_processes_restore_into_one_directory(compiled, tmp_path):
 
 
 def test_restores_and_repairs_race_without_harm(three, compiled, tmp_path):
-    """Four processes restore fifty times while one keeps breaking kernels: none fails, no temporary stays, and at the end a
-    restore finds every kernel whole or repairs it, with no wrong byte; slow, for it needs many rounds to collide.
+    """Four processes restore fifty times while one keeps breaking kernels: none fails, no temporary
+    stays, and at the end a restore finds every kernel whole or repairs it, with no wrong byte;
+    slow, for it needs many rounds to collide.
     """
     place = tmp_path / "there"
     repaired = race(three, place, ["restore", "restore", "restore", "break"], 50)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels whose bytes in the bundle are damaged: whoever compares the digests, they are left out, named, and nothing of them is seen."""
+"""Kernels whose bytes in the bundle are damaged: whoever compares the digests, they are left out,
+named, and nothing of them is seen.
+"""
 
 import dataclasses
 import os
@@ -53,7 +55,9 @@ def changed(bundle, *artifacts):
 
 @pytest.mark.parametrize("kind", ["cubin", "ptx", "json", "llir"])
 def test_a_damaged_file_costs_its_kernel_and_no_other(bundle, key, tmp_path, way, kind):
-    """Whichever file it is: the report names the kernel, the file and both digests, and the other kernels are there whole."""
+    """Whichever file it is: the report names the kernel, the file and both digests, and the other
+    kernels are there whole.
+    """
     (victim,) = [kernel for kernel in bundle.kernels if kernel.key == key]
     (artifact,) = [artifact for artifact in victim.artifacts if artifact.kind == kind]
     report = bundler.restore(changed(bundle, artifact), tmp_path / "there", only="all")
@@ -79,7 +83,9 @@ def test_only_what_is_wanted_is_compared(bundle, key, tmp_path, way):
 
 
 def test_a_kernel_that_is_there_already_does_not_hide_the_damage(bundle, key, tmp_path, way):
-    """Its bytes are compared with their digests before they are compared with what is there, which stays."""
+    """Its bytes are compared with their digests before they are compared with what is there, which
+    stays.
+    """
     bundler.restore(bundle, tmp_path / "there", only="all")
     before = support.tree(tmp_path / "there")
     (victim,) = [kernel for kernel in bundle.kernels if kernel.key == key]
@@ -152,7 +158,9 @@ def test_damage_shows_as_well_when_the_digest_fits_the_first_look(tmp_path, monk
 
 @pytest.mark.parametrize("kept_in", ["file", "memory", "verified memory", "store"])
 def test_each_file_is_compared_once(small, tmp_path, kept_in):
-    """The one who writes compares what nobody has compared before: bytes in memory that were compared already are left alone."""
+    """The one who writes compares what nobody has compared before: bytes in memory that were
+    compared already are left alone.
+    """
     blobs = blobs_of(small)
     with bundler.open_store(f"file://{tmp_path}/store") as store:
         store.push(small, "t")

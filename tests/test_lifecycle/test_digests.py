@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does not change a bundle's digest, and what two compiles of one kernel become when they are merged."""
+"""What does not change a bundle's digest, and what two compiles of one kernel become when they are
+merged.
+"""
 
 import json
 import os
@@ -61,7 +63,9 @@ def test_another_cache_directory_gives_the_same_digest(tmp_path):
 
 @pytest.mark.slow
 def test_the_device_is_observed_and_no_part_of_the_digest(tmp_path):
-    """Compiled under device 0 or 1, the digest is the same, and the device is written down beside it."""
+    """Compiled under device 0 or 1, the digest is the same, and the device is written down beside
+    it.
+    """
     zero = record(tmp_path / "zero", tmp_path / "0", device=0)
     one = record(tmp_path / "one", tmp_path / "1", device=1)
     assert (zero[3], one[3]) == ([0], [1])
@@ -70,7 +74,9 @@ def test_the_device_is_observed_and_no_part_of_the_digest(tmp_path):
 
 @pytest.mark.slow
 def test_inductors_directories_of_two_devices_give_one_digest(tmp_path):
-    """Under Inductor's layout, a kernel compiled for device 0 or for device 1 is the same kernel with another device."""
+    """Under Inductor's layout, a kernel compiled for device 0 or for device 1 is the same kernel
+    with another device.
+    """
     root = tmp_path / "inductor" / "triton"
     zero = record(root / "0", tmp_path / "0")
     one = record(root / "1", tmp_path / "1")
@@ -156,7 +162,9 @@ def two_bundles(places, tmp_path_factory):
 
 @pytest.mark.slow
 def test_two_checkouts_at_two_prefixes_are_variants(two_bundles, tmp_path):
-    """Two checkouts with two Triton prefixes compile to one key each for CUDA; merge says how many variants it dropped."""
+    """Two checkouts with two Triton prefixes compile to one key each for CUDA; merge says how many
+    variants it dropped.
+    """
     one, two = (bundle.select(target="cuda:90") for bundle in two_bundles)
     assert [kernel.key for kernel in one.kernels] == [kernel.key for kernel in two.kernels]
     assert one.digest != two.digest  # debug information names the source file
@@ -170,7 +178,9 @@ def test_two_checkouts_at_two_prefixes_are_variants(two_bundles, tmp_path):
 
 @pytest.mark.release
 def test_the_merged_bundle_hits_in_both_places(two_bundles, places, tmp_path):
-    """The union of two checkouts' bundles, for both vendors, is all a process of either place needs."""
+    """The union of two checkouts' bundles, for both vendors, is all a process of either place
+    needs.
+    """
     merged = bundler.merge(two_bundles)
     merged.save(tmp_path / "merged.tbundle")
     restore = "import bundler, json, sys; print(json.dumps(bundler.restore(sys.argv[1], sys.argv[2]).skipped))"
@@ -188,7 +198,9 @@ def test_the_merged_bundle_hits_in_both_places(two_bundles, places, tmp_path):
 
 
 def test_the_merged_bundle_holds_each_amd_kernel_of_both_places(two_bundles):
-    """Where Triton's key has its install path, as for AMD before 3.9, the union has both kernels; else one is dropped."""
+    """Where Triton's key has its install path, as for AMD before 3.9, the union has both kernels;
+    else one is dropped.
+    """
     one, two = (bundle.select(target="hip:gfx942") for bundle in two_bundles)
     shared = {kernel.key for kernel in one.kernels} & {kernel.key for kernel in two.kernels}
     merged = bundler.merge([one, two])
@@ -207,7 +219,9 @@ def test_no_path_of_the_recording_machine_is_in_metadata(two_bundles, places):
 
 
 def test_restored_metadata_names_this_triton(two_bundles, places, tmp_path):
-    """What a restore writes names the Triton that is installed where it runs, not the one that compiled."""
+    """What a restore writes names the Triton that is installed where it runs, not the one that
+    compiled.
+    """
     two_bundles[0].select(target="cuda:90").save(tmp_path / "b.tbundle")
     code = "import bundler, sys; bundler.restore(sys.argv[1], sys.argv[2])"
     support.run(code, tmp_path / "b.tbundle", tmp_path / "there", env=places[1].env)

@@ -12,7 +12,9 @@ HEADER = struct.Struct("<4sBBB9xHHIQQQIHHHHHH")
 
 
 def binary(sections, *, after=b"", at=None, row=64, more=0):
-    """An ELF file: header, 100 bytes, a table of sections given as (kind, offset, size), and what follows it."""
+    """An ELF file: header, 100 bytes, a table of sections given as (kind, offset, size), and what
+    follows it.
+    """
     start = 164 if at is None else at
     table = b"".join(
         struct.pack("<4xI16xQQ24x", *section).ljust(row, b"\0") for section in sections

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's cache directory is packed as kernels and trees, and restored where its fingerprint agrees; nothing leads out of its root."""
+"""A server's cache directory is packed as kernels and trees, and restored where its fingerprint
+agrees; nothing leads out of its root.
+"""
 
 import json
 import os
@@ -55,7 +57,9 @@ class Ran:
 
 @pytest.fixture
 def root(compiled, tmp_path):
-    """A cache root of vLLM with two ranks: a model compiled ahead of time, and one that was not, with kernels for each rank."""
+    """A cache root of vLLM with two ranks: a model compiled ahead of time, and one that was not,
+    with kernels for each rank.
+    """
     root, keys = tmp_path / "vllm", compiled.keys_of("gelu_kernel")
     for rank in ("rank_0_0", "rank_1_0"):
         _write(root / AOT / rank / "model", pickle.dumps(Ran(str(tmp_path / "executed"))))
@@ -107,7 +111,9 @@ def packed(root, tmp_path):
 def test_a_root_comes_back_under_another_one_and_nothing_was_executed(
     root, packed, tmp_path, compiled
 ):
-    """Every file of the family is equal, each rank has its kernels, and neither a model was unpickled nor code run."""
+    """Every file of the family is equal, each rank has its kernels, and neither a model was
+    unpickled nor code run.
+    """
     report = _restore(packed, tmp_path / "copy", only="all")
     wanted = {
         name: data for name, data in _files(root).items() if not name.endswith((".tmp", "picture"))
@@ -123,7 +129,9 @@ def test_a_root_comes_back_under_another_one_and_nothing_was_executed(
 
 
 def test_kernels_of_several_ranks_are_stored_once_and_the_rest_is_named(packed, compiled):
-    """One entry for each kernel, one tree for each hash, with its ranks; what was not taken is named with the reason."""
+    """One entry for each kernel, one tree for each hash, with its ranks; what was not taken is
+    named with the reason.
+    """
     with bundler.Bundle.load(packed) as bundle:
         assert [kernel.key for kernel in bundle.kernels] == compiled.keys_of("gelu_kernel")
         trees = list(read_trees(bundle))
@@ -147,7 +155,9 @@ def test_what_a_pack_left_out_is_named(root):
 
 
 def test_without_trust_only_kernels_are_restored(packed, tmp_path, compiled):
-    """Kernels go to where the ranks look, and what would be executed or unpickled stays in the bundle, with the reason."""
+    """Kernels go to where the ranks look, and what would be executed or unpickled stays in the
+    bundle, with the reason.
+    """
     report = _restore(packed, tmp_path / "copy", only="all", trust="kernels")
     assert report.restored == tuple(compiled.keys_of("gelu_kernel"))
     assert {reason for _, reason in report.skipped} == {
@@ -192,7 +202,9 @@ def test_a_newer_driver_is_fine(packed, tmp_path):
 
 
 def test_what_is_not_known_excludes_nothing_and_is_said(packed, tmp_path):
-    """Neither the ranks nor the GPU are known here: the trees are restored, and the report names what was not compared."""
+    """Neither the ranks nor the GPU are known here: the trees are restored, and the report names
+    what was not compared.
+    """
     known = {name: FINGERPRINT[name] for name in FINGERPRINT if name not in {"gpu", "vllm"}}
     options = TreeOptions(roots={"vllm": tmp_path / "copy"}, facts=known)
     report = bundler.restore(packed, trust="code", trees=options)
@@ -204,7 +216,9 @@ def test_what_is_not_known_excludes_nothing_and_is_said(packed, tmp_path):
 
 
 def test_a_bundle_that_does_not_say_excludes_nothing(root, tmp_path):
-    """Packed where there was no GPU, a tree is restored anywhere, and the report says that the bundle does not say."""
+    """Packed where there was no GPU, a tree is restored anywhere, and the report says that the
+    bundle does not say.
+    """
     with bundler.pack_family("vllm", root) as bundle:
         report = bundler.restore(
             bundle, trust="code", trees=TreeOptions(roots={"vllm": tmp_path / "copy"})
@@ -251,7 +265,9 @@ def test_check_says_what_is_missing_and_writes_nothing(packed, tmp_path):
 
 
 def test_links_below_the_root_that_lead_out_of_it_get_nothing(packed, tmp_path):
-    """A directory of the root that is a link elsewhere is refused, for files and for kernels; the root itself may be a link."""
+    """A directory of the root that is a link elsewhere is refused, for files and for kernels; the
+    root itself may be a link.
+    """
     outside, real = tmp_path / "outside", tmp_path / "real"
     outside.mkdir()
     (real / OTHERWISE).parent.mkdir(parents=True)
@@ -302,7 +318,9 @@ def _repeated(packed, size, count, files=1):
 
 @pytest.mark.parametrize(("count", "files"), [(1100, 1), (1, 1100), (100, 11)])
 def test_a_chunk_that_is_named_often_does_not_fill_the_disk(packed, tmp_path, count, files):
-    """An index of kilobytes that names a chunk of a megabyte a thousand times is refused before anything is written."""
+    """An index of kilobytes that names a chunk of a megabyte a thousand times is refused before
+    anything is written.
+    """
     with _repeated(packed, MIB, count, files) as bundle:
         with pytest.raises(LimitExceeded, match=r"max_bytes=1153433600"):
             _restore(bundle, tmp_path / "copy", only="all")
@@ -343,7 +361,9 @@ def test_an_empty_file_comes_back_empty(root, tmp_path):
 
 
 def test_keep_launch_takes_kernels_alone(root, tmp_path, compiled):
-    """A bundle for nodes that have no use for compiled models holds device binaries and metadata, and still knows each rank."""
+    """A bundle for nodes that have no use for compiled models holds device binaries and metadata,
+    and still knows each rank.
+    """
     with bundler.pack_family("vllm", root, keep="launch", facts=FINGERPRINT) as bundle:
         assert all(len(kernel.artifacts) == 2 for kernel in bundle.kernels)
         report = _restore(bundle, tmp_path / "copy", only="all")
@@ -352,7 +372,9 @@ def test_keep_launch_takes_kernels_alone(root, tmp_path, compiled):
 
 
 def test_a_root_of_sglang_comes_back(compiled, tmp_path, monkeypatch):
-    """Triton's and Inductor's kernels as kernels, a tree for each other cache in the root, and what is no compile cache left out."""
+    """Triton's and Inductor's kernels as kernels, a tree for each other cache in the root, and what
+    is no compile cache left out.
+    """
     root, keys = tmp_path / "sglang", compiled.keys_of("gelu_kernel")
     for place in ("triton", "inductor/triton/0"):
         support.plant(compiled.cache, root / place, keys)
@@ -395,7 +417,7 @@ def test_a_root_of_sglang_comes_back(compiled, tmp_path, monkeypatch):
     } == {"triton", "0"}
 
 
-# Bad input -----------------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------- Bad input
 
 
 def test_a_root_that_is_not_there_or_holds_nothing_is_named(tmp_path):
@@ -504,7 +526,9 @@ def _tampered(packed, **changes):
 def test_an_index_that_was_tampered_with_is_skipped_and_nothing_written(
     packed, tmp_path, changes, words
 ):
-    """Whatever an index says, nothing is written outside the root; the reason says what is wrong, and it counts as damaged."""
+    """Whatever an index says, nothing is written outside the root; the reason says what is wrong,
+    and it counts as damaged.
+    """
     before = {str(path) for path in tmp_path.rglob("*")}
     bundle = _tampered(packed, **changes)
     with bundle:
@@ -524,7 +548,9 @@ def test_an_index_that_was_tampered_with_is_skipped_and_nothing_written(
     ],
 )
 def test_files_that_an_index_gives_wrongly_are_skipped(packed, tmp_path, file, words):
-    """A chunk that is not there, a wrong size, a file that the family as declared here does not have."""
+    """A chunk that is not there, a wrong size, a file that the family as declared here does not
+    have.
+    """
     with _tampered(packed, files=[file]) as bundle:
         report = _restore(bundle, tmp_path / "copy", only="all")
     assert any(words in reason for _, reason in report.skipped)
@@ -585,7 +611,9 @@ def test_one_directory_for_several_families_is_refused(root, tmp_path):
     ],
 )
 def test_a_name_that_nothing_has_is_refused(root, tmp_path, choice, said):
-    """A root or a fact under another name would be ignored: an error with the nearest one, before anything is written."""
+    """A root or a fact under another name would be ignored: an error with the nearest one, before
+    anything is written.
+    """
     options = TreeOptions(**choice)
     with bundler.pack_family("vllm", root) as bundle:
         for call in (bundler.restore, bundler.check):
@@ -605,7 +633,9 @@ def test_a_name_that_nothing_has_is_refused(root, tmp_path, choice, said):
 
 
 def test_a_family_that_is_almost_one_is_named(tmp_path):
-    """The nearest name is offered, those of a user's own file among them; a misspelled part of a fingerprint is refused."""
+    """The nearest name is offered, those of a user's own file among them; a misspelled part of a
+    fingerprint is refused.
+    """
     with pytest.raises(NotFound, match="did you mean 'vllm'"):
         bundler.pack_family("vlllm", tmp_path)
     (tmp_path / "families.toml").write_text(_TOML.replace('"gpu"', '"pyton"'))
@@ -617,7 +647,9 @@ def test_a_family_that_is_almost_one_is_named(tmp_path):
 
 @pytest.mark.parametrize("installed", ["3.0.0", None])
 def test_kernels_of_another_triton_are_told_when_a_family_is_packed(root, monkeypatch, installed):
-    """Packed where another Triton is installed, or none: trees are marked as made for the one that compiled the kernels, with a warning."""
+    """Packed where another Triton is installed, or none: trees are marked as made for the one that
+    compiled the kernels, with a warning.
+    """
     here = {"triton": installed} if installed else {}
     monkeypatch.setattr("bundler.lifecycle.family_pack.machine_facts", lambda names: dict(here))
     with pytest.warns(bundler.BundlerWarning, match="compiled by Triton 3.*marked as made for 3"):
@@ -639,7 +671,7 @@ def test_files_that_are_in_place_beside_unusable_kernels_are_told(tmp_path):
     assert (report.usable, len(report.companions)) == (0, 2)
 
 
-# Declarations --------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------- Declarations
 
 _TOML = """
 [families.mine]
@@ -770,7 +802,7 @@ def test_an_index_reads_what_it_wrote():
     assert TreeIndex.decode(one.encode()) == two
 
 
-# Explaining ----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------- Explaining
 
 
 def test_explain_names_what_differs_on_this_machine(packed):
@@ -791,7 +823,9 @@ def test_explain_names_what_differs_on_this_machine(packed):
 
 
 def test_explain_names_the_factor_of_vllms_hash_that_differs(root, packed, tmp_path):
-    """vLLM names a tree by a hash; its cache_key_factors.json says which factor gave the new tree another name."""
+    """vLLM names a tree by a hash; its cache_key_factors.json says which factor gave the new tree
+    another name.
+    """
     other = tmp_path / "other"
     changed = {**FACTORS, "env": {**FACTORS["env"], "VLLM_USE_X": True}, "config_hash": "c9"}
     for rank in ("rank_0_0", "rank_1_0"):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the first restore of a new process imports; tools/bench/fresh.py measures how long all of it takes."""
+"""What the first restore of a new process imports; tools/bench/fresh.py measures how long all of it
+takes.
+"""
 
 import json
 import subprocess
@@ -10,7 +12,8 @@ import pytest
 import bundler
 from bundler import package_loggers
 
-# Each takes a new process 0.2 to 10 ms, what it imports included, and time again when the process ends.
+# Each takes a new process 0.2 to 10 ms, what it imports included, and time again when the process
+# ends.
 NOT_NEEDED = {
     "argparse",
     "base64",
@@ -67,7 +70,9 @@ def test_a_first_restore_imports_few_modules(planted, tmp_path, only):
 
 
 def test_a_program_that_does_not_configure_logging_sees_no_lines():
-    """Python shows warnings that nobody handles: a logger of ours has a handler, whoever imported `logging` first."""
+    """Python shows warnings that nobody handles: a logger of ours has a handler, whoever imported
+    `logging` first.
+    """
     code = "from bundler.package_loggers import logger; logger('bundler.toolchain').warning('seen')"
     for before in ("pass", "import logging", "import bundler.errors, logging"):
         done = subprocess.run(
@@ -80,7 +85,9 @@ def test_a_program_that_does_not_configure_logging_sees_no_lines():
 
 
 def test_each_logger_of_ours_is_made_in_one_place():
-    """No other module asks `logging` for one: its lines would be shown by a program that did not ask for any."""
+    """No other module asks `logging` for one: its lines would be shown by a program that did not
+    ask for any.
+    """
     folder = bundler.__path__[0]
     found = subprocess.run(
         ["grep", "-rlE", "--include=*.py", "--exclude-dir=backends", r"getLogger\(", folder],

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are read outside of stores: whatever lies in their place, reading ends at once and in little memory."""
+"""Files that are read outside of stores: whatever lies in their place, reading ends at once and in
+little memory.
+"""
 
 import contextlib
 import os
@@ -36,7 +38,9 @@ def in_time():
 
 
 def named_by_users():
-    """Return readers of files that a user names, by what they read: the end of the name, and the reader."""
+    """Return readers of files that a user names, by what they read: the end of the name, and the
+    reader.
+    """
     from bundler.cli.tuning_sources import read_winners
     from bundler.compile import build_file
     from bundler.integrations import inductor_generated
@@ -56,7 +60,9 @@ def named_by_users():
 @pytest.mark.parametrize("name", NO_FILES_OR_HUGE)
 @pytest.mark.parametrize("what", list(named_by_users()))
 def test_a_file_that_a_user_names_is_a_file_or_an_error(tmp_path, what, name):
-    """Each reader of a user's file raises a typed error that names it, and does not wait for a pipe or read a device."""
+    """Each reader of a user's file raises a typed error that names it, and does not wait for a pipe
+    or read a device.
+    """
     suffix, read = named_by_users()[what]
     path = tmp_path / f"x{suffix}"
     fuzz_directory.HOSTILE[name](path)
@@ -97,14 +103,16 @@ def test_a_link_is_followed_only_where_that_is_meant(tmp_path):
     assert read_regular("/proc/self/comm", 100).endswith(b"\n")  # its size is said to be nothing
 
 
-# Directories of Triton, Inductor and ours --------------------------------------------------------------------------------
+# --------------------------------------------------------- Directories of Triton, Inductor and ours
 
 
 @pytest.mark.parametrize("name", [name for name in fuzz_directory.HOSTILE if name != "empty file"])
 def test_a_kernel_directory_with_something_else_in_it_is_no_kernel(
     planted, small, key, tmp_path, name
 ):
-    """In place of any file of a kernel, the kernel is left out with the reason, and a restore puts a whole one in its place."""
+    """In place of any file of a kernel, the kernel is left out with the reason, and a restore puts
+    a whole one in its place.
+    """
     for filename in sorted(os.listdir(planted / key)):
         fuzz_directory.replace(planted / key / filename, name)
         found = read_kernel(str(planted / key))
@@ -119,7 +127,9 @@ def test_a_kernel_directory_with_something_else_in_it_is_no_kernel(
 
 @pytest.mark.parametrize("name", fuzz_directory.HOSTILE)
 def test_a_cache_directory_with_something_else_in_it_is_packed_without_it(planted, key, name):
-    """Beside kernels, and in place of their directories, anything may lie: what is whole is packed, the rest has a reason."""
+    """Beside kernels, and in place of their directories, anything may lie: what is whole is packed,
+    the rest has a reason.
+    """
     other = "A" * 52
     fuzz_directory.HOSTILE[name](planted / other)
     fuzz_directory.HOSTILE[name](planted / "triton")
@@ -131,7 +141,9 @@ def test_a_cache_directory_with_something_else_in_it_is_packed_without_it(plante
 
 @pytest.mark.parametrize("name", NO_FILES_OR_HUGE)
 def test_a_group_file_that_is_none_is_a_miss(tmp_path, name):
-    """Where Triton's program asks for a kernel and its group file is something else, the kernel is not there, and nobody waits."""
+    """Where Triton's program asks for a kernel and its group file is something else, the kernel is
+    not there, and nobody waits.
+    """
     pytest.importorskip("triton")
     from bundler.toolchain.cache_manager import read_group
 

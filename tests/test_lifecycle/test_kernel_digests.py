@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The digests of the extension: of two files at once by the processor, or of one after the other by OpenSSL, they are those of hashlib."""
+"""The digests of the extension: of two files at once by the processor, or of one after the other by
+OpenSSL, they are those of hashlib.
+"""
 
 import hashlib
 import importlib.util
@@ -86,7 +88,9 @@ def damaged_of(begin_writing, root, kernels):
 
 
 def test_files_of_any_two_lengths_are_hashed_beside_each_other(begin_writing, tmp_path):
-    """Whichever of two files ends first, and wherever in a block: each is taken for sound with its own digest, and with no other one."""
+    """Whichever of two files ends first, and wherever in a block: each is taken for sound with its
+    own digest, and with no other one.
+    """
     rng = random.Random(7)
     pairs = [(rng.randbytes(one), rng.randbytes(two)) for one in EDGES for two in EDGES]
     right = [[hashlib.sha256(data).digest() for data in pair] for pair in pairs]
@@ -118,7 +122,9 @@ def test_files_of_any_two_lengths_are_hashed_beside_each_other(begin_writing, tm
 )
 @settings(max_examples=60, deadline=None)
 def test_any_kernels_side_by_side(openssl_only, kernels, flips, tmp_path_factory):
-    """Kernels of any number of files, of which some have another digest: those are refused, by both ways of hashing."""
+    """Kernels of any number of files, of which some have another digest: those are refused, by both
+    ways of hashing.
+    """
     extension = pytest.importorskip(
         "bundler.lifecycle._kernel_writer", reason="the extension was not built here"
     )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the extension says of metadata: a yes is a kernel that Triton can read, and real metadata gets it."""
+"""What the extension says of metadata: a yes is a kernel that Triton can read, and real metadata
+gets it.
+"""
 
 import base64
 import hashlib
@@ -35,7 +37,9 @@ WHOLE = {
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory):
-    """Says what the extension answers for a kernel of this metadata: True when it is written, False when Python has to look."""
+    """Says what the extension answers for a kernel of this metadata: True when it is written, False
+    when Python has to look.
+    """
     extension = pytest.importorskip(
         "bundler.lifecycle._kernel_writer", reason="the extension was not built here"
     )
@@ -200,7 +204,9 @@ def test_a_yes_to_damaged_metadata_is_a_kernel_that_triton_can_read(judge, start
 
 @pytest.mark.parametrize("way", ["compiled", "python"])
 def test_what_only_python_can_read_is_restored_all_the_same(way, compiled, tmp_path, monkeypatch):
-    """Metadata with an escape in it: the writer cannot tell, Python can, and the kernel is placed as it is."""
+    """Metadata with an escape in it: the writer cannot tell, Python can, and the kernel is placed
+    as it is.
+    """
     if way == "python":
         support.write_in_python(monkeypatch)
     kernel = next(iter(sorted(compiled.cache.iterdir())))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One kernel placed for Triton's cache manager: verified, whole, in whatever state the directory is, and without looking further."""
+"""One kernel placed for Triton's cache manager: verified, whole, in whatever state the directory
+is, and without looking further.
+"""
 
 import os
 import shutil
@@ -34,7 +36,9 @@ def there(tmp_path):
 
 @pytest.mark.parametrize("keep", ["all", "launch"])
 def test_a_kernel_is_placed_as_triton_would_have_left_it(small, key, compiled, there, keep):
-    """Its files are those of the cache that it was recorded in, and the group file names the new place."""
+    """Its files are those of the cache that it was recorded in, and the group file names the new
+    place.
+    """
     placed = _place(small, there, keep=keep)
     directory = Path(there.path, key)
     files = [path for path in directory.iterdir() if not path.name.startswith(support.GROUP)]
@@ -57,7 +61,9 @@ def test_what_is_there_stays(small, key, planted):
 
 
 def test_who_loses_the_race_finds_the_kernel_present(small, key, planted, tmp_path, there):
-    """A kernel that came after the directory was listed is left alone, and no temporary directory stays."""
+    """A kernel that came after the directory was listed is left alone, and no temporary directory
+    stays.
+    """
     shutil.copytree(planted / key, os.path.join(there.path, key))
     support.name_group(tmp_path / "there" / key)
     assert _place(small, there).outcome == "present"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many kernel directories read at once: the same answers as one by one, and nothing that changed meanwhile."""
+"""Many kernel directories read at once: the same answers as one by one, and nothing that changed
+meanwhile.
+"""
 
 import hashlib
 import os
@@ -107,7 +109,9 @@ def test_both_ways_make_the_same_bundle(full_cache, monkeypatch):
 
 @pytest.mark.parametrize("threads", [0, 1, 2, 100])
 def test_the_extension_reads_regular_files(reader, tmp_path, threads):
-    """Names in any encoding, empty files, empty directories, and files larger than what one call of the system brings."""
+    """Names in any encoding, empty files, empty directories, and files larger than what one call of
+    the system brings.
+    """
     odd = {os.fsdecode(b"\xff x"): b"odd", "empty": b"", "big": os.urandom(3 << 20)}
     paths = [made(tmp_path / str(number), odd if number % 2 else {}) for number in range(50)]
     found = reader(tuple(paths), 8, 1 << 40, threads)
@@ -185,7 +189,9 @@ def test_a_forked_child_leaves_what_its_parent_reads_to_python(begin, tmp_path, 
 
 
 def test_files_that_change_while_they_are_read_are_not_mixed(reader, tmp_path):
-    """Another process replaces one file after the other: what the extension returns was there at one moment."""
+    """Another process replaces one file after the other: what the extension returns was there at
+    one moment.
+    """
     path = made(tmp_path / "k", {"a": b"0", "b": b"0"})
     stop = threading.Event()
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The writer of kernels, in C and in Python: whole kernels, the same answers, and nothing left where it fails."""
+"""The writer of kernels, in C and in Python: whole kernels, the same answers, and nothing left
+where it fails.
+"""
 
 import errno
 import functools
@@ -116,7 +118,9 @@ def test_an_empty_batch_is_nothing(write, tmp_path):
 @pytest.mark.parametrize("size", [255, 256, 257, 511, 512, 5000, 100_000])
 @pytest.mark.parametrize("field", ["temporary", "names", "group_name"])
 def test_a_name_that_is_too_long_for_a_file_is_an_error(write, tmp_path, field, size):
-    """Whichever name it is, as the system says it, and nothing stays; the longest that a file can have is fine."""
+    """Whichever name it is, as the system says it, and nothing stays; the longest that a file can
+    have is fine.
+    """
     name = "n" * size
     kernel = changed(
         new("tmp.0", "KEY0"), **{field: (name, *WHOLE_NAMES[1:]) if field == "names" else name}
@@ -128,7 +132,9 @@ def test_a_name_that_is_too_long_for_a_file_is_an_error(write, tmp_path, field, 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
 def test_the_umask_decides_about_permissions(write, tmp_path, mask):
-    """Files and directories have the permissions that the user's umask leaves, as Triton's own have."""
+    """Files and directories have the permissions that the user's umask leaves, as Triton's own
+    have.
+    """
     before = os.umask(mask)
     try:
         write(str(tmp_path), batch(1), 1)
@@ -141,7 +147,9 @@ def test_the_umask_decides_about_permissions(write, tmp_path, mask):
 
 
 def test_a_group_is_inherited_where_the_directory_says_so(write, tmp_path):
-    """Below a directory with the group bit, what is made has its group and the bit, as everything there has."""
+    """Below a directory with the group bit, what is made has its group and the bit, as everything
+    there has.
+    """
     other = next((group for group in (*os.getgroups(), 7) if group != os.getegid()), os.getegid())
     try:
         os.chown(tmp_path, -1, other)
@@ -155,8 +163,8 @@ def test_a_group_is_inherited_where_the_directory_says_so(write, tmp_path):
 
 
 def test_what_is_in_the_place_stays_and_the_new_one_waits_beside_it(write, tmp_path):
-    """Where another kernel or a file is in the way the rename is refused, the temporary directory stays whole, and the others are
-    written all the same; an empty directory is replaced.
+    """Where another kernel or a file is in the way the rename is refused, the temporary directory
+    stays whole, and the others are written all the same; an empty directory is replaced.
     """
     (tmp_path / "KEY0").mkdir()
     (tmp_path / "KEY1").mkdir()
@@ -183,8 +191,8 @@ def test_a_directory_that_is_gone_is_told_for_every_kernel(write, tmp_path):
 
 
 def test_a_kernel_that_fails_leaves_nothing_and_stops_the_batch(write, tmp_path):
-    """A file that occurs twice cannot be made the second time: nothing of that kernel stays, and those that were not begun are told
-    apart from it.
+    """A file that occurs twice cannot be made the second time: nothing of that kernel stays, and
+    those that were not begun are told apart from it.
     """
     twice = (*WHOLE, WHOLE[1])
     kernels = (*batch(2), new("tmp.bad", "BAD", twice), *(new("tmp.x", "X"),) * 50)
@@ -202,7 +210,9 @@ def test_a_temporary_name_that_is_taken_is_left_alone(write, tmp_path):
 
 
 def test_a_really_full_disk(write, tmp_path):
-    """Without room: the error of the system, whole kernels only, and nothing half-written beside them."""
+    """Without room: the error of the system, whole kernels only, and nothing half-written beside
+    them.
+    """
     mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(tmp_path)]
     if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("no small file system to fill up: mount is not permitted")
@@ -292,7 +302,9 @@ def test_the_extension_takes_nothing_but_what_it_declares(tmp_path):
 
 
 def test_python_runs_while_the_extension_writes(tmp_path):
-    """Who began a batch goes on at once, and the interpreter lock is free while somebody waits for it."""
+    """Who began a batch goes on at once, and the interpreter lock is free while somebody waits for
+    it.
+    """
     extension = pytest.importorskip(
         "bundler.lifecycle._kernel_writer", reason="the extension was not built here"
     )
@@ -325,7 +337,9 @@ def test_what_nobody_waits_for_is_written_to_the_end(tmp_path, threads):
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 100])
 def test_threads_write_one_batch_after_the_other(tmp_path, count):
-    """Batches that are under way together share the threads, in whatever order they are waited for; then the threads end."""
+    """Batches that are under way together share the threads, in whatever order they are waited for;
+    then the threads end.
+    """
     extension = pytest.importorskip(
         "bundler.lifecycle._kernel_writer", reason="the extension was not built here"
     )
@@ -412,7 +426,9 @@ def digests_of(files):
 
 
 def test_digests_are_compared_before_a_kernel_is_visible(write, tmp_path):
-    """A kernel of which one file does not have its digest is refused and leaves nothing; the others are written."""
+    """A kernel of which one file does not have its digest is refused and leaves nothing; the others
+    are written.
+    """
     right = digests_of(WHOLE)
     name, data = WHOLE[1]
     changed = (WHOLE[0], (name, data[:-1] + b"x"), WHOLE[2])
@@ -463,7 +479,9 @@ def test_each_name_has_its_bytes_and_all_have_digests_or_none(write, tmp_path, c
 
 
 def test_what_is_to_be_changed_is_changed_after_it_was_compared(write, tmp_path):
-    """The digest is that of the bytes that are given; what is there in the end has the others, shorter or longer, in their places."""
+    """The digest is that of the bytes that are given; what is there in the end has the others,
+    shorter or longer, in their places.
+    """
     data = b"head [a] middle [b][c]"
     edits = (
         (0, ((5, b"[a]", b"/a/longer/path"), (16, b"[b]", b""), (19, b"[c]", b"c" * 100_000))),
@@ -534,8 +552,8 @@ def test_the_key_is_filled_in_wherever_it_stands(kind, key, parts, tmp_path_fact
     ],
 )
 def test_only_what_is_there_is_changed(write, tmp_path, edits):
-    """A kernel with other bytes in a place that is to be changed, or with places outside of the file or out of order, is damaged; the
-    kernels beside it are written.
+    """A kernel with other bytes in a place that is to be changed, or with places outside of the
+    file or out of order, is damaged; the kernels beside it are written.
     """
     file = (("a", b"abc"),)
     kernels = [
@@ -562,7 +580,9 @@ def test_the_binary_is_one_of_the_files(write, tmp_path, number):
 
 @pytest.mark.parametrize(("binary", "metadata"), [(0, -2), (0, 2), (0, 1 << 40), (-1, 1)])
 def test_the_metadata_is_one_of_the_files_beside_a_binary(write, tmp_path, binary, metadata):
-    """Which kind of binary it has to be says the metadata, so one is not looked at without the other."""
+    """Which kind of binary it has to be says the metadata, so one is not looked at without the
+    other.
+    """
     kernel = new("t", "k", (("a", b"x"), ("b", b"y")), binary=binary, metadata=metadata)
     with pytest.raises(ValueError, match="the metadata is none of the files"):
         write(str(tmp_path), (kernel,), 1)
@@ -628,7 +648,9 @@ headers = st.tuples(
 @given(header=headers, tables=rows, size=st.integers(0, 800), cut=st.integers(0, 90))
 @settings(max_examples=400, deadline=None)
 def test_the_extension_reads_binaries_as_python_does(header, tables, size, cut, tmp_path_factory):
-    """Whatever the headers say, the extension refuses the binaries that `elf.why_unusable` refuses, and no others."""
+    """Whatever the headers say, the extension refuses the binaries that `elf.why_unusable` refuses,
+    and no others.
+    """
     data = binary_of(header, tables, size)
     root = str(tmp_path_factory.mktemp("there"))
     images = [data, data[:cut], data[:4] + b"\1" + data[5:], b"x" + data[1:]]

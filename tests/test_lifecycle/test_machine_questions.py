@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What takes long to find out about a machine is asked while kernels are read: a restore does not wait for a slow driver first."""
+"""What takes long to find out about a machine is asked while kernels are read: a restore does not
+wait for a slow driver first.
+"""
 
 import os
 import threading
@@ -19,7 +21,9 @@ PATIENCE_S = 20.0
 
 
 class SlowLibrary:
-    """A stand-in for libnvidia-ml with one GPU, of which the first call, and the last if it is so wished, returns when it is told to."""
+    """A stand-in for libnvidia-ml with one GPU, of which the first call, and the last if it is so
+    wished, returns when it is told to.
+    """
 
     def __init__(self, capability=(9, 0)):
         self.capability = capability
@@ -76,7 +80,9 @@ def driver(monkeypatch):
 
 @pytest.fixture
 def reading(monkeypatch):
-    """Keys of the kernels that were read, a few at a time, as they are; `then` is called after these."""
+    """Keys of the kernels that were read, a few at a time, as they are; `then` is called after
+    these.
+    """
     keys, plain = [], StoredKernel.read_unverified
 
     def read(source, wanted):
@@ -214,7 +220,9 @@ def test_ptxas_is_asked_for_the_first_kernel(bundle, monkeypatch):
 
 
 def test_kernels_are_written_while_the_driver_is_left(bundle, tmp_path, driver):
-    """Taking a driver's library down takes as long as writing a hundred kernels; a restore returns when both are done."""
+    """Taking a driver's library down takes as long as writing a hundred kernels; a restore returns
+    when both are done.
+    """
     driver.may_answer.set()
     driver.may_end.clear()
     there, reports = tmp_path / "there", []

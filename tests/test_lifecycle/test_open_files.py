@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file that a live process has open is replaced, never rewritten: the open file keeps its inode and its bytes.
+"""A file that a live process has open is replaced, never rewritten: the open file keeps its inode
+and its bytes.
 
-vLLM's snapshots, for one, compare a fingerprint of each file that was open with what is there later.
+vLLM's snapshots, for one, compare a fingerprint of each file that was open with what is there
+later.
 """
 
 import ast
@@ -74,7 +76,9 @@ class Held:
                     self._files[path] = fd, os.fstat(fd).st_ino, path.read_bytes()
 
     def changed(self):
-        """Close all; returns the names of those whose path leads to another file, having checked that each open one is as it was."""
+        """Close all; returns the names of those whose path leads to another file, having checked
+        that each open one is as it was.
+        """
         replaced = set()
         for path, (fd, inode, content) in self._files.items():
             with open(fd, "rb") as file:
@@ -155,7 +159,9 @@ def test_a_tag_that_is_set_anew(bundle, small, tmp_path):
 
 
 def test_commands_that_write_over_files(bundle_file, tmp_path):
-    """`extract --force` replaces each file; what other commands write goes through the function that `save` uses."""
+    """`extract --force` replaces each file; what other commands write goes through the function
+    that `save` uses.
+    """
     runner, out = CliRunner(), tmp_path / "out"
     words = ["extract", str(bundle_file), "--kernel", "gelu_kernel", "-o", str(out)]
     assert runner.invoke(app, words).exit_code == 0
@@ -204,7 +210,9 @@ def _openings(tree):
 
 
 def test_no_writer_of_the_package_opens_a_file_that_is_there():
-    """Each call that could rewrite a file is known, with the reason why that is none of a live process."""
+    """Each call that could rewrite a file is known, with the reason why that is none of a live
+    process.
+    """
     found, flags = set(), set()
     for folder, _, files in os.walk(PACKAGE, followlinks=True):
         for path in (Path(folder, name) for name in files if name.endswith(".py")):

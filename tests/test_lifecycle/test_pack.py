@@ -32,7 +32,9 @@ def inductor(compiled, tmp_path):
 
 
 def test_a_packed_triton_cache_has_its_kernels_and_nothing_else(full_cache, compiled):
-    """Each kernel directory becomes a kernel; launch facts and key parts are not there, and asking for them says why."""
+    """Each kernel directory becomes a kernel; launch facts and key parts are not there, and asking
+    for them says why.
+    """
     with bundler.pack(full_cache) as packed:
         assert sorted(kernel.key for kernel in packed.kernels) == compiled.keys
         assert packed.left_out == ()
@@ -54,7 +56,9 @@ def test_who_watches_a_pack_is_told_how_many_were_read(full_cache, compiled):
 
 
 def test_an_inductor_cache_is_packed_whole_or_reported(inductor):
-    """Kernels are stored once for both devices; each other file is an entry of its kind or in left_out with its reason."""
+    """Kernels are stored once for both devices; each other file is an entry of its kind or in
+    left_out with its reason.
+    """
     with bundler.pack(inductor) as packed:
         assert len(packed.kernels) == 2
         assert sorted(seen.devices for seen in packed.observed.kernels.values()) == [(0, 1), (1,)]
@@ -69,7 +73,9 @@ def test_an_inductor_cache_is_packed_whole_or_reported(inductor):
 
 
 def test_the_launch_set_of_an_inductor_cache(inductor):
-    """keep='launch' takes binaries, metadata and tuning files, and says of the rest that a launch does not need it."""
+    """keep='launch' takes binaries, metadata and tuning files, and says of the rest that a launch
+    does not need it.
+    """
     with bundler.pack(inductor, keep="launch") as packed:
         assert {a.kind for k in packed.kernels for a in k.artifacts} == {"cubin", "json"}
         assert (packed.opaque, len(packed.tuning_files)) == ((), 1)
@@ -105,7 +111,9 @@ def test_any_spelling_of_the_directory_gives_the_same_bundle(
 
 
 def test_what_is_no_kernel_directory_is_reported(planted, key):
-    """Files and directories that Triton did not name are in left_out, those of an interrupted restore too."""
+    """Files and directories that Triton did not name are in left_out, those of an interrupted
+    restore too.
+    """
     (planted / "README").write_text("mine")
     (planted / "tmp.bundler.1.ab").mkdir()
     (planted / ("B" * 52)).write_text("a file with a key's name")
@@ -117,7 +125,9 @@ def test_what_is_no_kernel_directory_is_reported(planted, key):
 
 
 def test_single_files_are_entries_of_their_kind(planted):
-    """A key directory with a launcher or a tuning result alone becomes a helper library or a tuning file."""
+    """A key directory with a launcher or a tuning result alone becomes a helper library or a tuning
+    file.
+    """
     for name, file in (("B" * 52, "launcher.so"), ("C" * 52, "gelu_kernel.autotune.json")):
         (planted / name).mkdir()
         (planted / name / file).write_text("{}")
@@ -130,7 +140,9 @@ def test_single_files_are_entries_of_their_kind(planted):
 
 
 def test_of_two_devices_one_broken_kernel_does_not_hide_the_other(inductor, compiled):
-    """A kernel that is broken for device 0 and sound for device 1 is in the bundle, and the broken one is reported."""
+    """A kernel that is broken for device 0 and sound for device 1 is in the bundle, and the broken
+    one is reported.
+    """
     (key,) = compiled.keys_of("gelu_kernel")
     support.one(inductor / "triton" / "0" / key, ".cubin").write_bytes(b"")
     with bundler.pack(inductor) as packed:
@@ -140,7 +152,9 @@ def test_of_two_devices_one_broken_kernel_does_not_hide_the_other(inductor, comp
 
 
 def test_an_entry_that_is_a_link_or_a_pipe_is_reported(inductor):
-    """A link or a pipe among the files beside kernels is left out with its reason, and nobody waits for it."""
+    """A link or a pipe among the files beside kernels is left out with its reason, and nobody waits
+    for it.
+    """
     (inductor / "ab" / "link.py").symlink_to("cabc.py")
     os.mkfifo(inductor / "ab" / "pipe.py")
     with bundler.pack(inductor) as packed:
@@ -160,7 +174,9 @@ def test_a_linked_directory_beside_kernels_is_reported(inductor, tmp_path):
 
 
 def test_what_lies_beside_the_devices_directories_is_reported(inductor, monkeypatch):
-    """In Inductor's `triton` directory, what is no device's directory is an entry or in the report, never passed over."""
+    """In Inductor's `triton` directory, what is no device's directory is an entry or in the report,
+    never passed over.
+    """
     (inductor / "triton" / "README").write_text("mine")
     (inductor / "triton" / "tmp12").mkdir()
     (inductor / "triton" / "tmp12" / "half").write_text("x")
@@ -170,7 +186,9 @@ def test_what_lies_beside_the_devices_directories_is_reported(inductor, monkeypa
 
 
 def test_a_directory_beside_kernels_that_may_not_be_read_is_reported(inductor, monkeypatch):
-    """A directory beside the kernels that may not be listed is in the report, and the rest is packed."""
+    """A directory beside the kernels that may not be listed is in the report, and the rest is
+    packed.
+    """
     real = os.scandir
 
     def denied(path="."):
@@ -236,7 +254,9 @@ def test_a_kernel_directory_that_may_not_be_read_is_left_out(full_cache, key, mo
 
 
 def test_two_kernels_under_one_key_are_reported(inductor, compiled):
-    """When a damaged cache holds different kernels under one key, the first stays and the other device's is reported."""
+    """When a damaged cache holds different kernels under one key, the first stays and the other
+    device's is reported.
+    """
     (key,) = compiled.keys_of("gelu_kernel")
     path = support.one(inductor / "triton" / "1" / key, ".json")
     path.write_text(path.read_text().replace('"num_warps": 4', '"num_warps": 8'))

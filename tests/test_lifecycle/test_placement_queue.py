@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels on their way into cache directories: in which order, in which thread, and what stays when something goes wrong."""
+"""Kernels on their way into cache directories: in which order, in which thread, and what stays when
+something goes wrong.
+"""
 
 import errno
 import os
@@ -58,7 +60,9 @@ def ready_of(key, files, metadata):
 
 
 def test_every_kernel_is_told_once_and_is_there(way, queue, heard, directory, tmp_path):
-    """However many batches it takes, in several directories, each kernel is told once for each and is in place."""
+    """However many batches it takes, in several directories, each kernel is told once for each and
+    is in place.
+    """
     other = CacheDirectory(str(tmp_path / "other"))
     for number in range(200):
         queue.add(directory, ready(number))
@@ -71,7 +75,9 @@ def test_every_kernel_is_told_once_and_is_there(way, queue, heard, directory, tm
 
 
 def test_a_large_kernel_does_not_wait_for_others(way, queue, heard, directory):
-    """What waits in memory is bounded in bytes: a batch is handed over before the number is reached."""
+    """What waits in memory is bounded in bytes: a batch is handed over before the number is
+    reached.
+    """
     large = {"k.cubin": bytes(placement_queue.BYTES_PER_BATCH), "k.json": b"{}"}
     queue.add(directory, ready(0, large))
     queue.add(directory, ready(1, large))
@@ -83,7 +89,9 @@ def test_a_large_kernel_does_not_wait_for_others(way, queue, heard, directory):
 
 
 def test_the_caller_goes_on_while_a_batch_is_written(queue, heard, directory, monkeypatch):
-    """With the extension threads write that nobody has to wait for; the caller does when the next batch is full, and not before."""
+    """With the extension threads write that nobody has to wait for; the caller does when the next
+    batch is full, and not before.
+    """
     if kernel_writer.compiled_writer() is None:
         pytest.skip("the extension _kernel_writer was not built here")
     real, waited = cache_directory.begin_writing, []
@@ -111,8 +119,8 @@ def test_the_caller_goes_on_while_a_batch_is_written(queue, heard, directory, mo
 def test_an_error_stops_the_queue_and_tells_what_was_placed(
     way, queue, heard, directory, monkeypatch
 ):
-    """The batch that fails raises what the system said; the kernels before it are told, and of later ones those that were being written
-    already; nothing half-written stays.
+    """The batch that fails raises what the system said; the kernels before it are told, and of
+    later ones those that were being written already; nothing half-written stays.
     """
     real = cache_directory.begin_writing
 
@@ -138,7 +146,9 @@ def test_an_error_stops_the_queue_and_tells_what_was_placed(
 def test_an_interrupt_leaves_nothing_half_written(
     way, queue, heard, directory, monkeypatch, moment
 ):
-    """Control-C while kernels are read, while a batch is begun, or in the midst of a batch: what is there is whole."""
+    """Control-C while kernels are read, while a batch is begun, or in the midst of a batch: what is
+    there is whole.
+    """
     if moment == "starting":
         real = cache_directory.begin_writing
 
@@ -172,7 +182,9 @@ def _interrupted():
 def test_a_lost_race_is_settled_for_that_kernel_alone(
     way, queue, heard, directory, compiled, bundle
 ):
-    """A kernel that another process put there after the directory was listed is present; a broken one is replaced."""
+    """A kernel that another process put there after the directory was listed is present; a broken
+    one is replaced.
+    """
     kernels = [kernel for kernel in bundle.kernels if kernel.target.backend == "cuda"][:3]
     support.plant(compiled.cache, directory.path, [kernel.key for kernel in kernels[:2]])
     support.one(support.Path(directory.path, kernels[1].key), ".cubin").write_bytes(b"torn")

@@ -21,7 +21,9 @@ def reason(directory, limits=None):
 
 @pytest.mark.parametrize("case", support.BROKEN)
 def test_a_broken_kernel_directory_is_left_out_with_its_reason(planted, key, case):
-    """A kernel whose directory is not whole is not in the bundle, and the report says what is wrong with it."""
+    """A kernel whose directory is not whole is not in the bundle, and the report says what is wrong
+    with it.
+    """
     breaking, expected = support.BROKEN[case]
     breaking(planted / key)
     with bundler.pack(planted) as packed:
@@ -66,7 +68,9 @@ def test_what_is_too_large_is_left_out(planted, key, limits, expected):
 
 
 def test_an_unreadable_file_rejects_the_kernel(planted, key, monkeypatch):
-    """A file that we may not read rejects its kernel and is named; the others of the cache are taken."""
+    """A file that we may not read rejects its kernel and is named; the others of the cache are
+    taken.
+    """
     real = os.open
 
     def denied(path, *args, **kwargs):
@@ -89,7 +93,9 @@ def test_an_input_output_error_rejects_the_kernel(planted, key, monkeypatch):
 
 
 def test_a_file_that_vanishes_while_being_read_rejects_the_kernel(planted, key, monkeypatch):
-    """A kernel that loses a file between the listing and the reading is left out, also when we try again."""
+    """A kernel that loses a file between the listing and the reading is left out, also when we try
+    again.
+    """
     real = kernel_directory.read_file
 
     def vanishing(directory, name, *more):
@@ -115,7 +121,9 @@ def test_a_directory_that_vanishes_while_being_read_is_missing(planted, key, mon
 
 
 def rewritten(planted, key, times, monkeypatch):
-    """Let another process replace the binary so many times while we read, each time with other bytes of equal size."""
+    """Let another process replace the binary so many times while we read, each time with other
+    bytes of equal size.
+    """
     real, seen = kernel_directory.read_file, []
 
     def changing(directory, name, *more):
@@ -132,7 +140,9 @@ def rewritten(planted, key, times, monkeypatch):
 
 
 def test_a_directory_that_changed_while_being_read_is_read_again(planted, key, monkeypatch):
-    """A kernel that another process replaced while we read is read once more, and taken when it is quiet."""
+    """A kernel that another process replaced while we read is read once more, and taken when it is
+    quiet.
+    """
     rewritten(planted, key, 1, monkeypatch)
     assert isinstance(
         kernel_directory.read_kernel(str(planted / key)), kernel_directory.KernelFiles
@@ -146,7 +156,9 @@ def test_a_directory_that_keeps_changing_is_left_out(planted, key, monkeypatch):
 
 
 def test_a_moved_cache_is_read_from_where_it_is(compiled, key, tmp_path):
-    """Of a copied cache, whose group file names the old place, the files beside the group file are taken."""
+    """Of a copied cache, whose group file names the old place, the files beside the group file are
+    taken.
+    """
     old = support.plant(compiled.cache, tmp_path / "old", [key])
     shutil.copytree(old, tmp_path / "new")
     support.one(old / key, ".cubin").write_bytes(b"\x7fELF of another kernel")
@@ -168,7 +180,9 @@ def another_checkout(tmp_path_factory):
 
 @pytest.fixture
 def two_builds(compiled, another_checkout, tmp_path):
-    """Return a function that gives two directories of one kernel, compiled from two checkouts: one key, other bytes."""
+    """Return a function that gives two directories of one kernel, compiled from two checkouts: one
+    key, other bytes.
+    """
 
     def builds(target):
         (key,) = compiled.keys_of("layer_norm_kernel", target)
@@ -187,7 +201,9 @@ def two_builds(compiled, another_checkout, tmp_path):
     + [("hip:gfx942", suffix) for suffix in (".ttir", ".ttgir", ".llir", ".amdgcn", ".hsaco")],
 )
 def test_files_of_two_compiles_are_never_mixed(two_builds, target, suffix):
-    """A directory in which one file comes from a compile of another checkout is rejected, whichever file it is."""
+    """A directory in which one file comes from a compile of another checkout is rejected, whichever
+    file it is.
+    """
     ours, theirs = two_builds(target)
     assert support.one(ours, suffix).read_bytes() != support.one(theirs, suffix).read_bytes()
     shutil.copy(support.one(theirs, suffix), support.one(ours, suffix))
@@ -197,7 +213,9 @@ def test_files_of_two_compiles_are_never_mixed(two_builds, target, suffix):
 @pytest.mark.toolchain
 @pytest.mark.parametrize("target", support.TARGETS)
 def test_both_builds_alone_are_accepted(two_builds, target):
-    """Each of the two builds that must not be mixed is a sound kernel by itself, and both have one key."""
+    """Each of the two builds that must not be mixed is a sound kernel by itself, and both have one
+    key.
+    """
     for directory in two_builds(target):
         found = kernel_directory.read_kernel(str(directory))
         assert isinstance(found, kernel_directory.KernelFiles)

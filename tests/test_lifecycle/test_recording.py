@@ -25,7 +25,9 @@ def names(bundle):
 
 @pytest.mark.release
 def test_everything_compiled_in_the_block_is_in_the_bundle(kernels, cache):
-    """A recording has each kernel that was compiled in its block, whole, and says that each came from the listener."""
+    """A recording has each kernel that was compiled in its block, whole, and says that each came
+    from the listener.
+    """
     with bundler.recording() as recording:
         kernels.compile_all(list(support.TARGETS))
     bundle = recording.collect()
@@ -78,7 +80,9 @@ def test_compiles_of_any_thread_are_recorded(kernels):
 
 
 def test_overlapping_recordings_hear_what_happens_while_they_run(kernels):
-    """Two recordings that overlap without nesting each have exactly what was compiled between their start and stop."""
+    """Two recordings that overlap without nesting each have exactly what was compiled between their
+    start and stop.
+    """
     first, second = bundler.recording(), bundler.recording()
     first.start()
     kernels.compile_one("gelu", "cuda:90")
@@ -186,7 +190,9 @@ def test_an_empty_recording_is_an_empty_bundle(cache):
 def test_an_empty_cache_setting_inside_the_block_does_not_hide_the_users_error(
     kernels, monkeypatch
 ):
-    """With TRITON_CACHE_DIR set to nothing Triton fails; the recording keeps what it has and raises nothing itself."""
+    """With TRITON_CACHE_DIR set to nothing Triton fails; the recording keeps what it has and raises
+    nothing itself.
+    """
     with bundler.recording() as recording:
         kernels.compile_one("gelu", "cuda:90")
         monkeypatch.setenv("TRITON_CACHE_DIR", "")
@@ -194,7 +200,9 @@ def test_an_empty_cache_setting_inside_the_block_does_not_hide_the_users_error(
 
 
 def test_kernels_loaded_before_are_found_in_the_jits_memory(jit, cache):
-    """A kernel that the JIT had loaded before the recording is in it, with facts, as from the JIT's cache."""
+    """A kernel that the JIT had loaded before the recording is in it, with facts, as from the JIT's
+    cache.
+    """
     jit.gelu()
     with bundler.recording() as recording:
         pass
@@ -248,7 +256,9 @@ def jit(kernels, monkeypatch):
 
 
 def test_directories_that_appear_without_a_word_are_found(cache, compiled, key):
-    """A complete kernel directory that somebody puts into the cache during the recording is in the bundle."""
+    """A complete kernel directory that somebody puts into the cache during the recording is in the
+    bundle.
+    """
     other = compiled.keys_of("softmax_kernel")[0]
     support.plant(compiled.cache, cache, [other])
     with bundler.recording() as recording:
@@ -277,7 +287,9 @@ def test_directories_of_inductor_that_appear_are_found(
 def test_a_cache_that_is_set_aside_during_the_recording_is_still_watched(
     cache, compiled, key, tmp_path, monkeypatch
 ):
-    """What appeared in the cache of the start is found, although the program moved on to another cache; what lay in that is not."""
+    """What appeared in the cache of the start is found, although the program moved on to another
+    cache; what lay in that is not.
+    """
     other = support.plant(compiled.cache, tmp_path / "other", compiled.keys_of("softmax_kernel"))
     with bundler.recording() as recording:
         support.plant(compiled.cache, cache, [key])
@@ -310,7 +322,9 @@ def test_a_deleted_kernel_is_reported_missing(kernels, cache):
 
 
 def test_files_that_are_not_in_the_group_are_reported(kernels, cache):
-    """Each other file in a kernel directory is in the report with a reason; the kernel is taken without it."""
+    """Each other file in a kernel directory is in the report with a reason; the kernel is taken
+    without it.
+    """
     with bundler.recording() as recording:
         kernels.compile_one("gelu", "cuda:90")
         (key,) = os.listdir(cache)
@@ -326,7 +340,9 @@ def test_files_that_are_not_in_the_group_are_reported(kernels, cache):
 
 
 def test_tuning_results_of_recorded_kernels_are_taken(kernels, cache, compiled):
-    """The result file of Triton's tuner travels with its kernel, also when it was there before; others do not."""
+    """The result file of Triton's tuner travels with its kernel, also when it was there before;
+    others do not.
+    """
     for number, name in enumerate(("swiglu_kernel", "stranger_kernel")):
         folder = cache / ("A" * 51 + "BC"[number])
         folder.mkdir()
@@ -341,7 +357,9 @@ def test_tuning_results_of_recorded_kernels_are_taken(kernels, cache, compiled):
 
 
 def test_constants_without_encoding_are_reported(cache):
-    """A constant that no other process could build again is named in the report, and its kernel is taken."""
+    """A constant that no other process could build again is named in the report, and its kernel is
+    taken.
+    """
     pytest.importorskip("triton")
     test_kernels = support.load(
         support.ROOT / "tests" / "test_toolchain" / "kernels_for_tests.py", "odd_kernels"
@@ -371,7 +389,9 @@ def test_constants_without_encoding_are_reported(cache):
 
 
 def test_no_file_is_in_neither_bundle_nor_report(kernels, cache, compiled):
-    """Whatever lies in the cache after a recording is an artifact, a generated group file, or in the report."""
+    """Whatever lies in the cache after a recording is an artifact, a generated group file, or in
+    the report.
+    """
     with bundler.recording() as recording:
         kernels.compile_all(["cuda:90"])
         for number, case in enumerate(support.BROKEN):
@@ -388,7 +408,9 @@ def test_no_file_is_in_neither_bundle_nor_report(kernels, cache, compiled):
 
 
 def test_failures_of_our_listener_are_counted_for_this_recording(kernels, monkeypatch):
-    """A failure of our own code while hearing a compile is counted in this report, and in no later one."""
+    """A failure of our own code while hearing a compile is counted in this report, and in no later
+    one.
+    """
     from bundler.toolchain import compile_listener
 
     real = compile_listener._event

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`restore(rekey=True)`: kernels of another build of the same Triton, under the keys that the Triton here asks for.
+"""`restore(rekey=True)`: kernels of another build of the same Triton, under the keys that the
+Triton here asks for.
 
-Another build is one that this package and Triton see: its binary has another hash, or it is installed elsewhere.
+Another build is one that this package and Triton see: its binary has another hash, or it is
+installed elsewhere.
 """
 
 import importlib.util
@@ -103,9 +105,11 @@ def elsewhere(tmp_path_factory):
 def test_amd_kernels_move_to_another_install_path_with_rekey_and_are_skipped_with_the_reason_without(
     elsewhere, tmp_path
 ):
-    """Kernels for gfx942 built under one prefix: under another, a JIT compiles none of them with rekey.
+    """Kernels for gfx942 built under one prefix: under another, a JIT compiles none of them with
+    rekey.
 
-    Before Triton 3.9 their keys hold the path where Triton is installed; without rekey each is skipped, and the reason names rekey.
+    Before Triton 3.9 their keys hold the path where Triton is installed; without rekey each is
+    skipped, and the reason names rekey.
     """
     run(_BUILD, tmp_path / "b.tbundle", "", "hip:gfx942")
     with bundler.Bundle.load(tmp_path / "b.tbundle") as bundle:
@@ -134,7 +138,9 @@ def test_amd_kernels_move_to_another_install_path_with_rekey_and_are_skipped_wit
 @pytest.mark.release
 @pytest.mark.toolchain
 def test_kernels_of_another_binary_have_the_keys_of_this_one_after_rekey(foreign, tmp_path):
-    """Where only the binary's hash differs, a JIT here finds every kernel; the report says what was derived from what."""
+    """Where only the binary's hash differs, a JIT here finds every kernel; the report says what was
+    derived from what.
+    """
     with bundler.Bundle.load(foreign) as bundle:
         originals = {kernel.key for kernel in bundle.kernels}
     report = bundler.restore(foreign, tmp_path / "cache", rekey=True)
@@ -146,7 +152,9 @@ def test_kernels_of_another_binary_have_the_keys_of_this_one_after_rekey(foreign
 
 
 def test_a_derived_kernel_is_the_original_but_for_its_hash(foreign, tmp_path):
-    """Binary and IR are the original's byte for byte; metadata differs in the hash alone, so that it can be packed and checked."""
+    """Binary and IR are the original's byte for byte; metadata differs in the hash alone, so that
+    it can be packed and checked.
+    """
     report = bundler.restore(foreign, tmp_path / "cache", rekey=True)
     bundler.restore(foreign, tmp_path / "plain", only="all")
     for key, origin in report.rekeyed:
@@ -175,7 +183,9 @@ def test_without_rekey_another_build_is_skipped_with_the_way_out(foreign, tmp_pa
 
 
 def test_a_difference_besides_the_binary_is_refused_and_named(foreign, tmp_path, monkeypatch):
-    """Other Python files of Triton, or another setting that is part of keys: no kernel is derived, and the reason says which."""
+    """Other Python files of Triton, or another setting that is part of keys: no kernel is derived,
+    and the reason says which.
+    """
     run(_BUILD, tmp_path / "files.tbundle", "files", "cuda:90")
     with pytest.warns(BundlerWarning):
         report = bundler.restore(tmp_path / "files.tbundle", tmp_path / "one", rekey=True)
@@ -189,7 +199,9 @@ def test_a_difference_besides_the_binary_is_refused_and_named(foreign, tmp_path,
 
 
 def test_another_release_is_refused(foreign, tmp_path):
-    """A kernel of another Triton release is never derived from, whatever else is equal; the reason names both releases."""
+    """A kernel of another Triton release is never derived from, whatever else is equal; the reason
+    names both releases.
+    """
     with bundler.Bundle.load(foreign) as bundle:
         older = [
             replace(kernel, toolchain=msgspec.structs.replace(kernel.toolchain, release="3.5.9"))
@@ -205,7 +217,9 @@ def test_another_release_is_refused(foreign, tmp_path):
 
 
 def test_kernels_of_this_build_are_left_as_they_are(foreign, tmp_path):
-    """A bundle of both builds: what was built here is taken, and nothing is derived for a key that is there."""
+    """A bundle of both builds: what was built here is taken, and nothing is derived for a key that
+    is there.
+    """
     run(_BUILD, tmp_path / "ours.tbundle", "", "cuda:90")
     with bundler.Bundle.load(foreign) as one, bundler.Bundle.load(tmp_path / "ours.tbundle") as two:
         report = bundler.restore(bundler.merge([one, two]), tmp_path / "cache", rekey=True)
@@ -226,7 +240,9 @@ def test_a_store_restores_with_rekey_too(foreign, tmp_path):
 
 
 def test_a_damaged_kernel_is_not_derived_from(foreign, tmp_path):
-    """Bytes that do not match their digest are never used: the kernel is reported, the others are derived."""
+    """Bytes that do not match their digest are never used: the kernel is reported, the others are
+    derived.
+    """
     with bundler.Bundle.load(foreign) as bundle:
         victim = bundle.kernels[0]
         blobs = {digest: bundle.blobs.read_blob(digest) for digest, _ in bundle.content.blobs}
@@ -239,7 +255,9 @@ def test_a_damaged_kernel_is_not_derived_from(foreign, tmp_path):
 
 
 def test_a_restore_with_rekey_that_skips_damage_exits_with_1(foreign, tmp_path):
-    """The command's status is 1 when a kernel that rekey would derive from is damaged in the store, though others are in place."""
+    """The command's status is 1 when a kernel that rekey would derive from is damaged in the store,
+    though others are in place.
+    """
     from click.testing import CliRunner
 
     from bundler.cli.app import app
@@ -273,7 +291,9 @@ def test_a_restore_with_rekey_that_skips_damage_exits_with_1(foreign, tmp_path):
 @pytest.mark.parametrize("arch", ["-1", "", "12", "9" * 400, "gfx942", "gfx", "\u0663"])
 @pytest.mark.parametrize("backend", ["cuda", "hip", "nothing"])
 def test_what_triton_cannot_take_is_a_mismatch(foreign, backend, arch):
-    """Whatever Triton raises for facts that somebody changed, a failed assertion included, is a reason not to derive."""
+    """Whatever Triton raises for facts that somebody changed, a failed assertion included, is a
+    reason not to derive.
+    """
     from bundler.errors import ToolchainMismatch
     from bundler.format.entries import Target
     from bundler.toolchain import rekeyed_key

@@ -22,7 +22,9 @@ SUFFIX = identity.extension_suffix()
 
 @pytest.fixture
 def rich(compiled, key, tmp_path):
-    """A plain cache with a kernel, helper libraries of this and another Python, and a tuning result."""
+    """A plain cache with a kernel, helper libraries of this and another Python, and a tuning
+    result.
+    """
     cache = support.plant(compiled.cache, tmp_path / "rich", [key])
     for folder, name in (
         ("B", f"launcher{SUFFIX}"),
@@ -37,7 +39,9 @@ def rich(compiled, key, tmp_path):
 
 @pytest.fixture
 def inductor(compiled, tmp_path):
-    """A bundle of an Inductor cache: one kernel for device 0, one for device 0 and 2, and files of torch's."""
+    """A bundle of an Inductor cache: one kernel for device 0, one for device 0 and 2, and files of
+    torch's.
+    """
     root = tmp_path / "inductor"
     gelu, softmax = compiled.keys_of("gelu_kernel"), compiled.keys_of("softmax_kernel")
     support.plant(compiled.cache, root / "triton" / "0", gelu + softmax)
@@ -58,7 +62,9 @@ def where(monkeypatch, tmp_path):
 
 
 def test_code_is_restored_only_when_trusted(rich, tmp_path):
-    """Helper libraries are left out, with the reason, unless trust='code'; tuning results always go."""
+    """Helper libraries are left out, with the reason, unless trust='code'; tuning results always
+    go.
+    """
     report = bundler.restore(rich, tmp_path / "there", only="all")
     assert report.companions == (f"{'D' * 52}/gelu_kernel.autotune.json",)
     assert [why for _, why in report.skipped] == [
@@ -71,7 +77,9 @@ def test_code_is_restored_only_when_trusted(rich, tmp_path):
 
 
 def test_a_helper_for_another_python_is_left_out(rich, tmp_path):
-    """Even trusted, a library that this Python cannot load is skipped, unless everything is asked for."""
+    """Even trusted, a library that this Python cannot load is skipped, unless everything is asked
+    for.
+    """
     report = bundler.restore(rich, tmp_path / "there", trust="code")
     ((name, why),) = report.skipped
     assert name == f"{'C' * 52}/launcher.cpython-27-vax.so"
@@ -120,7 +128,9 @@ def placed(there):
     ],
 )
 def test_inductors_kernels_go_to_the_devices_asked_for(inductor, tmp_path, devices, expected):
-    """Kernels go to the devices they were seen on, or to those that are named; each counts once in the report."""
+    """Kernels go to the devices they were seen on, or to those that are named; each counts once in
+    the report.
+    """
     report = bundler.restore(inductor, tmp_path / "there", devices=devices, only="all")
     assert placed(tmp_path / "there") == expected
     assert (len(report.restored), report.usable) == (2, 2)
@@ -164,7 +174,9 @@ def test_without_a_directory_plain_kernels_go_where_triton_looks_now(
 def test_without_a_directory_inductors_kernels_go_where_inductor_looks_now(
     inductor, where, monkeypatch
 ):
-    """cache_dir=None is Inductor's directory for each device; TRITON_CACHE_DIR overrides it as it does for torch."""
+    """cache_dir=None is Inductor's directory for each device; TRITON_CACHE_DIR overrides it as it
+    does for torch.
+    """
     report = bundler.restore(inductor, only="all")
     assert placed(where / "torch") == {
         "0": ["gelu_kernel", "softmax_kernel"],
@@ -212,14 +224,17 @@ def restore_nothing(bundle, there):
     assert len(caught) == 1
     assert caught[0].filename == "the_users_program.py"
     assert report.usable == 0
-    # Which kernel comes first depends on its key, and on some releases that on where Triton is installed.
+    # Which kernel comes first depends on its key, and on some releases that on where Triton is
+    # installed.
     assert any(why in str(caught[0].message) for _, why in report.skipped)
     assert not there.exists() or os.listdir(there) == []
     return report
 
 
 def test_kernels_of_another_release_are_left_out(small, tmp_path, key):
-    """Kernels compiled by another Triton would never hit, so they are skipped, and one warning says why."""
+    """Kernels compiled by another Triton would never hit, so they are skipped, and one warning says
+    why.
+    """
     report = restore_nothing(remade(small, release="3.5.9"), tmp_path / "there")
     here = identity.installed_triton().release
     assert report.skipped == ((key, f"compiled by Triton 3.5.9; this machine has {here}"),)
@@ -239,7 +254,9 @@ def test_kernels_of_another_ptxas_are_left_out(small, tmp_path, key):
 
 
 def test_kernels_for_other_gpus_are_left_out(bundle, tmp_path, monkeypatch):
-    """Where GPUs are visible, kernels for other targets are skipped, and those for a visible one are restored."""
+    """Where GPUs are visible, kernels for other targets are skipped, and those for a visible one
+    are restored.
+    """
     monkeypatch.setattr(targets, "listed_targets", lambda: (Target("cuda", "90"),))
     report = bundler.restore(bundle, tmp_path / "there")
     assert len(report.restored) == 11
@@ -254,7 +271,9 @@ def test_kernels_for_other_gpus_are_left_out(bundle, tmp_path, monkeypatch):
 
 
 def test_a_target_that_was_chosen_stands_for_the_gpus(bundle, tmp_path, monkeypatch):
-    """The fact `target` decides without a GPU, and in place of those that are here; what is no target is refused."""
+    """The fact `target` decides without a GPU, and in place of those that are here; what is no
+    target is refused.
+    """
     for number, gpus in enumerate((None, (Target("hip", "gfx942"),))):
         monkeypatch.setattr(targets, "listed_targets", lambda gpus=gpus: gpus)
         trees = bundler.TreeOptions(facts={"target": "cuda:90"})
@@ -283,7 +302,9 @@ def test_everything_is_restored_when_asked_for(small, tmp_path, key, monkeypatch
 
 
 def test_unknown_facts_exclude_nothing_and_are_named(small, tmp_path, key, monkeypatch):
-    """What is not known here, or not in the bundle, does not exclude a kernel; the report lists what was not checked."""
+    """What is not known here, or not in the bundle, does not exclude a kernel; the report lists
+    what was not checked.
+    """
     monkeypatch.setattr(targets, "listed_targets", lambda: None)
     monkeypatch.setattr(ptxas, "ptxas_version", lambda arch: None)
     report = bundler.restore(small, tmp_path / "1")
@@ -307,7 +328,9 @@ def test_unknown_facts_exclude_nothing_and_are_named(small, tmp_path, key, monke
 
 
 def test_a_binary_that_is_unknown_here_is_said_to_be(small, tmp_path, key, monkeypatch):
-    """When this machine's Triton binary is not known, the report says so, and does not blame the bundle."""
+    """When this machine's Triton binary is not known, the report says so, and does not blame the
+    bundle.
+    """
     here = identity.installed_triton()
     monkeypatch.setattr(identity, "installed_triton", lambda: Toolchain(release=here.release))
     report = bundler.restore(small, tmp_path / "there")

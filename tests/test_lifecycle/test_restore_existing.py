@@ -53,7 +53,9 @@ def test_the_launch_set_that_is_there_counts_as_the_kernel(small, tmp_path, key)
 
 @pytest.mark.toolchain
 def test_another_complete_build_is_left_alone(compiled, bundle, tmp_path):
-    """The same kernels compiled from another checkout, with other debug paths, are present and stay byte for byte."""
+    """The same kernels compiled from another checkout, with other debug paths, are present and stay
+    byte for byte.
+    """
     shutil.copy(support.KERNELS, tmp_path / "kernels.py")
     there = tmp_path / "there"
     support.ask(there, "gelu,softmax", kernels=tmp_path / "kernels.py")
@@ -70,8 +72,8 @@ def test_another_complete_build_is_left_alone(compiled, bundle, tmp_path):
 
 @pytest.mark.parametrize("case", support.BROKEN)
 def test_a_broken_directory_is_replaced_as_a_whole(small, planted, key, case, compiled):
-    """Whatever is broken, the kernel is repaired: every file is ours, nothing of the old remains in it, and the old directory
-    was renamed aside as it was.
+    """Whatever is broken, the kernel is repaired: every file is ours, nothing of the old remains in
+    it, and the old directory was renamed aside as it was.
     """
     (planted / key / "left over.txt").write_text("of the old directory")
     support.BROKEN[case][0](planted / key)
@@ -98,7 +100,9 @@ def test_a_group_file_that_leads_elsewhere_is_broken(small, planted, key, tmp_pa
 
 
 def test_a_group_file_that_leads_here_by_another_name_is_sound(small, planted, key, tmp_path):
-    """A group file that names the directory through a link leads to the same files, so the kernel is present."""
+    """A group file that names the directory through a link leads to the same files, so the kernel
+    is present.
+    """
     (tmp_path / "link").symlink_to(planted)
     support.name_group(planted / key, tmp_path / "link" / key)
     assert restored(small, planted).present == (key,)
@@ -112,7 +116,9 @@ def test_another_kernel_under_the_same_key_is_replaced(small, planted, key):
 
 
 def test_an_empty_directory_becomes_the_kernel(small, tmp_path, key):
-    """Triton makes the key's directory before it writes; while it is empty the restore takes its place."""
+    """Triton makes the key's directory before it writes; while it is empty the restore takes its
+    place.
+    """
     (tmp_path / "there" / key).mkdir(parents=True)
     assert restored(small, tmp_path / "there").restored == (key,)
     assert os.listdir(tmp_path / "there") == [key]
@@ -121,7 +127,9 @@ def test_an_empty_directory_becomes_the_kernel(small, tmp_path, key):
 
 @pytest.mark.parametrize("kind", ["file", "dangling link", "link to a file"])
 def test_what_is_no_directory_is_put_aside(small, tmp_path, key, kind):
-    """A file or a link that leads nowhere, in the place of the kernel, is renamed aside and the kernel is there."""
+    """A file or a link that leads nowhere, in the place of the kernel, is renamed aside and the
+    kernel is there.
+    """
     there = tmp_path / "there"
     there.mkdir()
     (tmp_path / "file").write_text("a file")
@@ -144,9 +152,11 @@ def test_a_link_to_a_sound_kernel_is_present(small, planted, key, tmp_path):
 
 
 def test_what_was_put_aside_is_swept_a_day_later(small, planted, key, monkeypatch):
-    """Directories put aside, and leftovers of killed restores, are removed when they are older than a day, not before.
+    """Directories put aside, and leftovers of killed restores, are removed when they are older than
+    a day, not before.
 
-    A change time cannot be set, so the test moves the limit: a day is made to pass by asking for less than nothing.
+    A change time cannot be set, so the test moves the limit: a day is made to pass by asking for
+    less than nothing.
     """
     support.group_of(planted / key).unlink()
     restored(small, planted)
@@ -173,7 +183,9 @@ def test_the_age_of_leftovers_is_told_by_the_file_systems_clock(small, planted, 
 
 
 def test_leftovers_in_a_read_only_cache_do_no_harm(small, planted, key, monkeypatch):
-    """Where every kernel is present and nothing can be written, a leftover that cannot be swept is no error."""
+    """Where every kernel is present and nothing can be written, a leftover that cannot be swept is
+    no error.
+    """
     (planted / "tmp.bundler.77.half").mkdir()
 
     def read_only(*args, **kwargs):
@@ -187,7 +199,9 @@ def test_leftovers_in_a_read_only_cache_do_no_harm(small, planted, key, monkeypa
 
 @pytest.mark.parametrize("others", ["whole", "broken", "broken and still there"])
 def test_losing_the_race_is_success(small, planted, key, tmp_path, monkeypatch, others):
-    """When another process publishes the kernel between our look and our rename, it is present if whole, replaced if broken."""
+    """When another process publishes the kernel between our look and our rename, it is present if
+    whole, replaced if broken.
+    """
     there, real = tmp_path / "there", os.rename
     if others != "whole":
         support.one(planted / key, ".cubin").write_bytes(b"")
@@ -216,7 +230,9 @@ def test_losing_the_race_is_success(small, planted, key, tmp_path, monkeypatch, 
 def test_a_directory_that_is_broken_again_and_again_is_an_error(
     small, planted, key, tmp_path, monkeypatch
 ):
-    """When another process breaks the directory each time we put it right, the restore says so and leaves no temporary."""
+    """When another process breaks the directory each time we put it right, the restore says so and
+    leaves no temporary.
+    """
     there, real = tmp_path / "there", os.rename
 
     def hostile(source, target):
@@ -236,7 +252,9 @@ def test_a_directory_that_is_broken_again_and_again_is_an_error(
 
 
 def test_a_single_file_that_is_there_stays(compiled, key, tmp_path, planted):
-    """A tuning file with the same bytes counts as in place; other bytes there stay, and the report says so."""
+    """A tuning file with the same bytes counts as in place; other bytes there stay, and the report
+    says so.
+    """
     folder = "B" * 52
     (planted / folder).mkdir()
     (planted / folder / "gelu_kernel.autotune.json").write_text('{"ours": 1}')
@@ -259,7 +277,9 @@ def test_a_single_file_that_is_there_stays(compiled, key, tmp_path, planted):
     "obstacle", ["directory", "dangling link", "a file in place of its directory"]
 )
 def test_an_obstacle_to_a_single_file_skips_that_file(planted, key, tmp_path, obstacle):
-    """Where something else is in the place of a single file, that file is skipped with a reason and the kernels are restored."""
+    """Where something else is in the place of a single file, that file is skipped with a reason and
+    the kernels are restored.
+    """
     folder = "B" * 52
     (planted / folder).mkdir()
     (planted / folder / "gelu_kernel.autotune.json").write_text("{}")
@@ -281,7 +301,9 @@ def test_an_obstacle_to_a_single_file_skips_that_file(planted, key, tmp_path, ob
 
 @pytest.mark.toolchain
 def test_a_repaired_kernel_hits(compiled, full_cache, tmp_path):
-    """After a repair of kernels broken in every way, Triton finds all of them in a process that cannot compile."""
+    """After a repair of kernels broken in every way, Triton finds all of them in a process that
+    cannot compile.
+    """
     cuda = [path for path in sorted(full_cache.iterdir()) if list(path.glob("*.cubin"))]
     for directory, (breaking, _) in zip(cuda, list(support.BROKEN.values())[:11], strict=True):
         breaking(directory)

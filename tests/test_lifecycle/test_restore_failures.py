@@ -52,7 +52,9 @@ def check_half_done(report, there, compiled):
 
 @pytest.mark.parametrize("number", [0, 1, 5, 30, 60, 100])
 def test_a_disk_that_fills_up_is_store_full(compiled, tmp_path, monkeypatch, number):
-    """When the disk is full in the middle: StoreFull, no temporary, whole kernels only, and the report names them."""
+    """When the disk is full in the middle: StoreFull, no temporary, whole kernels only, and the
+    report names them.
+    """
     failing(monkeypatch, "write", number, errno.ENOSPC)
     with pytest.raises(StoreFull, match="No space left on device; free some space") as caught:
         bundler.restore(compiled.bundle, tmp_path / "there", only="all")
@@ -69,7 +71,9 @@ def test_a_quota_that_is_used_up_is_store_full_too(compiled, tmp_path, monkeypat
 
 
 def test_the_report_of_a_failure_has_what_was_published_with_it(bundle, tmp_path, monkeypatch):
-    """Kernels that were written before one failed, and those of its batch, are in the error's report as well."""
+    """Kernels that were written before one failed, and those of its batch, are in the error's
+    report as well.
+    """
     first = bundle.kernels[0].key
     real = cache_directory.begin_writing
 
@@ -86,7 +90,9 @@ def test_the_report_of_a_failure_has_what_was_published_with_it(bundle, tmp_path
 
 @pytest.mark.parametrize("call", ["write", "open", "mkdir", "rename"])
 def test_an_input_output_error_is_typed(compiled, tmp_path, monkeypatch, call):
-    """A disk that fails at any call is a BundlerError that names the place, with the kernels before it in the report."""
+    """A disk that fails at any call is a BundlerError that names the place, with the kernels before
+    it in the report.
+    """
     (tmp_path / "there").mkdir()
     with bundler.Bundle.load(compiled.bundle) as opened:
         failing(monkeypatch, call, 4, errno.EIO)
@@ -98,7 +104,9 @@ def test_an_input_output_error_is_typed(compiled, tmp_path, monkeypatch, call):
 
 @pytest.mark.toolchain
 def test_what_was_published_before_the_disk_was_full_hits(compiled, tmp_path, monkeypatch):
-    """Triton finds the kernels that were published before the disk was full, and the next restore completes."""
+    """Triton finds the kernels that were published before the disk was full, and the next restore
+    completes.
+    """
     failing(monkeypatch, "write", 90, errno.ENOSPC)
     with pytest.raises(StoreFull) as caught:
         bundler.restore(compiled.bundle, tmp_path / "there")
@@ -125,7 +133,9 @@ def small_disk(tmp_path):
 
 
 def test_a_really_full_disk_is_store_full(compiled, small_disk):
-    """On a real file system without room: StoreFull, no temporary, whole kernels, and room again after deleting them."""
+    """On a real file system without room: StoreFull, no temporary, whole kernels, and room again
+    after deleting them.
+    """
     with pytest.raises(StoreFull) as caught:
         bundler.restore(compiled.bundle, small_disk, only="all")
     check_half_done(caught.value.report, small_disk, compiled)
@@ -153,7 +163,9 @@ def test_a_really_read_only_directory_is_access_denied(compiled, tmp_path):
 
 
 def test_a_read_only_cache_with_every_kernel_is_fine(small, planted, key, monkeypatch):
-    """Where every kernel is in place already nothing has to be written, so a read-only directory is no error."""
+    """Where every kernel is in place already nothing has to be written, so a read-only directory is
+    no error.
+    """
     for call in ("mkdir", "rename", "write", "link"):
         failing(monkeypatch, call, 0, errno.EROFS)
     assert bundler.restore(small, planted, only="all").present == (key,)
@@ -175,7 +187,9 @@ def test_a_bundle_that_is_not_there_is_not_found(tmp_path):
 
 
 def test_one_damaged_frame_costs_only_its_kernels(compiled, tmp_path):
-    """With a bit flipped in any one frame, kernels with bytes in it are skipped with the reason, and all others restored."""
+    """With a bit flipped in any one frame, kernels with bytes in it are skipped with the reason,
+    and all others restored.
+    """
     data = compiled.bundle.read_bytes()
     expected = support.tree(compiled.cache)
     with bundler.Bundle.load(compiled.bundle) as opened:
@@ -215,7 +229,9 @@ def warnings_of_nothing_usable():
 
 
 def forged(bundle, key, change):
-    """A bundle in which the metadata artifact of one kernel was changed, with a right digest, by whoever made it."""
+    """A bundle in which the metadata artifact of one kernel was changed, with a right digest, by
+    whoever made it.
+    """
     blobs = {digest_raw(a.digest): bundle.read(a) for k in bundle.kernels for a in k.artifacts}
     kernels = []
     for kernel in bundle.kernels:
@@ -231,7 +247,9 @@ def forged(bundle, key, change):
 
 
 def test_a_span_that_leads_nowhere_skips_its_kernel(bundle, key, tmp_path):
-    """A bundle whose path sentinels are wrong loses that kernel, with the reason; the others are restored."""
+    """A bundle whose path sentinels are wrong loses that kernel, with the reason; the others are
+    restored.
+    """
     wrong = forged(
         bundle,
         key,
@@ -245,7 +263,9 @@ def test_a_span_that_leads_nowhere_skips_its_kernel(bundle, key, tmp_path):
 
 
 def test_a_companion_with_a_wrong_span_is_skipped(planted, tmp_path, key):
-    """A tuning file whose path sentinels are wrong is skipped with the reason, and the kernels are restored."""
+    """A tuning file whose path sentinels are wrong is skipped with the reason, and the kernels are
+    restored.
+    """
     (planted / ("B" * 52)).mkdir()
     (planted / ("B" * 52) / "gelu_kernel.autotune.json").write_text("{}")
     with bundler.pack(planted) as packed:
@@ -263,8 +283,8 @@ def test_a_companion_with_a_wrong_span_is_skipped(planted, tmp_path, key):
 
 @pytest.mark.parametrize("data", [b"{", b"[]", b'{"hash": "00", "name": "gelu_kernel"}'])
 def test_a_kernel_that_triton_could_not_read_is_never_published(bundle, key, tmp_path, data):
-    """A bundle whose metadata is no metadata, or of another kernel, with a right digest: that kernel is skipped, since Triton
-    would fail on it in the user's program.
+    """A bundle whose metadata is no metadata, or of another kernel, with a right digest: that
+    kernel is skipped, since Triton would fail on it in the user's program.
     """
     artifact = {"digest": digest_text(sha256(data)), "size": len(data), "spans": ()}
     wrong = forged(bundle, key, lambda old, _: (msgspec.structs.replace(old, **artifact), data))
@@ -275,7 +295,9 @@ def test_a_kernel_that_triton_could_not_read_is_never_published(bundle, key, tmp
 
 @pytest.mark.parametrize("data", [b"{", b'{"hash": "00", "name": "gelu_kernel"}'])
 def test_a_kernel_is_checked_also_where_it_is_present(bundle, key, tmp_path, data):
-    """What a restore says is there could be read by Triton from the bundle too: whoever places it elsewhere need not ask again."""
+    """What a restore says is there could be read by Triton from the bundle too: whoever places it
+    elsewhere need not ask again.
+    """
     artifact = {"digest": digest_text(sha256(data)), "size": len(data), "spans": ()}
     wrong = forged(bundle, key, lambda old, _: (msgspec.structs.replace(old, **artifact), data))
     bundler.restore(bundle, tmp_path / "there", only="all")

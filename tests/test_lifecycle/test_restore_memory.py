@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a restore notes of each kernel, and what that takes: with a hundred thousand kernels a byte of each is 100 kB."""
+"""What a restore notes of each kernel, and what that takes: with a hundred thousand kernels a byte
+of each is 100 kB.
+"""
 
 import tracemalloc
 from dataclasses import replace
@@ -27,7 +29,9 @@ def begun(bundle, folder):
 
 
 def test_hardly_anything_is_kept_of_each_kernel(bundle, tmp_path):
-    """The report of thousands of kernels, and what it is made of, take a few bytes of each, though it names a file of each."""
+    """The report of thousands of kernels, and what it is made of, take a few bytes of each, though
+    it names a file of each.
+    """
     restoration = begun(bundle, tmp_path)
     kernels = [ready(f"{number:052}", "k.json") for number in range(KERNELS)]
     tracemalloc.start()
@@ -44,7 +48,9 @@ def test_hardly_anything_is_kept_of_each_kernel(bundle, tmp_path):
 
 
 def test_a_kernel_of_several_directories_counts_once(bundle, tmp_path):
-    """As repaired if it was that anywhere, else as restored; each directory counts among files and bytes."""
+    """As repaired if it was that anywhere, else as restored; each directory counts among files and
+    bytes.
+    """
     restoration = begun(bundle, tmp_path)
     placed = {
         "A": ("present", "restored"),
@@ -73,7 +79,9 @@ def test_rewritten_files_are_listed_in_order(bundle, tmp_path):
 
 
 def test_the_list_of_kernels_is_not_copied(bundle, tmp_path):
-    """Where this machine can use them all the bundle's own is used; else the others keep their order."""
+    """Where this machine can use them all the bundle's own is used; else the others keep their
+    order.
+    """
     assert begun(bundle, tmp_path)._wanted_kernels() is bundle.kernels
     first, second, *others = bundle.kernels
     foreign = replace(second, toolchain=Toolchain(release="3.5.9"))

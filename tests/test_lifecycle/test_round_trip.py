@@ -54,7 +54,9 @@ def record(
 @pytest.mark.release
 @pytest.mark.parametrize("keep", ["all", "launch"])
 def test_every_kernel_hits_elsewhere_without_a_compiler(compiled, tmp_path, keep):
-    """All kernels, recorded and restored elsewhere, whole or as the launch set, are hits in a process whose ptxas refuses."""
+    """All kernels, recorded and restored elsewhere, whole or as the launch set, are hits in a
+    process whose ptxas refuses.
+    """
     report = bundler.restore(compiled.bundle, tmp_path / "there", keep=keep)
     assert (len(report.restored), report.skipped, report.usable) == (22, (), 22)
     assert support.hits_without_compiler(tmp_path / "there", tmp_path / "ptxas") == (22, 0)
@@ -89,7 +91,9 @@ def test_an_empty_cache_does_not_hit(tmp_path):
 
 @pytest.mark.release
 def test_restored_to_the_original_place_every_byte_is_the_original(compiled, tmp_path):
-    """Recorded, deleted and restored to the same directory, the cache is byte for byte what Triton left, group files included."""
+    """Recorded, deleted and restored to the same directory, the cache is byte for byte what Triton
+    left, group files included.
+    """
     cache = tmp_path / "cache"
     path = record(cache, tmp_path / "b.tbundle", "gelu,swiglu")
     before = support.tree(cache)
@@ -101,7 +105,9 @@ def test_restored_to_the_original_place_every_byte_is_the_original(compiled, tmp
 
 @pytest.mark.release
 def test_elsewhere_only_path_prefixes_differ(compiled, tmp_path):
-    """Restored elsewhere, each file is the original or, if it holds the cache's path, the original with the new path."""
+    """Restored elsewhere, each file is the original or, if it holds the cache's path, the original
+    with the new path.
+    """
     bundler.restore(compiled.bundle, tmp_path / "there")
     before, after = support.tree(compiled.cache), support.tree(tmp_path / "there")
     moved = {
@@ -126,7 +132,9 @@ def test_elsewhere_only_path_prefixes_differ(compiled, tmp_path):
     ],
 )
 def test_any_directory_name_works(tmp_path, name):
-    """Caches whose path has blanks, quotes or letters of any script are recorded, restored byte for byte, and hit."""
+    """Caches whose path has blanks, quotes or letters of any script are recorded, restored byte for
+    byte, and hit.
+    """
     here, there = tmp_path / f"{name} 1", tmp_path / f"{name} 2"
     path = record(here, tmp_path / "b.tbundle", targets=["cuda:90"])
     before = support.tree(here)
@@ -138,7 +146,9 @@ def test_any_directory_name_works(tmp_path, name):
 
 
 def test_a_cache_reached_through_a_link_is_restored_anywhere(tmp_path):
-    """Recorded through a symbolic link, the bundle holds no path of that machine, and hits through another link."""
+    """Recorded through a symbolic link, the bundle holds no path of that machine, and hits through
+    another link.
+    """
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     path = record(tmp_path / "link", tmp_path / "b.tbundle", targets=["cuda:90"])
@@ -163,7 +173,9 @@ def test_a_cache_reached_through_a_link_is_restored_anywhere(tmp_path):
 
 
 def test_a_relative_cache_directory_works(tmp_path):
-    """With a relative TRITON_CACHE_DIR, recorded in one working directory and restored in another, Triton hits."""
+    """With a relative TRITON_CACHE_DIR, recorded in one working directory and restored in another,
+    Triton hits.
+    """
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
     path = record("some/cache", tmp_path / "b.tbundle", targets=["cuda:90"], cwd=tmp_path / "here")
@@ -180,7 +192,9 @@ def test_a_relative_cache_directory_works(tmp_path):
 
 
 def test_a_relative_argument_is_the_directory_it_names_now(compiled, tmp_path, monkeypatch):
-    """cache_dir may be relative; the group files are absolute, so that a later change of directory does no harm."""
+    """cache_dir may be relative; the group files are absolute, so that a later change of directory
+    does no harm.
+    """
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     report = bundler.restore(compiled.bundle, "cache")
@@ -191,7 +205,9 @@ def test_a_relative_argument_is_the_directory_it_names_now(compiled, tmp_path, m
 
 @pytest.mark.release
 def test_triton_reads_the_restored_files_and_no_others(compiled, tmp_path):
-    """After a move each path in each group file lies in the new directory, and the old one may be gone."""
+    """After a move each path in each group file lies in the new directory, and the old one may be
+    gone.
+    """
     bundler.restore(compiled.bundle, tmp_path / "there")
     for directory in (tmp_path / "there").iterdir():
         paths = json.loads(support.group_of(directory).read_text())["child_paths"]
@@ -202,7 +218,9 @@ def test_triton_reads_the_restored_files_and_no_others(compiled, tmp_path):
 
 
 def test_save_and_load_keep_the_digest(compiled, full_cache, tmp_path):
-    """A bundle is the same after a save and a load, and after a restore and a pack its kernels' files are."""
+    """A bundle is the same after a save and a load, and after a restore and a pack its kernels'
+    files are.
+    """
     with bundler.Bundle.load(compiled.bundle) as bundle:
         bundler.restore(bundle, tmp_path / "there")
         with bundler.pack(tmp_path / "there") as packed:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stripped bundle tells nothing of where and from what its kernels were compiled, and is used as before."""
+"""A stripped bundle tells nothing of where and from what its kernels were compiled, and is used as
+before.
+"""
 
 import json
 import struct
@@ -101,7 +103,9 @@ def elf(*named):
     "name", ["triton-liger-h200", pytest.param("inductor-transformer-h200", marks=pytest.mark.slow)]
 )
 def test_a_real_cache_tells_and_the_stripped_one_does_not(name, unpacked):
-    """Paths, lines and debug information are found before, nothing is after, and no kernel is lost; twice is once."""
+    """Paths, lines and debug information are found before, nothing is after, and no kernel is lost;
+    twice is once.
+    """
     with bundler.pack(unpacked(name)) as packed:
         before, stripped = leaks(packed), bundler.strip_source(packed)
         assert {leak["what"] for leak in before["sources"]} >= {
@@ -120,7 +124,9 @@ def test_a_real_cache_tells_and_the_stripped_one_does_not(name, unpacked):
 
 
 def test_what_a_driver_loads_stays(golden):
-    """Of each binary, only sections of debug information changed: all others are where they were, with the same bytes."""
+    """Of each binary, only sections of debug information changed: all others are where they were,
+    with the same bytes.
+    """
     stripped = bundler.strip_source(golden)
     assert {kernel.target.backend for kernel in golden.kernels} == {"cuda", "hip"}
     for before, after in zip(golden.kernels, stripped.kernels, strict=True):
@@ -138,7 +144,9 @@ def test_what_a_driver_loads_stays(golden):
 
 
 def test_a_stripped_bundle_launches(golden):
-    """A launch by replay has what it needs, binary, metadata and argument types: the driver gets the parameters that it gets without stripping."""
+    """A launch by replay has what it needs, binary, metadata and argument types: the driver gets
+    the parameters that it gets without stripping.
+    """
 
     def launched(bundle):
         driver = DryDriver()
@@ -153,7 +161,9 @@ def test_a_stripped_bundle_launches(golden):
 
 @pytest.mark.toolchain
 def test_triton_hits_on_what_was_stripped(bundle, tmp_path):
-    """Kernels that were just compiled, stripped, saved and restored elsewhere, are hits where ptxas refuses, and tell nothing."""
+    """Kernels that were just compiled, stripped, saved and restored elsewhere, are hits where ptxas
+    refuses, and tell nothing.
+    """
     assert leaks(bundle)["sources"]
     stripped = bundler.strip_source(bundle)
     assert leaks(stripped) == NOTHING
@@ -169,7 +179,9 @@ def test_triton_hits_on_what_was_stripped(bundle, tmp_path):
 
 
 def test_texts_of_asserts_name_no_file():
-    """A path between zeros becomes question marks of the same length; the message, and numbers that look like a path, stay."""
+    """A path between zeros becomes question marks of the same length; the message, and numbers that
+    look like a path, stay.
+    """
     from bundler.format.source_stripping import _without_paths
 
     image = elf(
@@ -195,7 +207,9 @@ def test_a_kernel_whose_code_names_a_path_is_left_out(golden, tmp_path):
 
 
 def test_metadata_names_no_path_and_keeps_its_placeholders(golden, tmp_path):
-    """A path that is no known place becomes a word; Triton's own directory is put back as before, and keys stay."""
+    """A path that is no known place becomes a word; Triton's own directory is put back as before,
+    and keys stay.
+    """
     cache = tmp_path / "cache"
     kernel = next(kernel for kernel in golden.kernels if kernel.target.backend == "cuda")
     bundler.restore(golden, cache, only="all")
@@ -239,7 +253,9 @@ def test_another_word_is_refused(tmp_path):
 
 
 def test_hostile_section_tables_are_typed_errors():
-    """Debug information over code, beyond the end, or in no ELF file of 64 bits, is refused; nothing else is written over."""
+    """Debug information over code, beyond the end, or in no ELF file of 64 bits, is refused;
+    nothing else is written over.
+    """
     sound = elf((b".text.k", 6, b"code"), (b".debug_line", 0, b"secret"))
     assert b"secret" not in without_debug(sound)
     table = struct.unpack_from("<Q", sound, 40)[0]
@@ -272,12 +288,16 @@ def test_sections_that_are_loaded_are_never_emptied():
     ],
 )
 def test_traces_of_source(text, found):
-    """Names of files and variables are found without their directory too; what a launch needs is no trace."""
+    """Names of files and variables are found without their directory too; what a launch needs is no
+    trace.
+    """
     assert source_traces(text) == found
 
 
 def test_names_of_users_and_machines():
-    """Homes and Inductor's temporary directories tell a user; words are found whole, in whatever case."""
+    """Homes and Inductor's temporary directories tell a user; words are found whole, in whatever
+    case.
+    """
     paths = [
         "/home/alice/a.py",
         "/Users/bob/b.py",
@@ -294,7 +314,9 @@ def test_names_of_users_and_machines():
 
 
 def test_a_host_name_is_found(golden, monkeypatch, tmp_path):
-    """This user's and this machine's names are looked for in every file, launch facts and observations too."""
+    """This user's and this machine's names are looked for in every file, launch facts and
+    observations too.
+    """
     from bundler.cli import leak_search
 
     monkeypatch.setattr(leak_search, "_names_here", lambda: (("carol",), ("gpu-box",)))

@@ -52,7 +52,9 @@ def assert_idle():
 
 
 def test_begin_when_idle_records(compile_kernel):
-    """idle x begin: what is compiled from then on is in the bundle, what was compiled before is not."""
+    """idle x begin: what is compiled from then on is in the bundle, what was compiled before is
+    not.
+    """
     compile_kernel("softmax")
     bundler.begin_compile()
     wanted = compile_kernel("gelu")
@@ -72,7 +74,9 @@ def test_end_when_idle_has_no_effect():
 
 
 def test_begin_while_recording_nests(compile_kernel):
-    """recording x begin: the inner recording has what was compiled inside, the outer one has everything."""
+    """recording x begin: the inner recording has what was compiled inside, the outer one has
+    everything.
+    """
     bundler.begin_compile()
     outside = compile_kernel("gelu")
     bundler.begin_compile()
@@ -130,7 +134,9 @@ def test_end_after_collect_closes_the_pair(compile_kernel):
 
 
 def test_a_collected_recording_that_nobody_ended_does_not_hide_the_outer_one(compile_kernel):
-    """Ill-nested: collect twice in a nest without an end between gives the inner bundle, then the outer one."""
+    """Ill-nested: collect twice in a nest without an end between gives the inner bundle, then the
+    outer one.
+    """
     bundler.begin_compile()
     outside = compile_kernel("gelu")
     bundler.begin_compile()
@@ -152,7 +158,9 @@ def test_an_error_between_begin_and_end_leaves_nothing_armed(compile_kernel):
 
 
 def test_a_wrong_keep_leaves_the_recording_to_be_collected(compile_kernel):
-    """collect with a wrong keep is a ConfigError, and the right call afterwards still gives the bundle."""
+    """collect with a wrong keep is a ConfigError, and the right call afterwards still gives the
+    bundle.
+    """
     bundler.begin_compile()
     wanted = compile_kernel("gelu")
     with pytest.raises(ConfigError, match="expected 'all' or 'launch'"):
@@ -237,7 +245,9 @@ def bundler_hash(key):
 
 @pytest.mark.slow
 def test_any_sequence_of_calls_agrees_with_the_table(kernels, cache, compiled, monkeypatch):
-    """Whatever the order of begin, compile, collect and end, each bundle has what its pair heard; slow, for it compiles."""
+    """Whatever the order of begin, compile, collect and end, each bundle has what its pair heard;
+    slow, for it compiles.
+    """
     monkeypatch.setattr(Nesting, "kernels", kernels)
     monkeypatch.setattr(Nesting, "cache", cache)
     monkeypatch.setattr(Nesting, "source", compiled.cache)
@@ -254,7 +264,9 @@ def test_any_sequence_of_calls_agrees_with_the_table(kernels, cache, compiled, m
 
 
 def test_recording_without_triton_names_the_extra(tmp_path):
-    """Where Triton cannot be imported, a recording raises RecordingError that says what to install, and stays idle."""
+    """Where Triton cannot be imported, a recording raises RecordingError that says what to install,
+    and stays idle.
+    """
     code = """
 import json, sys
 sys.modules["triton"] = None

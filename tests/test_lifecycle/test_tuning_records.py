@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tuning records on disk and in bundles: looked up with a reason, restored, trimmed to the winners, heard by recordings."""
+"""Tuning records on disk and in bundles: looked up with a reason, restored, trimmed to the winners,
+heard by recordings.
+"""
 
 import json
 import math
@@ -193,7 +195,7 @@ def test_listeners_hear_records_and_their_faults_are_theirs():
     assert heard == [made(128, 1)[0]]
 
 
-# Triton's own files -------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------- Triton's own files
 
 FIELDS = {
     "kwargs": {"BLOCK": 64},

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds in parts by deploy/: the Job of Kubernetes has the fields of its kind, and what it and the Slurm script run makes one bundle."""
+"""Builds in parts by deploy/: the Job of Kubernetes has the fields of its kind, and what it and the
+Slurm script run makes one bundle.
+"""
 
 import json
 import os
@@ -41,7 +43,9 @@ def documents():
 
 @pytest.fixture
 def farm(tmp_path):
-    """A directory with a build file, kernels, and programs on the path; returns how to run a command there."""
+    """A directory with a build file, kernels, and programs on the path; returns how to run a
+    command there.
+    """
     examples = Path(bundler.__file__).parent / "cli" / "demo_kernels.py"
     (tmp_path / "kernels.py").write_bytes(examples.read_bytes())
     (tmp_path / "build.toml").write_text(SPEC)
@@ -71,7 +75,9 @@ def farm(tmp_path):
 
 
 def fields(models, kind, value, where):
-    """Compare an object with the fields that its kind has, as Kubernetes' own description names and types them."""
+    """Compare an object with the fields that its kind has, as Kubernetes' own description names and
+    types them.
+    """
     if kind.lower().startswith("list["):
         assert isinstance(value, list), where
         for number, item in enumerate(value):
@@ -93,7 +99,9 @@ def fields(models, kind, value, where):
 
 
 def test_the_manifest_has_the_fields_of_its_kinds():
-    """A misspelled or misplaced field is one that no kind has; types and required fields are those of the kind."""
+    """A misspelled or misplaced field is one that no kind has; types and required fields are those
+    of the kind.
+    """
     client = pytest.importorskip(
         "kubernetes.client", reason="kubernetes not installed: pip install kubernetes"
     )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of real clients, fetched from the package index, are compiled, bundled, and found elsewhere without a compile."""
+"""Kernels of real clients, fetched from the package index, are compiled, bundled, and found
+elsewhere without a compile.
+"""
 
 import json
 from importlib.util import find_spec
@@ -66,7 +68,9 @@ def test_kernels_are_told_from_helpers_and_from_what_cannot_be_imported(found):
 
 
 def test_a_guess_says_what_the_text_says(found):
-    """Pointers, also those that only a helper reads, sizes, types, texts; what tuners and heuristics give is left to them."""
+    """Pointers, also those that only a helper reads, sizes, types, texts; what tuners and
+    heuristics give is left to them.
+    """
     import triton.language as tl
 
     specs, constants = next(guesses.guesses(found.kernels["client_of_tests.kernels:kernel"].kernel))
@@ -89,7 +93,9 @@ def test_each_guess_is_another_one(found):
 
 
 def test_results_of_earlier_runs_are_put_together(run_tool, tmp_path):
-    """`check --merge` runs nothing: it adds up what is there, fails where a target is missed, and the page shows it."""
+    """`check --merge` runs nothing: it adds up what is there, fails where a target is missed, and
+    the page shows it.
+    """
     again = {"restored": 3, "asked": 3, "hits": 3, "compiles": 0, "ptxas_calls": 1, "failed": {}}
     told = {
         "client": "fla",
@@ -168,7 +174,9 @@ def _compiled(run_tool, folder, client, *options, result="result"):
 def test_kernels_of_clients_are_found_elsewhere_without_a_compile(
     run_tool, folder, client, parts, wanted
 ):
-    """150 in all: compiled, bundled, restored to another path; another process, whose ptxas refuses, finds each under its key."""
+    """150 in all: compiled, bundled, restored to another path; another process, whose ptxas
+    refuses, finds each under its key.
+    """
     limits = [word for part in parts for word in ("--part", part)]
     told, path = _compiled(run_tool, folder, client, *limits, "--wanted", wanted, "--guesses", 1)
     assert (told["compiled"] >= wanted, told["left_out"]) == (True, {}), told

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cluster simulator runs against real servers, notices what it should, and docs/scaling.md is made from its results."""
+"""The cluster simulator runs against real servers, notices what it should, and docs/scaling.md is
+made from its results.
+"""
 
 import copy
 import functools
@@ -38,7 +40,9 @@ def points(result):
 
 @pytest.mark.slow
 def test_every_kernel_is_compiled_once_while_leases_live(quick):
-    """By the log of compiles each kernel is compiled once, as nobody's lease expired, and every rank gets every kernel."""
+    """By the log of compiles each kernel is compiled once, as nobody's lease expired, and every
+    rank gets every kernel.
+    """
     _, result, _ = quick
     for name in ("growth", "hosts"):
         point = points(result)[name]
@@ -52,7 +56,9 @@ def test_every_kernel_is_compiled_once_while_leases_live(quick):
 
 @pytest.mark.slow
 def test_a_killed_process_costs_no_more_compiles_than_leases(quick):
-    """Leases of a killed process expire on the server, and only what they stood for is compiled again."""
+    """Leases of a killed process expire on the server, and only what they stood for is compiled
+    again.
+    """
     _, result, _ = quick
     killed = points(result)["killed"]["cold"]
     assert killed["expired"] >= 1
@@ -62,7 +68,9 @@ def test_a_killed_process_costs_no_more_compiles_than_leases(quick):
 
 @pytest.mark.slow
 def test_costs_are_the_servers_own(quick):
-    """The server counts one login a connection; what it read agrees with the round trips seen at the sockets."""
+    """The server counts one login a connection; what it read agrees with the round trips seen at
+    the sockets.
+    """
     _, result, _ = quick
     for point in result["points"]:
         for phase in (point[name] for name in ("cold", "warm") if name in point):
@@ -82,7 +90,9 @@ def test_ranks_of_a_host_fetch_once(quick):
 
 @pytest.mark.slow
 def test_ranks_in_one_moment_are_answered(quick):
-    """A recorded conversation is answered on each connection; who only reads, runs no script on the server."""
+    """A recorded conversation is answered on each connection; who only reads, runs no script on the
+    server.
+    """
     _, result, _ = quick
     for herd in result["herds"]:
         assert (herd["failed"], herd["failures"], herd["connections"]) == (0, [], herd["ranks"])
@@ -101,7 +111,9 @@ def test_ranks_in_one_moment_are_answered(quick):
     ],
 )
 def test_missed_targets_are_named(quick, change, said):
-    """A duplicate without an expired lease, a lost kernel, an error, a seventh round trip, a fault that hit nobody: all are missed."""
+    """A duplicate without an expired lease, a lost kernel, an error, a seventh round trip, a fault
+    that hit nobody: all are missed.
+    """
     _, result, _ = quick
     changed = copy.deepcopy(points(result)["growth"])
     change(changed)
@@ -111,7 +123,9 @@ def test_missed_targets_are_named(quick, change, said):
 
 @pytest.mark.slow
 def test_the_page_is_made_from_the_results(run_sim, quick, tmp_path):
-    """Figures and plot come from the result, what stands between them stays, and --check notices what is stale."""
+    """Figures and plot come from the result, what stands between them stays, and --check notices
+    what is stale.
+    """
     _, _, folder = quick
     page = tmp_path / "scaling.md"
     page.write_text(PAGE.read_text())
@@ -146,7 +160,9 @@ def test_the_page_in_the_repository_is_not_stale(run_sim):
 
 
 def test_the_results_in_the_repository_have_the_promised_points():
-    """1 to 1000 ranks, a thousand of them with 200 kernels, real compiles in four processes, 10,000 in one moment; nothing missed."""
+    """1 to 1000 ranks, a thousand of them with 200 kernels, real compiles in four processes, 10,000
+    in one moment; nothing missed.
+    """
     result = json.loads((RESULTS / "cluster-sim.json").read_text())
     sizes = {(point["ranks"], point["kernels"]) for point in result["points"]}
     assert {(1, 25), (1000, 25), (1000, 200), (100, 200)} <= sizes

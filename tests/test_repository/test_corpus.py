@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real caches from a GPU machine, packed here and restored elsewhere.  Skipped aloud where the archives are not."""
+"""Real caches from a GPU machine, packed here and restored elsewhere.  Skipped aloud where the
+archives are not.
+"""
 
 import json
 import os
@@ -75,7 +77,9 @@ def test_packing_leaves_out_nothing_without_a_reason(corpus):
     find_spec("triton") is None, reason="asks Triton's cache manager, and triton is not installed"
 )
 def test_triton_finds_every_group_with_every_child(restored):
-    """Triton's own cache manager finds each kernel's group in the new place, with all its children, and nothing elsewhere."""
+    """Triton's own cache manager finds each kernel's group in the new place, with all its children,
+    and nothing elsewhere.
+    """
     root, kernels, there, *_ = restored
     done = subprocess.run(
         [sys.executable, "-P", "-c", _ASK, there],
@@ -96,7 +100,9 @@ def test_triton_finds_every_group_with_every_child(restored):
 
 
 def test_every_other_file_is_identical_or_named(restored):
-    """Each file of the original is at its new place byte for byte, or the report names it: skipped, or rewritten."""
+    """Each file of the original is at its new place byte for byte, or the report names it: skipped,
+    or rewritten.
+    """
     root, _, there, packed, report, _ = restored
     skipped, left_out = dict(report.skipped), dict(packed.left_out)
     named = 0
@@ -125,7 +131,9 @@ def test_nothing_is_there_that_was_not_in_the_original(restored):
 
 
 def test_what_is_skipped_depends_on_trust_alone(restored):
-    """Without trust, shared libraries and torch's files are skipped, each with the reason; with trust, nothing is."""
+    """Without trust, shared libraries and torch's files are skipped, each with the reason; with
+    trust, nothing is.
+    """
     _, kernels, there, packed, report, trust = restored
     assert (len(report.restored), report.usable) == (kernels, kernels)
     code = {entry.path for entry in (*packed.helpers, *packed.opaque)}
@@ -157,7 +165,9 @@ def test_a_second_restore_finds_everything_present(restored, packed):
 
 
 def test_packing_what_was_restored_gives_the_same_kernels(restored):
-    """The bundle of the restored cache has the same kernels, file for file, as that of the original."""
+    """The bundle of the restored cache has the same kernels, file for file, as that of the
+    original.
+    """
     *_, there, packed, _, trust = restored
     with bundler.pack(there) as again:
         assert again.kernels == packed.kernels

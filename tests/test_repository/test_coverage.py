@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/coverage.md names modules and tests that are there, and every row of the reference's checklist once."""
+"""docs/coverage.md names modules and tests that are there, and every row of the reference's
+checklist once.
+"""
 
 import re
 from pathlib import Path

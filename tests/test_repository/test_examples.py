@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples run as their readers run them: as programs, in processes of their own, knowing nothing of us."""
+"""The examples run as their readers run them: as programs, in processes of their own, knowing
+nothing of us.
+"""
 
 import ast
 import json
@@ -43,14 +45,18 @@ def in_examples(code):
 
 
 def kernels_in(cache_dir):
-    """Return how many kernels a cache directory holds; other things that Triton builds have no group file."""
+    """Return how many kernels a cache directory holds; other things that Triton builds have no
+    group file.
+    """
     return len(list(cache_dir.glob("*/__grp__*.json")))
 
 
 @pytest.mark.release
 @pytest.mark.toolchain
 def test_kernels_compile_for_both_targets_without_a_gpu(tmp_path):
-    """examples/kernels.py compiles at least six kernels for each target and writes a checksum for each."""
+    """examples/kernels.py compiles at least six kernels for each target and writes a checksum for
+    each.
+    """
     listing = tmp_path / "kernels.json"
     targets = [word for target in TARGETS for word in ("--target", target)]
     done = run_python(tmp_path / "cache", EXAMPLES / "kernels.py", "--json", listing, *targets)
@@ -67,7 +73,9 @@ def test_kernels_compile_for_both_targets_without_a_gpu(tmp_path):
 
 @pytest.mark.toolchain
 def test_kernels_are_importable_without_torch(tmp_path):
-    """Kernels can be compiled from another program that cannot import torch, the autotuned one in all its configurations."""
+    """Kernels can be compiled from another program that cannot import torch, the autotuned one in
+    all its configurations.
+    """
     code = "sys.modules['torch'] = None\nimport kernels\nprint(len(kernels.compile_one('swiglu', 'cuda:90')))"
     done = run_python(tmp_path, "-c", in_examples(code))
     assert (done.stdout, done.returncode) == ("4\n", 0), done.stderr
@@ -76,7 +84,9 @@ def test_kernels_are_importable_without_torch(tmp_path):
 @pytest.mark.toolchain
 @pytest.mark.slow
 def test_child_compiles_in_three_processes(tmp_path):
-    """examples/child.py says from three processes what they compiled, and their kernels are different ones."""
+    """examples/child.py says from three processes what they compiled, and their kernels are
+    different ones.
+    """
     done = run_python(tmp_path, EXAMPLES / "child.py")
     assert done.returncode == 0, done.stderr
     said = re.findall(
@@ -100,7 +110,9 @@ def test_an_unknown_target_is_a_usage_error(tmp_path):
     reason="Triton's interpreter needs torch and numpy",
 )
 def test_kernels_compute_what_torch_computes_in_the_interpreter(tmp_path):
-    """Each kernel's numbers agree with torch's; slow, and the only check of the numbers that needs no GPU."""
+    """Each kernel's numbers agree with torch's; slow, and the only check of the numbers that needs
+    no GPU.
+    """
     code = """
 import kernels
 kernels.swiglu_kernel._do_bench = lambda call, quantiles: call() or (1.0, 1.0, 1.0)  # no GPU, no clock
@@ -113,7 +125,9 @@ sys.exit(not kernels.launch_and_check("cpu")[0])
 
 @pytest.mark.gpu
 def test_kernels_compute_what_torch_computes_on_the_gpu(tmp_path):
-    """On a GPU examples/kernels.py launches each kernel, finds its numbers right, and finds the same bits again."""
+    """On a GPU examples/kernels.py launches each kernel, finds its numbers right, and finds the
+    same bits again.
+    """
     code = "import kernels; sys.exit(not kernels.gpu_is_visible())"
     if run_python(tmp_path, "-c", in_examples(code)).returncode:
         pytest.skip("torch sees no GPU")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said to be installed is what is needed: by the package, by the README, and by what is deployed."""
+"""What is said to be installed is what is needed: by the package, by the README, and by what is
+deployed.
+"""
 
 import ast
 import os
@@ -35,7 +37,9 @@ def names(lines):
 
 
 def imported():
-    """Yield (file in the package, top-level name) of everything that a module of the wheel imports, wherever in it."""
+    """Yield (file in the package, top-level name) of everything that a module of the wheel imports,
+    wherever in it.
+    """
     for folder, _, files in os.walk(ROOT / "bundler", followlinks=True):
         for path in (Path(folder, name) for name in files if name.endswith(".py")):
             where = path.relative_to(ROOT / "bundler").as_posix()
@@ -47,7 +51,9 @@ def imported():
 
 
 def test_whatever_the_wheel_imports_an_extra_brings():
-    """A module that needs more than the dependencies is for those who ask for an extra, which is none of the project's own."""
+    """A module that needs more than the dependencies is for those who ask for an extra, which is
+    none of the project's own.
+    """
     promised = names(PROJECT["dependencies"]).union(
         *(names(EXTRAS[name]) for name in EXTRAS.keys() - OURS_ALONE)
     )
@@ -59,7 +65,9 @@ def test_whatever_the_wheel_imports_an_extra_brings():
 
 
 def test_the_contract_needs_what_its_extra_brings():
-    """The shipped contract imports pytest and hypothesis, and the extra of its name brings these alone."""
+    """The shipped contract imports pytest and hypothesis, and the extra of its name brings these
+    alone.
+    """
     outside = {
         top
         for place, top in imported()
@@ -70,7 +78,9 @@ def test_the_contract_needs_what_its_extra_brings():
 
 @pytest.mark.parametrize("extra", ["triton", "torch"])
 def test_an_extra_shuts_no_release_out_and_begins_where_the_tried_ones_do(extra):
-    """A server pins its own torch, and torch its Triton: the extra has a floor, the oldest release that was tried, and no bound above."""
+    """A server pins its own torch, and torch its Triton: the extra has a floor, the oldest release
+    that was tried, and no bound above.
+    """
     specifiers = [
         re.match(rf"{extra}([^;]*)", line)[1]
         for line in EXTRAS[extra]
@@ -91,7 +101,9 @@ def test_an_extra_shuts_no_release_out_and_begins_where_the_tried_ones_do(extra)
     ],
 )
 def test_a_release_is_tried_by_its_minor_number(release, expected):
-    """A patch release of a tried one is tried, 3.60 is not 3.6, and of an unknown release nothing is said."""
+    """A patch release of a tried one is tried, 3.60 is not 3.6, and of an unknown release nothing
+    is said.
+    """
     assert tried_releases.untried("triton", release) is expected
 
 
@@ -123,7 +135,9 @@ def script(text):
 
 @pytest.fixture
 def init(tmp_path):
-    """Run the init container's script with a command in place of triton-bundler; returns what it did, and its message."""
+    """Run the init container's script with a command in place of triton-bundler; returns what it
+    did, and its message.
+    """
 
     def run(command):
         (tmp_path / "triton-bundler").write_text(f"#!/bin/sh\n{command}\n")
@@ -143,7 +157,9 @@ def init(tmp_path):
 
 
 def test_a_pod_starts_without_kernels_and_says_so(init):
-    """A restore that fails is told in the log and in the container's message, with status and reason; the pod goes on."""
+    """A restore that fails is told in the log and in the container's message, with status and
+    reason; the pod goes on.
+    """
     done, message = init('echo "3 skipped"; echo "error: no tag $3" >&2; exit 7')
     told = "warning: restore ended with status 7; the server compiles what is not in place\nerror: no tag llama3/h200\n"
     assert (done.returncode, done.stderr, message) == (0, told, told)
@@ -162,7 +178,9 @@ def test_a_pod_that_got_its_kernels_says_nothing_else(init):
 
 
 def test_the_pod_is_documented_as_it_is():
-    """docs/cluster.md has the script of deploy/kubernetes/serve.yaml, and both name the extras that its command needs."""
+    """docs/cluster.md has the script of deploy/kubernetes/serve.yaml, and both name the extras that
+    its command needs.
+    """
     pod, page = (
         (ROOT / path).read_text(encoding="utf-8")
         for path in ("deploy/kubernetes/serve.yaml", "docs/cluster.md")

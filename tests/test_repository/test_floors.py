@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the page says of a missed target: the floor is the sum of what cannot be left out, and follows from the raw result alone."""
+"""What the page says of a missed target: the floor is the sum of what cannot be left out, and
+follows from the raw result alone.
+"""
 
 import importlib.util
 from pathlib import Path

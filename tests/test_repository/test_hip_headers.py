@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the HIP driver takes for granted is what AMD's headers declare, here and in the committed result."""
+"""What the HIP driver takes for granted is what AMD's headers declare, here and in the committed
+result.
+"""
 
 import importlib.util
 import json

@@ -14,7 +14,9 @@ HEAVY = ("triton", "torch", "redis", "click", "rich", "numpy", "zstandard", "msg
 
 
 def modules_after(code):
-    """Return the names of the modules that a new Python has loaded after some code, beyond those of an empty one."""
+    """Return the names of the modules that a new Python has loaded after some code, beyond those of
+    an empty one.
+    """
     answer = "; import sys, json; print(json.dumps(sorted(sys.modules)))"
     loaded = []
     for before in ("pass", code):
@@ -29,13 +31,17 @@ def modules_after(code):
 
 
 def test_import_loads_nothing_heavy():
-    """`import bundler` loads neither Triton, torch, redis, the terminal libraries nor our own dependencies."""
+    """`import bundler` loads neither Triton, torch, redis, the terminal libraries nor our own
+    dependencies.
+    """
     loaded = {name.partition(".")[0] for name in modules_after("import bundler")}
     assert sorted(loaded & set(HEAVY)) == []
 
 
 def test_import_loads_few_modules():
-    """`import bundler` loads one module of ours, and at most forty of the standard library: that is its cost on any machine."""
+    """`import bundler` loads one module of ours, and at most forty of the standard library: that is
+    its cost on any machine.
+    """
     loaded = modules_after("import bundler")
     assert {name for name in loaded if name.partition(".")[0] == "bundler"} == {"bundler"}
     assert len(loaded) <= 40, sorted(loaded)
@@ -55,7 +61,9 @@ def test_opening_and_restoring_a_bundle_needs_neither_triton_nor_torch(tmp_path)
 
 @pytest.mark.parametrize("name", bundler.__all__)
 def test_each_public_name_resolves(name):
-    """Each name of __all__ is there, is in dir(), and belongs to this package, unless it stands for types of others."""
+    """Each name of __all__ is there, is in dir(), and belongs to this package, unless it stands for
+    types of others.
+    """
     thing = getattr(bundler, name)
     assert (
         not isinstance(thing, type | FunctionType)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checkout keeps the rules that no other tool looks at: headers, sizes, links, packages, documented targets."""
+"""The checkout keeps the rules that no other tool looks at: headers, sizes, links, packages,
+documented targets.
+"""
 
 import ast
 import importlib.metadata
@@ -66,7 +68,8 @@ def imports_of(path):
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join((*base, *filter(None, [node.module])))
-            # `from bundler import errors` imports bundler.errors, and bundler itself, which everything has imported already.
+            # `from bundler import errors` imports bundler.errors, and bundler itself, which
+            # everything has imported already.
             yield from (
                 (f"bundler.{alias.name}" for alias in node.names)
                 if module == "bundler"
@@ -75,7 +78,9 @@ def imports_of(path):
 
 
 def test_every_source_file_names_its_license():
-    """Every Python file begins with the SPDX line, after a line that names an interpreter if there is one."""
+    """Every Python file begins with the SPDX line, after a line that names an interpreter if there
+    is one.
+    """
     without = []
     for path in project_files():
         if path.suffix == ".py":
@@ -90,7 +95,9 @@ def test_every_source_file_names_its_license():
 
 
 def own_sources():
-    """Yield each Python file of ours once: the link to the backends and the example that the command carries lead elsewhere."""
+    """Yield each Python file of ours once: the link to the backends and the example that the
+    command carries lead elsewhere.
+    """
     for folder in ("bundler", "backends"):
         yield from (
             path for path in sorted((ROOT / folder).rglob("*.py")) if path.resolve() == path
@@ -98,7 +105,9 @@ def own_sources():
 
 
 def test_no_two_modules_share_a_base_name():
-    """A module is known by its base name alone; `__init__` and the commands, named after the call they serve, excepted."""
+    """A module is known by its base name alone; `__init__` and the commands, named after the call
+    they serve, excepted.
+    """
     commands = {"build", "demo", "explain", "pack", "restore", "run"}
     names = Counter(
         path.stem for path in own_sources() if path.stem != "__init__" and path.stem not in commands
@@ -132,7 +141,9 @@ def included_by(sources):
 
 
 def test_each_header_is_listed_with_its_extension():
-    """What an extension's files include of ours stands in `depends`, by which a source distribution takes it along."""
+    """What an extension's files include of ours stands in `depends`, by which a source distribution
+    takes it along.
+    """
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
         "setuptools"
     ]["ext-modules"]
@@ -207,7 +218,9 @@ def test_backends_import_nothing_of_ours():
 
 
 def test_format_imports_only_what_it_may():
-    """The format needs the standard library, msgpack, msgspec, zstandard and our errors, and nothing else."""
+    """The format needs the standard library, msgpack, msgspec, zstandard and our errors, and
+    nothing else.
+    """
     allowed = {*sys.stdlib_module_names, "msgpack", "msgspec", "zstandard"}
     names = {name for path in sources("bundler/format") for name in imports_of(path)}
     others = {name for name in names if name.split(".")[0] not in allowed}
@@ -226,7 +239,9 @@ def test_every_room_is_packaged():
 
 
 def test_every_direct_dependency_is_pinned():
-    """constraints.txt pins each package that pyproject.toml names, but torch, which the Makefile pins."""
+    """constraints.txt pins each package that pyproject.toml names, but torch, which the Makefile
+    pins.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = [line for lines in project["optional-dependencies"].values() for line in lines]
     wanted = {re.match(r"[\w-]+", line).group() for line in project["dependencies"] + extras}
@@ -312,7 +327,9 @@ def test_make_says_what_to_install():
 
 
 def test_messages_name_addresses_and_how_to_install():
-    """No text in the sources names a page that an installed package lacks, or an index that has no such package."""
+    """No text in the sources names a page that an installed package lacks, or an index that has no
+    such package.
+    """
     wrong = []
     for path in [*sources("bundler"), *sources("backends")]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -332,7 +349,9 @@ def test_messages_name_addresses_and_how_to_install():
 
 
 def test_addresses_are_those_of_the_metadata():
-    """The addresses in messages are the project URLs; each page that is cited is in docs, and each Python we support is named."""
+    """The addresses in messages are the project URLs; each page that is cited is in docs, and each
+    Python we support is named.
+    """
     from bundler import __version__, project
 
     metadata = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -58,7 +58,9 @@ def test_a_row_that_nobody_explained_has_no_words_of_another(name, work):
 
 @pytest.mark.parametrize("name", EXPLAINED)
 def test_each_reason_is_of_a_row_and_of_steps_that_there_are(name):
-    """In the committed results: none is left of a row that is called something else now, and no row has two."""
+    """In the committed results: none is left of a row that is called something else now, and no row
+    has two.
+    """
     result = json.loads((RESULTS / f"{name}.json").read_text())
     works = [line["work"] for line in result["rows"]]
     shown = {*page.STEPS, *page.BASICS, "start", "start all"}
@@ -72,7 +74,9 @@ def test_each_reason_is_of_a_row_and_of_steps_that_there_are(name):
 
 
 def test_steps_of_a_hit_add_up(monkeypatch):
-    """What one function spends in another counts there, the rest is told, and the functions are as before in the end."""
+    """What one function spends in another counts there, the rest is told, and the functions are as
+    before in the end.
+    """
     clock = iter(range(0, 1_000_000_000, 1_000_000))
     monkeypatch.setattr(hits.time, "perf_counter_ns", lambda: next(clock))
 

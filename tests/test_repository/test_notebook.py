@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/notebook.ipynb runs from top to bottom, and shows a table for everything of ours that a cell ends with."""
+"""examples/notebook.ipynb runs from top to bottom, and shows a table for everything of ours that a
+cell ends with.
+"""
 
 import json
 import os
@@ -12,7 +14,8 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NOTEBOOK = EXAMPLES / "notebook.ipynb"
-# What a notebook's own process does: each cell in order in one namespace; the value of its last expression is shown.
+# What a notebook's own process does: each cell in order in one namespace; the value of its last
+# expression is shown.
 _RUN = """
 import ast, json, sys
 names, shown = {"__name__": "__main__"}, []

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pages show is there: commands and their options, names of the package, and data that can be parsed."""
+"""What pages show is there: commands and their options, names of the package, and data that can be
+parsed.
+"""
 
 import ast
 import doctest
@@ -28,7 +30,9 @@ PLACEHOLDERS = frozenset({"", "…", "...", "…-"})
 
 
 def fault(words, *, whole):
-    """Return what is wrong with the words of a command, or None; `whole` asks for what is required, too."""
+    """Return what is wrong with the words of a command, or None; `whole` asks for what is required,
+    too.
+    """
     command, context = app, click.Context(app, info_name="triton-bundler")
     words = [word for word in words if word not in PLACEHOLDERS]
     while True:
@@ -58,7 +62,9 @@ def fault(words, *, whole):
 
 
 def _value_fault(param, value, context):
-    """Return what is wrong with the value of a parameter, of which files and folders need not be there."""
+    """Return what is wrong with the value of a parameter, of which files and folders need not be
+    there.
+    """
     if value is None or param.value_is_missing(value):
         return f"{param.name} is missing" if param.required else None
     if isinstance(param.type, click.Path | click.File):
@@ -75,7 +81,9 @@ def _value_fault(param, value, context):
 
 
 def test_every_command_that_a_block_shows_is_a_command():
-    """Each `triton-bundler …` in a block of code names a command, and options, arguments and values that it takes."""
+    """Each `triton-bundler …` in a block of code names a command, and options, arguments and values
+    that it takes.
+    """
     found = {
         (str(block), *words): fault(words, whole=True)
         for block in BLOCKS
@@ -128,7 +136,9 @@ def test_a_wrong_command_is_found(words, why):
 
 
 def names_of_the_package(tree):
-    """Yield (module, name) of what code takes from the package: by import, and as attributes of `bundler`."""
+    """Yield (module, name) of what code takes from the package: by import, and as attributes of
+    `bundler`.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "bundler":
             yield from ((node.module, alias.name) for alias in node.names)
@@ -156,7 +166,9 @@ def is_there(module, name):
 
 
 def source(block):
-    """Return the Python of a block: of a session what was typed, and for a lone decorator something to decorate."""
+    """Return the Python of a block: of a session what was typed, and for a lone decorator something
+    to decorate.
+    """
     if block.text.startswith(">>> "):
         return "".join(
             example.source for example in doctest.DocTestParser().get_examples(block.text)
@@ -168,7 +180,8 @@ def source(block):
 def test_python_in_pages_is_python_and_its_names_are_there():
     """Each block of Python can be parsed, and what it takes from the package is there."""
     wrong = []
-    # docs/api.md lists signatures, which tests/test_repository/test_public_surface.py compares with the code.
+    # docs/api.md lists signatures, which tests/test_repository/test_public_surface.py compares with
+    # the code.
     for block in (
         block for block in BLOCKS if block.language == "python" and block.page != "docs/api.md"
     ):
@@ -201,7 +214,9 @@ def test_yaml_in_pages_and_in_deploy_can_be_parsed():
 
 
 def test_every_public_name_is_on_one_page_of_the_reference():
-    """The reference that `make docs` makes has each name of `bundler.__all__` once, in the group of its module."""
+    """The reference that `make docs` makes has each name of `bundler.__all__` once, in the group of
+    its module.
+    """
     import bundler
     from bundler.public_names import MODULE_OF_NAME
     from tools.docs_site.reference_pages import GROUPS, page_text
@@ -228,7 +243,9 @@ def test_each_page_of_the_site_has_its_place():
 
 
 def test_links_between_files_lead_to_files():
-    """Each link of a page to another file of the checkout leads to one, so that the pages can be read without the site."""
+    """Each link of a page to another file of the checkout leads to one, so that the pages can be
+    read without the site.
+    """
     links = [
         (page, target)
         for page in PAGES
@@ -244,7 +261,9 @@ def test_links_between_files_lead_to_files():
 
 
 def test_figures_of_the_comparison_are_measured():
-    """Each time, size and ratio in docs/comparison.md stands on a page that is made from raw results, or tells how it was measured."""
+    """Each time, size and ratio in docs/comparison.md stands on a page that is made from raw
+    results, or tells how it was measured.
+    """
     compared, *sources = (
         (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
         for name in ("comparison", "benchmarks", "inductor")

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code that pages show runs: what somebody types on the pages for newcomers, and elsewhere each block that says so.
+"""The code that pages show runs: what somebody types on the pages for newcomers, and elsewhere each
+block that says so.
 
-A comment of HTML before a block is an order: `not run: WHY` on pages for newcomers, `run` on the others, `run after: CODE` where a block
-needs names that its page does not define.  Each page has a folder of its own, with the kernels and the bundle of docs/start.md.
+A comment of HTML before a block is an order: `not run: WHY` on pages for newcomers, `run` on the
+others, `run after: CODE` where a block needs names that its page does not define.  Each page has a
+folder of its own, with the kernels and the bundle of docs/start.md.
 """
 
 import os
@@ -30,7 +32,8 @@ OTHERS = [
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 ]
 ORDER = "run after: "
-# In a process without torch and Triton, and with what stands in for a GPU: it launches, and computes nothing.
+# In a process without torch and Triton, and with what stands in for a GPU: it launches, and
+# computes nothing.
 GPU_OF_PAGES = """
 import ctypes, sys
 sys.modules |= dict.fromkeys(("torch", "triton"))
@@ -46,7 +49,9 @@ pytestmark = pytest.mark.slow
 
 
 def to_run(page):
-    """Return the blocks of a page that are to run: of newcomers' pages all that are not excepted, of the others those that say so."""
+    """Return the blocks of a page that are to run: of newcomers' pages all that are not excepted,
+    of the others those that say so.
+    """
     found = [
         block
         for block in blocks(ROOT / page, ROOT)
@@ -62,7 +67,9 @@ RUN = {page: chosen for page in (*NEWCOMERS, *OTHERS) if (chosen := to_run(page)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Make a home with `python` and `triton-bundler` on its path, and the kernels and the bundle of the first page."""
+    """Make a home with `python` and `triton-bundler` on its path, and the kernels and the bundle of
+    the first page.
+    """
     if find_spec("triton") is None:
         pytest.skip("the pages need triton, which is not installed")
     home = tmp_path_factory.mktemp("home")
@@ -81,7 +88,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def gpu_of_pages(tmp_path_factory):
-    """The text of a module that makes a process one with a GPU; who asks for libcuda gets the library that is loaded already."""
+    """The text of a module that makes a process one with a GPU; who asks for libcuda gets the
+    library that is loaded already.
+    """
     compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("what stands in for a GPU needs a C compiler, and there is none")
@@ -97,7 +106,9 @@ def gpu_of_pages(tmp_path_factory):
 
 
 def started(where, *command):
-    """Run a command in a folder as a newcomer would, with nothing set; its output is shown where it fails."""
+    """Run a command in a folder as a newcomer would, with nothing set; its output is shown where it
+    fails.
+    """
     home = where if (where / "triton-bundler").exists() else where.parent
     clean = {
         name: value
@@ -123,7 +134,9 @@ def started(where, *command):
 
 
 def run(block, where):
-    """Run a block in a folder: write the file that it shows, or do what it types, or run its Python."""
+    """Run a block in a folder: write the file that it shows, or do what it types, or run its
+    Python.
+    """
     before = (
         block.order.removeprefix(ORDER).replace("; ", "\n") + "\n"
         if block.order.startswith(ORDER)
@@ -167,7 +180,9 @@ def test_the_code_of_a_page_runs(folder, page, request):
 
 
 def test_each_exception_has_a_reason():
-    """On pages for newcomers a block that is not run says why, and no order is misspelt on any page."""
+    """On pages for newcomers a block that is not run says why, and no order is misspelt on any
+    page.
+    """
     orders = {
         (str(block), block.order)
         for page in (*NEWCOMERS, *OTHERS)

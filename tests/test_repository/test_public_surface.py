@@ -26,7 +26,9 @@ def _signature(owner: str, function: object) -> str:
 
 
 def _members(cls: type) -> list[str]:
-    """Return the documented form of each public method and property of a class, and of those of ours that it is made of."""
+    """Return the documented form of each public method and property of a class, and of those of
+    ours that it is made of.
+    """
     found = []
     ours = [base for base in cls.__mro__ if base.__module__.startswith("bundler")]
     for name, member in {
@@ -46,7 +48,9 @@ def _members(cls: type) -> list[str]:
 
 
 def _described() -> list[str]:
-    """Return the public names of which docs/api.md describes every member: not the types that only signatures name, nor the runtime's."""
+    """Return the public names of which docs/api.md describes every member: not the types that only
+    signatures name, nor the runtime's.
+    """
     text = API.read_text()
     headed = [name for name in bundler.__all__ if f"`{name}`" in text or f"{name}(" in text]
     return [name for name in headed if name == "autotune" or name not in runtime.__all__]
@@ -77,7 +81,9 @@ def test_each_signature_is_documented(line: str) -> None:
 
 
 def test_each_public_name_is_documented() -> None:
-    """docs/api.md names everything in __all__, and everything that it names is there: errors, classes, and the types in signatures."""
+    """docs/api.md names everything in __all__, and everything that it names is there: errors,
+    classes, and the types in signatures.
+    """
     text = API.read_text()
     assert [name for name in bundler.__all__ if not re.search(rf"\b{name}\b", text)] == []
     code = "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))

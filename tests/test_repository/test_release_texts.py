@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tag, versions, CHANGELOG, citation, recipe and image file of a release agree, and where they do not, it is said which."""
+"""Tag, versions, CHANGELOG, citation, recipe and image file of a release agree, and where they do
+not, it is said which.
+"""
 
 import json
 import re
@@ -38,7 +40,9 @@ def change(root, name, old, new):
 
 
 def test_this_checkout_agrees_with_itself():
-    """No version differs from that in pyproject.toml, and CHANGELOG.md has the headings of keep a changelog."""
+    """No version differs from that in pyproject.toml, and CHANGELOG.md has the headings of keep a
+    changelog.
+    """
     assert list(faults(ROOT)) == []
 
 
@@ -104,7 +108,9 @@ def test_numbers_of_versions_are_compared_as_numbers():
 
 
 def test_the_recipe_asks_for_what_the_package_asks_for():
-    """The conda recipe has each requirement of the package with its floor, under conda's name, and those of the command that it installs."""
+    """The conda recipe has each requirement of the package with its floor, under conda's name, and
+    those of the command that it installs.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     run = (ROOT / RECIPE).read_text(encoding="utf-8").partition("  run:\n")[2].partition("\n\n")[0]
     asked = {
@@ -119,7 +125,9 @@ def test_the_recipe_asks_for_what_the_package_asks_for():
 
 
 def test_the_image_runs_as_nobody_on_the_python_that_it_was_built_for():
-    """A user by number, no shell in the last stage, tags for both bases, and one Python version in both."""
+    """A user by number, no shell in the last stage, tags for both bases, and one Python version in
+    both.
+    """
     text = (ROOT / IMAGE).read_text(encoding="utf-8")
     bases = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
     assert [base.partition(":")[0] for base in bases] == [

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The look at a built site finds what leads nowhere, and links between files of the checkout become links between pages."""
+"""The look at a built site finds what leads nowhere, and links between files of the checkout become
+links between pages.
+"""
 
 import re
 
@@ -30,7 +32,9 @@ def site(folder, **pages):
     ],
 )
 def test_a_link_that_leads_nowhere_is_found(tmp_path, body, expected):
-    """A missing file, a missing anchor, and what would be loaded from a network are faults; a link to another site is none."""
+    """A missing file, a missing anchor, and what would be loaded from a network are faults; a link
+    to another site is none.
+    """
     assert site(tmp_path, a=body, b='<h2 id="here">') == expected
 
 
@@ -52,7 +56,9 @@ def test_links_that_leave_the_pages_are_turned(page, text, expected):
 
 
 def test_links_of_the_written_pages_lead_to_files_of_the_site(tmp_path):
-    """Each page is written with links to what is written beside it: pages, pictures, and lists of folders."""
+    """Each page is written with links to what is written beside it: pages, pictures, and lists of
+    folders.
+    """
     write_pages(tmp_path)
     texts = {
         path: re.sub(r"`[^`\n]+`", "", FENCE.sub("", path.read_text(encoding="utf-8")))

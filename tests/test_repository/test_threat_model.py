@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SECURITY.md is what is tested: each attack and mode has tests, which are there, and each test of the attack folder has its row."""
+"""SECURITY.md is what is tested: each attack and mode has tests, which are there, and each test of
+the attack folder has its row.
+"""
 
 import re
 from pathlib import Path

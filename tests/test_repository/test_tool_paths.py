@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which bundler the tools measure and attack: the wheel behind `make bench`, with its extensions, else the checkout's; a result says which."""
+"""Which bundler the tools measure and attack: the wheel behind `make bench`, with its extensions,
+else the checkout's; a result says which.
+"""
 
 import importlib.util
 import os
@@ -48,7 +50,9 @@ def test_without_that_the_checkout_goes_first(tmp_path):
 
 @pytest.mark.parametrize("package", ["bench", "fuzz"])
 def test_nobody_measures_python_alone_unawares(package, tmp_path):
-    """Where the bundler that is measured has no extensions, the first line says so, and what builds them."""
+    """Where the bundler that is measured has no extensions, the first line says so, and what builds
+    them.
+    """
     folder = tmp_path / "bundler"
     for name in (
         "lifecycle/_kernel_reader",

@@ -32,7 +32,9 @@ ROOT = Path(__file__).resolve().parents[2]
     ],
 )
 def test_each_package_lists_its_programs(run_tool, package):
-    """`--help` of a package names each program, each program has a `--help` of its own, and the README has its line."""
+    """`--help` of a package names each program, each program has a `--help` of its own, and the
+    README has its line.
+    """
     programs = importlib.import_module(f"tools.{package}.__main__").PROGRAMS
     listed = run_tool(package, "--help").stdout
     readme = (ROOT / "tools" / "README.md").read_text(encoding="utf-8")
@@ -48,7 +50,9 @@ def test_each_package_lists_its_programs(run_tool, package):
 
 
 def test_another_name_is_refused(run_tool):
-    """A name that no program has is a mistake of the command line, which names those that there are."""
+    """A name that no program has is a mistake of the command line, which names those that there
+    are.
+    """
     done = run_tool("bench nothing")
     assert done.returncode == 2
     assert "'bundle', 'compile', 'cloud', 'remote', 'scale', 'farm', 'page'" in done.stderr
@@ -78,7 +82,9 @@ def quick(run_tool, tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_benchmark_runs(quick):
-    """A quick run writes both results, and with --check says which targets it missed, and fails for these alone."""
+    """A quick run writes both results, and with --check says which targets it missed, and fails for
+    these alone.
+    """
     done, results, _ = quick
     assert sorted(results) == ["bench-basics", "bench-bundle"], done.stderr
     missed = [row["work"] for result in results.values() for row in result["rows"] if not row["ok"]]
@@ -92,7 +98,9 @@ def test_the_benchmark_runs(quick):
 
 @pytest.mark.slow
 def test_the_result_has_its_facts_and_samples(quick):
-    """The result names machine, versions and commit, and holds each sample, the profiles and every promised row."""
+    """The result names machine, versions and commit, and holds each sample, the profiles and every
+    promised row.
+    """
     _, results, _ = quick
     result = results["bench-bundle"]
     assert {
@@ -138,7 +146,9 @@ def test_the_result_has_its_facts_and_samples(quick):
 
 @pytest.mark.slow
 def test_the_page_is_made_from_the_results(run_tool, quick, tmp_path):
-    """The page can be made from a result, names what is missed, and --check notices when it is stale."""
+    """The page can be made from a result, names what is missed, and --check notices when it is
+    stale.
+    """
     _, results, folder = quick
     page = tmp_path / "page.md"
     arguments = ("--results", folder, "--page", page)
@@ -162,7 +172,9 @@ def test_the_page_is_made_from_the_results(run_tool, quick, tmp_path):
 
 @pytest.mark.slow
 def test_the_benchmark_of_the_service_runs(run_tool, tmp_path):
-    """A quick run of all four sides holds every sample and names the targets it missed; the page has each row and each stage."""
+    """A quick run of all four sides holds every sample and names the targets it missed; the page
+    has each row and each stage.
+    """
     for name in ("triton", "torch"):
         if find_spec(name) is None:
             pytest.skip(f"the benchmark needs {name}, which is not installed")
@@ -189,7 +201,9 @@ def test_the_benchmark_of_the_service_runs(run_tool, tmp_path):
 
 @pytest.mark.slow
 def test_the_remote_benchmark_runs(run_tool, quick, tmp_path):
-    """A quick run fetches all kernels both ways at each delay, counts exchanges, and names what it missed; the page has each row."""
+    """A quick run fetches all kernels both ways at each delay, counts exchanges, and names what it
+    missed; the page has each row.
+    """
     _, _, folder = quick
     done = run_tool(
         "bench remote",
@@ -221,7 +235,9 @@ def test_the_remote_benchmark_runs(run_tool, quick, tmp_path):
 
 @pytest.mark.slow
 def test_the_benchmark_of_object_stores_runs(run_tool, quick, tmp_path):
-    """A quick run fetches all kernels and all files both ways at each delay, and names what it missed; the page has each row."""
+    """A quick run fetches all kernels and all files both ways at each delay, and names what it
+    missed; the page has each row.
+    """
     if find_spec("obstore") is None:
         pytest.skip("the benchmark needs obstore, which is not installed: pip install '.[cloud]'")
     _, _, folder = quick
@@ -257,7 +273,9 @@ def test_the_page_in_the_repository_is_not_stale(run_tool):
 
 
 def test_the_page_says_what_launches_on_a_gpu_go_into():
-    """Phases of first launches in the order of time, steps with what is left of a launch, and both behind a missed target."""
+    """Phases of first launches in the order of time, steps with what is left of a launch, and both
+    behind a missed target.
+    """
     from tools.bench import launch_tables
 
     ours, limit = launch_tables.WAYS["handle"], launch_tables.LIMIT
@@ -304,7 +322,9 @@ def test_the_page_says_what_launches_on_a_gpu_go_into():
 
 
 def test_the_fuzzer_may_make_what_the_judged_may_not_load(tmp_path):
-    """Two bombs in one bundle need more memory to make than the limit gives; who judges has the limit, and all of it."""
+    """Two bombs in one bundle need more memory to make than the limit gives; who judges has the
+    limit, and all of it.
+    """
     program = (
         "import multiprocessing, sys\n"
         "from tools.fuzz import bundle\n"
@@ -332,7 +352,9 @@ def test_the_fuzzer_may_make_what_the_judged_may_not_load(tmp_path):
     not sys.platform.startswith("linux"), reason="the system says nothing of its pages"
 )
 def test_a_forked_job_copies_no_page_in_the_midst_of_its_work():
-    """What a job writes to is its own before it begins: without that, each of these 16 MB would be copied page by page."""
+    """What a job writes to is its own before it begins: without that, each of these 16 MB would be
+    copied page by page.
+    """
     program = (
         "import os, resource\n"
         "from tools.bench.sides import copy_shared_pages\n"
@@ -356,7 +378,9 @@ def test_a_forked_job_copies_no_page_in_the_midst_of_its_work():
 
 
 def test_the_replay_of_the_gpu_check_imports_nothing_of_ours():
-    """It proves that Triton alone finds what we restored; what measures launches is in the same program."""
+    """It proves that Triton alone finds what we restored; what measures launches is in the same
+    program.
+    """
     program = "import sys, tools.gpu.check; print([name for name in sys.modules if name.partition('.')[0] == 'bundler'])"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr

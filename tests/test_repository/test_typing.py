@@ -61,12 +61,15 @@ def pyright(folder, name):
 
 @pytest.fixture(scope="module", params=[mypy, pyright], ids=["mypy", "pyright"])
 def checked(request, tmp_path_factory):
-    """Return a function that has a checker read one of our programs where a user would have it: outside our checkout."""
+    """Return a function that has a checker read one of our programs where a user would have it:
+    outside our checkout.
+    """
     checker = request.param
     if importlib.util.find_spec(checker.__name__) is None:
         pytest.skip(f"{checker.__name__} is not installed; pip install 'triton-bundler[test]'")
     if checker is pyright:
-        # Without Node.js, or as a release that does not bring pyright itself along, it would have to download something first.
+        # Without Node.js, or as a release that does not bring pyright itself along, it would have
+        # to download something first.
         tried = subprocess.run(
             [sys.executable, "-P", "-m", "pyright", "--version"], capture_output=True, text=True
         )

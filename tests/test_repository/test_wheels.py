@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A released wheel is the same bytes for everybody, and its bill of materials says what is in it and what it asks for."""
+"""A released wheel is the same bytes for everybody, and its bill of materials says what is in it
+and what it asks for.
+"""
 
 import base64
 import hashlib
@@ -57,7 +59,9 @@ def wheel(tmp_path):
 
 
 def test_the_bill_names_the_wheel_its_files_and_what_it_asks_for(wheel):
-    """Digests are those of the bytes; what an extra brings is optional; the version is the one that was tested; ourselves is no requirement."""
+    """Digests are those of the bytes; what an extra brings is optional; the version is the one that
+    was tested; ourselves is no requirement.
+    """
     bill = bill_of(wheel, {"msgspec": "0.22.0"})
     itself = bill["metadata"]["component"]
     assert (bill["bomFormat"], bill["specVersion"], itself["purl"]) == (
@@ -108,7 +112,9 @@ def test_pins_are_read():
     ],
 )
 def test_an_interpreter_counts_when_it_runs_and_has_headers(tmp_path, monkeypatch, answer, taken):
-    """What stands on PATH under the name of a Python is asked, and left out when it is another, lacks headers, or does not run."""
+    """What stands on PATH under the name of a Python is asked, and left out when it is another,
+    lacks headers, or does not run.
+    """
     program = tmp_path / "python3.99"
     program.write_text("#!/bin/sh\n" + ("exit 127\n" if answer is None else f"echo '{answer}'\n"))
     program.chmod(0o755)
@@ -127,7 +133,9 @@ def test_one_setuptools_builds_and_is_tested():
 
 
 def test_names_say_what_a_file_brings():
-    """The limited API is named in pyproject.toml; a wheel for AArch64 does not fit this interpreter, a wheel without machine code fits all."""
+    """The limited API is named in pyproject.toml; a wheel for AArch64 does not fit this
+    interpreter, a wheel without machine code fits all.
+    """
     limited = {"_kernel_reader", "_kernel_writer"}
     assert {name for name, is_limited in EXTENSIONS.items() if is_limited} == limited
     assert promised("t-1-cp311-abi3-manylinux_2_17_x86_64.whl") == limited
@@ -149,7 +157,9 @@ def test_names_say_what_a_file_brings():
 
 
 def test_a_wheel_without_its_extensions_is_no_wheel_for_a_machine(wheel):
-    """Extensions are optional in a build, so one that did not compile must not go out; nor one for another machine, nor one that Python would not load."""
+    """Extensions are optional in a build, so one that did not compile must not go out; nor one for
+    another machine, nor one that Python would not load.
+    """
     empty = wheel.rename(wheel.with_name("triton_bundler-0.1.0-cp312-cp312-linux_x86_64.whl"))
     (fault,) = problems_of(empty)
     assert "has the extensions [], expected" in fault
@@ -162,7 +172,9 @@ def test_a_wheel_without_its_extensions_is_no_wheel_for_a_machine(wheel):
 
 
 def test_an_archive_is_the_same_whoever_packs_it():
-    """Times, owners and order of a source distribution are settled; what its files hold and which can be run stays."""
+    """Times, owners and order of a source distribution are settled; what its files hold and which
+    can be run stays.
+    """
     made = []
     for time, owner, names in ((5, "a", "xy"), (9, "b", "yx")):
         raw = io.BytesIO()
@@ -180,7 +192,9 @@ def test_an_archive_is_the_same_whoever_packs_it():
 
 
 def test_the_variable_chooses_extensions(tmp_path):
-    """`BUNDLER_BUILD_EXTENSIONS` leaves extensions out; a value that is none of three ends the build with a sentence."""
+    """`BUNDLER_BUILD_EXTENSIONS` leaves extensions out; a value that is none of three ends the
+    build with a sentence.
+    """
     pytest.importorskip("setuptools")
     shutil.copy(ROOT / "setup.py", tmp_path)
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
@@ -212,7 +226,9 @@ def test_the_variable_chooses_extensions(tmp_path):
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_what_is_released_is_one_commit(tmp_path, monkeypatch):
-    """Who commits while a release is built changes nothing in it; builds that differ are no release."""
+    """Who commits while a release is built changes nothing in it; builds that differ are no
+    release.
+    """
     root = tmp_path / "root"
 
     def git(*words):
@@ -251,7 +267,9 @@ def test_what_is_released_is_one_commit(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_files_are_built_twice_and_are_the_same(run_tool, tmp_path):
-    """From two copies of the commit at different paths: extensions, times, order and modes too; the digests are of the files, and what was built works."""
+    """From two copies of the commit at different paths: extensions, times, order and modes too; the
+    digests are of the files, and what was built works.
+    """
     if (
         shutil.which("git") is None
         or subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True).returncode

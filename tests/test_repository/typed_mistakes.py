@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes of a user that type checkers must find: those lines, and no others, end in the word wrong.  Nobody runs this."""
+"""Mistakes of a user that type checkers must find: those lines, and no others, end in the word
+wrong.  Nobody runs this.
+"""
 
 from __future__ import annotations
 

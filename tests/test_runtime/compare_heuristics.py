@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program: compares our candidates with those of the torch that is installed, on random points; prints what differs as JSON.
+"""A program: compares our candidates with those of the torch that is installed, on random points;
+prints what differs as JSON.
 
 python compare_heuristics.py POINTS SEED
 """

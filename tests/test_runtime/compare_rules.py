@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program: compares our rules of specialization, and the options that we take for defaults, with those of the Triton there is.
+"""A program: compares our rules of specialization, and the options that we take for defaults, with
+those of the Triton there is.
 
 Prints each difference; exits with 1 when there is one.
 """
@@ -27,7 +28,9 @@ REFUSED = "refused"
 
 
 def plain(pair):
-    """Make our pair and Triton's comparable: what Triton keeps of a constant is its hash, or itself."""
+    """Make our pair and Triton's comparable: what Triton keeps of a constant is its hash, or
+    itself.
+    """
     kind, key = pair
     if isinstance(key, tuple) and isinstance(kind, tuple):
         return kind, tuple(plain(inner)[1] for inner in zip(kind, key, strict=True))

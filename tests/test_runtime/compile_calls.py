@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program: makes each call of launch_calls.py through Triton's JIT without a GPU and records the compiles.
+"""A program: makes each call of launch_calls.py through Triton's JIT without a GPU and records the
+compiles.
 
     python compile_calls.py BUNDLE
 
@@ -56,7 +57,9 @@ def for_triton(value, calls, kernels):
 
 
 def stand_in_for_torch():
-    """AMD's backend imports torch to ask whether a tensor is torch's; none here is, and the real one takes seconds."""
+    """AMD's backend imports torch to ask whether a tensor is torch's; none here is, and the real
+    one takes seconds.
+    """
     sys.modules["torch"] = types.SimpleNamespace(Tensor=type("Tensor", (), {}))
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels with every kind of argument, compiled once a session through Triton's JIT, and a machine that is not there."""
+"""Kernels with every kind of argument, compiled once a session through Triton's JIT, and a machine
+that is not there.
+"""
 
 import importlib
 import importlib.util
@@ -20,7 +22,9 @@ TARGETS = ("cuda:90", "hip:gfx942")
 
 
 def load_beside(name, folder=HERE):
-    """Import a file that lies beside this one; tests are imported by path, so `import` finds it only afterwards."""
+    """Import a file that lies beside this one; tests are imported by path, so `import` finds it
+    only afterwards.
+    """
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -37,7 +41,9 @@ for helper in ("branch_record", "hip_machine", "hip_scenarios"):
 
 @dataclass(frozen=True)
 class Recorded:
-    """The bundle of all calls' kernels, and for each target and call the key of the kernel that Triton chose."""
+    """The bundle of all calls' kernels, and for each target and call the key of the kernel that
+    Triton chose.
+    """
 
     path: Path
     bundle: Bundle
@@ -122,7 +128,9 @@ def kernels(recorded, driver):
 
 @pytest.fixture(params=["python", "compiled"])
 def cuda(request, recorded, monkeypatch):
-    """All recorded kernels, on a machine with CUDA, once without our extension and once with its dispatcher."""
+    """All recorded kernels, on a machine with CUDA, once without our extension and once with its
+    dispatcher.
+    """
     from bundler.runtime import DryDriver, load
 
     driver = DryDriver("cuda", devices=2)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program: loads every generated module of an Inductor cache, compiles each kernel for cuda:90, and prints what came of it.
+"""A program: loads every generated module of an Inductor cache, compiles each kernel for cuda:90,
+and prints what came of it.
 
 python generated_corpus.py CACHE OUT
 """

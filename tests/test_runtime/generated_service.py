@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program: compiles the kernels of a generated wrapper in a service's workers, runs them on a GPU that is not there, prints what happened.
+"""A program: compiles the kernels of a generated wrapper in a service's workers, runs them on a GPU
+that is not there, prints what happened.
 
 python generated_service.py WRAPPER
 """

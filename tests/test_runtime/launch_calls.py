@@ -145,7 +145,9 @@ CALLS = (
 
 
 def without_triton(value):
-    """Return how an argument is given where there is no Triton: types and JIT functions by their names."""
+    """Return how an argument is given where there is no Triton: types and JIT functions by their
+    names.
+    """
     if isinstance(value, tuple):
         return tuple(map(without_triton, value))
     if isinstance(value, Dtype):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`bundler.autotune`: real compiles for a GPU that is not there, a clock that is told what to say, and the next process."""
+"""`bundler.autotune`: real compiles for a GPU that is not there, a clock that is told what to say,
+and the next process.
+"""
 
 import inspect
 import json
@@ -80,7 +82,9 @@ def grid(meta):
 
 
 def test_it_takes_every_parameter_of_tritons_decorator(triton):
-    """Names, order, kinds and defaults are those of the installed Triton; ours is one more, by name."""
+    """Names, order, kinds and defaults are those of the installed Triton; ours is one more, by
+    name.
+    """
     theirs = inspect.signature(triton.autotune).parameters
     ours = inspect.signature(bundler.autotune).parameters
     assert list(ours)[: len(theirs)] == list(theirs)
@@ -90,7 +94,9 @@ def test_it_takes_every_parameter_of_tritons_decorator(triton):
 
 
 def test_the_fastest_config_is_found_launched_and_remembered(triton, launch_kernels, tmp_path):
-    """Each config is measured once; the winner is launched without Triton, the losers' modules are released."""
+    """Each config is measured once; the winner is launched without Triton, the losers' modules are
+    released.
+    """
     kernel, driver, bench = tuned(launch_kernels, configs(triton))
     kernel[grid](X, Y, OUT, 1024)
     assert (bench.times, kernel.best_config.kwargs["BLOCK"]) == (3, 128)
@@ -108,7 +114,9 @@ def test_the_fastest_config_is_found_launched_and_remembered(triton, launch_kern
 def test_the_next_process_neither_compiles_nor_measures(
     triton, launch_kernels, tmp_path, monkeypatch
 ):
-    """From the bundle alone, with empty directories, the first call launches the winner: one launch in all."""
+    """From the bundle alone, with empty directories, the first call launches the winner: one launch
+    in all.
+    """
     kernel, _, _ = tuned(launch_kernels, configs(triton))
     with bundler.recording() as recording:
         kernel[grid](X, Y, OUT, 1024)
@@ -130,7 +138,9 @@ def test_the_next_process_neither_compiles_nor_measures(
 
 
 def test_a_restored_directory_has_the_records_too(triton, launch_kernels, tmp_path, monkeypatch):
-    """After a restore no config is measured, and Triton finds the winner's kernel; a second restore writes nothing."""
+    """After a restore no config is measured, and Triton finds the winner's kernel; a second restore
+    writes nothing.
+    """
     kernel, _, _ = tuned(launch_kernels, configs(triton))
     with bundler.recording() as recording:
         kernel[grid](X, Y, OUT, 1024)
@@ -154,7 +164,9 @@ def test_a_restored_directory_has_the_records_too(triton, launch_kernels, tmp_pa
 def test_records_of_other_processes_are_taken_with_their_kernels(
     triton, launch_kernels, tmp_path, monkeypatch
 ):
-    """A recording that sees a winner's kernel, found in the cache, takes the record that lies beside it."""
+    """A recording that sees a winner's kernel, found in the cache, takes the record that lies
+    beside it.
+    """
     monkeypatch.setattr(
         "bundler.runtime.tuning.kept_records.triton_cache_dir", lambda: str(tmp_path / "cache")
     )
@@ -393,7 +405,9 @@ def test_a_key_that_is_a_tensor_is_refused(triton, launch_kernels):
 
 
 def test_pruning_decides_what_is_measured(triton, launch_kernels):
-    """A function chooses among the user's own objects, a model prices them, and the cheapest part is measured."""
+    """A function chooses among the user's own objects, a model prices them, and the cheapest part
+    is measured.
+    """
     given = configs(triton, 32, 64, 128, 256)
     seen = []
 
@@ -421,7 +435,9 @@ def test_pruning_decides_what_is_measured(triton, launch_kernels):
 
 
 def test_a_lookup_table_takes_the_place_of_the_list(triton, launch_kernels, tmp_path):
-    """By kernel name, by source, for one key or for all; nothing is measured, and the most particular entry counts."""
+    """By kernel name, by source, for one key or for all; nothing is measured, and the most
+    particular entry counts.
+    """
     table = LookupTable(
         [
             {"kernel": "add", "config": {"kwargs": {"BLOCK": 32}}},
@@ -445,7 +461,9 @@ def test_a_lookup_table_takes_the_place_of_the_list(triton, launch_kernels, tmp_
 
 
 def test_hooks_of_the_user_run_around_each_measured_launch(triton, launch_kernels):
-    """Before and after each, with all arguments, and once at the end to reset; never for the launch itself."""
+    """Before and after each, with all arguments, and once at the end to reset; never for the launch
+    itself.
+    """
     heard = []
     kernel, _, bench = tuned(
         launch_kernels,
@@ -528,7 +546,9 @@ def test_launches_are_written_down_where_that_is_asked_for(triton, launch_kernel
 
 
 def test_the_chosen_kernel_can_be_exported(triton, launch_kernels, tmp_path):
-    """A binary that its digest names, and how to launch it: parameters with offsets, threads, shared memory, config."""
+    """A binary that its digest names, and how to launch it: parameters with offsets, threads,
+    shared memory, config.
+    """
     kernel, _, _ = tuned(launch_kernels, configs(triton, 64, 128))
     kernel[grid](X, Y, OUT, 1024)
     exported = kernel.export(tmp_path / "out", X, Y, OUT, 1024)
@@ -564,7 +584,9 @@ def test_warmup_compiles_everything_and_launches_nothing(triton, launch_kernels)
 
 
 def test_an_ahead_of_time_build_sees_every_config(triton, launch_kernels):
-    """`triton-bundler build` takes such a kernel as it takes Triton's autotuned ones: a compile for each config."""
+    """`triton-bundler build` takes such a kernel as it takes Triton's autotuned ones: a compile for
+    each config.
+    """
     from bundler.format.entries import Target
     from bundler.toolchain import jit_specialization
 
@@ -594,7 +616,9 @@ def test_forgetting_lets_go_of_everything(triton, launch_kernels):
 
 
 def test_tritons_result_files_are_written_and_read(triton, launch_kernels, monkeypatch, tmp_path):
-    """With `cache_results` the file lies where Triton's own tuner looks, infinite times and all, and is enough for us."""
+    """With `cache_results` the file lies where Triton's own tuner looks, infinite times and all,
+    and is enough for us.
+    """
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     small = DryDriver("cuda", DeviceProperties("90", 128, 227 * 1024, 32, 132, True))
     given = [triton.Config({"BLOCK": 64}, num_warps=8), *configs(triton, 64, 128)]
@@ -623,7 +647,9 @@ def test_tritons_result_files_are_written_and_read(triton, launch_kernels, monke
 
 @pytest.mark.slow
 def test_the_interpreter_gives_right_numbers(triton, tmp_path):
-    """Under TRITON_INTERPRET=1 the kernel runs on the CPU with its first config, and nothing is compiled or measured."""
+    """Under TRITON_INTERPRET=1 the kernel runs on the CPU with its first config, and nothing is
+    compiled or measured.
+    """
     pytest.importorskip("torch")
     program = """
 import sys, torch

@@ -47,7 +47,9 @@ def test_a_tensor_that_is_added_to_begins_with_zeros_and_the_callers_keeps_its_n
 
 
 def test_clones_keep_strides_and_what_is_the_same_memory_stays_the_same():
-    """A transposed and a sparse view have clones of their layout; two names of one tensor have one clone."""
+    """A transposed and a sparse view have clones of their layout; two names of one tensor have one
+    clone.
+    """
     base = torch.arange(24.0).reshape(4, 6)
     values = {"t": base.t(), "sparse": base[:, ::2], "again": base.t()}
     sandbox = Sandbox(values, ["t", "sparse", "again"], [])
@@ -59,7 +61,9 @@ def test_clones_keep_strides_and_what_is_the_same_memory_stays_the_same():
 
 
 def test_above_the_budget_a_tensor_is_kept_on_the_host_and_put_back(monkeypatch):
-    """The kernel works on the caller's tensor, which is restored before each launch and at the end, also after an error."""
+    """The kernel works on the caller's tensor, which is restored before each launch and at the end,
+    also after an error.
+    """
     monkeypatch.setattr(benchmark, "free_budget", lambda: 20)
     small, large = torch.zeros(4), torch.arange(100.0)
     with (
@@ -140,7 +144,9 @@ def test_a_given_benchmark_is_asked_as_triton_asks():
 
 
 def test_on_a_gpu_events_enclose_the_launch_and_nothing_else(monkeypatch):
-    """Reset and the emptying of the cache come before the first event; the buffer is made once and can be given back."""
+    """Reset and the emptying of the cache come before the first event; the buffer is made once and
+    can be given back.
+    """
     now, order, made = [0.0], [], []
 
     class Event:
@@ -176,7 +182,8 @@ def test_on_a_gpu_events_enclose_the_launch_and_nothing_else(monkeypatch):
     clock = benchmark.CudaClock(warmup_ms=280, rep_ms=700)
     assert clock.sample(work("launch", 2.0), work("reset", 30.0)) == Sample(2.0, 2.0, 2.0)
     assert order[-5:] == ["reset", "flush", "event", "launch", "event"]
-    # Five rounds to estimate: 330 ms from the first event to the last; then 280 ms to warm up, and 700 ms that count.
+    # Five rounds to estimate: 330 ms from the first event to the last; then 280 ms to warm up, and
+    # 700 ms that count.
     assert order.count("launch") == 1 + 5 + 4 + 10
     assert order.count("flush") == 5 + 10
     clock.release()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Candidates are made of real compiles: which failures are left out, that every option arrives, and who launches."""
+"""Candidates are made of real compiles: which failures are left out, that every option arrives, and
+who launches.
+"""
 
 import os
 import re
@@ -104,12 +106,16 @@ def test_an_assembler_that_refuses_is_a_reason_and_not_the_end(
     ],
 )
 def test_only_what_another_config_can_mend_is_tolerated(error, expected):
-    """Too large, refused by the assembler, or deadly for a worker; a mistake in the kernel is none of these."""
+    """Too large, refused by the assembler, or deadly for a worker; a mistake in the kernel is none
+    of these.
+    """
     assert toolchain.tolerated(error) == expected
 
 
 def test_who_can_be_imported_is_compiled_elsewhere(triton, launch_kernels):
-    """A kernel of a module file; not one of a script, a closure, or one that its module does not hold under its name."""
+    """A kernel of a module file; not one of a script, a closure, or one that its module does not
+    hold under its name.
+    """
     source = importable(launch_kernels.add)
     assert (source.kind, source.function, Path(source.path).name) == (
         "module",
@@ -187,7 +193,9 @@ def test_the_active_driver_is_used_where_it_is_for_the_same_target(triton_driver
 
 
 def test_comments_and_places_do_not_change_what_a_kernel_is(triton, tmp_path):
-    """Another line, another module, a comment above: the same source part; another constant, helper or text: another."""
+    """Another line, another module, a comment above: the same source part; another constant, helper
+    or text: another.
+    """
     head = "import triton\nimport triton.language as tl\n"
     helper = "\nFACTOR = tl.constexpr({factor})\n\n@triton.jit\ndef scale(v):\n    return v * {number} * FACTOR\n"
     body = "\n@triton.jit\ndef kernel(x):\n    tl.store(x, scale(tl.load(x)))\n"
@@ -218,7 +226,9 @@ def test_comments_and_places_do_not_change_what_a_kernel_is(triton, tmp_path):
 
 
 def test_the_bandwidth_of_a_kernel_is_reported_once_a_key(triton, launch_kernels, tmp_path):
-    """The measured time, and the bytes of its tensors; what came from a record is measured for the report."""
+    """The measured time, and the bytes of its tensors; what came from a record is measured for the
+    report.
+    """
 
     class Tensor(calls.Tensor):
         def numel(self):
@@ -245,7 +255,9 @@ def test_the_bandwidth_of_a_kernel_is_reported_once_a_key(triton, launch_kernels
 
 
 def test_a_compile_says_where_its_kernel_is(triton, launch_kernels):
-    """One kernel in a bundle of its own, with facts and parts; a mistake in the call is a typed error."""
+    """One kernel in a bundle of its own, with facts and parts; a mistake in the call is a typed
+    error.
+    """
     made = make(launch_kernels.add, {**CALL, "BLOCK": 64}, Target("cuda", "90"))
     assert (made.reason, made.kernel.parts.proven, len(made.bundle.kernels)) == (None, True, 1)
     with pytest.raises(CompileFailed, match="add does not compile"):
@@ -255,7 +267,9 @@ def test_a_compile_says_where_its_kernel_is(triton, launch_kernels):
 def test_a_kernel_that_two_processes_left_mixed_is_compiled_anew(
     triton, launch_kernels, monkeypatch, tmp_path
 ):
-    """Its texts name two files: such a kernel is in no bundle, and a launch gets one of its own; the cache stays as it is."""
+    """Its texts name two files: such a kernel is in no bundle, and a launch gets one of its own;
+    the cache stays as it is.
+    """
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     call = {**CALL, "BLOCK": 32}
     whole = make(launch_kernels.add, call, Target("cuda", "90"))

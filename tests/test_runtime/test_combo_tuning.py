@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels in one launch are tuned step by step: the blocks of each group, then warps and stages; the result is a record."""
+"""Kernels in one launch are tuned step by step: the blocks of each group, then warps and stages;
+the result is a record.
+"""
 
 import launch_calls as calls
 import pytest
@@ -34,7 +36,9 @@ def scale_two(a, b, xnumel_0, xnumel_1, XBLOCK_0: tl.constexpr, XBLOCK_1: tl.con
 
 
 def test_the_plan_has_each_groups_candidates_then_warps_and_stages():
-    """Largest group first, under the names that the fields have in the combination; a single candidate is no step."""
+    """Largest group first, under the names that the fields have in the combination; a single
+    candidate is no step.
+    """
     plan = combo_plan([SMALL, LARGE, ROWS], SETTING)
     assert [group.members for group in plan.groups] == [(2,), (1,), (0,)]
     assert plan.steps == (
@@ -70,7 +74,9 @@ class Builder:
 
 
 def searched(plan, cost, descent=None, space=None):
-    """Search from a plan's base; returns the winner, how it was found, and what was timed, in order."""
+    """Search from a plan's base; returns the winner, how it was found, and what was timed, in
+    order.
+    """
     builder, timed = Builder(), []
 
     def bench(candidate):
@@ -153,7 +159,9 @@ def test_a_way_of_searching_in_steps_has_records_of_its_own():
 @pytest.mark.toolchain
 @pytest.mark.parametrize("descent", [None, Descent()])
 def test_a_combined_kernel_is_tuned_once_and_found_again(tmp_path, monkeypatch, descent):
-    """With and without coordinate descent: the first object measures, the next takes the record, and launches the same."""
+    """With and without coordinate descent: the first object measures, the next takes the record,
+    and launches the same.
+    """
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     function, a, b = source_module(TEXT).load().scale_two, calls.X, calls.Y

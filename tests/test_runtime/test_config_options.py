@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiler options that a config gives as keywords: they reach the compiler that has them, and the others say that they do not."""
+"""Compiler options that a config gives as keywords: they reach the compiler that has them, and the
+others say that they do not.
+"""
 
 import json
 
@@ -67,7 +69,9 @@ def only_choice(kernel):
 
 @pytest.mark.parametrize("ours", [False, True])
 def test_options_given_as_keywords_reach_the_compiler(triton, launch_kernels, compiled, ours):
-    """Triton's Config has no field for them, so its users write them among the parameters; ours takes them there and as options."""
+    """Triton's Config has no field for them, so its users write them among the parameters; ours
+    takes them there and as options.
+    """
     make = (
         (lambda block: Config({"BLOCK": block}, options=AMD))
         if ours
@@ -86,7 +90,9 @@ def test_options_given_as_keywords_reach_the_compiler(triton, launch_kernels, co
 def test_options_of_the_other_backend_are_ignored_and_named(
     triton, launch_kernels, compiled, tmp_path
 ):
-    """On CUDA nothing is done with AMD's options, and the choice names them; configs that differ in nothing else are one."""
+    """On CUDA nothing is done with AMD's options, and the choice names them; configs that differ in
+    nothing else are one.
+    """
     given = [triton.Config({"BLOCK": 64, "waves_per_eu": waves}) for waves in (1, 2)]
     kernel, bench = tuned(launch_kernels, [*given, triton.Config({"BLOCK": 128})], "cuda")
     metadata = launched(kernel, compiled)
@@ -130,7 +136,9 @@ def test_a_pruned_list_keeps_its_options(triton, launch_kernels, compiled):
 def test_tritons_result_files_have_options_where_triton_has_them(
     triton, launch_kernels, compiled, tmp_path
 ):
-    """In Triton's own files options stand among the parameters; a file with them is written, and found again."""
+    """In Triton's own files options stand among the parameters; a file with them is written, and
+    found again.
+    """
     given = [triton.Config({"BLOCK": block, "kpack": 2}) for block in (64, 128)]
     kernel, _ = tuned(launch_kernels, given, "hip", cache_results=True, options={"record": True})
     launched(kernel, compiled)
@@ -164,7 +172,9 @@ def test_a_table_may_name_options_as_triton_does(triton, launch_kernels, compile
 
 @pytest.mark.parametrize("decorator", ["user_autotune", "fixed_config"])
 def test_heuristics_hand_options_on(triton, launch_kernels, compiled, decorator):
-    """`user_autotune` and `fixed_config` take flat dictionaries, in which options stand beside parameters."""
+    """`user_autotune` and `fixed_config` take flat dictionaries, in which options stand beside
+    parameters.
+    """
     driver, flat = DryDriver("hip"), {"BLOCK": 64, "waves_per_eu": 3, "num_warps": 2}
     kernel = getattr(heuristics, decorator)(
         [flat] if decorator == "user_autotune" else flat,

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A config is what reaches the compiler: equal whatever the order, different in any count or option, and able to travel."""
+"""A config is what reaches the compiler: equal whatever the order, different in any count or
+option, and able to travel.
+"""
 
 import pickle
 from types import SimpleNamespace
@@ -39,7 +41,9 @@ def config(**changes):
     ],
 )
 def test_whatever_reaches_the_compiler_makes_another_config(changes):
-    """A value, a count or an option: each makes another key, hash and digest, and both configs survive a removal of duplicates."""
+    """A value, a count or an option: each makes another key, hash and digest, and both configs
+    survive a removal of duplicates.
+    """
     base, other = config(), config(**changes)
     assert base != other
     assert base.key != other.key
@@ -79,7 +83,9 @@ names = st.text("abcXYZ_", min_size=1, max_size=4)
     st.dictionaries(names, values, max_size=4), st.integers(1, 32), st.integers(0, 5), st.booleans()
 )
 def test_a_config_survives_every_form(kwargs, warps, stages, scale):
-    """Through msgpack, a dictionary, a pickle and Triton's own class it stays itself, and so does its digest."""
+    """Through msgpack, a dictionary, a pickle and Triton's own class it stays itself, and so does
+    its digest.
+    """
     base = Config(
         kwargs, num_warps=warps, num_stages=stages, options={"an_option": 1}, dynamic_scale=scale
     )
@@ -121,7 +127,9 @@ class SimilarToTritons:
 @pytest.mark.release
 @pytest.mark.toolchain
 def test_tritons_own_configs_are_taken_over():
-    """Triton's Config comes over with every count, its hook, and what else it hands to the compiler; and back."""
+    """Triton's Config comes over with every count, its hook, and what else it hands to the
+    compiler; and back.
+    """
     triton = pytest.importorskip("triton")
     theirs = triton.Config(
         {"BLOCK": 64}, num_warps=8, num_stages=1, num_ctas=2, maxnreg=96, pre_hook=print
@@ -141,7 +149,9 @@ def test_tritons_own_configs_are_taken_over():
 @pytest.mark.release
 @pytest.mark.toolchain
 def test_types_of_the_compiler_travel():
-    """A Triton type among the values has an encoding, so the config is portable and equal after the journey."""
+    """A Triton type among the values has an encoding, so the config is portable and equal after the
+    journey.
+    """
     tl = pytest.importorskip("triton.language")
     base = Config({"ACC": tl.float32})
     assert base.portable
@@ -150,7 +160,9 @@ def test_types_of_the_compiler_travel():
 
 
 def test_a_value_that_cannot_travel_says_so():
-    """An object has no encoding: the config works and compares within the process, and is refused when it should travel."""
+    """An object has no encoding: the config works and compares within the process, and is refused
+    when it should travel.
+    """
     thing, other = object(), object()
     base = Config({"THING": thing})
     assert not base.portable

@@ -126,7 +126,9 @@ def test_fields_are_tried_in_order_and_only_those_there_are():
 
 
 def test_all_directions_find_what_single_steps_cannot():
-    """Where only two fields together help, the product of their neighbors is tried: 27 configs for three fields."""
+    """Where only two fields together help, the product of their neighbors is tried: 27 configs for
+    three fields.
+    """
     target = {"XBLOCK": 128, "R0_BLOCK": 16, "num_warps": 8}
 
     def cost(asked):
@@ -150,7 +152,9 @@ def test_all_directions_find_what_single_steps_cannot():
 
 
 def test_limits_of_special_kernels_hold():
-    """A native matrix product has no block below 16 and a bounded tile; a mix-order block is at most its split."""
+    """A native matrix product has no block below 16 and a bounded tile; a mix-order block is at
+    most its split.
+    """
     native = Space({"x": 4096, "y": 4096, "r0_": 4096}, native_matmul=True)
     assert native.neighbors(config(XBLOCK=16), "XBLOCK") == [32]
     assert not native.valid(config(XBLOCK=256, YBLOCK=128, R0_BLOCK=64))

@@ -24,7 +24,9 @@ def launch(kernels, call):
 @pytest.mark.release
 @pytest.mark.toolchain
 def test_each_call_launches_the_kernel_that_triton_chose(recorded, kernels, driver, target):
-    """For each recorded call the dispatcher picks the same kernel key as the JIT, and again when it remembers the call."""
+    """For each recorded call the dispatcher picks the same kernel key as the JIT, and again when it
+    remembers the call.
+    """
     both = zip(calls.CALLS, recorded.chosen[target], strict=True)
     made = [(call, key) for call, key in both if key is not None and call.kernel != "eighth"]
     for call, _ in made * 2:
@@ -35,7 +37,9 @@ def test_each_call_launches_the_kernel_that_triton_chose(recorded, kernels, driv
 @pytest.mark.release
 @pytest.mark.toolchain
 def test_the_rules_of_specialization_are_those_of_this_triton(tmp_path):
-    """Whatever is given for whatever parameter gets the type and the key that Triton's own binder gives it."""
+    """Whatever is given for whatever parameter gets the type and the key that Triton's own binder
+    gives it.
+    """
     program = calls.__file__.replace("launch_calls", "compare_rules")
     done = subprocess.run(
         [sys.executable, "-P", "-W", "ignore", program], capture_output=True, text=True, timeout=100
@@ -143,7 +147,9 @@ def test_a_binary_is_not_launched_on_another_architecture(recorded):
     ("tensor", "where"), [(replace(X, index=-1), "host memory"), (replace(X, index=1), "device 1")]
 )
 def test_a_tensor_that_is_not_on_the_device_is_refused(cuda, tensor, where):
-    """CPU tensors and tensors of another device are named, also when the kernel was launched before, and inside tuples."""
+    """CPU tensors and tensors of another device are named, also when the kernel was launched
+    before, and inside tuples.
+    """
     cuda["add"][GRID](X, Y, OUT, 1024)
     with pytest.raises(
         CannotLaunchStatically, match=rf"add: argument 'y' is a tensor .* in {where}"
@@ -195,7 +201,9 @@ def test_constants_of_equal_value_and_other_type_are_apart(cuda):
 
 
 def test_wrong_arguments_are_refused_by_name(cuda):
-    """Too many, missing, doubled, and of no type that a kernel takes; also after calls that are right but for that."""
+    """Too many, missing, doubled, and of no type that a kernel takes; also after calls that are
+    right but for that.
+    """
     add = cuda["add"][GRID]
     add(X, Y, OUT, 1024, 64)
     for args, keywords, words in (

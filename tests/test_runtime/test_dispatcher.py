@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled dispatcher launches what the one in Python launches; every test of launching runs with both."""
+"""The compiled dispatcher launches what the one in Python launches; every test of launching runs
+with both.
+"""
 
 import gc
 import subprocess
@@ -31,7 +33,9 @@ def counted(cuda, monkeypatch):
 
 @compiled_only
 def test_calls_that_look_alike_never_reach_python_again(cuda, counted):
-    """After two calls of a kind the dispatcher launches alone: other tensors, other sizes of one class, another grid."""
+    """After two calls of a kind the dispatcher launches alone: other tensors, other sizes of one
+    class, another grid.
+    """
     kernel, seen = counted
     for _ in range(2):
         kernel[(4,)](*ARGS, BLOCK=64)
@@ -61,7 +65,9 @@ def test_calls_that_look_alike_never_reach_python_again(cuda, counted):
     ],
 )
 def test_what_does_not_fit_is_refused_after_calls_that_did(cuda, args, keywords):
-    """A tensor elsewhere, a number too large, too few and too many arguments, an unknown constant or option, another type."""
+    """A tensor elsewhere, a number too large, too few and too many arguments, an unknown constant
+    or option, another type.
+    """
     kernel = cuda["add"]
     for _ in range(3):
         kernel[(4,)](*ARGS)
@@ -73,7 +79,9 @@ def test_what_does_not_fit_is_refused_after_calls_that_did(cuda, args, keywords)
 
 @pytest.mark.parametrize("where", ["python", "extension"])
 def test_a_kernel_with_its_grid_is_called_with_the_grid_in_front(where, request):
-    """Whatever is given by position or by name arrives behind the grid, however much it is; the pair lives on without its maker."""
+    """Whatever is given by position or by name arrives behind the grid, however much it is; the
+    pair lives on without its maker.
+    """
     base = compiled_dispatch.PythonGridded
     if where == "extension":
         base = request.getfixturevalue("dispatch_extension").Gridded
@@ -150,7 +158,9 @@ def test_a_launch_after_unload_loads_again(cuda):
 
 @compiled_only
 def test_many_kinds_of_calls_are_forgotten_again(cuda, monkeypatch):
-    """However many constants a program comes with, no more than the limit is remembered, and every call is launched."""
+    """However many constants a program comes with, no more than the limit is remembered, and every
+    call is launched.
+    """
     monkeypatch.setattr("bundler.runtime.launch.static_kernel.MAX_REMEMBERED", 3)
     kernel = cuda["add"]
     kernel.forget()
@@ -163,7 +173,9 @@ def test_many_kinds_of_calls_are_forgotten_again(cuda, monkeypatch):
 
 @compiled_only
 def test_nothing_is_kept_alive_by_launches(cuda):
-    """References to arguments are given back, by launches, refusals and calls that Python reads; a kernel is collected."""
+    """References to arguments are given back, by launches, refusals and calls that Python reads; a
+    kernel is collected.
+    """
     kernel = cuda["add"]
     held, text = calls.Tensor(), "x" * 20
     kernel[(4,)](held, Y, OUT, 1024)
@@ -200,7 +212,9 @@ def test_the_wheel_has_the_dispatcher():
 
 @compiled_only
 def test_another_constant_is_launched_without_a_call_of_python(cuda, counted):
-    """The shape of the first call is enough: Python looks the constant up, and neither reads nor launches the call."""
+    """The shape of the first call is enough: Python looks the constant up, and neither reads nor
+    launches the call.
+    """
     kernel, seen = counted
     kernel[(4,)](*ARGS, BLOCK=64, num_warps=4)
     seen.clear()

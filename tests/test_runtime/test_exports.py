@@ -52,7 +52,9 @@ def test_a_constant_of_no_argument_is_refused():
 
 
 def test_an_export_has_every_stage_and_the_grid(add, tmp_path):
-    """Binary, stages as the compiler left them, parameters with what the compiler took for granted, and the grid in two forms."""
+    """Binary, stages as the compiler left them, parameters with what the compiler took for granted,
+    and the grid in two forms.
+    """
     exported = add.export(tmp_path / "out", X, Y, OUT, 1024, grid=GRID)
     facts = json.loads(exported.parameters.read_text())
     assert sorted(exported.stages) == ["llir", "ptx", "source", "ttgir", "ttir"]
@@ -84,7 +86,9 @@ def test_an_export_has_every_stage_and_the_grid(add, tmp_path):
 
 
 def test_a_grid_that_is_no_text_is_left_out_with_the_reason(add, tmp_path):
-    """A function or a tuple says nothing of other sizes, so neither file has a grid that would be wrong for them."""
+    """A function or a tuple says nothing of other sizes, so neither file has a grid that would be
+    wrong for them.
+    """
     for grid in (lambda meta: (-(-meta["n"] // meta["BLOCK"]),), (8,), None):
         exported = add.export(tmp_path / "out", X, Y, OUT, 1024, grid=grid)
         facts = json.loads(exported.parameters.read_text())
@@ -105,7 +109,9 @@ def test_a_text_grid_launches_as_a_function_does(add):
 def test_a_heuristic_kernel_is_exported_with_its_grid_and_metadata(
     launch_kernels, monkeypatch, compiled, tmp_path
 ):
-    """Its grid is known as text without being written so; sizes that only the grid needs are parameters of its function."""
+    """Its grid is known as text without being written so; sizes that only the grid needs are
+    parameters of its function.
+    """
     monkeypatch.setenv("TRITON_CACHE_DIR", str(compiled))
     options = TunerOptions(driver=DryDriver(), workers=1, record=False)
     setting = Setting(Device("cuda", 132))
@@ -139,7 +145,9 @@ def test_metadata_is_plain():
 
 
 def test_a_kernel_of_any_name_stays_in_the_directory(add, tmp_path):
-    """A bundle from elsewhere may call its kernel a path; files are called after the binary's, and the header has a name of C++."""
+    """A bundle from elsewhere may call its kernel a path; files are called after the binary's, and
+    the header has a name of C++.
+    """
     exported = add.export(tmp_path / "first", X, Y, OUT, 1024, grid=GRID)
     made = add._compile(add.ready(), add.configs[0], (X, Y, OUT, 1024), {})
     odd = replace(made.kernel, name="../../out")
@@ -163,7 +171,9 @@ def test_a_place_that_cannot_be_written_is_a_typed_error(add, tmp_path):
 
 @pytest.mark.slow
 def test_a_program_in_cpp_launches_an_exported_kernel(add, tmp_path):
-    """`examples/exported_kernel.cpp` over a driver that adds as the kernel would: right numbers, and just the calls of a launch."""
+    """`examples/exported_kernel.cpp` over a driver that adds as the kernel would: right numbers,
+    and just the calls of a launch.
+    """
     exported = add.export(tmp_path / "out", X, Y, OUT, 1024, grid=GRID)
     program, library, log = tmp_path / "program", tmp_path / "libadding.so", tmp_path / "log"
     source = Path(__file__).parent / "drivers" / "adding_driver.c"

@@ -38,7 +38,9 @@ def functions(triton_driver, launch_kernels):
 def test_a_call_without_a_match_is_compiled_once_and_then_launched_statically(
     recorded, functions, triton_driver, monkeypatch
 ):
-    """The first such call is Triton's; the second, and those of a process with the new bundle, are ours."""
+    """The first such call is Triton's; the second, and those of a process with the new bundle, are
+    ours.
+    """
     # A recording also takes what is loaded already, here by other tests of this process.
     monkeypatch.setattr("bundler.toolchain.loaded_kernels.loaded_kernels", lambda: iter(()))
     with load(recorded.bundle, driver=DryDriver(), fallback={"add": functions["add"]}) as kernels:

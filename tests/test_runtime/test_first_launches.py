@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first launch of each kernel: what calls have in common is found out once, and nothing is decoded that no call needs."""
+"""The first launch of each kernel: what calls have in common is found out once, and nothing is
+decoded that no call needs.
+"""
 
 from dataclasses import replace
 
@@ -32,7 +34,9 @@ def compared(monkeypatch):
 
 
 def test_calls_that_differ_in_constants_alone_are_compared_once(cuda, compared):
-    """Another constant finds its kernel by the shape of the first call; another option, type or set of arguments is another shape."""
+    """Another constant finds its kernel by the shape of the first call; another option, type or set
+    of arguments is another shape.
+    """
     add = cuda["add"][GRID]
     add(X, Y, OUT, 1024)
     add(X, Y, OUT, 1024, BLOCK=128, num_warps=8)
@@ -63,7 +67,9 @@ def test_calls_that_differ_in_constants_alone_are_compared_once(cuda, compared):
 
 
 def test_a_constant_without_a_kernel_is_refused_in_full(cuda, compared):
-    """Where the shape finds no kernel the call is compared with all, and the error says what differs."""
+    """Where the shape finds no kernel the call is compared with all, and the error says what
+    differs.
+    """
     add = cuda["add"][GRID]
     add(X, Y, OUT, 1024, BLOCK=64)
     with pytest.raises(NotFound, match="BLOCK is 64, here 65"):
@@ -74,7 +80,9 @@ def test_a_constant_without_a_kernel_is_refused_in_full(cuda, compared):
 
 
 def test_types_may_be_given_by_object_or_by_name(recorded):
-    """A Triton type as a constant finds the same kernel whichever way it is given, also after the other way."""
+    """A Triton type as a constant finds the same kernel whichever way it is given, also after the
+    other way.
+    """
 
     class dtype:  # as Triton's is called
         def __init__(self, name):
@@ -94,7 +102,9 @@ def test_types_may_be_given_by_object_or_by_name(recorded):
 
 
 def test_two_kernels_that_fit_one_shape_are_told_apart_as_before(recorded):
-    """Two builds of one program fit alike: by shape neither is taken, and the full comparison takes the first by key."""
+    """Two builds of one program fit alike: by shape neither is taken, and the full comparison takes
+    the first by key.
+    """
     kernel = next(k for k in recorded.bundle.kernels if k.key == recorded.chosen["cuda:90"][0])
     twin = replace(kernel, key="Z" * len(kernel.key))
     other = _with_block(kernel, 128, "Y" * len(kernel.key))
@@ -121,7 +131,9 @@ def _with_block(kernel, block, key):
 
 
 def test_a_tensor_without_memory_lets_none_with_memory_pass(cuda):
-    """A tensor with no element may lie on the host; after such a call one on the host with elements is refused as ever."""
+    """A tensor with no element may lie on the host; after such a call one on the host with elements
+    is refused as ever.
+    """
     nowhere, host = replace(X, address=0, index=-1), replace(X, index=-1)
     for _ in range(2):
         cuda["add"][GRID](nowhere, Y, OUT, 1024)
@@ -133,7 +145,9 @@ def test_a_tensor_without_memory_lets_none_with_memory_pass(cuda):
 
 
 def test_loading_a_bundle_decodes_no_facts(recorded, monkeypatch):
-    """What was recorded of a kernel is read when a kernel of its name is asked for, and of no other."""
+    """What was recorded of a kernel is read when a kernel of its name is asked for, and of no
+    other.
+    """
     decoded, read = [], Specialization._read
     monkeypatch.setattr(
         Specialization, "_read", lambda self: (decoded.append(self.kernel.name), read(self))[1]
@@ -193,7 +207,9 @@ SIZES = st.sampled_from([1024, 1000, 1, 2048, 1 << 40, 1 << 63, 1 << 64, None, 2
 
 @st.composite
 def calls_of_add(draw):
-    """Draw a call of `add`, most of its arguments by position, some by name, with and without a constant."""
+    """Draw a call of `add`, most of its arguments by position, some by name, with and without a
+    constant.
+    """
     values = [draw(TENSORS), draw(TENSORS), draw(TENSORS), draw(SIZES)]
     names, given = ["x", "y", "out", "n"], draw(st.integers(2, 4))
     keywords = draw(OPTIONS) | dict(zip(names[given:], values[given:], strict=True))
@@ -208,7 +224,9 @@ def calls_of_add(draw):
 @given(st.lists(calls_of_add(), min_size=1, max_size=12))
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_was_called_before_a_call_finds_what_it_finds_alone(recorded, made):
-    """In any order of calls, with what was remembered of others, each launches or is refused as it is as the first of all."""
+    """In any order of calls, with what was remembered of others, each launches or is refused as it
+    is as the first of all.
+    """
     remembering = DryDriver("cuda", devices=2)
     with load(recorded.bundle, driver=remembering) as kernels:
         for args, keywords in made:

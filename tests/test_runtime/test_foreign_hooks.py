@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled dispatcher sees by itself that Triton calls nothing around a launch, and hears of every hook that comes, however it comes."""
+"""The compiled dispatcher sees by itself that Triton calls nothing around a launch, and hears of
+every hook that comes, however it comes.
+"""
 
 import sys
 import types

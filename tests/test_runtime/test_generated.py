@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inductor's generated modules run on this runtime: the recorded ones load, compile, and get the configs that torch chose."""
+"""Inductor's generated modules run on this runtime: the recorded ones load, compile, and get the
+configs that torch chose.
+"""
 
 import importlib.util
 import json
@@ -65,7 +67,9 @@ def recorded(cache):
 
 
 def test_all_modules_load_and_what_was_patched_is_put_back(loaded):
-    """42 kernel modules and the 29 and 13 kernels inside the two wrappers load without a GPU; torch is as it was."""
+    """42 kernel modules and the 29 and 13 kernels inside the two wrappers load without a GPU; torch
+    is as it was.
+    """
     assert len(loaded["modules"]) == 42
     assert sorted(len(wrapper["names"]) for wrapper in loaded["wrappers"]) == [13, 29]
     assert loaded["undone"]
@@ -90,7 +94,9 @@ def test_the_wrappers_hold_the_same_kernels_as_the_modules(loaded):
 
 
 def test_every_kernel_compiles_for_the_gpu_that_is_not_here(loaded):
-    """Each compiles for cuda:90, with a device binary, and what its config and metadata say reaches the compiler."""
+    """Each compiles for cuda:90, with a device binary, and what its config and metadata say reaches
+    the compiler.
+    """
     for module in loaded["modules"]:
         found, first = module["compiled"], module["configs"][0]
         assert found["target"] == "cuda:90"
@@ -103,7 +109,9 @@ def test_every_kernel_compiles_for_the_gpu_that_is_not_here(loaded):
 
 
 def test_the_candidates_are_those_that_torch_compiled(loaded, recorded):
-    """Torch compiled a variant for each candidate, with its warps and stages; one of them has the first candidate's tile."""
+    """Torch compiled a variant for each candidate, with its warps and stages; one of them has the
+    first candidate's tile.
+    """
     assert (
         sum(len(module["configs"]) for module in loaded["modules"])
         == 57
@@ -121,7 +129,9 @@ def test_the_candidates_are_those_that_torch_compiled(loaded, recorded):
 
 
 def test_the_winners_that_torch_measured_are_among_the_candidates(loaded, recorded, cache):
-    """Each winner that torch kept beside a module is one of its candidates, chosen from our list by torch's own hash of it."""
+    """Each winner that torch kept beside a module is one of its candidates, chosen from our list by
+    torch's own hash of it.
+    """
     by_folder = {module["folder"]: module for module in loaded["modules"]}
     winners = sorted(cache.glob("??/*.best_config"))
     assert len(winners) == 15
@@ -142,7 +152,9 @@ def test_the_winners_that_torch_measured_are_among_the_candidates(loaded, record
 
 
 def test_a_generated_kernel_is_exported_with_torchs_metadata(loaded):
-    """The grid as text gives what was launched; torch's metadata is plain data, the device and sets in it, too."""
+    """The grid as text gives what was launched; torch's metadata is plain data, the device and sets
+    in it, too.
+    """
     found = {
         module["name"]: module["exported"] for module in loaded["modules"] if module["exported"]
     }
@@ -163,7 +175,9 @@ def test_a_generated_kernel_is_exported_with_torchs_metadata(loaded):
 
 
 def test_a_generated_kernel_is_launched_with_its_arguments_alone(loaded):
-    """Called as Inductor's wrappers call it: two candidates are measured, each with its grid, and the winner is launched."""
+    """Called as Inductor's wrappers call it: two candidates are measured, each with its grid, and
+    the winner is launched.
+    """
     grids = {module["name"]: module["grids"] for module in loaded["modules"] if module["grids"]}
     assert grids == {
         "triton_poi_fused_embedding_dense_backward_26": [[4096, 1, 1], [8192, 1, 1], [4096, 1, 1]],
@@ -269,7 +283,9 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory):
-    """What came of each case, whether torch was put back, and what the good one computed in the interpreter."""
+    """What came of each case, whether torch was put back, and what the good one computed in the
+    interpreter.
+    """
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed, and generated kernels call its helper functions")
     paths = [module(tmp_path_factory.mktemp(name), **change) for name, change in CASES.items()]
@@ -278,7 +294,9 @@ def tried(tmp_path_factory):
 
 
 def test_modules_that_cannot_be_understood_are_typed_errors(tried):
-    """An unknown heuristic, odd sizes, no device, no grid: each is named, and torch is put back as it was."""
+    """An unknown heuristic, odd sizes, no device, no grid: each is named, and torch is put back as
+    it was.
+    """
     found, undone = tried[:2]
     assert undone
     assert found["good"] == [
@@ -314,7 +332,9 @@ print(json.dumps(found))
 
 
 def test_kernels_of_one_function_are_told_apart_by_what_the_wrapper_calls_them(tmp_path):
-    """A wrapper compiles a user's function once for each signature: all have the function's name, and each a variable."""
+    """A wrapper compiles a user's function once for each signature: all have the function's name,
+    and each a variable.
+    """
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed, and generated kernels call its helper functions")
     texts = [generated("scale"), generated("scale", ("2 * tl.load", "3 * tl.load"))]
@@ -350,7 +370,9 @@ def generated(name, *changes):
 
 
 def test_all_kernels_of_a_wrapper_are_compiled_in_workers(tmp_path):
-    """Each candidate of each kernel is compiled once, in a worker; calls find them; a broken kernel fails under its own name."""
+    """Each candidate of each kernel is compiled once, in a worker; calls find them; a broken kernel
+    fails under its own name.
+    """
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed, and generated kernels call its helper functions")
     constant = SIGNATURE.replace("'xnumel': 'i32'", "'xnumel': 'constexpr'").replace(

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grids as text: expressions give what the functions give, and so does the C++ and the C that is made of them."""
+"""Grids as text: expressions give what the functions give, and so does the C++ and the C that is
+made of them.
+"""
 
 import ctypes
 import random
@@ -155,7 +157,9 @@ def in_python(work):
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, len(CASES) - 1), st.data())
 def test_every_kind_of_grid_is_the_same_in_all_languages(compiled, number, data):
-    """Sizes of no block, of many and of more than a device launches: the function, the expressions and the compiled text agree."""
+    """Sizes of no block, of many and of more than a device launches: the function, the expressions
+    and the compiled text agree.
+    """
     kind, blocks, metadata = CASES[number]
     expressions = compiled.grids[number]
     sizes = {name: data.draw(SIZES, name) for name in expressions.sizes}
@@ -173,7 +177,9 @@ def test_every_kind_of_grid_is_the_same_in_all_languages(compiled, number, data)
 @given(st.integers(0, len(MADE) - 1), SIZES, SIZES)
 @example(0, -1, 0)
 def test_arithmetic_is_pythons_or_refused(compiled, number, n, m):
-    """Signs, roundings and remainders; what goes beyond 64 bits on the way is refused, and never another number."""
+    """Signs, roundings and remainders; what goes beyond 64 bits on the way is refused, and never
+    another number.
+    """
     value = in_python(lambda: evaluate(MADE[number], {"n": n, "m": m}))
     got = compiled.call(len(CASES) + number, {"n": n, "m": m})
     if isinstance(got, tuple):
@@ -185,7 +191,9 @@ def test_arithmetic_is_pythons_or_refused(compiled, number, n, m):
 
 
 def test_what_fits_64_bits_is_not_refused(compiled):
-    """Of small sizes every made-up expression has in C++ what it has in Python; else the test above would say nothing."""
+    """Of small sizes every made-up expression has in C++ what it has in Python; else the test above
+    would say nothing.
+    """
     known = 0
     for number, text in enumerate(MADE):
         if any(int(word) > 10**6 for word in re.findall(r"\d+", text)):
@@ -215,7 +223,9 @@ def test_the_texts_are_short_and_fold_what_is_known():
 
 
 def test_what_has_no_text_is_a_typed_error():
-    """A function of the user's, a number beyond 64 bits, a block that is missing, what is no expression."""
+    """A function of the user's, a number beyond 64 bits, a block that is missing, what is no
+    expression.
+    """
     with pytest.raises(
         ConfigError, match="a function of the user's has no text; write the grid as text"
     ):

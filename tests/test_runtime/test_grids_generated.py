@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grids of generated kernels are the numbers that were seen to come out of torch, also at zero and over the limits."""
+"""Grids of generated kernels are the numbers that were seen to come out of torch, also at zero and
+over the limits.
+"""
 
 import pytest
 from hypothesis import given, settings
@@ -85,7 +87,9 @@ def test_grid_table(kind, blocks, sizes, expected):
 
 
 def test_combined_kernels():
-    """Kernels one after another, flattened, and in turn; least blocks, and default blocks under the config's."""
+    """Kernels one after another, flattened, and in turn; least blocks, and default blocks under the
+    config's.
+    """
     x = {"XBLOCK": 128}
     assert combo("SequentialComboKernelGrid", CASE_A, x, xnumel_1=300) == (18, 1, 1)
     assert combo("RoundRobinComboKernelGrid", CASE_A, x, xnumel_1=300) == (24, 1, 1)
@@ -150,7 +154,9 @@ def test_grids_by_expression():
     ],
 )
 def test_only_arithmetic_is_evaluated(text):
-    """Whatever else stands where a grid's expression should is refused with a typed error, and never runs."""
+    """Whatever else stands where a grid's expression should is refused with a typed error, and
+    never runs.
+    """
     with pytest.raises(ConfigError):
         evaluate(text, {"n": 5})
 
@@ -158,7 +164,9 @@ def test_only_arithmetic_is_evaluated(text):
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_expressions_have_pythons_value(data):
-    """An expression of sums, products, quotients, remainders, maxima and signs has the value that Python gives it."""
+    """An expression of sums, products, quotients, remainders, maxima and signs has the value that
+    Python gives it.
+    """
     numbers = st.integers(1, 99).map(str) | st.sampled_from(["n", "m"])
     text = data.draw(
         st.recursive(
@@ -177,7 +185,9 @@ def test_expressions_have_pythons_value(data):
 
 @given(st.integers(0, 2**40), st.sampled_from([1, 2, 16, 1024]))
 def test_overflow_covers_all_blocks(size, block):
-    """Blocks along y and z together are at least as many as needed, fewer than one z more, and within the limit."""
+    """Blocks along y and z together are at least as many as needed, fewer than one z more, and
+    within the limit.
+    """
     _, y, z = grid("Grid2DWithYZOverflow", {"YBLOCK": block}, xnumel=1, ynumel=size)
     needed = -(-size // block)
     assert 0 <= y * z - needed < max(z, 1)
@@ -185,7 +195,9 @@ def test_overflow_covers_all_blocks(size, block):
 
 
 def test_a_grid_that_no_device_launches_is_refused_before_the_driver():
-    """Over the limits: a typed error; at zero: a grid that launches nothing; on a CPU there is no limit."""
+    """Over the limits: a typed error; at zero: a grid that launches nothing; on a CPU there is no
+    limit.
+    """
     two = open_grid("Grid2D", {})
     with pytest.raises(CannotLaunchStatically, match="65536 blocks along y"):
         launch_grid(two, {}, {"xnumel": 1, "ynumel": 65536})

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches of heuristic kernels after the first: the same as the first, as cheap as a tuned kernel's, on any stream."""
+"""Launches of heuristic kernels after the first: the same as the first, as cheap as a tuned
+kernel's, on any stream.
+"""
 
 import contextlib
 import statistics
@@ -22,7 +24,8 @@ from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
 pytestmark = pytest.mark.toolchain
 X, Y, OUT = calls.X, calls.Y, calls.OUT
 SETTING = Setting(Device("cuda", 132))
-# By how much a launch of a heuristic kernel may cost more than one of a tuned kernel, whose grid is a function too.
+# By how much a launch of a heuristic kernel may cost more than one of a tuned kernel, whose grid is
+# a function too.
 MOST = 1.3
 
 
@@ -37,7 +40,9 @@ def compiled(tmp_path_factory):
 
 @pytest.fixture(params=["python", "compiled"])
 def make(launch_kernels, monkeypatch, compiled, request):
-    """A function that makes a heuristic kernel on a GPU that is not there, and the driver; by each kind of dispatcher."""
+    """A function that makes a heuristic kernel on a GPU that is not there, and the driver; by each
+    kind of dispatcher.
+    """
     monkeypatch.setenv("TRITON_CACHE_DIR", str(compiled))
     if request.param == "compiled":
         kind = request.getfixturevalue("dispatcher_type")
@@ -63,7 +68,9 @@ def make(launch_kernels, monkeypatch, compiled, request):
 
 @pytest.fixture
 def repeated(make, monkeypatch):
-    """A kernel whose grid follows from a size, its driver, and the calls that Python launched; two are made."""
+    """A kernel whose grid follows from a size, its driver, and the calls that Python launched; two
+    are made.
+    """
     kernel, driver = make(grid=FixedGrid(("-(-n // 64)", 1, 1)))
     seen, real = [], HeuristicKernel._launch_known
 
@@ -99,7 +106,9 @@ def grids(driver):
 
 
 def test_later_calls_launch_as_the_first_without_binding_names(make, bound):
-    """Positional calls go straight to the kernel that was chosen; others are bound, and launch the same."""
+    """Positional calls go straight to the kernel that was chosen; others are bound, and launch the
+    same.
+    """
     kernel, driver = make()
     kernel.run(X, Y, OUT, 1024)
     assert len(bound) == 1
@@ -120,7 +129,9 @@ def test_later_calls_launch_as_the_first_without_binding_names(make, bound):
 
 @compiled_only
 def test_calls_of_one_form_are_launched_without_python(repeated):
-    """Other tensors, sizes and streams that are the current one; what reaches the driver is what a new kernel's launches are."""
+    """Other tensors, sizes and streams that are the current one; what reaches the driver is what a
+    new kernel's launches are.
+    """
     kernel, driver, seen = repeated
     other = calls.Tensor(address=calls.ADDRESS + 4096)
     for args in ((X, Y, OUT, 1024), (other, Y, OUT, 2048), (X, Y, other, 64), (X, Y, OUT, 0)):
@@ -137,7 +148,9 @@ def test_calls_of_one_form_are_launched_without_python(repeated):
 
 @compiled_only
 def test_a_call_of_another_kind_is_learned_once_and_a_size_of_one_leaves_a_gap(repeated):
-    """An unaligned tensor, an odd size, and a size that is compiled in; each is launched by Python once."""
+    """An unaligned tensor, an odd size, and a size that is compiled in; each is launched by Python
+    once.
+    """
     kernel, driver, seen = repeated
     odd = calls.Tensor(address=calls.ADDRESS + 4)
     kinds = ((odd, Y, OUT, 1024), (X, Y, OUT, 1001), (X, Y, OUT, 1))
@@ -153,7 +166,9 @@ def test_a_call_of_another_kind_is_learned_once_and_a_size_of_one_leaves_a_gap(r
 
 @compiled_only
 def test_hooks_profilers_and_other_streams_are_served_by_python(repeated, monkeypatch):
-    """A hook is called, a profiler gets its range, and another stream is launched on, after any number of quick launches."""
+    """A hook is called, a profiler gets its range, and another stream is launched on, after any
+    number of quick launches.
+    """
     kernel, driver, seen = repeated
     heard = []
     kernel.tuned.hooks.enter.append(lambda facts: heard.append(facts["grid"]))
@@ -176,7 +191,9 @@ def test_hooks_profilers_and_other_streams_are_served_by_python(repeated, monkey
 
 @compiled_only
 def test_a_second_choice_and_a_forgotten_one_end_the_quick_launches(repeated):
-    """With two choices each call tells which was launched; after `forget` nothing that was loaded is used again."""
+    """With two choices each call tells which was launched; after `forget` nothing that was loaded
+    is used again.
+    """
     kernel, driver, seen = repeated
     half = calls.Tensor("float16")
     kernel.run(half, half, half, 1024)
@@ -210,7 +227,9 @@ def test_what_is_wrong_with_a_call_is_said_after_quick_launches_too(repeated):
 
 
 def test_other_types_are_tuned_and_other_alignments_compiled_as_by_the_first(make):
-    """A call of other element types is chosen for anew; one of another alignment gets its own kernel."""
+    """A call of other element types is chosen for anew; one of another alignment gets its own
+    kernel.
+    """
     kernel, driver = make()
     kernel.run(X, Y, OUT, 1024)
     half = calls.Tensor("float16")
@@ -223,7 +242,9 @@ def test_other_types_are_tuned_and_other_alignments_compiled_as_by_the_first(mak
 
 
 def test_constants_options_and_arguments_of_the_grid_are_given_as_in_the_first(make):
-    """What stands between the arguments by position is what it was; an argument of the grid alone never reaches the kernel."""
+    """What stands between the arguments by position is what it was; an argument of the grid alone
+    never reaches the kernel.
+    """
     kernel, driver = make(
         grid=FixedGrid(("a", "b", 1)),
         extra_arguments=["a", "b"],
@@ -250,7 +271,8 @@ def test_grids_that_repeat_are_worked_out_once_and_a_users_function_each_time(ma
     monkeypatch.setattr(heuristic_kernel, "MAX_KNOWN", 2)
     for n in (64, 64, 128, 64, 192, 256, 64, 0):
         fixed.run(X, Y, OUT, n)
-    # The first call of all is tuned; the sizes that follow are worked out once, until there are more than are kept.
+    # The first call of all is tuned; the sizes that follow are worked out once, until there are
+    # more than are kept.
     assert len(worked) < 8
     assert grids(driver) == [1, 1, 2, 1, 3, 4, 1]
     with pytest.raises(CannotLaunchStatically, match="along x"):
@@ -262,7 +284,9 @@ def test_grids_that_repeat_are_worked_out_once_and_a_users_function_each_time(ma
 
 
 def test_a_launch_goes_to_the_stream_that_is_named(make):
-    """Any stream, at the first call and later; the next call without one is on the current stream again; hooks see it."""
+    """Any stream, at the first call and later; the next call without one is on the current stream
+    again; hooks see it.
+    """
     kernel, driver = make()
     for stream in (42, None, 42, 5, 7, None):
         kernel.run(X, Y, OUT, 1024, stream=stream)
@@ -278,7 +302,9 @@ def test_a_launch_goes_to_the_stream_that_is_named(make):
 
 
 def test_where_torch_uses_the_gpu_the_stream_is_torchs_current_one_meanwhile(make, monkeypatch):
-    """The driver asks torch, and so do Triton's own launches and allocators; afterwards it is as it was."""
+    """The driver asks torch, and so do Triton's own launches and allocators; afterwards it is as it
+    was.
+    """
     kernel, driver = make()
     kernel.run(X, Y, OUT, 1024)
 
@@ -300,7 +326,9 @@ def test_where_torch_uses_the_gpu_the_stream_is_torchs_current_one_meanwhile(mak
 def test_a_kernel_that_only_triton_launches_is_not_put_on_a_stream_that_triton_does_not_know(
     make, monkeypatch
 ):
-    """Without torch nobody could tell Triton of the stream, so it is an error and not the wrong stream."""
+    """Without torch nobody could tell Triton of the stream, so it is an error and not the wrong
+    stream.
+    """
     kernel, _ = make(configs=[{"BLOCK": 64}])
     kernel.run(X, Y, OUT, 1024)
     state = kernel.tuned._state
@@ -311,7 +339,9 @@ def test_a_kernel_that_only_triton_launches_is_not_put_on_a_stream_that_triton_d
 
 @pytest.mark.slow
 def test_a_launch_costs_at_most_three_tenths_more_than_a_tuned_one(make, launch_kernels):
-    """Both work their grid out by a function; CPU time, in turns, the best of each, so that other programs do not count."""
+    """Both work their grid out by a function; CPU time, in turns, the best of each, so that other
+    programs do not count.
+    """
     kernel, _ = make()
     driver = DryDriver("cuda")
     tuned = bundler.autotune(

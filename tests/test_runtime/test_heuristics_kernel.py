@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kernel under a heuristic takes its arguments and nothing else: blocks and grid follow; a GPU that is not there is enough."""
+"""A kernel under a heuristic takes its arguments and nothing else: blocks and grid follow; a GPU
+that is not there is enough.
+"""
 
 import sys
 from types import SimpleNamespace
@@ -91,7 +93,9 @@ def test_the_grid_follows_from_arguments_and_config():
 
 
 def test_a_kernel_without_an_x_block_has_none_to_tune():
-    """Where the function has no XBLOCK, it is one in every candidate and taken out; a candidate with more is an error."""
+    """Where the function has no XBLOCK, it is one in every candidate and taken out; a candidate
+    with more is an error.
+    """
     fn = function(
         "row_sum", "in_ptr0", "out_ptr0", "xnumel", "r0_numel", "R0_BLOCK", constexpr=("R0_BLOCK",)
     )
@@ -104,7 +108,9 @@ def test_a_kernel_without_an_x_block_has_none_to_tune():
 
 
 def test_candidates_that_do_not_fit_the_function_are_refused():
-    """A candidate for a parameter that is not there, an unknown grid, and a grid kind without its metadata."""
+    """A candidate for a parameter that is not there, an unknown grid, and a grid kind without its
+    metadata.
+    """
     with pytest.raises(ConfigError, match="has a value for 'YBLOCK', which is no parameter"):
         heuristics.pointwise({"x": 64, "y": 64}, SETTING)(
             function("f", "xnumel", "ynumel", "XBLOCK")
@@ -116,7 +122,9 @@ def test_candidates_that_do_not_fit_the_function_are_refused():
 
 
 def test_a_config_that_is_listed_twice_counts_once():
-    """Equal configs are one, in whatever order their values stand; those that differ in any count are not."""
+    """Equal configs are one, in whatever order their values stand; those that differ in any count
+    are not.
+    """
     listed = [
         {"BLOCK": 64, "A": 1},
         {"A": 1, "BLOCK": 64, "num_warps": 4},
@@ -166,7 +174,9 @@ def test_cooperative_kernels_are_launched_so_that_all_programs_run():
 
 @pytest.mark.toolchain
 def test_the_fastest_candidate_is_launched_with_its_own_grid(launch_kernels, tmp_path, monkeypatch):
-    """The first call with work measures the candidates, each with its grid, and launches the winner; the next only launches."""
+    """The first call with work measures the candidates, each with its grid, and launches the
+    winner; the next only launches.
+    """
     calls = sys.modules["launch_calls"]
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     driver, times = DryDriver("cuda"), {2: 5.0, 4: 1.0, 8: 3.0}

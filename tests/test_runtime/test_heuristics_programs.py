@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of their own: our candidates beside those of the installed torch, and a kernel of each heuristic in the interpreter."""
+"""Programs of their own: our candidates beside those of the installed torch, and a kernel of each
+heuristic in the interpreter.
+"""
 
 import importlib.metadata
 import importlib.util
@@ -47,17 +49,22 @@ def run(program, *args, **env):
     reason="the rules are those of torch 2.13",
 )
 def test_the_rules_choose_what_torch_chooses():
-    """On 5,000 random problems torch's own functions give the same configs in the same order, or refuse as we do."""
+    """On 5,000 random problems torch's own functions give the same configs in the same order, or
+    refuse as we do.
+    """
     report = run("compare_heuristics.py", POINTS, SEED)
     assert report["points"] == POINTS
     assert report["different"] == []
-    # The points are worth something: many lists with several candidates, and few problems that neither can solve.
+    # The points are worth something: many lists with several candidates, and few problems that
+    # neither can solve.
     assert report["lists"] > POINTS // 3
     assert report["refused"] < POINTS // 10
 
 
 def test_a_kernel_of_each_heuristic_gives_right_numbers():
-    """In Triton's interpreter, without a GPU: every heuristic's blocks and grid cover the problem exactly once."""
+    """In Triton's interpreter, without a GPU: every heuristic's blocks and grid cover the problem
+    exactly once.
+    """
     errors = run("heuristic_kernels.py", TRITON_INTERPRET="1")
     assert len(errors) == 17
     assert {name: error for name, error in errors.items() if error > ERROR} == {}
@@ -65,7 +72,9 @@ def test_a_kernel_of_each_heuristic_gives_right_numbers():
 
 @pytest.mark.gpu
 def test_a_kernel_of_each_heuristic_gives_right_numbers_on_a_gpu(tmp_path):
-    """The same kernels, tuned and launched on the device: nothing that tuning does to its clones is seen in the results."""
+    """The same kernels, tuned and launched on the device: nothing that tuning does to its clones is
+    seen in the results.
+    """
     errors = run("heuristic_kernels.py", TRITON_CACHE_DIR=str(tmp_path))
     assert len(errors) == 17
     assert {name: error for name, error in errors.items() if error > ERROR} == {}

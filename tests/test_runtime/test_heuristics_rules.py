@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules behind the tables: filters, tiles by scores, what users gave, combinations; what holds of every list; bad input."""
+"""Rules behind the tables: filters, tiles by scores, what users gave, combinations; what holds of
+every list; bad input.
+"""
 
 import pytest
 from hypothesis import given, settings
@@ -53,11 +55,13 @@ def test_powers_of_two():
     assert [pow2_down(n) for n in (1, 2, 3, 132, 304)] == [1, 2, 2, 128, 256]
 
 
-# What is changed after a list was built -----------------------------------------------------------------------------------
+# ----------------------------------------------------------- What is changed after a list was built
 
 
 def test_the_deterministic_choice():
-    """Of several candidates the one with the second largest R block, then warps, then X block; of one that one."""
+    """Of several candidates the one with the second largest R block, then warps, then X block; of
+    one that one.
+    """
     assert tiles(reduction_configs(LARGE, setting(deterministic=True))) == [(8, 512, 16)]
     rows = {"x": 8192, "r0_": 64}
     assert tiles(persistent_reduction_configs(rows, setting(deterministic=True))) == [(8, 4)]
@@ -82,7 +86,9 @@ def test_pointwise_kernels_are_tuned_under_a_deterministic_policy():
 
 
 def test_descriptor_floors():
-    """A copy of the first, raised, and those that are large enough; a floor for something else is an error."""
+    """A copy of the first, raised, and those that are large enough; a floor for something else is
+    an error.
+    """
     configs = [Config({"XBLOCK": 32}, num_warps=4), Config({"XBLOCK": 128}, num_warps=8)]
     floors = setting(tma_min_blocks={"XBLOCK": 64})
     assert tiles(meet_descriptor_floors(configs, floors)) == [(64, 4), (128, 8)]
@@ -124,7 +130,7 @@ def test_block_floors_are_for_two_axes():
     )
 
 
-# Tiles --------------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------- Tiles
 
 
 def test_a_row_is_spread_over_its_axes_last_first():
@@ -139,7 +145,9 @@ def test_a_row_is_spread_over_its_axes_last_first():
 
 
 def test_tiles_are_shared_by_score():
-    """The axis with most to gain grows first; without scores all grow alike; one that gains nothing grows last."""
+    """The axis with most to gain grows first; without scores all grow alike; one that gains nothing
+    grows last.
+    """
     cube = {"x": 1024, "y": 1024, "r0_": 1024}
     shared = share_by_score(cube, {"x": 10, "y": 5, "r0_": 5}, 2048, SETTING)
     assert shared == {"x": 16, "y": 8, "r0_": 16}
@@ -168,7 +176,7 @@ def test_reductions_with_two_outer_axes_are_tiled():
         persistent_reduction_configs({"x": 64, "y": 64, "r0_": 8192}, SETTING)
 
 
-# What somebody has decided --------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------ What somebody has decided
 
 
 def test_templates_and_fixed_configs():
@@ -209,7 +217,9 @@ def test_foreach_configs():
 
 
 def test_matrix_products():
-    """Nineteen tiles, sixteen without the inner dimension, cut so that one tensor holds them; batches have a block of one."""
+    """Nineteen tiles, sixteen without the inner dimension, cut so that one tensor holds them;
+    batches have a block of one.
+    """
     product, batched = {"x": 512, "y": 512, "r0_": 512}, {"x": 512, "y": 512, "z": 8, "r0_": 512}
     native = setting(native_matmul=True)
     configs = reduction_configs(product, native)
@@ -233,11 +243,13 @@ def test_matrix_products():
         reduction_configs({"x": 64, "r0_": 64}, native)
 
 
-# Combinations ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------- Combinations
 
 
 def test_a_combination_begins_with_the_first_candidate_of_each():
-    """Blocks carry their kernel's number, warps are the most of all, groups are tuned largest first within their limits."""
+    """Blocks carry their kernel's number, warps are the most of all, groups are tuned largest first
+    within their limits.
+    """
     kernels = [
         SubKernel("pointwise", {"x": 1024}),
         SubKernel("reduction", LARGE, reduction_hint=ReductionHint.INNER),
@@ -262,7 +274,9 @@ def test_a_combination_begins_with_the_first_candidate_of_each():
 
 
 def test_names_that_the_combined_kernel_does_not_have_stay_as_they_are():
-    """Only a parameter of the combined kernel gets a number; compiler options of its parts become its own."""
+    """Only a parameter of the combined kernel gets a number; compiler options of its parts become
+    its own.
+    """
     kernels = [SubKernel("pointwise", {"x": 1024})]
     assert combo_plan(kernels, SETTING, parameters={"XBLOCK"}).base.kwargs == {"XBLOCK": 256}
     amd = combo_plan(
@@ -281,7 +295,7 @@ def test_a_combination_of_nothing_or_of_scans_is_refused():
         combo_plan([SubKernel("split_scan", LARGE)], SETTING)
 
 
-# What holds of every list ---------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------- What holds of every list
 
 powers = st.integers(0, 20).map(lambda n: 2**n)
 devices = st.sampled_from(
@@ -328,7 +342,9 @@ def problems(draw):
 @settings(max_examples=300, deadline=None)
 @given(problems())
 def test_every_list_can_be_launched(problem):
-    """Lists are never empty, have nothing twice, come out the same again; blocks and warps are powers of two within limits."""
+    """Lists are never empty, have nothing twice, come out the same again; blocks and warps are
+    powers of two within limits.
+    """
     hints, which, choose = problem
     configs = choose()
     assert configs
@@ -346,7 +362,7 @@ def test_every_list_can_be_launched(problem):
         assert 1 <= config.num_warps <= 32
 
 
-# Bad input ------------------------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------- Bad input
 
 
 @pytest.mark.parametrize(

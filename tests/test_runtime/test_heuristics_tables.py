@@ -26,7 +26,9 @@ def setting(device=H200, *, max_autotune=False, off=False, deterministic=False, 
 
 
 def shown(configs):
-    """Candidates as the tables write them: blocks, other options, warps, stages where they are not 1."""
+    """Candidates as the tables write them: blocks, other options, warps, stages where they are not
+    1.
+    """
     return "; ".join(_shown(config) for config in configs)
 
 
@@ -58,7 +60,9 @@ def reduction_sizes(x, r):
     ],
 )
 def test_warp_rule(n, default, sixteen, sixteen_registers, least_one, wave_64):
-    """The number of warps is a power of two within bounds, which are lower on devices with wide warps."""
+    """The number of warps is a power of two within bounds, which are lower on devices with wide
+    warps.
+    """
     got = (
         warp_rule(n, H200),
         warp_rule(n, H200, most=16),
@@ -70,7 +74,9 @@ def test_warp_rule(n, default, sixteen, sixteen_registers, least_one, wave_64):
 
 
 def test_grid_rule_counts_blocks_on_nvidia_and_threads_on_amd():
-    """A grid that is too long is covered with larger blocks: by its blocks on NVIDIA, by its threads on AMD."""
+    """A grid that is too long is covered with larger blocks: by its blocks on NVIDIA, by its
+    threads on AMD.
+    """
     assert grow_for_grid(512, 2**33, 8, setting()) == 512
     assert grow_for_grid(512, 2**33, 8, setting(MI300)) == 4096
 
@@ -117,7 +123,9 @@ def test_a_square_pointwise_kernel_has_one_candidate():
 
 
 def test_pointwise_extras():
-    """One element for each thread adds a tile; AMD's devices add theirs, and one more where the kernel adds atomically."""
+    """One element for each thread adds a tile; AMD's devices add theirs, and one more where the
+    kernel adds atomically.
+    """
     large = {"x": 2**20}
     assert (
         shown(pointwise_configs(large, setting(one_element_per_thread=True)))
@@ -256,7 +264,9 @@ def test_a_persistent_kernel_beside_keeps_tiles_small_on_amd():
     ],
 )
 def test_persistent_reduction_table(x, r, hint, expected, without_gpu):
-    """Persistent candidates; the last column is what torch gives where it sees no GPU, and we for a device it has no rule for."""
+    """Persistent candidates; the last column is what torch gives where it sees no GPU, and we for a
+    device it has no rule for.
+    """
     got = [
         shown(persistent_reduction_configs(reduction_sizes(x, r), which, hint=HINTS[hint]))
         for which in (setting(), setting(NO_GPU_RULE))
@@ -325,7 +335,9 @@ def test_mix_order_table(x, r, split, max_autotune, expected):
 
 
 def test_mix_order_rules():
-    """Long rows get more warps on demand and fewer stages; without stages there is one; the split follows the device."""
+    """Long rows get more warps on demand and fewer stages; without stages there is one; the split
+    follows the device.
+    """
     tried = setting(max_autotune=True, rsplit_size=128)
     configs = persistent_reduction_configs(
         reduction_sizes(32768, 16384), tried, hint=ReductionHint.INNER

@@ -59,7 +59,9 @@ def test_a_value_is_python_s(text, expected):
     ],
 )
 def test_anything_else_is_refused_by_a_typed_error(text):
-    """A plan may come from anybody: no name is looked up, no number grows without bounds, nothing of Python's own errors leaks."""
+    """A plan may come from anybody: no name is looked up, no number grows without bounds, nothing
+    of Python's own errors leaks.
+    """
     with pytest.raises(ConfigError):
         host_value(text, SIZES)
 

@@ -25,7 +25,7 @@ X, Y, OUT = calls.X, calls.Y, calls.OUT
 ARGS = (X, Y, OUT, 1024)
 
 
-# Grids -------------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------- Grids
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,9 @@ ARGS = (X, Y, OUT, 1024)
     ],
 )
 def test_a_grid_is_numbers_or_a_function_of_the_arguments(cuda, grid, expected):
-    """One to three sizes in any form; a function gets all arguments by name, defaults too, and tensors as they came."""
+    """One to three sizes in any form; a function gets all arguments by name, defaults too, and
+    tensors as they came.
+    """
     for _ in range(2):
         cuda["add"][grid](*ARGS)
     assert [expected, expected] == [launch.grid for launch in cuda.driver.launches]
@@ -93,7 +95,7 @@ def test_clusters_count_for_the_limit_along_x(cuda):
         cuda["add"][(2**30,)](*ARGS, num_ctas=2)
 
 
-# Handles -----------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------ Handles
 
 
 def test_a_handle_launches_what_the_call_would(cuda):
@@ -161,7 +163,9 @@ def test_a_handle_checks_its_first_call(cuda, place, values, words):
 
 
 def test_a_handle_in_debug_mode_checks_every_call(recorded):
-    """Without, a later call with another device's tensor reaches the driver; with debug it does not."""
+    """Without, a later call with another device's tensor reaches the driver; with debug it does
+    not.
+    """
     stray = replace(Y, index=1)
     for debug, launches in ((False, 2), (True, 1)):
         with load(recorded.bundle, driver=DryDriver(), debug=debug) as kernels:
@@ -176,7 +180,9 @@ def test_a_handle_in_debug_mode_checks_every_call(recorded):
 
 
 def test_addresses_are_asked_of_the_driver_at_every_call(cuda):
-    """Where a pointer is declared an integer is an address, and has to lie on the device; elsewhere it is a number."""
+    """Where a pointer is declared an integer is an address, and has to lie on the device; elsewhere
+    it is a number.
+    """
     declared = cuda["declared"][(1,)]
     for _ in range(2):
         declared(calls.ADDRESS, OUT)
@@ -200,7 +206,7 @@ def test_a_key_that_was_not_recorded_is_not_found(cuda):
         cuda["add"].handle_of("QQQ")
 
 
-# Hooks -------------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------- Hooks
 
 
 def test_hooks_are_called_around_a_launch(cuda):
@@ -243,7 +249,9 @@ def test_a_hook_that_raises_stops_the_launch(cuda):
 @pytest.mark.release
 @pytest.mark.toolchain
 def test_hooks_that_hang_on_triton_are_called_too(cuda):
-    """A profiler that listens to Triton's launches hears ours, in Triton's form, and nothing when it left."""
+    """A profiler that listens to Triton's launches hears ours, in Triton's form, and nothing when
+    it left.
+    """
     knobs = pytest.importorskip("triton").knobs
     heard = []
 
@@ -265,7 +273,7 @@ def test_hooks_that_hang_on_triton_are_called_too(cuda):
     assert len(cuda.driver.launches) == 2
 
 
-# What reaches the driver ---------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------- What reaches the driver
 
 
 def test_a_function_in_place_of_tritons_chain_is_called(cuda, monkeypatch):
@@ -334,7 +342,9 @@ def test_a_kernel_that_is_too_large_for_the_device_is_not_loaded(recorded, limit
 
 
 def test_scratch_is_asked_for_by_the_size_of_the_grid(cuda):
-    """A kernel with descriptors of its own gets scratch for each program, and its address among the parameters."""
+    """A kernel with descriptors of its own gets scratch for each program, and its address among the
+    parameters.
+    """
     cuda["device_descriptor"][(3, 2)](calls.HALF, calls.HALF, 64, 48)
     launch = cuda.driver.launches[0]
     assert (6 * launch.plan.global_scratch_bytes, 0) == launch.scratch_bytes
@@ -343,7 +353,9 @@ def test_scratch_is_asked_for_by_the_size_of_the_grid(cuda):
 
 
 def test_a_damaged_binary_never_reaches_the_driver(recorded, tmp_path):
-    """A byte flipped anywhere in the file: what is loaded has the recorded digest, and what is not raises a typed error."""
+    """A byte flipped anywhere in the file: what is loaded has the recorded digest, and what is not
+    raises a typed error.
+    """
     data, path = bytearray(recorded.path.read_bytes()), tmp_path / "broken.tbundle"
     made = [
         call

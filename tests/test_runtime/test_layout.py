@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parameter layout that a binary declares is read right, and a damaged binary gives a typed error and nothing else."""
+"""The parameter layout that a binary declares is read right, and a damaged binary gives a typed
+error and nothing else.
+"""
 
 import ctypes
 
@@ -17,7 +19,9 @@ from bundler.runtime.launch.parameter_layout import MAX_BUFFER_BYTES, read_layou
 
 
 class Map(ctypes.Structure):
-    """A tensor map, which the compiler aligns to 64 bytes; as wide as one, aligned as far as ctypes can tell."""
+    """A tensor map, which the compiler aligns to 64 bytes; as wide as one, aligned as far as ctypes
+    can tell.
+    """
 
     _fields_ = [("bytes", ctypes.c_uint64 * 16)]
 
@@ -42,7 +46,8 @@ C_TYPES = {
     "fp64": ctypes.c_double,
     "tensormap": Map,
 }
-# What Triton's launchers put behind the arguments of each recorded function, worked out by hand from its signature.
+# What Triton's launchers put behind the arguments of each recorded function, worked out by hand
+# from its signature.
 KINDS = {
     "add": ["pointer"] * 3 + ["i32"],
     "integers": ["pointer", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "u1"],
@@ -74,7 +79,9 @@ def first(recorded, name, target):
 @pytest.mark.toolchain
 @pytest.mark.parametrize("name", KINDS)
 def test_parameters_lie_where_c_would_put_them(recorded, target, name):
-    """Offsets and sizes in the binary are those of a C structure with the recorded types and two scratch pointers."""
+    """Offsets and sizes in the binary are those of a C structure with the recorded types and two
+    scratch pointers.
+    """
     kernels = [k for k in recorded.bundle.kernels if k.name == name and str(k.target) == target]
     for kernel in kernels:
         plan = build_plan(kernel, recorded.bundle.read(kernel.binary))
@@ -90,7 +97,9 @@ def _kinds(recorded, kernel):
 @pytest.mark.release
 @pytest.mark.toolchain
 def test_a_tensor_descriptor_is_a_map_on_hopper_and_parts_on_amd(recorded):
-    """A 128-byte map aligned to 64, i32 shape, i64 strides; where there are no maps a pointer, shape, strides and flags first."""
+    """A 128-byte map aligned to 64, i32 shape, i64 strides; where there are no maps a pointer,
+    shape, strides and flags first.
+    """
     mapped = first(recorded, "host_descriptor", "cuda:90")
     plan = build_plan(mapped, recorded.bundle.read(mapped.binary))
     assert ["tensormap", "i32", "i32", "i64", "i64", "pointer", *SCRATCH] == [
@@ -181,7 +190,9 @@ def test_a_damaged_binary_raises_nothing_but_a_format_error(recorded, data):
 
 
 def test_metadata_that_is_a_bomb_is_refused(recorded):
-    """Metadata that nests, or declares more members than it has bytes, is refused before anything is allocated."""
+    """Metadata that nests, or declares more members than it has bytes, is refused before anything
+    is allocated.
+    """
     kernel = first(recorded, "add", "hip:gfx942")
     image = recorded.bundle.read(kernel.binary)
     start = image.index(b"amdhsa.kernels") - 2
@@ -203,7 +214,9 @@ def test_more_metadata_than_any_kernel_has_is_a_limit(monkeypatch, recorded):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_the_extension_finds_the_section_that_python_finds(recorded, data):
-    """In a whole binary the same bytes; in a damaged one it leaves the answer to Python, or gives the one that Python gives."""
+    """In a whole binary the same bytes; in a damaged one it leaves the answer to Python, or gives
+    the one that Python gives.
+    """
     if parameter_layout._find_section is None:
         pytest.skip("the extension was not built here")
     kernel = first(recorded, data.draw(st.sampled_from(["add", "nested", "nothing"])), "cuda:90")

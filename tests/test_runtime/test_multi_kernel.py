@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of several implementations the fastest runs, or the one for the nearest shapes; each error names what was wrong."""
+"""Of several implementations the fastest runs, or the one for the nearest shapes; each error names
+what was wrong.
+"""
 
 import math
 import threading
@@ -50,7 +52,9 @@ class Stopwatch:
 
 
 def test_the_fastest_runs_and_each_is_measured_once():
-    """The first call measures every kernel, and this one and all later calls run the fastest; the first of equals."""
+    """The first call measures every kernel, and this one and all later calls run the fastest; the
+    first of equals.
+    """
     watch = Stopwatch({"looped": 2.0, "persistent": 1.0, "split": 1.0})
     multi = MultiKernel("softmax", kernels("looped", "persistent", "split"), watch)
     assert multi.choice is None
@@ -83,7 +87,9 @@ def test_a_choice_made_elsewhere_is_run_without_measuring():
 
 
 def test_kernels_that_fail_lose_and_when_all_fail_the_error_says_why():
-    """An exception or an infinite time loses; when nothing is left, the error has each reason, and the next call tries again."""
+    """An exception or an infinite time loses; when nothing is left, the error has each reason, and
+    the next call tries again.
+    """
     watch = Stopwatch({"a": RuntimeError("out of memory"), "b": math.inf, "c": 3.0})
     assert MultiKernel("m", kernels("a", "b", "c"), watch)(1)[0] == "c"
     multi = MultiKernel("m", kernels("a", "b"), watch)
@@ -141,7 +147,9 @@ def test_no_kernels_is_an_error():
     ],
 )
 def test_distance_table(made_for, shapes, expected):
-    """Distances that were seen in torch; where ranks differ there is no match, while torch calls it distance 0."""
+    """Distances that were seen in torch; where ranks differ there is no match, while torch calls it
+    distance 0.
+    """
     assert distance(made_for, shapes) == pytest.approx(expected, abs=1e-4)
 
 
@@ -161,7 +169,9 @@ def test_distance_is_a_metric(three):
 
 
 def test_the_kernel_for_the_nearest_shapes_runs():
-    """Shapes decide, whatever else is among the arguments; the fallback is for those that no kernel can be compared with."""
+    """Shapes decide, whatever else is among the arguments; the fallback is for those that no kernel
+    can be compared with.
+    """
     small, large = ((64, 64), (64,)), ((4096, 64), (64,))
     named = kernels("small", "large", "any")
     shape = ShapeKernel("m", {small: named["small"], large: named["large"], None: named["any"]})
@@ -205,7 +215,9 @@ class Cells(Tensor):
 
 
 def test_measuring_leaves_the_callers_tensors_alone():
-    """Each measured launch sees the tensors as the caller gave them, and none writes to the caller's."""
+    """Each measured launch sees the tensors as the caller gave them, and none writes to the
+    caller's.
+    """
     seen = []
 
     def double(tensor, factor):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The choice among several kernels is a tuning record: it is looked up before anything is measured, and travels."""
+"""The choice among several kernels is a tuning record: it is looked up before anything is measured,
+and travels.
+"""
 
 import ast
 import json
@@ -42,7 +44,9 @@ def whole(x, y, out, n, BLOCK: tl.constexpr):
 
 @pytest.fixture
 def make(tmp_path, monkeypatch):
-    """A function that makes a multi-kernel of two kernels, its driver, and the kernels that were measured."""
+    """A function that makes a multi-kernel of two kernels, its driver, and the kernels that were
+    measured.
+    """
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
 
@@ -72,7 +76,9 @@ def make(tmp_path, monkeypatch):
 
 
 def test_the_next_process_measures_nothing(make, tmp_path):
-    """What was measured is written as a record with every time, and is the answer for the next object; the chosen kernel runs."""
+    """What was measured is written as a record with every time, and is the answer for the next
+    object; the chosen kernel runs.
+    """
     first, driver, measured = make()
     first(X, Y, OUT, 1024)
     assert (first.choice, first.how, measured) == ("whole", "measured", ["looped", "whole"])
@@ -94,7 +100,9 @@ def test_the_next_process_measures_nothing(make, tmp_path):
 
 
 def test_the_choice_travels_in_a_bundle(make, tmp_path, monkeypatch):
-    """A recording hears of it; with the bundle alone, in empty directories, nothing is measured, and after a restore neither."""
+    """A recording hears of it; with the bundle alone, in empty directories, nothing is measured,
+    and after a restore neither.
+    """
     with bundler.recording() as recording:
         make()[0](X, Y, OUT, 1024)
     bundle = bundler.winners_only(recording.collect())
@@ -120,7 +128,9 @@ def test_the_choice_travels_in_a_bundle(make, tmp_path, monkeypatch):
     ],
 )
 def test_a_choice_for_another_source_list_or_device_is_no_answer(make, change):
-    """Each named part has to be equal, or the kernels are measured; with records switched off they always are."""
+    """Each named part has to be equal, or the kernels are measured; with records switched off they
+    always are.
+    """
     make()[0](X, Y, OUT, 1024)
     other, _, measured = make(times=(1.0, 2.0), **change)
     other(X, Y, OUT, 1024)
@@ -168,7 +178,7 @@ def test_a_record_that_names_no_kernel_of_these_is_no_answer(make, tmp_path):
         MultiKernelRecords("sum", {})
 
 
-# Wrappers -----------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------- Wrappers
 
 WRAPPER = """
 arg_index = {
@@ -207,7 +217,9 @@ def read(text, told=None):
 
 
 def test_a_wrappers_multi_kernels_run_its_kernels_with_their_own_arguments(monkeypatch):
-    """Slices say which arguments each kernel gets; those that are keyed by shapes choose by shapes; `run` takes a stream."""
+    """Slices say which arguments each kernel gets; those that are keyed by shapes choose by shapes;
+    `run` takes a stream.
+    """
     monkeypatch.setattr(MultiKernelRecords, "find", lambda self: ("whole", "record"))
     found, kernels = read(WRAPPER)
     assert list(found) == ["multi_kernel_0", "multi_kernel_1"]

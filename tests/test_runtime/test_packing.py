@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values are packed byte for byte as a C compiler would put them, and as Triton's launchers convert them."""
+"""Values are packed byte for byte as a C compiler would put them, and as Triton's launchers convert
+them.
+"""
 
 import ctypes
 import math
@@ -173,7 +175,9 @@ def test_integers_are_taken_to_the_ends_of_their_range_and_no_further(kind):
     ],
 )
 def test_floats_are_converted_as_triton_converts_them(kind, value, code):
-    """bf16 is cut off, not rounded; fp16 and fp32 round to even; what is too large for fp32 is infinite."""
+    """bf16 is cut off, not rounded; fp16 and fp32 round to even; what is too large for fp32 is
+    infinite.
+    """
     packed = bytes(Packer(plan_of([kind])).pack([value]))
     stored = {
         "bf16": bits_of_bf16,

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan is built from the record and held against the binary; what is not known is refused with a reason."""
+"""A plan is built from the record and held against the binary; what is not known is refused with a
+reason.
+"""
 
 from dataclasses import replace
 
@@ -38,7 +40,9 @@ def with_signature(kernel, **types):
 
 
 def refusal(recorded, original, changed):
-    """Why the changed record does not go with the original's binary; building and asking say the same."""
+    """Why the changed record does not go with the original's binary; building and asking say the
+    same.
+    """
     image = recorded.bundle.read(original.binary)
     with pytest.raises(CannotLaunchStatically) as raised:
         build_plan(changed, image)
@@ -72,7 +76,9 @@ def test_a_plan_says_what_a_launch_needs(recorded):
 @pytest.mark.release
 @pytest.mark.toolchain
 def test_scratch_is_for_each_program_and_each_block_of_a_cluster(recorded):
-    """A kernel with tensor descriptors of its own needs global scratch, aligned, as large as the grid times its cluster."""
+    """A kernel with tensor descriptors of its own needs global scratch, aligned, as large as the
+    grid times its cluster.
+    """
     kernel = first(recorded, "device_descriptor")
     plan = build_plan(kernel, recorded.bundle.read(kernel.binary))
     assert 0 < plan.global_scratch_bytes == kernel.launch.global_scratch_bytes
@@ -108,7 +114,9 @@ def test_a_record_that_contradicts_the_binary_is_refused_with_both_sides(recorde
 
 
 def test_hidden_scratch_parameters_are_counted_in_the_binary(recorded):
-    """On CUDA a record without profile scratch goes with a binary that has no such parameter; on HIP there are always two."""
+    """On CUDA a record without profile scratch goes with a binary that has no such parameter; on
+    HIP there are always two.
+    """
     add = first(recorded, "add")
     assert "and 1 hidden one " in refusal(
         recorded, add, replace(add, spec=replace(add.spec, profile_scratch_bytes=None))
@@ -234,7 +242,9 @@ def test_asking_is_total_for_specs(spec):
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_asking_is_total_for_kernels(recorded, data):
-    """Whatever a record says of a real binary, the answer is a reason or None, with the binary and without."""
+    """Whatever a record says of a real binary, the answer is a reason or None, with the binary and
+    without.
+    """
     kernel = data.draw(st.sampled_from(recorded.bundle.kernels))
     spec = data.draw(specs)
     changed = replace(
@@ -271,7 +281,9 @@ NUMBERS = (
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("number", [2**31, 2**32, 2**63, 2**64 - 1])
 def test_a_number_that_no_driver_takes_is_refused(recorded, name, number):
-    """A record may say any number of 64 bits; what would be cut off on the way to the driver is refused and named."""
+    """A record may say any number of 64 bits; what would be cut off on the way to the driver is
+    refused and named.
+    """
     kernel = first(recorded, "add")
     changed = replace(kernel, spec=replace(kernel.spec, **{name: number}))
     assert f"its record says {number} for {name}" in refusal(recorded, kernel, changed)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Candidates of several kernels are compiled in workers before the first call; the call then finds every one of them."""
+"""Candidates of several kernels are compiled in workers before the first call; the call then finds
+every one of them.
+"""
 
 import importlib.util
 import sys
@@ -77,7 +79,9 @@ def kernel_of(function, *configs, driver=None, **more):
 
 @pytest.mark.slow
 def test_a_first_call_finds_what_workers_compiled(cache, compiles, launch_kernels):
-    """Kernels of one module and of another are compiled side by side; `wait` gives them back, and calls compile nothing."""
+    """Kernels of one module and of another are compiled side by side; `wait` gives them back, and
+    calls compile nothing.
+    """
     text_kernel = kernel_of(
         source_module(_TWO_KEYS).load().add, compile_options={"enable_fp_fusion": False}
     )
@@ -95,7 +99,9 @@ def test_a_first_call_finds_what_workers_compiled(cache, compiles, launch_kernel
 
 
 def test_a_tuner_with_a_service_compiles_two_candidates_in_it(cache, compiles, launch_kernels):
-    """Workers that stand ready are used for as few as two configs; those that the user has to wait for are started for four."""
+    """Workers that stand ready are used for as few as two configs; those that the user has to wait
+    for are started for four.
+    """
     with CompileService(2, isolate=True) as service:
         kernel = kernel_of(launch_kernels.add)
         kernel.tuned.options = TunerOptions(driver=DryDriver("cuda"), service=service)
@@ -106,7 +112,9 @@ def test_a_tuner_with_a_service_compiles_two_candidates_in_it(cache, compiles, l
 def test_candidates_that_are_too_large_are_no_failure_of_the_kernel(
     cache, launch_kernels, monkeypatch
 ):
-    """The tuner leaves them out later; when all are, or one has another fault, the future names the kernel and the reason."""
+    """The tuner leaves them out later; when all are, or one has another fault, the future names the
+    kernel and the reason.
+    """
     with CompileService(1) as service:
         wrong = kernel_of(launch_kernels.add, {"BLOCK": 96})
         with pytest.raises(CompileFailed, match=r"add.*power of 2"):
@@ -162,7 +170,7 @@ def test_a_failure_in_a_worker_that_is_not_about_size_is_tried_again_here(
         assert (service.counters.failed, compiles) == (2, [False, False])
 
 
-# Multi-kernels of futures ------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------- Multi-kernels of futures
 
 
 def settled(value):
@@ -176,7 +184,9 @@ def settled(value):
 
 @pytest.mark.slow
 def test_a_multi_kernel_of_futures_has_those_that_compile(cache, launch_kernels):
-    """Kernels of a heuristic and plain functions; one that does not compile is left out with its reason."""
+    """Kernels of a heuristic and plain functions; one that does not compile is left out with its
+    reason.
+    """
     driver, ran = DryDriver("cuda"), []
     with CompileService(2, isolate=True) as service:
         looped = kernel_of(launch_kernels.add, driver=driver).compile_in(service, ARGUMENTS, CUDA)
@@ -205,7 +215,9 @@ def test_a_multi_kernel_of_futures_has_those_that_compile(cache, launch_kernels)
 
 
 def test_a_multi_kernel_of_nothing_is_an_error():
-    """Without futures there is nothing to choose from; when none compiles, the error has every reason."""
+    """Without futures there is nothing to choose from; when none compiles, the error has every
+    reason.
+    """
     with pytest.raises(ConfigError, match="expected kernels"):
         multi_kernel_future("sum", {}, lambda kernel, args: 1.0)
     kernels = {

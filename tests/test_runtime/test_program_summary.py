@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program needs is told from its plan: inputs, constants, memory, operators that need torch, targets."""
+"""What a program needs is told from its plan: inputs, constants, memory, operators that need torch,
+targets.
+"""
 
 import pytest
 
@@ -52,7 +54,9 @@ def plan(**more):
     ],
 )
 def test_an_input_is_told_as_it_has_to_be(given, told):
-    """Dtype, sizes, and what is out of the ordinary: strides, a place on the host, that it is changed, a number."""
+    """Dtype, sizes, and what is out of the ordinary: strides, a place on the host, that it is
+    changed, a number.
+    """
     assert [str(one) for one in summary_of("p", plan(inputs=(given,))).inputs] == [told]
 
 
@@ -79,7 +83,9 @@ def test_sizes_that_change_are_told_with_where_they_are_read():
 
 
 def test_memory_is_the_peak_of_what_is_there_at_once():
-    """Buffers, seeds and results of operators count until they are released; a view has no memory of its own."""
+    """Buffers, seeds and results of operators count until they are released; a view has no memory
+    of its own.
+    """
     steps = (
         Allocate("a", ROW),  # 128 bytes
         Release("a"),

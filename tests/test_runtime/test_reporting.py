@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tuner tells people and programs: bandwidth, launch parameters, ranges in a profile, the parts of a tuning key."""
+"""What a tuner tells people and programs: bandwidth, launch parameters, ranges in a profile, the
+parts of a tuning key.
+"""
 
 from types import SimpleNamespace
 
@@ -25,7 +27,9 @@ from bundler.toolchain import tuner_toolchain
 
 
 def test_a_line_has_time_size_and_speed():
-    """Three decimals, three decimals, two decimals seven wide, with tabs between; red only where it is slow and wanted."""
+    """Three decimals, three decimals, two decimals seven wide, with tabs between; red only where it
+    is slow and wanted.
+    """
     assert Bandwidth("add", 0.25, 0.5).line() == "0.250ms\t0.500 GB\t2000.00GB/s\tadd"
     assert Bandwidth("mul", 1.0, 0.1).line() == "1.000ms\t0.100 GB\t 100.00GB/s\tmul"
     assert Bandwidth("mul", 1.0, 0.1).line(color=True).startswith("\x1b[31m")
@@ -78,7 +82,9 @@ def tuned_launch(*values, kernel="add", key="KEY", **named):
 
 
 def test_a_dump_keeps_the_tensors_of_the_last_launches(tmp_path):
-    """In turn, by kernel and key, for kernels whose name matches; torch reads them without running anything."""
+    """In turn, by kernel and key, for kernels whose name matches; torch reads them without running
+    anything.
+    """
     torch = pytest.importorskip("torch")
     dump = LaunchDump(tmp_path / "dump", tensors=tmp_path / "tensors", runs=2, pattern="add|mul")
     for number in range(3):
@@ -145,7 +151,9 @@ class Gpu:
 
 
 def test_a_profiler_clock_counts_the_kernel_alone():
-    """Not what restores tensors and empties the cache; the median of all launches, and the percentiles."""
+    """Not what restores tensors and empties the cache; the median of all launches, and the
+    percentiles.
+    """
     gpu = Gpu(*(float(us) for us in range(10, 20)))
     clock = ProfilerClock(warmups=2, runs=10, profile=gpu.profile)
     sample = clock.sample(gpu.launch, gpu.reset)
@@ -159,7 +167,9 @@ def test_a_profiler_clock_counts_the_kernel_alone():
 
 
 def test_a_profiler_clock_takes_the_kernels_that_a_pattern_names():
-    """Also torch's own, where the pattern names them; none at all is an error that says what was there."""
+    """Also torch's own, where the pattern names them; none at all is an error that says what was
+    there.
+    """
     gpu = Gpu(4.0, 4.0)
     clock = ProfilerClock("vectorized|add", warmups=0, runs=2, profile=gpu.profile)
     assert clock.sample(gpu.launch, gpu.reset).median_ms == pytest.approx(0.804)
@@ -176,7 +186,9 @@ def test_a_profiler_clock_takes_the_kernels_that_a_pattern_names():
 
 
 def test_torchs_profiler_is_asked_for_what_the_gpu_did(monkeypatch):
-    """In the order of time, and not for what the CPU did; the queue is empty before, and at the end."""
+    """In the order of time, and not for what the CPU did; the queue is empty before, and at the
+    end.
+    """
     heard, device = [], SimpleNamespace(CUDA="cuda")
 
     def event(name, where, start, us):
@@ -298,11 +310,13 @@ def test_an_older_profiler_gets_a_plain_range(monkeypatch):
     assert names == ["triton kernel"]
 
 
-# Parts of a tuning key ----------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------- Parts of a tuning key
 
 
 def test_a_config_goes_into_a_record_and_comes_back():
-    """Everything that reaches the compiler: parameters, counts, options; the order of parameters does not count."""
+    """Everything that reaches the compiler: parameters, counts, options; the order of parameters
+    does not count.
+    """
     config = Config({"B": 2, "A": True}, 8, 2, 2, 64, {"kpack": 2, "ir_override": "x.ttgir"})
     named = tuning_winners.named_of(config)
     assert tuning_winners.config_of(named) == config

@@ -43,7 +43,9 @@ def test_a_reduction_block_is_halved_as_in_the_table(
 
 
 def test_the_largest_block_is_halved_and_a_split_is_none():
-    """Of two reduction blocks the larger; RSPLIT begins with an R and is no block; a floor and a mark hold."""
+    """Of two reduction blocks the larger; RSPLIT begins with an R and is no block; a floor and a
+    mark hold.
+    """
     both = Config({"XBLOCK": 1, "R0_BLOCK": 32, "R1_BLOCK": 64, "RSPLIT_SIZE": 4096}, 16)
     assert dict(rescaled(both, 255, HINTS, H100).kwargs) == {**both.kwargs, "R1_BLOCK": 32}
     assert rescaled(both.with_kwargs(R0_BLOCK=128), 255, HINTS, H100, min_r=128) is None
@@ -54,7 +56,9 @@ def test_the_largest_block_is_halved_and_a_split_is_none():
 
 
 def test_only_looped_reductions_on_new_devices_are_looked_at():
-    """Not in deterministic mode, not persistent, not without size hints, not before compute capability 8."""
+    """Not in deterministic mode, not persistent, not without size hints, not before compute
+    capability 8.
+    """
     assert may_rescale("reduction", HINTS, H100, deterministic=False)
     assert not may_rescale("reduction", HINTS, H100, deterministic=True)
     assert not may_rescale("persistent_reduction", HINTS, H100, deterministic=False)

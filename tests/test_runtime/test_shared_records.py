@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Winners go to the store of the session in force, and tuners of other machines look there; Triton's hook for compiles hears of each candidate."""
+"""Winners go to the store of the session in force, and tuners of other machines look there;
+Triton's hook for compiles hears of each candidate.
+"""
 
 import logging
 
@@ -23,7 +25,9 @@ def compiled(tmp_path_factory):
 
 @pytest.fixture
 def tune(launch_kernels, monkeypatch, compiled, tmp_path):
-    """A function that tunes a vector add on a machine of that name; returns how its config was found, and how many were timed."""
+    """A function that tunes a vector add on a machine of that name; returns how its config was
+    found, and how many were timed.
+    """
     monkeypatch.setenv("TRITON_CACHE_DIR", str(compiled))
 
     def run(machine, *, blocks=(64, 128), **options):
@@ -66,7 +70,9 @@ def looked_up(monkeypatch):
 
 
 def test_a_winner_is_found_in_the_store_of_the_session(tune, url, tmp_path, looked_up):
-    """One machine tunes; another measures nothing, for one round trip, and keeps the record for its next process, which asks nobody."""
+    """One machine tunes; another measures nothing, for one round trip, and keeps the record for its
+    next process, which asks nobody.
+    """
     with bundler.session(url):
         assert tune("first") == ("autotune", 2)
     looked_up.clear()
@@ -84,7 +90,9 @@ def test_a_winner_is_found_in_the_store_of_the_session(tune, url, tmp_path, look
 
 
 def test_options_and_modes_are_kept(tune, url):
-    """A session that only reads publishes nothing, one that only writes looks nothing up; `reuse` and `record` hold for stores too."""
+    """A session that only reads publishes nothing, one that only writes looks nothing up; `reuse`
+    and `record` hold for stores too.
+    """
     with bundler.session(url, push=None):
         tune("a")
     with bundler.session(url):
@@ -136,7 +144,9 @@ def test_many_records_are_one_round_trip(tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 2], ids=["here", "in-workers"])
 def test_the_hook_for_compiles_hears_of_each_candidate(tune, monkeypatch, workers):
-    """As torch calls it for the configs that it compiles ahead; also of those that workers compiled."""
+    """As torch calls it for the configs that it compiles ahead; also of those that workers
+    compiled.
+    """
     from triton import knobs
 
     heard = []

@@ -62,7 +62,9 @@ print(sorted({"torch", "triton", "numpy", "redis", "ctypes.util"} & set(sys.modu
 
 
 def test_rules_come_without_launch_and_tuning():
-    """Each rule module is imported alone; the decorators, which tune, come when one is asked for, and no other name does."""
+    """Each rule module is imported alone; the decorators, which tune, come when one is asked for,
+    and no other name does.
+    """
     code = """
 import importlib, pkgutil, sys
 from bundler.runtime import heuristics

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search for the fastest config, over candidates that are made here and clocks that are told what to say."""
+"""The search for the fastest config, over candidates that are made here and clocks that are told
+what to say.
+"""
 
 import math
 
@@ -166,7 +168,9 @@ def test_spilling_configs_are_not_timed_unless_the_kernel_is_a_users():
 
 
 def test_reductions_with_many_registers_are_tried_with_half_the_block():
-    """The halved config is compiled, timed with the others, and may win; one that is known is not added."""
+    """The halved config is compiled, timed with the others, and may win; one that is known is not
+    added.
+    """
     start = [
         Config({"XBLOCK": 1, "R0_BLOCK": 2048}, 16),
         Config({"XBLOCK": 1, "R0_BLOCK": 1024}, 16),
@@ -217,7 +221,9 @@ def test_descent_goes_on_from_the_best_config():
     ],
 )
 def test_who_is_refined_depends_on_the_kind(kind, deterministic, refined):
-    """Templates, users' kernels and fixed configs are not; reductions are not in deterministic mode."""
+    """Templates, users' kernels and fixed configs are not; reductions are not in deterministic
+    mode.
+    """
     traits = Traits(kind, Space({"x": 4096}), deterministic=deterministic)
     clock = Clock(by_block)
     search(FakeCompiler(), clock, traits, descent=Descent()).run(BLOCKS[:1])

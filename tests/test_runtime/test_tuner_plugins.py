@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plug-ins of a tuner, what a launch tells them and torch's profiler, and what look-ups of records saved."""
+"""Plug-ins of a tuner, what a launch tells them and torch's profiler, and what look-ups of records
+saved.
+"""
 
 import json
 import os
@@ -27,7 +29,9 @@ def compiled(tmp_path_factory):
 
 @pytest.fixture
 def tune(launch_kernels, monkeypatch, compiled, tmp_path):
-    """A function that makes a tuned vector add, whose second config is the fastest; `measured` are the blocks that were timed."""
+    """A function that makes a tuned vector add, whose second config is the fastest; `measured` are
+    the blocks that were timed.
+    """
     monkeypatch.setenv("TRITON_CACHE_DIR", str(compiled))
     monkeypatch.setattr(
         "bundler.runtime.tuning.kept_records.triton_cache_dir", lambda: str(tmp_path / "records")
@@ -79,7 +83,9 @@ class Noting(TunerPlugin):
 
 
 def test_a_plugin_that_answers_nothing_changes_nothing(tune):
-    """It hears of every config, of the search, and of each launch with key, grid, stream and arguments."""
+    """It hears of every config, of the search, and of each launch with key, grid, stream and
+    arguments.
+    """
     plugin = Noting()
     kernel, driver, measured = tune(plugin)
     kernel[grid](X, Y, OUT, n=1024)
@@ -188,7 +194,9 @@ def test_a_plugin_that_looks_at_no_launch_costs_none(tune):
 
 
 def test_torchs_profiler_has_the_whole_record(tune, tmp_path):
-    """The trace of the installed torch names kernel, file, key, grid, stream and config of each launch."""
+    """The trace of the installed torch names kernel, file, key, grid, stream and config of each
+    launch.
+    """
     torch = pytest.importorskip("torch")
     kernel, _, _ = tune(blocks=(128,), gigabytes=0.25)
     kernel.metadata = {"inductor_meta": {"kernel_flop": 1000.0}}
@@ -221,7 +229,9 @@ def test_torchs_profiler_has_the_whole_record(tune, tmp_path):
 
 
 def test_a_report_with_a_clock_of_its_own_measures_by_it(tune):
-    """The debug tuner: kernels that match are timed by the profiler, whatever the tuner's clock said."""
+    """The debug tuner: kernels that match are timed by the profiler, whatever the tuner's clock
+    said.
+    """
     profiled = []
 
     def profile(run):

@@ -56,7 +56,7 @@ def reduction(facts=None, options=None, device=H200):
     )(function("xnumel", "r0_numel", "XBLOCK", "R0_BLOCK"))
 
 
-# Registers and spills -------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------- Registers and spills
 
 
 def test_the_floor_of_the_reduction_block_holds_for_halved_blocks_too():
@@ -71,7 +71,9 @@ def test_the_floor_of_the_reduction_block_holds_for_halved_blocks_too():
 
 
 def test_spills_count_unless_the_user_says_that_the_kernel_is_a_users():
-    """Kernels of heuristics, user-written lists among them, are under the rule; those of `autotune` are not, as in Triton."""
+    """Kernels of heuristics, user-written lists among them, are under the rule; those of `autotune`
+    are not, as in Triton.
+    """
     listed = heuristics.user_autotune([{"BLOCK": 64}], Setting(H200), grid="Grid1D")(
         function("xnumel", "BLOCK")
     )
@@ -108,7 +110,9 @@ class Made:
 
 
 def search(spills, broken=()):
-    """Search among configs that spill so much, of which `broken` do not run; a larger block is slower."""
+    """Search among configs that spill so much, of which `broken` do not run; a larger block is
+    slower.
+    """
     made = [Made(Config({"XBLOCK": 64 * number}), count) for number, count in enumerate(spills, 1)]
 
     def bench(candidate):
@@ -128,7 +132,9 @@ def search(spills, broken=()):
 
 
 def test_a_kernel_that_runs_only_where_it_spills_is_tuned_all_the_same():
-    """Where every config spills, or no other one runs, the fastest of those that spill is taken; else none of them is timed."""
+    """Where every config spills, or no other one runs, the fastest of those that spill is taken;
+    else none of them is timed.
+    """
     assert search([20, 30]) == (0, ["", ""])
     assert search([20, 0, 30])[0] == 1
     assert search([20, 0, 30])[1][2] == "register spilling: 30 words, and 16 are allowed"
@@ -137,7 +143,9 @@ def test_a_kernel_that_runs_only_where_it_spills_is_tuned_all_the_same():
 
 
 def test_limits_are_those_of_the_device_then_those_that_were_declared(monkeypatch):
-    """Figures by architecture are for what neither the device of this process nor who declared it tells."""
+    """Figures by architecture are for what neither the device of this process nor who declared it
+    tells.
+    """
     table = traits(TunerOptions()).occupancy
     assert (table.registers, table.threads) == (65536, 2048)
     unknown = traits(reduction(device=Device("cuda", 132)).tuned.options).occupancy
@@ -165,12 +173,14 @@ def test_limits_are_those_of_the_device_then_those_that_were_declared(monkeypatc
     assert traits(declared).occupancy.registers == 131072
 
 
-# Caches -----------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------- Caches
 
 
 @pytest.fixture
 def tuned(tmp_path, monkeypatch, launch_kernels):
-    """A function that tunes a vector add with options; returns how its config was found, and how often was measured."""
+    """A function that tunes a vector add with options; returns how its config was found, and how
+    often was measured.
+    """
     triton = pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
 
@@ -196,7 +206,9 @@ def tuned(tmp_path, monkeypatch, launch_kernels):
 
 @pytest.mark.toolchain
 def test_records_are_used_as_far_as_the_user_allows(tuned, tmp_path, monkeypatch):
-    """`reuse` says whose records count: with `none` nothing is looked up, and told only to files; `bundle` passes over the disk."""
+    """`reuse` says whose records count: with `none` nothing is looked up, and told only to files;
+    `bundle` passes over the disk.
+    """
     with bundler.recording() as recording:
         assert tuned(cache_results=True)[:2] == ("autotune", 2)
     bundle = recording.collect()
@@ -215,7 +227,9 @@ def test_records_are_used_as_far_as_the_user_allows(tuned, tmp_path, monkeypatch
 
 
 def test_what_torch_says_of_its_caches_reaches_the_tuner():
-    """`force_disable_caches` switches records off altogether, `autotune_local_cache` those of the disk; what the user said is kept."""
+    """`force_disable_caches` switches records off altogether, `autotune_local_cache` those of the
+    disk; what the user said is kept.
+    """
 
     def options(told=None, **meta):
         found = metadata.tuner_options_of(meta, told or TunerOptions(), custom=False)
@@ -243,11 +257,13 @@ def test_options_that_cannot_be_are_refused(wrong):
     assert set(tuner_options.get_args(tuner_options.Reuse)) == {"all", "bundle", "none"}
 
 
-# Reports and files -------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------- Reports and files
 
 
 def test_a_bandwidth_report_takes_the_kernels_that_match_and_tells_them_at_once(tmp_path, caplog):
-    """A pattern filters by the beginning of a name, `lines` writes and logs each kernel when it was measured."""
+    """A pattern filters by the beginning of a name, `lines` writes and logs each kernel when it was
+    measured.
+    """
     report = BandwidthReport(tmp_path / "b.txt", pattern="triton_(red|per)", lines=True)
     assert [report.wants(name) for name in ("triton_red_0", "triton_poi_0", "a_triton_red")] == [
         True,
@@ -268,7 +284,9 @@ def test_a_bandwidth_report_takes_the_kernels_that_match_and_tells_them_at_once(
 
 @pytest.mark.toolchain
 def test_the_report_has_the_gigabytes_that_were_told_and_no_kernel_that_does_not_match(tuned):
-    """`kernel_num_gb` counts in place of the tensors; a kernel outside of the pattern is not measured for the report."""
+    """`kernel_num_gb` counts in place of the tensors; a kernel outside of the pattern is not
+    measured for the report.
+    """
     report, other = BandwidthReport(), BandwidthReport(pattern="mul")
     tuned(bandwidth=report, gigabytes=4.0)
     tuned(bandwidth=other)
@@ -279,7 +297,9 @@ def test_the_report_has_the_gigabytes_that_were_told_and_no_kernel_that_does_not
 
 
 def test_torchs_settings_for_bandwidth_make_a_report(tmp_path, monkeypatch):
-    """Kernels that are loaded together share the report; the user's own comes first; the profiler is the clock where torch says so."""
+    """Kernels that are loaded together share the report; the user's own comes first; the profiler
+    is the clock where torch says so.
+    """
     path = str(tmp_path / "b.txt")
     meta = {
         "profile_bandwidth": True,
@@ -327,7 +347,9 @@ def test_torchs_settings_for_bandwidth_make_a_report(tmp_path, monkeypatch):
 
 @pytest.mark.toolchain
 def test_a_chosen_kernel_is_exported_where_the_user_says(tuned, tmp_path):
-    """Each chosen kernel's binary and launch parameters are written; `store_cubin` without a place is refused."""
+    """Each chosen kernel's binary and launch parameters are written; `store_cubin` without a place
+    is refused.
+    """
     tuned(export=tmp_path / "out")
     (parameters,) = (tmp_path / "out").glob("*.json")
     facts = json.loads(parameters.read_bytes())

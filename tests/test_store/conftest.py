@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of stores share: small bundles, stores of each kind, and wrappers that look on or do damage."""
+"""What the tests of stores share: small bundles, stores of each kind, and wrappers that look on or
+do damage.
+"""
 
 import importlib.util
 import sys

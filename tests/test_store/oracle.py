@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bundles to store, a look behind the store, and byte stores that count, order or fail; the oracles share no code with ours."""
+"""Bundles to store, a look behind the store, and byte stores that count, order or fail; the oracles
+share no code with ours.
+"""
 
 import base64
 import contextlib
@@ -22,7 +24,7 @@ from bundler.lifecycle.machine_store import Store
 DAY_S = 24 * 3600
 
 
-# Bundles -----------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------ Bundles
 
 
 def bundle(*seeds, name="k", source="a.py", **kernel):
@@ -42,7 +44,9 @@ def real_keys(*seeds):
 
 
 def restorable(*seeds, each=40, extra=None):
-    """Return a bundle of kernels that can be restored, with binaries of so many bytes that nothing compresses."""
+    """Return a bundle of kernels that can be restored, with binaries of so many bytes that nothing
+    compresses.
+    """
     files, made = build.Files(), []
     for seed in seeds:
         target = {"backend": "cuda", "arch": 90, "warp_size": 32}
@@ -64,7 +68,9 @@ def keys(*seeds):
 
 
 def contents(found):
-    """Return {path: bytes} of everything in a bundle, each file checked against the digest that the bundle gives it."""
+    """Return {path: bytes} of everything in a bundle, each file checked against the digest that the
+    bundle gives it.
+    """
     files = build.read_all(found)
     digests = {f"{k.key}/{a.filename}": a.digest for k in found.kernels for a in k.artifacts}
     for entry in (*found.tuning_files, *found.helpers, *found.opaque):
@@ -85,7 +91,7 @@ def newer():
     return bundler.Bundle.from_bytes(parts.join())
 
 
-# Behind the store --------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------- Behind the store
 
 
 def raw(store):
@@ -200,7 +206,9 @@ def packed(value):
 
 
 def sealed(payload, **options):
-    """Return a stored value with any payload; told a second time, as the store's documentation says."""
+    """Return a stored value with any payload; told a second time, as the store's documentation
+    says.
+    """
     data = zstandard.ZstdCompressor(
         **{"write_checksum": True, "write_content_size": True, **options}
     ).compress(payload)
@@ -218,7 +226,7 @@ def set_tag(store, tag, value):
     assert backend.swap_ref(f"v1/t/{tag}", backend.read_ref(f"v1/t/{tag}"), value)
 
 
-# Byte stores that are not what they seem ---------------------------------------------------------------------------------
+# ---------------------------------------------------------- Byte stores that are not what they seem
 
 
 class Wrapped(Backend):
@@ -289,7 +297,9 @@ ERRORS = (BackendUnavailable, BackendFull, BackendDenied)
 
 
 class Faulty(Wrapped):
-    """Has one fault at its n-th call: `fails` before doing anything, `loses` the reply, or `flips` a bit on the way."""
+    """Has one fault at its n-th call: `fails` before doing anything, `loses` the reply, or `flips`
+    a bit on the way.
+    """
 
     def __init__(self, inner, fault, at, cheap=None):
         super().__init__(inner, cheap)

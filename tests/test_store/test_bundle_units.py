@@ -24,7 +24,9 @@ def content():
 
 
 def test_the_units_are_those_of_the_content(content):
-    """The launch sets first, and each unit with the family that it has elsewhere, whether kernels were decoded or made."""
+    """The launch sets first, and each unit with the family that it has elsewhere, whether kernels
+    were decoded or made.
+    """
     for one in content:
         units = BundleUnits(one)
         expected = [(unit.key, unit.family) for unit in units_of(one)]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Object stores that fail in each way of the fault table: a typed error in time, no secret in it, and nothing half restored."""
+"""Object stores that fail in each way of the fault table: a typed error in time, no secret in it,
+and nothing half restored.
+"""
 
 import time
 import warnings
@@ -73,7 +75,9 @@ def restored(cache):
     ],
 )
 def test_a_restore_ends_in_time_and_says_what_is_wrong(case, objects, monkeypatch, tmp_path):
-    """The error is the one of the table, holds no secret, and what is in the cache directory is whole."""
+    """The error is the one of the table, holds no secret, and what is in the cache directory is
+    whole.
+    """
     if case.place == "tls":
         pytest.importorskip(
             "cryptography", reason="cryptography is not installed: pip install '.[test]'"
@@ -96,7 +100,9 @@ def test_a_restore_ends_in_time_and_says_what_is_wrong(case, objects, monkeypatc
 @pytest.mark.slow
 @pytest.mark.parametrize("after", range(8))
 def test_a_server_that_dies_in_a_push_loses_nothing(after, objects, monkeypatch, tmp_path):
-    """Whichever request it dies at: a typed error, what the tag named stays whole, and the next push completes."""
+    """Whichever request it dies at: a typed error, what the tag named stays whole, and the next
+    push completes.
+    """
     from tools.cluster.fault_cases import _dies_after
 
     more = oracle.restorable(*range(20, 25), each=2000)
@@ -120,7 +126,9 @@ def test_a_server_that_dies_in_a_push_loses_nothing(after, objects, monkeypatch,
 
 
 def test_a_redirect_takes_nothing_to_another_host(objects, monkeypatch, tmp_path):
-    """No request reaches the other host: neither a signature nor the session token leaves the store's."""
+    """No request reaches the other host: neither a signature nor the session token leaves the
+    store's.
+    """
     with ObjectServer().serving() as server, ObjectServer().serving() as other:
         from tools.shared.object_server import Answer
 
@@ -144,7 +152,9 @@ def test_a_hundred_thousand_files_of_others_are_listed_in_bounded_memory():
 
 
 def test_the_table_in_the_docs_is_what_was_measured():
-    """docs/stores.md has the table of docs/results/cloud-faults.json, with every case, and each as it is to be."""
+    """docs/stores.md has the table of docs/results/cloud-faults.json, with every case, and each as
+    it is to be.
+    """
     import json
     from pathlib import Path
 

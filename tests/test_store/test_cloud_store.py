@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bundles in S3: pushed, pulled and restored through a real server, and how many requests a start costs."""
+"""Bundles in S3: pushed, pulled and restored through a real server, and how many requests a start
+costs.
+"""
 
 import gc
 import time
@@ -44,7 +46,9 @@ def s3(endpoint):
 
 
 def test_a_pull_of_three_hundred_kernels_takes_few_requests(proxy, s3, tmp_path):
-    """Catalog, manifest and units, and the mark of their use: no more requests for 300 kernels than for three."""
+    """Catalog, manifest and units, and the mark of their use: no more requests for 300 kernels than
+    for three.
+    """
     with bundler.open_store(s3) as store, warnings.catch_warnings():
         warnings.simplefilter("ignore", BundlerWarning)
         store.push(oracle.restorable(*range(KERNELS), each=4000), "t")

@@ -40,7 +40,7 @@ def unit(store, kind="cubin"):
     return oracle.unit_of(store, oracle.bundle("A", "B"), 0, kind)
 
 
-# Damage ------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------- Damage
 
 
 @pytest.mark.parametrize("kind", ["cubin", "ttir"])
@@ -65,7 +65,9 @@ def test_a_flipped_bit_in_a_unit(filled, kind):
 
 @pytest.mark.parametrize("read", ["read", "prefetch"])
 def test_reading_a_damaged_unit_says_so_and_removes_it(filled, read):
-    """Who finds a unit damaged raises, and removes it, so that also a store that cannot look by itself is repaired."""
+    """Who finds a unit damaged raises, and removes it, so that also a store that cannot look by
+    itself is repaired.
+    """
     key = unit(filled)
     oracle.flip(filled, key)
     with filled.pull("t") as pulled:
@@ -85,7 +87,9 @@ def test_reading_a_damaged_unit_says_so_and_removes_it(filled, read):
 
 
 def test_damage_in_a_store_that_we_may_only_read_stays(filled, caplog):
-    """Without the right to remove it a damaged object is damaged for everybody, and a warning says that."""
+    """Without the right to remove it a damaged object is damaged for everybody, and a warning says
+    that.
+    """
     oracle.flip(filled, unit(filled))
     reader = oracle.wrapped(filled, oracle.Denying)
     before = oracle.raw(filled)
@@ -157,7 +161,9 @@ def test_a_truncated_object_is_found(filled, cut):
 
 
 def test_a_flipped_bit_in_a_manifest(filled):
-    """The tag dangles, pulling raises and removes the manifest, and the next push sets things right."""
+    """The tag dangles, pulling raises and removes the manifest, and the next push sets things
+    right.
+    """
     key = oracle.manifest_of(filled, "t")
     oracle.flip(filled, key)
     report = filled.verify()
@@ -194,7 +200,9 @@ def test_a_dangling_tag_is_repaired_by_any_push(filled, mode):
 
 
 def test_a_missing_unit_is_reported_and_sent_by_the_next_push(filled):
-    """A manifest that names what is not there is dangling; a push of a bundle that has it repairs it."""
+    """A manifest that names what is not there is dangling; a push of a bundle that has it repairs
+    it.
+    """
     gone = unit(filled)
     oracle.drop(filled, gone)
     report = filled.verify()
@@ -210,7 +218,9 @@ def test_a_missing_unit_is_reported_and_sent_by_the_next_push(filled):
 
 
 def test_repairing_removes_what_is_damaged(filled):
-    """After verify(repair=True) nothing is damaged, only missing; the next push, wherever from, brings it."""
+    """After verify(repair=True) nothing is damaged, only missing; the next push, wherever from,
+    brings it.
+    """
     keys = sorted([unit(filled), unit(filled, "ttir")])
     for key in keys:
         oracle.flip(filled, key)
@@ -240,7 +250,9 @@ METADATA = {"name": "n", "num_warps": 4, "shared": 0}
 
 
 def test_a_damaged_unit_that_a_merge_must_compare_gives_way(filled):
-    """A push of another build of a kernel whose metadata in the store is damaged keeps everything else that the tag holds."""
+    """A push of another build of a kernel whose metadata in the store is damaged keeps everything
+    else that the tag holds.
+    """
 
     def spelled(source, **spelling):
         return oracle.bundle(
@@ -280,7 +292,7 @@ def test_a_verify_beside_pushes_and_prunes_sees_no_damage(memory):
     assert report.sound, report
 
 
-# Malice ------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------- Malice
 
 
 def payload(store):
@@ -310,7 +322,8 @@ HOSTILE_UNITS = {
 def lying(data, size):
     """Return a zstd frame of data whose header declares another size."""
     frame = zstandard.compress(data)
-    # A frame of 256 MiB has a size field of 4 bytes behind magic, descriptor and, unless it is a single segment, the window.
+    # A frame of 256 MiB has a size field of 4 bytes behind magic, descriptor and, unless it is a
+    # single segment, the window.
     descriptor = frame[4]
     assert descriptor >> 6 == 2
     start = 5 if descriptor & 32 else 6
@@ -320,7 +333,9 @@ def lying(data, size):
 @pytest.mark.parametrize("ahead", [False, True], ids=["alone", "fetched ahead"])
 @pytest.mark.parametrize("name", HOSTILE_UNITS)
 def test_a_hostile_unit_is_a_typed_error(memory, name, ahead):
-    """Whatever lies in a unit's place, reading it raises, takes little memory, and the other kernels read."""
+    """Whatever lies in a unit's place, reading it raises, takes little memory, and the other
+    kernels read.
+    """
     memory.push(oracle.bundle("A", "B"), "t")
     hostile = HOSTILE_UNITS[name](payload(memory))
     oracle.overwrite(memory, unit(memory), hostile)
@@ -393,7 +408,9 @@ OVER_A_LIMIT = {"deep nesting", "a bomb"}
 
 @pytest.mark.parametrize("name", HOSTILE_MANIFESTS)
 def test_a_hostile_manifest_is_a_typed_error(memory, name):
-    """Whatever lies in a manifest's place, pull, push and verify raise or report, within little memory."""
+    """Whatever lies in a manifest's place, pull, push and verify raise or report, within little
+    memory.
+    """
     memory.push(oracle.bundle("A", "B"), "t")
     key = oracle.manifest_of(memory, "t")
     oracle.overwrite(memory, key, HOSTILE_MANIFESTS[name](*content_and_observed(memory)))
@@ -471,7 +488,9 @@ HOSTILE_TAGS = {
 
 @pytest.mark.parametrize("name", HOSTILE_TAGS)
 def test_a_hostile_tag_is_a_typed_error(store, name):
-    """Whatever a tag says, calls raise or report and go on with the other tags, nothing is pruned, and it can be deleted."""
+    """Whatever a tag says, calls raise or report and go on with the other tags, nothing is pruned,
+    and it can be deleted.
+    """
     store.push(oracle.bundle("A"), "good")
     store.push(oracle.bundle("B"))
     oracle.age(store, 2 * oracle.DAY_S)
@@ -511,7 +530,9 @@ def test_names_that_are_none_of_ours_are_reported(store):
 
 
 def test_random_damage_never_gives_wrong_bytes(memory):
-    """Three hundred random changes of objects and tags: right bytes, or typed errors; at the end a push repairs all."""
+    """Three hundred random changes of objects and tags: right bytes, or typed errors; at the end a
+    push repairs all.
+    """
     chance = random.Random(20)
     bundle = build.several()
     right = oracle.contents(bundle)
@@ -570,7 +591,9 @@ def test_a_push_that_may_not_write_says_so(memory):
 
 @pytest.mark.parametrize("again", [False, True], ids=["moves on", "comes back"])
 def test_a_verify_beside_a_tag_that_moves_sees_no_damage(memory, again):
-    """A tag that is set to something else, pruned behind and perhaps set back while a verify runs, is not dangling."""
+    """A tag that is set to something else, pruned behind and perhaps set back while a verify runs,
+    is not dangling.
+    """
     memory.push(oracle.bundle("A"), "t")
     oracle.age(memory, 2 * oracle.DAY_S)
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dictionaries in a store far away: worth their place, the same from every pusher, and mended when they go."""
+"""Dictionaries in a store far away: worth their place, the same from every pusher, and mended when
+they go.
+"""
 
 import contextlib
 import hashlib
@@ -55,7 +57,9 @@ ALIKE = "ABCDEFGH"
 
 
 def test_units_that_resemble_each_other_share_a_dictionary(far):
-    """They take a fraction of what they take alone, the layout is as documented, and they read the same."""
+    """They take a fraction of what they take alone, the layout is as documented, and they read the
+    same.
+    """
     bundle = alike(*ALIKE)
     report = far.push(bundle, "t")
     key, users = dictionary(far)
@@ -90,7 +94,9 @@ def test_every_pusher_stores_the_same_bytes(far):
 
 
 def test_units_that_have_nothing_in_common_are_compressed_alone(far):
-    """Noise gets no dictionary, nor do a few, nor small ones, where a dictionary would cost more than it saves."""
+    """Noise gets no dictionary, nor do a few, nor small ones, where a dictionary would cost more
+    than it saves.
+    """
     far.push(
         build_bundle(ALIKE, lambda seed: {"k.llir": random.Random(seed).randbytes(50_000)}), "noise"
     )
@@ -108,7 +114,9 @@ def test_a_large_unit_is_compressed_alone(far):
 
 
 def test_bundles_share_units_whatever_they_were_compressed_with(far):
-    """A second bundle finds units present, and reads them with the dictionary of the first, which it never heard of."""
+    """A second bundle finds units present, and reads them with the dictionary of the first, which
+    it never heard of.
+    """
     far.push(alike(*ALIKE), "t")
     report = far.push(alike("A", "B"), "u")
     assert (report.blobs_sent, report.blobs_present) == (0, 4)
@@ -120,7 +128,9 @@ def test_bundles_share_units_whatever_they_were_compressed_with(far):
 
 
 def test_records_read_what_bundles_brought(far):
-    """A kernel that is looked up by its key has its units from a push; the dictionary is fetched once for all look-ups; without it, it is published anew."""
+    """A kernel that is looked up by its key has its units from a push; the dictionary is fetched
+    once for all look-ups; without it, it is published anew.
+    """
     bundle = alike(*ALIKE)
     far.push(bundle, "t")
     key, _ = dictionary(far)
@@ -167,7 +177,9 @@ def test_a_push_mends_a_dictionary_that_is_gone(far):
 
 
 def test_a_reader_without_a_dictionary_says_which_kernels_it_lacks(far):
-    """The others are read; what is useless is removed, so that any push sends it again, also one that knows no dictionary."""
+    """The others are read; what is useless is removed, so that any push sends it again, also one
+    that knows no dictionary.
+    """
     far.push(alike(*ALIKE), "t")
     key, users = dictionary(far)
     oracle.drop(far, key)
@@ -187,7 +199,9 @@ def test_a_reader_without_a_dictionary_says_which_kernels_it_lacks(far):
 
 
 def test_verify_finds_units_without_their_dictionary(far):
-    """They count as damaged, and with repair they go; then the bundle is incomplete until it is pushed."""
+    """They count as damaged, and with repair they go; then the bundle is incomplete until it is
+    pushed.
+    """
     far.push(alike(*ALIKE), "t")
     key, users = dictionary(far)
     oracle.drop(far, key)
@@ -201,7 +215,9 @@ def test_verify_finds_units_without_their_dictionary(far):
 
 
 def test_a_dictionary_that_was_changed_is_not_used(far):
-    """A flipped bit, another's bytes under its key and one that is too large are found, and never decode anything."""
+    """A flipped bit, another's bytes under its key and one that is too large are found, and never
+    decode anything.
+    """
     far.push(alike(*ALIKE), "t")
     key, users = dictionary(far)
     whole = oracle.raw(far)[key]
@@ -257,7 +273,9 @@ def test_a_tag_may_hint_at_anything(far):
 
 
 def test_prune_keeps_dictionaries_as_long_as_units_need_them(far):
-    """A dictionary goes with the last unit that was compressed with it, and not before, whether a tag hints at it or not."""
+    """A dictionary goes with the last unit that was compressed with it, and not before, whether a
+    tag hints at it or not.
+    """
     far.push(alike(*ALIKE), "t")
     key, users = dictionary(far)
     oracle.age(far, 2 * DAY_S)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A byte store that fails once, at each call in turn: the tag names the old bundle or the new one, and a second push completes."""
+"""A byte store that fails once, at each call in turn: the tag names the old bundle or the new one,
+and a second push completes.
+"""
 
 import contextlib
 
@@ -29,7 +31,9 @@ def with_old(mode):
 
 
 def every_call(make, fault, act, cheap=None):
-    """Yield (number, the call struck, a store with the state after it) for each call that `act` makes."""
+    """Yield (number, the call struck, a store with the state after it) for each call that `act`
+    makes.
+    """
     start, at = make(), 0
     while True:
         store = oracle.copied(start)
@@ -51,7 +55,9 @@ def every_call(make, fault, act, cheap=None):
 @pytest.mark.parametrize("mode", NEW)
 @pytest.mark.parametrize("fault", ["fails", "loses"])
 def test_a_push_is_all_or_nothing(fault, mode, cheap):
-    """After a failure of any call the tag names the old or the new bundle, whole; the same push then completes."""
+    """After a failure of any call the tag names the old or the new bundle, whole; the same push
+    then completes.
+    """
     bundle, old = oracle.bundle("B", "C"), with_old(mode)
     before = oracle.contents(old.pull("t")) if mode != "create" else None
     after = oracle.contents(oracle.bundle(*NEW[mode]))
@@ -60,8 +66,9 @@ def test_a_push_is_all_or_nothing(fault, mode, cheap):
         lambda: old, fault, lambda s: s.push(bundle, "t", mode), cheap
     ):
         struck.add(name)
-        # Marking the old bundle as in use is a courtesy, and so are entries of the index where they may not be written: nobody's failures.
-        # What is there is asked again without the index where that was refused.
+        # Marking the old bundle as in use is a courtesy, and so are entries of the index where they
+        # may not be written: nobody's failures. What is there is asked again without the index
+        # where that was refused.
         assert (
             isinstance(error, TYPED)
             or name in {"put", "get", "exists"}
@@ -85,7 +92,9 @@ def test_a_push_is_all_or_nothing(fault, mode, cheap):
 
 @pytest.mark.parametrize("mode", NEW)
 def test_a_bit_flipped_on_the_way_is_no_damage(mode):
-    """A flipped bit in any answer or in what is sent: right bytes or a typed error, the tag is whole, nothing is removed."""
+    """A flipped bit in any answer or in what is sent: right bytes or a typed error, the tag is
+    whole, nothing is removed.
+    """
     bundle, old = oracle.bundle("B", "C"), with_old(mode)
     before = oracle.contents(old.pull("t")) if mode != "create" else None
     after = oracle.contents(oracle.bundle(*NEW[mode]))
@@ -105,7 +114,9 @@ def test_a_bit_flipped_on_the_way_is_no_damage(mode):
 
 
 def test_a_bit_flipped_where_nobody_reads_back_is_found_later():
-    """On a store whose reads are dear a damaged unit is found when it is read, and the next push brings it."""
+    """On a store whose reads are dear a damaged unit is found when it is read, and the next push
+    brings it.
+    """
     bundle, old = oracle.bundle("B", "C"), with_old("merge")
     right = [
         oracle.contents(oracle.bundle("A", "B")),
@@ -127,7 +138,9 @@ def test_a_bit_flipped_where_nobody_reads_back_is_found_later():
 
 
 def test_a_bit_flipped_while_pulling_is_asked_for_again():
-    """A pull and everything read from it has the right bytes although one answer came damaged; the store is left alone."""
+    """A pull and everything read from it has the right bytes although one answer came damaged; the
+    store is left alone.
+    """
     old = with_old("merge")
     right, stored = oracle.contents(old.pull("t")), oracle.raw(old)
     seen = []
@@ -144,7 +157,9 @@ def test_a_bit_flipped_while_pulling_is_asked_for_again():
 
 @pytest.mark.parametrize("fault", ["fails", "loses", "flips"])
 def test_reading_either_answers_or_raises(fault):
-    """Pull, restore's reads, tags, stats, verify and a dry prune never give something wrong when one call fails."""
+    """Pull, restore's reads, tags, stats, verify and a dry prune never give something wrong when
+    one call fails.
+    """
     old = with_old("merge")
     old.push(oracle.bundle("D"))
     right = oracle.contents(old.pull("t"))
@@ -175,7 +190,9 @@ def test_reading_either_answers_or_raises(fault):
 
 @pytest.mark.parametrize("fault", ["fails", "loses", "flips"])
 def test_a_prune_that_fails_has_removed_nothing_that_is_needed(fault):
-    """Stopped at any call, pruning leaves a store that verifies, tags that are whole, and a second prune that completes."""
+    """Stopped at any call, pruning leaves a store that verifies, tags that are whole, and a second
+    prune that completes.
+    """
     old = with_old("merge")
     for seeds in ("CD", "DE", "F"):
         old.push(oracle.bundle(*seeds))
@@ -212,7 +229,9 @@ def _calls(old, fault):
 
 
 def test_a_way_that_damages_everything_removes_nothing():
-    """A reader whose memory or network is broken, so that each answer is damaged differently, does not empty the store."""
+    """A reader whose memory or network is broken, so that each answer is damaged differently, does
+    not empty the store.
+    """
 
     class Broken(oracle.Wrapped):
         number = 0
@@ -292,7 +311,9 @@ def test_several_kinds_of_entries_survive_a_failed_push(memory):
 
 
 def test_a_manifest_that_comes_damaged_twice_is_not_given_up(memory):
-    """While the tag's manifest cannot be read although it is there, a merge raises; what the tag holds is not replaced."""
+    """While the tag's manifest cannot be read although it is there, a merge raises; what the tag
+    holds is not replaced.
+    """
     memory.push(oracle.bundle("A", "B"), "t")
     manifest = oracle.manifest_of(memory, "t")
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies in a directory store and is no object: every operation ends, in little memory, and the next push mends it."""
+"""What lies in a directory store and is no object: every operation ends, in little memory, and the
+next push mends it.
+"""
 
 import contextlib
 import os
@@ -109,7 +111,9 @@ CALLS = tuple(calls(bundler.open_store("memory:"), None))
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_operation_ends_whatever_lies_there(filled, root, tmp_path, kind, call):
-    """With each hostile object in place of each kind, each operation returns or raises an error of ours; none hangs or dies."""
+    """With each hostile object in place of each kind, each operation returns or raises an error of
+    ours; none hangs or dies.
+    """
     path = place(root, kind)
     for name in OBJECTS:
         fuzz_directory.replace(path, name)
@@ -121,7 +125,9 @@ def test_every_operation_ends_whatever_lies_there(filled, root, tmp_path, kind, 
 @pytest.mark.parametrize("kind", ["unit", "manifest", "record", "file"])
 @pytest.mark.parametrize("name", fuzz_directory.HOSTILE)
 def test_a_push_mends_what_is_no_object(filled, root, kind, name):
-    """What is in an object's place is damage that is named; the next push, or build, puts the object there again."""
+    """What is in an object's place is damage that is named; the next push, or build, puts the
+    object there again.
+    """
     fuzz_directory.replace(place(root, kind), name)
     key = next((key for key, reason in filled.verify().damaged), None)
     assert name == "dangling link" or key is not None
@@ -140,7 +146,9 @@ def test_a_push_mends_what_is_no_object(filled, root, kind, name):
 
 @pytest.mark.parametrize("name", [*fuzz_directory.HOSTILE, "grown"])
 def test_a_restore_leaves_out_what_is_no_object_and_says_why(filled, root, tmp_path, name):
-    """One kernel's unit is something else: the others are restored, that one is skipped with what is there, and sent again."""
+    """One kernel's unit is something else: the others are restored, that one is skipped with what
+    is there, and sent again.
+    """
     path = place(root, "unit")
     if name == "grown":
         fuzz_directory.grow(path)
@@ -167,7 +175,9 @@ def test_a_restore_leaves_out_what_is_no_object_and_says_why(filled, root, tmp_p
 
 @pytest.mark.parametrize("name", fuzz_directory.HOSTILE)
 def test_a_tag_that_is_no_file_is_named_and_can_be_set_again(filled, root, name):
-    """A tag whose latest value is something else cannot be read, holds back prune, and is replaced or deleted like any other."""
+    """A tag whose latest value is something else cannot be read, holds back prune, and is replaced
+    or deleted like any other.
+    """
     path = place(root, "tag")
     fuzz_directory.replace(path, name)
     if name == "dangling link" or name == "empty file":
@@ -202,7 +212,9 @@ NAMES = (
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_names_that_are_no_numbers_of_values_are_none_of_ours(filled, root, name):
-    """A name that is too short, too long, or of other digits than 0 to 9 stands for no value: the tag is what it was."""
+    """A name that is too short, too long, or of other digits than 0 to 9 stands for no value: the
+    tag is what it was.
+    """
     folder = place(root, "tag").parent
     (folder / name).write_bytes(b"odd")
     assert [(tag.name, tag.problem) for tag in filled.tags()] == [("t", None)]
@@ -213,7 +225,9 @@ def test_names_that_are_no_numbers_of_values_are_none_of_ours(filled, root, name
 
 
 def test_a_value_with_the_highest_number_is_an_error_and_not_lost(filled, root):
-    """After a number that no writer reaches there is none that a reader would find, so setting the tag fails and says so."""
+    """After a number that no writer reaches there is none that a reader would find, so setting the
+    tag fails and says so.
+    """
     folder = place(root, "tag").parent
     os.link(folder / "0000000001", folder / ("9" * 15))
     assert oracle.contents(filled.pull("t")) == oracle.contents(BUNDLE)
@@ -222,7 +236,9 @@ def test_a_value_with_the_highest_number_is_an_error_and_not_lost(filled, root):
 
 
 def test_a_value_that_is_listed_and_never_there_ends(filled, monkeypatch):
-    """A file system that lists what it then does not have is an error after a number of attempts, not a loop."""
+    """A file system that lists what it then does not have is an error after a number of attempts,
+    not a loop.
+    """
     from bundler.backends import file_steps
 
     real = file_steps.read
@@ -234,11 +250,13 @@ def test_a_value_that_is_listed_and_never_there_ends(filled, monkeypatch):
             call()
 
 
-# How much is read -------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------- How much is read
 
 
 def test_no_more_is_read_than_an_object_may_have(filled, root, monkeypatch):
-    """Of a unit no byte is read when it is larger than its kernel says, and nothing else is asked for more than its kind has."""
+    """Of a unit no byte is read when it is larger than its kernel says, and nothing else is asked
+    for more than its kind has.
+    """
     from bundler.backends import file_steps
 
     asked = {}
@@ -257,7 +275,8 @@ def test_no_more_is_read_than_an_object_may_have(filled, root, monkeypatch):
     assert units.keys() <= read_objects.keys()
     for key, most in read_objects.items():
         size = units.get(key)
-        # Others may have higher limits for manifests, whose objects are not to be taken for damaged.
+        # Others may have higher limits for manifests, whose objects are not to be taken for
+        # damaged.
         kind = (
             store_layout.sealed_bytes(DEFAULT_LIMITS.manifest_bytes)
             if key.startswith(f"{store_layout.MANIFESTS}/")
@@ -267,7 +286,9 @@ def test_no_more_is_read_than_an_object_may_have(filled, root, monkeypatch):
 
 
 def test_a_value_larger_than_we_read_is_left_alone_unless_it_cannot_be_right(filled):
-    """Another may have higher limits: what its head says it is stays, what its head denies is damage."""
+    """Another may have higher limits: what its head says it is stays, what its head denies is
+    damage.
+    """
     sound = store_layout.seal(os.urandom(3000))
     value = Unread.too_large(sound[:128], "there", len(sound), 1000)
     with pytest.raises(bundler.errors.LimitExceeded, match=r"3,0.. bytes, expected at most 1,000"):
@@ -295,7 +316,7 @@ def test_a_manifest_over_our_limits_stays(root, url, opened):
     assert oracle.raw(small) == before
 
 
-# Tiers ------------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------- Tiers
 
 
 @pytest.mark.parametrize("name", OBJECTS)
@@ -317,12 +338,14 @@ def test_a_near_tier_with_something_else_is_filled_from_the_next(
     assert opened(url).verify().sound
 
 
-# All at once ------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------- All at once
 
 
 @pytest.mark.slow
 def test_whatever_lies_in_store_and_cache_gives_only_typed_errors(run_tool):
-    """Stores and caches with several hostile objects at once, used in any order, in processes whose memory and time are limited."""
+    """Stores and caches with several hostile objects at once, used in any order, in processes whose
+    memory and time are limited.
+    """
     signal.alarm(0)
     done = run_tool("fuzz directory", "--count", 60, "--seed", 3, "--jobs", 2)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C between any two steps of what writes files: no temporary file stays, and the work can be done again."""
+"""Ctrl-C between any two steps of what writes files: no temporary file stays, and the work can be
+done again.
+"""
 
 import contextlib
 import gc
@@ -54,7 +56,8 @@ def temporaries(place):
 
 
 def interrupted(work, place, at):
-    """Do work and raise KeyboardInterrupt at one of the moments at which there is a temporary file, counted from 1.
+    """Do work and raise KeyboardInterrupt at one of the moments at which there is a temporary file,
+    counted from 1.
 
     Returns whether there was such a moment.
     """
@@ -82,7 +85,9 @@ def interrupted(work, place, at):
 
 
 def close_lost(place):
-    """Close files below a directory that were opened when the interrupt came, before anybody had their number."""
+    """Close files below a directory that were opened when the interrupt came, before anybody had
+    their number.
+    """
     gc.collect()
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -160,7 +165,9 @@ BEFORE = {
     ],
 )
 def test_an_interrupt_at_any_step_leaves_no_temporary(work, tmp_path, monkeypatch):
-    """Stopped between any two steps, each operation leaves no temporary file, and does its work when it is called again."""
+    """Stopped between any two steps, each operation leaves no temporary file, and does its work
+    when it is called again.
+    """
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "now" / "temporary"))
     monkeypatch.setattr("bundler.backends.file_steps.sync", lambda _: None)
     monkeypatch.setattr("os.fsync", lambda _: None)
@@ -188,7 +195,9 @@ def test_an_interrupt_at_any_step_leaves_no_temporary(work, tmp_path, monkeypatc
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_an_interrupted_prune_removes_nothing_that_was_just_touched(tmp_path, monkeypatch):
-    """A prune that moved a file aside puts it back when it was touched meanwhile, also when it is stopped at any step."""
+    """A prune that moved a file aside puts it back when it was touched meanwhile, also when it is
+    stopped at any step.
+    """
     rename = os.rename
 
     def rename_touched(source, target):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of pushed bundles by their keys: found however they came there, for as long as something has them, and never wrong."""
+"""Kernels of pushed bundles by their keys: found however they came there, for as long as something
+has them, and never wrong.
+"""
 
 import warnings
 
@@ -20,7 +22,9 @@ from bundler.store.kernel_index import KernelIndex
 
 
 def found(store, *seeds, **choices):
-    """Return the keys of these kernels that a process which has read nothing yet finds, each with the bytes that it should have."""
+    """Return the keys of these kernels that a process which has read nothing yet finds, each with
+    the bytes that it should have.
+    """
     with bundler.open_store(*store.urls) if store.urls else _again(store) as fresh:
         bundle = fresh.kernel_records().look_up(sorted(oracle.keys(*seeds)), **choices).bundle
         right = oracle.contents(oracle.bundle(*seeds))
@@ -61,7 +65,9 @@ def test_what_was_mirrored_is_found_by_key(memory, local):
 
 
 def test_what_is_served_is_found_by_key(store):
-    """A store over HTTP hands on what says where a kernel is, and kernels that were published by themselves."""
+    """A store over HTTP hands on what says where a kernel is, and kernels that were published by
+    themselves.
+    """
     store.push(oracle.bundle("A"), "t")
     store.kernel_records().publish(oracle.bundle("B"))
     with (
@@ -72,7 +78,9 @@ def test_what_is_served_is_found_by_key(store):
 
 
 def test_a_tag_that_moves_on_keeps_its_kernels_found(store):
-    """Of what was merged into a tag the first manifest may be pruned; of what was replaced or deleted nothing is found then."""
+    """Of what was merged into a tag the first manifest may be pruned; of what was replaced or
+    deleted nothing is found then.
+    """
     store.push(oracle.bundle("A"), "t")
     store.push(oracle.bundle("B"), "t")
     store.prune(grace_s=0)
@@ -134,7 +142,9 @@ def test_a_push_again_sends_nothing(store):
 
 
 def test_a_second_tag_of_the_same_bundle_asks_for_a_few_entries(memory):
-    """Not for all of them, and with what is asked anyway; where one is missing, all are looked at and made again."""
+    """Not for all of them, and with what is asked anyway; where one is missing, all are looked at
+    and made again.
+    """
     seeds = [f"{number:064x}" for number in range(300)]
     pushed = oracle.restorable(*seeds)
     memory.push(pushed, "t")
@@ -273,7 +283,9 @@ def winner(block):
 
 
 def with_files():
-    """Return a bundle of a kernel, a tuning file, a library, and two winners of which the second is faster."""
+    """Return a bundle of a kernel, a tuning file, a library, and two winners of which the second is
+    faster.
+    """
     files = build.Files()
     timings = (Timing(winner(n).config, time_ns=time_ns) for n, time_ns in ((1, 20), (2, 10)))
     measured = Tuning(record_id("k", PARTS), tuple(timings))
@@ -287,14 +299,18 @@ def with_files():
 
 
 def of_files(store, trust="kernels"):
-    """Return what a process that has read nothing yet finds of these files, by what they are known by."""
+    """Return what a process that has read nothing yet finds of these files, by what they are known
+    by.
+    """
     known_by = [*(f"file {path}" for path in PATHS), f"tuning {record_id('k', PARTS)}", "file x/y"]
     with bundler.open_store(*store.urls) if store.urls else _again(store) as fresh:
         return fresh.file_records(trust).look_up_all(known_by)
 
 
 def test_single_files_of_a_bundle_are_found_by_what_they_are_known_by(store):
-    """Tuning files by their places, records by their ids, the faster of two; libraries with trust alone."""
+    """Tuning files by their places, records by their ids, the faster of two; libraries with trust
+    alone.
+    """
     store.push(with_files(), "t")
     found = of_files(store)
     assert found.pop(f"file {PATHS[0]}") == b"tuned"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mirrors: what moves, in which order, what stays, and what an interrupted or hostile run leaves behind."""
+"""Mirrors: what moves, in which order, what stays, and what an interrupted or hostile run leaves
+behind.
+"""
 
 import random
 
@@ -81,7 +83,9 @@ def test_who_watches_is_told_of_units_that_moved(memory, target):
 
 
 def test_units_come_before_manifests_and_these_before_tags(memory, target):
-    """In this order a reader never finds a name for what is not there; last, each kernel is found by its key."""
+    """In this order a reader never finds a name for what is not there; last, each kernel is found
+    by its key.
+    """
     memory.push(oracle.bundle("A", "B"), "x")
     target._backend = watched = Watched(target._backend)
     memory.sync_to(target)
@@ -91,7 +95,9 @@ def test_units_come_before_manifests_and_these_before_tags(memory, target):
 
 @pytest.mark.parametrize("writes", range(4))
 def test_a_run_that_is_interrupted_goes_on_where_it_ended(memory, target, writes):
-    """Wherever the target fails, it stays sound, names nothing that it lacks, and the next run sends only the rest."""
+    """Wherever the target fails, it stays sound, names nothing that it lacks, and the next run
+    sends only the rest.
+    """
     memory.push(oracle.bundle("A", "B"), "x")
     memory.push(oracle.bundle("C", "D"), "y")
     inner, target._backend = target._backend, Watched(target._backend, writes)
@@ -125,7 +131,9 @@ def test_a_tag_that_changed_is_what_the_source_says(memory, target):
 
 
 def test_a_damaged_tag_leaves_the_others(memory, target):
-    """Its damage is the reason, nothing damaged is written, the source stays as it is, and the other tag is mirrored."""
+    """Its damage is the reason, nothing damaged is written, the source stays as it is, and the
+    other tag is mirrored.
+    """
     memory.push(oracle.bundle("A"), "bad")
     memory.push(oracle.bundle("B"), "good")
     with memory.pull("bad", read_only=True) as found:

@@ -49,7 +49,9 @@ def test_the_ways_to_write_a_file_url(root, opened, prefix):
 
 
 def test_a_path_alone_is_a_store(root, opened, monkeypatch):
-    """An absolute path, or one from the user's home, is the store of that directory, with the settings of a URL."""
+    """An absolute path, or one from the user's home, is the store of that directory, with the
+    settings of a URL.
+    """
     with opened(f"{root}?mode=group") as store:
         store.push(oracle.bundle("A"), "t")
         assert (store.name, store.urls) == (
@@ -67,7 +69,9 @@ def test_a_path_alone_is_a_store(root, opened, monkeypatch):
 
 
 def test_settings_of_the_environment_do_not_replace_those_of_a_url():
-    """A server's URL gets what it does not say itself; a password in it is not replaced by a file's."""
+    """A server's URL gets what it does not say itself; a password in it is not replaced by a
+    file's.
+    """
     more = {"password_file": "/run/word", "timeout_s": 2.0}
     assert (
         with_settings("redis://host", more)
@@ -173,7 +177,9 @@ def test_there_is_a_store_and_none_twice(url):
     ],
 )
 def test_settings_that_cannot_be_used_are_refused(url, setting, words):
-    """A misspelled choice, or a server's setting where there is no server, is a ConfigError without its value."""
+    """A misspelled choice, or a server's setting where there is no server, is a ConfigError without
+    its value.
+    """
     with pytest.raises(ConfigError, match=words) as caught:
         bundler.open_store(url, **setting)
     assert "s3cret" not in str(caught.value)
@@ -235,7 +241,9 @@ MEANINGS = {
 
 
 def test_every_error_of_a_byte_store_has_a_meaning():
-    """No class of the byte stores' tree is missing here, and each becomes one of ours that names the store."""
+    """No class of the byte stores' tree is missing here, and each becomes one of ours that names
+    the store.
+    """
     tree = [theirs.BackendError, *theirs.BackendError.__subclasses__()]
     assert set(tree) == set(MEANINGS)
     for kind in tree:
@@ -271,7 +279,7 @@ def test_every_call_maps_the_byte_stores_errors(memory, call):
         assert broken._backend.struck or at > 0
 
 
-# A directory that may hang ----------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------ A directory that may hang
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "soon", "", "nan", "inf", "1e9"])
@@ -293,7 +301,9 @@ def test_a_directory_with_a_time_out_works_as_one_without(url, opened):
 
 @pytest.mark.parametrize("name", ["open", "stat", "listdir", "scandir"])
 def test_a_directory_that_hangs_is_an_error_in_time(url, opened, monkeypatch, name):
-    """When the system does not answer, a directory with a time-out is a typed error, as a dead server is."""
+    """When the system does not answer, a directory with a time-out is a typed error, as a dead
+    server is.
+    """
     opened(url).push(oracle.bundle("A"), "t")
     monkeypatch.setattr("bundler.store.store_urls.LEAST_UNHURRIED_S", 0.2)
     go_on, real = threading.Event(), getattr(os, name)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peers before a far store: units come from them, tags from the store, and nothing of what they do is believed or waited for long."""
+"""Peers before a far store: units come from them, tags from the store, and nothing of what they do
+is believed or waited for long.
+"""
 
 import contextlib
 import http.server
@@ -74,7 +76,9 @@ def test_what_a_peer_lacks_comes_from_the_far_store(far, tmp_path, memory):
 
 
 def test_a_near_directory_is_filled_by_peers(far, server, tmp_path):
-    """What comes from a peer is kept near, and the next process of the host asks neither peer nor far store for it."""
+    """What comes from a peer is kept near, and the next process of the host asks neither peer nor
+    far store for it.
+    """
     near = f"file://{tmp_path}/near"
     _, tiers, said = restored(far, tmp_path, [server.url], near)
     assert (tiers["peer"].hits, said) == (2 * len(SEEDS) + 1, [])
@@ -88,7 +92,9 @@ def test_a_near_directory_is_filled_by_peers(far, server, tmp_path):
 
 
 def test_units_of_a_peer_need_no_dictionary_of_it(root, tmp_path):
-    """A peer's unit that was compressed with a dictionary is kept without: the near store can be read by itself."""
+    """A peer's unit that was compressed with a dictionary is kept without: the near store can be
+    read by itself.
+    """
     same = random.Random(1).randbytes(3000)
     bundle = bundler.merge(
         [oracle.restorable(n, each=40, extra={"k.ttir": same + b"%d" % n}) for n in range(40)]
@@ -108,7 +114,9 @@ def test_units_of_a_peer_need_no_dictionary_of_it(root, tmp_path):
 
 
 class Liar(http.server.BaseHTTPRequestHandler):
-    """A server that answers as its server's `answer` says: a function that writes to the connection."""
+    """A server that answers as its server's `answer` says: a function that writes to the
+    connection.
+    """
 
     protocol_version = "HTTP/1.1"
 
@@ -208,7 +216,9 @@ def test_a_peer_that_talks_nonsense_costs_a_warning(far, tmp_path, name):
     "name", ["hangs", pytest.param("slow-loris", marks=pytest.mark.slow), "slow body", "refused"]
 )
 def test_a_peer_that_is_dead_or_slow_costs_no_more_than_its_bound(far, tmp_path, name):
-    """However it does not answer, the restore goes on after the time-out, once, and the peer is left alone."""
+    """However it does not answer, the restore goes on after the time-out, once, and the peer is
+    left alone.
+    """
     slow = {
         "hangs": lambda handler: time.sleep(0.35),
         "slow-loris": raw("", *[b"H"] * 35, pause_s=0.01),
@@ -228,7 +238,9 @@ def test_a_peer_that_is_dead_or_slow_costs_no_more_than_its_bound(far, tmp_path,
 
 @pytest.mark.parametrize("trusted", [True, False])
 def test_a_peer_behind_tls(far, server, tmp_path, monkeypatch, trusted):
-    """A proxy with a certificate that this machine trusts is a peer; any other is left out, with a warning."""
+    """A proxy with a certificate that this machine trusts is a peer; any other is left out, with a
+    warning.
+    """
     authority = redis_proxy.Certificates(tmp_path)
     monkeypatch.setenv(
         "SSL_CERT_FILE", authority.ca if trusted else redis_proxy.Certificates(tmp_path, "other").ca
@@ -246,7 +258,9 @@ def test_a_peer_behind_tls(far, server, tmp_path, monkeypatch, trusted):
 
 
 class Forged(oracle.Wrapped):
-    """A byte store that gives each unit as another unit of the same store: whole, but not what its key says."""
+    """A byte store that gives each unit as another unit of the same store: whole, but not what its
+    key says.
+    """
 
     def get_within(self, max_bytes):
         units = [key for key in max_bytes if key.startswith("v1/u/")]
@@ -256,7 +270,9 @@ class Forged(oracle.Wrapped):
 
 
 def test_a_lying_peer_is_dropped_for_the_process(far, tmp_path, local):
-    """Its units are whole by their seal and are others: one warning, no more requests, and the far store loses nothing."""
+    """Its units are whole by their seal and are others: one warning, no more requests, and the far
+    store loses nothing.
+    """
     with (
         StoreServer(Forged(local._backend), ANYWHERE) as server,
         warnings.catch_warnings(record=True) as caught,
@@ -296,7 +312,9 @@ def test_a_manifest_of_a_peer_is_the_one_that_the_tag_names(far, tmp_path, local
 
 
 def test_a_tag_is_what_the_far_store_says(far, tmp_path, memory):
-    """A peer's own tag of that name counts for nothing, and a tag that only a peer has is not there."""
+    """A peer's own tag of that name counts for nothing, and a tag that only a peer has is not
+    there.
+    """
     memory.push(oracle.restorable(99), "t")
     memory.push(oracle.restorable(99), "only-here")
     with memory.serve(ANYWHERE) as server, bundler.open_store(far, peers=[server.url]) as store:
@@ -328,7 +346,9 @@ def test_a_signature_that_is_required_is_required_of_what_peers_have(
 
 
 def test_peers_get_no_credentials(far, tmp_path, monkeypatch):
-    """Nothing of the environment's secrets is in a request, and a URL with a password is refused without repeating it."""
+    """Nothing of the environment's secrets is in a request, and a URL with a password is refused
+    without repeating it.
+    """
     for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "TRITON_BUNDLER_PASSWORD_FILE"):
         monkeypatch.setenv(name, str(tmp_path / "s3cret"))
     heads = []
@@ -400,7 +420,9 @@ def test_a_program_hears_of_a_dead_peer_once(far, monkeypatch, tmp_path):
 
 
 def test_what_peers_do_not_say_is_no_answer_of_a_dead_store(far, server, memory, tmp_path):
-    """With a far store that died, lists and tags are errors, and so is an object that no peer has; units that peers have still come."""
+    """With a far store that died, lists and tags are errors, and so is an object that no peer has;
+    units that peers have still come.
+    """
     with bundler.open_store(far) as store, store.serve(ANYWHERE) as far_server:
         url = f"tb+{far_server.url}?timeout_s=0.2"
         with warnings.catch_warnings(), bundler.open_store(url, peers=[server.url]) as replica:
@@ -484,7 +506,9 @@ def test_a_retry_after_is_honoured(far, server, tmp_path):
 
 
 def test_a_reader_takes_no_more_than_it_asked_for(server):
-    """An answer larger than the sizes that were asked for is an error, and a plain size asks no peer."""
+    """An answer larger than the sizes that were asked for is an error, and a plain size asks no
+    peer.
+    """
     with PeerBackend(parse_served(f"tb+{server.url}"), proofs_only=True) as peer:
         assert peer.get_within({"v1/u/" + "0" * 64: 100}) == {}
     assert server.total("requests_total") == 0
@@ -521,12 +545,15 @@ def replica(number, far, peers, cache_dir, start, results):
 
 
 def started_from_the_first(count, tmp_path):
-    """Start a replica, then `count - 1` others from it; returns how often the far store read each unit, and how many kernels each restored."""
+    """Start a replica, then `count - 1` others from it; returns how often the far store read each
+    unit, and how many kernels each restored.
+    """
     context = multiprocessing.get_context("fork")
     with bundler.open_store(f"file://{tmp_path}/far") as store:
         store.push(oracle.restorable(*range(10), each=2000), "t")
         counted = Counted(store._backend)
-        # The far store is a server that keeps nothing in memory, so that each read of it is counted.
+        # The far store is a server that keeps nothing in memory, so that each read of it is
+        # counted.
         far_server = StoreServer(counted, ANYWHERE, ServingBounds(memory_bytes=0))
         with far_server:
             far = f"tb+{far_server.url}?timeout_s=60"
@@ -559,7 +586,9 @@ def started_from_the_first(count, tmp_path):
     "count", [8, pytest.param(64, marks=[pytest.mark.slow, pytest.mark.timeout(240)])]
 )
 def test_replicas_that_start_from_the_first_spare_the_far_store(tmp_path, count):
-    """Of all replicas together the far store reads each unit at most three times; here once, by the first."""
+    """Of all replicas together the far store reads each unit at most three times; here once, by the
+    first.
+    """
     units, done = started_from_the_first(count, tmp_path)
     assert max(units.values()) <= 3
     assert done == [(10, 0)] * (count - 1)

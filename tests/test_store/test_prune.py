@@ -12,7 +12,9 @@ DAYS = oracle.DAY_S
 
 @pytest.fixture
 def filled(store):
-    """A store in which the tag t names A and B, and C and D lie there without a tag; all are ten days old."""
+    """A store in which the tag t names A and B, and C and D lie there without a tag; all are ten
+    days old.
+    """
     store.push(oracle.bundle("A", "B"), "t")
     store.push(oracle.bundle("B", "C"))
     store.push(oracle.bundle("D"))
@@ -122,7 +124,9 @@ def test_pruning_half_leaves_no_manifest_without_its_units(filled, steps):
 
 
 def test_tagged_bytes_alone_may_exceed_the_limit(filled):
-    """Nothing that a tag reaches goes for a limit's sake; the report says by how much it is exceeded."""
+    """Nothing that a tag reaches goes for a limit's sake; the report says by how much it is
+    exceeded.
+    """
     tagged = sizes(filled, *reached(filled))
     report = filled.prune(max_bytes=tagged - 7)
     assert (report.kept_bytes, report.tagged_bytes, report.over_limit_bytes) == (tagged, tagged, 7)
@@ -192,7 +196,9 @@ def test_a_grace_that_is_no_time_is_refused(filled, grace_s):
 
 
 def test_the_report_says_what_holds_what(filled):
-    """Each object that stays is counted once, under what holds it, and together they are what is kept."""
+    """Each object that stays is counted once, under what holds it, and together they are what is
+    kept.
+    """
     total, tagged = sizes(filled), sizes(filled, *reached(filled))
     loose = [key for key in oracle.raw(filled) if key not in reached(filled)]
     young = sorted(key for key in loose if key.startswith("v1/u/"))[:1]
@@ -227,7 +233,9 @@ def test_what_is_used_while_a_prune_runs_is_held_by_that(memory):
 
 
 def test_a_push_that_loses_units_to_a_prune_without_grace_is_mended_by_the_next(local):
-    """Without grace a prune may take what a push is about to name: those kernels are misses, and the next push sends them."""
+    """Without grace a prune may take what a push is about to name: those kernels are misses, and
+    the next push sends them.
+    """
     local.push(oracle.bundle("A", "B"))
     slow = oracle.wrapped(local, oracle.Pausing, "swap_ref", "before")
     with oracle.running(lambda: slow.push(oracle.bundle("A", "B", "C"), "t")):
@@ -282,7 +290,9 @@ def test_several_tags_keep_what_each_reaches(filled):
 
 @pytest.mark.parametrize("harm", [oracle.flip, oracle.drop], ids=["damaged", "missing"])
 def test_a_tag_that_cannot_be_followed_stops_pruning(filled, harm):
-    """Without its manifest nobody knows what a tag reaches: nothing goes, the report says why, until it is repaired."""
+    """Without its manifest nobody knows what a tag reaches: nothing goes, the report says why,
+    until it is repaired.
+    """
     harm(filled, oracle.manifest_of(filled, "t"))
     report = filled.prune()
     assert (report.removed, [tag for tag, _ in report.unfollowed]) == ((), ["t"])
@@ -333,13 +343,15 @@ def test_a_store_that_may_not_be_changed_says_so(filled):
     assert len(reader.prune(dry_run=True).removed) == 8
 
 
-# Beside others -----------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------ Beside others
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("name", ["list", "read_ref", "get", "delete"])
 def test_a_push_beside_a_prune_loses_nothing(local, name, when):
-    """A bundle that is pushed while a prune stands at any of its calls, all of whose units were about to go, is whole."""
+    """A bundle that is pushed while a prune stands at any of its calls, all of whose units were
+    about to go, is whole.
+    """
     local.push(oracle.bundle("A", "B"))
     local.push(oracle.bundle("C"), "other")
     oracle.age(local, 10 * DAYS)

@@ -20,7 +20,9 @@ from bundler.store import store_layout
 
 
 def test_a_bundle_comes_back_as_it_was(store):
-    """Entries of every kind, observations and digest are the same after push and pull, by tag and by digest."""
+    """Entries of every kind, observations and digest are the same after push and pull, by tag and
+    by digest.
+    """
     bundle = build.several()
     report = store.push(bundle, "t")
     for name in ("t", bundle.digest):
@@ -51,7 +53,9 @@ def test_kernels_that_triton_compiled_come_back(local, real):
 
 
 def test_real_caches_come_back(local, real_cache):
-    """What a compiler and a model left behind comes back whole, helper libraries and pickles included."""
+    """What a compiler and a model left behind comes back whole, helper libraries and pickles
+    included.
+    """
     with bundler.pack(real_cache) as bundle:
         local.push(bundle, "real/cache")
         with local.pull("real/cache") as pulled:
@@ -93,7 +97,9 @@ def test_a_second_push_sends_nothing(store):
 
 
 def test_a_second_push_decodes_nothing(store, monkeypatch):
-    """A tag that names the same content already says what to look for; what it observed besides is kept."""
+    """A tag that names the same content already says what to look for; what it observed besides is
+    kept.
+    """
     bundle = build.several()
     seen = Observed({bundle.kernels[0].key: Observation(devices=(5,))})
     store.push(bundler.Bundle(bundle.content, seen, bundle.blobs), "t")
@@ -111,7 +117,9 @@ def test_a_second_push_decodes_nothing(store, monkeypatch):
 
 
 def test_a_second_push_mends_what_was_lost(store):
-    """A unit or the manifest that somebody removed is sent again, though the tag names the same content."""
+    """A unit or the manifest that somebody removed is sent again, though the tag names the same
+    content.
+    """
     bundle = build.several()
     store.push(bundle, "t")
     for kind in "um":
@@ -223,7 +231,7 @@ def test_a_blob_of_another_bundle_is_not_found(store):
         pulled.read(oracle.bundle("B").kernels[0].binary)
 
 
-# Modes -------------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------- Modes
 
 
 def test_merge_makes_the_tag_name_the_union(store):
@@ -304,7 +312,7 @@ def test_what_a_newer_version_wrote_is_not_stored(memory, mode):
     assert (oracle.raw(memory), memory.tags()) == ({}, ())
 
 
-# Tags --------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------- Tags
 
 TAGS = ("t", "T", "_", "0", "llama3/h200", "a/b/c/d", "a", "a/b", "x" * 100, "v1.0-rc_2", "v1/t/t")
 NOT_TAGS = (
@@ -388,7 +396,9 @@ def test_a_bundle_is_found_by_how_its_digest_begins(store):
 
 
 def test_a_beginning_of_no_digest_or_of_several(store):
-    """Too few digits are a ConfigError, as are those of two bundles, which it names; of no bundle they are NotFound."""
+    """Too few digits are a ConfigError, as are those of two bundles, which it names; of no bundle
+    they are NotFound.
+    """
     digest = store.push(oracle.bundle("A")).digest
     for name in ("sha256:0123456", "sha256:0"):
         with pytest.raises(ConfigError, match="expected 8 digits of a digest or more"):
@@ -408,7 +418,9 @@ def test_a_beginning_of_no_digest_or_of_several(store):
 
 
 def test_a_tag_that_is_called_almost_so_is_offered(store):
-    """For an unknown tag those with a like name are suggested, in a pull and as a fact; for one like no other, none."""
+    """For an unknown tag those with a like name are suggested, in a pull and as a fact; for one
+    like no other, none.
+    """
     for tag in ("llama3/h200", "llama3/h100", "gemma"):
         store.push(oracle.bundle("A"), tag)
     with pytest.raises(
@@ -430,7 +442,9 @@ def test_what_is_not_there_is_not_found(store):
 
 
 def test_tags_are_deleted_once(store):
-    """A deleted tag names nothing; its bundle stays until it is pruned, and the tag can be set again."""
+    """A deleted tag names nothing; its bundle stays until it is pruned, and the tag can be set
+    again.
+    """
     digest = store.push(oracle.bundle("A"), "t").digest
     assert [store.delete_tag("t"), store.delete_tag("t"), store.delete_tag("absent")] == [
         True,
@@ -474,7 +488,7 @@ def test_stats_count_what_is_stored(store):
     )
 
 
-# Order -------------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------- Order
 
 
 @pytest.mark.parametrize("cheap", [True, False])
@@ -504,7 +518,9 @@ def test_what_is_missing_is_asked_before_it_is_sent(memory):
 
 
 def test_a_store_far_away_is_asked_a_few_times(memory):
-    """A push of a hundred kernels to a store whose reads are dear reads nothing and takes a handful of calls."""
+    """A push of a hundred kernels to a store whose reads are dear reads nothing and takes a handful
+    of calls.
+    """
     noting = oracle.wrapped(memory, oracle.Noting, cheap=False)
     noting.push(oracle.bundle(*range(100)), "t")
     names = [name for name, _ in noting._backend.calls if name != "flush"]
@@ -537,7 +553,7 @@ def test_pulling_marks_what_it_pulled_as_in_use(store):
         assert store.prune(dry_run=True).removed == (entry,)
 
 
-# Versions ----------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------- Versions
 
 
 def test_two_layouts_lie_side_by_side(store):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looking after kernels and files that were published one by one: counted, checked, and removed with what only they need."""
+"""Looking after kernels and files that were published one by one: counted, checked, and removed
+with what only they need.
+"""
 
 import oracle
 import pytest
@@ -51,7 +53,9 @@ def test_stats_count_records(published):
 
 
 def test_verify_checks_records_and_their_units(published):
-    """A store with records is sound; a flipped bit in a unit that only a record names is found in its blobs."""
+    """A store with records is sound; a flipped bit in a unit that only a record names is found in
+    its blobs.
+    """
     published.file_records().publish("tuned", "x.json", b"{}")
     assert published.verify().sound
     assert published.verify().checked == len(oracle.raw(published))
@@ -72,7 +76,9 @@ def test_a_damaged_record_is_found_and_removed(published):
 
 
 def test_a_record_whose_unit_is_gone_is_dangling_and_removed(published):
-    """verify says which kernel lacks what; with repair its record goes, and with it whatever stands in the next build's way."""
+    """verify says which kernel lacks what; with repair its record goes, and with it whatever stands
+    in the next build's way.
+    """
     oracle.drop(published, *units(published, A))
     report = published.verify()
     assert [name for name, _ in report.dangling] == [A.kernels[0].key]
@@ -116,7 +122,9 @@ def test_prune_keeps_what_a_record_needs_while_the_record_is_in_use(published):
 
 
 def test_prune_removes_records_by_age_and_size_with_their_units(published):
-    """The same rules as for a bundle without a tag: oldest first, the record before its units, what a tag reaches stays."""
+    """The same rules as for a bundle without a tag: oldest first, the record before its units, what
+    a tag reaches stays.
+    """
     oracle.age(published, 10 * DAYS)
     mine = units(published, A)
     oracle.age(published, 20 * DAYS, record_of(A), *mine)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bundles in a real Redis that is absent, silent, killed, emptied, full, evicting, forbidding, slow or lying.
+"""Bundles in a real Redis that is absent, silent, killed, emptied, full, evicting, forbidding, slow
+or lying.
 
-Each time: a typed error or a whole answer, no wrong bytes, no wait beyond the limits, and `verify` is clean or says what is missing.
+Each time: a typed error or a whole answer, no wrong bytes, no wait beyond the limits, and `verify`
+is clean or says what is missing.
 """
 
 import os
@@ -98,7 +100,9 @@ def raw(store):
 
 
 def damage(server, key, change):
-    """Change what the server has under the key of a small object, behind everybody's back, leaving its header."""
+    """Change what the server has under the key of a small object, behind everybody's back, leaving
+    its header.
+    """
     admin, name = server.client(), f"tb:o:{key}"
     stored = admin.get(name)
     admin.set(name, stored[:16] + change(stored[16:]), keepttl=True)
@@ -124,7 +128,7 @@ def fails_in_time(call, kind, seconds):
     assert time.monotonic() - started < seconds + SLACK_S
 
 
-# absent, silent, killed, emptied ------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------ absent, silent, killed, emptied
 
 
 def acts(store, cache):
@@ -145,7 +149,9 @@ def acts(store, cache):
 
 @pytest.mark.serial
 def test_a_server_that_is_absent_at_the_start(at, tmp_path):
-    """Opening is fine, everything else a StoreUnavailable at once; when the server comes, the same store works."""
+    """Opening is fine, everything else a StoreUnavailable at once; when the server comes, the same
+    store works.
+    """
     store = at(f"redis://writer:x@127.0.0.1:{redis_server.free_port()}", **HASTY)
     for act in acts(store, tmp_path).values():
         fails_in_time(act, StoreUnavailable, 0.25)
@@ -178,7 +184,9 @@ class Killing(oracle.Wrapped):
 
 
 def test_a_server_that_is_killed_in_a_push(mortal, at):
-    """Killed before any call of a push: a typed error; started anew it is empty and sound, and the push completes."""
+    """Killed before any call of a push: a typed error; started anew it is empty and sound, and the
+    push completes.
+    """
     struck = set()
     for number in range(1, 30):
         store = at(mortal.url())
@@ -202,7 +210,9 @@ def test_a_server_that_is_killed_in_a_push(mortal, at):
 
 
 def test_a_server_that_is_killed_in_a_pull(mortal, at, tmp_path):
-    """Killed between tag, manifest and content: a typed error, and of what was restored nothing is half."""
+    """Killed between tag, manifest and content: a typed error, and of what was restored nothing is
+    half.
+    """
     for number in range(1, 30):
         store = at(mortal.url())
         store.push(kernels(*AB), "t")
@@ -239,11 +249,13 @@ def test_a_server_that_was_restarted_is_empty_and_filled_by_the_next_push(mortal
     assert oracle.contents(store.pull("t")) == oracle.contents(kernels(*AB))
 
 
-# full, evicting -----------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------- full, evicting
 
 
 def test_a_full_server_that_evicts_nothing(mortal, at):
-    """Pushing is a StoreFull, the tag names what it named, which is whole; with room the same push completes."""
+    """Pushing is a StoreFull, the tag names what it named, which is whole; with room the same push
+    completes.
+    """
     store, admin = at(mortal.url()), mortal.client()
     store.push(kernels("A"), "t")
     large = noise(8)
@@ -259,8 +271,8 @@ def test_a_full_server_that_evicts_nothing(mortal, at):
 
 
 def test_a_server_that_evicts_between_manifest_and_kernels(mortal, at, tmp_path):
-    """Tags lead to manifests whose kernels are partly gone: those are skipped with a reason, the others right, verify says
-    what is missing, and the next push sends just that.
+    """Tags lead to manifests whose kernels are partly gone: those are skipped with a reason, the
+    others right, verify says what is missing, and the next push sends just that.
     """
     store, admin = at(mortal.url()), mortal.client()
     bundle = noise(20)
@@ -284,7 +296,9 @@ def test_a_server_that_evicts_between_manifest_and_kernels(mortal, at, tmp_path)
 
 
 def test_a_server_that_is_too_small_for_what_is_pushed(mortal, at, tmp_path):
-    """With 4 MB for 12 MB of kernels every push succeeds or is a typed error, and what is restored is right."""
+    """With 4 MB for 12 MB of kernels every push succeeds or is a typed error, and what is restored
+    is right.
+    """
     store, admin = at(mortal.url()), mortal.client()
     admin.config_set("maxmemory", admin.info("memory")["used_memory"] + 4_000_000)
     bundles = [noise(10, first=10 * number) for number in range(6)]
@@ -310,11 +324,13 @@ def test_a_server_that_is_too_small_for_what_is_pushed(mortal, at, tmp_path):
     assert store.stats().units > 0
 
 
-# forbidding ---------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------- forbidding
 
 
 def test_a_wrong_password_and_a_missing_right(server, at, tmp_path):
-    """A wrong password is AccessDenied; a reader restores, and its push is AccessDenied and changes nothing."""
+    """A wrong password is AccessDenied; a reader restores, and its push is AccessDenied and changes
+    nothing.
+    """
     at(server.url()).push(kernels(*AB), "t")
     wrong = at(server.url(password="wr0ng"))
     for act in acts(wrong, tmp_path).values():
@@ -361,7 +377,9 @@ def test_a_read_only_replica(server, at, tmp_path):
 
 
 def test_tls_that_does_not_fit(server, at, tmp_path):
-    """A certificate of an authority we do not know is a StoreUnavailable, and one that we know works."""
+    """A certificate of an authority we do not know is a StoreUnavailable, and one that we know
+    works.
+    """
     authority = redis_proxy.Certificates(tmp_path)
     with redis_proxy.Proxy(server.socket, tls=authority.context()) as proxy:
         with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
@@ -370,7 +388,7 @@ def test_tls_that_does_not_fit(server, at, tmp_path):
     assert oracle.contents(at(server.url()).pull("t")) == oracle.contents(kernels(*AB))
 
 
-# slow, torn ---------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------- slow, torn
 
 
 @pytest.mark.serial
@@ -398,7 +416,9 @@ def test_answers_that_trickle(server, at):
 
 
 def test_connections_that_are_reset_anywhere(server, at):
-    """Reset after any number of bytes: a push or pull answers right or raises, the tag is whole, and the next push completes."""
+    """Reset after any number of bytes: a push or pull answers right or raises, the tag is whole,
+    and the next push completes.
+    """
     bundles = [kernels(*AB), kernels(*AB, "C")]
     right = [oracle.contents(bundle) for bundle in bundles]
     direct = at(server.url())
@@ -420,7 +440,7 @@ def test_connections_that_are_reset_anywhere(server, at):
             assert oracle.contents(direct.pull("t")) == right[1]
 
 
-# others -------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------- others
 
 
 def test_two_pushers_to_one_tag(server, at):
@@ -435,7 +455,9 @@ def test_two_pushers_to_one_tag(server, at):
 
 
 def test_values_corrupted_by_hand(server, store, tmp_path):
-    """A flipped bit, a cut end or other bytes in any value: never wrong bytes; verify names it, and a push repairs it."""
+    """A flipped bit, a cut end or other bytes in any value: never wrong bytes; verify names it, and
+    a push repairs it.
+    """
     changes = [
         lambda data: (
             data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 4]) + data[len(data) // 2 + 1 :]
@@ -482,7 +504,9 @@ def test_a_header_corrupted_by_hand(server, store):
 
 
 def test_hostile_manifests_and_tags(server, store):
-    """A bomb, another bundle's manifest, a manifest that is none, a tag that leads elsewhere: typed errors, little memory."""
+    """A bomb, another bundle's manifest, a manifest that is none, a tag that leads elsewhere: typed
+    errors, little memory.
+    """
     bundle, other = kernels(*AB), kernels("C")
     store.push(bundle, "t")
     store.push(other, "u")
@@ -535,7 +559,9 @@ def test_a_fork_with_an_open_connection(store):
 
 
 def test_what_is_pulled_lives_on(server, at):
-    """Pulling prolongs the tag, the manifest and the units; a read-only pull prolongs no object.  What says where a kernel is lives long anyway."""
+    """Pulling prolongs the tag, the manifest and the units; a read-only pull prolongs no object.
+    What says where a kernel is lives long anyway.
+    """
     store, admin = at(server.url(), ttl_s=100, **PATIENT), server.client()
     store.push(kernels(*AB), "t")
     entries = admin.keys("tb:o:v1/b/*")

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of a store that hold what was never stored there: each is damage of its own, named, removed and sent again.
+"""Keys of a store that hold what was never stored there: each is damage of its own, named, removed
+and sent again.
 
-The other bundles of the store stay whole all the while, and nothing takes memory or time by what somebody else wrote.
+The other bundles of the store stay whole all the while, and nothing takes memory or time by what
+somebody else wrote.
 """
 
 import hashlib
@@ -75,7 +77,9 @@ def huge(admin, name):
 
 
 def a_head_of_a_gigabyte(admin, name):
-    """Put a head in the place of a value, and the 1 GiB of parts that it names, which nobody has touched yet."""
+    """Put a head in the place of a value, and the 1 GiB of parts that it names, which nobody has
+    touched yet.
+    """
     admin.set(name, b"TBs%013d%016d%s" % (60_000, 1 << 30, b"0" * 16))
     for number in range(128):
         admin.setrange(f"tb:p:{name[5:]}:{'0' * 16}:{number}", 8 * MIB + 15, b"x")
@@ -109,7 +113,9 @@ def peak_bytes():
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_one_bad_value_is_nobody_elses(store, admin, kind, change):
-    """Of a unit, manifest, record or tag that is none: it is damaged, the rest of the store works, and a push repairs it."""
+    """Of a unit, manifest, record or tag that is none: it is damaged, the rest of the store works,
+    and a push repairs it.
+    """
     (name, *_) = only_a(admin, kind)
     before, started = peak_bytes(), time.monotonic()
     change(admin, name)
@@ -136,7 +142,9 @@ def test_one_bad_value_is_nobody_elses(store, admin, kind, change):
 
 @pytest.mark.parametrize("change", [a_list, huge], ids=lambda f: f.__name__)
 def test_a_push_replaces_what_is_in_its_way(store, admin, change):
-    """Without verify, and without anybody having read it: what no value of ours can be counts as missing."""
+    """Without verify, and without anybody having read it: what no value of ours can be counts as
+    missing.
+    """
     for kind in "um":
         change(admin, only_a(admin, kind)[0])
         store.push(A, "t")
@@ -183,7 +191,9 @@ STRANGE = [
 
 @pytest.mark.parametrize("key", STRANGE)
 def test_a_strange_key_is_damage_or_nothing(key):
-    """A key that nobody of ours made, with a value that is sealed right, ends no verify, prune or listing."""
+    """A key that nobody of ours made, with a value that is sealed right, ends no verify, prune or
+    listing.
+    """
     store = Store(MemoryBackend(), "memory")
     store.push(A, "t")
     store.kernel_records().publish(A)
@@ -203,7 +213,9 @@ def test_a_strange_key_is_damage_or_nothing(key):
 
 
 def test_strange_tags_are_told(store, admin):
-    """Tags whose names or values nobody of ours made are listed with what is wrong, and can be deleted."""
+    """Tags whose names or values nobody of ours made are listed with what is wrong, and can be
+    deleted.
+    """
     for number, value in enumerate(
         [b"", b"\xc1", b"x" * 1000, oracle.packed([1, "v1/m"]), oracle.packed([1, "v1/u/x"])]
     ):
@@ -247,7 +259,9 @@ def test_the_value_of_a_tag_is_bounded_in_any_store():
 
 @pytest.mark.parametrize("size", [MIB + 1, 16 * MIB])
 def test_a_dictionary_that_declares_too_much_is_damaged(size):
-    """It is refused by what its frame declares, before it is decoded, and removed: no limit of ours would let it pass."""
+    """It is refused by what its frame declares, before it is decoded, and removed: no limit of ours
+    would let it pass.
+    """
     store = Store(MemoryBackend(), "memory")
     key = f"v1/d/{hashlib.sha256(bytes(size)).hexdigest()}"
     oracle.overwrite(store, key, oracle.sealed(bytes(size)))
@@ -258,7 +272,9 @@ def test_a_dictionary_that_declares_too_much_is_damaged(size):
 
 @pytest.mark.slow
 def test_random_hostile_values_keep_every_promise(run_tool, tmp_path):
-    """The fuzzer changes keys of a real server in all these ways, does what users do, and finds no promise broken."""
+    """The fuzzer changes keys of a real server in all these ways, does what users do, and finds no
+    promise broken.
+    """
     done = run_tool("fuzz redis", "--count", CASES, "--seed", 5, "--keep", tmp_path)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     outcomes = {

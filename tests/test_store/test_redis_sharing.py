@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two processes, one Redis: what one compiled and pushed, the other restores and launches without a compiler."""
+"""Two processes, one Redis: what one compiled and pushed, the other restores and launches without a
+compiler.
+"""
 
 import importlib.util
 import json
@@ -36,7 +38,9 @@ def command(*words):
 
 @pytest.mark.toolchain
 def test_pushed_in_one_process_and_restored_in_another(server, compiled, tmp_path):
-    """A writer pushes, a reader restores by tag with its password in a file, and a process without a compiler hits every kernel."""
+    """A writer pushes, a reader restores by tag with its password in a file, and a process without
+    a compiler hits every kernel.
+    """
     support = _support()
     urls = {}
     for user in ("writer", "reader"):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Store.restore`: kernels go from a store into a cache directory; what is damaged is left out, and said."""
+"""`Store.restore`: kernels go from a store into a cache directory; what is damaged is left out, and
+said.
+"""
 
 import os
 import shutil
@@ -96,7 +98,9 @@ def test_a_first_run_may_have_nothing(local, cache):
 
 
 def test_missing_ok_forgives_only_what_is_missing(pushed, cache):
-    """A damaged manifest is no first run; once it was removed it is one, as a dangling tag is a miss."""
+    """A damaged manifest is no first run; once it was removed it is one, as a dangling tag is a
+    miss.
+    """
     oracle.flip(pushed, oracle.manifest_of(pushed, "t"))
     with pytest.raises(DigestMismatch):
         pushed.restore("t", missing_ok=True)
@@ -106,7 +110,9 @@ def test_missing_ok_forgives_only_what_is_missing(pushed, cache):
 @pytest.mark.parametrize("harm", [oracle.flip, oracle.drop], ids=["damaged", "missing"])
 @pytest.mark.parametrize("keep", ["all", "launch"])
 def test_a_damaged_kernel_is_left_out(pushed, real, cache, harm, keep):
-    """A kernel whose bytes are damaged or gone is skipped with the reason; the others are restored; a push repairs it."""
+    """A kernel whose bytes are damaged or gone is skipped with the reason; the others are restored;
+    a push repairs it.
+    """
     number, kernel = next((n, k) for n, k in enumerate(real.kernels) if k.name == "softmax_kernel")
     key = oracle.unit_of(pushed, real, number, kernel.binary.kind)
     harm(pushed, key)
@@ -174,7 +180,9 @@ def test_trust_is_the_stores_unless_told_otherwise(
 
 
 def test_a_store_that_we_may_only_read_can_be_restored_from(pushed, real, root, tmp_path, opened):
-    """On a read-only file system restoring works, nothing is marked, and nothing is asked of the store but bytes."""
+    """On a read-only file system restoring works, nothing is marked, and nothing is asked of the
+    store but bytes.
+    """
     place = tmp_path / "mounted"
     place.mkdir()
     try:
@@ -220,7 +228,9 @@ def test_a_pulled_bundle_may_be_restored_saved_and_merged(pushed, real, tmp_path
 
 
 def test_a_real_cache_goes_through_a_store(local, real_cache, tmp_path):
-    """A model's cache, pushed and restored with trust, is there again, but for what a compile there would write anew."""
+    """A model's cache, pushed and restored with trust, is there again, but for what a compile there
+    would write anew.
+    """
     with bundler.pack(real_cache) as bundle:
         local.push(bundle, "t")
         with warnings.catch_warnings():
@@ -234,7 +244,7 @@ def test_a_real_cache_goes_through_a_store(local, real_cache, tmp_path):
     assert os.listdir(tmp_path / "c")
 
 
-# what is done while kernels are placed ------------------------------------------------------------------------------------
+# ------------------------------------------------------------ what is done while kernels are placed
 
 
 def in_use(store, tag):
@@ -257,7 +267,9 @@ def test_a_restore_marks_all_that_it_pulled_once(pushed, tmp_path, keep):
 
 
 def test_a_restore_that_fetches_nothing_marks_what_it_pulled(pushed, tmp_path):
-    """A directory that cannot be made is an error before anything is fetched; the bundle is in use all the same."""
+    """A directory that cannot be made is an error before anything is fetched; the bundle is in use
+    all the same.
+    """
     (tmp_path / "file").write_text("in the way")
     far = oracle.wrapped(pushed, oracle.Noting, cheap=False)
     with pytest.raises((AccessDenied, NotFound)):
@@ -286,7 +298,9 @@ def test_marks_that_fail_harm_no_restore(pushed, real, tmp_path):
 def test_a_unit_of_other_bytes_is_found_by_who_writes_it_and_removed(
     local, tmp_path, monkeypatch, kind, writer
 ):
-    """Sealed by whoever changed it, it is what was stored; the digests of its files tell, before anybody sees the kernel."""
+    """Sealed by whoever changed it, it is what was stored; the digests of its files tell, before
+    anybody sees the kernel.
+    """
     if writer == "in Python":
         monkeypatch.setattr(kernel_writer, "compiled_writer", lambda: None)
     bundle = oracle.restorable("A", "B")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often a server is asked, counted by our link to it and by the server: latency times that is what a start costs."""
+"""How often a server is asked, counted by our link to it and by the server: latency times that is
+what a start costs.
+"""
 
 import functools
 import time
@@ -47,7 +49,9 @@ def trips(monkeypatch):
 
 @pytest.fixture
 def asked(server, trips):
-    """Return a function that makes a call with a store of its own: what it gave, exchanges, and commands that the server saw."""
+    """Return a function that makes a call with a store of its own: what it gave, exchanges, and
+    commands that the server saw.
+    """
     server.client().flushdb()
 
     def ask(call):
@@ -68,14 +72,17 @@ def batches(keys):
 
 
 def test_a_restore_by_tag_takes_four_round_trips_and_one_for_each_batch(asked, tmp_path):
-    """Tag, manifest, marks and units: of everything, and of the launch set, whose units are half as many."""
+    """Tag, manifest, marks and units: of everything, and of the launch set, whose units are half as
+    many.
+    """
     asked(lambda store: store.push(oracle.restorable(*range(KERNELS)), "t"))
     for keep, units in (("all", 2 * KERNELS), ("launch", KERNELS)):
         words = {"cache_dir": tmp_path / keep, "keep": keep, "only": "all"}
         report, trips, commands = asked(lambda store, words=words: store.restore("t", **words))
         assert len(report.restored) == KERNELS
         assert 4 <= trips <= 4 + batches(units)
-        # Of the tag, the manifest, each unit, and each mark, which reads the beginning of what it marks.
+        # Of the tag, the manifest, each unit, and each mark, which reads the beginning of what it
+        # marks.
         assert commands["getrange"] == 2 + units + 1 + 2 * KERNELS
         assert commands["exists"] == 1
         assert "get" not in commands
@@ -83,7 +90,9 @@ def test_a_restore_by_tag_takes_four_round_trips_and_one_for_each_batch(asked, t
 
 @pytest.mark.serial
 def test_a_start_takes_its_round_trips_times_the_latency(asked, trips, server, tmp_path):
-    """With 50 ms a turn, restoring 300 kernels takes one turn for each exchange, none for logging in, and no wait of ours."""
+    """With 50 ms a turn, restoring 300 kernels takes one turn for each exchange, none for logging
+    in, and no wait of ours.
+    """
     asked(lambda store: store.push(oracle.restorable(*range(KERNELS)), "t"))
     with redis_proxy.Proxy(server.socket, latency_s=LATENCY_S) as proxy:
         trips.clear()
@@ -108,8 +117,8 @@ def test_a_warm_rank_with_two_hundred_kernels_asks_six_times_at_most(asked, tmp_
 
 
 def test_a_push_takes_five_round_trips_and_two_for_each_batch(asked):
-    """Tag, dictionaries, manifest, index, tag, and for each batch have/want and data; with nothing to send, the first of these, and a sample
-    of the index.
+    """Tag, dictionaries, manifest, index, tag, and for each batch have/want and data; with nothing
+    to send, the first of these, and a sample of the index.
     """
     bundle, keys = oracle.restorable(*range(KERNELS)), 2 * KERNELS + 1
     report, trips, commands = asked(lambda store: store.push(bundle, "t", "replace"))
@@ -147,7 +156,9 @@ def test_a_dictionary_costs_a_push_one_round_trip_and_a_pull_none(asked, trips, 
 
 
 def test_ptxas_is_asked_as_soon_as_the_tag_says_for_what(trips, server, tmp_path, monkeypatch):
-    """The program takes milliseconds, in which the manifest is fetched and decoded; it is asked once."""
+    """The program takes milliseconds, in which the manifest is fetched and decoded; it is asked
+    once.
+    """
     server.client().flushdb()
     files = build.Files()
     alike = files.bundle(

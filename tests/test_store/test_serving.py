@@ -49,7 +49,9 @@ def a_unit(store):
 
 
 def test_an_object_is_read_by_its_digest(served):
-    """GET gives the stored bytes with their digest as ETag, HEAD the same without them, and who has them gets 304."""
+    """GET gives the stored bytes with their digest as ETag, HEAD the same without them, and who has
+    them gets 304.
+    """
     store, server = served
     key, value = a_unit(store)
     status, headers, body = ask(server, "GET", f"/{key}")
@@ -82,7 +84,9 @@ def test_an_object_is_read_by_its_digest(served):
     ],
 )
 def test_a_range_of_an_object(served, asked, status, part):
-    """One range comes as it is asked for; what is none of ours is the whole, as the standard has it."""
+    """One range comes as it is asked for; what is none of ours is the whole, as the standard has
+    it.
+    """
     key, value = a_unit(served[0])
     found, headers, body = ask(served[1], "GET", f"/{key}", headers={"Range": asked})
     assert (found, body) == (status, value[part])
@@ -125,7 +129,9 @@ def test_nothing_else_is_readable(served, path):
 
 
 def test_records_are_not_served(local, url):
-    """A directory's other files, and objects that go by no digest, cannot be read, whatever lies there."""
+    """A directory's other files, and objects that go by no digest, cannot be read, whatever lies
+    there.
+    """
     local.push(oracle.bundle("A"), "t")
     oracle.overwrite(local, "v1/k/secret", b"x")
     with local.serve(ANYWHERE) as server:
@@ -202,7 +208,9 @@ def test_an_answer_is_read_or_refused(body, count):
 
 @given(st.binary(max_size=64))
 def test_a_question_is_read_or_refused(body):
-    """Any bytes are either keys with sizes, which ask the same when they are written again, or nothing."""
+    """Any bytes are either keys with sizes, which ask the same when they are written again, or
+    nothing.
+    """
     found = object_frames.decode_question(body)
     if found is not None:
         assert object_frames.decode_question(object_frames.encode_question(found)) == found
@@ -307,7 +315,9 @@ def test_too_many_connections_are_refused(memory):
     "sent", [b"GET /health HTT", b"POST /objects HTTP/1.1\r\nContent-Length: 90\r\n\r\nv1/u"]
 )
 def test_who_is_slow_on_purpose_is_cut(memory, sent):
-    """A request that comes byte by byte has one deadline for all of it, and its connection ends then."""
+    """A request that comes byte by byte has one deadline for all of it, and its connection ends
+    then.
+    """
     with StoreServer(memory._backend, ANYWHERE, ServingBounds(request_s=0.2)) as server:
         with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as loris:
             started = time.monotonic()
@@ -327,7 +337,9 @@ def test_who_is_slow_on_purpose_is_cut(memory, sent):
 
 
 def test_leaving_finishes_what_is_under_way(memory):
-    """Closing listens no more at once, ends idle connections, and waits for an answer that is under way."""
+    """Closing listens no more at once, ends idle connections, and waits for an answer that is under
+    way.
+    """
     memory.push(oracle.restorable(1), "t")
     key, value = a_unit(memory)
     slow, got, ended = Slow(memory._backend), [], []

@@ -18,7 +18,8 @@ from bundler.backends.testing.contract_hooks import in_threads
 HERE = Path(__file__).parent
 MANY = 8
 
-# Python runs a module of this name when it starts. A swap that should have been refused is said to have succeeded.
+# Python runs a module of this name when it starts. A swap that should have been refused is said to
+# have succeeded.
 _LINKS_THAT_LIE = """
 import os, sys
 _link = os.link
@@ -90,7 +91,9 @@ def sixteen(tmp_path):
 
 
 def test_eight_processes_push_to_one_tag(local, url, sixteen, started):
-    """However their pushes interleave, in the end the tag holds what everybody pushed, and each kernel once."""
+    """However their pushes interleave, in the end the tag holds what everybody pushed, and each
+    kernel once.
+    """
     parts = [[f"{n},{(n + 8) % 16}", f"{n + 4},{n + 5}"] for n in range(MANY)]
     processes = [started("push", url, sixteen, "t", *part) for part in parts]
     digests = go(processes)
@@ -104,7 +107,9 @@ def test_eight_processes_push_to_one_tag(local, url, sixteen, started):
 
 
 def test_eight_processes_restore_at_once(local, url, real, compiled, tmp_path, started):
-    """Processes that restore one tag into one directory all find every kernel in place, and it is there once."""
+    """Processes that restore one tag into one directory all find every kernel in place, and it is
+    there once.
+    """
     local.push(real, "t")
     processes = [
         started("restore", url, compiled.bundle, "t", tmp_path / "cache") for _ in range(4)
@@ -114,7 +119,9 @@ def test_eight_processes_restore_at_once(local, url, real, compiled, tmp_path, s
 
 
 def test_killed_pushes_leave_a_store_that_is_sound(local, url, sixteen, started):
-    """Whenever a push is killed, the store verifies, and the tag names one of the two bundles, whole."""
+    """Whenever a push is killed, the store verifies, and the tag names one of the two bundles,
+    whole.
+    """
     for turn in range(5):
         process = started("push_for_ever", url, sixteen, "t")
         process.stdin.write("\n")
@@ -136,7 +143,9 @@ def test_killed_pushes_leave_a_store_that_is_sound(local, url, sixteen, started)
 
 
 def test_threads_share_one_store(store):
-    """Threads that push to one tag and read it on one handle lose nothing and see nothing half-done."""
+    """Threads that push to one tag and read it on one handle lose nothing and see nothing
+    half-done.
+    """
     seen, done = [], threading.Event()
 
     def push(number):
@@ -165,7 +174,9 @@ def test_threads_share_one_store(store):
 
 
 def test_threads_share_one_pulled_bundle(store, monkeypatch):
-    """Threads that read one pulled bundle, more than fits into its memory, all read the right bytes."""
+    """Threads that read one pulled bundle, more than fits into its memory, all read the right
+    bytes.
+    """
     monkeypatch.setattr("bundler.store.blob_source.CACHED_BYTES", 2000)
     bundle = oracle.bundle(*range(20))
     store.push(bundle, "t")
@@ -177,7 +188,9 @@ def test_threads_share_one_pulled_bundle(store, monkeypatch):
 @pytest.mark.parametrize("kind", ["memory", "local"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_fork_with_an_open_store(kind, opened, url, memory):
-    """Parent and child both go on with a store, and a pulled bundle, that were open before the fork."""
+    """Parent and child both go on with a store, and a pulled bundle, that were open before the
+    fork.
+    """
     store = memory if kind == "memory" else opened(url)
     store.push(oracle.bundle("A", "B"), "t")
     right = oracle.contents(oracle.bundle("A", "B"))
@@ -200,7 +213,9 @@ def test_a_fork_with_an_open_store(kind, opened, url, memory):
 
 @pytest.fixture
 def race(run_tool, few, tmp_path):
-    """Return a function that runs the race on a few kernels, and returns the finished process and what it wrote."""
+    """Return a function that runs the race on a few kernels, and returns the finished process and
+    what it wrote.
+    """
 
     def run(*arguments, first=""):
         done = run_tool(
@@ -230,7 +245,9 @@ def few(real, tmp_path):
 
 @pytest.mark.slow
 def test_a_sample_of_the_race(race):
-    """Eight processes that restore, push, name, prune, look and verify at once meet no exception and no wrong or partial kernel."""
+    """Eight processes that restore, push, name, prune, look and verify at once meet no exception
+    and no wrong or partial kernel.
+    """
     done, result = race("--rounds", 8, "--seed", 1)
     assert done.returncode == 0, done.stderr
     assert (result["rounds"], result["processes"], result["problem_count"], result["problems"]) == (

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores of several tiers: a directory before a real Redis, bases below, dead servers, and one fetch for a whole host."""
+"""Stores of several tiers: a directory before a real Redis, bases below, dead servers, and one
+fetch for a whole host.
+"""
 
 import hashlib
 import importlib.util
@@ -24,7 +26,8 @@ from bundler.store.store_layout import units_of
 
 HERE = Path(__file__).parent
 OPERATIONS = 200
-# Deadlines for a machine that does other things too; time-outs themselves are tested with the defaults.
+# Deadlines for a machine that does other things too; time-outs themselves are tested with the
+# defaults.
 PATIENT = {"timeout_s": 5, "connect_timeout_s": 5}
 # What redis-py says to a server when it connects, and what this test asks of it.
 _GREETINGS = {"hello", "client", "auth", "select", "info", "ping", "command", "flushall", "config"}
@@ -110,11 +113,13 @@ def tiers_of(store):
     return {tier.name: tier for tier in store.tiers}
 
 
-# The whole way -----------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------ The whole way
 
 
 def test_what_one_host_pushes_another_pulls_and_keeps(server, tmp_path, opened):
-    """Pushed with one near tier, pulled with another: afterwards the second has everything near, the tag too."""
+    """Pushed with one near tier, pulled with another: afterwards the second has everything near,
+    the tag too.
+    """
     first = opened(f"file://{tmp_path}/one", server.url(), **PATIENT)
     report = first.push(oracle.bundle("A", "B"), "t")
     assert report.blobs_sent == 4
@@ -128,7 +133,9 @@ def test_what_one_host_pushes_another_pulls_and_keeps(server, tmp_path, opened):
 
 
 def test_a_warm_start_takes_few_round_trips(server, tmp_path, opened):
-    """By tag the server is asked four times at most for one batch; with everything near twice, whatever the bundle holds."""
+    """By tag the server is asked four times at most for one batch; with everything near twice,
+    whatever the bundle holds.
+    """
     opened(server.url(), **PATIENT).push(large(20, 1000), "t")
     store = opened(f"file://{tmp_path}/near", server.url(), **PATIENT)
     far, asked = store._backend._tiers[1], [0]
@@ -151,7 +158,9 @@ def test_a_warm_start_takes_few_round_trips(server, tmp_path, opened):
 
 
 def test_each_byte_is_hashed_once_at_each_trust_boundary(server, tmp_path, opened, monkeypatch):
-    """From Redis through a directory tier into files: once as it came from the store, once as the content it is named by."""
+    """From Redis through a directory tier into files: once as it came from the store, once as the
+    content it is named by.
+    """
     from bundler.format.digest import digest_raw, sha256
 
     pushed = oracle.restorable(*range(8), extra={"k.llir": build.noise(1, 20_000)})
@@ -213,7 +222,9 @@ def test_a_push_is_in_the_farthest_tier_whole(tmp_path, near, opened):
 
 @pytest.mark.parametrize("kind", ["u", "m"])
 def test_a_damaged_near_copy_costs_no_kernel(tmp_path, near, opened, kind):
-    """Each object of the near tier damaged in turn: everything is read, from far, and near again afterwards."""
+    """Each object of the near tier damaged in turn: everything is read, from far, and near again
+    afterwards.
+    """
     far = f"file://{tmp_path}/far"
     store = opened(near, far)
     store.push(oracle.bundle("A", "B"), "t")
@@ -227,7 +238,7 @@ def test_a_damaged_near_copy_costs_no_kernel(tmp_path, near, opened, kind):
         assert oracle.raw(alone)[key] == sound
 
 
-# Bases and read-only tiers -----------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------ Bases and read-only tiers
 
 
 def fixed(root):
@@ -299,7 +310,9 @@ def test_a_directory_that_may_not_be_written_is_a_read_only_tier(tmp_path, opene
 
 
 def test_who_may_only_read_the_server_pulls_and_is_refused_a_push(server, near, opened):
-    """A server's user without the right to write fills a near tier; a push is an AccessDenied, not a silent loss."""
+    """A server's user without the right to write fills a near tier; a push is an AccessDenied, not
+    a silent loss.
+    """
     opened(server.url(), **PATIENT).push(oracle.bundle("A"), "t")
     store = opened(near, server.url("reader"), **PATIENT)
     with store.pull("t") as bundle:
@@ -310,7 +323,7 @@ def test_who_may_only_read_the_server_pulls_and_is_refused_a_push(server, near, 
         assert oracle.kernels(bundle) == oracle.keys("A")
 
 
-# Dead servers ------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------- Dead servers
 
 
 def test_a_server_that_dies_leaves_what_is_near(mortal, near, opened):
@@ -355,7 +368,9 @@ def test_a_server_that_was_restarted_empty_is_filled_by_the_next_push(mortal, ne
 @pytest.mark.serial
 @pytest.mark.parametrize("death", ["refused", "frozen"])
 def test_a_dead_server_costs_a_second_in_all(mortal, near, opened, death):
-    """Two hundred pulls through the real client, with its default time-outs, lose about a second together."""
+    """Two hundred pulls through the real client, with its default time-outs, lose about a second
+    together.
+    """
     store = opened(near, mortal.url(scheme="redis"))
     store.push(oracle.bundle("A"), "t")
     if death == "refused":
@@ -384,7 +399,7 @@ def test_a_dead_server_costs_a_second_in_all(mortal, near, opened, death):
     assert (counted.timeouts > 0) == (death == "frozen")
 
 
-# One host, several processes ---------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------- One host, several processes
 
 
 def fetch(processes, *urls):
@@ -408,7 +423,9 @@ def fetch(processes, *urls):
 
 
 def test_of_four_processes_of_a_host_one_fetches(server, tmp_path, opened):
-    """Four processes that start together take as many bytes from the server as one; without a near tier each takes them."""
+    """Four processes that start together take as many bytes from the server as one; without a near
+    tier each takes them.
+    """
     bundle = large(30)
     opened(server.url(), **PATIENT).push(bundle, "t")
     size = sum(size for _, size in bundle.content.blobs)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Units that threads compress come out as if one thread had done it, also when there are many, and when one fails."""
+"""Units that threads compress come out as if one thread had done it, also when there are many, and
+when one fails.
+"""
 
 import os
 import threading

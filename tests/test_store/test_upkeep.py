@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`UpkeepContract`: counting, pruning and mirroring do the same on every kind of store; read-only ones refuse."""
+"""`UpkeepContract`: counting, pruning and mirroring do the same on every kind of store; read-only
+ones refuse.
+"""
 
 import contextlib
 import time
@@ -31,7 +33,9 @@ def endpoint():
 
 
 class UpkeepContract:
-    """What looking after a store does, whatever it is kept in; each kind gives `address`, an empty store's URLs."""
+    """What looking after a store does, whatever it is kept in; each kind gives `address`, an empty
+    store's URLs.
+    """
 
     @pytest.fixture
     def address(self, tmp_path):
@@ -70,7 +74,9 @@ class UpkeepContract:
         assert oracle.contents(store.pull("t")) == oracle.contents(oracle.bundle("A", "B"))
 
     def test_who_watches_is_told_how_far_it_is(self, store):
-        """Verify counts the objects that it reads, prune those that it removes, each up to the total, and a dry run counts none."""
+        """Verify counts the objects that it reads, prune those that it removes, each up to the
+        total, and a dry run counts none.
+        """
         store.push(oracle.bundle("A", "B"))
         self.wait(store)
         told = []

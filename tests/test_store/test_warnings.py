@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A warning points at the line of the user's program that led to it, however deep in the package it arises."""
+"""A warning points at the line of the user's program that led to it, however deep in the package it
+arises.
+"""
 
 import ast
 import contextlib
@@ -48,7 +50,9 @@ def library(name, **used):
     "way", ["restore", "check", "store", "through triton", "through ourselves"]
 )
 def test_a_warning_points_at_the_line_that_called(unusable, tmp_path, way):
-    """Whatever stands between that line and the warning: other methods of ours, or a library that calls us."""
+    """Whatever stands between that line and the warning: other methods of ours, or a library that
+    calls us.
+    """
     with bundler.open_store("memory:") as store, bundler.Bundle.load(unusable) as opened:
         store.push(opened, "t")
         call = {
@@ -77,7 +81,9 @@ def test_a_warning_of_a_context_manager_points_at_its_block():
 
 
 def test_each_line_is_told_once(unusable, tmp_path):
-    """Python's default filter tells of one line once and of each other line again, as for any warning."""
+    """Python's default filter tells of one line once and of each other line again, as for any
+    warning.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         for _ in range(3):

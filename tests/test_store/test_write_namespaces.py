@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tags by prefix: who may push below one, proven with real users of Redis and of the operating system, by the recipes of docs/trust.md."""
+"""Tags by prefix: who may push below one, proven with real users of Redis and of the operating
+system, by the recipes of docs/trust.md.
+"""
 
 import json
 import os
@@ -101,7 +103,9 @@ def golden():
 
 
 def test_a_writer_of_one_prefix_pushes_there_and_nowhere_else(opened, golden, server):
-    """team-a pushes, merges and replaces below its prefix, and removes nothing; another team's tags it can neither set, replace nor remove."""
+    """team-a pushes, merges and replaces below its prefix, and removes nothing; another team's tags
+    it can neither set, replace nor remove.
+    """
     admin, mine = opened("writer"), opened("team-a")
     admin.push(golden.select(target="hip:gfx942"), "team-b/llama")
     theirs = admin.pull("team-b/llama").digest
@@ -124,7 +128,9 @@ def test_a_writer_of_one_prefix_pushes_there_and_nowhere_else(opened, golden, se
 
 
 def test_a_writer_of_one_prefix_removes_no_objects_and_runs_nothing_else(opened, golden, server):
-    """Units are everybody's: it adds some and deletes none, nor can it prune, empty the server or make users."""
+    """Units are everybody's: it adds some and deletes none, nor can it prune, empty the server or
+    make users.
+    """
     opened("writer").push(golden, "team-b/llama")
     mine = opened("team-a")
     with pytest.raises(BundlerError):
@@ -174,7 +180,9 @@ def setfacl(debian_program):
 
 @pytest.fixture
 def stores(setfacl):
-    """The directories of two teams, made by the commands of the page; nothing below pytest's own folder, which is root's alone."""
+    """The directories of two teams, made by the commands of the page; nothing below pytest's own
+    folder, which is root's alone.
+    """
     if os.geteuid() != 0:
         pytest.skip("needs the rights of root, to be several users in turn")
     root = Path(tempfile.mkdtemp(prefix="tb-stores-", dir="/tmp"))
@@ -220,7 +228,9 @@ def as_user(user, group, url, tag, target="hip:gfx942", doomed="llama"):
 
 @pytest.mark.slow
 def test_directories_of_teams(stores):
-    """A member of the team writes, a reader reads, another team does neither; the reader's own umask or mode changes nothing."""
+    """A member of the team writes, a reader reads, another team does neither; the reader's own
+    umask or mode changes nothing.
+    """
     url = f"file://{stores}/team-a?mode=group"
     denied = dict.fromkeys(["pull", "push", "replace", "another", "delete"], "AccessDenied")
     first = as_user(TEAM_A, TEAM_A, url, "llama", "cuda:90", "llama-2")
@@ -242,7 +252,9 @@ def test_directories_of_teams(stores):
 
 @pytest.mark.slow
 def test_a_private_directory_is_its_owners(stores):
-    """Without ?mode=group nobody else reads or writes, and a directory that others could write to is refused."""
+    """Without ?mode=group nobody else reads or writes, and a directory that others could write to
+    is refused.
+    """
     folder = stores / "own"
     folder.mkdir(mode=0o700)
     os.chown(folder, TEAM_A, TEAM_A)

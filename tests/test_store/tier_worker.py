@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker process of these tests: opens tiers, waits for a line, pulls everything a tag names; says what it got."""
+"""A worker process of these tests: opens tiers, waits for a line, pulls everything a tag names;
+says what it got.
+"""
 
 import hashlib
 import json

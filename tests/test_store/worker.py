@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the worker processes of these tests do: a role, the store's URL, a bundle file, and the role's arguments."""
+"""What the worker processes of these tests do: a role, the store's URL, a bundle file, and the
+role's arguments.
+"""
 
 import json
 import sys
@@ -19,7 +21,9 @@ def push(store, bundle, tag, *turns):
 
 
 def push_for_ever(store, bundle, tag):
-    """Push the whole bundle under the tag and delete the tag, again and again until killed; a line for each push."""
+    """Push the whole bundle under the tag and delete the tag, again and again until killed; a line
+    for each push.
+    """
     while True:
         store.push(bundle, tag, "replace")
         print(json.dumps("pushed"), flush=True)

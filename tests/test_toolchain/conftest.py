@@ -50,7 +50,8 @@ def load_kernels():
     yield load
     for name, loaded in modules.items():
         sys.modules.pop(name, None)
-        # Triton holds every function for ever, and a recording looks into each: kernels of past tests would slow all later ones.
+        # Triton holds every function for ever, and a recording looks into each: kernels of past
+        # tests would slow all later ones.
         for function in (value for module in loaded for value in vars(module).values()):
             getattr(function, "device_caches", {}).clear()
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny kernels that are specialized in every way that Triton knows; loaded by path, so that a test can have functions of its own."""
+"""Tiny kernels that are specialized in every way that Triton knows; loaded by path, so that a test
+can have functions of its own.
+"""
 
 from typing import NamedTuple
 

@@ -29,7 +29,8 @@ class Color(enum.IntEnum):
 
 
 DEEP = functools.reduce(lambda inner, _: (inner,), range(30), ())
-Point = collections.namedtuple("Point", "x y")  # noqa: PYI024  # the plain kind is what kernels are called with
+# the plain kind is what kernels are called with
+Point = collections.namedtuple("Point", "x y")  # noqa: PYI024
 
 
 def changed(parts_of, one, other):
@@ -137,7 +138,9 @@ def test_dtype_and_constexpr_constants(kernels, compile_kernel, events, parts_of
 
 
 def test_a_jit_function_as_constant(kernels, compile_kernel, events, parts_of):
-    """A function as constant is named by module, qualified name and cache key; another function is another part."""
+    """A function as constant is named by module, qualified name and cache key; another function is
+    another part.
+    """
     signature = {"out": "*fp32", "FN": "constexpr"}
     for fn in (kernels.double, kernels.triple):
         compile_kernel(kernels.apply, signature, {"FN": fn})
@@ -153,7 +156,9 @@ def test_a_jit_function_as_constant(kernels, compile_kernel, events, parts_of):
     ids=lambda value: type(value).__name__,
 )
 def test_a_constant_without_encoding_is_not_portable(kernels, compile_kernel, events, value):
-    """What another process could not build again is marked with the name of its type, and by argument."""
+    """What another process could not build again is marked with the name of its type, and by
+    argument.
+    """
     compile_kernel(kernels.constant, CONSTANT, {"VALUE": value})
     facts = capture.launch_facts(events[0].src, events[0].options)
     assert facts.constants[0][1].tag == "other"
@@ -162,7 +167,9 @@ def test_a_constant_without_encoding_is_not_portable(kernels, compile_kernel, ev
 
 
 def test_parts_never_hold_an_address(kernels, compile_kernel, events, parts_of):
-    """An object whose text has its address stands in the parts by its type; one with a stable text is told apart."""
+    """An object whose text has its address stands in the parts by its type; one with a stable text
+    is told apart.
+    """
     for value in (object(), Color.RED, Point(1, 2), Point(1, 3)):
         compile_kernel(kernels.constant, CONSTANT, {"VALUE": value})
     texts = [parts_of(event)["source.constants"] for event in events]
@@ -187,7 +194,9 @@ nested = st.recursive(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_whatever_is_encoded_can_be_decoded(value):
-    """Every plain value is in facts that decode again, itself or as `other`; and renders to some text."""
+    """Every plain value is in facts that decode again, itself or as `other`; and renders to some
+    text.
+    """
     encoded = encoding.encode_value(value)
     facts = LaunchFacts("ast", (), (), (((0,), encoded),), (), (("option", encoded),))
     assert LaunchFacts.from_bytes(facts.to_bytes()) == facts
@@ -259,7 +268,9 @@ def compile_source(tmp_path, load_kernels, compile_kernel, events):
     ids=str,
 )
 def test_what_changes_which_part(compile_source, parts_of, change, expected):
-    """One change of source, constants, signature, attributes or options changes the key and exactly its own parts."""
+    """One change of source, constants, signature, attributes or options changes the key and exactly
+    its own parts.
+    """
     before = compile_source("before")
     after = compile_source("after", **change)
     assert before.key != after.key
@@ -352,7 +363,9 @@ def test_no_install_directory_in_facts_or_parts(compile_add, events, parts_of, t
 
 
 def test_libraries_are_named_as_the_key_sees_them(compile_add, events, parts_of):
-    """Where the key has the content of a library its digest is the part; where it has the path, the location is one too."""
+    """Where the key has the content of a library its digest is the part; where it has the path, the
+    location is one too.
+    """
     compile_add(target="cuda:90")
     compile_add(target="hip:gfx942")
     cuda, hip = (dict(parts_of(event).parts) for event in events)
@@ -383,7 +396,9 @@ def test_a_library_of_the_users_own(compile_add, events, parts_of, tmp_path, mon
 
 
 def test_a_stage_inspection_hook_is_part_of_the_proof(compile_add, events, parts_of, monkeypatch):
-    """Where a hook that inspects stages adds to the key, its part is there and the key is still proven."""
+    """Where a hook that inspects stages adds to the key, its part is there and the key is still
+    proven.
+    """
     calls = []
 
     def hook(*args):
@@ -399,7 +414,9 @@ def test_a_stage_inspection_hook_is_part_of_the_proof(compile_add, events, parts
 
 
 def test_launch_facts_say_what_metadata_lacks(kernels, compile_kernel, events):
-    """Arguments with annotations, defaults and flags; signature in order; constants and attributes by path; options."""
+    """Arguments with annotations, defaults and flags; signature in order; constants and attributes
+    by path; options.
+    """
     compile_kernel(
         kernels.annotated,
         {"out": "*fp32", "n": "i32", "scale": "fp32", "BLOCK": "constexpr"},
@@ -501,7 +518,9 @@ def test_floats_are_kept_to_the_bit():
 def test_the_same_compile_in_another_process(
     run_python, compile_add, events, parts_of, cache, tmp_path
 ):
-    """Another process with another hash seed and another checkout gives the same parts and the same facts."""
+    """Another process with another hash seed and another checkout gives the same parts and the same
+    facts.
+    """
     import os
     from pathlib import Path
 

@@ -144,7 +144,9 @@ def test_the_environment_comes_back_exactly(monkeypatch):
 
 
 def test_environ_changes_nothing_here():
-    """The environment for one child is a copy; closing removes the spool, twice is fine, and records stay readable."""
+    """The environment for one child is a copy; closing removes the spool, twice is fine, and
+    records stay readable.
+    """
     before = dict(os.environ)
     spool = ChildSpool()
     environ = spool.environ()
@@ -171,7 +173,9 @@ def test_a_spool_that_was_never_used_leaves_no_directory(tmp_path, monkeypatch):
 
 
 def test_unreadable_records_are_problems():
-    """A record that cannot be read is named with its reason; half-written ones do not count; others are read."""
+    """A record that cannot be read is named with its reason; half-written ones do not count; others
+    are read.
+    """
     with ChildSpool() as spool:
         directory = Path(os.environ["TRITON_BUNDLER_SPOOL"])
         spool_records.write(str(directory), "2", kernel_record(pid=2))
@@ -188,7 +192,9 @@ def test_unreadable_records_are_problems():
 @pytest.mark.release
 @pytest.mark.toolchain
 def test_a_subprocess_is_recorded(run_child, compile_add, events, parts_of, cache):
-    """A child's miss and hit are recorded with the same facts and parts as a compile that this process hears itself."""
+    """A child's miss and hit are recorded with the same facts and parts as a compile that this
+    process hears itself.
+    """
     with ChildSpool() as spool:
         run_child("compile_add(64); compile_add(64)")
     miss, hit = spool.events()
@@ -224,7 +230,9 @@ assert type(triton.runtime.cache.get_cache_manager("ab" * 32)).__name__ == "File
 @pytest.mark.release
 @pytest.mark.toolchain
 def test_recordings_nest(run_child):
-    """A child's kernel is in each recording that was in force, also when the inner one ran in a recorded child itself."""
+    """A child's kernel is in each recording that was in force, also when the inner one ran in a
+    recorded child itself.
+    """
     code = """
 import subprocess
 from bundler.toolchain.child_recording import ChildSpool
@@ -242,14 +250,18 @@ if len(sys.argv) == 2:
 
 
 def test_a_foreign_directory_is_no_spool(tmp_path):
-    """Only a directory that a recording process made, and whose owner its name tells, is written to."""
+    """Only a directory that a recording process made, and whose owner its name tells, is written
+    to.
+    """
     assert spool_records.owner(str(tmp_path)) is None
     assert spool_records.owner("") is None
 
 
 @pytest.mark.toolchain
 def test_one_record_for_many_repeats(run_child):
-    """A child that looks up one kernel again and again leaves one record of a miss and one of a hit."""
+    """A child that looks up one kernel again and again leaves one record of a miss and one of a
+    hit.
+    """
     with ChildSpool() as spool:
         run_child("for _ in range(20): compile_add(64)")
     assert [event.cache_hit for event in spool.events()] == [False, True]
@@ -276,7 +288,9 @@ def test_a_killed_child_still_has_its_record(run_child):
 @pytest.mark.release
 @pytest.mark.toolchain
 def test_a_forked_child_is_recorded(run_child):
-    """A child that was forked from the recording process writes to the spool; the parent's own compiles do not go there."""
+    """A child that was forked from the recording process writes to the spool; the parent's own
+    compiles do not go there.
+    """
     code = """
 from bundler.toolchain.child_recording import ChildSpool
 from bundler.toolchain.compile_listener import listening
@@ -339,7 +353,9 @@ class Counting(FileCacheManager):
 @pytest.mark.release
 @pytest.mark.toolchain
 def test_an_inner_manager_is_kept(run_child, tmp_path, monkeypatch):
-    """The cache manager that the user had configured does the work, and what it makes is an instance of it."""
+    """The cache manager that the user had configured does the work, and what it makes is an
+    instance of it.
+    """
     (tmp_path / "mymanager.py").write_text(INNER)
     monkeypatch.setenv("TRITON_CACHE_MANAGER", "mymanager:Counting")
     code = """
@@ -414,7 +430,9 @@ def test_user_errors_stay_the_users(run_child):
 
 @pytest.mark.toolchain
 def test_a_child_without_our_package_on_its_path_finds_it(run_child, tmp_path, monkeypatch):
-    """A program that found this package only through its own sys.path has children that find it too."""
+    """A program that found this package only through its own sys.path has children that find it
+    too.
+    """
     parent = str(Path(child_recording.__file__).parents[2])
     monkeypatch.delenv("PYTHONPATH", raising=False)
     with ChildSpool() as spool:
@@ -431,7 +449,9 @@ def test_this_interpreter_can_record():
 
 
 def test_a_wrong_interpreter_is_detected(tmp_path):
-    """A Python that has Triton but cannot import this package is refused with a sentence that names it."""
+    """A Python that has Triton but cannot import this package is refused with a sentence that names
+    it.
+    """
     (tmp_path / "triton.py").touch()
     wrapper = tmp_path / "python"
     wrapper.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} -S "$@"\n')
@@ -484,7 +504,9 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.toolchain
 def test_torchs_compile_workers_are_recorded(run_child, tmp_path):
-    """Workers of torch's own pool, forked and spawned, are recorded, though they run neither exit handlers nor finalizers."""
+    """Workers of torch's own pool, forked and spawned, are recorded, though they run neither exit
+    handlers nor finalizers.
+    """
     pytest.importorskip("torch")
     body = "\n".join("    " + line for line in CHILD.splitlines())
     (tmp_path / "worker_module.py").write_text(

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A target that is declared to one thread is none for the others, and their kernels stay as they are."""
+"""A target that is declared to one thread is none for the others, and their kernels stay as they
+are.
+"""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +30,9 @@ def arch():
 
 
 def test_other_threads_keep_their_driver(fake_driver, elsewhere):
-    """While a target is declared here, another thread's launches find the driver that was active before."""
+    """While a target is declared here, another thread's launches find the driver that was active
+    before.
+    """
     from triton.runtime.driver import driver
 
     with declared_target.declared(OTHER), declared_target.declared(Target("cuda", "75")):
@@ -39,7 +43,9 @@ def test_other_threads_keep_their_driver(fake_driver, elsewhere):
 
 
 def test_other_threads_get_what_triton_finds(fake_driver, elsewhere, monkeypatch):
-    """Where Triton had looked for no driver yet, another thread gets Triton's default, or Triton's own error."""
+    """Where Triton had looked for no driver yet, another thread gets Triton's default, or Triton's
+    own error.
+    """
     module = sys.modules["triton.runtime.driver"]
     config = module.driver
     monkeypatch.setattr(config, "_active", None)
@@ -63,7 +69,9 @@ def test_other_threads_get_what_triton_finds(fake_driver, elsewhere, monkeypatch
 
 
 def test_a_thread_declares_a_target_although_another_one_did(fake_driver, elsewhere):
-    """Who needs the target of the active driver does not wait for, nor sees, what another thread declares."""
+    """Who needs the target of the active driver does not wait for, nor sees, what another thread
+    declares.
+    """
 
     def same_target():
         with tuner_toolchain.for_target(Target("cuda", "90")):
@@ -74,7 +82,9 @@ def test_a_thread_declares_a_target_although_another_one_did(fake_driver, elsewh
 
 
 def test_a_kernel_can_be_launched_while_a_call_is_looked_at(kernels, fake_driver, monkeypatch):
-    """Finding out what a call compiles to leaves the function as it is: another thread's launch of it compiles and launches."""
+    """Finding out what a call compiles to leaves the function as it is: another thread's launch of
+    it compiles and launches.
+    """
     from triton.runtime.jit import MockTensor
 
     before = {

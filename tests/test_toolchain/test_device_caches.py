@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded kernels go into the JIT's in-memory caches where Triton itself makes their key, and nowhere else."""
+"""Recorded kernels go into the JIT's in-memory caches where Triton itself makes their key, and
+nowhere else.
+"""
 
 import dataclasses
 import importlib
@@ -57,7 +59,8 @@ def calls(k):
     ]
 
 
-# Written in an order that `Requests` does not think of, and a tuple whose names no recorded fact has.
+# Written in an order that `Requests` does not think of, and a tuple whose names no recorded fact
+# has.
 def odd_calls(k):
     return [
         (
@@ -79,7 +82,9 @@ def make(table):
 
 @pytest.fixture
 def module(tmp_path):
-    """The name of the module that serves; functions of other tests, and of the recording, are of others."""
+    """The name of the module that serves; functions of other tests, and of the recording, are of
+    others.
+    """
     return f"serving_{tmp_path.name}"
 
 
@@ -117,7 +122,9 @@ def record(cache, load_kernels, fake_driver, source):
 
 @pytest.fixture
 def serve(tmp_path, monkeypatch, load_kernels, source, module, caches):
-    """Return a function that restores a bundle elsewhere, imports the kernels anew, and offers them what was restored."""
+    """Return a function that restores a bundle elsewhere, imports the kernels anew, and offers them
+    what was restored.
+    """
 
     def serve(bundle, kernels=None, modules=(module,)):
         root = str(tmp_path / "restored")
@@ -165,7 +172,9 @@ def outcomes(told):
 
 @pytest.mark.release
 def test_a_first_call_of_each_specialization_asks_nobody(record, serve, asked, events, no_hook):
-    """Each recorded kernel is in the cache of its function before the first call: no compile, no hit on disk, no hook, and not we."""
+    """Each recorded kernel is in the cache of its function before the first call: no compile, no
+    hit on disk, no hook, and not we.
+    """
     bundle = record()
     functions, told = serve(bundle)
     assert [one for one in told.values() if one.outcome != "replayed"] == []
@@ -185,7 +194,9 @@ def test_a_first_call_of_each_specialization_asks_nobody(record, serve, asked, e
 def test_what_cannot_be_foreseen_is_handed_over_at_the_first_call(
     record, serve, asked, events, no_hook
 ):
-    """Options in another order, and a named tuple, whose names are not recorded: the JIT asks us once, and not its compiler."""
+    """Options in another order, and a named tuple, whose names are not recorded: the JIT asks us
+    once, and not its compiler.
+    """
     functions, told = serve(record(lambda k: calls(k) + odd_calls(k)))
     assert outcomes(told) == {"replayed", "later"}
     events.clear()
@@ -198,7 +209,9 @@ def test_what_cannot_be_foreseen_is_handed_over_at_the_first_call(
 def test_functions_that_are_made_later_get_theirs(
     record, serve, load_kernels, source, module, asked, events, no_hook
 ):
-    """What is offered before a module is imported is handed over at the first call of a function, for all of its specializations."""
+    """What is offered before a module is imported is handed over at the first call of a function,
+    for all of its specializations.
+    """
     bundle = record()
     _, told = serve(bundle, kernels=True)
     assert outcomes(told) == {"not found"}
@@ -214,7 +227,9 @@ def test_functions_that_are_made_later_get_theirs(
 def test_functions_of_a_module_that_is_imported_later_are_filled_by_its_import(
     record, serve, fake_driver, source, module, asked, events, no_hook, monkeypatch
 ):
-    """Python's own import of a module: when it ends each function has its kernels, and no call asks."""
+    """Python's own import of a module: when it ends each function has its kernels, and no call
+    asks.
+    """
     _, told = serve(record(lambda k: calls(k)[:3]), kernels=object())
     assert outcomes(told) == {"not found"}
     source.rename(source.with_name(f"{module}.py"))
@@ -229,7 +244,9 @@ def test_functions_of_a_module_that_is_imported_later_are_filled_by_its_import(
 
 
 def test_each_device_gets_its_own(record, serve, fake_driver, events, no_hook):
-    """On a second device the first call makes a kernel object for it, since an object is loaded on one device."""
+    """On a second device the first call makes a kernel object for it, since an object is loaded on
+    one device.
+    """
     functions, _ = serve(record())
     events.clear()
     no_hook()
@@ -242,7 +259,9 @@ def test_each_device_gets_its_own(record, serve, fake_driver, events, no_hook):
 
 
 def test_the_order_in_which_functions_were_hashed_does_not_matter(record, serve, events, no_hook):
-    """Before Triton 3.9 a function has another hash when those that it calls were hashed before it; both are its source."""
+    """Before Triton 3.9 a function has another hash when those that it calls were hashed before it;
+    both are its source.
+    """
 
     def helper_first(k):
         return [("", k.calling_too, (tensor(), 7), {}), ("", k.calling, (tensor(), 7), {})]
@@ -263,7 +282,8 @@ def test_the_order_in_which_functions_were_hashed_does_not_matter(record, serve,
     assert {key: again[key].proven for key in told} == dict.fromkeys(told, True)
 
 
-# Each changes the length too: byte code counts as current while time in seconds and size of its source are the same.
+# Each changes the length too: byte code counts as current while time in seconds and size of its
+# source are the same.
 _EDITS = {
     "source.text": ("tl.store(out, 1.0)", "tl.store(out, 2.25)"),
     "source.line": ("@triton.jit\ndef constant", "\n@triton.jit\ndef constant"),
@@ -273,7 +293,9 @@ _EDITS = {
 
 @pytest.mark.parametrize("part", _EDITS)
 def test_a_changed_function_is_told_and_compiled(record, serve, source, module, events, part):
-    """A function whose text, line or global constant was changed since gets no recorded kernel; the report says which part differs."""
+    """A function whose text, line or global constant was changed since gets no recorded kernel; the
+    report says which part differs.
+    """
 
     def some(k):
         return [("", k.constant, (tensor(), 2.5), {}), ("", k.calling, (tensor(), 7), {})]
@@ -408,7 +430,9 @@ def test_packed_kernels_are_handed_over_at_their_first_call(
 
 
 def test_only_functions_of_the_modules_asked_for(record, serve, module, events):
-    """`modules` are names of modules, or of packages above them; a name that only begins alike is another module."""
+    """`modules` are names of modules, or of packages above them; a name that only begins alike is
+    another module.
+    """
     bundle = record(lambda k: calls(k)[:1])
     functions, told = serve(bundle, modules=(module[:-1], "other"))
     assert outcomes(told) == {"not found"}
@@ -419,7 +443,9 @@ def test_only_functions_of_the_modules_asked_for(record, serve, module, events):
 
 
 def test_who_wants_every_compile_gets_it(record, serve, events, monkeypatch):
-    """With TRITON_ALWAYS_COMPILE nothing is replayed, neither when it is offered nor when it is called."""
+    """With TRITON_ALWAYS_COMPILE nothing is replayed, neither when it is offered nor when it is
+    called.
+    """
     bundle = record(lambda k: calls(k)[:1])
     functions, _ = serve(bundle, kernels=True)
     monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")
@@ -433,7 +459,9 @@ def test_who_wants_every_compile_gets_it(record, serve, events, monkeypatch):
 def test_a_function_that_cannot_be_hashed_yet_is_left_as_it_was(
     record, serve, source, module, load_kernels, monkeypatch
 ):
-    """While a module is being imported Triton may fail to hash its functions; afterwards they get their kernels."""
+    """While a module is being imported Triton may fail to hash its functions; afterwards they get
+    their kernels.
+    """
     bundle = record(lambda k: [("", k.calling, (tensor(), 7), {})])
     functions = load_kernels(source, module)
     calling = functions.calling
@@ -464,7 +492,9 @@ def test_a_fault_of_ours_ends_no_call(record, serve, monkeypatch, caplog):
 def test_launches_may_run_beside_a_replay(
     record, serve, caches, load_kernels, source, module, events, tmp_path
 ):
-    """Threads that launch while kernels are offered get the right kernel each time, and nothing is compiled."""
+    """Threads that launch while kernels are offered get the right kernel each time, and nothing is
+    compiled.
+    """
     bundle = record()
     functions, _ = serve(bundle)
     fresh, stop, wrong = load_kernels(source, f"{module}.fresh"), threading.Event(), []

@@ -77,7 +77,9 @@ def _caused(outer, inner):
 
 
 def test_a_reason_that_is_only_a_caret_is_that_of_the_cause():
-    """A compile that fails inside a helper shows the caller's line; the innermost cause says what is wrong, if anything does."""
+    """A compile that fails inside a helper shows the caller's line; the innermost cause says what
+    is wrong, if anything does.
+    """
     place = "at 90:35:\n    blocks = tl.cdiv(length, BLOCK)\n             ^"
     inner = _caused(ValueError("at 3:4:\n    assert x\n    ^"), TypeError("unexpected type fp16"))
     assert reason_of(_caused(ValueError(place), inner)) == "TypeError: unexpected type fp16"

@@ -62,7 +62,9 @@ assert directories.triton_cache_dir() == "/in/python"
 
 
 def test_symbolic_links_keep_their_spelling(tmp_path, monkeypatch):
-    """A cache behind a symbolic link is spelled as the user spells it, since that is what Triton writes into files."""
+    """A cache behind a symbolic link is spelled as the user spells it, since that is what Triton
+    writes into files.
+    """
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "link"))
@@ -77,7 +79,9 @@ def test_empty_directory_is_an_error_that_names_the_variable(monkeypatch):
 
 
 def test_inductor_directories(monkeypatch, tmp_path):
-    """Inductor's directory follows its own variable, and Triton's wins for kernels; nothing is created or set."""
+    """Inductor's directory follows its own variable, and Triton's wins for kernels; nothing is
+    created or set.
+    """
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "inductor")
     assert directories.inductor_cache_dir() == str(tmp_path / "inductor")
     assert directories.inductor_kernel_dir(2) == str(tmp_path / "inductor" / "triton" / "2")

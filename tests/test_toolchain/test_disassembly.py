@@ -16,7 +16,9 @@ CUDA, HIP = Target.parse("cuda:90"), Target.parse("hip:gfx942")
 
 @pytest.fixture
 def tools(tmp_path, monkeypatch):
-    """A PATH with nothing but the programs that a test puts there, on a machine without Triton and ROCm."""
+    """A PATH with nothing but the programs that a test puts there, on a machine without Triton and
+    ROCm.
+    """
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -72,7 +74,9 @@ def test_without_one_the_error_says_what_to_install(tools, target, fix):
 
 
 def test_a_binary_that_cannot_be_read_is_an_error_in_one_line(tools):
-    """Of what the program says, the line that names the error, without escapes and the name of our file."""
+    """Of what the program says, the line that names the error, without escapes and the name of our
+    file.
+    """
     tools(
         "nvdisasm",
         "print('warning', file=sys.stderr); sys.exit(f'fatal: {sys.argv[-1]} \\x1b[2J is none\\nframe')",

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam with Triton's driver module, over a stand-in of that module: who is asked, and what Triton then gets."""
+"""The seam with Triton's driver module, over a stand-in of that module: who is asked, and what
+Triton then gets.
+"""
 
 import sys
 import types
@@ -37,7 +39,9 @@ class Supplier:
 
 @pytest.fixture
 def triton(monkeypatch):
-    """Put stand-ins of two of Triton's modules in place; `built` notes what they would have compiled."""
+    """Put stand-ins of two of Triton's modules in place; `built` notes what they would have
+    compiled.
+    """
     driver, build, built = types.ModuleType(seam.DRIVER), types.ModuleType(seam._BUILD), []
 
     def compile_module_from_src(src, name, **more):
@@ -107,7 +111,9 @@ def test_what_is_refused_is_built_by_triton(triton, refusal, reason):
 
 
 def test_descriptors_are_taken_apart_as_triton_does(triton):
-    """With facts a tensor map, without them a pointer with sizes and strides, each passed once more behind it."""
+    """With facts a tensor map, without them a pointer with sizes and strides, each passed once more
+    behind it.
+    """
     modules, supplier = seam.DriverModules(), Supplier()
     modules.supply(supplier)
     triton.driver.PyCUtensorMap = triton.driver.compile_module_from_src(
@@ -124,7 +130,9 @@ def test_descriptors_are_taken_apart_as_triton_does(triton):
 
 
 def test_a_build_under_way_is_served_by_its_cache_manager(triton):
-    """The manager is told a path, and Triton's loader gets our module for it, once; other files are its own."""
+    """The manager is told a path, and Triton's loader gets our module for it, once; other files are
+    its own.
+    """
     modules, supplier = seam.DriverModules(), Supplier()
     name = f"cuda_utils{SUFFIX}"
     assert modules.path_for(name) is None
@@ -174,7 +182,9 @@ def test_an_unknown_driver_is_left_to_triton(tmp_path, monkeypatch):
 @pytest.mark.release
 @pytest.mark.toolchain
 def test_the_installed_release_is_known():
-    """A new release of Triton fails here first: compare its driver.c with the _jit_*.c, then add its digest."""
+    """A new release of Triton fails here first: compare its driver.c with the _jit_*.c, then add
+    its digest.
+    """
     import triton
 
     assert seam.known_family() == ".".join(triton.__version__.split(".")[:2])

@@ -30,7 +30,9 @@ def in_child(verdict):
 
 
 def test_living_objects_are_told_in_order_and_one_fault_stops_nobody():
-    """Of three, the one that is gone is not called, and the one that raises does not keep the last from being called."""
+    """Of three, the one that is gone is not called, and the one that raises does not keep the last
+    from being called.
+    """
     calls = []
     told = [Told(calls, name) for name in ("gone", "bad", "good")]
     del told[0]
@@ -40,7 +42,9 @@ def test_living_objects_are_told_in_order_and_one_fault_stops_nobody():
 
 
 def test_objects_that_are_gone_leave_nothing_behind():
-    """A program may make any number of services: what a fork has to do does not grow with those that ended."""
+    """A program may make any number of services: what a fork has to do does not grow with those
+    that ended.
+    """
     before = len(fork_safety._HANDLERS._methods)
     kept = Told([], "kept")
     for _ in range(100):
@@ -51,7 +55,9 @@ def test_objects_that_are_gone_leave_nothing_behind():
 
 
 def test_a_lock_that_was_held_is_free_in_the_child():
-    """The parent forks while it holds the lock; the block of the child ends well, and others get the new lock."""
+    """The parent forks while it holds the lock; the block of the child ends well, and others get
+    the new lock.
+    """
     holder = ForkSafeLock()
     with holder.lock:
         assert in_child(lambda: holder.lock.acquire(blocking=False))

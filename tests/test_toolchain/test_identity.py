@@ -32,7 +32,9 @@ def test_record_identity_equals_hashing_the_file(triton, run_python):
 @pytest.mark.release
 @pytest.mark.toolchain
 def test_identity_does_not_import_triton_and_reads_no_binary(run_python):
-    """Release, binary, directories, ptxas and environment are known without importing Triton or torch."""
+    """Release, binary, directories, ptxas and environment are known without importing Triton or
+    torch.
+    """
     pytest.importorskip("triton")
     code = """
 import sys
@@ -115,7 +117,9 @@ def test_a_matching_record_is_believed(tmp_path, alone):
 
 
 def test_a_triton_without_metadata_is_hashed(tmp_path, alone):
-    """A Triton on the path that no installer wrote has the release of its source and the digest of its file."""
+    """A Triton on the path that no installer wrote has the release of its source and the digest of
+    its file.
+    """
     fake_install(tmp_path, version="3.8.0+git1234")
     shutil.rmtree(tmp_path / "triton-9.9.9.dist-info")
     alone(tmp_path)
@@ -127,7 +131,9 @@ def test_a_triton_without_metadata_is_hashed(tmp_path, alone):
 
 
 def test_a_triton_that_comes_and_goes_is_found(tmp_path, alone):
-    """What was found once counts as long as a module would be looked for in the same places, and it is there."""
+    """What was found once counts as long as a module would be looked for in the same places, and it
+    is there.
+    """
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     alone(first)
@@ -185,7 +191,9 @@ def write_ptxas(path, answer, status=0):
     ("arch", "variable"), [(80, "TRITON_PTXAS_PATH"), (120, "TRITON_PTXAS_BLACKWELL_PATH")]
 )
 def test_ptxas_follows_the_environment_at_each_call(triton, tmp_path, monkeypatch, arch, variable):
-    """A program named by the environment counts at once; one that fails falls back to the installed one, as in Triton."""
+    """A program named by the environment counts at once; one that fails falls back to the installed
+    one, as in Triton.
+    """
     installed = ptxas.ptxas_version(arch)
     monkeypatch.setenv(
         variable, write_ptxas(tmp_path / "mine", "Cuda compilation tools, release 99.1, V99.1.5")
@@ -222,7 +230,9 @@ def test_ptxas_set_in_python_counts(triton, tmp_path, monkeypatch):
     ],
 )
 def test_a_ptxas_that_does_not_answer_is_ended(tmp_path, monkeypatch, caplog, script, reason):
-    """Whether it hangs before or after it wrote, or fails: there is no version, the log says why, and no child is left."""
+    """Whether it hangs before or after it wrote, or fails: there is no version, the log says why,
+    and no child is left.
+    """
     monkeypatch.setattr(ptxas, "_TIMEOUT_S", 0.3)
     program = tmp_path / "ptxas"
     program.write_text(f"#!/bin/sh\n{script}\n")
@@ -236,7 +246,9 @@ def test_a_ptxas_that_does_not_answer_is_ended(tmp_path, monkeypatch, caplog, sc
 
 
 def test_a_ptxas_that_writes_much_is_read_to_its_end(tmp_path, monkeypatch):
-    """More than a pipe holds, on both outputs; what is asked ahead is told apart from no answer, and is asked once."""
+    """More than a pipe holds, on both outputs; what is asked ahead is told apart from no answer,
+    and is asked once.
+    """
     program = tmp_path / "ptxas"
     program.write_text("#!/bin/sh\nhead -c 300000 /dev/zero >&2\necho ' release 1.2, V1.2.3 '\n")
     program.chmod(0o755)
@@ -251,7 +263,9 @@ def test_a_ptxas_that_writes_much_is_read_to_its_end(tmp_path, monkeypatch):
 
 
 def test_a_ptxas_that_runs_is_not_waited_for(tmp_path, monkeypatch):
-    """Who asks ahead looks now and then whether it has ended; an interrupt ends it, and the next who asks starts it again."""
+    """Who asks ahead looks now and then whether it has ended; an interrupt ends it, and the next
+    who asks starts it again.
+    """
     program = tmp_path / "ptxas"
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)

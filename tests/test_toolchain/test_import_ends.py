@@ -15,7 +15,9 @@ _TEXT = "import heard_by_tests\nheard_by_tests.begin(__name__)\nLAST = 1\n"
 
 @pytest.fixture
 def imported(tmp_path, monkeypatch):
-    """Return a function that imports a module of this text, and what was told: whether one is told, then `LAST` at the end."""
+    """Return a function that imports a module of this text, and what was told: whether one is told,
+    then `LAST` at the end.
+    """
     monkeypatch.syspath_prepend(str(tmp_path))
     told = []
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which JIT functions and tuners of a process are known, and that looking for them leaves the program alone."""
+"""Which JIT functions and tuners of a process are known, and that looking for them leaves the
+program alone.
+"""
 
 import copy
 import gc
@@ -52,7 +54,9 @@ def made(monkeypatch):
 
 
 def test_what_is_made_from_now_on_is_known(made):
-    """Instances are known however they are made: by the constructor, by that of a class derived from it, as a copy."""
+    """Instances are known however they are made: by the constructor, by that of a class derived
+    from it, as a copy.
+    """
     cls, known = made
     early = cls("early")
     instances.note_from_now_on()
@@ -70,7 +74,9 @@ def test_what_is_gone_is_not_known(made):
 
 
 def test_constructors_stay_as_they_are(made):
-    """A wrapped constructor has the signature, the name and the text of the original, and raises what that raises."""
+    """A wrapped constructor has the signature, the name and the text of the original, and raises
+    what that raises.
+    """
     cls, known = made
     before = (
         inspect.signature(cls),
@@ -92,7 +98,9 @@ def test_constructors_stay_as_they_are(made):
 
 
 def test_a_constructor_is_wrapped_once(made):
-    """However often, and from however many threads, there is one wrapper; a class that was made anew gets its own."""
+    """However often, and from however many threads, there is one wrapper; a class that was made
+    anew gets its own.
+    """
     cls, known = made
     threads = [threading.Thread(target=instances.note_from_now_on) for _ in range(8)]
     for thread in threads:
@@ -108,7 +116,9 @@ def test_a_constructor_is_wrapped_once(made):
 
 
 def test_another_copy_of_our_module_finds_the_notes(made, monkeypatch):
-    """Where our module is imported anew, what the first copy noted is known, and nothing is wrapped twice."""
+    """Where our module is imported anew, what the first copy noted is known, and nothing is wrapped
+    twice.
+    """
     cls, _ = made
     instances.note_from_now_on()
     wrapped, one = cls.__init__, cls("one")
@@ -123,7 +133,9 @@ def test_another_copy_of_our_module_finds_the_notes(made, monkeypatch):
 
 
 def test_a_forked_child_does_not_wait_for_its_parents_threads(made):
-    """A child that was forked while another thread was wrapping goes on, and knows what its parent knew."""
+    """A child that was forked while another thread was wrapping goes on, and knows what its parent
+    knew.
+    """
     cls, known = made
     instances.note_from_now_on()
     one = cls("one")
@@ -146,7 +158,7 @@ assert not {"triton", "torch"} & set(sys.modules)
     run_python(code)
 
 
-# What was made before -----------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------- What was made before
 
 
 @pytest.fixture
@@ -200,13 +212,17 @@ def closing_over(made, *, later=False):
     ],
 )
 def test_what_a_module_leads_to_is_found(module, value, names):
-    """Globals, what tuners hold, members of containers, attributes of classes and closures are found; what lies deeper is not."""
+    """Globals, what tuners hold, members of containers, attributes of classes and closures are
+    found; what lies deeper is not.
+    """
     module.value = value
     assert sorted(reachable()) == names
 
 
 def test_looking_loads_no_module_and_asks_no_object(module, monkeypatch, tmp_path):
-    """A module that is loaded when it is first asked stays unloaded, and objects that answer to everything are not asked."""
+    """A module that is loaded when it is first asked stays unloaded, and objects that answer to
+    everything are not asked.
+    """
     (tmp_path / "lazy_module.py").write_text("raise SystemExit('loaded')")
     spec = importlib.util.spec_from_file_location("lazy_module", tmp_path / "lazy_module.py")
     spec.loader = importlib.util.LazyLoader(spec.loader)
@@ -240,7 +256,9 @@ def test_looking_loads_no_module_and_asks_no_object(module, monkeypatch, tmp_pat
 
 
 def test_picking_begins_again_where_a_dictionary_changed():
-    """A dictionary that changes its size meanwhile is looked at again; one that never rests is given up."""
+    """A dictionary that changes its size meanwhile is looked at again; one that never rests is
+    given up.
+    """
 
     class Values:
         def __init__(self, changes):
@@ -258,7 +276,9 @@ def test_picking_begins_again_where_a_dictionary_changed():
 
 
 def test_picking_holds_nothing_but_what_is_picked():
-    """While a namespace is looked through, another thread changes the size of an array in it, which numpy refuses when it is held."""
+    """While a namespace is looked through, another thread changes the size of an array in it, which
+    numpy refuses when it is held.
+    """
     array = np.zeros(4)
     namespace = {number: f"text {number}" for number in range(100_000)} | {"array": array}
     del array
@@ -284,12 +304,14 @@ def test_picking_holds_nothing_but_what_is_picked():
     assert broken == []
 
 
-# Triton's and torch's own -------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------- Triton's and torch's own
 
 
 @pytest.fixture
 def kept_function(load_kernels, monkeypatch):
-    """Return a function that makes a JIT function which neither a module nor Triton's list leads to."""
+    """Return a function that makes a JIT function which neither a module nor Triton's list leads
+    to.
+    """
 
     def make():
         add = load_kernels().add
@@ -322,7 +344,9 @@ def test_functions_behind_tuners_are_found(kept_function, monkeypatch, module):
 
 
 def test_functions_that_code_keeps_to_itself_are_noted(kept_function):
-    """A JIT function that nothing leads to is known when it was made after we came, and Triton finds its wrapped classes in order."""
+    """A JIT function that nothing leads to is known when it was made after we came, and Triton
+    finds its wrapped classes in order.
+    """
     import triton
 
     instances.note_from_now_on()

@@ -116,7 +116,9 @@ def test_a_listener_before_ours_hears_everything(compile_add, knob):
 
 
 def test_a_listener_after_ours_keeps_working(compile_add, knob):
-    """Somebody who chained us after attaching goes on to hear, and to be heard by others, when we are detached."""
+    """Somebody who chained us after attaching goes on to hear, and to be heard by others, when we
+    are detached.
+    """
     before, after, ours = [], [], []
     knob.listener = lambda **facts: before.append(facts)
     hear = ours.append
@@ -140,7 +142,9 @@ def test_a_listener_after_ours_keeps_working(compile_add, knob):
 
 
 def test_the_users_listener_may_raise(compile_add, knob):
-    """An exception of the user's listener reaches the user, as without us, and we have heard the compile."""
+    """An exception of the user's listener reaches the user, as without us, and we have heard the
+    compile.
+    """
 
     def listener(**facts):
         raise ZeroDivisionError("mine")
@@ -158,7 +162,9 @@ def test_the_users_listener_may_raise(compile_add, knob):
 
 
 def test_our_errors_do_not_reach_the_user(compile_add, caplog):
-    """A failing callback is logged once per cause and counted; the compile and other callbacks go on."""
+    """A failing callback is logged once per cause and counted; the compile and other callbacks go
+    on.
+    """
     own = CompileListener()
     heard = []
 
@@ -192,7 +198,9 @@ def test_a_changed_triton_is_counted_not_raised(compile_add, monkeypatch):
 
 
 def test_without_the_compile_frame_the_rest_is_known(compile_add, monkeypatch, events):
-    """A Triton whose compile function names its variables otherwise leaves options unknown, and nothing else."""
+    """A Triton whose compile function names its variables otherwise leaves options unknown, and
+    nothing else.
+    """
     monkeypatch.setattr(compile_frames, "_COMPILE", ("compile", "elsewhere"))
     kernel = compile_add()
     (event,) = events
@@ -223,7 +231,9 @@ def test_every_thread_is_heard(compile_add, events):
 
 
 def test_asynchronous_compiles_are_heard(warm_up, events):
-    """Kernels that Triton compiles in a pool of threads are heard, though their compile is not called by the JIT."""
+    """Kernels that Triton compiles in a pool of threads are heard, though their compile is not
+    called by the JIT.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     import triton
@@ -236,7 +246,9 @@ def test_asynchronous_compiles_are_heard(warm_up, events):
 
 
 def test_hearing_opens_no_file_and_starts_nothing(compile_add):
-    """What is done inside the user's compile is bounded: no file is looked at, no process started, no library loaded."""
+    """What is done inside the user's compile is bounded: no file is looked at, no process started,
+    no library loaded.
+    """
     own, heard, seen, watching = CompileListener(), [], [], []
     hear = own.hear
 
@@ -260,7 +272,9 @@ def test_hearing_opens_no_file_and_starts_nothing(compile_add):
 
 
 def test_a_forked_child_hears_nothing(compile_add, knob):
-    """After a fork the child's compiles reach no callback of the parent's, and the user's listener still hears them."""
+    """After a fork the child's compiles reach no callback of the parent's, and the user's listener
+    still hears them.
+    """
     theirs, ours = [], []
     knob.listener = lambda **facts: theirs.append(facts)
     hear = ours.append
@@ -286,7 +300,9 @@ def test_a_forked_child_hears_nothing(compile_add, knob):
 
 
 def test_no_jit_hook_is_installed(events):
-    """Nothing of ours becomes a JIT hook: with one installed, Triton 3.6 fails on constants it cannot serialize."""
+    """Nothing of ours becomes a JIT hook: with one installed, Triton 3.6 fails on constants it
+    cannot serialize.
+    """
     from triton import knobs
 
     assert knobs.runtime.jit_cache_hook is None
@@ -320,7 +336,9 @@ def test_a_triton_without_listener_is_an_error(monkeypatch):
 def test_a_compile_that_nobody_reports_is_an_error_that_says_who_stands_in_the_way(
     compile_add, knob
 ):
-    """Where another program's listener took the place of ours and does not call it, `heard` names it instead of failing oddly."""
+    """Where another program's listener took the place of ours and does not call it, `heard` names
+    it instead of failing oddly.
+    """
     own = CompileListener()
     own.attach(print)
     try:

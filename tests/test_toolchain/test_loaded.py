@@ -22,7 +22,9 @@ def found_in(cache):
 def test_loaded_kernels_are_found_with_proven_keys(
     warm_up, fake_driver, cache, parts_of, target, monkeypatch
 ):
-    """Each kernel of the JIT's caches is found with its device, and its rebuilt options give its key."""
+    """Each kernel of the JIT's caches is found with its device, and its rebuilt options give its
+    key.
+    """
     monkeypatch.setenv(
         "AMDGCN_USE_BUFFER_OPS", "0"
     )  # with buffer operations the AMD driver asks torch about each tensor
@@ -61,7 +63,9 @@ def test_each_device_is_told(warm_up, fake_driver, cache):
 
 
 def test_a_redefined_function_is_found_too(load_kernels, cache, fake_driver):
-    """Kernels of a function are found although another of the same name was defined since, as in a notebook."""
+    """Kernels of a function are found although another of the same name was defined since, as in a
+    notebook.
+    """
     from triton.runtime.jit import MockTensor
 
     instances.note_from_now_on()
@@ -73,7 +77,9 @@ def test_a_redefined_function_is_found_too(load_kernels, cache, fake_driver):
 
 
 def test_unfinished_kernels_are_skipped(warm_up, cache):
-    """A kernel that is still compiling in Triton's asynchronous mode is left out without waiting; later it is found."""
+    """A kernel that is still compiling in Triton's asynchronous mode is left out without waiting;
+    later it is found.
+    """
     import triton
 
     release = threading.Event()
@@ -89,7 +95,9 @@ def test_unfinished_kernels_are_skipped(warm_up, cache):
 
 
 def test_finished_but_uncollected_kernels_are_found(warm_up, cache):
-    """A kernel whose asynchronous compile has ended is found before anybody asked for its result, where Triton lists it."""
+    """A kernel whose asynchronous compile has ended is found before anybody asked for its result,
+    where Triton lists it.
+    """
     import triton
     from triton.runtime import jit
 
@@ -100,7 +108,9 @@ def test_finished_but_uncollected_kernels_are_found(warm_up, cache):
 
 
 def test_a_strange_kernel_object_is_left_out(kernels, cache, warm_up, caplog):
-    """An object of another shape in the JIT's cache is left out with a log line; the others are found."""
+    """An object of another shape in the JIT's cache is left out with a log line; the others are
+    found.
+    """
     warm_up()
     kernels.add.device_caches[3][0]["strange"] = object()
     assert len(found_in(cache)) == 1

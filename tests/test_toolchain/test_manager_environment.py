@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recordings and sessions begin and end in any order: the environment is that of what is active, and at the end the user's."""
+"""Recordings and sessions begin and end in any order: the environment is that of what is active,
+and at the end the user's.
+"""
 
 import itertools
 import os
@@ -146,7 +148,9 @@ CHAINS = {
 
 @pytest.mark.parametrize("case", CHAINS)
 def test_what_is_active_decides_the_variables(case):
-    """Each manager names the next one behind it, the user's last; children use the session that began last."""
+    """Each manager names the next one behind it, the user's last; children use the session that
+    began last.
+    """
     before, active, expected = CHAINS[case]
     path = {} if "PYTHONPATH" in expected or not expected else {"PYTHONPATH": STAND_IN}
     assert variables(before, active) == expected | path
@@ -154,7 +158,9 @@ def test_what_is_active_decides_the_variables(case):
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
 def test_any_order_of_ends_gives_the_user_everything_back(order, owner, monkeypatch):
-    """Two recordings and two sessions end in each order: at each step the rest is in force, at the end what was there before."""
+    """Two recordings and two sessions end in each order: at each step the rest is in force, at the
+    end what was there before.
+    """
     monkeypatch.setenv(MANAGER, "mine:M")
     monkeypatch.setenv("PYTHONPATH", "/u")
     before = dict(os.environ)
@@ -173,7 +179,9 @@ def test_any_order_of_ends_gives_the_user_everything_back(order, owner, monkeypa
 
 
 def test_what_the_program_changes_meanwhile_is_its_own(owner, monkeypatch):
-    """A variable that the program sets or removes is left alone at the end, and what begins later builds on it."""
+    """A variable that the program sets or removes is left alone at the end, and what begins later
+    builds on it.
+    """
     monkeypatch.setenv(MANAGER, "mine:M")
     monkeypatch.delenv(STORE, raising=False)
     one, two, three = recorded("/a"), session("s"), recorded("/b")
@@ -200,7 +208,9 @@ def test_what_the_program_changes_meanwhile_is_its_own(owner, monkeypatch):
 
 @pytest.mark.parametrize("user", [None, "", "/u", f"/u{os.pathsep}"])
 def test_what_the_program_adds_to_the_path_stays(user, owner, monkeypatch):
-    """Of PYTHONPATH our entries go, and nothing else, also when the program put something before and behind them."""
+    """Of PYTHONPATH our entries go, and nothing else, also when the program put something before
+    and behind them.
+    """
     monkeypatch.delenv("PYTHONPATH", raising=False)
     if user is not None:
         monkeypatch.setenv("PYTHONPATH", user)
@@ -222,7 +232,9 @@ def test_what_the_program_adds_to_the_path_stays(user, owner, monkeypatch):
 
 
 def test_a_beginning_that_fails_changes_nothing(owner, monkeypatch):
-    """When a variable cannot be set, or the class not be made, everything is as before, and the error is the caller's."""
+    """When a variable cannot be set, or the class not be made, everything is as before, and the
+    error is the caller's.
+    """
     knobs = types.SimpleNamespace(cache=types.SimpleNamespace(manager_class=int))
     monkeypatch.setitem(sys.modules, "triton.knobs", knobs)
     owner.add(recorded("/a"))
@@ -246,7 +258,9 @@ class Front:
 
 
 def test_the_class_set_in_code_follows_the_same_rules(owner, monkeypatch):
-    """It is ours while any session needs it, whichever ends first, and the program's again at the end, unless that changed it."""
+    """It is ours while any session needs it, whichever ends first, and the program's again at the
+    end, unless that changed it.
+    """
     cache = types.SimpleNamespace()
     monkeypatch.setitem(sys.modules, "triton.knobs", types.SimpleNamespace(cache=cache))
     front = Front()
@@ -272,7 +286,9 @@ def test_the_class_set_in_code_follows_the_same_rules(owner, monkeypatch):
 
 
 def test_many_overlapping_recordings_leave_nothing():
-    """Recordings that overlap in four threads leave the environment as it was, and every directory is gone."""
+    """Recordings that overlap in four threads leave the environment as it was, and every directory
+    is gone.
+    """
     before = dict(os.environ)
     spools = []
 
@@ -300,7 +316,9 @@ def test_many_overlapping_recordings_leave_nothing():
 
 @pytest.mark.slow
 def test_a_fork_gets_a_whole_environment():
-    """A child that is forked while another thread begins and ends recordings finds all variables of one, or none, and can go on."""
+    """A child that is forked while another thread begins and ends recordings finds all variables of
+    one, or none, and can go on.
+    """
     code = """
 import os, sys, threading
 from bundler.toolchain.manager_environment import Active, manager_environment
@@ -336,7 +354,9 @@ assert statuses == [0] * 100, statuses
 
 
 def test_a_forked_child_leaves_its_parents_spool_alone():
-    """A forked child that ends the parent's recording neither removes the directory nor changes what its own children get."""
+    """A forked child that ends the parent's recording neither removes the directory nor changes
+    what its own children get.
+    """
     with ChildSpool() as spool:
         before = dict(os.environ)
         spool._pid += 1  # as in a child
@@ -349,7 +369,9 @@ def test_a_forked_child_leaves_its_parents_spool_alone():
 
 @pytest.mark.parametrize("kind", ["link", "mode", "file"])
 def test_a_spool_that_somebody_else_made_anew_is_not_read(kind, tmp_path):
-    """Where a spool was swept and its name taken by another, what lies there is neither written to nor read."""
+    """Where a spool was swept and its name taken by another, what lies there is neither written to
+    nor read.
+    """
     pytest.importorskip("triton")
     from bundler.toolchain import spool_manager, spool_records
     from bundler.toolchain.spool_records import SpooledFile

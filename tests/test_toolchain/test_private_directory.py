@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A directory under a name that anybody can take is used only while nobody else could have put something into it."""
+"""A directory under a name that anybody can take is used only while nobody else could have put
+something into it.
+"""
 
 import os
 import stat
@@ -69,7 +71,9 @@ HOSTILE = [
 
 
 def test_it_is_made_for_this_user_alone(place, told):
-    """Where nothing is in the way the known name is used, with mode 0700, by each process of the user."""
+    """Where nothing is in the way the known name is used, with mode 0700, by each process of the
+    user.
+    """
     path = Path(place.made())
     assert path.name == f"some-cache-{os.getuid()}"
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
@@ -82,7 +86,9 @@ def test_it_is_made_for_this_user_alone(place, told):
 
 @pytest.mark.parametrize(("hostile", "reason"), HOSTILE)
 def test_what_others_could_have_made_is_not_used(place, told, tmp_path, hostile, reason):
-    """A private directory takes its place, the user is told once, and what was there is left as it was."""
+    """A private directory takes its place, the user is told once, and what was there is left as it
+    was.
+    """
     known = Path(place.path)
     hostile(known, tmp_path)
     before = os.lstat(known)
@@ -104,7 +110,9 @@ def test_what_others_could_have_made_is_not_used(place, told, tmp_path, hostile,
 
 @pytest.mark.parametrize(("hostile", "reason"), HOSTILE)
 def test_it_is_looked_at_before_each_use(place, told, tmp_path, hostile, reason):
-    """A directory that was fine at first and was replaced later is not used any more; when it is fine again, it is."""
+    """A directory that was fine at first and was replaced later is not used any more; when it is
+    fine again, it is.
+    """
     known = place.made()
     os.rmdir(known)
     hostile(Path(known), tmp_path)

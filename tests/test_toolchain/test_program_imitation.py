@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine with a GPU, imitated: what torch, its tensors and Triton's driver say, and that all of it is undone."""
+"""A machine with a GPU, imitated: what torch, its tensors and Triton's driver say, and that all of
+it is undone.
+"""
 
 import sys
 
@@ -53,7 +55,9 @@ def test_libraries_see_the_device_of_the_target(torch, imitate):
 
 @pytest.mark.toolchain
 def test_streams_and_events_do_nothing(torch, imitate):
-    """Streams, events, graphs, devices and memory statistics work, and measure the same for everything."""
+    """Streams, events, graphs, devices and memory statistics work, and measure the same for
+    everything.
+    """
     with imitate(), torch.cuda.device(0), torch.cuda.stream(torch.cuda.Stream()):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
@@ -107,7 +111,9 @@ def test_everything_is_as_before_afterwards(torch, imitate):
 
 @pytest.mark.toolchain
 def test_tensors_move_as_on_a_machine_with_a_gpu(torch, imitate):
-    """A tensor knows its device; moving it to where it is gives the tensor itself, and elsewhere a copy."""
+    """A tensor knows its device; moving it to where it is gives the tensor itself, and elsewhere a
+    copy.
+    """
     with imitate():
         here, there = torch.ones(4), torch.ones(4, device="cuda")
         assert (here.is_cuda, here.is_cpu, there.is_cuda, there.get_device()) == (
@@ -142,7 +148,9 @@ def test_addresses_are_those_of_an_allocator(torch, imitate):
 
 @pytest.mark.toolchain
 def test_small_integers_are_known(torch, imitate):
-    """Offsets and lengths that follow from a tensor with data are computed, through views and writes."""
+    """Offsets and lengths that follow from a tensor with data are computed, through views and
+    writes.
+    """
     with imitate() as imitation:
         offsets = torch.tensor([0, 15, 100, 256], device="cuda", dtype=torch.int32)
         lengths = offsets.diff()
@@ -169,7 +177,9 @@ def test_a_value_that_was_written_from_unknown_data_is_forgotten(torch, imitate)
 
 @pytest.mark.toolchain
 def test_guesses_are_those_of_the_documentation(torch, imitate):
-    """True for a truth, 2 for an integer, 1.0 for a float; masks select everything; all elements are unique."""
+    """True for a truth, 2 for an integer, 1.0 for a float; masks select everything; all elements
+    are unique.
+    """
     with imitate() as imitation:
         x = torch.randn(6, device="cuda")
         whole = x.to(torch.int64)
@@ -188,7 +198,9 @@ def test_guesses_are_those_of_the_documentation(torch, imitate):
 
 @pytest.mark.toolchain
 def test_autocast_casts(torch, imitate):
-    """Within autocast a matrix product is in the lower type and a softmax in float32, and so is the backward."""
+    """Within autocast a matrix product is in the lower type and a softmax in float32, and so is the
+    backward.
+    """
     with imitate():
         layer, x = torch.nn.Linear(8, 8).cuda(), torch.randn(4, 8, device="cuda")
         with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -207,7 +219,9 @@ def test_autocast_casts(torch, imitate):
 
 @pytest.mark.toolchain
 def test_torch_compile_leaves_the_code_as_it_is(torch, imitate):
-    """`torch.compile`, of a function, as a decorator and of a module, gives the code itself, which is told."""
+    """`torch.compile`, of a function, as a decorator and of a module, gives the code itself, which
+    is told.
+    """
     with imitate() as imitation:
         function = torch.compile(lambda x: x + 1, mode="max-autotune")
         assert function(torch.ones(3, device="cuda")).shape == (3,)
@@ -229,7 +243,9 @@ def test_what_was_real_before_can_be_used(torch, imitate):
 
 
 def test_a_device_that_no_table_has_is_assumed():
-    """A target without a device in the table gets one, and that is said; what a caller gives counts."""
+    """A target without a device in the table gets one, and that is said; what a caller gives
+    counts.
+    """
     device, assumed = device_of(Target("cuda", "101"))
     assert (device.name, "cuda:101 is in no table" in assumed) == ("cuda:101", True)
     device, assumed = device_of(H100, {"multi_processor_count": 114})
@@ -246,7 +262,9 @@ def test_properties_are_checked(properties):
 
 
 def test_replaced_attributes_are_put_back_in_order():
-    """The first value comes back, whatever was put after it, and an attribute that was inherited is inherited again."""
+    """The first value comes back, whatever was put after it, and an attribute that was inherited is
+    inherited again.
+    """
 
     class Base:
         value = 1

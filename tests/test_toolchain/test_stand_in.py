@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A child process that does not have this package compiles as if its parent had none either, and is told so."""
+"""A child process that does not have this package compiles as if its parent had none either, and is
+told so.
+"""
 
 import importlib.metadata
 import os
@@ -37,7 +39,9 @@ TOLD = "RuntimeWarning: triton-bundler is not installed for"
 
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch, cache):
-    """Make a path with Triton and without this package, as of another environment, that of children; return it."""
+    """Make a path with Triton and without this package, as of another environment, that of
+    children; return it.
+    """
     triton = pytest.importorskip("triton")
     folder = tmp_path / "elsewhere"
     folder.mkdir()
@@ -62,7 +66,9 @@ def run(*flags, code=COMPILE):
 @pytest.mark.release
 @pytest.mark.toolchain
 def test_a_child_without_this_package_compiles_in_a_recording(elsewhere):
-    """Triton's own manager does the work, or the user's, with one warning; afterwards nothing is left to warn of."""
+    """Triton's own manager does the work, or the user's, with one warning; afterwards nothing is
+    left to warn of.
+    """
     before = dict(os.environ)
     with ChildSpool() as spool:
         assert run() == ("FileCacheManager", 1)
@@ -73,7 +79,9 @@ def test_a_child_without_this_package_compiles_in_a_recording(elsewhere):
 
 @pytest.mark.toolchain
 def test_warnings_that_are_errors_break_no_child(elsewhere, monkeypatch):
-    """Also where warnings are errors, and with a session and a manager of the user's behind the recording."""
+    """Also where warnings are errors, and with a session and a manager of the user's behind the
+    recording.
+    """
     monkeypatch.setenv("TRITON_CACHE_MANAGER", "mine:Mine")
     session = Active(session={"TRITON_BUNDLER_STORE": "memory:"})
     manager_environment.add(session)

@@ -42,7 +42,9 @@ def clean(monkeypatch):
     ],
 )
 def test_hidden_devices_do_not_count(monkeypatch, devices, visible, order, expected):
-    """CUDA_VISIBLE_DEVICES is applied as CUDA does it; where only CUDA knows the order the answer is unknown."""
+    """CUDA_VISIBLE_DEVICES is applied as CUDA does it; where only CUDA knows the order the answer
+    is unknown.
+    """
     for name, value in (("CUDA_VISIBLE_DEVICES", visible), ("CUDA_DEVICE_ORDER", order)):
         if value is not None:
             monkeypatch.setenv(name, value)
@@ -50,7 +52,9 @@ def test_hidden_devices_do_not_count(monkeypatch, devices, visible, order, expec
 
 
 def test_cuda_is_asked_in_another_process_where_nvml_does_not_know(monkeypatch):
-    """An unknown order leads to a short process that initializes CUDA, and its failure to an unknown answer."""
+    """An unknown order leads to a short process that initializes CUDA, and its failure to an
+    unknown answer.
+    """
     monkeypatch.setattr(probes, "_NVIDIA_DEVICES", (os.devnull,))
     monkeypatch.setattr(probes, "_nvml_devices", lambda: None)
     monkeypatch.setattr(probes, "_PROBE", "print('status', 0, 9, 0, 10, 3)")
@@ -80,7 +84,9 @@ def amd(tmp_path, monkeypatch):
 
 
 def test_amd_targets_come_from_the_kernel_driver(amd):
-    """Numbers of the kernel driver become names of targets, with their warp size; processors are not GPUs."""
+    """Numbers of the kernel driver become names of targets, with their warp size; processors are
+    not GPUs.
+    """
     write_nodes(amd, 0, 90402, 90010, 110001, 120500)
     found = probes.amd_targets()
     assert [(str(target), target.warp_size) for target in found] == [
@@ -92,7 +98,9 @@ def test_amd_targets_come_from_the_kernel_driver(amd):
 
 
 def test_hidden_amd_devices(amd, monkeypatch):
-    """Hiding all gives none, hiding some of equal ones changes nothing, and some of different ones is unknown."""
+    """Hiding all gives none, hiding some of equal ones changes nothing, and some of different ones
+    is unknown.
+    """
     write_nodes(amd, 90402, 90402)
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
     assert {str(target) for target in probes.amd_targets()} == {"hip:gfx942"}

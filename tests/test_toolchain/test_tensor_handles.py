@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an object of torch holds its tensor's handle, and what tells of it, is found in this torch, and not guessed in one that is made otherwise."""
+"""Where an object of torch holds its tensor's handle, and what tells of it, is found in this torch,
+and not guessed in one that is made otherwise.
+"""
 
 import ctypes
 import sys
@@ -15,7 +17,9 @@ ASK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ctypes.c_
 
 
 def test_handles_of_this_torch():
-    """The function tells the address of any tensor of the classes; views, empty ones and parameters are no exception."""
+    """The function tells the address of any tensor of the classes; views, empty ones and parameters
+    are no exception.
+    """
     found = find_handles()
     assert found is not None
     assert found.classes == (torch.Tensor, torch.nn.Parameter)
@@ -35,7 +39,9 @@ def test_handles_of_this_torch():
 
 
 def test_functions_tell_device_and_type_of_this_torch():
-    """They agree with the tensors of each type, also with one on no device that has memory; `cuda` is none of theirs."""
+    """They agree with the tensors of each type, also with one on no device that has memory; `cuda`
+    is none of theirs.
+    """
     found = find_handles()
     assert found is not None
     device_type, device, dtype = (
@@ -126,7 +132,9 @@ def test_a_method_that_was_replaced_counts(monkeypatch):
 
 
 class Sample:
-    """A tensor of a torch that is made otherwise: its object may hold the number that `_cdata` tells, or not."""
+    """A tensor of a torch that is made otherwise: its object may hold the number that `_cdata`
+    tells, or not.
+    """
 
     __slots__ = ("_cdata", "word")
 
@@ -167,6 +175,8 @@ def other_torch(**members):
     ],
 )
 def test_another_torch_is_left_alone(monkeypatch, members):
-    """Where a class, a member or the place is not as expected, tensors are read by their own data_ptr()."""
+    """Where a class, a member or the place is not as expected, tensors are read by their own
+    data_ptr().
+    """
     monkeypatch.setitem(sys.modules, "torch", other_torch(**members))
     assert find_handles() is None

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An instance of Sigstore in memory, for tests: an authority that issues certificates, a log of certificates, and a log of signatures.
+"""An instance of Sigstore in memory, for tests: an authority that issues certificates, a log of
+certificates, and a log of signatures.
 
-Made with `cryptography` alone, by the standards: RFC 6962 for the logs, Sigstore's profile for the certificates.
+Made with `cryptography` alone, by the standards: RFC 6962 for the logs, Sigstore's profile for the
+certificates.
 """
 
 import base64

@@ -46,7 +46,9 @@ def test_another_payload_type_is_refused():
 
 
 def test_a_signature_under_another_keys_name_does_not_count():
-    """Bob's signature that says it is Alice's is nobody's, and neither is one by a key that took her id."""
+    """Bob's signature that says it is Alice's is nobody's, and neither is one by a key that took
+    her id.
+    """
     sealed = Envelope(KIND, b"payload").sign(BOB)
     renamed = Envelope(KIND, b"payload", ((ALICE.key_id, sealed.signatures[0][1]),))
     assert signers(renamed, KEYS) == []

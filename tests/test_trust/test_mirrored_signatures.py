@@ -37,7 +37,9 @@ def test_a_mirror_is_as_good_as_its_source(signers, store, kernels, mirror):
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_no_tag_is_set_back(signers, store, kernels, mirror, signed):
-    """An older statement, or none, does not replace what the mirror has; the reason names both epochs."""
+    """An older statement, or none, does not replace what the mirror has; the reason names both
+    epochs.
+    """
     bundle = Bundle.load(kernels)
     store.push(bundle.select(target="cuda:90"), TAG, key=signers.alice if signed else None)
     mirror.push(bundle, TAG, key=signers.alice)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys that ssh-keygen and OpenSSL made sign and are trusted; those with a passphrase ask for it, other types are refused."""
+"""Keys that ssh-keygen and OpenSSL made sign and are trusted; those with a passphrase ask for it,
+other types are refused.
+"""
 
 import shutil
 import subprocess
@@ -85,7 +87,9 @@ def test_what_ssh_keygen_makes_is_read(tmp_path):
 
 
 def test_a_passphrase_is_asked_for(protected, tmp_path, monkeypatch):
-    """It is in the call, or in a file of mode 0600 that the environment names; without one the message says what to do, and does not name it."""
+    """It is in the call, or in a file of mode 0600 that the environment names; without one the
+    message says what to do, and does not name it.
+    """
     with pytest.raises(ConfigError, match=rf"p\.pem: a passphrase protects it.*{VARIABLE}"):
         SigningKey.load(protected)
     assert SigningKey.load(protected, b"secret").public == SigningKey(SEED).public
@@ -108,7 +112,9 @@ def test_a_passphrase_that_is_not_needed_does_no_harm(ssh_key):
 
 
 def test_an_encrypted_key_of_openssh(tmp_path):
-    """With the package bcrypt it is read; without it the message names the package, and the way round."""
+    """With the package bcrypt it is read; without it the message names the package, and the way
+    round.
+    """
     done = (
         subprocess.run(
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", "id"],

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signatures decide what is restored, checked and launched: by the policy that is given, or by the environment's."""
+"""Signatures decide what is restored, checked and launched: by the policy that is given, or by the
+environment's.
+"""
 
 import base64
 import shutil
@@ -158,7 +160,9 @@ def test_a_signature_expires(kernels, keys, tmp_path, monkeypatch):
 
 
 def test_code_is_restored_by_the_scope_of_a_signature(code, keys, tmp_path):
-    """With `signed`, a key for code lets it in, another one leaves it out as `kernels` does; what is required is an error."""
+    """With `signed`, a key for code lets it in, another one leaves it out as `kernels` does; what
+    is required is an error.
+    """
     bundler.sign(code, KEY)
     trust(keys, trust=("kernels", "code"))
     off = {"kernels": "off", "code": "off"}

@@ -118,7 +118,9 @@ def test_a_key_counts_only_within_its_scope(scope, reason):
 
 
 def test_code_needs_a_signature_for_code_by_a_key_for_code():
-    """A signature for kernels does not let libraries in, nor does a key for kernels that signed code."""
+    """A signature for kernels does not let libraries in, nor does a key for kernels that signed
+    code.
+    """
     subject = replace(SUBJECT, trust="code")
     for key, envelope, good in (
         (trusted(trust=("kernels", "code")), of_bundle(trust="code"), True),
@@ -160,7 +162,9 @@ def test_a_key_signs_only_the_tags_of_its_scope():
 
 
 def test_an_old_statement_played_again_is_refused(tmp_path):
-    """After epoch 5 was seen, 4 is refused with both numbers, and so is another bundle under 5; 6 goes on."""
+    """After epoch 5 was seen, 4 is refused with both numbers, and so is another bundle under 5; 6
+    goes on.
+    """
     judge = policy(epochs=SeenEpochs(tmp_path / "seen"))
     assert judge.of_tag([of_tag()], "prod", "prod/llama", CONTENT).good
     for old in (of_tag(epoch=4), of_tag(content=OTHER)):
@@ -198,13 +202,16 @@ def test_keys_are_kept_in_a_folder(tmp_path):
 
 
 def test_statements_are_canonical_and_closed():
-    """Equal statements have equal bytes; a field that is not known is refused, since it may forbid something."""
+    """Equal statements have equal bytes; a field that is not known is refused, since it may forbid
+    something.
+    """
     statement = BundleStatement(content=CONTENT, signed_at=NOW)
     assert BundleStatement.decode(statement.encode()) == statement
     assert list(msgspec.json.decode(statement.encode())) == sorted(
         msgspec.json.decode(statement.encode())
     )
-    digests = ("zz", "", "1" * 63, "1" * 65, "11" * 32 + "\n", "A1" * 32, "1g" * 32, "１" * 64)  # noqa: RUF001  # no digit of ours
+    # no digit of ours
+    digests = ("zz", "", "1" * 63, "1" * 65, "11" * 32 + "\n", "A1" * 32, "1g" * 32, "１" * 64)  # noqa: RUF001
     changes = [
         {"not_before": 7},
         {"statement": 2},

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A push with a key signs the bundle and the tag, the store keeps both, and who follows the tag judges them."""
+"""A push with a key signs the bundle and the tag, the store keeps both, and who follows the tag
+judges them.
+"""
 
 import os
 
@@ -97,7 +99,9 @@ def test_a_signed_tag_does_not_lose_its_signature_by_accident(signers, store, ke
 
 
 def test_signatures_of_the_file_go_with_it(signers, store, kernels):
-    """A bundle that was signed on another machine is pushed without a key; by digest it counts, the tag has no statement."""
+    """A bundle that was signed on another machine is pushed without a key; by digest it counts, the
+    tag has no statement.
+    """
     bundler.sign(kernels, signers.alice)
     digest = store.push(Bundle.load(kernels), "prod/llama").digest
     store.signatures = signers.policy()
@@ -142,7 +146,9 @@ def test_damaged_signatures_are_found_and_mended(signers, store, kernels):
 
 
 def test_single_kernels_and_files_are_not_used_under_require(signers, store, kernels, monkeypatch):
-    """Nobody signs them: they are misses, one warning says so, and who compiles publishes for others."""
+    """Nobody signs them: they are misses, one warning says so, and who compiles publishes for
+    others.
+    """
     from bundler.lifecycle.compiled_once import compile_once
 
     bundle = half(kernels, 0)
@@ -174,7 +180,9 @@ def test_a_policy_of_the_program_stays_with_its_store(signers, store, kernels, t
 
 
 def test_a_kernel_by_its_key_is_judged_by_its_bundle(signers, store, kernels, monkeypatch):
-    """Under require what a trusted key signed is found without a tag; what nobody, or another, signed is not, and one warning says so."""
+    """Under require what a trusted key signed is found without a tag; what nobody, or another,
+    signed is not, and one warning says so.
+    """
     signed, unsigned = half(kernels, 0), half(kernels, 1)
     keys = [kernel.key for bundle in (signed, unsigned) for kernel in bundle.kernels]
     store.push(signed, "prod/llama", key=signers.alice)
@@ -214,7 +222,9 @@ def test_who_waits_for_nobody_finds_what_is_signed(signers, store, kernels, monk
 
 @pytest.mark.parametrize("key", ["alice", "mallory"])
 def test_code_of_a_bundle_by_its_key(key, signers, store, code):
-    """Where code needs a signature, that of a kernel's bundle is used if a trusted key signed the bundle, and only its other files if none did."""
+    """Where code needs a signature, that of a kernel's bundle is used if a trusted key signed the
+    bundle, and only its other files if none did.
+    """
     signers.trust(trust=("kernels", "code"))
     with Bundle.load(code) as bundle:
         store.push(bundle, "prod/llama", key=getattr(signers, key))

@@ -23,7 +23,8 @@ from bundler.errors import AccessDenied, ConfigError, FormatError, NotFound
 from bundler.trust import ed25519, openssl_verification
 from bundler.trust.signing_keys import SigningKey
 
-# Of the group of Ed25519's points: adding it to the second half of a signature gives the same equation.
+# Of the group of Ed25519's points: adding it to the second half of a signature gives the same
+# equation.
 ORDER = 2**252 + 27742317777372353535851937790883648493
 # RFC 8032, section 7.1, test 2.
 SEED = bytes.fromhex("4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb")
@@ -59,7 +60,9 @@ def test_signatures_are_those_of_the_standard():
     ],
 )
 def test_what_is_no_signature_does_not_verify(public, signature, message, openssl, monkeypatch):
-    """Another message, bytes of another length, what is no point, or a second form of a signature, are answered with no by both libraries."""
+    """Another message, bytes of another length, what is no point, or a second form of a signature,
+    are answered with no by both libraries.
+    """
     if not openssl:
         monkeypatch.setattr(openssl_verification, "verifies", lambda *_: None)
     assert not ed25519.verifies(public, signature, message)

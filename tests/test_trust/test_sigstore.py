@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signatures of Sigstore are checked offline, against a trust root, an identity and an issuer that the user gives."""
+"""Signatures of Sigstore are checked offline, against a trust root, an identity and an issuer that
+the user gives.
+"""
 
 import copy
 import importlib.util
@@ -50,7 +52,9 @@ def offline(monkeypatch):
 
 @pytest.fixture
 def signed(instance, kernels, tmp_path, offline):
-    """A bundle file with a signature beside it; returns a function that checks it with some things changed."""
+    """A bundle file with a signature beside it; returns a function that checks it with some things
+    changed.
+    """
     (tmp_path / "root.json").write_text(instance.trust_root())
     made = instance.sign(kernels.read_bytes())
 
@@ -83,7 +87,9 @@ def test_a_good_signature_counts(signed, kernels):
 
 @needs_package
 def test_of_other_bytes_or_by_somebody_else_it_does_not(signed, kernels, instance, tmp_path):
-    """One bit more, another identity, another issuer, an authority that the trust root does not know."""
+    """One bit more, another identity, another issuer, an authority that the trust root does not
+    know.
+    """
     for other in ({"identity": "mallory@example.com"}, {"issuer": "https://other.example"}):
         with pytest.raises(Untrusted, match="expected one of exactly these bytes"):
             signed(**other)
@@ -133,7 +139,9 @@ ENTRY = ("verificationMaterial", "tlogEntries", 0)
     ],
 )
 def test_each_part_is_checked(signed, change):
-    """Signature, place in the log, checkpoint, promise, time, body and log: what was changed counts no more."""
+    """Signature, place in the log, checkpoint, promise, time, body and log: what was changed counts
+    no more.
+    """
     with pytest.raises(Untrusted):
         signed(change)
 
@@ -201,7 +209,9 @@ def test_without_the_package_the_message_says_what_to_install(signed, monkeypatc
 @needs_package
 @pytest.mark.slow
 def test_the_command(signed, kernels, tmp_path):
-    """`verify --sigstore` has exit status 0 for a good signature and 1 for another's; a part of the options is a mistake."""
+    """`verify --sigstore` has exit status 0 for a good signature and 1 for another's; a part of the
+    options is a mistake.
+    """
     signed()
 
     def verify(*words):

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls that no verified restore can leave out, each timed in a bare loop that checks and remembers nothing.
+"""The calls that no verified restore can leave out, each timed in a bare loop that checks and
+remembers nothing.
 
-`bare_steps` is a job of `jobs.py`, for a bundle file, and `bare_start` one of `remote_jobs.py`, for a server; `floors.py` shows what they find.
+`bare_steps` is a job of `jobs.py`, for a bundle file, and `bare_start` one of `remote_jobs.py`, for
+a server; `floors.py` shows what they find.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ Seconds = dict[str, float]
 
 
 def bare_steps(file: str, into: str, keep: str) -> Seconds:
-    """Return the seconds of each bare step of a restore, and of the writers' steps in as many threads as they may have."""
+    """Return the seconds of each bare step of a restore, and of the writers' steps in as many
+    threads as they may have.
+    """
     import msgspec
     import zstandard
 
@@ -89,7 +93,9 @@ def bare_steps(file: str, into: str, keep: str) -> Seconds:
 def bare_start(
     url: str, into: str, tag: str, patience_s: str, keep: str, port: str, password: str, names: str
 ) -> Seconds:
-    """Return the seconds of each bare step of a restore by tag from a Redis server; `names` is a file with the keys that it needs."""
+    """Return the seconds of each bare step of a restore by tag from a Redis server; `names` is a
+    file with the keys that it needs.
+    """
     import msgspec
     import redis
 

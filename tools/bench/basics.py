@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the package costs a program that uses it: its imports, kernels that are found, and recording compiles."""
+"""What the package costs a program that uses it: its imports, kernels that are found, and recording
+compiles.
+"""
 
 from __future__ import annotations
 

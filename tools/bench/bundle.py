@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures bundles beside what a user would take instead: torch's bundler, tar and zstd, and writing the bare files.
+"""Measures bundles beside what a user would take instead: torch's bundler, tar and zstd, and
+writing the bare files.
 
     python -m tools.bench bundle [--check] [--kernels N] [--rounds N] [--quick] [--results DIR] [--keep DIR]
 
-N real kernels are compiled for sm_90 once and kept in .build/bench/.  Then, in memory and on disk, each piece of work
-runs in a process of its own, ours and the peer's in turn, and each ratio is the median over the rounds.  All samples go to
-docs/results/, from which `python -m tools.bench page` makes the page.  `--check` exits 1 when a target is missed, and names it.
+N real kernels are compiled for sm_90 once and kept in .build/bench/.  Then, in memory and on disk,
+each piece of work runs in a process of its own, ours and the peer's in turn, and each ratio is the
+median over the rounds.  All samples go to docs/results/, from which `python -m tools.bench page`
+makes the page.  `--check` exits 1 when a target is missed, and names it.
 """
 
 from __future__ import annotations
@@ -137,7 +139,9 @@ def working_folder(parent: Path | str | None) -> Iterator[Path]:
 
 
 def plant(cache: Path, where: Path) -> Path:
-    """Copy a cache directory, and let its group files name the copy, as if the kernels had been compiled there."""
+    """Copy a cache directory, and let its group files name the copy, as if the kernels had been
+    compiled there.
+    """
     shutil.copytree(cache, where)
     for group in where.glob("*/__grp__*.json"):
         group.write_bytes(group.read_bytes().replace(str(cache).encode(), str(where).encode()))
@@ -160,7 +164,9 @@ def measure(cache: Path, work: Path, serving: dict[str, Side], rounds: int) -> S
 
 
 def profiles(cache: Path, work: Path, side: Side, rounds: int) -> dict[str, dict[str, float]]:
-    """Return the seconds of each step, alone: of restores of everything and of the launch set, a collect, a push again."""
+    """Return the seconds of each step, alone: of restores of everything and of the launch set, a
+    collect, a push again.
+    """
     found: dict[str, list[dict[str, float]]] = {
         "restore": [],
         "restore launch": [],
@@ -181,7 +187,9 @@ def profiles(cache: Path, work: Path, side: Side, rounds: int) -> dict[str, dict
 
 
 def bare_profile(work: Path, side: Side, rounds: int) -> dict[str, dict[str, float]]:
-    """Return the seconds of each step that no restore can leave out, of everything and of the launch set, medians."""
+    """Return the seconds of each step that no restore can leave out, of everything and of the
+    launch set, medians.
+    """
     found: dict[str, list[dict[str, float]]] = {"all": [], "launch": []}
     for _ in range(rounds):
         for keep, samples in found.items():
@@ -209,7 +217,9 @@ def corpus(work: Path) -> list[dict[str, Any]]:
 
 
 def _bundle_rows(places: dict[str, Samples], kernels: int) -> list[dict[str, Any]]:
-    """Return the rows of every place, then those of sizes.  What is in memory has targets; a disk's speed is its own."""
+    """Return the rows of every place, then those of sizes.  What is in memory has targets; a disk's
+    speed is its own.
+    """
     rows = [
         line for place, samples in places.items() for line in _place_rows(place, samples, kernels)
     ]
@@ -225,7 +235,8 @@ def _place_rows(place: str, samples: Samples, kernels: int) -> list[dict[str, An
     def ratio(
         work: str, ours: list[float], theirs: list[float], name: str, **target: float
     ) -> dict[str, Any]:
-        # How many times longer we take, or where more is better how many times longer the peer takes.
+        # How many times longer we take, or where more is better how many times longer the peer
+        # takes.
         over, under = (theirs, ours) if "least" in target else (ours, theirs)
         figure = median([one / other for one, other in zip(over, under, strict=True)])
         return row(
@@ -308,7 +319,9 @@ def _place_rows(place: str, samples: Samples, kernels: int) -> list[dict[str, An
 
 
 def _restore_target() -> float:
-    """Return how much longer than the bare loop a restore may take: the loop is one thread's work, a restore is not."""
+    """Return how much longer than the bare loop a restore may take: the loop is one thread's work,
+    a restore is not.
+    """
     return 1.1 if len(os.sched_getaffinity(0)) >= _MANY_CORES else 1.7
 
 

@@ -3,10 +3,12 @@
 
     python -m tools.bench cloud [--check] [--kernels N] [--rounds N] [--quick] [--results DIR] [--keep DIR]
 
-N real kernels lie in a bucket of a stand-in for S3 on this host (`tools.shared.object_server`, a process of its own, which gives every
-answer 0 or 20 ms late): as the files of Triton's cache, and as a push puts them.  Each round fetches them into an empty directory, in
-memory where there is such a place: our restore by tag, and GETs of every file by obstore itself, as many at once as `aws s3 sync`
-has by default, and more.  Where the program `aws` is installed, it runs too.  `--check` exits 1 when a target is missed, and names it.
+N real kernels lie in a bucket of a stand-in for S3 on this host (`tools.shared.object_server`, a
+process of its own, which gives every answer 0 or 20 ms late): as the files of Triton's cache, and
+as a push puts them.  Each round fetches them into an empty directory, in memory where there is such
+a place: our restore by tag, and GETs of every file by obstore itself, as many at once as `aws s3
+sync` has by default, and more.  Where the program `aws` is installed, it runs too.  `--check` exits
+1 when a target is missed, and names it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pieces of work of the benchmark of object stores, each in a process of its own, forked from one that has done the imports.
+"""The pieces of work of the benchmark of object stores, each in a process of its own, forked from
+one that has done the imports.
 
 python -m tools.bench.cloud_jobs SIDE         reads one JSON line a job, [name, arguments], and answers each with one
 """
@@ -20,7 +21,8 @@ from tools.shared.object_server import BUCKET
 
 TAG, STORE = "bench/cloud", "store"
 PATIENCE_S = 60
-# `aws s3 sync` fetches ten files at once unless it is configured otherwise; more are faster until the processors are busy.
+# `aws s3 sync` fetches ten files at once unless it is configured otherwise; more are faster until
+# the processors are busy.
 AWS_AT_ONCE = 10
 AT_ONCE = (AWS_AT_ONCE, 32, 128, 256)
 
@@ -84,7 +86,9 @@ def _store() -> str:
 
 
 def gets(endpoint: str, names: str, into: str, at_once: str) -> dict[str, float]:
-    """Fetch and write files whose names are known, so many at once; nothing is verified, and nothing is listed before."""
+    """Fetch and write files whose names are known, so many at once; nothing is verified, and
+    nothing is listed before.
+    """
     os.environ |= cloud_environment(endpoint)
     import obstore
     from obstore.store import from_url

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the samples of the benchmark of object stores say: rows with figure, peer and target, and their section of the page."""
+"""What the samples of the benchmark of object stores say: rows with figure, peer and target, and
+their section of the page.
+"""
 
 from __future__ import annotations
 

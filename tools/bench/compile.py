@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the compile service beside serial Triton and the pool of torch's compiler, and a second run with a store.
+"""Measures the compile service beside serial Triton and the pool of torch's compiler, and a second
+run with a store.
 
     python -m tools.bench compile [--check] [--kernels N] [--rounds N] [--quick] [--results DIR]
 
-N real kernels are compiled for sm_90 into an empty directory, in memory where there is one, by each side in turn, each in a process of
-its own; each ratio is the median over the rounds.  All samples go to docs/results/bench-compile.json.  `--check` exits 1 when a
-target is missed, and names it.
+N real kernels are compiled for sm_90 into an empty directory, in memory where there is one, by each
+side in turn, each in a process of its own; each ratio is the median over the rounds.  All samples
+go to docs/results/bench-compile.json.  `--check` exits 1 when a target is missed, and names it.
 """
 
 from __future__ import annotations

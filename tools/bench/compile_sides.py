@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pieces of work that `compile` measures, each in a process of its own; prints its figures as JSON.
+"""The pieces of work that `compile` measures, each in a process of its own; prints its figures as
+JSON.
 
 python -m tools.bench.compile_sides serial|ours|torch|again COUNT CACHE_DIR [STORE JOBS]
 """
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 STARTED = time.perf_counter()
-from tools.shared.kernel_variants import TARGET, variants  # noqa: E402  # the imports are part of the time
+# the imports are part of the time
+from tools.shared.kernel_variants import TARGET, variants  # noqa: E402
 from tools.shared.processes import ROOT  # noqa: E402  # as above
 
 _SHAPES = "tools.shared.kernel_shapes"  # not imported: it imports Triton
@@ -61,7 +63,9 @@ def jobs(count: int) -> list[Any]:
 
 
 def compile_number(number: int) -> float:
-    """Compile one kernel with Triton itself; returns the seconds.  Torch's workers are sent this function by its name."""
+    """Compile one kernel with Triton itself; returns the seconds.  Torch's workers are sent this
+    function by its name.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -110,7 +114,9 @@ def serial(count: int) -> Figures:
 
 
 def ours(count: int, cache_dir: str, store: str, plan: str) -> Figures:
-    """Compile with the service, and once more with a store in the same warm process, into another directory."""
+    """Compile with the service, and once more with a store in the same warm process, into another
+    directory.
+    """
     from bundler.compile.service import CompileService
 
     asked = jobs(count)
@@ -161,7 +167,9 @@ def _stages(timings: Any) -> dict[str, float]:
 
 
 def _publish(asked: list[Any], made: list[Any], cache_dir: str, store: str, plan: str) -> None:
-    """Put the kernels into a store, and the jobs with their keys into a file, as a build plans them."""
+    """Put the kernels into a store, and the jobs with their keys into a file, as a build plans
+    them.
+    """
     from dataclasses import replace
 
     from bundler import open_store

@@ -3,7 +3,8 @@
 
     python -m tools.bench.delay PORT SECONDS         prints the port that it listens on; ends with its standard input
 
-Every answer arrives so much later than the server gave it, however many follow each other, as on a link of that length.
+Every answer arrives so much later than the server gave it, however many follow each other, as on a
+link of that length.
 """
 
 from __future__ import annotations

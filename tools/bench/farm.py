@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels on 1, 2 and 4 workers of each engine beside the local pool: what an engine costs a job, on one machine.
+"""Kernels on 1, 2 and 4 workers of each engine beside the local pool: what an engine costs a job,
+on one machine.
 
-The kernels are compiled once.  After that a job takes its kernel's files in place of a compile, so that what is measured is the way of a job and of
-its kernel: messages, processes, the bundle that a worker sends back and its restore.
+The kernels are compiled once.  After that a job takes its kernel's files in place of a compile, so
+that what is measured is the way of a job and of its kernel: messages, processes, the bundle that a
+worker sends back and its restore.
 
 python -m tools.bench farm [--quick] [--engines processes,dask,mpi,ray] [--json FILE]
 
-An engine that is not installed is said and left out.  Each run is a process of its own with empty directories.
+An engine that is not installed is said and left out.  Each run is a process of its own with empty
+directories.
 """
 
 from __future__ import annotations
@@ -84,7 +87,9 @@ def _ray_executor() -> Executor:
 
 
 def carry(payload: bytes, cache_dir: str) -> bytes:
-    """Do a job without a compiler: take a kernel that was compiled before.  What is left is what a pool or an engine costs."""
+    """Do a job without a compiler: take a kernel that was compiled before.  What is left is what a
+    pool or an engine costs.
+    """
     from bundler.compile.compile_job import Compiled, Job
 
     built = Path(os.environ[_BUILT])

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a missed target of a restore has to be compared with: the sum of the calls that cannot be left out, from `bare_steps.py`.
+"""What a missed target of a restore has to be compared with: the sum of the calls that cannot be
+left out, from `bare_steps.py`.
 
-`page.py` and `remote_rows.py` show `table` below what a restore's time goes into, and `told` behind each row whose target is missed;
-`bundle.py` and `remote.py` print `missed`.
+`page.py` and `remote_rows.py` show `table` below what a restore's time goes into, and `told` behind
+each row whose target is missed; `bundle.py` and `remote.py` print `missed`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ ORDER = (
         for step in ("sha256 of the files", "mkdir", "open", "write", "close", "rename")
     ),
 )
-# Where a row was measured and what -> which floor it has, and whether what comes before the first kernel counts.
+# Where a row was measured and what -> which floor it has, and whether what comes before the first
+# kernel counts.
 ROWS = {
     ("tmpfs", "restore everything, digests verified"): ("all", False),
     ("tmpfs", "restore the launch set"): ("launch", False),
@@ -67,7 +69,9 @@ table, and what it would give for each target, with the peer's time of the same 
 
 
 def floor(steps: Mapping[str, float], cores: int, *, whole: bool) -> float:
-    """Return the seconds below which no restore comes that makes these calls; `whole` with what comes before the first kernel."""
+    """Return the seconds below which no restore comes that makes these calls; `whole` with what
+    comes before the first kernel.
+    """
     reader = _sum(steps, READER)
     # Where the writers use all processors, the reader takes its time from them.
     both = (

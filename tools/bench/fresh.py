@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a new process pays before the first byte: imports, alone and with the work that they are for.
+"""What a new process pays before the first byte: imports, alone and with the work that they are
+for.
 
     python -m tools.bench.fresh make CACHE FILE NUMBER     a bundle of the first NUMBER kernels of a cache
 
-Each sample is an interpreter of its own, with compiled bytecode, as users have it; its pair does the same without us.
+Each sample is an interpreter of its own, with compiled bytecode, as users have it; its pair does
+the same without us.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ assert len(report.restored) == int(sys.argv[3]), report
 
 
 def imports(rounds: int) -> list[dict[str, Any]]:
-    """Return what importing us costs, and what importing the plug-in costs a process that has Triton."""
+    """Return what importing us costs, and what importing the plug-in costs a process that has
+    Triton.
+    """
     work = "import of the cache manager, added to import triton"
     return [
         _row(

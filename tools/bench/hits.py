@@ -82,7 +82,9 @@ def hits(work: Path, rounds: int) -> tuple[list[dict[str, Any]], dict[str, float
 
 
 def measure(folder: str, rounds: int) -> tuple[dict[str, Samples], dict[str, float]]:
-    """Return microseconds of each call, and of what is compared with it, by place; and the seconds of each step of a hit in the store."""
+    """Return microseconds of each call, and of what is compared with it, by place; and the seconds
+    of each step of a hit in the store.
+    """
     import bundler
 
     store = f"file://{folder}/store"
@@ -128,7 +130,9 @@ class _Caller:
         compiler.get_cache_manager = self._timed
 
     def compile_all(self, cache: str, bare: Any = None, hit: Any = None) -> list[Sample]:
-        """Compile every kernel into a cache directory; returns what each took, and what was compared with it; tells `hit` of the former."""
+        """Compile every kernel into a cache directory; returns what each took, and what was
+        compared with it; tells `hit` of the former.
+        """
         self._samples, self._bare, self._hit = [], bare or _none, hit or _unnoted
         self._knobs.cache.dir = cache
         for name in self._kernels.RECIPES:
@@ -237,7 +241,9 @@ class HitSteps:
 
 
 def seconds_of(samples: Sequence[dict[str, float]], bare_us: Sequence[float]) -> dict[str, float]:
-    """Return the seconds of each step, medians, and of the write loop beside them, which is taken away."""
+    """Return the seconds of each step, medians, and of the write loop beside them, which is taken
+    away.
+    """
     found = {step: measurement.median([one[step] for one in samples]) / 1e6 for step in samples[0]}
     return {**found, BARE: -measurement.median(bare_us) / 1e6}
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pieces of work that are timed, each in a process of its own, forked from one that has done the imports.
+"""The pieces of work that are timed, each in a process of its own, forked from one that has done
+the imports.
 
     python -m tools.bench.jobs SIDE         reads one JSON line a job, [name, arguments], and answers each with one
 
-A forked process begins with the state of a fresh one, and leaves none behind; the imports, which would drown everything
-else, are paid once.  What it shares with its parent it copies before the work begins.  `SIDE` is what gets imported: ours, torch or plain.
+A forked process begins with the state of a fresh one, and leaves none behind; the imports, which
+would drown everything else, are paid once.  What it shares with its parent it copies before the
+work begins.  `SIDE` is what gets imported: ours, torch or plain.
 """
 
 from __future__ import annotations
@@ -250,7 +252,9 @@ def restore_steps(file: str, into: str, keep: str) -> dict[str, float]:
 
 
 def collect_steps(cache: str) -> dict[str, float]:
-    """What each step of collecting and saving costs on its own, in one thread; compression in several."""
+    """What each step of collecting and saving costs on its own, in one thread; compression in
+    several.
+    """
     from msgspec.structs import replace
 
     from bundler import pack

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What first launches and launches go into on a GPU, as tables, from the phases and steps in gpu-check.json.
+"""What first launches and launches go into on a GPU, as tables, from the phases and steps in
+gpu-check.json.
 
 `page.py` puts `tables` below the rows of the check, and `why` behind a row whose target is missed.
 """
@@ -24,7 +25,9 @@ FIRST = "first launches of"
 
 
 def tables(result: dict[str, Any]) -> str:
-    """Return the tables that the figures of a check give; nothing where the parts of the check were left out."""
+    """Return the tables that the figures of a check give; nothing where the parts of the check were
+    left out.
+    """
     figures = result.get("figures", {})
     return "".join(
         [

@@ -91,7 +91,9 @@ def _peak_row(found: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def multiply(one: Bundle, file: str, copies: int) -> None:
-    """Save a bundle of every kernel, and of further copies under keys of their own whose files all differ."""
+    """Save a bundle of every kernel, and of further copies under keys of their own whose files all
+    differ.
+    """
     from bundler import Bundle
     from bundler.format.bundle import MemoryBlobs
     from bundler.format.digest import digest_text, sha256
@@ -105,7 +107,8 @@ def multiply(one: Bundle, file: str, copies: int) -> None:
             for artifact in kernel.artifacts:
                 data = one.read(artifact)
                 if number:
-                    # Of the same length, so that what the bundle knows of the file stays true; JSON may end in spaces.
+                    # Of the same length, so that what the bundle knows of the file stays true; JSON
+                    # may end in spaces.
                     data = data.replace(
                         _hash_of(kernel.key, 0).hex().encode(), hashed.hex().encode()
                     )

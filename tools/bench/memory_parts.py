@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the memory of a restore consists of: of each kind of mapping what came in, and Python's objects that grow with the kernels.
+"""What the memory of a restore consists of: of each kind of mapping what came in, and Python's
+objects that grow with the kernels.
 
-A restore of `scale.py` notes it with `parts_of`, in a process of its own; `table` shows it on the page.
+A restore of `scale.py` notes it with `parts_of`, in a process of its own; `table` shows it on the
+page.
 """
 
 from __future__ import annotations
@@ -55,8 +57,11 @@ def resident() -> Parts:
 
 
 def parts_of(restore: Callable[[], Any], reporting: type[Any]) -> Parts:
-    """Run a restore, and return what came into memory until its report was made; `reporting` is the class whose `_report` makes it."""
-    before, plain, found = resident(), reporting._report, Parts()  # noqa: SLF001  # where all is in memory that will be
+    """Run a restore, and return what came into memory until its report was made; `reporting` is the
+    class whose `_report` makes it.
+    """
+    # where all is in memory that will be
+    before, plain, found = resident(), reporting._report, Parts()  # noqa: SLF001
 
     def report(restoration: Any, started: float) -> Any:
         made = plain(restoration, started)
@@ -77,7 +82,9 @@ def parts_of(restore: Callable[[], Any], reporting: type[Any]) -> Parts:
 
 
 def told(line: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    """Return of what the many kernels of a row of `scale.py` take more than the few; nothing for other rows, and without parts."""
+    """Return of what the many kernels of a row of `scale.py` take more than the few; nothing for
+    other rows, and without parts.
+    """
     parts = result.get("parts")
     if not parts or " beside " not in line["work"] or ": peak memory" not in line["work"]:
         return ""

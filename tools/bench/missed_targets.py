@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the page says of a missed target: by how much, and why, with what its time or memory consists of where the result has that.
+"""What the page says of a missed target: by how much, and why, with what its time or memory
+consists of where the result has that.
 
-`page.py` calls `not_reached` for each result.  A reason belongs to the rows of one result that it names, and to no others: a row that nobody
-has explained stands there without a word.
+`page.py` calls `not_reached` for each result.  A reason belongs to the rows of one result that it
+names, and to no others: a row that nobody has explained stands there without a word.
 """
 
 from __future__ import annotations
@@ -114,7 +115,9 @@ REASONS: dict[str, tuple[Reason, ...]] = {
 
 
 def not_reached(name: str, result: dict[str, Any]) -> list[str]:
-    """Return a line for each missed target of a result: by how much, and why; `name` is that of its file."""
+    """Return a line for each missed target of a result: by how much, and why; `name` is that of its
+    file.
+    """
     lines = []
     for line in result["rows"]:
         if line["ok"]:
@@ -145,7 +148,9 @@ def _why(name: str, line: dict[str, Any], result: dict[str, Any]) -> str:
 
 
 def _alone(steps: dict[str, float]) -> str:
-    """Return what each actor's steps take together, in words: the table of the steps is in the section of the result."""
+    """Return what each actor's steps take together, in words: the table of the steps is in the
+    section of the result.
+    """
     together: dict[str, float] = {}
     for step, seconds in steps.items():
         actor = step.partition(":")[0]

@@ -4,7 +4,8 @@
 python -m tools.bench page            write the page
 python -m tools.bench page --check    exit 1 when the page is not what the results give
 
-The page names every missed target itself; `python -m tools.bench bundle --check` is what fails on them.
+The page names every missed target itself; `python -m tools.bench bundle --check` is what fails on
+them.
 """
 
 from __future__ import annotations
@@ -230,7 +231,9 @@ def bundle_many_cores(result: dict[str, Any]) -> str:
 
 
 def compiles(result: dict[str, Any]) -> str:
-    """The compile service beside serial Triton and torch's pool, and what the compiler's time goes into."""
+    """The compile service beside serial Triton and torch's pool, and what the compiler's time goes
+    into.
+    """
     rows = [[line["work"], _verdict(line), line["peer"], target(line)] for line in result["rows"]]
     stages = [[stage, shown(seconds, "s")] for stage, seconds in result["stages"].items()]
     return "\n".join(
@@ -280,7 +283,9 @@ def gpu_autotune(result: dict[str, Any]) -> str:
 
 
 def gpu_generated(result: dict[str, Any]) -> str:
-    """Modules that Inductor generated, beside Inductor's launches of them: the counts, and the ratios of each module."""
+    """Modules that Inductor generated, beside Inductor's launches of them: the counts, and the
+    ratios of each module.
+    """
     counts = [line for line in result["rows"] if "module" not in line]
     ratios: dict[str, dict[str, dict[str, Any]]] = {}
     for line in result["rows"]:

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures a start from a server beside Triton's own remote cache, and beside fetching and writing the same bytes.
+"""Measures a start from a server beside Triton's own remote cache, and beside fetching and writing
+the same bytes.
 
     python -m tools.bench remote [--check] [--kernels N] [--rounds N] [--quick] [--results DIR] [--keep DIR]
 
-N real kernels lie on two Redis servers of this host, started from deploy/redis: on one as Triton's RemoteCacheManager puts them
-there, on the other as a push does.  Each round fetches them into an empty directory, in memory where there is such a place:
-(a) Triton, all hits, (b) our restore by tag, everything and the launch set, (c) bare pipelined GETs of the values that (b) needs,
-and the loop that writes the files.  All of that again with 1 ms and 10 ms added to each answer.  `--check` exits 1 when a target
-is missed, and names it.
+N real kernels lie on two Redis servers of this host, started from deploy/redis: on one as Triton's
+RemoteCacheManager puts them there, on the other as a push does.  Each round fetches them into an
+empty directory, in memory where there is such a place: (a) Triton, all hits, (b) our restore by
+tag, everything and the launch set, (c) bare pipelined GETs of the values that (b) needs, and the
+loop that writes the files.  All of that again with 1 ms and 10 ms added to each answer.  `--check`
+exits 1 when a target is missed, and names it.
 """
 
 from __future__ import annotations
@@ -152,7 +154,9 @@ def put_theirs(server: Server, cache: Path, work: Path, side: Side) -> int:
 def put_ours(
     server: Server, work: Path, side: Side, rounds: int
 ) -> tuple[int, list[float], list[float]]:
-    """Push the bundle; returns the memory that it takes, and how long each push took, into an empty store and again."""
+    """Push the bundle; returns the memory that it takes, and how long each push took, into an empty
+    store and again.
+    """
     first, again = [], []
     empty = used(server)
     for _ in range(rounds):
@@ -208,7 +212,9 @@ def measure(
 
 
 def needed(server: Server, work: Path, keep: str) -> Path:
-    """Write down the names of the values that a restore needs: the tag, the manifest, dictionaries and units."""
+    """Write down the names of the values that a restore needs: the tag, the manifest, dictionaries
+    and units.
+    """
     import bundler
     from bundler.store import store_layout
 
@@ -247,7 +253,8 @@ def stored(work: Path, side: Side, *, corpus: bool) -> dict[str, dict[str, float
             packed.extractall(into, filter="data")
             (top,) = Path(into).iterdir()
             with bundler.pack(top) as bundle:
-                # Beside its kernels a cache of Inductor's holds what torch pickles, which is compressed alone.
+                # Beside its kernels a cache of Inductor's holds what torch pickles, which is
+                # compressed alone.
                 bundle.select(names="*").save(work / name)
         bundles[name] = work / name
     found = {}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pieces of work of the remote benchmark, each in a process of its own, forked from one that has done the imports.
+"""The pieces of work of the remote benchmark, each in a process of its own, forked from one that
+has done the imports.
 
 python -m tools.bench.remote_jobs SIDE         reads one JSON line a job, [name, arguments], and answers each with one
 """
@@ -35,7 +36,9 @@ def serve(side: str) -> None:
 
 
 def record(count: str, cache: str, file: str) -> dict[str, float]:
-    """Record the kernels of a cache directory as hits, so that they have launch facts and key parts as real ones do."""
+    """Record the kernels of a cache directory as hits, so that they have launch facts and key parts
+    as real ones do.
+    """
     os.environ["TRITON_CACHE_DIR"] = cache
     import bundler
     from tools.shared.kernel_variants import compile_part
@@ -91,7 +94,9 @@ def restore(url: str, into: str, keep: str) -> dict[str, float]:
 
 
 def stored(url: str, file: str) -> dict[str, float]:
-    """Push a bundle into an empty store; returns the stored bytes of its units, by how they can be compressed."""
+    """Push a bundle into an empty store; returns the stored bytes of its units, by how they can be
+    compressed.
+    """
     import bundler
 
     with bundler.Bundle.load(file) as bundle:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the samples of the remote benchmark say: rows with figure, peer and target, and their section of the page."""
+"""What the samples of the remote benchmark say: rows with figure, peer and target, and their
+section of the page.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from tools.bench.step_profiles import START
 from tools.shared.measurement import median, row, shown, target
 
 ONCE = "0 ms"
-# How many times faster than Triton, for everything and for the launch set, by what is added to each answer.
+# How many times faster than Triton, for everything and for the launch set, by what is added to each
+# answer.
 FASTER_TARGETS = {ONCE: (6.0, 14.0), "10 ms": (90.0, 140.0)}
 LIMIT_TARGET, MEMORY_TARGET = 2.5, 20.0
 SAMPLED = (
@@ -183,7 +186,9 @@ def section(result: dict[str, Any]) -> str:
 
 
 def _steps(profile: dict[str, dict[str, float]]) -> str:
-    """Return the table of the steps of a restore of everything and of the launch set, in their order."""
+    """Return the table of the steps of a restore of everything and of the launch set, in their
+    order.
+    """
     columns = {
         what: profile[name]
         for what, name in (("everything", "start all"), ("launch set", "start"))

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures whether a bundle of 100,000 kernels costs a hundred times what one of 1,000 costs, and no more.
+"""Measures whether a bundle of 100,000 kernels costs a hundred times what one of 1,000 costs, and
+no more.
 
     python -m tools.bench scale [--check] [--kernels N] [--rounds N] [--quick] [--results DIR] [--keep DIR]
 
-N real kernels are compiled once, as for `bundle`; the larger bundle has a hundred different copies of the launch set of each.
-Facts of launches and parts of keys are in them too; those of copies are equal.  Both bundles are loaded and restored in turn, each time
-by an interpreter of its own.  Memory is the peak above an interpreter that
-has imported the package; what a restore takes is counted above the loaded bundle, whose manifest and kernels are in memory.
+N real kernels are compiled once, as for `bundle`; the larger bundle has a hundred different copies
+of the launch set of each. Facts of launches and parts of keys are in them too; those of copies are
+equal.  Both bundles are loaded and restored in turn, each time by an interpreter of its own.
+Memory is the peak above an interpreter that has imported the package; what a restore takes is
+counted above the loaded bundle, whose manifest and kernels are in memory.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ def main() -> int:
 def measure(
     cache: Path, kernels: int, work: Path, copies: int, rounds: int
 ) -> tuple[dict[str, list[Sample]], dict[str, list[Parts]]]:
-    """Return the samples of both bundles, `one` and `many`, and what the memory of a restore consists of."""
+    """Return the samples of both bundles, `one` and `many`, and what the memory of a restore
+    consists of.
+    """
     sides = {"one": 1, "many": copies}
     for name, times in sides.items():
         words = ("make", str(kernels), str(work / f"{name}.tbundle"), str(times))
@@ -153,7 +157,9 @@ def rows_of(samples: dict[str, list[Sample]]) -> list[dict[str, Any]]:
 
 
 def record(kernels: int, file: str, copies: int) -> None:
-    """Record the kernels, which Triton finds in its cache, and save so many copies of their launch sets as one bundle."""
+    """Record the kernels, which Triton finds in its cache, and save so many copies of their launch
+    sets as one bundle.
+    """
     import bundler
 
     with bundler.recording() as recording:
@@ -166,7 +172,8 @@ def restore(file: str, into: str) -> None:
     """Load and restore a bundle; prints seconds and bytes as JSON."""
     import bundler
 
-    bundler.Bundle, bundler.restore  # noqa: B018  # imported on first use, which is not what is measured here
+    # imported on first use, which is not what is measured here
+    bundler.Bundle, bundler.restore  # noqa: B018
     before, started = peak_bytes(), time.perf_counter()
     with bundler.Bundle.load(file) as bundle:
         count = len(bundle.kernels)  # made when they are first read, and kept by the bundle

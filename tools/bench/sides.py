@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes in which the sides of a benchmark do their jobs, and the arguments that the benchmarks share."""
+"""The processes in which the sides of a benchmark do their jobs, and the arguments that the
+benchmarks share.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,8 @@ def answer(jobs: Mapping[str, Callable[..., Any]]) -> None:
 def copy_shared_pages() -> None:
     """Copy what a forked process shares with its parent, where the system can: Linux since 5.14.
 
-    The first write to each page copies it, in the midst of the work; a process that was not forked has no such pages.
+    The first write to each page copies it, in the midst of the work; a process that was not forked
+    has no such pages.
     """
     maps = Path("/proc/self/maps")
     if not maps.exists():
@@ -100,7 +103,9 @@ def sides(module: str, *names: str) -> Iterator[dict[str, Side]]:
 
 
 def arguments(description: str | None, kernels: int, rounds: int) -> argparse.Namespace:
-    """Read the command line of a benchmark; `kernels` and `rounds` are what it takes when nothing else is said."""
+    """Read the command line of a benchmark; `kernels` and `rounds` are what it takes when nothing
+    else is said.
+    """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )

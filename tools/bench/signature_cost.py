@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What judging a signature adds to a restore: the first of a process, with its imports, and the later ones.
+"""What judging a signature adds to a restore: the first of a process, with its imports, and the
+later ones.
 
 `basics.py` shows the rows.
 """
@@ -22,7 +23,8 @@ from tools.shared.processes import ROOT
 
 BUNDLE = ROOT / "tests" / "data" / "v2.0" / "triton-3.7.1.tbundle"
 TARGET_MS = 5.0
-# CPU time: a clock on the wall says more about the other programs of this machine than about milliseconds.
+# CPU time: a clock on the wall says more about the other programs of this machine than about
+# milliseconds.
 _CODE = """
 import json, sys, time, bundler
 from bundler.lifecycle import restoration
@@ -71,7 +73,9 @@ _STEPS = (
 
 
 def signature_cost(rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Return the rows, and the seconds of each step of the first judgement; none where the package `cryptography` is missing, which signs."""
+    """Return the rows, and the seconds of each step of the first judgement; none where the package
+    `cryptography` is missing, which signs.
+    """
     if importlib.util.find_spec("cryptography") is None:
         print(
             "skipped: without the package cryptography nothing is signed, so judging a signature is not measured",

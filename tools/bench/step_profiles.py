@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Call by call, what is left of a push again, of a start from a server, and of the first restore of a new process.
+"""Call by call, what is left of a push again, of a start from a server, and of the first restore of
+a new process.
 
-`jobs.py` and `remote_jobs.py` run the first two as jobs, `bundle.py` calls the third; `page.py` and `remote_rows.py` show them.
-Each step is done alone, so the sum is about what the whole takes where nothing overlaps.
+`jobs.py` and `remote_jobs.py` run the first two as jobs, `bundle.py` calls the third; `page.py` and
+`remote_rows.py` show them. Each step is done alone, so the sum is about what the whole takes where
+nothing overlaps.
 """
 
 from __future__ import annotations
@@ -124,7 +126,9 @@ def start_steps(url: str, into: str, tag: str, patience_s: str, keep: str) -> di
     from bundler.format.bundle import Bundle
     from bundler.format.limits import DEFAULT_LIMITS
     from bundler.format.manifest import Content, Observed
-    from bundler.lifecycle import cache_directory, kernel_writer, restore_plan  # noqa: F401  # not a step
+
+    # not a step
+    from bundler.lifecycle import cache_directory, kernel_writer, restore_plan  # noqa: F401
     from bundler.store import store_layout
     from bundler.store.blob_source import StoreBlobs
     from bundler.store.bundle_units import BundleUnits
@@ -177,7 +181,8 @@ def _place_steps(
 
     steps.restart()
     plan, place = RestorePlan(bundle, RestoreOptions(into, keep)), CacheDirectory(into)
-    wanted = [WantedKernel.of(kernel, keep) for kernel in plan._wanted_kernels()]  # noqa: SLF001  # a step of it
+    # a step of it
+    wanted = [WantedKernel.of(kernel, keep) for kernel in plan._wanted_kernels()]  # noqa: SLF001
     steps.done(START[5])
     needed = {unit.key: unit for unit in units}
     values: dict[str, bytes] = {}

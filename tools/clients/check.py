@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles, records and restores the real kernels of our users' programs without a GPU, and writes `docs/results/clients.json`.
+"""Compiles, records and restores the real kernels of our users' programs without a GPU, and writes
+`docs/results/clients.json`.
 
     python -m tools.clients check --folder ~/clients
 
-It needs a package index for the wheels, torch without a GPU, and a gigabyte and a half of disk in the folder, which lies outside the
-repository and keeps wheels, compiled kernels and what was found out: a run that was stopped goes on where it was.  For each client one process
-compiles for each target, and one more restores.  Exit status 1 when a kernel that was restored was compiled again.
+It needs a package index for the wheels, torch without a GPU, and a gigabyte and a half of disk in
+the folder, which lies outside the repository and keeps wheels, compiled kernels and what was found
+out: a run that was stopped goes on where it was.  For each client one process compiles for each
+target, and one more restores.  Exit status 1 when a kernel that was restored was compiled again.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ def main() -> int:
 
 
 def check(name: str, target: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Compile a client's kernels for a target, then restore them in another process; returns what came of it."""
+    """Compile a client's kernels for a target, then restore them in another process; returns what
+    came of it.
+    """
     path = _path(name, target, options)
     if not options.merge:
         _run(name, target, path, options)

@@ -135,7 +135,9 @@ def compile_client(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _bundle(trials: Trials, cache: Path, result: Path) -> dict[str, str]:
-    """Write the bundle, and the jobs that lead to it; returns the kernels that are in no bundle, with the reason."""
+    """Write the bundle, and the jobs that lead to it; returns the kernels that are in no bundle,
+    with the reason.
+    """
     builder, left_out = Builder(str(cache)), {}
     for name, compiled in trials.compiled.items():
         if (reason := compiled.add_to(builder)) is not None:
@@ -149,7 +151,9 @@ def _bundle(trials: Trials, cache: Path, result: Path) -> dict[str, str]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return environment variables for a process that imports clients: none finds a GPU, or writes outside the folder."""
+    """Return environment variables for a process that imports clients: none finds a GPU, or writes
+    outside the folder.
+    """
     return {
         "CUDA_VISIBLE_DEVICES": "",
         "HOME": os.fspath(folder),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`find`: the kernels in a client's files: the JIT functions that something launches, not the helpers that only kernels call.
+"""`find`: the kernels in a client's files: the JIT functions that something launches, not the
+helpers that only kernels call.
 
 `check.py` calls it once for each target, since a module may decide by the target what it defines.
 """
@@ -63,7 +64,9 @@ class Found:
 
 
 def find(root: Path, folders: Iterable[Path], target: Target) -> Found:
-    """Import each file that has kernels in some folders below `root`, as on a machine with such a GPU."""
+    """Import each file that has kernels in some folders below `root`, as on a machine with such a
+    GPU.
+    """
     found, functions = Found(), dict[str, FoundKernel]()
     called, launched = set[int](), set[str]()
     for path in itertools.chain.from_iterable(_files(root, folder) for folder in folders):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`guesses`: with which arguments a kernel may be called, from its text: which are pointers, sizes, flags, numbers.
+"""`guesses`: with which arguments a kernel may be called, from its text: which are pointers, sizes,
+flags, numbers.
 
-A guess is right when Triton compiles it; `check.py` tries one after the other until one is.  Exact calls, where somebody captured them,
-come first (`compile.py`).
+A guess is right when Triton compiles it; `check.py` tries one after the other until one is.  Exact
+calls, where somebody captured them, come first (`compile.py`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Restores a client's bundle to a new path, and asks Triton for each of its kernels, with sources at another path too and a ptxas that refuses.
+"""Restores a client's bundle to a new path, and asks Triton for each of its kernels, with sources
+at another path too and a ptxas that refuses.
 
 `check.py` starts it, in a process that has seen nothing of the one that compiled.
 """

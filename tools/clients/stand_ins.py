@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`install`: lets kernel files be imported without what a server needs besides: heavy packages get stand-ins, packages get no `__init__`.
+"""`install`: lets kernel files be imported without what a server needs besides: heavy packages get
+stand-ins, packages get no `__init__`.
 
-A stand-in module has every attribute; each is an `Anything`, which is false, empty, and as a decorator returns what it decorates.  Kernels do
-not use one: a kernel that does is refused by Triton, with Triton's reason.
+A stand-in module has every attribute; each is an `Anything`, which is false, empty, and as a
+decorator returns what it decorates.  Kernels do not use one: a kernel that does is refused by
+Triton, with Triton's reason.
 
-`check.py` calls `install`; the workers of the compile service call `prepare`, which does the same in their process.
+`check.py` calls `install`; the workers of the compile service call `prepare`, which does the same
+in their process.
 """
 
 from __future__ import annotations
@@ -144,7 +147,9 @@ class _StandInLoader(importlib.abc.Loader):
 
 
 class _LightLoader(importlib.machinery.SourceFileLoader):
-    """Runs a module of a server; one without kernels that cannot be imported here becomes a stand-in."""
+    """Runs a module of a server; one without kernels that cannot be imported here becomes a
+    stand-in.
+    """
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         return _StandIn(spec.name)
@@ -156,7 +161,8 @@ class _LightLoader(importlib.machinery.SourceFileLoader):
         try:
             super().exec_module(module)
         except Exception:
-            # A module of a client without kernels may want what is not here; whoever needs it of it fails, and is listed.
+            # A module of a client without kernels may want what is not here; whoever needs it of it
+            # fails, and is listed.
             if has_kernels:
                 raise
 
@@ -256,7 +262,9 @@ class _PackageLoader(importlib.abc.Loader):
 
 
 class _Package(_StandIn):
-    """A package whose `__init__` was not run: a name is a submodule, or what a submodule of that package has under that name."""
+    """A package whose `__init__` was not run: a name is a submodule, or what a submodule of that
+    package has under that name.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -294,7 +302,9 @@ class _Absent(importlib.abc.MetaPathFinder):
 
 
 def _describe_gpu() -> None:
-    """Let torch without a GPU answer what modules ask about one when they are imported: an H100's answers."""
+    """Let torch without a GPU answer what modules ask about one when they are imported: an H100's
+    answers.
+    """
     import torch
 
     facts = SimpleNamespace(

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`section`: the part of `docs/benchmarks.md` that shows `docs/results/clients.json`; `tools/bench/page.py` calls it."""
+"""`section`: the part of `docs/benchmarks.md` that shows `docs/results/clients.json`;
+`tools/bench/page.py` calls it.
+"""
 
 from __future__ import annotations
 

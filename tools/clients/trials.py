@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Trials`: compiles each kernel of a client with one guess after the other until one is right; what was found out is kept between runs.
+"""`Trials`: compiles each kernel of a client with one guess after the other until one is right;
+what was found out is kept between runs.
 
 ::
 
@@ -34,7 +35,8 @@ from tools.clients.guesses import Call, guesses
 CAPTURED = "captured"
 Calls = Callable[[FoundKernel], Iterator[tuple[str, Call]]]
 _REASON_CHARACTERS = 300
-# A kernel whose compile took too long or too much memory so often is given up: its further guesses would too.
+# A kernel whose compile took too long or too much memory so often is given up: its further guesses
+# would too.
 _MOST_COSTLY = 2
 
 
@@ -56,7 +58,8 @@ class Trials:
         compiled: name -> result.
         jobs: name -> the job that gave it.
         how: name -> how the call was known.
-        refused: name -> Triton's reason for the likeliest call, of kernels for which no guess was right.
+        refused: name -> Triton's reason for the likeliest call, of kernels for which no guess was
+            right.
     """
 
     service: CompileService
@@ -78,7 +81,9 @@ class Trials:
         wanted: int | None = None,
         most: int | None = None,
     ) -> int:
-        """Try kernels until the clock says so, so many are compiled, or each was guessed so often; returns how many need another run."""
+        """Try kernels until the clock says so, so many are compiled, or each was guessed so often;
+        returns how many need another run.
+        """
         self.state.mkdir(parents=True, exist_ok=True)
         self._again([one for one in kernels if self._file(one, "job").exists()])
         known = {one.name for one in kernels if self._known(one)}
@@ -97,7 +102,9 @@ class Trials:
 
     @property
     def unfinished(self) -> dict[str, str]:
-        """Kernels for which a guess was wrong and further ones were not tried yet, with Triton's reason."""
+        """Kernels for which a guess was wrong and further ones were not tried yet, with Triton's
+        reason.
+        """
         done = self.compiled.keys() | self.refused.keys()
         return {name: reason for name, reason in sorted(self._reasons.items()) if name not in done}
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`CLIENTS`, `unpacked`: the wheels whose kernels are compiled, at pinned versions, fetched from the package index and unpacked.
+"""`CLIENTS`, `unpacked`: the wheels whose kernels are compiled, at pinned versions, fetched from
+the package index and unpacked.
 
 ::
 
@@ -35,7 +36,8 @@ class Client:
         project, version: as the package index names them.
         package: what is imported, and the folder in the wheel.
         needs: (project, version) of wheels without kernels that its modules import.
-        hollow: whether its modules are loaded one by one, since importing the package wants a GPU and much more.
+        hollow: whether its modules are loaded one by one, since importing the package wants a GPU
+            and much more.
     """
 
     project: str
@@ -56,7 +58,8 @@ CLIENTS = {
 
 
 def unpacked(client: Client, folder: Path) -> list[Path]:
-    """Return the folders that have to be on `sys.path` for a client, fetched where they are not there yet.
+    """Return the folders that have to be on `sys.path` for a client, fetched where they are not
+    there yet.
 
     Raises:
         NoIndex: the package index does not answer, or has no such wheel.

@@ -4,9 +4,10 @@
     python -m tools.cluster cloud-faults [--settings QUERY] [--only WORDS] [--results DIR] [--page FILE]
     python -m tools.cluster cloud-faults --check [--results DIR] [--page FILE]      exit 1 when the page has another table
 
-For each case of `tools.cluster.fault_cases` a server on this host fails in that way.  A restore by tag is made there, as commands make it,
-and then a process compiles one kernel with Triton through our cache manager: what it lost is the time that its thread was in calls of the store,
-and that of its end.  The figures go to docs/results/, and their table into docs/stores.md.
+For each case of `tools.cluster.fault_cases` a server on this host fails in that way.  A restore by
+tag is made there, as commands make it, and then a process compiles one kernel with Triton through
+our cache manager: what it lost is the time that its thread was in calls of the store, and that of
+its end.  The figures go to docs/results/, and their table into docs/stores.md.
 """
 
 from __future__ import annotations
@@ -173,7 +174,9 @@ def plug_in(case: Case, objects: dict[str, bytes], work: Path, url: str) -> dict
 
 
 def listing(url: str) -> dict[str, float]:
-    """Delete an object where a hundred thousand files lie; returns seconds and how much memory that took."""
+    """Delete an object where a hundred thousand files lie; returns seconds and how much memory that
+    took.
+    """
     server = ObjectServer()
     server.objects = {f"store/packs/{number:016x}": b"x" for number in range(LISTED)}
     with server.serving():

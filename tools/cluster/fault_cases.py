@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways in which an object store fails, each as a server on this host that fails so, and what a command must say then.
+"""The ways in which an object store fails, each as a server on this host that fails so, and what a
+command must say then.
 
-`CASES` is the table, `failing` starts the server of one case.  `tools.cluster.cloud_faults` measures commands and the plug-in against
-each, and the tests go through the same table with short time-outs.
+`CASES` is the table, `failing` starts the server of one case.  `tools.cluster.cloud_faults`
+measures commands and the plug-in against each, and the tests go through the same table with short
+time-outs.
 """
 
 from __future__ import annotations
@@ -228,7 +230,9 @@ def failing(case: Case, objects: dict[str, bytes], folder: Path) -> Iterator[str
 
 
 def _full_queue(stack: contextlib.ExitStack) -> int:
-    """Listen and accept nothing, and fill the queue of connections, so that the next ones are not even refused."""
+    """Listen and accept nothing, and fill the queue of connections, so that the next ones are not
+    even refused.
+    """
     listener = stack.enter_context(socket.socket())
     listener.bind(("127.0.0.1", 0))
     listener.listen(0)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process that compiles a kernel with Triton through our cache manager, whatever the store does; `cloud_faults` runs it.
+"""One process that compiles a kernel with Triton through our cache manager, whatever the store
+does; `cloud_faults` runs it.
 
 python -m tools.cluster.fault_plugin        the store is in the environment; prints JSON
 
-It says how long the compiling thread was in calls of the store, how long the end of the process took, the warnings, and whether the kernel is
-right.  The time of the compile itself, which varies with the load of the machine, is not in these.
+It says how long the compiling thread was in calls of the store, how long the end of the process
+took, the warnings, and whether the kernel is right.  The time of the compile itself, which varies
+with the load of the machine, is not in these.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def main() -> None:
     from bundler.backends.breaker import Guarded
     from bundler.errors import BundlerWarning
 
-    call, spent = Guarded._call, [0.0]  # noqa: SLF001  # every call of a store that may fail goes through it
+    # every call of a store that may fail goes through it
+    call, spent = Guarded._call, [0.0]  # noqa: SLF001
 
     def timed(*given: Any, **named: Any) -> Any:
         started = time.perf_counter()

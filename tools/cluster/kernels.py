@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels for simulated ranks: real ones, and where that is not enough copies of them under more keys.
+"""Kernels for simulated ranks: real ones, and where that is not enough copies of them under more
+keys.
 
-A copy has the bytes of a real compile, but a hash of its own in the metadata, as its key says, and a few bytes more at the end of
-every other file: no two kernels share a file that a store would keep once.
+A copy has the bytes of a real compile, but a hash of its own in the metadata, as its key says, and
+a few bytes more at the end of every other file: no two kernels share a file that a store would keep
+once.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ MOST_COMPILED = 200
 
 
 def real_kernels(folder: Path, count: int) -> Path:
-    """Compile so many kernels for sm_90 with Triton, `MOST_COMPILED` at most; returns a bundle file."""
+    """Compile so many kernels for sm_90 with Triton, `MOST_COMPILED` at most; returns a bundle
+    file.
+    """
     import bundler
     from tools.shared import kernel_variants
 
@@ -31,7 +35,9 @@ def real_kernels(folder: Path, count: int) -> Path:
 
 
 def make_stand_ins(source: Path, count: int, path: Path) -> list[str]:
-    """Write a bundle of `count` kernels made from the CUDA kernels of a bundle file; returns their keys in order."""
+    """Write a bundle of `count` kernels made from the CUDA kernels of a bundle file; returns their
+    keys in order.
+    """
     import bundler
     from bundler.format.bundle import Bundle, MemoryBlobs
     from bundler.format.digest import digest_text, sha256

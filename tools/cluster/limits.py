@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""At how many ranks which limit of one server is met: one division each, from what a measured rank needs."""
+"""At how many ranks which limit of one server is met: one division each, from what a measured rank
+needs.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Needs:
-    """What one rank that restores by tag needs of the server: CPU, bytes in all and in one answer, connections."""
+    """What one rank that restores by tag needs of the server: CPU, bytes in all and in one answer,
+    connections.
+    """
 
     cpu_s: float
     bytes: float

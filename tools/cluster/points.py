@@ -26,7 +26,8 @@ from tools.shared.redis_server import CompileLog, Meter, Server, Work, running
 RANKS, REAL, REPLAY = (f"tools.cluster.{name}" for name in ("ranks", "real_rank", "replay"))
 PHASES = ("cold", "warm", "reading")
 PROCESSES = 4
-# Here a thousand ranks share a few cores, and wait for each other as they never would: no time-out is to come of that.
+# Here a thousand ranks share a few cores, and wait for each other as they never would: no time-out
+# is to come of that.
 PATIENT = {"timeout_s": 60.0, "connect_timeout_s": 60.0}
 PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 # How often we look whether compiles have begun, and for how long.
@@ -44,7 +45,8 @@ class Point:
         group, order: see `ranks.Job`.
         compile_s: what a compile takes on average.
         lease_s: for how long a holder counts as alive.
-        fault: what happens to one of the processes in the middle of its compiles: it is killed, or frozen past its leases.
+        fault: what happens to one of the processes in the middle of its compiles: it is killed, or
+            frozen past its leases.
         restores: also restore by tag.
         reads: and once more with `readonly=1`, on other hosts.
     """

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Eight processes restore, push, name, look, verify and prune at once, on one cache directory and one store, for many rounds.
+"""Eight processes restore, push, name, look, verify and prune at once, on one cache directory and
+one store, for many rounds.
 
     python -m tools.cluster race [--rounds N] [--processes N] [--bundle FILE] [--seed S] [--results DIR]
 
-In each round every process does a few things drawn by the seed.  While they run, some look into the cache directory: every
-kernel that can be seen there must be whole and right.  After each round this program looks alone, without the package for
-the cache directory, and checks that no process met an exception, that the cache directory has whole kernels and no
-temporaries, that the store verifies, that the tag which everybody merged into holds all that was pushed to it, and that the
-store has no temporaries.  Then it sets the times of all objects back by two days, so that in the next round a prune may
-remove what no tag reaches while others find it, name it and restore it; removes half of the restored kernels; and now and
-then deletes tags.
+In each round every process does a few things drawn by the seed.  While they run, some look into the
+cache directory: every kernel that can be seen there must be whole and right.  After each round this
+program looks alone, without the package for the cache directory, and checks that no process met an
+exception, that the cache directory has whole kernels and no temporaries, that the store verifies,
+that the tag which everybody merged into holds all that was pushed to it, and that the store has no
+temporaries.  Then it sets the times of all objects back by two days, so that in the next round a
+prune may remove what no tag reaches while others find it, name it and restore it; removes half of
+the restored kernels; and now and then deletes tags.
 
-Kernels are compiled once, which needs Triton, unless a bundle file is given.  The work happens in memory where that is.
-Counts go to docs/results/race-store.json; exit status 1 when a promise did not hold.
+Kernels are compiled once, which needs Triton, unless a bundle file is given.  The work happens in
+memory where that is. Counts go to docs/results/race-store.json; exit status 1 when a promise did
+not hold.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ ACTS_A_ROUND = 3
 KERNELS_A_PUSH = 3
 TWO_DAYS_S = 2 * 24 * 3600
 SHOWN_PROBLEMS = 10
-# Every process merges into the first tag, so it must hold all; the others are replaced and deleted while processes use them.
+# Every process merges into the first tag, so it must hold all; the others are replaced and deleted
+# while processes use them.
 ALL, LOOSE = "team/all", ("team/one", "two")
 GROUP = "__grp__"
 TEMPORARY = "tmp.bundler."
@@ -78,7 +82,9 @@ class Racer:
         self.pushed: set[str] = set()
 
     def round(self, number: int) -> dict[str, Any]:
-        """Do what the seed says for this round; return what was done, what was pushed to `ALL`, and what was wrong."""
+        """Do what the seed says for this round; return what was done, what was pushed to `ALL`, and
+        what was wrong.
+        """
         chance = random.Random(f"{self.seed}/{number}/{self.number}")
         self.counts, self.pushed, problems = Counter(), set(), []
         names = list(self.acts)
@@ -144,7 +150,9 @@ class Racer:
 
 
 def wrong_kernels(cache: Path, right: Digests) -> Iterator[str]:
-    """Say what is wrong with the kernels that can be seen in a cache directory; shares no code with the package."""
+    """Say what is wrong with the kernels that can be seen in a cache directory; shares no code with
+    the package.
+    """
     for name in sorted(os.listdir(cache)):
         if name.startswith("tmp."):
             continue
@@ -264,7 +272,9 @@ class Race:
 
 
 def digests(cache: Path) -> Digests:
-    """Return kernel key -> file name -> sha256 of what lies in a cache directory, after a look that the kernels are whole."""
+    """Return kernel key -> file name -> sha256 of what lies in a cache directory, after a look that
+    the kernels are whole.
+    """
     found: Digests = {}
     for directory in cache.iterdir():
         files = {path.name: path.read_bytes() for path in directory.iterdir()}
@@ -307,7 +317,8 @@ def be_racer(folder: Path, number: int, seed: int) -> int:
 
 def memory() -> str | None:
     """Return a directory in memory; None for the usual place where there is none."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None  # noqa: S108  # a fresh directory is made in it
+    # a fresh directory is made in it
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None  # noqa: S108
 
 
 def main() -> int:

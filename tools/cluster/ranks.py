@@ -3,8 +3,9 @@
 
     python -m tools.cluster.ranks       reads a job as one JSON line, says ready, starts at the next line, answers one JSON line
 
-A cold rank looks its kernels up in groups, and asks for each that is missing with `compile_once`; a compile is a delay, noted in
-the log of compiles before it begins.  A warm rank restores the tag.  Ranks of one host share a near directory where the job says so.
+A cold rank looks its kernels up in groups, and asks for each that is missing with `compile_once`; a
+compile is a delay, noted in the log of compiles before it begins.  A warm rank restores the tag.
+Ranks of one host share a near directory where the job says so.
 """
 
 from __future__ import annotations
@@ -45,9 +46,12 @@ class Job:
         ranks: their numbers.
         of: how many ranks there are in all processes.
         kernels: how many kernels.
-        host_ranks: how many ranks make a host with a near directory; 0 for none, every rank asks the server.
-        group: how many kernels a cold rank looks up together; with 1 it asks for each with `compile_once` alone.
-        order: `spread`: each rank begins with another kernel; `same`: all go through them in one order.
+        host_ranks: how many ranks make a host with a near directory; 0 for none, every rank asks
+            the server.
+        group: how many kernels a cold rank looks up together; with 1 it asks for each with
+            `compile_once` alone.
+        order: `spread`: each rank begins with another kernel; `same`: all go through them in one
+            order.
         url, compile_log: the store, and the port of the log of compiles with its password.
         bundle: the file with the kernels.
         folder: where near directories and cache directories go.
@@ -292,7 +296,8 @@ def main() -> int:
     """Do one job."""
     job = Job(**json.loads(sys.stdin.readline()))
     warnings.simplefilter("ignore")  # what is warned of is counted
-    socket.socket, Counted.records = Counted, bool(job.record)  # type: ignore[misc]  # before redis-py makes any
+    # before redis-py makes any
+    socket.socket, Counted.records = Counted, bool(job.record)  # type: ignore[misc]
     ranks = Ranks(job)
     ranks.start()
     print("ready", flush=True)

@@ -3,9 +3,10 @@
 
     python -m tools.cluster.replay      reads a job as one JSON line, answers one JSON line
 
-Simulated ranks share the few cores of this machine, and so come one after the other.  Here one rank's conversation with the server is
-recorded, and then replayed by thousands of connections at once, byte for byte, by a client that does nothing else: the server is what
-they wait for.  A rank sends its next question when all bytes of an answer as long as the recorded one are there.
+Simulated ranks share the few cores of this machine, and so come one after the other.  Here one
+rank's conversation with the server is recorded, and then replayed by thousands of connections at
+once, byte for byte, by a client that does nothing else: the server is what they wait for.  A rank
+sends its next question when all bytes of an answer as long as the recorded one are there.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class ConnectionReplay:
         self._buffer = bytearray(CHUNK)
 
     def run(self, ranks: int, limit_s: float) -> list[ReplayedConnection]:
-        """Let so many ranks connect and run at once; returns when all have ended, failed, or the time is over."""
+        """Let so many ranks connect and run at once; returns when all have ended, failed, or the
+        time is over.
+        """
         connections = [self._connecting() for _ in range(ranks)]
         until_s, open_ = time.monotonic() + limit_s, ranks
         while open_ and time.monotonic() < until_s:
@@ -124,7 +127,9 @@ class ConnectionReplay:
 
 
 def dropped() -> int:
-    """Return how many connections this host has dropped so far, since the queue of a listener was full."""
+    """Return how many connections this host has dropped so far, since the queue of a listener was
+    full.
+    """
     with contextlib.suppress(OSError), open("/proc/net/netstat", encoding="ascii") as file:
         names, values = (line.split() for line in file if line.startswith("TcpExt:"))
         return int(values[names.index("ListenOverflows")])

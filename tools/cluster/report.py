@@ -384,7 +384,9 @@ def machine(result: Row) -> str:
 
 
 def _share(one: Row, command: str) -> float:
-    """Return which part of the time of all commands one took; commands inside scripts are in the time of those."""
+    """Return which part of the time of all commands one took; commands inside scripts are in the
+    time of those.
+    """
     inner = {"getrange", "pexpire"} if "evalsha" in one["busy_s"] else set()
     total = sum(busy for name, busy in one["busy_s"].items() if name not in inner)
     return float(one["busy_s"].get(command, 0.0) / total) if total else 0.0

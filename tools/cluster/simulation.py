@@ -5,17 +5,21 @@
     python -m tools.cluster simulation --ranks N --kernels N [--compile-s S] [--host-ranks N] [--group N] [--order O] [--real]
     python -m tools.cluster simulation --document [--check]
 
-The first form measures a plan of points, and writes docs/results/cluster-sim.json.  Ranks are threads of a few processes, each with a
-store and connections of its own; a compile is a delay; in one point real processes compile with Triton for sm_90.  Each point has
-a fresh server, and goes through a cold start (nobody has anything, everybody asks, `compile_once` decides) and a warm one
-(restore by tag).  Compiles are counted by a second server, commands, bytes and expired leases by the first one itself, round trips at
-the sockets.  In two points a process is killed or frozen while it compiles.  Last, one rank's conversation is replayed on up to
-10,000 connections at once.  `--check` exits 1 when a target is missed, and names it.
+The first form measures a plan of points, and writes docs/results/cluster-sim.json.  Ranks are
+threads of a few processes, each with a store and connections of its own; a compile is a delay; in
+one point real processes compile with Triton for sm_90.  Each point has a fresh server, and goes
+through a cold start (nobody has anything, everybody asks, `compile_once` decides) and a warm one
+(restore by tag).  Compiles are counted by a second server, commands, bytes and expired leases by
+the first one itself, round trips at the sockets.  In two points a process is killed or frozen while
+it compiles.  Last, one rank's conversation is replayed on up to 10,000 connections at once.
+`--check` exits 1 when a target is missed, and names it.
 
-The second form measures one point of your own and prints it.  The third rewrites the figures in docs/scaling.md and the plot from the
-results; with `--check` it writes nothing, and exits 1 when they are stale.
+The second form measures one point of your own and prints it.  The third rewrites the figures in
+docs/scaling.md and the plot from the results; with `--check` it writes nothing, and exits 1 when
+they are stale.
 
-The kernels are compiled by Triton here, unless a bundle file is given; what is needed beyond 200 are copies under other keys.
+The kernels are compiled by Triton here, unless a bundle file is given; what is needed beyond 200
+are copies under other keys.
 """
 
 from __future__ import annotations

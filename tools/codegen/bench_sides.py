@@ -56,7 +56,8 @@ _CALLED = re.compile(
 _folders: dict[str, Path] = {}
 _warm: list[bool] = []
 _ROUNDS = 25
-# A replay takes at least about so long, so that the resolution of events is far below what is looked for.
+# A replay takes at least about so long, so that the resolution of events is far below what is
+# looked for.
 _REPLAY_US, _MOST_CALLS, _LEAST_CALLS = 600.0, 64, 3
 # The L2 cache of an H200 has 60 MB.
 _COPIES_BYTES = 300 << 20
@@ -97,7 +98,9 @@ def prepare(name: str) -> Found:
 
 
 def times(name: str) -> Found:
-    """Time a graph that was prepared: both sides anew, so that they choose among candidates while nothing else runs."""
+    """Time a graph that was prepared: both sides anew, so that they choose among candidates while
+    nothing else runs.
+    """
     folder, nothing = _folders.pop(name), list[float]()
     with _cache(folder / THEIRS):
         theirs, _ = _inductor(name, nothing)
@@ -132,7 +135,7 @@ def _cache(folder: Path) -> Iterator[Path]:
         yield folder
 
 
-# The two sides ----------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------ The two sides
 
 
 def _ours(name: str, folder: Path, seconds: list[float]) -> Program:
@@ -183,7 +186,7 @@ def _inductor(name: str, seconds: list[float]) -> tuple[Callable[..., Any], str]
     return compiled, texts[0][texts[0].index("def call(") :]
 
 
-# Numbers ----------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------ Numbers
 
 
 def _results(run: Callable[..., Any], name: str) -> list[torch.Tensor]:
@@ -197,7 +200,9 @@ def _results(run: Callable[..., Any], name: str) -> list[torch.Tensor]:
 
 
 def _distances(name: str, results: dict[str, list[torch.Tensor]]) -> Found:
-    """Return how far each side is from float64, in tolerances of the dtype, and relative to the largest number."""
+    """Return how far each side is from float64, in tolerances of the dtype, and relative to the
+    largest number.
+    """
     wide = [one.double() if one.is_floating_point() else one for one in filled(name, DEVICE, SEED)]
     with torch.no_grad():
         leaves = torch.utils._pytree.tree_leaves(GRAPHS[name][0](*wide))  # noqa: SLF001
@@ -210,7 +215,7 @@ def _distances(name: str, results: dict[str, list[torch.Tensor]]) -> Found:
     }
 
 
-# What kernels take ------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------- What kernels take
 
 
 def _launches(program: Program) -> int:
@@ -227,7 +232,9 @@ def _config(module: Any) -> str:
 
 
 def _moved(program: Program) -> int:
-    """Return the bytes of the buffers of all launches, each buffer once a launch, and twice where the launch reads and writes it."""
+    """Return the bytes of the buffers of all launches, each buffer once a launch, and twice where
+    the launch reads and writes it.
+    """
     specs = {given.name: given.spec for given in program.plan.inputs if given.spec}
     specs |= {step.name: step.spec for step in program.plan.steps if isinstance(step, Allocate)}
     total = 0
@@ -257,7 +264,9 @@ def _bytes(spec: TensorSpec) -> int:
 
 
 def least_bytes(name: str) -> int:
-    """Return the bytes of inputs, of results, and of inputs that are changed, which any program moves; of a table what is looked up."""
+    """Return the bytes of inputs, of results, and of inputs that are changed, which any program
+    moves; of a table what is looked up.
+    """
     given = filled(name, DEVICE)
     with torch.no_grad():
         leaves = torch.utils._pytree.tree_leaves(GRAPHS[name][0](*given))  # noqa: SLF001
@@ -265,7 +274,8 @@ def least_bytes(name: str) -> int:
     inputs = {one.data_ptr() for one in memory}
     results = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in leaves}
     written = sum(size for address, size in results.items() if address not in inputs)
-    written += sum(one.untyped_storage().nbytes() for one in given if one._version)  # noqa: SLF001  # how often it was changed
+    # how often it was changed
+    written += sum(one.untyped_storage().nbytes() for one in given if one._version)  # noqa: SLF001
     table = LOOKED_UP.get(name)
     sizes = [
         min(one.nbytes(), written) if place == table else one.nbytes()

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the programs of bundles once, from nothing: a process of `cold_start`, in which torch and Triton cannot be imported, or torch is.
+"""Runs the programs of bundles once, from nothing: a process of `cold_start`, in which torch and
+Triton cannot be imported, or torch is.
 
     python -m tools.codegen.cold_replay replay|replay_torch FOLDER [NAME ...]
 
-Prints JSON.  Inputs are zeros: how long a kernel takes does not depend on them, and an index of zero is always there.
+Prints JSON.  Inputs are zeros: how long a kernel takes does not depend on them, and an index of
+zero is always there.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ Replayed = tuple[float, dict[str, float], int, list[str]]
 
 
 def _alone(paths: list[Path]) -> Replayed:
-    sys.modules |= dict.fromkeys(BANNED)  # type: ignore[arg-type]  # None is how Python says that a module is not there
+    # None is how Python says that a module is not there
+    sys.modules |= dict.fromkeys(BANNED)  # type: ignore[arg-type]
     memory = DeviceMemory(_MEMORY_BYTES)
 
     def zeros(spec: Any) -> Any:

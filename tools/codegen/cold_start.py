@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`measured`: from nothing to the first results of all graphs: by torch.compile, and from bundles that were built before; `bench` calls it.
+"""`measured`: from nothing to the first results of all graphs: by torch.compile, and from bundles
+that were built before; `bench` calls it.
 
-Each side is a new process with empty cache directories, a cache manager of Triton that notes compiles, and a ptxas that notes calls.  `process_s` is
-from the start of the process to its end, `work_s` from the first graph to the last result, once imports are done and inputs are there.
+Each side is a new process with empty cache directories, a cache manager of Triton that notes
+compiles, and a ptxas that notes calls.  `process_s` is from the start of the process to its end,
+`work_s` from the first graph to the last result, once imports are done and inputs are there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`GRAPHS`: 40 functions of tensors, as models have them, with inputs; `counts` generates kernels for each, by us and by Inductor.
+"""`GRAPHS`: 40 functions of tensors, as models have them, with inputs; `counts` generates kernels
+for each, by us and by Inductor.
 
-An input is a tensor without values, at the size of a model; `filled` gives values to such inputs, for those who compute.
+An input is a tensor without values, at the size of a model; `filled` gives values to such inputs,
+for those who compute.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ def graph(
 def gradients(
     function: Callable[..., torch.Tensor], *inputs: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """Return the result of a function and the gradients of its inputs, the last input being the gradient of the result."""
+    """Return the result of a function and the gradients of its inputs, the last input being the
+    gradient of the result.
+    """
     *given, upstream = inputs
     result, backward = torch.func.vjp(function, *given)
     return (result, *backward(upstream))
@@ -50,7 +54,9 @@ def indices(count: int, below: int) -> torch.Tensor:
 
 
 def filled(name: str, device: str, seed: int = 0) -> list[torch.Tensor]:
-    """Return inputs of a graph with numbers in them, on a device: integers are those that are given, or small."""
+    """Return inputs of a graph with numbers in them, on a device: integers are those that are
+    given, or small.
+    """
     generator = torch.Generator(device).manual_seed(seed)
     found = []
     for given in GRAPHS[name][1]():
@@ -71,7 +77,7 @@ def filled(name: str, device: str, seed: int = 0) -> list[torch.Tensor]:
     return found
 
 
-# Pointwise ----------------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------- Pointwise
 
 
 @graph((4096, 4096), (4096, 4096))
@@ -154,7 +160,7 @@ def embedding_sum(i: Tensor, w: Tensor, p: Tensor) -> Any:
     return F.embedding(i, w) + p
 
 
-# Reductions ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------- Reductions
 
 
 @graph((4096, 512))
@@ -197,7 +203,7 @@ def mean_squares(a: Tensor, b: Tensor) -> Any:
     return ((a - b).float() ** 2).mean()
 
 
-# What models are made of ----------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------- What models are made of
 
 
 @graph((4096, 1024), dtype=torch.bfloat16)

@@ -111,7 +111,9 @@ def row_of(name: str) -> Row:
 
 
 def differences(ours: Row, theirs: Row) -> list[str]:
-    """Return what differs between kernels of one kind and one size, where each side has one such kernel."""
+    """Return what differs between kernels of one kind and one size, where each side has one such
+    kernel.
+    """
     found = []
     for kernel in ours["kernels"]:
         same = [[k for k in side["kernels"] if _key(k) == _key(kernel)] for side in (ours, theirs)]
@@ -127,7 +129,9 @@ def differences(ours: Row, theirs: Row) -> list[str]:
 
 
 def unexplained(rows: list[Row]) -> list[str]:
-    """Return what is wrong: more kernels than Inductor has without a reason, or a reason where there are not more."""
+    """Return what is wrong: more kernels than Inductor has without a reason, or a reason where
+    there are not more.
+    """
     found = []
     for row in rows:
         more = row["ours"]["launches"] - row["inductor"]["launches"]
@@ -176,7 +180,9 @@ def _of_inductor(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -
 
 
 def _facts(source: str) -> _Found:
-    """Return what a module says of its kernel: kind, size hints, masks that are always true, attributes of parameters."""
+    """Return what a module says of its kernel: kind, size hints, masks that are always true,
+    attributes of parameters.
+    """
     kind = re.search(r"(?:@heuristic\(\s*'|@triton_heuristics\.)(\w+)", source)
     hints = re.search(r"size_hints=(\{.*?\})", source)
     configs = re.search(r"'configs': \[(\{.*?\]\]\}|\{\}|.*?\)\])", source)
@@ -200,7 +206,7 @@ def _facts(source: str) -> _Found:
     }
 
 
-# Inductor ---------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------- Inductor
 
 
 def _wrapper(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> str:

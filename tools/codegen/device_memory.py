@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`DeviceMemory`: memory of a GPU through the CUDA driver alone, for programs that are replayed in a process without torch.
+"""`DeviceMemory`: memory of a GPU through the CUDA driver alone, for programs that are replayed in
+a process without torch.
 
-`cold_replay` and `mission_launch` make one: what arrays of numpy hold is copied in, and results are copied out.  Tensors of a program are one part
-each of memory that is taken once, and all free again after `reset`.
+`cold_replay` and `mission_launch` make one: what arrays of numpy hold is copied in, and results are
+copied out.  Tensors of a program are one part each of memory that is taken once, and all free again
+after `reset`.
 """
 
 from __future__ import annotations

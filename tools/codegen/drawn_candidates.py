@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`draw_candidates`: each generated kernel has one candidate, drawn by its code, so that nothing is compiled to be timed.
+"""`draw_candidates`: each generated kernel has one candidate, drawn by its code, so that nothing is
+compiled to be timed.
 
 Judges of numbers call it where thousands of programs run once each: over all kernels every kind of
 candidate is launched, and none twice.  What tunes kernels is judged elsewhere.
@@ -21,7 +22,9 @@ ASKED = "CODEGEN_DRAWN_CANDIDATES"
 
 @functools.cache
 def draw_candidates() -> None:
-    """Give kernels that are made from now on in this process one candidate each, where the environment asks for it."""
+    """Give kernels that are made from now on in this process one candidate each, where the
+    environment asks for it.
+    """
     if ASKED not in os.environ:
         return
     begin: Any = HeuristicKernel.__init__

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`InductorCalls`: which operators Inductor calls instead of generating a kernel, noted where it schedules its graphs."""
+"""`InductorCalls`: which operators Inductor calls instead of generating a kernel, noted where it
+schedules its graphs.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _NO_CALLS = (
 
 
 class InductorCalls:
-    """Counts, while `noted` is open, by operator; a graph that is read from torch's cache of graphs is not counted, so that cache must be off."""
+    """Counts, while `noted` is open, by operator; a graph that is read from torch's cache of graphs
+    is not counted, so that cache must be off.
+    """
 
     def __init__(self) -> None:
         self.operators: Counter[str] = Counter()

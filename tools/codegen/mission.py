@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs generated and built without a GPU, carried, and launched on one in a process without torch and Triton: writes docs/results/codegen-mission.json.
+"""Programs generated and built without a GPU, carried, and launched on one in a process without
+torch and Triton: writes docs/results/codegen-mission.json.
 
     python -m tools.codegen mission --build FOLDER [NAME ...]        here: one bundle for each of 44 graphs, for cuda:90
     python -m tools.codegen mission --launch FOLDER --results OUT    there: launched, and compared with torch
     python -m tools.codegen mission --check                          does the result meet its target?
 
-The launching process has strict mode on, and neither torch nor Triton can be imported in it: inputs are arrays of numpy, memory is the CUDA driver's.  It
-leaves results in files, which a second process compares with what torch computes from the same bits on the same GPU.
+The launching process has strict mode on, and neither torch nor Triton can be imported in it: inputs
+are arrays of numpy, memory is the CUDA driver's.  It leaves results in files, which a second
+process compares with what torch computes from the same bits on the same GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from tools.shared.processes import ROOT, command, python_path
 NAME = "codegen-mission"
 TARGETS = ("cuda:90",)
 LEAST_GRAPHS = 40
-# In tolerances of torch.testing, relative to the largest number; and beside what torch's own results are off.
+# In tolerances of torch.testing, relative to the largest number; and beside what torch's own
+# results are off.
 MOST_OFF, MOST_BESIDE_TORCH = 10.0, 2.0
 Found = dict[str, Any]
 

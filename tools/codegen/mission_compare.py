@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares what `mission_launch` left with what torch computes from the same inputs, in their dtypes and in float64.
+"""Compares what `mission_launch` left with what torch computes from the same inputs, in their
+dtypes and in float64.
 
     python -m tools.codegen.mission_compare BUNDLES OUTPUTS [NAME ...]
 
@@ -61,7 +62,8 @@ def _by_torch(name: str, plan: ProgramPlan, *, wide: bool) -> list[torch.Tensor]
         tensor = torch.from_numpy(values).to(DEVICE)
         tensor = tensor.view(torch.bfloat16) if one.spec.dtype == "bfloat16" else tensor
         given.append(tensor.double() if wide and tensor.is_floating_point() else tensor)
-    leaves = torch.utils._pytree.tree_leaves(GRAPHS[name][0](*given))  # noqa: SLF001  # torch shows it nowhere else
+    # torch shows it nowhere else
+    leaves = torch.utils._pytree.tree_leaves(GRAPHS[name][0](*given))  # noqa: SLF001
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 

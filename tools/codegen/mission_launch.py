@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the programs of bundles in a process without torch and Triton, and leaves the bytes of their results: `mission --launch` starts it.
+"""Runs the programs of bundles in a process without torch and Triton, and leaves the bytes of their
+results: `mission --launch` starts it.
 
     python -m tools.codegen.mission_launch BUNDLES OUTPUTS [NAME ...]
 
@@ -15,7 +16,8 @@ from typing import Any
 
 # Whoever imports one of these from here on fails.
 BANNED = ("torch", "triton", "sympy")
-sys.modules |= dict.fromkeys(BANNED)  # type: ignore[arg-type]  # None is how Python says that a module is not there
+# None is how Python says that a module is not there
+sys.modules |= dict.fromkeys(BANNED)  # type: ignore[arg-type]
 
 from bundler import Bundle  # noqa: E402
 from bundler.runtime.program.program_plan import OperatorStep  # noqa: E402

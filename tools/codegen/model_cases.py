@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uses of models that are no model of a list, each in a process of its own: autocast, dropout, checkpoints, running statistics, `generate`, two GPUs.
+"""Uses of models that are no model of a list, each in a process of its own: autocast, dropout,
+checkpoints, running statistics, `generate`, two GPUs.
 
     python -m tools.codegen.model_cases cases NAME - DEVICE FILE
 
@@ -73,7 +74,9 @@ class Block(nn.Module):  # type: ignore[misc]  # to mypy torch is Any
         self.dropout, self.checkpointed = nn.Dropout(dropout), checkpointed
 
     def forward(self, x: torch.Tensor) -> Any:
-        """Return the block's result; forward is computed again in backward where that was asked for."""
+        """Return the block's result; forward is computed again in backward where that was asked
+        for.
+        """
         return (
             checkpoint(self._result, x, use_reentrant=False)
             if self.checkpointed
@@ -112,7 +115,9 @@ def trained(model: Any, call: Callable[..., Any], x: Any) -> dict[str, Any]:
 def _beside(
     device: str, programs: list[Any], run: Callable[[Any, Any, Any], dict[str, Any]], model: Any
 ) -> list[str]:
-    """Return what is wrong of a step beside eager mode and float64; `run` takes the model, what is called, and an input."""
+    """Return what is wrong of a step beside eager mode and float64; `run` takes the model, what is
+    called, and an input.
+    """
     place = next(model.parameters()).device
     x = torch.randn(ROWS[device], 16, WIDTHS[device], device=place)
     sides = []
@@ -135,7 +140,9 @@ def autocast(device: str, programs: list[Any]) -> list[str]:
 
 
 def dropout(device: str, programs: list[Any]) -> list[str]:
-    """Train with dropout: a finite loss, as many zeros as asked for, other ones each time, and the same ones in backward."""
+    """Train with dropout: a finite loss, as many zeros as asked for, other ones each time, and the
+    same ones in backward.
+    """
     share, x = (
         0.25,
         torch.ones(256, 256 if device == "cuda" else 64, device=device, requires_grad=True),
@@ -231,7 +238,9 @@ def second_gpu(_device: str, programs: list[Any]) -> list[str]:
 
 
 def distributed(_device: str, programs: list[Any]) -> list[str]:
-    """Train a block on two GPUs by DistributedDataParallel, a process each: the gradients of eager mode."""
+    """Train a block on two GPUs by DistributedDataParallel, a process each: the gradients of eager
+    mode.
+    """
     from tools.codegen.model_ranks import ranks
 
     del programs  # they are made in the processes of the ranks

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`wrong`: whether results are as good as eager mode's, by the rule of TorchInductor's dashboard, which torch has as `torch._dynamo.utils.same`.
+"""`wrong`: whether results are as good as eager mode's, by the rule of TorchInductor's dashboard,
+which torch has as `torch._dynamo.utils.same`.
 
-A tensor is the float64 reference rounded to its type, or close within a tolerance, or its distance from a float64 reference is no more than twice or three times eager's own.  In one way this is
-stricter than the dashboard: the tolerance is absolute there, so gradients under 0.01 pass whatever they are.  Here a small tensor is divided by its own scale first.
+A tensor is the float64 reference rounded to its type, or close within a tolerance, or its distance
+from a float64 reference is no more than twice or three times eager's own.  In one way this is
+stricter than the dashboard: the tolerance is absolute there, so gradients under 0.01 pass whatever
+they are.  Here a small tensor is divided by its own scale first.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ import torch
 from torch._dynamo.utils import same
 
 Tensors = dict[str, torch.Tensor]
-# What is smaller than this part of the largest result is judged on that scale: it may be a sum that is zero but for rounding, e.g. the gradient of a key's bias.
+# What is smaller than this part of the largest result is judged on that scale: it may be a sum that
+# is zero but for rounding, e.g. the gradient of a key's bias.
 _LEAST_SCALE = 1e-4
 
 
@@ -24,7 +28,8 @@ def wrong(
     """Return what is wrong, a line for each result; nothing where all are right.
 
     Args:
-        ours, eager, exact: the same results by name: ours, those of eager mode, and those of eager mode in float64.
+        ours, eager, exact: the same results by name: ours, those of eager mode, and those of eager
+            mode in float64.
         tolerance: the dashboard's for this model.
         larger: whether the dashboard lets small tensors of this model be ten times as far off.
     """
@@ -50,7 +55,8 @@ def wrong_beside_all(
     *,
     larger: bool = False,
 ) -> list[str]:
-    """Return the lines of `wrong` about results that are wrong beside other runs of eager mode, too.
+    """Return the lines of `wrong` about results that are wrong beside other runs of eager mode,
+    too.
 
     Where numbers are ill-conditioned, as gradients through many a norm and step, one run of eager
     mode does not show how far off it can be: runs with weights that differ in the last bit do.
@@ -77,7 +83,9 @@ def _problem(
     if not eager.is_floating_point():
         return "" if torch.equal(ours, eager) else "integers differ"
     if torch.equal(ours, exact.to(ours.dtype)):
-        return ""  # no number of this type is nearer; a scalar of eager mode may be there by luck, and leave others no room
+        # no number of this type is nearer; a scalar of eager mode may be there by luck, and leave
+        # others no room
+        return ""
     scale = min(1.0, max(_scale(exact), least)) or 1.0
     messages: list[str] = []
     close = same(

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One model in a process of its own: eager mode, float64, our backend, and what Inductor calls; `models` starts it and reads the JSON that it writes.
+"""One model in a process of its own: eager mode, float64, our backend, and what Inductor calls;
+`models` starts it and reads the JSON that it writes.
 
     python -m tools.codegen.model_process LIBRARY NAME MODE DEVICE FILE [--inductor]
 
-Three batch sizes, one after the other, through one compiled model: the first has fixed sizes, the second has torch compile for sizes that change, and the third
-takes the program of the second.
+Three batch sizes, one after the other, through one compiled model: the first has fixed sizes, the
+second has torch compile for sizes that change, and the third takes the program of the second.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ _NUDGED = 3
 
 
 def judged(library: str, name: str, mode: str, device: str, *, inductor: bool) -> Found:
-    """Return what is known of a model: `status` is right, wrong, raises, absent (not in this release) or broken (eager mode fails)."""
+    """Return what is known of a model: `status` is right, wrong, raises, absent (not in this
+    release) or broken (eager mode fails).
+    """
     models = importlib.import_module(f"tools.codegen.{library}_models")
     try:
         subject = Subject(models, name, mode, device)
@@ -64,7 +67,8 @@ class Subject:
         without_dropout(model)
         without_constants(model)
         if self.training and hasattr(model, "set_experts_implementation"):
-            # The gradient of the other ways reads how many tokens an expert has, which no backend traces.
+            # The gradient of the other ways reads how many tokens an expert has, which no backend
+            # traces.
             model.set_experts_implementation("batched_mm")
         dtype = torch.float32 if self.training else torch.bfloat16
         self.model = model.to(device=device, dtype=dtype).train(self.training)
@@ -73,14 +77,18 @@ class Subject:
         ]
 
     def exact(self, model: torch.nn.Module | None = None) -> torch.nn.Module:
-        """Return this model, or the given one, in float64, with experts multiplied in a way that torch has for it."""
+        """Return this model, or the given one, in float64, with experts multiplied in a way that
+        torch has for it.
+        """
         found = copy.deepcopy(model or self.model).double()
         if hasattr(found, "set_experts_implementation"):
             found.set_experts_implementation("eager")
         return found
 
     def nudged(self, seed: int) -> torch.nn.Module:
-        """Return the model with weights that are off by a unit in the last place or two, up or down."""
+        """Return the model with weights that are off by a unit in the last place or two, up or
+        down.
+        """
         found, draw = copy.deepcopy(self.model), torch.Generator().manual_seed(seed)
         for parameter in found.parameters():
             signs = torch.randint(0, 2, parameter.shape, generator=draw).to(parameter) * 2 - 1
@@ -155,7 +163,9 @@ def without_dropout(model: torch.nn.Module) -> None:
 
 
 def without_constants(model: torch.nn.Module) -> None:
-    """Move parameters that are one number everywhere: a branch that is multiplied by 0 at first would hide what is wrong in it."""
+    """Move parameters that are one number everywhere: a branch that is multiplied by 0 at first
+    would hide what is wrong in it.
+    """
     for parameter in model.parameters():
         if parameter.numel() and bool((parameter == parameter.flatten()[0]).all()):
             parameter.data += 0.1 * torch.randn_like(parameter)
@@ -256,7 +266,9 @@ def _launches(program: Any) -> int:
 
 
 def counted(programs: list[Any]) -> Found:
-    """Return how many graphs there were, which ran as torch has them, where the graph broke, and what was called."""
+    """Return how many graphs there were, which ran as torch has them, where the graph broke, and
+    what was called.
+    """
     made = [one for one in programs if hasattr(one, "fallbacks")]
     calls = Counter(call.operator for program in made for call in program.fallbacks)
     reasons = {call.operator: call.reason for program in made for call in program.fallbacks}

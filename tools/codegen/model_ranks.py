@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ranks`: a block trained by DistributedDataParallel, a process and a GPU for each rank, compiled by our backend beside eager mode."""
+"""`ranks`: a block trained by DistributedDataParallel, a process and a GPU for each rank, compiled
+by our backend beside eager mode.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def _rank(rank: int, count: int, port: int, folder: str) -> None:
 
 
 def _problems(rank: int) -> list[str]:
-    """Return what is wrong on this rank: every rank has rows of its own, and the mean of all gradients."""
+    """Return what is wrong on this rank: every rank has rows of its own, and the mean of all
+    gradients.
+    """
     device, programs = f"cuda:{rank}", list[Any]()
     model = model_cases.block("cuda").to(device)
     draw = torch.Generator().manual_seed(rank)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole models of transformers and timm through our backend, judged as TorchInductor's dashboard judges, and what is called beside what Inductor calls.
+"""Whole models of transformers and timm through our backend, judged as TorchInductor's dashboard
+judges, and what is called beside what Inductor calls.
 
     python -m tools.codegen models --shard 1/3 --out FILE         a third of the models; FILE is added to, while the sources stay the same
     python -m tools.codegen models --resume --out FILE            what FILE has no answer for
@@ -9,9 +10,11 @@
     python -m tools.codegen models --kind multi-gpu               cuda:1, and two ranks of DistributedDataParallel; needs two GPUs
     python -m tools.codegen models --check --out FILE             runs nothing
 
-Each model runs in a process of its own, `model_process`, and has to be right: three batch sizes, inference in bfloat16, training in float32 with all
-gradients.  `cases` are uses that are no model of a list: autocast, dropout, checkpoints, `generate`.  Exit status 1 when something is wrong, raises, runs as
-torch has it, breaks the graph more often than with Inductor, or calls more operators than Inductor does, scans, sorts and lists of tensors excepted.
+Each model runs in a process of its own, `model_process`, and has to be right: three batch sizes,
+inference in bfloat16, training in float32 with all gradients.  `cases` are uses that are no model
+of a list: autocast, dropout, checkpoints, `generate`.  Exit status 1 when something is wrong,
+raises, runs as torch has it, breaks the graph more often than with Inductor, or calls more
+operators than Inductor does, scans, sorts and lists of tensors excepted.
 """
 
 from __future__ import annotations
@@ -66,7 +69,8 @@ LIMIT_S = {"cuda": 240.0, "cpu": 900.0}
 _NAME = "codegen-models"
 # The least number of architectures of each library.
 _LEAST = 40
-# Operators that are not counted: scans, sorts and lists of tensors are called here, and Inductor generates some of them.
+# Operators that are not counted: scans, sorts and lists of tensors are called here, and Inductor
+# generates some of them.
 _EXCEPTED = re.compile(
     r"cum(sum|prod|max|min)|logcumsumexp|sort|topk|kthvalue|median|unique|_foreach_|_fused_"
 )
@@ -173,7 +177,9 @@ def _tasks(kind: str, modes: list[str]) -> list[Task]:
 
 
 def begun(path: Path, device: str) -> Found:
-    """Return the result that a file has, without answers about other sources, and without what another torch's Inductor calls."""
+    """Return the result that a file has, without answers about other sources, and without what
+    another torch's Inductor calls.
+    """
     sources = _sources()
     if not path.exists():
         return {"models": {}, "inductor": {}, "sources": sources, "device": device}
@@ -188,7 +194,9 @@ def begun(path: Path, device: str) -> Found:
 
 
 def _sources() -> str:
-    """Return a digest of what generates and runs programs: a machine may have no repository to ask for a commit."""
+    """Return a digest of what generates and runs programs: a machine may have no repository to ask
+    for a commit.
+    """
     digest = hashlib.sha256()
     folders = [ROOT / "bundler" / name for name in ("codegen", "runtime", "toolchain")]
     for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
@@ -276,7 +284,8 @@ def judged(
     core: int | None = None,
     kernels: str | None = None,
 ) -> Found:
-    """Return what a process of its own, on one core, says of a task; a crash, and more time than there is, raise.
+    """Return what a process of its own, on one core, says of a task; a crash, and more time than
+    there is, raise.
 
     Args:
         task: kind, name and mode.
@@ -325,7 +334,9 @@ def judged(
 
 @functools.cache
 def _forked(device: str) -> Any:
-    """Return what starts processes that have the libraries imported, and have not looked at the GPU."""
+    """Return what starts processes that have the libraries imported, and have not looked at the
+    GPU.
+    """
     environment = {
         "PYTHONPATH": python_path(),
         "OMP_NUM_THREADS": "1",
@@ -357,8 +368,10 @@ def _run_here(
         os.dup2(output.fileno(), 2)
     if core is not None:
         os.sched_setaffinity(0, {core})
-    if importlib.import_module("torch").cuda._is_in_bad_fork():  # noqa: SLF001  # a library did ask CUDA when it was imported
-        os.execv(sys.executable, command(module, *arguments))  # noqa: S606  # what stands there is this program
+    # a library did ask CUDA when it was imported
+    if importlib.import_module("torch").cuda._is_in_bad_fork():  # noqa: SLF001
+        # what stands there is this program
+        os.execv(sys.executable, command(module, *arguments))  # noqa: S606
     sys.argv = [module, *arguments]
     sys.exit(importlib.import_module(module).main())
 
@@ -381,7 +394,9 @@ def key(task: Task) -> str:
 
 
 def rows(result: Found, *, whole: bool = False) -> list[Found]:
-    """Return a line for each target; of a part of the lists nobody asks for 40 of each, nor for what Inductor calls."""
+    """Return a line for each target; of a part of the lists nobody asks for 40 of each, nor for
+    what Inductor calls.
+    """
     models, inductor = result["models"], result["inductor"]
     by_status = Counter(found["status"] for found in models.values())
     listed = {
@@ -460,7 +475,9 @@ def _is_model(name: str) -> bool:
 
 
 def _extra_calls(found: Found, inductor: Found) -> int:
-    """Return how many operators a model calls beyond those that Inductor calls; of a model that raises, nothing is known."""
+    """Return how many operators a model calls beyond those that Inductor calls; of a model that
+    raises, nothing is known.
+    """
     if "called" not in inductor or found["status"] == "raises":
         return 0
     return max(0, _calls(found) - _calls(inductor))

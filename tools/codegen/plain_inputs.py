@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`arrays`: inputs of a program as arrays of numpy with the bits of their dtypes, from the plan and a name alone.
+"""`arrays`: inputs of a program as arrays of numpy with the bits of their dtypes, from the plan and
+a name alone.
 
-A process without torch gives them to a program, another makes torch's tensors of the same bits and runs the function (`mission`).
+A process without torch gives them to a program, another makes torch's tensors of the same bits and
+runs the function (`mission`).
 """
 
 from __future__ import annotations
@@ -54,6 +56,8 @@ def _numbers(chance: np.random.Generator, dtype: str) -> Array:
 
 
 def bfloat16_bits(numbers: Array) -> Array:
-    """Return the upper halves of float32 numbers, rounded to the nearest, ties to even; none may be NaN."""
+    """Return the upper halves of float32 numbers, rounded to the nearest, ties to even; none may be
+    NaN.
+    """
     bits = numbers.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

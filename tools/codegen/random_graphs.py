@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random functions at real sizes on a GPU: generated kernels against torch, in its own dtypes and in float64; writes docs/results/codegen-random.json.
+"""Random functions at real sizes on a GPU: generated kernels against torch, in its own dtypes and
+in float64; writes docs/results/codegen-random.json.
 
     python -m tools.codegen random-graphs --count 2000 --small 500 --results OUT
     python -m tools.codegen random-graphs --first SEED --count 1                   one again
     python -m tools.codegen random-graphs --again --results OUT                    those that the result says are wrong, after a change
     python -m tools.codegen random-graphs --check
 
-The functions are those of tests/test_codegen/random_graphs.py, which draws, compares and makes smaller: here with sizes around powers of two and
-up to two million elements, then the small ones that the tests run in Triton's interpreter.  A failure is printed with its seed and as small as it gets.
+The functions are those of tests/test_codegen/random_graphs.py, which draws, compares and makes
+smaller: here with sizes around powers of two and up to two million elements, then the small ones
+that the tests run in Triton's interpreter.  A failure is printed with its seed and as small as it
+gets.
 """
 
 from __future__ import annotations
@@ -70,7 +73,9 @@ def main() -> int:
 
 
 def again(folder: Path, processes: int, seconds: float) -> int:
-    """Run what was wrong once more, and put what came of it into the result, which keeps the commit of the first run."""
+    """Run what was wrong once more, and put what came of it into the result, which keeps the commit
+    of the first run.
+    """
     result = json.loads((folder / f"{NAME}.json").read_text())
     names = sorted(result["wrong"])
     found = run([(name.split()[0], int(name.split()[1]), 1) for name in names], processes, seconds)

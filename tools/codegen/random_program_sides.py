@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker of `random_programs` does: draws programs of seeds, runs them through torch.compile, and compares them with eager torch."""
+"""What a worker of `random_programs` does: draws programs of seeds, runs them through
+torch.compile, and compares them with eager torch.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ Found = dict[str, Any]
 
 
 def compare(task: tuple[int, int, bool]) -> Found:
-    """Return how many programs of some seeds are right, and of the others what is wrong, as small as it gets where that is asked for."""
+    """Return how many programs of some seeds are right, and of the others what is wrong, as small
+    as it gets where that is asked for.
+    """
     first, count, small = task
     worker = _worker()
     drawing = importlib.import_module("random_programs")
@@ -47,7 +51,9 @@ def compare(task: tuple[int, int, bool]) -> Found:
 
 @functools.cache
 def _worker() -> Any:
-    """Return the tests' module that runs programs, in a process of which nothing is shared: sources, caches, threads."""
+    """Return the tests' module that runs programs, in a process of which nothing is shared:
+    sources, caches, threads.
+    """
     folder = tempfile.mkdtemp(prefix="random-programs.")
     os.environ["TRITON_CACHE_DIR"] = os.path.join(folder, "triton")
     sys.path.insert(0, str(ROOT / "tests" / "test_codegen"))

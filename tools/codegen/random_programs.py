@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random programs through torch.compile, beside eager torch: products, convolutions, attention, sorts, norms, views, in-place changes, gradients, sizes.
+"""Random programs through torch.compile, beside eager torch: products, convolutions, attention,
+sorts, norms, views, in-place changes, gradients, sizes.
 
     python -m tools.codegen random-programs --count 5000 --shard 1/4 --results OUT       on a GPU
     python -m tools.codegen random-programs --device cpu --count 500 --results OUT       in Triton's interpreter
@@ -7,8 +8,9 @@
     python -m tools.codegen random-programs --merge --results OUT                        the shards as one result
     python -m tools.codegen random-programs --check --results OUT
 
-The programs are those of tests/test_codegen/random_programs.py, which draws, compares and makes smaller: numbers by the rule of TorchInductor's
-dashboard against float64, dtype, sizes, strides and shared memory as eager's.  A failure is printed as Python text, as small as it gets.
+The programs are those of tests/test_codegen/random_programs.py, which draws, compares and makes
+smaller: numbers by the rule of TorchInductor's dashboard against float64, dtype, sizes, strides and
+shared memory as eager's.  A failure is printed as Python text, as small as it gets.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker of `random_graphs` does: draws functions of seeds, runs their programs on a GPU, and compares them with torch.
+"""What a worker of `random_graphs` does: draws functions of seeds, runs their programs on a GPU,
+and compares them with torch.
 
-Functions at real sizes run from bundles, those of the tests by Triton's JIT, tuned.  torch computes on the CPU, since as many processes as cores would
-wait for each other's small pieces of work on the GPU.
+Functions at real sizes run from bundles, those of the tests by Triton's JIT, tuned.  torch computes
+on the CPU, since as many processes as cores would wait for each other's small pieces of work on the
+GPU.
 """
 
 from __future__ import annotations
@@ -81,7 +83,9 @@ def compare(task: tuple[str, int, int]) -> Found:
 
 @functools.cache
 def _graphs(scale: str) -> Any:
-    """Return the module that draws, for a scale: a copy of its own, since sizes and device are the module's."""
+    """Return the module that draws, for a scale: a copy of its own, since sizes and device are the
+    module's.
+    """
     name = f"drawn_graphs_{scale}"
     spec = importlib.util.spec_from_file_location(
         name, ROOT / "tests" / "test_codegen" / "random_graphs.py"
@@ -92,13 +96,16 @@ def _graphs(scale: str) -> Any:
     sys.modules[name] = module  # its data classes look for it there
     spec.loader.exec_module(module)
     if scale == "large":
-        module.SIZES, module.LARGEST = SIZES, LARGEST  # type: ignore[attr-defined]  # what a file defines is not known here
+        # what a file defines is not known here
+        module.SIZES, module.LARGEST = SIZES, LARGEST  # type: ignore[attr-defined]
     return module
 
 
 @functools.cache
 def _sources() -> str:
-    """Return a folder for modules; Triton's cache is beside it, since processes that compile equal text at one time would mix their files."""
+    """Return a folder for modules; Triton's cache is beside it, since processes that compile equal
+    text at one time would mix their files.
+    """
     folder = tempfile.mkdtemp(prefix="random-graphs.")
     os.environ["TRITON_CACHE_DIR"] = os.path.join(folder, "cache")
     return folder
@@ -125,7 +132,9 @@ def _problem(graphs: Any, description: Any, counts: Found | None = None) -> str:
 
 
 def _static(program: Program) -> Callable[..., Any]:
-    """Return what runs a program from a bundle: with the first candidate of each kernel, and no tuner that others disturb."""
+    """Return what runs a program from a bundle: with the first candidate of each kernel, and no
+    tuner that others disturb.
+    """
     target = "cuda:{}{}".format(*torch.cuda.get_device_capability())
     return load_program(
         program.build([target]), memory=TorchMemory("cuda"), constants=program.constants

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cases of `suites`: `listed` names them all, and `Samples` makes the inputs of one, as small as torch's lists have them.  Imports torch.
+"""The cases of `suites`: `listed` names them all, and `Samples` makes the inputs of one, as small
+as torch's lists have them.  Imports torch.
 
-A case is an operator of `op_db`, or a module of `module_db`, in a dtype, one of the samples that the list has for it, and a mode: `plain`, `sliced`, `transposed`
-and `dynamic` are generated and run, `compiled`, `compiled-dynamic` and `inplace` go through torch.compile.  Its name is all of that.
+A case is an operator of `op_db`, or a module of `module_db`, in a dtype, one of the samples that
+the list has for it, and a mode: `plain`, `sliced`, `transposed` and `dynamic` are generated and
+run, `compiled`, `compiled-dynamic` and `inplace` go through torch.compile.  Its name is all of
+that.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from tools.codegen.suite_judge import Tolerance
 
 DTYPES = ("float32", "bfloat16", "int64", "bool")
-# What is done with an operator's samples, by dtype: first the modes of the first sample, then those of the second, and so on.
+# What is done with an operator's samples, by dtype: first the modes of the first sample, then those
+# of the second, and so on.
 _ALL = ("plain", "sliced", "transposed", "dynamic", "compiled", "compiled-dynamic", "inplace")
 OPERATOR_MODES = {
     "float32": (_ALL, ("plain", "sliced", "compiled"), ("plain", "compiled")),
@@ -69,7 +73,8 @@ class Call:
         tensors: of the sample, in order.
         finished: makes of a result what gradients are taken of.
         tolerance: of floats.
-        resized: tensors of other sizes, where sizes may change and the list has a sample that differs in nothing else.
+        resized: tensors of other sizes, where sizes may change and the list has a sample that
+            differs in nothing else.
     """
 
     function: Callable[..., Any]
@@ -106,7 +111,8 @@ def listed(device: str) -> tuple[list[Case], dict[str, str]]:
 
 
 def call_of(case: Case, device: str) -> Call | None:
-    """Return what a case calls; None where the list has no such sample, or the mode changes nothing of it.
+    """Return what a case calls; None where the list has no such sample, or the mode changes nothing
+    of it.
 
     Each call returns tensors of their own.
     """
@@ -125,7 +131,9 @@ def call_of(case: Case, device: str) -> Call | None:
 
 @functools.cache
 def _make_drawn_numbers_plain() -> None:
-    """Let operators that draw numbers draw them as users' calls do: op_db saves and sets the state of the generator around each, which no graph can hold."""
+    """Let operators that draw numbers draw them as users' calls do: op_db saves and sets the state
+    of the generator around each, which no graph can hold.
+    """
 
     def plain(operator: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         return operator(*arguments, **keywords)
@@ -139,7 +147,7 @@ def _is(one: Any, other: Any) -> bool:
     return one is other
 
 
-# Operators --------------------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------- Operators
 
 
 @functools.cache
@@ -176,7 +184,9 @@ def _operator_call(case: Case, device: str) -> Call | None:
 
 
 def _resized(sample: Any, case: Case, device: str) -> list[Any] | None:
-    """Return the tensors of a sample that differs from another in its sizes alone, none of which is 0 or 1 where the other's is not."""
+    """Return the tensors of a sample that differs from another in its sizes alone, none of which is
+    0 or 1 where the other's is not.
+    """
 
     def parts(one: Any) -> tuple[list[Any], str]:
         leaves = tree_leaves((one.input, one.args, one.kwargs))
@@ -217,7 +227,9 @@ def _samples(operator: str, dtype: str, device: str, gradients: bool) -> list[An
 
 @functools.lru_cache(maxsize=4)
 def _chosen(operator: str, dtype: str, device: str, gradients: bool) -> list[Any]:
-    """Return the samples of an operator: of each kind the smallest of a usual size, and last one of no elements, or of no dimensions, if there is any."""
+    """Return the samples of an operator: of each kind the smallest of a usual size, and last one of
+    no elements, or of no dimensions, if there is any.
+    """
     samples = _samples(operator, dtype, device, gradients)
     order = sorted(range(len(samples)), key=lambda number: _rank(samples[number]))
     kinds: set[Any] = set()
@@ -245,7 +257,9 @@ def _rank(sample: Any) -> tuple[int, int]:
 
 
 def _kind(sample: Any) -> Any:
-    """Return what samples of one kind have in common: the tensors' numbers of dimensions, and the names and types of all else."""
+    """Return what samples of one kind have in common: the tensors' numbers of dimensions, and the
+    names and types of all else.
+    """
 
     def seen(leaf: Any) -> str:
         if isinstance(leaf, torch.Tensor):
@@ -256,7 +270,9 @@ def _kind(sample: Any) -> Any:
 
 
 def tolerance(info: Any, dtype: str, device: str) -> Tolerance:
-    """Return the widest tolerance that torch's tests of an operator have for a dtype, or torch's own for the dtype."""
+    """Return the widest tolerance that torch's tests of an operator have for a dtype, or torch's
+    own for the dtype.
+    """
     kind, number = torch.device(device).type, getattr(torch, dtype)
     relative, absolute = default_tolerances(number)
     for entry in info.decorators:
@@ -271,7 +287,7 @@ def tolerance(info: Any, dtype: str, device: str) -> Tolerance:
     return Tolerance(relative, absolute)
 
 
-# Modules ----------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------ Modules
 
 
 @functools.cache
@@ -307,7 +323,9 @@ def _module_call(case: Case, device: str) -> Call | None:
 
 
 def _parameters_as_inputs(module: Any, inputs: Any, near: Tolerance) -> Call:
-    """Return a call of a module whose parameters and buffers are tensors of the call, so that they are compared afterwards, as running statistics are."""
+    """Return a call of a module whose parameters and buffers are tensors of the call, so that they
+    are compared afterwards, as running statistics are.
+    """
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     names = list(state)
     leaves, structure = tree_flatten(inputs)
@@ -330,11 +348,12 @@ def _detached(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
-# Tensors ----------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------ Tensors
 
 
 def copied(tensors: list[Any], dtype: Any = None) -> list[Any]:
-    """Return tensors with the same numbers, strides and offsets in memory of their own, which those share that shared it.
+    """Return tensors with the same numbers, strides and offsets in memory of their own, which those
+    share that shared it.
 
     Args:
         tensors: to copy.
@@ -371,7 +390,9 @@ def _same(tensor: Any) -> Any:
 
 
 def _sliced(tensor: Any) -> Any:
-    """Return every second element of a tensor that is twice as long, which begins behind the first; what lies between is NaN."""
+    """Return every second element of a tensor that is twice as long, which begins behind the first;
+    what lies between is NaN.
+    """
     if tensor.layout != torch.strided or not tensor.dim() or tensor.is_quantized:
         return tensor
     with torch.no_grad():
@@ -382,7 +403,9 @@ def _sliced(tensor: Any) -> Any:
 
 
 def _transposed(tensor: Any) -> Any:
-    """Return a tensor whose last two dimensions lie in memory the other way round; one of one dimension begins at an odd place."""
+    """Return a tensor whose last two dimensions lie in memory the other way round; one of one
+    dimension begins at an odd place.
+    """
     if tensor.layout != torch.strided or not tensor.dim() or tensor.is_quantized:
         return tensor
     with torch.no_grad():

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `suites` allows, each with its reason: `EXCEPTIONS`.
 
-An entry allows one kind of verdict.  `raises` allows typed errors of ours alone, since whatever cannot be done has to say so; `raises untyped` allows
-any.  `uncompared` takes the numbers of a case, never its sizes, dtype, device, strides and aliasing, for random.
+An entry allows one kind of verdict.  `raises` allows typed errors of ours alone, since whatever
+cannot be done has to say so; `raises untyped` allows any.  `uncompared` takes the numbers of a
+case, never its sizes, dtype, device, strides and aliasing, for random.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class SuiteException:
     reason: str
 
 
-# Of `generate`d programs alone: torch.compile ends a graph where a value is read, and goes on behind it.
+# Of `generate`d programs alone: torch.compile ends a graph where a value is read, and goes on
+# behind it.
 _GENERATED = ("plain", "sliced", "transposed", "dynamic")
 _BY_MODE: dict[str, tuple[str, ...]] = {
     "the result is a number, not a tensor, and values decide it": ("item", "allclose", "equal"),

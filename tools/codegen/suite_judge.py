@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `suites` calls right: `difference`, `strides` and `aliasing` of what a function did eagerly and what its program did.
+"""What `suites` calls right: `difference`, `strides` and `aliasing` of what a function did eagerly
+and what its program did.
 
-Whole numbers and bools are equal.  Floats are judged as TorchInductor's dashboard judges models: close within op_db's own tolerance, or no further
-from a float64 reference than k times what eager torch is, by root mean square.  Sizes, dtype, device, strides where a dimension has more than one
+Whole numbers and bools are equal.  Floats are judged as TorchInductor's dashboard judges models:
+close within op_db's own tolerance, or no further from a float64 reference than k times what eager
+torch is, by root mean square.  Sizes, dtype, device, strides where a dimension has more than one
 element, and aliasing are eager's: which outputs are inputs, and which tensors share memory.
 """
 
@@ -15,9 +17,11 @@ from typing import Any, Literal
 import torch
 from torch.testing._comparison import default_tolerances
 
-# Of the dashboard: how much further from float64 than eager torch a result may be, and where it may be more.
+# Of the dashboard: how much further from float64 than eager torch a result may be, and where it may
+# be more.
 _FACTOR, _WIDE_FACTOR, _FEW_ELEMENTS, _WIDE_TOLERANCE = 2.0, 3.0, 1000, 2e-2
-# Random numbers may lie outside of those that eager torch drew by so many times their spread, where it drew so many.
+# Random numbers may lie outside of those that eager torch drew by so many times their spread, where
+# it drew so many.
 _SPREAD, _DRAWN = 4.0, 16
 # What is compared of numbers.
 Compared = Literal["numbers", "range", "nothing"]
@@ -53,14 +57,16 @@ def difference(
     tolerance: Tolerance,
     compared: Compared = "numbers",
 ) -> str:
-    """Return what is wrong with the tensors and numbers that a program made or changed; nothing where they are right.
+    """Return what is wrong with the tensors and numbers that a program made or changed; nothing
+    where they are right.
 
     Args:
         expected: what eager torch did.
         got: what the program did.
         exact: what eager torch did in float64; None where it cannot.
         tolerance: of the operator and the dtype.
-        compared: numbers; their range where they are drawn; or nothing of them where they are memory as it was found.
+        compared: numbers; their range where they are drawn; or nothing of them where they are
+            memory as it was found.
     """
     for part in ("inputs", "outputs", "gradients"):
         theirs, ours = getattr(expected, part), getattr(got, part)
@@ -77,7 +83,9 @@ def difference(
 
 
 def strides(expected: Outcome, got: Outcome) -> str:
-    """Return which outputs have other strides than eager torch gives them; those of dimensions of one element say nothing."""
+    """Return which outputs have other strides than eager torch gives them; those of dimensions of
+    one element say nothing.
+    """
     found = []
     for number, (one, other) in enumerate(zip(expected.outputs, got.outputs, strict=True)):
         if _strided(one) and _strided(other):
@@ -161,13 +169,17 @@ def _numbers(one: Any, other: Any, exact: Any, tolerance: Tolerance) -> str:
 
 
 def _for_result(tolerance: Tolerance, dtype: Any) -> Tolerance:
-    """Return a tolerance that is no narrower than torch's own for the dtype of a result, as where floats are made of whole numbers."""
+    """Return a tolerance that is no narrower than torch's own for the dtype of a result, as where
+    floats are made of whole numbers.
+    """
     relative, absolute = default_tolerances(dtype)
     return Tolerance(max(relative, tolerance.relative), max(absolute, tolerance.absolute))
 
 
 def _far(one: Any, other: Any, exact: Any, tolerance: Tolerance, apart: Any, count: int) -> str:
-    """Return what is wrong where numbers are not close: they are further from float64 than eager's by more than the formula allows."""
+    """Return what is wrong where numbers are not close: they are further from float64 than eager's
+    by more than the formula allows.
+    """
     rounded = exact.to(one.dtype)
     special = ~(torch.isfinite(one) & torch.isfinite(other))
     # A number that is too large, or none, has to be so for eager torch or for the reference.
@@ -205,7 +217,9 @@ def _first(different: Any, one: Any, other: Any, count: int, exact: Any = None) 
 
 
 def _range(one: Any, other: Any) -> str:
-    """Return what is wrong with random numbers: far outside of the range that eager torch drew from, or no numbers."""
+    """Return what is wrong with random numbers: far outside of the range that eager torch drew
+    from, or no numbers.
+    """
     if not one.numel():
         return ""
     one, other = one.double(), other.double()
@@ -220,11 +234,13 @@ def _range(one: Any, other: Any) -> str:
     return ""
 
 
-# Aliasing ---------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------- Aliasing
 
 
 def aliasing(expected: Outcome, got: Outcome) -> str:
-    """Return which output is an input, or shares memory, where eager torch's does not, or the other way round."""
+    """Return which output is an input, or shares memory, where eager torch's does not, or the other
+    way round.
+    """
     theirs, ours = (_relations(outcome) for outcome in (expected, got))
     for number, (one, other) in enumerate(zip(theirs, ours, strict=True)):
         if one != other:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker of `suites` does: runs one case eagerly, in float64, and as a program, and judges it.  Imports torch.
+"""What a worker of `suites` does: runs one case eagerly, in float64, and as a program, and judges
+it.  Imports torch.
 
-On the CPU kernels run in Triton's interpreter, which `suites` switches on before Triton is imported.
+On the CPU kernels run in Triton's interpreter, which `suites` switches on before Triton is
+imported.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ Answer = dict[str, Any]
 
 
 def judged(task: tuple[str, str, str, str, int]) -> Answer:
-    """Return the verdict on a case: `right`, `wrong`, `raises`, `unchecked` where its numbers are random, `skipped` or `absent`, and why."""
+    """Return the verdict on a case: `right`, `wrong`, `raises`, `unchecked` where its numbers are
+    random, `skipped` or `absent`, and why.
+    """
     _prepare()
     case = Case(*task)
     try:
@@ -131,7 +135,9 @@ def _difference(
 
 
 def _at_other_sizes(case: Case, call: Call, function: Callable[..., Any], notes: list[str]) -> str:
-    """Return what is wrong at sizes that a function was not made with; a program may refuse those that torch found to be fixed."""
+    """Return what is wrong at sizes that a function was not made with; a program may refuse those
+    that torch found to be fixed.
+    """
     other = replace(call, tensors=call.resized or [])
     theirs = _eager(case, other)
     if isinstance(theirs, str):
@@ -146,7 +152,9 @@ def _at_other_sizes(case: Case, call: Call, function: Callable[..., Any], notes:
 
 
 def _misplaced(case: Case, call: Call, expected: Outcome, got: Outcome, notes: list[str]) -> str:
-    """Return which outputs have other strides than eager torch's, or alias in another way; what torch decides itself while it traces is only noted."""
+    """Return which outputs have other strides than eager torch's, or alias in another way; what
+    torch decides itself while it traces is only noted.
+    """
     strides = suite_judge.strides(expected, got)
     aliasing = suite_judge.aliasing(expected, got)
     if strides and not suite_judge.strides(_traced(case, call), got):
@@ -159,7 +167,9 @@ def _misplaced(case: Case, call: Call, expected: Outcome, got: Outcome, notes: l
 
 
 def _traced(case: Case, call: Call) -> Outcome:
-    """Return what torch makes of a call without us: torch.compile with no backend behind AOTAutograd, or fake tensors."""
+    """Return what torch makes of a call without us: torch.compile with no backend behind
+    AOTAutograd, or fake tensors.
+    """
     if _compiled(case):
         torch._dynamo.reset()  # noqa: SLF001
         plain = torch.compile(call.function, backend="aot_eager", dynamic="dynamic" in case.mode)
@@ -295,7 +305,9 @@ def _folder() -> str:
 
 
 def _round_to_bfloat16() -> None:
-    """Let Triton's interpreter round float32 to bfloat16 as a GPU does, to the nearest; it cuts digits off, which is twice the error."""
+    """Let Triton's interpreter round float32 to bfloat16 as a GPU does, to the nearest; it cuts
+    digits off, which is twice the error.
+    """
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's own lists of operators and modules, op_db and module_db, as generated programs: right, wrong or raised, beside eager torch.
+"""torch's own lists of operators and modules, op_db and module_db, as generated programs: right,
+wrong or raised, beside eager torch.
 
     python -m tools.codegen suites --shard 1/40 --workers 2                 on the CPU, in Triton's interpreter
     python -m tools.codegen suites --device cuda --workers 16 --seconds 500 --out suites.json --resume
     python -m tools.codegen suites --only 'op_db/ldexp/*'                   one operator
 
-A case is named suite/operator/dtype/mode/sample (`suite_cases`), is judged by `suite_judge`, and runs in a process that may crash or hang, which is one
-`raises`.  Where there is no network, expecttest comes in a folder of its own: `pip install --target FOLDER expecttest` elsewhere, and PYTHONPATH=FOLDER.
+A case is named suite/operator/dtype/mode/sample (`suite_cases`), is judged by `suite_judge`, and
+runs in a process that may crash or hang, which is one `raises`.  Where there is no network,
+expecttest comes in a folder of its own: `pip install --target FOLDER expecttest` elsewhere, and
+PYTHONPATH=FOLDER.
 
-`--out FILE` notes each verdict in FILE.journal as it comes, and writes FILE from all that the journal has: shards of one machine may be run one
-after another with the same FILE.  Exit status 1: something is wrong or raises that `suite_exceptions` does not allow.
+`--out FILE` notes each verdict in FILE.journal as it comes, and writes FILE from all that the
+journal has: shards of one machine may be run one after another with the same FILE.  Exit status 1:
+something is wrong or raises that `suite_exceptions` does not allow.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models of timm with random weights: all of TorchInductor's dashboard, past and present, and other families; `models` judges them.
+"""Small models of timm with random weights: all of TorchInductor's dashboard, past and present, and
+other families; `models` judges them.
 
-Names of the dashboard (timm_models_list.txt of pytorch's benchmarks/dynamo) stand for a small relative of the same architecture: fewer layers, narrower,
-images of 64 to 224 pixels.
+Names of the dashboard (timm_models_list.txt of pytorch's benchmarks/dynamo) stand for a small
+relative of the same architecture: fewer layers, narrower, images of 64 to 224 pixels.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _SWIN: dict[str, Any] = {
 
 
 class Row(NamedTuple):
-    """One model: its name in timm, the pixels of its images, what is smaller than timm's own, and of how many blocks the first are kept, if not all."""
+    """One model: its name in timm, the pixels of its images, what is smaller than timm's own, and
+    of how many blocks the first are kept, if not all.
+    """
 
     model: str
     pixels: int

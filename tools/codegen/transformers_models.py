@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models of transformers with random weights: all of TorchInductor's dashboard, and other architectures; `models` judges them.
+"""Small models of transformers with random weights: all of TorchInductor's dashboard, and other
+architectures; `models` judges them.
 
-Names are the dashboard's (huggingface_models_list.txt of pytorch's benchmarks/dynamo) where it has the model.  Widths are 128, layers two, heads of 64.
+Names are the dashboard's (huggingface_models_list.txt of pytorch's benchmarks/dynamo) where it has
+the model.  Widths are 128, layers two, heads of 64.
 """
 
 from __future__ import annotations
@@ -103,8 +105,8 @@ class Row(NamedTuple):
     """One model: its class, its configuration, and what it is given.
 
     Attributes:
-        kind: of what it is given, as `inputs` has it: `tokens` come with a label each, `labels` are one for each row, `questions` have a start and an end,
-            `padded` a mask of attention.
+        kind: of what it is given, as `inputs` has it: `tokens` come with a label each, `labels` are
+            one for each row, `questions` have a start and an end, `padded` a mask of attention.
         modes: what it is judged in.
     """
 
@@ -471,7 +473,9 @@ def build(name: str, device: str) -> torch.nn.Module:
 
 
 def _quarter(sizes: Any) -> Any:
-    """Return a configuration with a quarter of each size, for the interpreter; what is under 32 counts things, and images keep their pixels."""
+    """Return a configuration with a quarter of each size, for the interpreter; what is under 32
+    counts things, and images keep their pixels.
+    """
     match sizes:
         case dict():
             return {

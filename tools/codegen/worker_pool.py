@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`WorkerPool`: processes that answer questions about tasks, all at once or one alone; a task stays with the process that answered first.
+"""`WorkerPool`: processes that answer questions about tasks, all at once or one alone; a task stays
+with the process that answered first.
 
-`bench` compiles in all of them, then lets one at a time measure; `random_graphs` and `suites` only compile and compare.  A process that dies takes its
-own tasks with it and no others.
+`bench` compiles in all of them, then lets one at a time measure; `random_graphs` and `suites` only
+compile and compare.  A process that dies takes its own tasks with it and no others.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class WorkerPool:
     Args:
         module: its functions take a task, and return JSON's types.
         count: of processes.
-        renewed: let a new process take the place of one that died, was late or says that it is `SPENT`.
+        renewed: let a new process take the place of one that died, was late or says that it is
+            `SPENT`.
     """
 
     def __init__(self, module: str, count: int, *, renewed: bool = False) -> None:
@@ -46,7 +48,8 @@ class WorkerPool:
         tell: Tell,
         each_s: float | None = None,
     ) -> dict[Any, Answer]:
-        """Ask about all tasks, each process one at a time; what is not answered in time is an error.
+        """Ask about all tasks, each process one at a time; what is not answered in time is an
+        error.
 
         Args:
             question: a function of the module.
@@ -70,7 +73,8 @@ class WorkerPool:
                 connection.send((question, task))
                 busy[connection] = task, time.monotonic()
                 self._owners[task] = connection
-            # Who has a time of his own is waited for; all others until the end, and five seconds more.
+            # Who has a time of his own is waited for; all others until the end, and five seconds
+            # more.
             rest = 1.0 if each_s else max(until - time.monotonic(), 0.0) + 5.0
             ready = wait(list(busy), timeout=rest) if busy else []
             for connection in [one for one in busy if one in ready]:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the crash matrix stops: `Case`, an entry point in a starting state with its judge, and those of restore and save.
+"""What the crash matrix stops: `Case`, an entry point in a starting state with its judge, and those
+of restore and save.
 
-To add an entry point: subclass `Case`, say what its process does (`work`), how the place looks before (`prepare`), what must
-hold at every instant (`wrong_now`) and after success (`wrong_when_done`) and which names are temporary, and append its
-instances to `cases()` in worker.py.  `work` runs in a process without Triton; everything it writes lies below the
-`root` it is given.  Judges share no code with the package.
+To add an entry point: subclass `Case`, say what its process does (`work`), how the place looks
+before (`prepare`), what must hold at every instant (`wrong_now`) and after success
+(`wrong_when_done`) and which names are temporary, and append its instances to `cases()` in
+worker.py.  `work` runs in a process without Triton; everything it writes lies below the `root` it
+is given.  Judges share no code with the package.
 """
 
 # ruff: noqa: D102  # the base class says what each method is for
@@ -82,7 +84,8 @@ def shorten(constants: Mapping[str, float]) -> None:
 class Case(ABC):
     """One entry point in one starting state."""
 
-    #: Constants that are shortened for the run that sweeps: a directory's ctime cannot be set back, as its mtime can.
+    #: Constants that are shortened for the run that sweeps: a directory's ctime cannot be set back,
+    #: as its mtime can.
     shortened: ClassVar[Mapping[str, float]] = {}
 
     def __init__(self, entry: str, state: str) -> None:
@@ -134,7 +137,7 @@ class Case(ABC):
         return []
 
 
-# restore ----------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------ restore
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,9 @@ class Materials:
     folder: Path
 
     def build(self, whose: str, key: str, root: str) -> Files:
-        """Return the files of a kernel of the cache `ours` or `theirs`, as Triton would have written them below `root`."""
+        """Return the files of a kernel of the cache `ours` or `theirs`, as Triton would have
+        written them below `root`.
+        """
         place, found = self.folder / whose, {}
         for path in sorted((place / key).iterdir()):
             if not path.name.startswith(GROUP):
@@ -178,7 +183,9 @@ def plant(directory: Path, files: Files) -> None:
 
 
 def not_whole(directory: Path, files: Files) -> Problem | None:
-    """Say why a kernel directory is not exactly these files and a group file that names them: an independent reader."""
+    """Say why a kernel directory is not exactly these files and a group file that names them: an
+    independent reader.
+    """
     there = sorted(os.listdir(directory))
     groups = [name for name in there if name.startswith(GROUP)]
     if len(groups) != 1:
@@ -377,7 +384,7 @@ class Sweeping(Restore):
         super().work(root)
 
 
-# save -------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------- save
 
 
 class Save(Case):

@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stops every entry point at every call that changes files, and checks what readers, Triton and the next run find.
+"""Stops every entry point at every call that changes files, and checks what readers, Triton and the
+next run find.
 
     python -m tools.crash matrix [--sample N] [--seed S] [--cases restore/broken,save] [--jobs N] [--results DIR]
 
-For each case (an entry point in a starting state), each of its file-system calls and each fault - killed before or after
-it, a torn write, a short write, disk full or input/output error once or from then on - a process does the work under the shim
-(shim.c, which needs a C compiler), and then:
+For each case (an entry point in a starting state), each of its file-system calls and each fault -
+killed before or after it, a torn write, a short write, disk full or input/output error once or from
+then on - a process does the work under the shim (shim.c, which needs a C compiler), and then:
 
 1. an independent reader finds every visible thing whole, in the old state or the new one; in a sample of the runs Triton
    itself looks the kernels up, and in some of them compiles what it misses;
 2. the run has ended well, by the kill, or with an error of ours;
 3. the same work again, undisturbed, completes, and the state is then exactly right;
 4. what lies around has only our temporary names, and is swept by another run once it is stale: its times are set back a
-   month, and where the package looks at the ctime, which cannot be set, that run's age limit is shortened.
+   month, and where the package looks at the ctime, which cannot be set, that run's age limit is
+   shortened.
 
-It needs Triton (to compile four kernels once).  The work happens in memory (/dev/shm) where that is.  The counts go to
-docs/results/crash-matrix.json; exit status 1 when a promise did not hold or the time was not enough.
+It needs Triton (to compile four kernels once).  The work happens in memory (/dev/shm) where that
+is.  The counts go to docs/results/crash-matrix.json; exit status 1 when a promise did not hold or
+the time was not enough.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ SHIM = Path(__file__).with_name("shim.c")
 FAULTS = ("kill", "killed-after", "torn", "short", "enospc", "enospc-from", "eio", "eio-from")
 TEARING = ("torn", "short")
 COMPILERS = ("cc", "gcc", "clang")
-# Of the runs that leave a cache directory, one in so many is shown to Triton, and of those one in so many may compile.
+# Of the runs that leave a cache directory, one in so many is shown to Triton, and of those one in
+# so many may compile.
 TRITON_EVERY = 20
 SAMPLED_TRITON_EVERY = 4
 COMPILE_EVERY = 10
@@ -57,7 +61,9 @@ TIME_LIMIT_S = 1800.0
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: a case, a fault, and the call that gets it; `triton`: None, look up (False), or compile too (True)."""
+    """One run: a case, a fault, and the call that gets it; `triton`: None, look up (False), or
+    compile too (True).
+    """
 
     case: str
     fault: str
@@ -291,8 +297,11 @@ def build_shim(folder: Path) -> Path:
 
 
 def memory() -> str | None:
-    """Return a directory in memory, where flushing is quick; None for the usual place where there is none."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None  # noqa: S108  # a fresh directory is made in it
+    """Return a directory in memory, where flushing is quick; None for the usual place where there
+    is none.
+    """
+    # a fresh directory is made in it
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None  # noqa: S108
 
 
 def chosen(cases: Iterable[str], wanted: str) -> list[str]:

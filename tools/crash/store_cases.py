@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cases of the store: put, push, tag and prune on a local directory.
 
-The judge knows the layout of the directory (backends/local.py) and of refs, and nothing else: which objects there must be in
-the end, with which bytes, is what the same work leaves where nothing disturbs it; that this restores to the bytes that Triton
-compiled is checked through a cache directory, with the judge of restore.
+The judge knows the layout of the directory (backends/local.py) and of refs, and nothing else: which
+objects there must be in the end, with which bytes, is what the same work leaves where nothing
+disturbs it; that this restores to the bytes that Triton compiled is checked through a cache
+directory, with the judge of restore.
 """
 
 # ruff: noqa: D102  # the base class says what each method is for
@@ -134,12 +135,16 @@ class Stored(Case):
                 yield Problem("partial", f"verify finds {[*report.damaged, *report.dangling][0]}")
 
     def _dangling(self, now: Tree, before: Tree) -> Iterator[Problem]:
-        """A ref has the old or the new value, and what the value, or a new manifest, reaches is there."""
+        """A ref has the old or the new value, and what the value, or a new manifest, reaches is
+        there.
+        """
         found, values = objects(now), refs(now)
         if values not in (refs(before), self._refs):
             yield Problem("wrong bytes", f"refs are {values}")
         if self._damaged:
-            return  # between removing a damaged object and sending it again the tag lacks it; readers skip that kernel
+            # between removing a damaged object and sending it again the tag lacks it; readers skip
+            # that kernel
+            return
         moved = values == self._refs != refs(before)
         new_manifest = any(key.startswith("v1/m/") and key not in objects(before) for key in found)
         complete = self._objects if moved or new_manifest or self.entry == "prune" else {}
@@ -192,7 +197,8 @@ class Pushed(Stored):
         self._restored = Restore("from the store", materials, lambda _, __: None)
 
     def sweep(self, root: Path) -> None:
-        # A push that has nothing to send writes nothing, and then does not look at temporary files either.
+        # A push that has nothing to send writes nothing, and then does not look at temporary files
+        # either.
         if self.entry == "prune":
             self.work(root)
         else:

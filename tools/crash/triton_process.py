@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the crash matrix that needs Triton: it compiles the kernels once, and looks kernels up as programs do.
+"""The part of the crash matrix that needs Triton: it compiles the kernels once, and looks kernels
+up as programs do.
 
     python -m tools.crash.triton_process make FOLDER
     python -m tools.crash.triton_process serve
@@ -50,7 +51,9 @@ def main() -> int:
 
 
 def make(folder: Path) -> None:
-    """Fill a folder with two builds of the kernels (ours, theirs), bundles, and what the judges must know."""
+    """Fill a folder with two builds of the kernels (ours, theirs), bundles, and what the judges
+    must know.
+    """
     import bundler
 
     kernels = example_kernels.load()
@@ -103,7 +106,9 @@ def write(root: Path, files: dict[str, str]) -> None:
 
 
 def check_digests(bundle: Any, cache: Path) -> None:
-    """The judges compare with the files that Triton wrote: hold the manifest to the same digests first."""
+    """The judges compare with the files that Triton wrote: hold the manifest to the same digests
+    first.
+    """
     for kernel in bundle.kernels:
         for artifact in kernel.artifacts:
             found = hashlib.sha256(
@@ -137,7 +142,9 @@ def serve() -> None:
 
 
 def look_up(kernels: ModuleType, name: str, target: str, heard: list[bool]) -> dict[str, str]:
-    """Compile one kernel the way a program does; a miss when Triton would have to compile and may not."""
+    """Compile one kernel the way a program does; a miss when Triton would have to compile and may
+    not.
+    """
     heard.clear()
     try:
         (kernel,) = kernels.compile_one(name, target)

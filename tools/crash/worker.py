@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the cells of the crash matrix, each in a process of its own that the shim stops, and judges what is left.
+"""Runs the cells of the crash matrix, each in a process of its own that the shim stops, and judges
+what is left.
 
     LD_PRELOAD=shim.so python -m tools.crash.worker MATERIALS FOLDER
 
-It reads jobs as JSON lines and answers each with one; a line with "ask" in between asks the driver what Triton makes of a
-cache directory.  A run is a fork of this process, which has imported the package already: that is ten times quicker than a
-new interpreter, and the forked process has nothing open below the directory it works in.
+It reads jobs as JSON lines and answers each with one; a line with "ask" in between asks the driver
+what Triton makes of a cache directory.  A run is a fork of this process, which has imported the
+package already: that is ten times quicker than a new interpreter, and the forked process has
+nothing open below the directory it works in.
 """
 
 from __future__ import annotations
@@ -84,7 +86,9 @@ class Worker:
         self._before: dict[str, Tree] = {}
 
     def answer(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Do a dry run ({"case"}) or a cell ({"case", "fault", "at", "triton"}) and return what was found."""
+        """Do a dry run ({"case"}) or a cell ({"case", "fault", "at", "triton"}) and return what was
+        found.
+        """
         case = self.cases[job["case"]]
         if "fault" not in job:
             return {"calls": self._dry(case)}
@@ -130,7 +134,9 @@ class Worker:
             yield Problem("leftover", f"{path} was not swept")
 
     def _start(self, case: Case) -> Tree:
-        """Put a fresh copy of the starting state in place; always at the same path, which group files name."""
+        """Put a fresh copy of the starting state in place; always at the same path, which group
+        files name.
+        """
         kept = self.folder / "states" / case.name.replace("/", " ")
         shutil.rmtree(self.root, ignore_errors=True)
         if case.name not in self._before:
@@ -168,7 +174,9 @@ class Worker:
         )
 
     def _ask_triton(self, case: Case, before: Tree, *, compiles: bool) -> Iterator[Problem]:
-        """Have Triton look the kernels up: right bytes or a miss, unless a directory is as broken as it was at the start."""
+        """Have Triton look the kernels up: right bytes or a miss, unless a directory is as broken
+        as it was at the start.
+        """
         now = tree(self.root)
         for cache in case.triton_caches():
             print(json.dumps({"ask": str(self.root / cache), "compile": compiles}), flush=True)
@@ -208,7 +216,9 @@ class Worker:
 
 
 def perform(case: Case, work: Callable[[Path], None], root: Path, told: Path) -> int:
-    """Do a case's work, or its sweeping, in this process; returns the exit status, and leaves the error's text in `told`."""
+    """Do a case's work, or its sweeping, in this process; returns the exit status, and leaves the
+    error's text in `told`.
+    """
     signal.alarm(CHILD_LIMIT_S)
     ignored: list[str] = []
     # Python only prints an error in a thread or a destructor; here it counts as an untyped error.
@@ -237,7 +247,8 @@ def _age(root: Path, case: Case) -> None:
     for path in tree(root):
         if case.is_temporary(path):
             if os.lstat(root / path).st_nlink > 1 and (root / path).is_file():
-                # Killed between link and unlink: an object has the same inode, and would grow old with it.
+                # Killed between link and unlink: an object has the same inode, and would grow old
+                # with it.
                 data = (root / path).read_bytes()
                 (root / path).unlink()
                 (root / path).write_bytes(data)

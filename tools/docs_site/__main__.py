@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tools.docs_site`: builds the documentation as a site, .build/site/index.html, and ends with 1 where a link leads nowhere.
+"""`python -m tools.docs_site`: builds the documentation as a site, .build/site/index.html, and ends
+with 1 where a link leads nowhere.
 
-mkdocs.yml says how the site looks and what is where; zensical, which reads it, has no hooks, so pages that are made are written first.
+mkdocs.yml says how the site looks and what is where; zensical, which reads it, has no hooks, so
+pages that are made are written first.
 """
 
 from __future__ import annotations

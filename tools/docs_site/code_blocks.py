@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`blocks`, `command_lines`: the code in a page, and the `triton-bundler` commands in it.
 
-Tests run the code and hold the commands against the command line.  A comment of HTML before a block is an order to them: `not run: WHY`,
-or `run`, or `run after: CODE` for a block that needs names which its page does not define.
+Tests run the code and hold the commands against the command line.  A comment of HTML before a block
+is an order to them: `not run: WHY`, or `run`, or `run after: CODE` for a block that needs names
+which its page does not define.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ YAML_LIST = re.compile(r"\[\s*(triton-bundler\s*,[^\]]*)\]")
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code: where it stands, its language, the file that it is shown as, the order before it, and the code."""
+    """A block of code: where it stands, its language, the file that it is shown as, the order
+    before it, and the code.
+    """
 
     page: str
     line: int
@@ -57,7 +60,9 @@ def blocks(page: Path, root: Path) -> list[Block]:
 
 
 def typed(block: Block) -> list[str]:
-    """Return what somebody types in a block: the lines behind a prompt, or in a script every line, continued lines joined."""
+    """Return what somebody types in a block: the lines behind a prompt, or in a script every line,
+    continued lines joined.
+    """
     lines = block.text.replace("\\\n", " ").splitlines()
     prompted = [line.removeprefix(PROMPT) for line in lines if line.startswith(PROMPT)]
     return prompted or (lines if block.language in SHELL else [])
@@ -100,7 +105,9 @@ def command_lines(block: Block) -> Iterator[list[str]]:
 
 
 def inline_commands(page: Path) -> Iterator[list[str]]:
-    """Yield the words of each command in the running text of a page, which may have placeholders in it."""
+    """Yield the words of each command in the running text of a page, which may have placeholders in
+    it.
+    """
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     for found in INLINE.finditer(text):
         for words in words_of(found[1].replace("\\|", "|")):

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`reference_pages`: the pages of the reference, one for each group of public names, whose text mkdocstrings takes from docstrings.
+"""`reference_pages`: the pages of the reference, one for each group of public names, whose text
+mkdocstrings takes from docstrings.
 
-`__main__.py` calls it.  A name that becomes public is on the page of its room with the next build; nothing of the package is imported.
+`__main__.py` calls it.  A name that becomes public is on the page of its room with the next build;
+nothing of the package is imported.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Group:
-    """A page: its file, its title, one sentence about it, and names that belong there although `bundler` itself does not export them."""
+    """A page: its file, its title, one sentence about it, and names that belong there although
+    `bundler` itself does not export them.
+    """
 
     page: str
     title: str
@@ -87,7 +91,9 @@ def group_of(module: str) -> Group:
 
 
 def page_text(group: Group, modules: dict[str, str]) -> str:
-    """Return the Markdown of a page: its public names, functions first, each to be filled in from its docstring."""
+    """Return the Markdown of a page: its public names, functions first, each to be filled in from
+    its docstring.
+    """
     names = sorted(
         (name for name, module in modules.items() if group_of(module) is group),
         key=lambda name: (name[0].isupper(), name),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`faults`: what is wrong with the links of a built site; `__main__.py` calls it, and a fault ends `make docs`."""
+"""`faults`: what is wrong with the links of a built site; `__main__.py` calls it, and a fault ends
+`make docs`.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class BuiltPage(HTMLParser):
 
 
 def faults(site: Path) -> list[str]:
-    """Return what is wrong with the links of a built site: what leads nowhere, and what is loaded from elsewhere."""
+    """Return what is wrong with the links of a built site: what leads nowhere, and what is loaded
+    from elsewhere.
+    """
     pages = {
         path.resolve(): BuiltPage(path.read_text(encoding="utf-8"))
         for path in sorted(site.rglob("*.html"))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`site_pages`: the Markdown pages of the site: those of docs/, those made of files outside of it, and links among them.
+"""`site_pages`: the Markdown pages of the site: those of docs/, those made of files outside of it,
+and links among them.
 
 `__main__.py` writes them into one folder, which the generator of the site reads.
 """
@@ -13,7 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# What lies outside of docs/ and is linked from there: the place in the checkout, and the page of the site.
+# What lies outside of docs/ and is linked from there: the place in the checkout, and the page of
+# the site.
 OUTSIDE = {
     "README.md": "index.md",
     "SECURITY.md": "project/security.md",

@@ -3,15 +3,16 @@
 
     python -m tools.fuzz bundle [--count N] [--seed S] [--jobs N] [--keep DIR] [FILE ...]
 
-Half of the bundles are golden ones (tests/data/v2.0): every second of these was damaged in its bytes, its manifest or its
-container, the others by the meaning of their fields (structure.py), and those are launched dry, stored and tuned with too.  Half
-are made from scratch: each attack of hostile.py once (in the first 25,000), pairs of attacks, and
-damaged attacks.  Each is opened, read, verified, selected from and merged;
-each accepted one, each fiftieth, and a part of the hostile ones that open are restored.  What must hold is in judge.py.
+Half of the bundles are golden ones (tests/data/v2.0): every second of these was damaged in its
+bytes, its manifest or its container, the others by the meaning of their fields (structure.py), and
+those are launched dry, stored and tuned with too.  Half are made from scratch: each attack of
+hostile.py once (in the first 25,000), pairs of attacks, and damaged attacks.  Each is opened, read,
+verified, selected from and merged; each accepted one, each fiftieth, and a part of the hostile ones
+that open are restored.  What must hold is in judge.py.
 
-The work is done by one process a core, whose memory is limited; the same seed and number give the same bundle.  A case that
-takes too long, or a process that dies, is a finding too.  For each finding the bytes and a JSON file go to --keep; given as
-FILE, a bundle is judged alone.
+The work is done by one process a core, whose memory is limited; the same seed and number give the
+same bundle.  A case that takes too long, or a process that dies, is a finding too.  For each
+finding the bytes and a JSON file go to --keep; given as FILE, a bundle is judged alone.
 """
 
 from __future__ import annotations
@@ -128,7 +129,9 @@ class Cases:
 
 
 def limit_memory() -> None:
-    """Let this process have `MEMORY_BYTES` more than Triton takes, which computes keys for some cases."""
+    """Let this process have `MEMORY_BYTES` more than Triton takes, which computes keys for some
+    cases.
+    """
     with contextlib.suppress(ImportError):
         importlib.import_module("triton")
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
@@ -143,7 +146,9 @@ def structural(number: int) -> bool:
 
 
 def make(seed: int, numbers: range, made: Connection) -> None:
-    """Make some cases, in a process of its own: a bundle of two bombs takes more memory, and time, than who judges it is allowed."""
+    """Make some cases, in a process of its own: a bundle of two bombs takes more memory, and time,
+    than who judges it is allowed.
+    """
     cases = Cases(seed)
     with contextlib.suppress(BrokenPipeError):  # who judges them has ended, and the parent says why
         for number in numbers:
@@ -161,7 +166,9 @@ def work(
     made: Connection,
     results: Connection,
 ) -> None:
-    """Judge some cases, in a process of its own; the parent hears of each when it is there, and when it is done."""
+    """Judge some cases, in a process of its own; the parent hears of each when it is there, and
+    when it is done.
+    """
     with open(log, "w", encoding="utf-8") as file:
         faulthandler.enable(file)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -253,7 +260,8 @@ class Worker:
 def fuzz(count: int, seed: int, jobs: int, keep: Path) -> Report:
     """Judge cases 0 to count; findings are written as they come."""
     report, started = Report(), time.monotonic()
-    # For each thread glibc reserves 64 MB of addresses, which the limit on memory counts; the processes that judge begin with this.
+    # For each thread glibc reserves 64 MB of addresses, which the limit on memory counts; the
+    # processes that judge begin with this.
     os.environ["MALLOC_ARENA_MAX"] = "1"
     with tempfile.TemporaryDirectory() as logs:
         workers = {}

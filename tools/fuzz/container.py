@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bundles for the fuzzer: `Parts`, a container taken apart, and `Draft`, a bundle made from scratch.
+"""Bundles for the fuzzer: `Parts`, a container taken apart, and `Draft`, a bundle made from
+scratch.
 
-Neither uses the package's writer, which refuses most of what is wanted here: whatever is wrong, the checksums are right.
+Neither uses the package's writer, which refuses most of what is wanted here: whatever is wrong, the
+checksums are right.
 """
 
 from __future__ import annotations
@@ -123,7 +125,9 @@ class Parts:
         part.codec, part.data, part.raw = new.codec, new.data, new.raw
 
     def put_field(self, number: int, packed: bytes) -> None:
-        """Replace one field of the content by bytes, which may be no msgpack; raises `ValueError` where another was made huge."""
+        """Replace one field of the content by bytes, which may be no msgpack; raises `ValueError`
+        where another was made huge.
+        """
         if self.find(CONTENT).raw > DECODED_BYTES:
             raise ValueError("a content that only readers with limits should decode")
         document = self.document(CONTENT)
@@ -196,7 +200,9 @@ class DraftKernel:
 
 @dataclass
 class Draft:
-    """A bundle made from scratch.  `edits` change the content document, `container` the sections, at the end."""
+    """A bundle made from scratch.  `edits` change the content document, `container` the sections,
+    at the end.
+    """
 
     kernels: list[DraftKernel] = field(default_factory=list)
     tuning: list[tuple[str, File]] = field(default_factory=list)
@@ -357,5 +363,7 @@ class Attack:
 
 
 def bound(change: Callable[..., Any], *values: Any) -> Callable[[Draft], Any]:
-    """Return a change with its further arguments given: a loop's variable would be another one when the change is made."""
+    """Return a change with its further arguments given: a loop's variable would be another one when
+    the change is made.
+    """
     return lambda made: change(made, *values)

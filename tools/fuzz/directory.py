@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts what is no object into directory stores and caches, and uses them; exit status 1 when a promise did not hold.
+"""Puts what is no object into directory stores and caches, and uses them; exit status 1 when a
+promise did not hold.
 
     python -m tools.fuzz directory [--count N] [--seed S] [--jobs N]
 
-Each case is a copy of one store and one cache directory in which a few files, directories and names were replaced: by named
-pipes, sockets, links, devices, directories, files of many gigabytes, other objects and damaged ones.  Then everything is done
-with them that a user could do, in any order.  Promised: each call returns or raises an error of ours, in time and in little
-memory; what comes out of a store has the bytes that went in; nothing that a link leads to is changed.
+Each case is a copy of one store and one cache directory in which a few files, directories and names
+were replaced: by named pipes, sockets, links, devices, directories, files of many gigabytes, other
+objects and damaged ones.  Then everything is done with them that a user could do, in any order.
+Promised: each call returns or raises an error of ours, in time and in little memory; what comes out
+of a store has the bytes that went in; nothing that a link leads to is changed.
 
-The work is done by one process a core, whose memory is limited; the same seed and number give the same case.
+The work is done by one process a core, whose memory is limited; the same seed and number give the
+same case.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ class Finding(Exception):
     """A promise that did not hold."""
 
 
-# What is put in place of something -------------------------------------------------------------------------------------
+# ---------------------------------------------------------------- What is put in place of something
 
 
 def _remove(path: Path) -> None:
@@ -108,7 +111,7 @@ def grow(path: Path) -> None:
     os.truncate(path, HUGE_BYTES)
 
 
-# Cases ------------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------- Cases
 
 
 class Template:
@@ -164,7 +167,8 @@ class Case:
                 if top == self.cache
                 else self.chance.choice([1, 1, 2, 5])
             ):
-                # Files are what is read, and there are more of them; a directory takes all in it along.
+                # Files are what is read, and there are more of them; a directory takes all in it
+                # along.
                 found = sorted(
                     path
                     for path in top.rglob("*")
@@ -316,7 +320,7 @@ class Case:
         return outcomes
 
 
-# Processes --------------------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------- Processes
 
 
 def work(seed: int, numbers: range, place: Path, results: Connection) -> None:

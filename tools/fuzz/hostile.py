@@ -142,7 +142,8 @@ PATHS = {
     "git": ".git/hooks/post-checkout",
     "bash": ".bashrc",
     "library": f"{OTHER_KEY}/cuda_utils.so",
-    "triton-temporary": f"{OTHER_KEY}/tmp.pid_1_k/x.autotune.json",  # noqa: S108  # below a kernel's directory
+    # below a kernel's directory
+    "triton-temporary": f"{OTHER_KEY}/tmp.pid_1_k/x.autotune.json",  # noqa: S108
     "device-temporary": "triton/0/tmp.bundler.old.1/x",
 }
 SPANS: dict[str, list[Any]] = {
@@ -222,7 +223,8 @@ _FIELDS: dict[str, dict[str, Any]] = {
 
 
 def hostile(chance: random.Random, number: int) -> bytes:
-    """Return a bundle: each tenth is one attack, in order until each was made; the others are two, or one that was damaged.
+    """Return a bundle: each tenth is one attack, in order until each was made; the others are two,
+    or one that was damaged.
 
     Args:
         chance: what decides.
@@ -415,7 +417,9 @@ def _duplicates() -> Iterator[Attack]:
 
 
 def _trees() -> Iterator[Attack]:
-    """Yield indexes of trees of server caches; most are refused for their size, or name what is not there."""
+    """Yield indexes of trees of server caches; most are refused for their size, or name what is not
+    there.
+    """
     chunk = sha256(b"seed") * 32
     name = f"sha256:{sha256(chunk).hex()}"
     inside = "torch_compile_cache/aa/rank_0_0/model"
@@ -591,7 +595,9 @@ def _replace_metadata(data: bytes) -> Callable[[Draft], Any]:
 def elf(
     segments: int, sections: int, strides: tuple[int, int, int, int], tail: bytes = b""
 ) -> bytes:
-    """Return an ELF header that says where its tables are: (bytes and count of segments, of sections)."""
+    """Return an ELF header that says where its tables are: (bytes and count of segments, of
+    sections).
+    """
     head = b"\x7fELF\x02\x01\x01".ljust(32, b"\0") + struct.pack("<QQIH", segments, sections, 0, 64)
     return head + struct.pack("<HHHHH", *strides, 0) + tail
 
@@ -674,7 +680,8 @@ def _bombs() -> Iterator[Attack]:
     wide = zstandard.ZstdCompressionParameters.from_level(1, window_log=27, write_checksum=True)
     streamed = zstandard.ZstdCompressor(compression_params=wide).compressobj()
     yield Attack("bomb/window", _frame(streamed.compress(bytes(64)) + streamed.flush(), 64))
-    # Exactly as dense as the limit allows: manifests of nothing but tiny arrays, long strings, deep nests.
+    # Exactly as dense as the limit allows: manifests of nothing but tiny arrays, long strings, deep
+    # nests.
     for label, unit in (
         ("lists", b"\x90"),
         ("pairs", b"\x92\xc0\xc0"),
@@ -699,7 +706,9 @@ def _bombs() -> Iterator[Attack]:
 
 
 def _dense(unit: bytes, count: int) -> Callable[[Draft], Any]:
-    """Return a change that makes a manifest of many tiny members, padded until the ratio of its frame is allowed."""
+    """Return a change that makes a manifest of many tiny members, padded until the ratio of its
+    frame is allowed.
+    """
 
     def change(made: Draft) -> None:
         size = len(unit)

@@ -63,7 +63,8 @@ from bundler.toolchain.identity import triton_dir
 ACCEPTED = "accepted"
 GROUP = "__grp__"
 MESSAGE_CHARACTERS = 100_000
-# The work of one bundle is bounded by the limits, but those allow gigabytes: no fuzzing needs to write them.
+# The work of one bundle is bounded by the limits, but those allow gigabytes: no fuzzing needs to
+# write them.
 RESTORED_BYTES = 64 << 20
 # Directories of more devices than any host has are not made.
 DEVICES = 128
@@ -82,7 +83,8 @@ class Judge:
     """Judges bundles, one after the other.
 
     Args:
-        place: an empty directory to work in; the target lies inside it, and everything beside the target is guarded.
+        place: an empty directory to work in; the target lies inside it, and everything beside the
+            target is guarded.
         golden: sound bundles to merge with.
     """
 
@@ -125,7 +127,9 @@ class Judge:
         return errors[0] if errors else ACCEPTED
 
     def restore(self, bundle: Bundle, data: bytes, golden: int) -> None:
-        """Restore in every way, over nothing, over itself and over another bundle, and look at what is there then."""
+        """Restore in every way, over nothing, over itself and over another bundle, and look at what
+        is there then.
+        """
         if _restored_bytes(bundle) > RESTORED_BYTES:
             return
         path = self.place / "case.tbundle"
@@ -172,7 +176,8 @@ class Judge:
             raise Finding(f"restore went well, check raised {checked!r}")
 
     def _look(self, bundle: Bundle, trust: str, known: set[str], *, repaired: bool) -> None:
-        """Each file in the target is one that the bundle says, with its bytes, and each kernel is whole.
+        """Each file in the target is one that the bundle says, with its bytes, and each kernel is
+        whole.
 
         What a repair replaced lies aside, under a name of ours, until it is swept a day later.
         """
@@ -293,7 +298,8 @@ class _Allowed:
                 self.files.setdefault(path, []).append(joined)
                 self.companions.add(path)
 
-        # Each tuning record is a file, named after its kernel and its parts, with a digest in front.
+        # Each tuning record is a file, named after its kernel and its parts, with a digest in
+        # front.
         tunings = {tuning.record: tuning for tuning in bundle.observed.tunings}
         for record in bundle.tuning_records:
             name = id_of(record)
@@ -307,7 +313,9 @@ class _Allowed:
 
 
 def _trees(bundle: Bundle) -> Iterator[dict[str, Any]]:
-    """Yield the trees of server caches that a bundle holds, and their chunks, as `docs/format.md` says, independently of the package."""
+    """Yield the trees of server caches that a bundle holds, and their chunks, as `docs/format.md`
+    says, independently of the package.
+    """
     opaque = [entry for entry in bundle.content.entries if isinstance(entry, Opaque)]
     if not any(entry.path.endswith(".tree.json") for entry in opaque):
         return
@@ -336,7 +344,9 @@ def _trees(bundle: Bundle) -> Iterator[dict[str, Any]]:
 
 
 def _harmless(path: str, *, of_kernel: bool) -> bool:
-    """Tell whether a file may be restored without trust: no code that runs on the host, no commit record."""
+    """Tell whether a file may be restored without trust: no code that runs on the host, no commit
+    record.
+    """
     name = path.rpartition("/")[2]
     return not name.endswith(".so") and (of_kernel or name.endswith(_TUNED))
 
@@ -366,7 +376,9 @@ def _written(path: str, style: int) -> bytes:
 
 
 def read_everything(bundle: Bundle) -> None:
-    """Read, decode and put paths into everything in a bundle; what comes out has the digest that names it."""
+    """Read, decode and put paths into everything in a bundle; what comes out has the digest that
+    names it.
+    """
     done = set()
     for entry in bundle.content.entries:
         for artifact in entry.artifacts if isinstance(entry, Kernel) else (entry.artifact,):
@@ -500,7 +512,8 @@ def _guarded(guard: Path, target: Path) -> dict[str, tuple[int, int, int, int]]:
         for name in [".", *folders, *names]:
             path = os.path.normpath(os.path.join(folder, name))
             status = os.lstat(path)
-            # The target is made anew for each bundle, which is what changes the times of the folder around it.
+            # The target is made anew for each bundle, which is what changes the times of the folder
+            # around it.
             inside = path in {str(target), str(target.parent)}
             found[path] = (
                 (0, 0, 0, 0)

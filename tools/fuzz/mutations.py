@@ -48,7 +48,9 @@ DEEP = msgpack.unpackb(nested(60))
 
 
 def mutated(chance: random.Random, data: bytes) -> bytes:
-    """Return damaged bytes: a third raw, a third with a changed manifest, a third with a changed container."""
+    """Return damaged bytes: a third raw, a third with a changed manifest, a third with a changed
+    container.
+    """
     kind = chance.randrange(6)
     if kind == 0:
         return flip(chance, data)

@@ -269,7 +269,9 @@ def main() -> int:
 
 
 def _driven(calls: Mapping[str, list[Call]], folder: Path, count: int, seed: int) -> list[str]:
-    """Run processes until every case was tried: each death is a finding; the next goes on behind it."""
+    """Run processes until every case was tried: each death is a finding; the next goes on behind
+    it.
+    """
     library, kept = folder / "guarded_memory.so", folder / "calls"
     command = ["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(GUARD), "-ldl", "-lpthread"]
     subprocess.run(command, check=True)

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts hostile values into a real Redis server under a store's keys; exit status 1 when a promise did not hold.
+"""Puts hostile values into a real Redis server under a store's keys; exit status 1 when a promise
+did not hold.
 
     python -m tools.fuzz redis [--count N] [--seed S] [--jobs N] [--keep DIR] [--only NUMBER]
 
-Each case fills a database of the server with two bundles, changes up to three keys of the first as redis_values.py says,
-or adds some, and does what users do, in any order.  Promised: errors are ours and can be printed; what is read has its digest;
-the bundle whose keys nobody touched is pulled whole; after `verify --repair` the first can be pushed and read again; none of it
-takes a gigabyte or ten seconds.
+Each case fills a database of the server with two bundles, changes up to three keys of the first as
+redis_values.py says, or adds some, and does what users do, in any order.  Promised: errors are ours
+and can be printed; what is read has its digest; the bundle whose keys nobody touched is pulled
+whole; after `verify --repair` the first can be pushed and read again; none of it takes a gigabyte
+or ten seconds.
 
-The work is done by one process a core, whose memory is limited, each with a database of its own; the same seed and number give
-the same case.
+The work is done by one process a core, whose memory is limited, each with a database of its own;
+the same seed and number give the same case.
 """
 
 from __future__ import annotations
@@ -77,7 +79,9 @@ class Case:
         self.everything = {name: admin.get(name) for name in admin.keys("*")}
 
     def judge(self, chance: random.Random, done: list[str]) -> str:
-        """Return the class of the first error, or `accepted`, and add what was done; raises `Finding`."""
+        """Return the class of the first error, or `accepted`, and add what was done; raises
+        `Finding`.
+        """
         self.admin.flushdb()
         with self.admin.pipeline(transaction=False) as pipeline:
             for name, value in self.everything.items():
@@ -150,7 +154,9 @@ class Case:
             raise Finding(f"still damaged after a repair: {bad[:3]}")
 
     def _push_whole(self, store: Any, done: list[str]) -> None:
-        """Push until the bundle can be read: what nobody named before is found to be forged when it is read, and removed."""
+        """Push until the bundle can be read: what nobody named before is found to be forged when it
+        is read, and removed.
+        """
         read: object = None
         for _ in range(ATTEMPTS):
             pushed = typed(lambda: store.push(self.first, "t", "replace"), done)
@@ -325,7 +331,8 @@ def fuzz(numbers: range, jobs: int, report: Report) -> None:
         def start(job: int, left: range) -> None:
             if left:
                 worker = Worker(server, job, report.seed, left, logs / str(job))
-                selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]  # a pipe
+                # a pipe
+                selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
 
         for job in range(jobs):
             start(job, numbers[job::jobs])

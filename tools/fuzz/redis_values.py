@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hostile values for keys of a store in Redis: wrong types, sizes, headers, frames, and manifests that lead to such."""
+"""Hostile values for keys of a store in Redis: wrong types, sizes, headers, frames, and manifests
+that lead to such.
+"""
 
 from __future__ import annotations
 
@@ -277,7 +279,9 @@ def _ref(chance: random.Random, old: bytes, stored: Stored) -> tuple[str, bytes]
 
 
 def _bundle(chance: random.Random) -> tuple[str, Change]:
-    """Return a tag that leads to a hostile manifest, all of whose names and digests are right, and to its units."""
+    """Return a tag that leads to a hostile manifest, all of whose names and digests are right, and
+    to its units.
+    """
     family = families()[chance.choice(sorted(families()))]
     chosen = chance.choice([one for one in family if not one.heavy] or [family[0]])
     made = draft()
@@ -327,7 +331,9 @@ def _units(made: Draft) -> list[list[bytes]]:
 
 
 def sound(*seeds: str, extra_bytes: int = 0) -> bytes:
-    """Return a bundle of kernels that resemble each other, so that a push makes a dictionary, and one that is large."""
+    """Return a bundle of kernels that resemble each other, so that a push makes a dictionary, and
+    one that is large.
+    """
     made = Draft([_alike(seed, extra_bytes) for seed in seeds])
     return made.join()
 

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets a server that speaks Redis answer with whatever it likes; exit status 1 when a promise did not hold.
+"""Lets a server that speaks Redis answer with whatever it likes; exit status 1 when a promise did
+not hold.
 
     python -m tools.fuzz replies [--count N] [--seed S] [--only NUMBER]
 
-Each case picks commands whose answers are replaced: by another type, a number of more than 64 bits, an array that is announced to be
-endless or lies in arrays, a cursor that never ends, bytes of another protocol.  Then it does what users do with a store, in any
-order.  Promised: errors are ours and can be printed, no call takes a gigabyte or ten seconds.
+Each case picks commands whose answers are replaced: by another type, a number of more than 64 bits,
+an array that is announced to be endless or lies in arrays, a cursor that never ends, bytes of
+another protocol.  Then it does what users do with a store, in any order.  Promised: errors are ours
+and can be printed, no call takes a gigabyte or ten seconds.
 
 The same seed and number give the same answers.
 """

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damages bundles by what their fields mean: a sound bundle is taken apart to the last number, changed there, and put together.
+"""Damages bundles by what their fields mean: a sound bundle is taken apart to the last number,
+changed there, and put together.
 
-Digests, sizes, the blob table and the checksums are right afterwards, so that the change reaches whoever reads that field:
-launch facts and key parts (msgpack inside the manifest), Triton's metadata (JSON), and the headers of device binaries.
+Digests, sizes, the blob table and the checksums are right afterwards, so that the change reaches
+whoever reads that field: launch facts and key parts (msgpack inside the manifest), Triton's
+metadata (JSON), and the headers of device binaries.
 """
 
 from __future__ import annotations
@@ -96,7 +98,9 @@ TAGGED = [
 
 
 def structured(chance: random.Random, data: bytes) -> bytes:
-    """Return a bundle with one to three fields changed, each to a value that it could be mistaken about."""
+    """Return a bundle with one to three fields changed, each to a value that it could be mistaken
+    about.
+    """
     made = unpacked(data)
     for _ in range(chance.choice([1, 1, 1, 2, 3])):
         chance.choice(_CHANGES)(chance, made)
@@ -161,7 +165,7 @@ def _blobs(parts: Parts) -> dict[int, bytes]:
 
 _Other = Callable[[random.Random, Any], Any]
 
-# Changes ----------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------ Changes
 
 
 def _number_or_text(chance: random.Random, value: Any) -> Any:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Content for the fuzzer: `to_rows` takes it out of its tables, and `to_tables` puts it there again.
+"""Content for the fuzzer: `to_rows` takes it out of its tables, and `to_tables` puts it there
+again.
 
 In *rows* each kernel says everything about itself, which is easily made and changed.  `attacks` are
 those on the tables themselves.
 
-Written from docs/format.md, without the package's encoder, which refuses most of what is wanted here.
+Written from docs/format.md, without the package's encoder, which refuses most of what is wanted
+here.
 """
 
 from __future__ import annotations
@@ -201,7 +203,9 @@ _LONG = (NAMES, LISTS, PIECES, KERNELS, OPAQUE, 13)
 
 
 def attacks() -> Iterator[tuple[str, Callable[[Draft], Any], bool]]:
-    """Yield name, change of a draft and whether it takes seconds, of each attack on the tables of a content."""
+    """Yield name, change of a draft and whether it takes seconds, of each attack on the tables of a
+    content.
+    """
     for name, change in chain(_numbers(), _runs(), _wrong_tables()):
         yield f"table/{name}", _edited(change), False
     for field in range(1, 14):

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tunes five kinds of kernels from cold, and shows that the next process needs neither compiler nor benchmark.
+"""Tunes five kinds of kernels from cold, and shows that the next process needs neither compiler nor
+benchmark.
 
     python -m tools.gpu autotune [--results DIR] [--again FILE]
 
-It needs torch, Triton and a GPU, and runs from the checkout.  Each step runs in a process of its own: tuned with empty
-directories under a recording; then called from the bundle alone, and from a restored directory, with empty directories
-and a ptxas that refuses; beside it `@triton.autotune`, with and without its disk cache.  Compiles are counted by Triton's
-listener and by the ptxas wrapper, launches by Triton's launch hook and by torch's profiler.  Exit status 1 when any row is
-wrong.  The raw result goes to docs/results/gpu-autotune.json; `--again` makes the rows of a raw result anew, without a GPU.
+It needs torch, Triton and a GPU, and runs from the checkout.  Each step runs in a process of its
+own: tuned with empty directories under a recording; then called from the bundle alone, and from a
+restored directory, with empty directories and a ptxas that refuses; beside it `@triton.autotune`,
+with and without its disk cache.  Compiles are counted by Triton's listener and by the ptxas
+wrapper, launches by Triton's launch hook and by torch's profiler.  Exit status 1 when any row is
+wrong.  The raw result goes to docs/results/gpu-autotune.json; `--again` makes the rows of a raw
+result anew, without a GPU.
 """
 
 from __future__ import annotations
@@ -98,7 +101,9 @@ def run_all(folder: Path) -> dict[str, Any]:
 def step(
     folder: Path, name: str, *arguments: str, cache: str, refuse_ptxas: bool = False
 ) -> dict[str, Any]:
-    """Run one step in a process of its own; `cache` names Triton's directory, which is empty unless a step before had it."""
+    """Run one step in a process of its own; `cache` names Triton's directory, which is empty unless
+    a step before had it.
+    """
     environment, log = (
         measurement.refusing_ptxas(folder) if refuse_ptxas else (_NO_CALLS, folder / "absent")
     )
@@ -118,7 +123,9 @@ def step(
 
 
 def rows_of(raw: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the table: what was counted, what became of the caller's tensors, times, winners, costs."""
+    """Return the table: what was counted, what became of the caller's tensors, times, winners,
+    costs.
+    """
     untouched = [
         measurement.row(
             f"{how}: the caller's tensor has what one launch makes of it", int(right), "", least=1
@@ -135,13 +142,15 @@ def rows_of(raw: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def same(one: str, other: str) -> bool:
-    """Whether two texts of `describe` are of one config: the order of its parameters does not count."""
+    """Whether two texts of `describe` are of one config: the order of its parameters does not
+    count.
+    """
     return [sorted(word.split(",")) for word in one.split(" ")] == [
         sorted(word.split(",")) for word in other.split(" ")
     ]
 
 
-# Rows -------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------- Rows
 
 
 def _counting_rows(raw: dict[str, Any]) -> list[dict[str, Any]]:
@@ -192,7 +201,9 @@ def _counting_rows(raw: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _compiles(taken: dict[str, Any]) -> int:
-    """Return how many kernels were compiled: those of other processes are counted by what came of them."""
+    """Return how many kernels were compiled: those of other processes are counted by what came of
+    them.
+    """
     return max(int(taken["compiles"]), int(taken.get("kernels", 0)))
 
 
@@ -260,7 +271,7 @@ def _cost_rows(raw: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-# Steps, each in a process of its own --------------------------------------------------------------------------------------
+# -------------------------------------------------------------- Steps, each in a process of its own
 
 
 class Counts:
@@ -293,7 +304,9 @@ class Counts:
 
 
 def call_all(kernels: dict[str, Any], counts: Counts) -> dict[str, Any]:
-    """Call each kernel once; returns digests of the outputs, seconds, and the configs that were chosen."""
+    """Call each kernel once; returns digests of the outputs, seconds, and the configs that were
+    chosen.
+    """
     import torch
 
     from tools.gpu import tuned_kernels
@@ -372,7 +385,9 @@ def tune(bundle: str) -> dict[str, Any]:
 
 
 def measure(chosen: str) -> dict[str, Any]:
-    """Measure every config of every kernel by Triton's own benchmark, in rounds; tuned kernels have no part in it."""
+    """Measure every config of every kernel by Triton's own benchmark, in rounds; tuned kernels have
+    no part in it.
+    """
     import torch
     import triton
 
@@ -515,7 +530,8 @@ def untouched() -> dict[str, Any]:
             kernel = bundler.autotune(configs, ["n"], **chosen, options=TunerOptions(record=False))
             x, out = torch.ones(size, device="cuda"), torch.full((size,), 2.0, device="cuda")
             if staged:
-                torch.cuda.reset_peak_memory_stats()  # nothing more than this was ever used: no room for a clone
+                # nothing more than this was ever used: no room for a clone
+                torch.cuda.reset_peak_memory_stats()
             else:
                 torch.empty(size * 4, device="cuda")  # given back at once: room for clones
             tuned = kernel(tuned_kernels.accumulate)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that a machine without a GPU built: whether this machine's JIT finds each of them, and compiles none.
+"""Kernels that a machine without a GPU built: whether this machine's JIT finds each of them, and
+compiles none.
 
-Each bundle in `.whl/built/` of the checkout is one: `py312.tbundle` for the Python that it was built under.  One that is built
-here, in a process that sees no GPU, is added, so that the rows never depend on somebody's files alone.  To make the others, on
-any machine, under each Python:
+Each bundle in `.whl/built/` of the checkout is one: `py312.tbundle` for the Python that it was
+built under.  One that is built here, in a process that sees no GPU, is added, so that the rows
+never depend on somebody's files alone.  To make the others, on any machine, under each Python:
 
     triton-bundler build examples/kernels.py --target cuda:90 -o .whl/built/py312.tbundle
 """
@@ -65,7 +66,9 @@ def _built_elsewhere(
 def _jit_row(
     name: str, step: Step, folder: Path, bundle: Path, *, rekey: bool = False
 ) -> dict[str, Any]:
-    """Restore into a new directory, and run the examples there with a ptxas that refuses to assemble."""
+    """Restore into a new directory, and run the examples there with a ptxas that refuses to
+    assemble.
+    """
     check, cache = f"{name}: compiles of the JIT", folder / f"built-{bundle.stem}"
     restored = step(folder, "built-restore", str(bundle), "rekey" if rekey else "", cache=cache)
     if not restored["usable"]:

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that what was captured without a GPU is what a process on a GPU asks for, and prints a table.
+"""Checks that what was captured without a GPU is what a process on a GPU asks for, and prints a
+table.
 
     python -m tools.gpu capture [--only liger,fla,varlen,wide] [--results DIR] [--check]
 
-Two processes, one after another, run `library_calls.py`: the first under `triton-bundler capture`, without a GPU; the second on the GPU, from an
-empty cache directory into which the captured bundle was restored.  Triton's listener counts the keys that the second asks for, and whether each
-was there.  Of each miss the nearest captured kernel and the parts of the key that differ are named.  The libraries (fla-core with einops,
-liger-kernel) come from PYTHONPATH; one that is not there is left out, and named.
-With `--check` the exit status is 1 when fewer than 95 % of the keys were captured.  The result goes to docs/results/gpu-capture.json.
+Two processes, one after another, run `library_calls.py`: the first under `triton-bundler capture`,
+without a GPU; the second on the GPU, from an empty cache directory into which the captured bundle
+was restored.  Triton's listener counts the keys that the second asks for, and whether each was
+there.  Of each miss the nearest captured kernel and the parts of the key that differ are named.
+The libraries (fla-core with einops, liger-kernel) come from PYTHONPATH; one that is not there is
+left out, and named. With `--check` the exit status is 1 when fewer than 95 % of the keys were
+captured.  The result goes to docs/results/gpu-capture.json.
 """
 
 from __future__ import annotations
@@ -88,7 +91,9 @@ def compare(folder: Path, only: str, target: str, jobs: str | None) -> dict[str,
 
 
 def _captured(folder: Path, only: str, target: str, jobs: str | None) -> dict[str, Any]:
-    """Capture without a GPU, unless the folder has the bundle already; returns what the command reported."""
+    """Capture without a GPU, unless the folder has the bundle already; returns what the command
+    reported.
+    """
     bundle, report = folder / "captured.tbundle", folder / "capture.json"
     if not (bundle.is_file() and report.is_file()):
         started = time.perf_counter()
@@ -151,7 +156,9 @@ def _captured(folder: Path, only: str, target: str, jobs: str | None) -> dict[st
 
 
 def _asked(folder: Path, only: str) -> dict[str, Any]:
-    """Run the workload really, in a fresh process with a cache directory that has the captured kernels alone."""
+    """Run the workload really, in a fresh process with a cache directory that has the captured
+    kernels alone.
+    """
     result = folder / "asked.json"
     with tempfile.TemporaryDirectory(prefix="gpu-capture-cache.") as cache:
         subprocess.run(
@@ -209,7 +216,9 @@ def run_really(folder: Path, only: str, result: Path) -> None:
 
 
 def _explained(kernel: Any, captured: Any) -> dict[str, Any]:
-    """Say which parts of a key that was not captured differ from those of the nearest kernel of the same function that was."""
+    """Say which parts of a key that was not captured differ from those of the nearest kernel of the
+    same function that was.
+    """
     own = dict(kernel.parts.parts) if kernel.parts is not None else {}
     others = [
         dict(other.parts.parts)

@@ -24,9 +24,11 @@ class Descriptor:
 
 @dataclass(frozen=True)
 class Case:
-    """One call: `arguments(make)` returns the values, of which `outputs` (by position) are compared.
+    """One call: `arguments(make)` returns the values, of which `outputs` (by position) are
+    compared.
 
-    `options` go to both launches: constants and compile options.  `where` says which stream or device it runs on.
+    `options` go to both launches: constants and compile options.  `where` says which stream or
+    device it runs on.
     """
 
     row: str

@@ -3,11 +3,12 @@
 
     python -m tools.gpu check [--results DIR] [--only PART...]
 
-It needs torch, Triton and a GPU, and runs from the checkout.  Each row runs in processes of its own with empty cache
-directories: kernels recorded and replayed by Triton, kernels that were built without a GPU (built_kernels.py), launches by us
-without Triton (launches.py), the time to the first launches (first_launches.py), and what a launch costs the CPU
-(launch_cost.py).  Exit status 1 when any row is wrong.  The raw result goes to docs/results/gpu-check.json, from which
-`python -m tools.bench page` makes the table in docs/benchmarks.md.
+It needs torch, Triton and a GPU, and runs from the checkout.  Each row runs in processes of its own
+with empty cache directories: kernels recorded and replayed by Triton, kernels that were built
+without a GPU (built_kernels.py), launches by us without Triton (launches.py), the time to the first
+launches (first_launches.py), and what a launch costs the CPU (launch_cost.py).  Exit status 1 when
+any row is wrong.  The raw result goes to docs/results/gpu-check.json, from which `python -m
+tools.bench page` makes the table in docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ def main() -> int:
 
 
 def check_all(folder: Path, parts: Sequence[str]) -> tuple[list[Row], dict[str, Any]]:
-    """Run the parts, in the order in which they are written down; what breaks a part is a row of its own."""
+    """Run the parts, in the order in which they are written down; what breaks a part is a row of
+    its own.
+    """
     rows: list[Row] = []
     figures: dict[str, Any] = {}
     launches.build_extension(folder / "build")
@@ -202,7 +205,9 @@ def restore(path: str, keep: str) -> dict[str, Any]:
 
 
 def replay() -> dict[str, Any]:
-    """Run the examples without any code of ours, counting hits and compiles with Triton's own listener."""
+    """Run the examples without any code of ours, counting hits and compiles with Triton's own
+    listener.
+    """
     from triton import knobs
 
     counts = {"hits": 0, "compiles": 0}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workloads of real clients, each an object as examples/kernels.py is one: `run_all(device)` calls every kernel, `checksum` tells results apart.
+"""Workloads of real clients, each an object as examples/kernels.py is one: `run_all(device)` calls
+every kernel, `checksum` tells results apart.
 
 `monitor.py` runs those whose package can be imported.
 """
@@ -58,7 +59,8 @@ def available() -> dict[str, Callable[[], Any]]:
 
 
 def capture(bundle: Path, module: str, *words: object) -> None:
-    """Compile what a module launches on all cores, without the GPU: a recording would compile FLA's many configurations one by one.
+    """Compile what a module launches on all cores, without the GPU: a recording would compile FLA's
+    many configurations one by one.
 
     A bundle that is there already, from a program before this one, is used as it is.
     """

@@ -5,9 +5,10 @@
     python -m tools.gpu export --prepare DIR [--arch 90]
     python -m tools.gpu export --driver LIBRARY --programs DIR [--results DIR]
 
-The first form needs torch, Triton, a GPU and g++.  Where the GPU's machine has no g++, `--prepare` writes exports and programs on another
-machine, for an architecture, without a GPU, and `--programs` runs those.  `--driver` runs the programs over another library in libcuda's place,
-without a GPU, and leaves the rows of the profiler out.  Exit status 1 when any row is wrong; the result goes to
+The first form needs torch, Triton, a GPU and g++.  Where the GPU's machine has no g++, `--prepare`
+writes exports and programs on another machine, for an architecture, without a GPU, and `--programs`
+runs those.  `--driver` runs the programs over another library in libcuda's place, without a GPU,
+and leaves the rows of the profiler out.  Exit status 1 when any row is wrong; the result goes to
 docs/results/gpu-export.json.
 """
 
@@ -25,7 +26,8 @@ from tools.shared import measurement
 from tools.shared.processes import ROOT
 
 EXAMPLE = ROOT / "examples" / "exported_kernel.cpp"
-# Elements; all divisible by 16, as the exported binary takes for granted.  The first is less than a block.
+# Elements; all divisible by 16, as the exported binary takes for granted.  The first is less than a
+# block.
 SIZES = (16, 1008, 100_000, 1 << 20, 1 << 25)
 BLOCK = 1024
 # One of a plain launch, one that needs launch attributes.
@@ -85,7 +87,7 @@ def main() -> int:
     return 0 if all(row["ok"] for row in rows) else 1
 
 
-# Programs ---------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------- Programs
 
 
 def prepare(folder: Path, arch: str | None) -> None:
@@ -157,11 +159,13 @@ def program_rows(programs: Path, driver: str | None) -> list[dict[str, Any]]:
     return rows
 
 
-# The profiler -----------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------- The profiler
 
 
 def profiler_rows(folder: Path) -> list[dict[str, Any]]:
-    """Time one kernel by events and by the profiler; look at what a trace tells of its launches; keep its tensors."""
+    """Time one kernel by events and by the profiler; look at what a trace tells of its launches;
+    keep its tensors.
+    """
     import torch
 
     from bundler import autotune

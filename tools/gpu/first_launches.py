@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a new process takes to the end of the first launches of 150 kernels: Triton, ours, and a bare loop.
+"""How long a new process takes to the end of the first launches of 150 kernels: Triton, ours, and a
+bare loop.
 
-`check.py` calls `rows`.  Further processes run under clocks: the result says what each phase of ours and each call of the driver took.
+`check.py` calls `rows`.  Further processes run under clocks: the result says what each phase of
+ours and each call of the driver took.
 """
 
 from __future__ import annotations
@@ -138,7 +140,9 @@ def _facts(taken: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def record(bundle_path: str, cubins: str) -> dict[str, Any]:
-    """Compile and launch all kernels by Triton; saves a bundle, and the cubins one by one for the bare loop."""
+    """Compile and launch all kernels by Triton; saves a bundle, and the cubins one by one for the
+    bare loop.
+    """
     import bundler
 
     with bundler.recording() as recording:

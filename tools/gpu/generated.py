@@ -114,7 +114,8 @@ class Run:
 
         tasks: list[Task] = []
         if "corpus" in sections:
-            # A copy, since Inductor writes into the directory, and finds there what it compiled when it was recorded.
+            # A copy, since Inductor writes into the directory, and finds there what it compiled
+            # when it was recorded.
             shutil.copytree(self.options.corpus, self.folder / "inductor", symlinks=True)
             wrappers = [
                 path
@@ -229,7 +230,9 @@ class Run:
 
 
 def environment(folder: Path, device: str) -> dict[str, str]:
-    """Return what a worker's environment needs: caches that all of them share, and no processes of torch's below it."""
+    """Return what a worker's environment needs: caches that all of them share, and no processes of
+    torch's below it.
+    """
     found = {
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         # torch keeps kernels of each device in a directory of its own.
@@ -316,7 +319,9 @@ def _geometric(ratios: Iterable[float]) -> float:
 
 
 def _corpus_modules(wrappers: list[_Found]) -> list[_Found]:
-    """Return each kernel of the recorded wrappers as a module, which it is in the recorded cache, too."""
+    """Return each kernel of the recorded wrappers as a module, which it is in the recorded cache,
+    too.
+    """
     found = []
     for wrapper in wrappers:
         for kernel in wrapper.get("kernels", ()):

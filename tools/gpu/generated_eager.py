@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Graphs`: what torch eager gives for a kernel of a recorded wrapper.
 
-Above each kernel Inductor writes the part of the graph that it computes, one comment line a node.  `Graphs` reads these lines as
-data, calls the operators that they name with eager tensors, and compares: `compare` gives it a launch whose arguments were noted.
-Nothing else in the wrapper says what its kernels have to compute.
+Above each kernel Inductor writes the part of the graph that it computes, one comment line a node.
+`Graphs` reads these lines as data, calls the operators that they name with eager tensors, and
+compares: `compare` gives it a launch whose arguments were noted. Nothing else in the wrapper says
+what its kernels have to compute.
 """
 
 from __future__ import annotations
@@ -37,9 +38,11 @@ _DTYPES = {
     "u8": torch.uint8,
     "i8": torch.int8,
 }
-# A wrong assignment of inputs gives other numbers, so trying some cannot make a wrong kernel look right.
+# A wrong assignment of inputs gives other numbers, so trying some cannot make a wrong kernel look
+# right.
 _MOST_TRIES = 800
-# Where a graph has a type of few bits, Inductor rounds to it less often than eager, so its tolerance holds for what follows from it, too.
+# Where a graph has a type of few bits, Inductor rounds to it less often than eager, so its
+# tolerance holds for what follows from it, too.
 LOOSE = 2.0
 
 
@@ -68,7 +71,9 @@ class Graph:
     returned: list[str] = field(default_factory=list)
 
     def items(self) -> list[str]:
-        """Return the names of an operator's several results, in order: their numbers ascend, and no line of its own says it."""
+        """Return the names of an operator's several results, in order: their numbers ascend, and no
+        line of its own says it.
+        """
         named = {name for node in self.nodes for name in re.findall(r"%(getitem_?\d*)", node.args)}
         inputs = {node.name for node in self.nodes if not node.operator} - {*self.returned}
         return sorted(
@@ -96,7 +101,9 @@ class Graphs:
                 self.by_kernel[match[1]] = graph
 
     def compare(self, launch: Launch) -> dict[str, Any]:
-        """Return how far what our kernel wrote is from eager: the best of the ways to give its inputs to the graph."""
+        """Return how far what our kernel wrote is from eager: the best of the ways to give its
+        inputs to the graph.
+        """
         graph = self.by_kernel.get(launch.name)
         if graph is None or launch.args is None:
             return {"eager": "no graph"}
@@ -133,7 +140,9 @@ class Graphs:
 
 
 def _random(args: list[Any]) -> list[Any]:
-    """Fill floats with random numbers: what the wrapper's harness leads to after some kernels may be no numbers, or zeros alone."""
+    """Fill floats with random numbers: what the wrapper's harness leads to after some kernels may
+    be no numbers, or zeros alone.
+    """
     torch.manual_seed(1)
     for value in args:
         if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
@@ -217,7 +226,9 @@ def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
 
 
 def _assignments(graph: Graph, tensors: list[torch.Tensor]) -> Any:
-    """Give each placeholder an argument of its type and number of elements; the first way keeps the order of both."""
+    """Give each placeholder an argument of its type and number of elements; the first way keeps the
+    order of both.
+    """
     used = {
         name
         for node in graph.nodes
@@ -226,7 +237,8 @@ def _assignments(graph: Graph, tensors: list[torch.Tensor]) -> Any:
     }
     computed = {node.name for node in graph.nodes if node.operator} | {*graph.items()}
     placeholders = [node for node in graph.nodes if not node.operator]
-    # A name may be both a placeholder and a node: another kernel has computed it, or this one does.  Or a buffer stands for it.
+    # A name may be both a placeholder and a node: another kernel has computed it, or this one does.
+    # Or a buffer stands for it.
     choices = [
         [node for node in placeholders if node.name in names] for names in (used - computed, used)
     ]
@@ -263,7 +275,9 @@ def _nearest(
     values: Mapping[str, Any],
     args: list[torch.Tensor],
 ) -> tuple[float, str]:
-    """Return how far a tensor is from the nearest node that it may be, in tolerances, and which that is."""
+    """Return how far a tensor is from the nearest node that it may be, in tolerances, and which
+    that is.
+    """
     from tools.gpu.generated_workers import TOLERANCES, distance
 
     types = {node.dtype for node in graph.nodes if node.dtype is not None}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`KINDS`: small torch functions, one or more for each kind of kernel that Inductor generates, with inputs and Inductor's settings.
+"""`KINDS`: small torch functions, one or more for each kind of kernel that Inductor generates, with
+inputs and Inductor's settings.
 
 `generated_workers.py` compiles each on a GPU, or for Triton's interpreter without one.
 """

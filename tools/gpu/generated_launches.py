@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Wrapper`: a graph's wrapper module with its kernels as Inductor has them and as `load_generated` has them, and what each is launched with.
+"""`Wrapper`: a graph's wrapper module with its kernels as Inductor has them and as `load_generated`
+has them, and what each is launched with.
 
-`generated_workers.py` makes one of each module that torch loaded.  Between the two stands a `Switch` in the wrapper's own namespace, so that
-the wrapper's `call` runs with the kernels of either side.
+`generated_workers.py` makes one of each module that torch loaded.  Between the two stands a
+`Switch` in the wrapper's own namespace, so that the wrapper's `call` runs with the kernels of
+either side.
 """
 
 from __future__ import annotations
@@ -81,7 +83,8 @@ class Wrapper:
     def __init__(self, module: Any) -> None:
         self.path: str = module.__file__
         self._names = vars(module)
-        # A wrapper of several partitions, or of two graphs with one text, has the same kernels again.
+        # A wrapper of several partitions, or of two graphs with one text, has the same kernels
+        # again.
         text = Path(self.path).read_text(encoding="utf-8")
         self.launches = {
             name: Launch(name, value, text)
@@ -92,7 +95,9 @@ class Wrapper:
         self._names.update(self._switches)
 
     def load(self) -> list[str]:
-        """Load the module with `load_generated`, each kernel with the config that Inductor chose; returns what is not as it should be."""
+        """Load the module with `load_generated`, each kernel with the config that Inductor chose;
+        returns what is not as it should be.
+        """
         configs = chosen_configs(launch.theirs for launch in self.launches.values())
         table = LookupTable({"kernel": name, "config": config} for name, config in configs.items())
         options = TunerOptions(table=table, record=False, reuse="none", workers=1)
@@ -117,7 +122,9 @@ class Wrapper:
 
 
 def is_kernel(value: Any) -> bool:
-    """Whether a value of a wrapper's namespace is a kernel of Inductor's, or several of them with one name."""
+    """Whether a value of a wrapper's namespace is a kernel of Inductor's, or several of them with
+    one name.
+    """
     return type(value).__name__ in {
         "CachingAutotuner",
         "DebugAutotuner",
@@ -127,7 +134,9 @@ def is_kernel(value: Any) -> bool:
 
 
 def parts(theirs: Any) -> list[Any]:
-    """Return the kernels of Inductor's behind a name: one, or those that a multi-kernel chooses from."""
+    """Return the kernels of Inductor's behind a name: one, or those that a multi-kernel chooses
+    from.
+    """
     return list(theirs.kernels) if hasattr(theirs, "kernels") else [theirs]
 
 
@@ -137,7 +146,9 @@ def picked(theirs: Any) -> str:
 
 
 def chosen_configs(kernels: Any) -> dict[str, dict[str, Any]]:
-    """Return the config that Inductor chose for each kernel that was launched, as a lookup table has it."""
+    """Return the config that Inductor chose for each kernel that was launched, as a lookup table
+    has it.
+    """
     found = {}
     for autotuner in (part for kernel in kernels for part in parts(kernel)):
         if len(autotuner.launchers) != 1:
@@ -169,12 +180,16 @@ def decorators_of(text: str, name: str) -> list[str]:
 
 
 def adds_atomically(theirs: Any) -> bool:
-    """Whether the order of additions, and so the last bits of a sum of floats, may be another at each launch."""
+    """Whether the order of additions, and so the last bits of a sum of floats, may be another at
+    each launch.
+    """
     return any(part.inductor_meta.get("atomic_add_found") for part in parts(theirs))
 
 
 def cloned(args: Any) -> list[Any]:
-    """Return a copy of arguments: tensors that share memory share it again, and lie in it where they lay."""
+    """Return a copy of arguments: tensors that share memory share it again, and lie in it where
+    they lay.
+    """
     storages: dict[int, Any] = {}
 
     def copied(value: Any) -> Any:
@@ -197,7 +212,9 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def unequal(one: list[Any], other: list[Any]) -> list[int]:
-    """Return the places of tensors that are not equal bit for bit, with all memory in which they lie."""
+    """Return the places of tensors that are not equal bit for bit, with all memory in which they
+    lie.
+    """
     return [
         place
         for place, (left, right) in enumerate(zip(one, other, strict=True))

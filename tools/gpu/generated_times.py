@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`paired_times`: what a launch takes on each side: of the GPU, and of the host that calls it, in turns.
+"""`paired_times`: what a launch takes on each side: of the GPU, and of the host that calls it, in
+turns.
 
-GPU: `count` launches are one CUDA graph; the graphs of both sides are replayed one after the other, each between two events.  Host: `count`
-calls between two looks at the clock, after the queue has run empty; so few that no call waits for the queue.  In each round the sides
-take turns, and the side that is first changes from round to round.  What is said of a pair is its ratio; of a kernel, the median of
-its ratios, so that what disturbs one round disturbs no figure.
+GPU: `count` launches are one CUDA graph; the graphs of both sides are replayed one after the other,
+each between two events.  Host: `count` calls between two looks at the clock, after the queue has
+run empty; so few that no call waits for the queue.  In each round the sides take turns, and the
+side that is first changes from round to round.  What is said of a pair is its ratio; of a kernel,
+the median of its ratios, so that what disturbs one round disturbs no figure.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from tools.gpu.generated_launches import OURS, THEIRS, Launch
 ROUNDS = 25
 # Far shorter than the driver's queue of launches.
 CALLS = 100
-# A replay takes about so long, so that the resolution of events (about half a microsecond) is far below what is looked for.
+# A replay takes about so long, so that the resolution of events (about half a microsecond) is far
+# below what is looked for.
 REPLAY_US, MOST_LAUNCHES = 500.0, 200
 _ESTIMATES = 10
 Samples = dict[str, list[float]]
@@ -30,7 +33,9 @@ Run = Callable[[], None]
 
 
 def paired_times(launch: Launch) -> dict[str, Any]:
-    """Return the samples of both sides in microseconds a launch, and the median of the ratios; launches on equal memory."""
+    """Return the samples of both sides in microseconds a launch, and the median of the ratios;
+    launches on equal memory.
+    """
     args = launch.cloned()
     runs = {THEIRS: launch.theirs.run, OURS: launch.ours.run}
     for run in runs.values():

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker of `python -m tools.gpu generated`: compiles functions and corpus wrappers, compares numbers, and times launches when told to.
+"""A worker of `python -m tools.gpu generated`: compiles functions and corpus wrappers, compares
+numbers, and times launches when told to.
 
-`serve` runs in a process of its own and answers `("numbers", task)` and `("times", task)`; a task is the number of a kind, or the path of a
-wrapper.  `generated.py` starts several, and lets one at a time measure.
+`serve` runs in a process of its own and answers `("numbers", task)` and `("times", task)`; a task
+is the number of a kind, or the path of a wrapper.  `generated.py` starts several, and lets one at a
+time measure.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from tools.gpu.generated_launches import OURS, THEIRS, Launch, Wrapper
 Task = int | str
 Answer = dict[str, Any]
 SEED = 20260
-# Of torch.testing.assert_close, relative to a tensor's largest number; what is in no list has to be equal.
+# Of torch.testing.assert_close, relative to a tensor's largest number; what is in no list has to be
+# equal.
 TOLERANCES = {
     torch.float16: 1e-3,
     torch.bfloat16: 1.6e-2,
@@ -70,7 +73,7 @@ def times(wrappers: list[Wrapper]) -> Answer:
     return found
 
 
-# Kinds -------------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------- Kinds
 
 
 def _kind_numbers(kind: Kind, device: str) -> tuple[list[Wrapper], Answer]:
@@ -78,7 +81,8 @@ def _kind_numbers(kind: Kind, device: str) -> tuple[list[Wrapper], Answer]:
     torch.manual_seed(SEED)
     inputs = kind.make(device)
     expected = _outputs(kind.eager or kind.call, inputs)
-    # Without a GPU, Inductor's generator for Triton is there all the same, and Triton's interpreter runs what it generates.
+    # Without a GPU, Inductor's generator for Triton is there all the same, and Triton's interpreter
+    # runs what it generates.
     settings = {**kind.settings, **({"cpu_backend": "triton"} if device == "cpu" else {})}
     compiled = torch.compile(kind.call, options=settings, dynamic=kind.dynamic)
     before = {id(module) for module in _modules()}
@@ -135,7 +139,8 @@ def _outputs(call: Callable[..., Any], inputs: list[Any]) -> list[torch.Tensor]:
 
 
 def distance(one: torch.Tensor, other: torch.Tensor, least: float = 0.0) -> float:
-    """Return the largest difference of two tensors, in tolerances of their type; infinite where they have to be equal and are not.
+    """Return the largest difference of two tensors, in tolerances of their type; infinite where
+    they have to be equal and are not.
 
     Args:
         one, other: the tensors.
@@ -172,11 +177,13 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and bool(torch.equal(left, right))
 
 
-# Corpus ------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------- Corpus
 
 
 def _corpus_numbers(path: Path) -> tuple[list[Wrapper], Answer]:
-    """Import a wrapper as torch does, run it with the inputs that its own harness makes, and compare each kernel."""
+    """Import a wrapper as torch does, run it with the inputs that its own harness makes, and
+    compare each kernel.
+    """
     spec = importlib.util.spec_from_file_location(f"corpus_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -202,7 +209,7 @@ def _corpus_numbers(path: Path) -> tuple[list[Wrapper], Answer]:
     return [wrapper], {"name": path.stem, "faults": faults, "kernels": kernels}
 
 
-# Kernels -----------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------ Kernels
 
 
 def _kernel(launch: Launch) -> Answer:
@@ -240,7 +247,9 @@ def _our_configs(launch: Launch) -> list[str]:
 
 
 def _same_binary(launch: Launch) -> bool | None:
-    """Whether both sides launch the same compiled kernel of Triton's cache; None where that is not known."""
+    """Whether both sides launch the same compiled kernel of Triton's cache; None where that is not
+    known.
+    """
     key = next((launcher.cache_hash for launcher in getattr(launch.theirs, "launchers", ())), None)
     tuned = getattr(launch.ours, "tuned", None)
     if key is None or tuned is None:

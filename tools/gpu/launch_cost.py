@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one launch costs the CPU, by every way that there is; tensors change from launch to launch.
 
-`check.py` calls `rows`.  Beside the ways stands what the dispatcher has to ask torch at each launch: no dispatcher goes below that.
+`check.py` calls `rows`.  Beside the ways stands what the dispatcher has to ask torch at each
+launch: no dispatcher goes below that.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from tools.gpu import launch_steps, launches
 from tools.shared import measurement
 
 SAMPLES = 27
-# A batch is far shorter than the driver's queue, so that no launch ever waits; a sample is many of them.
+# A batch is far shorter than the driver's queue, so that no launch ever waits; a sample is many of
+# them.
 BATCH, BATCHES = 400, 6
 SIZE, BLOCK = 4096, 256
 GRID = (SIZE // BLOCK, 1, 1)
@@ -144,7 +146,9 @@ def _compiled_kernel(bundle: Any) -> Any:
 
 
 def questions(tensor: Any) -> dict[str, float]:
-    """Return what each question costs that a dispatcher asks at a launch, in microseconds; the last three once a tensor."""
+    """Return what each question costs that a dispatcher asks at a launch, in microseconds; the last
+    three once a tensor.
+    """
     import torch
 
     device = tensor.get_device()

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says where the time of first launches goes, phase by phase, with a driver that launches nothing: it needs no GPU.
+"""Says where the time of first launches goes, phase by phase, with a driver that launches nothing:
+it needs no GPU.
 
     python -m tools.gpu launch-profile [--rounds N] [--library FILE] [--results DIR]
 
-It needs Triton, which compiles the 150 kernels of `python -m tools.gpu check --only first` for sm_90 once; each round then loads
-and launches them in a process of its own, without torch and Triton.  The table has microseconds of processor time a kernel, the least
-of all rounds.  With a library that stands in for CUDA's driver (tests/test_runtime/drivers/fake_driver.c, compiled) launches take the
-path that they take on a GPU, through the compiled extensions.
+It needs Triton, which compiles the 150 kernels of `python -m tools.gpu check --only first` for
+sm_90 once; each round then loads and launches them in a process of its own, without torch and
+Triton.  The table has microseconds of processor time a kernel, the least of all rounds.  With a
+library that stands in for CUDA's driver (tests/test_runtime/drivers/fake_driver.c, compiled)
+launches take the path that they take on a GPU, through the compiled extensions.
 
-`first_launches.py` takes the same profile on a GPU: `watch` puts a clock around our functions and the driver's.
+`first_launches.py` takes the same profile on a GPU: `watch` puts a clock around our functions and
+the driver's.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ from tools.shared.processes import output
 KERNELS, SIZE, BLOCK = 150, 1024, 256
 GRID = (SIZE // BLOCK, 1, 1)
 ADDRESS = 1 << 40
-# What the extension calls itself is part of the launch; the rest of the driver is called from Python.
+# What the extension calls itself is part of the launch; the rest of the driver is called from
+# Python.
 IN_ONE_CALL = ("cuModuleLoadData", "cuModuleGetFunction", "cuFuncGetAttribute")
 DRIVER_CALLS = (*IN_ONE_CALL, "cuFuncSetAttribute", "cuFuncSetCacheConfig")
 
@@ -76,7 +80,9 @@ class Profile:
 
 
 def watch(driver: Any, clock: Callable[[], float] = time.perf_counter) -> Profile:
-    """Put everything between a bundle file and a launch under a clock, for the rest of this process."""
+    """Put everything between a bundle file and a launch under a clock, for the rest of this
+    process.
+    """
     from bundler.format.bundle import Bundle
     from bundler.runtime.launch import loaded_plans
     from bundler.runtime.launch.bundle_kernels import Kernels
@@ -149,7 +155,9 @@ def compile_all(path: str) -> dict[str, Any]:
 
 
 def launch_all(path: str, watched: str, library: str = "") -> dict[str, Any]:
-    """Load the bundle and launch all kernels with the dry driver, or over a library; `watched` says whether each phase is timed."""
+    """Load the bundle and launch all kernels with the dry driver, or over a library; `watched` says
+    whether each phase is timed.
+    """
     from bundler.runtime.launch.bundle_kernels import load
 
     driver = _driver(library)

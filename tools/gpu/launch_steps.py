@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the steps of a launch by handle and by dispatcher cost, each alone in a loop, in nanoseconds: no launch takes less than their sum.
+"""What the steps of a launch by handle and by dispatcher cost, each alone in a loop, in
+nanoseconds: no launch takes less than their sum.
 
-`launch_cost.py` calls `steps`, whose figures `python -m tools.bench page` puts beside what whole launches take.  What is left between the
-two is packing, comparing, and that in a launch the driver's code has taken the caches which a loop of one step has to itself.
+`launch_cost.py` calls `steps`, whose figures `python -m tools.bench page` puts beside what whole
+launches take.  What is left between the two is packing, comparing, and that in a launch the
+driver's code has taken the caches which a loop of one step has to itself.
 """
 
 from __future__ import annotations
@@ -236,7 +238,9 @@ def _compiled(folder: Path) -> Any:
 
 
 def _table() -> tuple[int, int]:
-    """Return the addresses of the functions in torch's table that tell of a tensor and of the current stream."""
+    """Return the addresses of the functions in torch's table that tell of a tensor and of the
+    current stream.
+    """
     import torch
 
     pointer = ctypes.pythonapi.PyCapsule_GetPointer

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures on a machine with a GPU what the first calls of a process cost with our launcher for Triton, and prints a table.
+"""Measures on a machine with a GPU what the first calls of a process cost with our launcher for
+Triton, and prints a table.
 
     python -m tools.gpu launcher [--check] [--rounds N] [--only NAME,...] [--captures DIR] [--results DIR]
 
-It needs torch, Triton, a GPU and gcc, and runs from the checkout.  One process records every workload; fresh ones, each with an empty
-cache directory and trust in kernels alone, restore it in a session and make the first calls: with our launcher, with Triton's, and, for
-comparison, without us from the warm directory.  A wrapper around gcc counts its runs.  Then every case of the GPU check is launched with
-both launchers and compared bit for bit, and one launch by each is timed in one process.  Exit status 1 when a result differs or gcc ran
-with ours, with `--check` also when a target is missed.  The raw result goes to docs/results/gpu-launcher.json.
+It needs torch, Triton, a GPU and gcc, and runs from the checkout.  One process records every
+workload; fresh ones, each with an empty cache directory and trust in kernels alone, restore it in a
+session and make the first calls: with our launcher, with Triton's, and, for comparison, without us
+from the warm directory.  A wrapper around gcc counts its runs.  Then every case of the GPU check is
+launched with both launchers and compared bit for bit, and one launch by each is timed in one
+process.  Exit status 1 when a result differs or gcc ran with ours, with `--check` also when a
+target is missed.  The raw result goes to docs/results/gpu-launcher.json.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ from tools.shared.processes import ROOT, python_path
 
 _MODULE = "tools.gpu.launcher"
 _TIMEOUT_S = 500
-# First calls with our launcher may take this many times those from the warm directory, and a launch what one of Triton's takes.
+# First calls with our launcher may take this many times those from the warm directory, and a launch
+# what one of Triton's takes.
 MOST_FIRST, MOST_LAUNCH = 1.15, 1.0
 _LAUNCHES, _PAIRS = 2000, 9
 WAYS = {
@@ -186,7 +190,9 @@ def _cost_row(done: dict[str, Any]) -> dict[str, Any]:
 
 
 def _process(folder: Path, step: str, *words: str) -> dict[str, Any]:
-    """Run one step in a process of its own; returns what it printed last, and how often it ran the C compiler."""
+    """Run one step in a process of its own; returns what it printed last, and how often it ran the
+    C compiler.
+    """
     warm = folder / f"warm-{words[0]}" if step == "record" or words[-1:] == ("warm",) else None
     cache = warm or Path(tempfile.mkdtemp(prefix="cache-", dir=folder))
     compiler, log = counting_compiler(Path(tempfile.mkdtemp(prefix="cc-", dir=folder)))
@@ -226,7 +232,7 @@ def counting_compiler(folder: Path) -> tuple[str, Path]:
     return str(wrapper), log
 
 
-# Steps, each in a process of its own --------------------------------------------------------------------------------------
+# -------------------------------------------------------------- Steps, each in a process of its own
 
 
 def _call(_folder: Path, name: str) -> dict[str, Any]:
@@ -244,9 +250,11 @@ def _record(folder: Path, name: str, captured: str) -> dict[str, Any]:
 
 
 def _first(folder: Path, name: str, way: str) -> dict[str, Any]:
-    """Make the first calls; the session begins before the workload is imported, since packages ask Triton for its driver as they are.
+    """Make the first calls; the session begins before the workload is imported, since packages ask
+    Triton for its driver as they are.
 
-    Torch, its context on the GPU and the workload's imports come before the clock of the calls starts.
+    Torch, its context on the GPU and the workload's imports come before the clock of the calls
+    starts.
     """
     import torch
 
@@ -287,7 +295,9 @@ def _cases(folder: Path, way: str) -> dict[str, Any]:
 
 
 def _cost(_folder: Path) -> dict[str, Any]:
-    """Time launches of one loaded kernel by both launchers, in turns: processor time of this process for one call."""
+    """Time launches of one loaded kernel by both launchers, in turns: processor time of this
+    process for one call.
+    """
     import torch
     from triton.backends.nvidia import driver as nvidia
     from triton.runtime.driver import driver
@@ -316,7 +326,8 @@ def _cost(_folder: Path) -> dict[str, Any]:
         for number in range(_LAUNCHES):
             launcher(*leading, x, x, out, 1024, 1024)
             if number % 500 == 499:
-                torch.cuda.synchronize()  # the driver's queue never fills, which would be timed otherwise
+                # the driver's queue never fills, which would be timed otherwise
+                torch.cuda.synchronize()
         return (time.process_time_ns() - began) / _LAUNCHES / 1e3
 
     for launcher in (theirs, ours):
@@ -419,7 +430,9 @@ def _fla() -> Calls:
 
 
 def _keep_first_configs(package: str, count: int = 2) -> None:
-    """Leave the tuners of a package's modules their first configurations: all have the same signatures, so the same launchers."""
+    """Leave the tuners of a package's modules their first configurations: all have the same
+    signatures, so the same launchers.
+    """
     from triton.runtime.autotuner import Autotuner
 
     modules = [module for name, module in sys.modules.items() if name.startswith(package)]

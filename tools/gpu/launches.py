@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches each case by Triton, then without it from the bundle, by both launch paths, and compares bit for bit."""
+"""Launches each case by Triton, then without it from the bundle, by both launch paths, and compares
+bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def rows(
 
 
 def record(path: str) -> dict[str, Any]:
-    """Launch every case by Triton under a recording; returns digests of the outputs and of the binaries."""
+    """Launch every case by Triton under a recording; returns digests of the outputs and of the
+    binaries.
+    """
     import torch
     import triton
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -135,7 +139,9 @@ def static(path: str, launch_path: str) -> dict[str, Any]:
 
 
 class _ByHandle:
-    """Launches a kernel by handle, where Triton and the dispatcher are called with a grid in brackets."""
+    """Launches a kernel by handle, where Triton and the dispatcher are called with a grid in
+    brackets.
+    """
 
     def __init__(self, kernel: Any, driver: Any) -> None:
         self._kernel, self._driver = kernel, driver
@@ -143,7 +149,8 @@ class _ByHandle:
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, **options: Any) -> None:
             handle = self._kernel.handle(*arguments, **options)
-            names = {argument.name for argument in handle._arguments}  # noqa: SLF001  # options are not for values()
+            # options are not for values()
+            names = {argument.name for argument in handle._arguments}  # noqa: SLF001
             values = handle.values(
                 *arguments, **{name: value for name, value in options.items() if name in names}
             )
@@ -178,7 +185,9 @@ def digest_of(torch: Any, case: Case, descriptor: Any, kernel: Any) -> str:
 
 
 def open_driver(launch_path: str) -> Any:
-    """Return a driver for CUDA that takes one of the two launch paths; builds the extension where it was not."""
+    """Return a driver for CUDA that takes one of the two launch paths; builds the extension where
+    it was not.
+    """
     from bundler.runtime.launch.cuda import CudaDriver
 
     if launch_path == "compiled":
@@ -199,7 +208,9 @@ def provide_extension() -> None:
 
 
 def build_extension(folder: Path) -> None:
-    """Compile the extensions of launches as setuptools would, from the sources that pyproject.toml lists."""
+    """Compile the extensions of launches as setuptools would, from the sources that pyproject.toml
+    lists.
+    """
     import subprocess
     import sysconfig
     import tomllib

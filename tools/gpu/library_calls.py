@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls operators of Liger and of FLA, forward and backward, as a program warms up: a workload for `capture.py`, and a program of its own.
+"""Calls operators of Liger and of FLA, forward and backward, as a program warms up: a workload for
+`capture.py`, and a program of its own.
 
     python tools/gpu/library_calls.py [--only liger,fla,varlen,wide] [--seen FILE]
 
-A library that is not importable, and an operator that raises, are named and left out: FILE gets (operator, what happened) as JSON.  Importing
-this file needs torch alone.
+A library that is not importable, and an operator that raises, are named and left out: FILE gets
+(operator, what happened) as JSON.  Importing this file needs torch alone.
 """
 
 from __future__ import annotations
@@ -154,7 +155,9 @@ def _liger(liger: Any, dtype: Any) -> Iterator[Case]:
 
 
 def fla_cases() -> Iterator[Case]:
-    """Yield FLA's operators for sequences of one length, without those that try the most configurations."""
+    """Yield FLA's operators for sequences of one length, without those that try the most
+    configurations.
+    """
     yield from ((f"fla.{name}", call) for name, call in _all_fla() if name not in WIDE)
 
 
@@ -174,7 +177,9 @@ def _all_fla() -> Iterator[Case]:
 
 
 def varlen_cases() -> Iterator[Case]:
-    """Yield FLA's operators for sequences of several lengths in one tensor, whose shapes follow from the data of a tensor."""
+    """Yield FLA's operators for sequences of several lengths in one tensor, whose shapes follow
+    from the data of a tensor.
+    """
     fla = importlib.import_module("fla.ops")
     for name, call in _fla(fla, torch.bfloat16, 1, [0, 100, 164, LENGTH]):
         if name in {"chunk_delta_rule", "chunk_gated_delta_rule"}:

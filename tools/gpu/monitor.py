@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks on a machine with a GPU that vLLM's own JIT monitor, armed in error mode, is silent after a replay and raises without.
+"""Checks on a machine with a GPU that vLLM's own JIT monitor, armed in error mode, is silent after
+a replay and raises without.
 
     python -m tools.gpu monitor --monitor jit_monitor.py [--only NAME,...] [--captures DIR] [--results DIR]
 
-`jit_monitor.py` is vllm/utils/jit_monitor.py of vLLM's wheel (`python -m tools.servers wheels` unpacks it).  For examples/kernels.py, and for
-Liger and FLA where they can be imported, forward and backward: a capture compiles the kernels on all cores; one process records; others restore and replay into an empty cache directory, and
+`jit_monitor.py` is vllm/utils/jit_monitor.py of vLLM's wheel (`python -m tools.servers wheels`
+unpacks it).  For examples/kernels.py, and for Liger and FLA where they can be imported, forward and
+backward: a capture compiles the kernels on all cores; one process records; others restore and
+replay into an empty cache directory, and
 make 100 calls with a `jit_post_compile_hook` that raises, then 100 with the monitor; the last one only restores, and the monitor has to raise.
 Exit status 1 when any row is wrong.  The raw result goes to docs/results/gpu-monitor.json.
 """

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks on a machine with a GPU that kernels which only moved compute what freshly compiled ones do, bit by bit, and prints a table.
+"""Checks on a machine with a GPU that kernels which only moved compute what freshly compiled ones
+do, bit by bit, and prints a table.
 
     python3 -m tools.gpu moved [--results DIR]
 
-It needs torch, Triton, a GPU and gcc, no network, and runs from the checkout.  One process records examples/kernels.py, in which one kernel calls
-a function beside it.  Then comments go above every function.  A process without us compiles what moved; others, each with an empty cache
-directory, take the recorded kernels for it: in a session by key, in one by tag, by a restore and by a replay.  Each launches all kernels, and the
-bytes of all results are compared with those of the fresh compiles; none may compile anything, by Triton's own listener.  Last the code of
-the called function is changed, which has to compile again.  Exit status 1 when any row is wrong.  The raw result goes to
-docs/results/gpu-moved.json.
+It needs torch, Triton, a GPU and gcc, no network, and runs from the checkout.  One process records
+examples/kernels.py, in which one kernel calls a function beside it.  Then comments go above every
+function.  A process without us compiles what moved; others, each with an empty cache directory,
+take the recorded kernels for it: in a session by key, in one by tag, by a restore and by a replay.
+Each launches all kernels, and the bytes of all results are compared with those of the fresh
+compiles; none may compile anything, by Triton's own listener.  Last the code of the called function
+is changed, which has to compile again.  Exit status 1 when any row is wrong.  The raw result goes
+to docs/results/gpu-moved.json.
 """
 
 from __future__ import annotations
@@ -186,7 +189,9 @@ def positive(x_ptr):
 
 
 def _with_asserts(folder: Path, store: str, listener: Listener) -> dict[str, Any]:
-    """Compile a kernel with an assert into the store, move it, and launch it with a session that takes what moved."""
+    """Compile a kernel with an assert into the store, move it, and launch it with a session that
+    takes what moved.
+    """
     import torch
 
     import bundler

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the occupancy that reports show with what CUDA's driver says, for kernels built for this GPU.
+"""Compares the occupancy that reports show with what CUDA's driver says, for kernels built for this
+GPU.
 
     python -m tools.gpu occupancy [BUNDLE...] [--results DIR]
 
-Without a bundle it builds those of examples/kernels.py, which needs Triton and no torch.  Exit status 1 when any differs; the result goes to
-docs/results/gpu-occupancy.json.
+Without a bundle it builds those of examples/kernels.py, which needs Triton and no torch.  Exit
+status 1 when any differs; the result goes to docs/results/gpu-occupancy.json.
 """
 
 from __future__ import annotations

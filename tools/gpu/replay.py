@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks on a machine with a GPU that after a replay no call compiles, hits a disk, fires a hook or benchmarks, and prints a table.
+"""Checks on a machine with a GPU that after a replay no call compiles, hits a disk, fires a hook or
+benchmarks, and prints a table.
 
     python -m tools.gpu replay [--results DIR]
 
-It needs torch, Triton, a GPU and gcc, and runs from the checkout.  One process records examples/kernels.py; further ones, each with an empty
-cache directory, replay it into kernels that are there, into kernels that are imported later, and in a session, then launch them 100 times and
-more with a `jit_post_compile_hook` that raises; one only restores, to show that the check can fail.  Exit status 1 when any row is wrong.
-The raw result goes to docs/results/gpu-replay.json.
+It needs torch, Triton, a GPU and gcc, and runs from the checkout.  One process records
+examples/kernels.py; further ones, each with an empty cache directory, replay it into kernels that
+are there, into kernels that are imported later, and in a session, then launch them 100 times and
+more with a `jit_post_compile_hook` that raises; one only restores, to show that the check can fail.
+Exit status 1 when any row is wrong. The raw result goes to docs/results/gpu-replay.json.
 """
 
 from __future__ import annotations
@@ -91,7 +93,9 @@ def check_all(folder: Path) -> list[dict[str, Any]]:
 
 
 def _first_rounds(folder: Path) -> dict[str, Any]:
-    """Return a row with the time of the first round of calls, replayed and only restored, without the hook."""
+    """Return a row with the time of the first round of calls, replayed and only restored, without
+    the hook.
+    """
     replayed, restored = (process(folder, step, "unarmed") for step in ("present", "restored"))
     figures = {"replayed_ms": replayed["first_ms"], "restored_ms": restored["first_ms"]}
     known = all(figures.values())

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`run`: what the programs `replay` and `slim` share: options, a folder, a table of rows, a result file and an exit status."""
+"""`run`: what the programs `replay` and `slim` share: options, a folder, a table of rows, a result
+file and an exit status.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from tools.shared import measurement
 def run(
     name: str, description: str | None, check_all: Callable[[Path], list[dict[str, Any]]]
 ) -> int:
-    """Run every row in a folder of its own, print the table, write the result; 1 when any row is wrong."""
+    """Run every row in a folder of its own, print the table, write the result; 1 when any row is
+    wrong.
+    """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks on a machine with a GPU that a process without any compiler launches kernels, and prints a table.
+"""Checks on a machine with a GPU that a process without any compiler launches kernels, and prints a
+table.
 
     python -m tools.gpu slim [--results DIR]
 
-It needs torch, Triton, a GPU and gcc, and runs from the checkout.  examples/kernels.py runs once as it is, then with empty cache
-directories, no compiler on PATH and a ptxas that refuses: with the cache manager, from a bundle, and, to show that the check
-can fail, without trust.  Exit status 1 when any row is wrong.  The raw result goes to docs/results/gpu-slim.json.
+It needs torch, Triton, a GPU and gcc, and runs from the checkout.  examples/kernels.py runs once as
+it is, then with empty cache directories, no compiler on PATH and a ptxas that refuses: with the
+cache manager, from a bundle, and, to show that the check can fail, without trust.  Exit status 1
+when any row is wrong.  The raw result goes to docs/results/gpu-slim.json.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ def check_all(folder: Path) -> list[dict[str, Any]]:
     trusting = run(folder, "trusting", {**managed, **slim, "TRITON_BUNDLER_TRUST": "code"})
     restored = folder / "cache-restored"
     python("-c", _RESTORE, str(bundle), str(restored), env={})
-    # On 3.6 the keys of launchers hold what the program `file` says, and their source is in no bundle.
+    # On 3.6 the keys of launchers hold what the program `file` says, and their source is in no
+    # bundle.
     replayed = run(folder, "restored", without_compilers(folder, "file"))
     distrusting = run(folder, "distrusting", {**managed, **slim})
     launched = run(folder, "launched", {**ours, **slim})
@@ -79,7 +82,9 @@ def check_all(folder: Path) -> list[dict[str, Any]]:
 def run(
     folder: Path, name: str, variables: dict[str, str], *, record: Path | None = None
 ) -> dict[str, Any]:
-    """Run the example in a new process with a cache of its own; returns its status, numbers, report and last words."""
+    """Run the example in a new process with a cache of its own; returns its status, numbers, report
+    and last words.
+    """
     numbers, report = folder / f"{name}.json", folder / f"{name}.report"
     env = {
         "TRITON_CACHE_DIR": str(folder / f"cache-{name}"),
@@ -117,7 +122,9 @@ def python(*words: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]
 
 
 def without_compilers(folder: Path, *programs: str) -> dict[str, str]:
-    """Return variables with which nothing on PATH can be run but these programs, and ptxas does not work."""
+    """Return variables with which nothing on PATH can be run but these programs, and ptxas does not
+    work.
+    """
     path = folder / "-".join(["bin", *programs])
     path.mkdir()
     refusing, _ = measurement.refusing_ptxas(path)

@@ -41,7 +41,8 @@ EXPECTED_S = {
     "max-autotune": dict.fromkeys(VARIANTS, 35) | {"cold": 150, "mega-cache": 85, "moved": 45},
 }
 _Sample = dict[str, Any]
-# Of the warm directory in default mode; seconds in max-autotune; times faster than the mega-cache there.
+# Of the warm directory in default mode; seconds in max-autotune; times faster than the mega-cache
+# there.
 _MOST_OF_WARM, _MOST_S, _LEAST_FASTER = 1.10, 10.0, 3.0
 # Of the mega-cache's bytes.
 _MOST_BYTES = {"default": 1 / 5, "max-autotune": 1 / 10}
@@ -56,7 +57,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="samples of each variant but cold")
     parser.add_argument("--cold-rounds", type=int, default=1, help="samples of cold")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS[1:], default=list(VARIANTS[1:]))
-    parser.add_argument("--work", type=Path, default=Path("/tmp/gpu-torch-compile"))  # noqa: S108  # named, to go on with
+    # named, to go on with
+    parser.add_argument("--work", type=Path, default=Path("/tmp/gpu-torch-compile"))  # noqa: S108
     parser.add_argument("--out", type=Path, help="folder for the archive of samples and bundles")
     parser.add_argument(
         "--seconds", type=float, default=1e9, help="begin no sample that would end later"
@@ -239,7 +241,9 @@ class Phase:
 
 
 def counting_ptxas(folder: Path) -> dict[str, str]:
-    """Make a wrapper that notes each assembly and runs the real ptxas, the one that torch would choose."""
+    """Make a wrapper that notes each assembly and runs the real ptxas, the one that torch would
+    choose.
+    """
     real = next((path for path in ptxas_paths() if path.exists()), None)
     if real is None:
         return {}
@@ -262,7 +266,9 @@ def ptxas_paths() -> tuple[Path, ...]:
 
 
 def rewrite_groups(cache: Path, old: str, new: str) -> None:
-    """Do what somebody would who copies a cache directory: put the new path into Triton's group files."""
+    """Do what somebody would who copies a cache directory: put the new path into Triton's group
+    files.
+    """
     for path in cache.rglob("__grp__*.json"):
         path.write_text(path.read_text().replace(old, new))
 

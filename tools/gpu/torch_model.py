@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process of `python -m tools.gpu torch-compile`: a 6-layer transformer, forward and backward, through torch.compile.
+"""One process of `python -m tools.gpu torch-compile`: a 6-layer transformer, forward and backward,
+through torch.compile.
 
-It prints one JSON object: seconds for loading a saved cache and for the first iterations, the losses, and what torch counted.
+It prints one JSON object: seconds for loading a saved cache and for the first iterations, the
+losses, and what torch counted.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class RootMeanSquare(nn.Module):  # type: ignore[misc]  # torch is not followed
 
 
 class Layer(nn.Module):  # type: ignore[misc]  # torch is not followed
-    """Attention and a gated block; each layer has another activation, and the second norms take turns."""
+    """Attention and a gated block; each layer has another activation, and the second norms take
+    turns.
+    """
 
     def __init__(self, width: int, number: int) -> None:
         super().__init__()

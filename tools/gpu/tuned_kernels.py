@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels with something to choose, for `python -m tools.gpu autotune`: how each is called, and which configs it has."""
+"""Kernels with something to choose, for `python -m tools.gpu autotune`: how each is called, and
+which configs it has.
+"""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # ruff: noqa: ANN001, ARG001, D103, N803
@@ -102,7 +104,9 @@ def accumulate(x, out, n, BLOCK: tl.constexpr):
 
 @dataclass(frozen=True)
 class Tuned:
-    """One kernel with its configs: `arguments(torch)` returns the values, the output is at `output`."""
+    """One kernel with its configs: `arguments(torch)` returns the values, the output is at
+    `output`.
+    """
 
     function: Any
     configs: tuple[Any, ...]

@@ -75,7 +75,8 @@ _HANDLES = {
     "unsigned long",
 }
 RESULT = "hip-headers"
-# A library may lack these: HIP had no such launch before 7.0, and kernels with clusters are then refused by name.
+# A library may lack these: HIP had no such launch before 7.0, and kernels with clusters are then
+# refused by name.
 OPTIONAL = (hip_api.LAUNCH_EXTENDED, "HIP_LAUNCH_CONFIG", "hipLaunchAttribute")
 _CLUSTER = hip_api.NAMES["CLUSTER_DIMENSION"]
 _WHEELS = (
@@ -97,7 +98,8 @@ class Declared:
 
     Attributes:
         numbers: enumerators by the headers' names.
-        places: sizes of structures, and offsets of members, as `hipLaunchAttribute` and `hipLaunchAttribute.id`.
+        places: sizes of structures, and offsets of members, as `hipLaunchAttribute` and
+            `hipLaunchAttribute.id`.
         arguments: bytes of each argument, by function.
     """
 
@@ -107,7 +109,9 @@ class Declared:
 
 
 def ours() -> Declared:
-    """Return what the driver takes for granted; the properties of a device have a size of at most that."""
+    """Return what the driver takes for granted; the properties of a device have a size of at most
+    that.
+    """
     found = Declared(numbers={name: getattr(hip_api, own) for own, name in hip_api.NAMES.items()})
     attributes = hip_api.PointerAttributes
     members = zip(_STRUCTURES["hipPointerAttribute_t"], attributes._fields_, strict=True)
@@ -188,7 +192,9 @@ def _missing_functions(include: Path) -> list[str]:
 
 
 def _of_hip_python(folder: Path) -> Declared:
-    """Return what AMD's hip-python, or rocm-bindings-hip, was built with; enumerators and structures need no GPU."""
+    """Return what AMD's hip-python, or rocm-bindings-hip, was built with; enumerators and
+    structures need no GPU.
+    """
     own = ours()
     is_new = (folder / "rocm").is_dir()
     module, declared = (
@@ -255,7 +261,9 @@ def _compile(include: Path, text: str, *options: str) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """A package that declares one release of HIP; `digest` is of the file that is downloaded, `beside` what it imports."""
+    """A package that declares one release of HIP; `digest` is of the file that is downloaded,
+    `beside` what it imports.
+    """
 
     hip: str
     project: str
@@ -349,7 +357,9 @@ def main() -> int:
 
 
 def unpacked(source: Source, folder: Path) -> Path:
-    """Return the folder with a package's files, and with those of what it imports; fetched unless they are there."""
+    """Return the folder with a package's files, and with those of what it imports; fetched unless
+    they are there.
+    """
     into = folder / f"{source.project}-{source.version}"
     for one in (source, *source.beside):
         _unpack(one, folder, into)
@@ -422,7 +432,8 @@ def _rows(source: Source, folder: Path) -> list[dict[str, Any]]:
 def compared(hip: str, found: Declared) -> list[dict[str, Any]]:
     """Return a row for each number, place and prototype.
 
-    `theirs` is None for what the source does not declare; `ok` then is None where a library may lack it, or the source cannot tell.
+    `theirs` is None for what the source does not declare; `ok` then is None where a library may
+    lack it, or the source cannot tell.
     """
     own, rows = ours(), []
     for kind in ("numbers", "places", "arguments"):
@@ -441,7 +452,9 @@ def compared(hip: str, found: Declared) -> list[dict[str, Any]]:
 
 
 def _may_lack(what: str, places: dict[str, Any]) -> bool:
-    """Whether a release may lack it, or hip-python, which tells the size of its structure, has no way to tell this."""
+    """Whether a release may lack it, or hip-python, which tells the size of its structure, has no
+    way to tell this.
+    """
     unasked = {"hipPointerAttribute_t.devicePointer", "hipPointerAttribute_t.hostPointer", _LENGTH}
     return (
         what == _CLUSTER

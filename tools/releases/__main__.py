@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entry point of this package: `python -m tools.releases PROGRAM`; each program is the module of its name."""
+"""The entry point of this package: `python -m tools.releases PROGRAM`; each program is the module
+of its name.
+"""
 
 from __future__ import annotations
 

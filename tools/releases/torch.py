@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tries the bundles of torch.compile on the torch that is installed here, and writes `docs/results/torch-<release>.json`.
+"""Tries the bundles of torch.compile on the torch that is installed here, and writes
+`docs/results/torch-<release>.json`.
 
     python3.11 -m venv torch215 && torch215/bin/pip install torch==2.15.0 '.[test,redis,cli]'
     torch215/bin/python -m tools.releases torch
 
-No GPU is needed, so torch's CUDA build will do.  It looks up every name of torch's own that is used, runs the tests of `save` and
-`load`, and carries a pair of files of torch.compiler.precompile where this torch makes such.  Exit status 1 when something failed.
+No GPU is needed, so torch's CUDA build will do.  It looks up every name of torch's own that is
+used, runs the tests of `save` and `load`, and carries a pair of files of torch.compiler.precompile
+where this torch makes such.  Exit status 1 when something failed.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ def _tests() -> dict[str, Any]:
             check=False,
             timeout=_TIMEOUT_S,
         )
-        cases = list(ET.parse(report).getroot().iter("testcase"))  # noqa: S314  # pytest wrote it just now
+        # pytest wrote it just now
+        cases = list(ET.parse(report).getroot().iter("testcase"))  # noqa: S314
     told = {
         word: sorted(case.get("name", "") for case in cases if case.find(word) is not None)
         for word in ("failure", "error", "skipped")

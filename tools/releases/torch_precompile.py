@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries a pair of files of torch.compiler.precompile in a bundle: `python -m tools.releases torch-precompile DIRECTORY`.
+"""Carries a pair of files of torch.compiler.precompile in a bundle: `python -m tools.releases
+torch-precompile DIRECTORY`.
 
-The pair is captured below Inductor's cache directory, beside kernels; the directory is packed, and restored to another path, once
-with `trust="kernels"` and once with `trust="code"`.  The restored pair is loaded in a new process, which computes the same.  It
-prints one JSON.  `python -m tools.releases torch` runs it.
+The pair is captured below Inductor's cache directory, beside kernels; the directory is packed, and
+restored to another path, once with `trust="kernels"` and once with `trust="code"`.  The restored
+pair is loaded in a new process, which computes the same.  It prints one JSON.  `python -m
+tools.releases torch` runs it.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ def _carry(directory: Path) -> dict[str, Any]:
         return {"skipped": f"this torch has no {_MODULE}"}
     first, second, untrusted = (directory / name for name in ("first", "second", "untrusted"))
     captured = _step(first, "capture")
-    # `pack` takes a directory for Inductor's that has a kernel directory of a device; this one holds a tuning result alone.
+    # `pack` takes a directory for Inductor's that has a kernel directory of a device; this one
+    # holds a tuning result alone.
     kernels = first / "triton" / "0" / _KEY
     kernels.mkdir(parents=True)
     (kernels / "k.autotune.json").write_text("{}")

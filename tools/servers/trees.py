@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packs a cache that vLLM's own code laid out, restores it under another root, and checks what is refused and explained; no GPU.
+"""Packs a cache that vLLM's own code laid out, restores it under another root, and checks what is
+refused and explained; no GPU.
 
     python -m tools.servers wheels DIR
     python -m tools.servers trees DIR [--results FOLDER]
 
-Two ranks lay out a cache root, each in a process of its own (`vllm_worker.py`); a third one has another environment, so vLLM gives its model
-another hash.  Exit status 1 when any row is wrong.  The raw result goes to docs/results/server-trees.json.
+Two ranks lay out a cache root, each in a process of its own (`vllm_worker.py`); a third one has
+another environment, so vLLM gives its model another hash.  Exit status 1 when any row is wrong.
+The raw result goes to docs/results/server-trees.json.
 """
 
 from __future__ import annotations
@@ -136,11 +138,14 @@ def restore(folder: Path, root: Path, *, ranks: str) -> bundler.RestoreReport:
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """Return the files below a root, but for those that hold its path: Triton's group files, and locks."""
+    """Return the files below a root, but for those that hold its path: Triton's group files, and
+    locks.
+    """
     files = (
         path for path in root.rglob("*") if path.is_file() and not path.name.startswith("__grp__")
     )
-    # Metadata of kernels may hold the path of the cache; a kernel of another root differs in that alone.
+    # Metadata of kernels may hold the path of the cache; a kernel of another root differs in that
+    # alone.
     named = {
         str(path.relative_to(root)): path.read_bytes().replace(str(root).encode(), b"<root>")
         for path in files

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Vllm`: vLLM's own modules from the files of its wheel, with stubs only for what is absent: its compiled parts, its heavy dependencies.
+"""`Vllm`: vLLM's own modules from the files of its wheel, with stubs only for what is absent: its
+compiled parts, its heavy dependencies.
 
-`trees.py` and its child process lay caches out with them.  A module that is not among `OWN` is a stub, whose attributes answer any call.
+`trees.py` and its child process lay caches out with them.  A module that is not among `OWN` is a
+stub, whose attributes answer any call.
 """
 
 from __future__ import annotations

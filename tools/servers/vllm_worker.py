@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a vLLM that compiles a model: lays out its part of the cache by vLLM's own code, and compiles kernels into it.
+"""One rank of a vLLM that compiles a model: lays out its part of the cache by vLLM's own code, and
+compiles kernels into it.
 
-`trees.py` starts `python -m tools.servers.vllm_worker SOURCES RANK RANKS` for each rank, with VLLM_CACHE_ROOT set.  vLLM's code makes the names,
-the directories and the file of factors, and replaces the model file; what torch would compile, and the configuration, are stand-ins.
+`trees.py` starts `python -m tools.servers.vllm_worker SOURCES RANK RANKS` for each rank, with
+VLLM_CACHE_ROOT set.  vLLM's code makes the names, the directories and the file of factors, and
+replaces the model file; what torch would compile, and the configuration, are stand-ins.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class _Compiled:
 
 
 def main(sources: str, rank: int, ranks: int) -> None:
-    """Lay out what vLLM does by default, then what it does without compiling ahead of time; prints where kernels went."""
+    """Lay out what vLLM does by default, then what it does without compiling ahead of time; prints
+    where kernels went.
+    """
     load_vllm(Path(sources) / "vllm", RELEASES["vllm"])
     config = _vllm_config(rank, ranks)
     compile_ahead(config, rank)
@@ -91,7 +95,9 @@ def _vllm_config(rank: int, ranks: int) -> Any:
 
 
 def compile_ahead(config: Any, rank: int) -> None:
-    """Call a model that vLLM's decorator compiles ahead of time: `torch_aot_compile/<hash>/rank_i_j/model`."""
+    """Call a model that vLLM's decorator compiles ahead of time:
+    `torch_aot_compile/<hash>/rank_i_j/model`.
+    """
     import torch
     from vllm.compilation import decorators  # type: ignore[import-not-found]
 
@@ -99,7 +105,8 @@ def compile_ahead(config: Any, rank: int) -> None:
         def forward(self, x: Any) -> Any:
             return x + 1
 
-    decorated: Any = decorators._support_torch_compile(Model, {"x": 0})  # noqa: SLF001  # what its public decorator calls
+    # what its public decorator calls
+    decorated: Any = decorators._support_torch_compile(Model, {"x": 0})  # noqa: SLF001
     model = decorated.__new__(decorated)
     torch.nn.Module.__init__(model)
     vars(model).update(
@@ -120,8 +127,8 @@ def compile_ahead(config: Any, rank: int) -> None:
 
 
 def compile_by_backend(config: Any, *, ahead: bool) -> None:
-    """Call vLLM's backend until it has laid its directories out: `<hash>/rank_i_j/backbone`, and without `ahead` beside it
-    `inductor_cache` and `triton_cache`.
+    """Call vLLM's backend until it has laid its directories out: `<hash>/rank_i_j/backbone`, and
+    without `ahead` beside it `inductor_cache` and `triton_cache`.
     """
     from vllm.compilation import backends
 

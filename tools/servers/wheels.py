@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Downloads the wheels of vLLM and SGLang, and unpacks their Python files, which other programs and tests run without installing them.
+"""Downloads the wheels of vLLM and SGLang, and unpacks their Python files, which other programs and
+tests run without installing them.
 
     python -m tools.servers wheels DIR
 
-DIR then has `vllm/vllm/…` and `sglang/sglang/…`; SERVER_SOURCES=DIR gives them to the tests.  375 MB from the package index, and pip.
+DIR then has `vllm/vllm/…` and `sglang/sglang/…`; SERVER_SOURCES=DIR gives them to the tests.  375
+MB from the package index, and pip.
 """
 
 from __future__ import annotations

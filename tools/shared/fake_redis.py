@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`FakeRedis`: a server on loopback that reads commands of Redis and answers each with whatever bytes it is told to.
+"""`FakeRedis`: a server on loopback that reads commands of Redis and answers each with whatever
+bytes it is told to.
 
-The tests of the Redis store and `python -m tools.fuzz replies` use it: a real server never sends what is tried here.
+The tests of the Redis store and `python -m tools.fuzz replies` use it: a real server never sends
+what is tried here.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import threading
 from collections.abc import Callable
 from typing import Self, TypeAlias
 
-#: Gets the words of a command, the first in capitals, and returns the bytes of its answer; None: what an empty server says.
+#: Gets the words of a command, the first in capitals, and returns the bytes of its answer; None:
+#: what an empty server says.
 Answer: TypeAlias = Callable[[list[bytes]], "bytes | None"]
 _NOTHING = b"$-1\r\n"
 
@@ -38,7 +41,9 @@ def honest(words: list[bytes]) -> bytes:
 
 
 class FakeRedis:
-    """The server, for as long as a `with` block runs; `answer` may be changed at any time, and `asked` counts commands."""
+    """The server, for as long as a `with` block runs; `answer` may be changed at any time, and
+    `asked` counts commands.
+    """
 
     def __init__(self, answer: Answer = lambda _words: None) -> None:
         self.answer, self.asked = answer, 0

@@ -2,7 +2,9 @@
 # Kernels are written in Triton's language, which neither knows:
 # ruff: noqa: ANN001, D403, N803
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
-"""Three shapes of kernels with a constant that tells variants apart; `kernel_variants` compiles them."""
+"""Three shapes of kernels with a constant that tells variants apart; `kernel_variants` compiles
+them.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 
     python -m tools.shared.kernel_variants COUNT PART OF     compile every OF-th kernel, from the PART-th, into TRITON_CACHE_DIR
 
-A third each is element-wise, a softmax over rows, and a matrix product; constants tell the variants apart.
+A third each is element-wise, a softmax over rows, and a matrix product; constants tell the variants
+apart.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ TARGET = ("cuda", 90, 32)
 
 
 def cache_of(count: int, keep: Path) -> Path:
-    """Return a cache directory with `count` kernels, compiled now unless an earlier run has left them in `keep`."""
+    """Return a cache directory with `count` kernels, compiled now unless an earlier run has left
+    them in `keep`.
+    """
     wanted = [
         importlib.metadata.version("triton"),
         Path(__file__).with_name("kernel_shapes.py").read_text(),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every measurement here needs: facts about the machine, result files, and a ptxas that refuses to assemble."""
+"""What every measurement here needs: facts about the machine, result files, and a ptxas that
+refuses to assemble.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,18 @@ def facts() -> dict[str, Any]:
 
 
 def extensions() -> dict[str, bool]:
-    """Return the C extensions of the package by name, and whether each was built where it is imported from; without them it is slower."""
+    """Return the C extensions of the package by name, and whether each was built where it is
+    imported from; without them it is slower.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     named = [module["name"] for module in project["tool"]["setuptools"]["ext-modules"]]
     return {name.rpartition(".")[2]: importlib.util.find_spec(name) is not None for name in named}
 
 
 def without_extensions(machine: dict[str, Any]) -> str:
-    """Return in words what of them was missing where a result was measured; empty where none was, or nobody noted it."""
+    """Return in words what of them was missing where a result was measured; empty where none was,
+    or nobody noted it.
+    """
     noted: dict[str, bool] = machine.get("extensions", {})
     missing = [name for name, built in sorted(noted.items()) if not built]
     if not missing:
@@ -125,7 +131,8 @@ def shown(figure: float, unit: str) -> str:
 
 def fast_directory() -> str | None:
     """Return a directory in memory, if there is one."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108  # tmpfs, made private by tempfile
+    # tmpfs, made private by tempfile
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
 
 
 def settle() -> None:
@@ -134,10 +141,12 @@ def settle() -> None:
 
 
 def refusing_ptxas(directory: Path) -> tuple[dict[str, str], Path]:
-    """Make wrappers for ptxas that answer `--version` like the real one, note anything else, and fail.
+    """Make wrappers for ptxas that answer `--version` like the real one, note anything else, and
+    fail.
 
     Returns:
-        Environment variables that make Triton use them, and the file with a line for each refused call.
+        Environment variables that make Triton use them, and the file with a line for each refused
+        call.
     """
     log = directory / "ptxas-calls"
     environment = {}

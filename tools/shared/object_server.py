@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stand-in for an S3 server that is fast enough to measure clients with, and that can be told to go wrong.
+"""A stand-in for an S3 server that is fast enough to measure clients with, and that can be told to
+go wrong.
 
     python -m tools.shared.object_server SECONDS [FOLDER]     serves a bucket that holds the files of FOLDER; prints its port
 
-It speaks what stores and `aws s3 sync` need: GET with ranges and If-None-Match, HEAD, PUT on condition, DELETE, lists page by page.
-It keeps objects in memory, looks at no signature, and gives each answer so many seconds late, however many are asked at once.
-Real servers and moto judge what is right; this one is there because moto answers some hundred requests a second.  `tools.bench.cloud`
-runs it as a process, `tools.cluster.cloud_faults` as a thread, with a `fault`.
+It speaks what stores and `aws s3 sync` need: GET with ranges and If-None-Match, HEAD, PUT on
+condition, DELETE, lists page by page. It keeps objects in memory, looks at no signature, and gives
+each answer so many seconds late, however many are asked at once. Real servers and moto judge what
+is right; this one is there because moto answers some hundred requests a second.
+`tools.bench.cloud` runs it as a process, `tools.cluster.cloud_faults` as a thread, with a `fault`.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ class Answer:
     Attributes:
         status, headers, body: as in HTTP; status 0 closes the connection without a word.
         length: what Content-Length says, None for the truth.
-        sent: how many bytes of the body are sent before the connection is closed, None for all of them and leaving it open.
+        sent: how many bytes of the body are sent before the connection is closed, None for all of
+            them and leaving it open.
         late_s: how much later than others it comes; None for never.
     """
 
@@ -79,7 +82,8 @@ class ObjectServer:
 
     Args:
         delay_s: how long each answer waits.
-        fault: returns an answer instead of the right one, or None for that; called with each request and its right answer.
+        fault: returns an answer instead of the right one, or None for that; called with each
+            request and its right answer.
         tls: for a server that speaks TLS.
     """
 

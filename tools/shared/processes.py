@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a program starts a module of tools as a process of its own: by `command`, or by `output` when it waits for the end.
+"""How a program starts a module of tools as a process of its own: by `command`, or by `output` when
+it waits for the end.
 
 Its import is part of what some benchmarks measure, so it imports little.
 """
@@ -17,14 +18,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """Return the command line that runs a module or a package; its working directory must be `ROOT`."""
+    """Return the command line that runs a module or a package; its working directory must be
+    `ROOT`.
+    """
     return [sys.executable, "-W", "ignore", "-m", module, *arguments]
 
 
 def python_path() -> str:
     """Return the search path of a child process: the checkout, then what this process was given.
 
-    Where this process keeps the checkout's package off its path (`make bench`, and tests of the wheel), so does the child.
+    Where this process keeps the checkout's package off its path (`make bench`, and tests of the
+    wheel), so does the child.
     """
     given = os.environ.get("PYTHONPATH", "")
     finds_tools = any(

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a program of tools is chosen by its name: `run` is what the `__main__` of every package calls."""
+"""How a program of tools is chosen by its name: `run` is what the `__main__` of every package
+calls.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def run(package: str, programs: Mapping[str, str]) -> int:
 
     Args:
         package: full name of the package.
-        programs: the name of each program and what it is about; `torch-compile` is the `main` of the module `torch_compile`.
+        programs: the name of each program and what it is about; `torch-compile` is the `main` of
+            the module `torch_compile`.
     """
     lines = (f"  {name:<15} {about}" for name, about in programs.items())
     parser = argparse.ArgumentParser(

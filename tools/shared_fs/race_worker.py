@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process of the race on a shared file system: does everything that stores and caches do, in random order, for some seconds.
+"""One process of the race on a shared file system: does everything that stores and caches do, in
+random order, for some seconds.
 
 python -m tools.shared_fs.race_worker MOUNT BUNDLE SECONDS SEED      prints what happened as JSON
 
-What it read that was wrong, and errors that are none of ours, are what must not happen; errors of ours and misses may.
+What it read that was wrong, and errors that are none of ours, are what must not happen; errors of
+ours and misses may.
 """
 
 from __future__ import annotations
@@ -143,7 +145,8 @@ class Racer:
                     try:
                         found = (self._cache / name).read_bytes()
                     except OSError as error:
-                        # Somebody removed the kernel meanwhile, which is what other processes of the race do.
+                        # Somebody removed the kernel meanwhile, which is what other processes of
+                        # the race do.
                         if error.errno not in {errno.ENOENT, errno.ESTALE}:
                             raise
                         continue
@@ -159,7 +162,9 @@ class Racer:
             )
 
     def _triton(self) -> None:
-        """Put a file into Triton's own cache, which is the peer: its errors are counted, and are not ours."""
+        """Put a file into Triton's own cache, which is the peer: its errors are counted, and are
+        not ours.
+        """
         from triton.runtime.cache import FileCacheManager
 
         os.environ["TRITON_CACHE_DIR"] = str(self._mount / "triton")

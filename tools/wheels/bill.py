@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tools.wheels bill WHEEL`: what a wheel consists of and what it asks for, as CycloneDX 1.6 in JSON.
+"""`python -m tools.wheels bill WHEEL`: what a wheel consists of and what it asks for, as CycloneDX
+1.6 in JSON.
 
-`bill_of` makes it, for this program and for `release.py`: the wheel with its digest, each file in it with its own, each requirement with the extra that
-brings it, and the version that constraints.txt says was tested.  Two runs give equal bytes: time and serial number come from the wheel.
+`bill_of` makes it, for this program and for `release.py`: the wheel with its digest, each file in
+it with its own, each requirement with the extra that brings it, and the version that
+constraints.txt says was tested.  Two runs give equal bytes: time and serial number come from the
+wheel.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`find`: the Python interpreters that wheels are built for and tried on; `environment` makes a virtual environment of one.
+"""`find`: the Python interpreters that wheels are built for and tried on; `environment` makes a
+virtual environment of one.
 
-An interpreter is looked for on PATH, then among those of pyenv and of uv, and counts when it runs, has venv, and has the C headers that an extension
-needs.  `release.py` and `trial.py` use it.
+An interpreter is looked for on PATH, then among those of pyenv and of uv, and counts when it runs,
+has venv, and has the C headers that an extension needs.  `release.py` and `trial.py` use it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _ASK = (
 
 @dataclass(frozen=True)
 class Interpreter:
-    """One Python: `version` as 3.12, `release` as 3.12.1, and where its program and its headers are."""
+    """One Python: `version` as 3.12, `release` as 3.12.1, and where its program and its headers
+    are.
+    """
 
     version: str
     release: str
@@ -94,7 +97,9 @@ def _find(version: str) -> Interpreter | None:
             env=clean_variables(),
         )
         if done.returncode:
-            continue  # pyenv puts a program on PATH for versions that are not selected, and Debian's may lack venv
+            # pyenv puts a program on PATH for versions that are not selected, and Debian's may lack
+            # venv
+            continue
         found, release, include, headers = json.loads(done.stdout)
         if found == version and headers:
             return Interpreter(version, release, program, include)

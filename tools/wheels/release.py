@@ -34,15 +34,18 @@ from tools.wheels.interpreters import Interpreter, clean_variables
 
 _GLIBC = "2.17"
 _MACHINES = ("x86_64", "aarch64")
-# The path of the folder must not get into the extensions, by whatever way a compiler has; -g0 and -s, since nobody debugs them from a
-# wheel. One level of optimization, since each Python brings another; without it zig would also check for undefined behavior.
+# The path of the folder must not get into the extensions, by whatever way a compiler has; -g0 and
+# -s, since nobody debugs them from a wheel. One level of optimization, since each Python brings
+# another; without it zig would also check for undefined behavior.
 _FLAGS = "-g0 -O2 -fno-sanitize=undefined -ffile-prefix-map={folder}=."
 _BACKEND = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2], {options})"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One file: a source distribution, or a wheel with `all`, `abi3` or `none` of the extensions for a machine."""
+    """One file: a source distribution, or a wheel with `all`, `abi3` or `none` of the extensions
+    for a machine.
+    """
 
     interpreter: Interpreter
     extensions: str | None = None
@@ -73,7 +76,9 @@ def compiler(machine: str) -> list[str]:
 
 
 def kinds_for(interpreters: Sequence[Interpreter]) -> tuple[list[Kind], list[str]]:
-    """Return the files to build, the source distribution first, and a sentence for each that cannot be built here."""
+    """Return the files to build, the source distribution first, and a sentence for each that cannot
+    be built here.
+    """
     first = interpreters[0]
     kinds, left_out = [Kind(first), Kind(first, "none")], []
     for machine in _MACHINES:
@@ -92,7 +97,8 @@ def kinds_for(interpreters: Sequence[Interpreter]) -> tuple[list[Kind], list[str
 
 
 def build(kind: Kind, python: str, source: Path, out: Path, time: str) -> Path:
-    """Build a file from a copy of the sources, with a Python that has setuptools, and return its path.
+    """Build a file from a copy of the sources, with a Python that has setuptools, and return its
+    path.
 
     Raises:
         subprocess.CalledProcessError: it cannot be built; what the compiler wrote was printed.
@@ -131,7 +137,9 @@ def build(kind: Kind, python: str, source: Path, out: Path, time: str) -> Path:
 
 
 def settled(archive: bytes, time: int) -> bytes:
-    """Return a source distribution with one time, one owner and one order, as setuptools does not write it."""
+    """Return a source distribution with one time, one owner and one order, as setuptools does not
+    write it.
+    """
     with tarfile.open(fileobj=io.BytesIO(archive)) as old:
         members = [
             (member, old.extractfile(member))
@@ -175,7 +183,8 @@ def _compiling(kind: Kind, source: Path) -> dict[str, str]:
 
 
 def _split_headers(interpreter: Interpreter, folder: Path) -> str:
-    """Return the option by which zig finds what Debian keeps apart: python3.11/pyconfig.h includes x86_64-linux-gnu/python3.11/pyconfig.h.
+    """Return the option by which zig finds what Debian keeps apart: python3.11/pyconfig.h includes
+    x86_64-linux-gnu/python3.11/pyconfig.h.
 
     /usr/include itself would bring the headers of another C library.
     """

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `trial.py` runs in an environment that has one built file: use the installed package, and print as JSON what came out.
+"""What `trial.py` runs in an environment that has one built file: use the installed package, and
+print as JSON what came out.
 
-It imports nothing of this repository but the installed `bundler`: load a golden bundle, restore it, pack what was restored.
-`extensions` are those that were called, or, where only a GPU has them called, those that were found where the package looks for them.
+It imports nothing of this repository but the installed `bundler`: load a golden bundle, restore it,
+pack what was restored. `extensions` are those that were called, or, where only a GPU has them
+called, those that were found where the package looks for them.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ def launch_extensions() -> set[str]:
 
 
 def tree_digest(root: Path) -> str:
-    """Return a digest of names and bytes of all files; paths of the folder itself, which Triton's metadata has, are left out."""
+    """Return a digest of names and bytes of all files; paths of the folder itself, which Triton's
+    metadata has, are left out.
+    """
     lines = [
         f"{path.relative_to(root)} {hashlib.sha256(path.read_bytes().replace(str(root).encode(), b'')).hexdigest()}"
         for path in sorted(root.rglob("*"))

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tools.wheels texts [--tag TAG]`: what people read of a release agrees with what is built, and has the form that its readers expect.
+"""`python -m tools.wheels texts [--tag TAG]`: what people read of a release agrees with what is
+built, and has the form that its readers expect.
 
-`faults` finds where they do not: versions, the tag, the headings of CHANGELOG.md (keep a changelog), CITATION.cff, the conda recipe and the file of the container
-image.  The last three are given to cffconvert, rattler-build and hadolint too, where these are installed, as `make dist` does.
+`faults` finds where they do not: versions, the tag, the headings of CHANGELOG.md (keep a
+changelog), CITATION.cff, the conda recipe and the file of the container image.  The last three are
+given to cffconvert, rattler-build and hadolint too, where these are installed, as `make dist` does.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ _RELEASED = re.compile(r"\[(\d+\.\d+\.\d+)\] - (\d{4}-\d\d-\d\d)")
 
 
 def faults(root: Path, tag: str | None = None) -> Iterator[str]:
-    """Yield a sentence for each disagreement; with a tag, also for what an untagged checkout may have and a release may not."""
+    """Yield a sentence for each disagreement; with a tag, also for what an untagged checkout may
+    have and a release may not.
+    """
     version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"][
         "version"
     ]
@@ -103,7 +107,8 @@ def program_faults(root: Path) -> Iterator[str]:
     if importlib.util.find_spec("rattler_build") is None:
         print("skipped: rattler-build is not installed")
         return
-    # Another process: what it says of a recipe is an error of its own, and mypy need not know the package.
+    # Another process: what it says of a recipe is an error of its own, and mypy need not know the
+    # package.
     render = (
         "import sys, rattler_build as r; recipe, variants = (type.from_file(path) for type, path in"
         " ((r.Stage0Recipe, sys.argv[1]), (r.VariantConfig, sys.argv[2])));"

@@ -162,7 +162,9 @@ def trials(files: list[Path], found: list[Interpreter], folder: Path) -> Iterato
 
 
 def picks(folder: Path, scratch: Path) -> Iterator[str]:
-    """Ask pip which file of a folder it takes for each platform, print it, and yield where it is another than docs/release.md says."""
+    """Ask pip which file of a folder it takes for each platform, print it, and yield where it is
+    another than docs/release.md says.
+    """
     for number, (version, system, expected) in enumerate(PICKS):
         if not list(folder.glob(f"*{expected}.whl")):
             print(
@@ -296,7 +298,9 @@ def _object_problems(file: Path, path: Path) -> Iterator[str]:
 
 
 def _from_program(module: str, *words: str, expected: str = "") -> Iterator[str]:
-    """Yield what a program says when it fails, or when its words, joined to one line, do not have what is expected."""
+    """Yield what a program says when it fails, or when its words, joined to one line, do not have
+    what is expected.
+    """
     if importlib.util.find_spec(module) is None:
         return
     command = [sys.executable, "-m", module, *words]

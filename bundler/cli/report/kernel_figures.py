@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`KernelFigures`: what the report says of one kernel, as the page's JSON has it; `figures_of` gathers it from a bundle.
+"""`KernelFigures`: what the report says of one kernel, as the page's JSON has it; `figures_of`
+gathers it from a bundle.
 
 `report_page.py` calls it for each kernel, in the order in which the texts are packed.
 """
@@ -33,7 +34,8 @@ class KernelFigures(Struct, frozen=True, kw_only=True):
 
     Attributes:
         constants, signature, options: what it was compiled for; None where nobody recorded it.
-        occupancy: warps that its target's multiprocessor holds, of those that it holds at most, 0 to 1.
+        occupancy: warps that its target's multiprocessor holds, of those that it holds at most, 0
+            to 1.
         occupancy_limit: what keeps it from more.
         stages_us: microseconds by stage of the compile; empty when only hits were seen.
         hits: how often processes found it, of those whose reports were given; None without any.
@@ -69,7 +71,8 @@ class KernelFigures(Struct, frozen=True, kw_only=True):
 
 
 class SourceFolder:
-    """Python files in which kernels may be defined, found by name; nothing outside of the folder is read.
+    """Python files in which kernels may be defined, found by name; nothing outside of the folder is
+    read.
 
     Args:
         folder: the folder; links that lead out of it are not followed.
@@ -80,7 +83,9 @@ class SourceFolder:
         self._known: dict[tuple[str, str], str | None] = {}
 
     def text_of(self, path: str, function: str) -> str | None:
-        """Return the text of the file of this base name that defines the function, None where there is none."""
+        """Return the text of the file of this base name that defines the function, None where there
+        is none.
+        """
         wanted = path.replace("\\", "/").rpartition("/")[2], function
         if wanted not in self._known:
             self._known[wanted] = self._search(*wanted)

@@ -95,10 +95,11 @@ def report(
     *,
     with_misses: bool,
 ) -> int:
-    """Write one HTML file that shows the bundle FIRST: sizes, a table of kernels, a page for each with its stages side by side.
+    """Write one HTML file that shows the bundle FIRST: sizes, a table of kernels, a page for each
+    with its stages side by side.
 
-    It opens from disk and fetches nothing. With SECOND it also shows what that has, lacks and has otherwise. Either may be a bundle, a Triton
-    cache directory, or with --store a tag.
+    It opens from disk and fetches nothing. With SECOND it also shows what that has, lacks and has
+    otherwise. Either may be a bundle, a Triton cache directory, or with --store a tag.
     """
     output = output if output is not None else _default_output(first)
     check_output(output)
@@ -148,13 +149,17 @@ def _base(source: str) -> str:
 
 
 def _default_output(source: str) -> str:
-    """Return where the page of a bundle goes: a file of its own in the current directory, for a tag too."""
+    """Return where the page of a bundle goes: a file of its own in the current directory, for a tag
+    too.
+    """
     stem = _base(source).removesuffix(".tbundle")
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in stem) + "-report.html"
 
 
 def _hits_of(paths: tuple[str, ...]) -> dict[str, int]:
-    """Sum up how often kernels were found, by key; raises `NotFound`, `AccessDenied`, `FormatError`."""
+    """Sum up how often kernels were found, by key; raises `NotFound`, `AccessDenied`,
+    `FormatError`.
+    """
     found: Counter[str] = Counter()
     for path in paths:
         with os_errors(path, "read"), open(open_regular(path), "rb") as file:

@@ -61,7 +61,8 @@ class ReportPage(Struct, frozen=True):
     Attributes:
         text: the HTML.
         kernels: how many it shows.
-        with_texts: of how many it has source and stages; the others had no room, those that took longest to compile come first.
+        with_texts: of how many it has source and stages; the others had no room, those that took
+            longest to compile come first.
     """
 
     text: str
@@ -84,7 +85,8 @@ def report_page(
         first: what the bundle is called, and the bundle.
         second: another one, which the page compares it with.
         sources: where the Python files of kernels are looked for.
-        misses: why kernels were compiled here, as `explain --json` tells it; None where nobody asked.
+        misses: why kernels were compiled here, as `explain --json` tells it; None where nobody
+            asked.
         hits_of: how often each kernel was found, by key; None where nobody tells.
         limit_bytes: texts of kernels are left out where the page would be larger.
     """
@@ -190,7 +192,9 @@ def _overview(bundle: Bundle) -> dict[str, Any]:
 
 
 def _treemap(figures: Sequence[KernelFigures]) -> list[dict[str, Any]]:
-    """Return rectangles: one for each kind of file, and in it one for each of the largest kernels and one for the others."""
+    """Return rectangles: one for each kind of file, and in it one for each of the largest kernels
+    and one for the others.
+    """
     amounts: dict[str, Counter[str]] = {}
     for one in figures:
         for kind, size in one.files:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`TextArchive`: the texts of thousands of kernels in little space, such that a browser can unpack any of them.
+"""`TextArchive`: the texts of thousands of kernels in little space, such that a browser can unpack
+any of them.
 
-Kernels share most of their lines.  Each line is kept once, and a text is a list of runs of lines that followed one another before; both
-are deflated, since that is what every browser inflates.  `report_page.py` fills it, `page/report.js` reads it.
+Kernels share most of their lines.  Each line is kept once, and a text is a list of runs of lines
+that followed one another before; both are deflated, since that is what every browser inflates.
+`report_page.py` fills it, `page/report.js` reads it.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ class PackedTexts(Struct, frozen=True):
 
     Attributes:
         lines: base64 of the deflated lines, each ended by a newline.
-        runs: base64 of the deflated runs: little-endian 32-bit pairs of first line and number of lines.
+        runs: base64 of the deflated runs: little-endian 32-bit pairs of first line and number of
+            lines.
     """
 
     lines: str

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Candidates and grids by rule: sizes, a device and facts about a kernel in; configs and a grid out, as pure functions.
+"""Candidates and grids by rule: sizes, a device and facts about a kernel in; configs and a grid
+out, as pure functions.
 
-The rules (`pointwise_rules`, `reduction_rules`, `launch_grids`, ...) know nothing of how kernels are launched or tuned.
-Integrations call them directly.  Programs use the decorators, which this package shows under its own name:
+The rules (`pointwise_rules`, `reduction_rules`, `launch_grids`, ...) know nothing of how kernels
+are launched or tuned. Integrations call them directly.  Programs use the decorators, which this
+package shows under its own name:
 
     H200 = Device("cuda", multiprocessors=132, major=9)
 
@@ -12,8 +14,8 @@ Integrations call them directly.  Programs use the decorators, which this packag
 
     scale.run(x, out, x.numel())
 
-A decorated function is tuned, so the decorators are defined in `tuning/heuristic_decorators.py` and imported when one is asked
-for.  `docs/heuristics.md` says more.
+A decorated function is tuned, so the decorators are defined in `tuning/heuristic_decorators.py` and
+imported when one is asked for.  `docs/heuristics.md` says more.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of blocks and grids, the rules for warps and for long grids, and the checks that every candidate passes.
+"""Limits of blocks and grids, the rules for warps and for long grids, and the checks that every
+candidate passes.
 
 Every module of rules uses them.
 """
@@ -129,7 +130,9 @@ def grow_for_grid(x: int, hint: int, warps: int, setting: Setting) -> int:
 
 
 def check_blocks(kwargs: Mapping[str, int], hints: SizeHints, setting: Setting) -> None:
-    """Raise `ConfigError` for a block that is over the limit of its axis, does not divide it, or spans a single element."""
+    """Raise `ConfigError` for a block that is over the limit of its axis, does not divide it, or
+    spans a single element.
+    """
     for axis, hint in hints.items():
         block = kwargs.get(block_name(axis))
         if block is None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`combo_plan`: candidates for several kernels in one launch, each with blocks of its own or all with the same.
+"""`combo_plan`: candidates for several kernels in one launch, each with blocks of its own or all
+with the same.
 
 The decorator `combo` and Inductor's combo kernels begin with its plan.
 """
@@ -74,7 +75,8 @@ class ComboPlan:
         base: the first candidate of every kernel, with the most warps and stages among them.
         groups: largest first.
         field_limits: parameter -> largest block.
-        warp_stages: warps and stages that any kernel's candidates have; tried when the blocks are found.
+        warp_stages: warps and stages that any kernel's candidates have; tried when the blocks are
+            found.
     """
 
     base: Config
@@ -84,7 +86,9 @@ class ComboPlan:
 
     @property
     def steps(self) -> tuple[tuple[Mapping[str, object], ...], ...]:
-        """What a tuner tries, step by step, each change on top of the best so far: each group's candidates, then warps and stages."""
+        """What a tuner tries, step by step, each change on top of the best so far: each group's
+        candidates, then warps and stages.
+        """
         pairs = tuple(
             {"num_warps": warps, "num_stages": stages} for warps, stages in self.warp_stages
         )
@@ -100,12 +104,14 @@ def combo_plan(
     parameters: Collection[str] | None = None,
     grouping: bool = False,
 ) -> ComboPlan:
-    """Return the plan of a combined kernel in which every kernel has blocks of its own: `XBLOCK_0`, `XBLOCK_1`, …
+    """Return the plan of a combined kernel in which every kernel has blocks of its own: `XBLOCK_0`,
+    `XBLOCK_1`, …
 
     Args:
         kernels: in their order.
         setting: device and policy; its facts are not looked at.
-        parameters: of the combined kernel: a name gets its kernel's number only if that is one; None takes all for it.
+        parameters: of the combined kernel: a name gets its kernel's number only if that is one;
+            None takes all for it.
         grouping: whether kernels with equal fingerprints are tuned as one.
 
     Raises:
@@ -175,7 +181,9 @@ def _candidates(kernel: SubKernel, setting: Setting) -> list[Config]:
 
 
 def _own_fields(kernel: SubKernel, config: Config) -> dict[str, object]:
-    """Return the parameters that a kernel brings along; the row of a persistent one stands in its source."""
+    """Return the parameters that a kernel brings along; the row of a persistent one stands in its
+    source.
+    """
     skip = kernel.kind == "persistent_reduction"
     return {
         name: value

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inputs of the rules: `Device`, `Facts` about a kernel, `Policy`, the three of them as a `Setting`, and hints.
+"""The inputs of the rules: `Device`, `Facts` about a kernel, `Policy`, the three of them as a
+`Setting`, and hints.
 
-Every module of rules takes them; the decorators and Inductor's generated modules make them.  Rules see nothing of the process, so that
-each machine gets the candidates of the declared device.
+Every module of rules takes them; the decorators and Inductor's generated modules make them.  Rules
+see nothing of the process, so that each machine gets the candidates of the declared device.
 """
 
 from __future__ import annotations
@@ -83,16 +84,20 @@ class Facts:
         num_load, num_store, num_reduction: how often the kernel does each.
         num_dynamic: size arguments that change from call to call.
         min_elem_per_thread: least elements of a thread, for conversions that need several at once.
-        one_element_per_thread: try tiles with an element for each thread (searches in sorted boundaries gain by it).
+        one_element_per_thread: try tiles with an element for each thread (searches in sorted
+            boundaries gain by it).
         atomic_add: the kernel adds atomically.
         no_x_dim: the kernel handles one x at a time and has no block for it.
         contiguous_row: some load or store runs along the reduced dimension.
         add_persistent_rblock: also try a block that holds a whole row.
-        max_persistent_rblock: the largest row that a persistent kernel beside this one holds; 0 for none.
-        tiling_scores: dimension -> how much memory access gains by a longer block along it, in order of dimensions.
+        max_persistent_rblock: the largest row that a persistent kernel beside this one holds; 0 for
+            none.
+        tiling_scores: dimension -> how much memory access gains by a longer block along it, in
+            order of dimensions.
         tma_min_blocks: block parameter -> least size that tensor descriptors need.
         min_xblock, min_rblock: floors of the two blocks of a reduction.
-        max_xblock: no block along x is larger; None for the device's limit.  Masks that a kernel leaves out may count on it.
+        max_xblock: no block along x is larger; None for the device's limit.  Masks that a kernel
+            leaves out may count on it.
         rsplit_size: rows of a program in a mix-order reduction; 0 for another kind of kernel.
         allow_multi_stages: whether a mix-order reduction may pipeline.
         min_split_scan_rblock: floor of the R block of a split scan.
@@ -131,7 +136,8 @@ class Policy:
         max_autotune: offer every candidate, whatever the hint says.
         autotune_pointwise: False offers one candidate for a pointwise kernel.
         deterministic: the same numbers in each run, so one candidate for a reduction.
-        batch_invariant: the same numbers for each batch size, so a persistent reduction does not look at small ones.
+        batch_invariant: the same numbers for each batch size, so a persistent reduction does not
+            look at small ones.
     """
 
     max_autotune: bool = False

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters that the rules apply to a list of candidates after it was built: they remove some, or change blocks.
+"""Filters that the rules apply to a list of candidates after it was built: they remove some, or
+change blocks.
 
-For example `one_for_determinism` keeps a single candidate, so that every run takes the same.  The rules for pointwise kernels,
-reductions, persistent reductions and split kernels call them.
+For example `one_for_determinism` keeps a single candidate, so that every run takes the same.  The
+rules for pointwise kernels, reductions, persistent reductions and split kernels call them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _TWO_AXES = {"XBLOCK", "R0_BLOCK"}
 def meet_descriptor_floors(
     configs: Sequence[Config], setting: Setting, *, persistent: bool = False
 ) -> list[Config]:
-    """Return the candidates that tensor descriptors allow, after a copy of the first that is raised to what they need.
+    """Return the candidates that tensor descriptors allow, after a copy of the first that is raised
+    to what they need.
 
     Args:
         configs: candidates.
@@ -51,7 +53,8 @@ def meet_descriptor_floors(
 def one_for_determinism(configs: Sequence[Config], setting: Setting) -> list[Config]:
     """Return the candidates, each once; under a deterministic policy the one that every run takes.
 
-    That one has neither the largest nor a tiny R block: extremes are seldom good, and no measurement will find out.
+    That one has neither the largest nor a tiny R block: extremes are seldom good, and no
+    measurement will find out.
     """
     left = unique(configs)
     if not setting.policy.deterministic or len(left) == 1:
@@ -74,19 +77,24 @@ def _block(name: str) -> Callable[[Config], int]:
 
 
 def _second_largest(configs: list[Config], measure: Callable[[Config], int]) -> list[Config]:
-    """Return those with the second largest measure, or all of them, in order of it, when there is only one."""
+    """Return those with the second largest measure, or all of them, in order of it, when there is
+    only one.
+    """
     sizes = sorted({measure(config) for config in configs})
     wanted = sizes[-2:][0]
     return [config for config in configs if measure(config) == wanted]
 
 
 def raise_to_floors(configs: Sequence[Config], hints: SizeHints, setting: Setting) -> list[Config]:
-    """Return the candidates of a reduction with both blocks at their floors or above, and tiles no larger than before.
+    """Return the candidates of a reduction with both blocks at their floors or above, and tiles no
+    larger than before.
 
-    Where a block was raised, the other one is halved until the tile is as large as it was, R first; never below a floor.
+    Where a block was raised, the other one is halved until the tile is as large as it was, R first;
+    never below a floor.
 
     Raises:
-        ConfigError: a candidate has other axes than x and one reduced one, or a floor is over a limit.
+        ConfigError: a candidate has other axes than x and one reduced one, or a floor is over a
+            limit.
     """
     facts = setting.facts
     if facts.min_xblock is None and facts.min_rblock is None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Candidates that need no rule, since their author decided on them: templates, fixed and user-written configs, lists of kernels (foreach).
+"""Candidates that need no rule, since their author decided on them: templates, fixed and
+user-written configs, lists of kernels (foreach).
 
 The decorators of the same names and Inductor's generated modules call these functions.
 """
@@ -14,7 +15,8 @@ from bundler.runtime.configs import Config
 from bundler.runtime.heuristics.facts import Policy
 
 _COUNTS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-# Options of Triton releases with explicit warp specialization; 0 says "none", and then a compiler need not know them.
+# Options of Triton releases with explicit warp specialization; 0 says "none", and then a compiler
+# need not know them.
 _WARP_SPECIALIZATION = ("num_consumer_groups", "num_buffers_warp_spec")
 _FOREACH_WARPS, _FOREACH_TRIED = 8, (1, 2, 4, 8)
 
@@ -24,7 +26,8 @@ def template_configs(num_stages: int, num_warps: int, **options: Any) -> list[Co
 
     Args:
         num_stages, num_warps: as decided with the template.
-        options: further options of the compiler; those that are None, and counts of 0, are left out.
+        options: further options of the compiler; those that are None, and counts of 0, are left
+            out.
     """
     given = {name: value for name, value in options.items() if _is_given(name, value)}
     return [
@@ -33,7 +36,8 @@ def template_configs(num_stages: int, num_warps: int, **options: Any) -> list[Co
 
 
 def fixed_configs(config: Mapping[str, Any]) -> list[Config]:
-    """Return the one candidate that a flat dictionary describes: parameters and counts side by side.
+    """Return the one candidate that a flat dictionary describes: parameters and counts side by
+    side.
 
     Raises:
         ConfigError: a count has the wrong type.

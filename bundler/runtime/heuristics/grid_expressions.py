@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`GridExpressions`: a grid as three expressions over the sizes of a call, which programs in other languages can work out, too.
+"""`GridExpressions`: a grid as three expressions over the sizes of a call, which programs in other
+languages can work out, too.
 
-`expressions_of` writes those of each kind in `launch_grids`, for the blocks of one config; a `TextGrid` is written so by its user.
-`grid_sources` makes C++ of them, `launch_expressions` evaluates them, and exports of tuned kernels carry them.
+`expressions_of` writes those of each kind in `launch_grids`, for the blocks of one config; a
+`TextGrid` is written so by its user. `grid_sources` makes C++ of them, `launch_expressions`
+evaluates them, and exports of tuned kernels carry them.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class GridExpressions:
 
     Attributes:
         x, y, z: how many programs there are along each axis.
-        positive: whether a size below zero is refused, as every kind of grid but those of given expressions does.
+        positive: whether a size below zero is refused, as every kind of grid but those of given
+            expressions does.
     """
 
     x: str
@@ -55,12 +58,16 @@ class GridExpressions:
         return tuple(dict.fromkeys(name for axis in self.axes for name in names_in(axis)))
 
     def bind(self, values: Mapping[str, Any]) -> GridExpressions:
-        """Return the same grid with whole numbers in place of names; raises `ConfigError` for what is no expression."""
+        """Return the same grid with whole numbers in place of names; raises `ConfigError` for what
+        is no expression.
+        """
         x, y, z = (bound(axis, values) for axis in self.axes)
         return replace(self, x=x, y=y, z=z)
 
     def grid(self, sizes: Mapping[str, int]) -> LaunchGrid:
-        """Return the three numbers for these sizes; raises `ConfigError` for a size that is missing or too small."""
+        """Return the three numbers for these sizes; raises `ConfigError` for a size that is missing
+        or too small.
+        """
         if self.positive:
             for name in self.sizes:
                 launch_grids.size_of(name, sizes)
@@ -70,9 +77,11 @@ class GridExpressions:
 
 @dataclass(frozen=True)
 class TextGrid:
-    """A grid that its user writes as text, such as `TextGrid("-(-n // BLOCK)")`: a function of the arguments, which an export can tell.
+    """A grid that its user writes as text, such as `TextGrid("-(-n // BLOCK)")`: a function of the
+    arguments, which an export can tell.
 
-    `kernel[TextGrid("-(-n // BLOCK)")](x, n)` launches as with a function; the names are arguments and parameters of the config.
+    `kernel[TextGrid("-(-n // BLOCK)")](x, n)` launches as with a function; the names are arguments
+    and parameters of the config.
     """
 
     x: str
@@ -80,7 +89,9 @@ class TextGrid:
     z: str = "1"
 
     def __call__(self, meta: Mapping[str, Any]) -> LaunchGrid:
-        """Return the grid of a call; raises `ConfigError` for a name that has no whole number, and for what is no expression."""
+        """Return the grid of a call; raises `ConfigError` for a name that has no whole number, and
+        for what is no expression.
+        """
         x, y, z = (evaluate(axis, meta) for axis in (self.x, self.y, self.z))
         return x, y, z
 
@@ -97,7 +108,8 @@ def expressions_of(grid: Grid, blocks: Blocks) -> GridExpressions:
         blocks: parameters of the config, and constants.
 
     Raises:
-        ConfigError: a block is missing, or the grid is a function of the user's, of which only its numbers are known.
+        ConfigError: a block is missing, or the grid is a function of the user's, of which only its
+            numbers are known.
     """
     if isinstance(grid, FixedGrid):
         x, y, z = (str(axis) for axis in grid.expressions)
@@ -119,7 +131,7 @@ def _of_terms(terms: Terms) -> GridExpressions:
     return GridExpressions(x, y, z, positive=True)
 
 
-# Each kind, as `launch_grids` works it out -------------------------------------------------------------------------------------
+# -------------------------------------------------------- Each kind, as `launch_grids` works it out
 
 
 def _covering(axes: Sequence[str], blocks: Blocks) -> Terms:
@@ -192,7 +204,7 @@ def _combined(grid: ComboGrid, blocks: Blocks) -> Terms:
     return _largest([x, grid.min_blocks]), y, z
 
 
-# Terms: numbers are worked out here, and only what a call decides is left as text ------------------------------------------------
+# ----------------- Terms: numbers are worked out here, and only what a call decides is left as text
 
 
 def _known(size: int | None, name: str) -> Term:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`grid_function`: a grid as the text of a C++ function, which is C as well; `identifier` makes names that both languages take.
+"""`grid_function`: a grid as the text of a C++ function, which is C as well; `identifier` makes
+names that both languages take.
 
-`kernel_export` writes the functions into the header of an exported kernel, behind `HELPERS`.  Sizes are 64-bit numbers, and whatever has no
-such value is an error: a number that does not fit, a division by zero, a size below zero.
+`kernel_export` writes the functions into the header of an exported kernel, behind `HELPERS`.  Sizes
+are 64-bit numbers, and whatever has no such value is an error: a number that does not fit, a
+division by zero, a size below zero.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from bundler.runtime.grids import limits_of
 from bundler.runtime.heuristics.grid_expressions import GridExpressions
 from bundler.runtime.heuristics.launch_expressions import parsed
 
-# Words of C and C++, and macros that compilers define without being asked: none of them can be the name of a size.
+# Words of C and C++, and macros that compilers define without being asked: none of them can be the
+# name of a size.
 _RESERVED = frozenset(
     re.findall(
         r"\w+",
@@ -88,7 +91,9 @@ static inline int bundler_grid_of(int64_t x, int64_t y, int64_t z, int64_t most_
 
 
 def identifier(name: str, taken: Iterable[str] = ()) -> str:
-    """Return a name of C and C++ for a name of Python: the same where that can be, and none of those that are taken."""
+    """Return a name of C and C++ for a name of Python: the same where that can be, and none of
+    those that are taken.
+    """
     plain = re.sub(r"[^A-Za-z0-9_]", "_", name)
     if not plain or plain[0].isdigit() or _OWN.match(plain):
         plain = f"k{plain}"
@@ -107,7 +112,8 @@ def identifiers(names: Iterable[str]) -> dict[str, str]:
 
 
 def expression_text(expression: str, names: Mapping[str, str]) -> str:
-    """Return an expression over sizes as an expression of C++, of the type int64_t; it uses `HELPERS`.
+    """Return an expression over sizes as an expression of C++, of the type int64_t; it uses
+    `HELPERS`.
 
     Args:
         expression: as `launch_expressions.evaluate` takes it.
@@ -120,7 +126,8 @@ def expression_text(expression: str, names: Mapping[str, str]) -> str:
 
 
 def grid_function(name: str, grid: GridExpressions, backend: str, cluster: int = 1) -> str:
-    """Return a C++ function that works a grid out: `int NAME(int64_t size, ..., uint32_t grid[3])`; it uses `HELPERS`.
+    """Return a C++ function that works a grid out: `int NAME(int64_t size, ..., uint32_t grid[3])`;
+    it uses `HELPERS`.
 
     It returns `BUNDLER_GRID_OK`, or why the sizes have no grid.
 
@@ -161,7 +168,8 @@ def _text(node: ast.expr, names: Mapping[str, str]) -> str:
             return f"INT64_C({number})"
         case ast.Name(id=name):
             return names[name]
-        # How a division is rounded up where division rounds down; as one step it is easier to read, and cannot overflow.
+        # How a division is rounded up where division rounds down; as one step it is easier to read,
+        # and cannot overflow.
         case ast.UnaryOp(
             op=ast.USub(),
             operand=ast.BinOp(

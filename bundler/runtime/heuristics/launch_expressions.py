@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`evaluate`: the value of a size written as text: whole numbers, names and arithmetic; nothing is ever executed.
+"""`evaluate`: the value of a size written as text: whole numbers, names and arithmetic; nothing is
+ever executed.
 
-Generated kernels give the sizes of their grids in this form, and `launch_grids` evaluates them.  `parsed` checks one without a value for
-each name, for `grid_sources`, which makes C++ of it; `bound` puts numbers in place of names, and `names_in` lists what is left.
+Generated kernels give the sizes of their grids in this form, and `launch_grids` evaluates them.
+`parsed` checks one without a value for each name, for `grid_sources`, which makes C++ of it;
+`bound` puts numbers in place of names, and `names_in` lists what is left.
 """
 
 from __future__ import annotations
@@ -31,14 +33,16 @@ _FUNCTIONS: dict[str, Callable[..., int]] = {"max": max, "min": min, "abs": abs}
 
 
 def evaluate(expression: str | int, names: Mapping[str, int]) -> int:
-    """Return the value of an expression over named sizes: `+ - * // %`, signs, parentheses, `max`, `min` and `abs`.
+    """Return the value of an expression over named sizes: `+ - * // %`, signs, parentheses, `max`,
+    `min` and `abs`.
 
     Args:
         expression: text of at most `MAX_TEXT` characters, or a number.
         names: values of the names.
 
     Raises:
-        ConfigError: anything else stands there, a name has no whole number, or something is divided by zero.
+        ConfigError: anything else stands there, a name has no whole number, or something is divided
+            by zero.
     """
     if type(expression) is int:
         return expression
@@ -49,7 +53,9 @@ def evaluate(expression: str | int, names: Mapping[str, int]) -> int:
 
 
 def parsed(expression: object) -> ast.expr:
-    """Return an expression's tree, of the few kinds of nodes that `evaluate` knows; raises `ConfigError` for any other."""
+    """Return an expression's tree, of the few kinds of nodes that `evaluate` knows; raises
+    `ConfigError` for any other.
+    """
     if not isinstance(expression, str) or len(expression) > MAX_TEXT:
         raise ConfigError(
             f"grid: expected an expression of up to {MAX_TEXT} characters, got {expression!r:.80}"
@@ -75,7 +81,9 @@ def names_in(expression: str) -> tuple[str, ...]:
 
 
 def bound(expression: str, values: Mapping[str, Any]) -> str:
-    """Return an expression with the whole numbers among `values` in place of their names; raises as `parsed`."""
+    """Return an expression with the whole numbers among `values` in place of their names; raises as
+    `parsed`.
+    """
     numbers = {name: value for name, value in values.items() if type(value) is int}
     return ast.unparse(_Binder(numbers).visit(parsed(expression)))
 

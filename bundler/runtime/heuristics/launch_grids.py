@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grids of generated kernels: from a config's blocks and a call's sizes to three numbers, by plain functions.
+"""Grids of generated kernels: from a config's blocks and a call's sizes to three numbers, by plain
+functions.
 
 ==============================  ==========================================================================
 kind                            grid
@@ -17,7 +18,8 @@ SequentialFlattenComboKernelGrid  the same, each with blocks of its own, along x
 RoundRobinComboKernelGrid       the blocks of several kernels in turn
 ==============================  ==========================================================================
 
-The decorators and Inductor's generated modules get a grid from `open_grid`; `HeuristicKernel` asks `launch_grid` for each launch.
+The decorators and Inductor's generated modules get a grid from `open_grid`; `HeuristicKernel` asks
+`launch_grid` for each launch.
 """
 
 from __future__ import annotations
@@ -138,7 +140,8 @@ class ComboPart:
     """Sizes of one kernel in a combination.
 
     Attributes:
-        x, y: fixed sizes; None where a call gives them, as `xnumel_0` and `ynumel_0` for the first kernel.
+        x, y: fixed sizes; None where a call gives them, as `xnumel_0` and `ynumel_0` for the first
+            kernel.
         has_y: whether the kernel has a second axis at all.
         no_x_dim: its blocks along x are single elements, whatever the config says.
     """
@@ -238,7 +241,8 @@ def open_grid(kind: str, metadata: Mapping[str, Any]) -> Grid:
 
     Args:
         kind: as in the table of this module.
-        metadata: with `fixed_grid`, `precomputed_grids` or `combo_grid_meta` for the kinds that need it.
+        metadata: with `fixed_grid`, `precomputed_grids` or `combo_grid_meta` for the kinds that
+            need it.
 
     Raises:
         ConfigError: there is no such kind, or the metadata is not of its shape.
@@ -336,7 +340,9 @@ def block_of(name: str, blocks: Blocks) -> int:
 
 
 def rows_of(blocks: Blocks) -> int:
-    """Return how many rows a group of a mix-order reduction has; raises `ConfigError` where that is not a whole number of blocks."""
+    """Return how many rows a group of a mix-order reduction has; raises `ConfigError` where that is
+    not a whole number of blocks.
+    """
     split, x = block_of("RSPLIT_SIZE", blocks), block_of("XBLOCK", blocks)
     if split % x:
         raise ConfigError(

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Candidates for a matrix product written as a reduction over two axes, and a third for batches.
 
-`reduction_rules` and `persistent_rules` use them for kernels that call themselves native matrix products.
+`reduction_rules` and `persistent_rules` use them for kernels that call themselves native matrix
+products.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def matmul_configs(hints: SizeHints) -> list[Config]:
 
 
 def persistent_matmul_configs(hints: SizeHints, setting: Setting) -> list[Config]:
-    """Return the candidates of a product that holds its whole inner dimension, cut to what one tensor may have."""
+    """Return the candidates of a product that holds its whole inner dimension, cut to what one
+    tensor may have.
+    """
     given = setting.facts.native_matmul_rblock
     r = max(rows(hints), MIN_DOT_EDGE) if given is None else given
     tiles = unique(_tile(hints, x, y, warps, stages) for x, y, _, warps, stages in _TILES)

@@ -4,7 +4,8 @@
 
 Among them are those of mixed order, which reduce rows and columns in one pass.
 
-The decorator `persistent_reduction`, combined kernels, split kernels and Inductor's generated modules call it.
+The decorator `persistent_reduction`, combined kernels, split kernels and Inductor's generated
+modules call it.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ def persistent_reduction_configs(
 ) -> list[Config]:
     """Return the candidates of a reduction whose R block is the whole row, and so no parameter.
 
-    With `rsplit_size` among the facts they are those of a mix-order reduction.  Pure, as `reduction_configs` is: where torch asks
-    whether this process sees a GPU, this asks what the device is.
+    With `rsplit_size` among the facts they are those of a mix-order reduction.  Pure, as
+    `reduction_configs` is: where torch asks whether this process sees a GPU, this asks what the
+    device is.
 
     Raises:
         ConfigError: as `reduction_configs`, and where a row is longer than any block.
@@ -138,13 +140,17 @@ def _by_scores(hints: SizeHints, setting: Setting) -> list[Config]:
 
 
 def choose_rsplit_size(x: int, device: Device) -> int:
-    """Return how many rows a program of a mix-order reduction should take, so that each multiprocessor has several."""
+    """Return how many rows a program of a mix-order reduction should take, so that each
+    multiprocessor has several.
+    """
     programs = _PROGRAMS_PER_SM * device.multiprocessors
     return min(max(pow2_down(max(x // programs, 1)), _LEAST_SPLIT), _MOST_SPLIT)
 
 
 def _mix_order(configs: list[Config], hints: SizeHints, setting: Setting) -> list[Config]:
-    """Return the candidates as those of a kernel that reduces rows and columns in one pass over `rsplit_size` rows."""
+    """Return the candidates as those of a kernel that reduces rows and columns in one pass over
+    `rsplit_size` rows.
+    """
     facts, row, more = setting.facts, hints["r0_"], setting.policy.max_autotune
     split = facts.rsplit_size
     x = min(max(split // 32, 4 if row <= 512 else 1, facts.tma_min_blocks.get("XBLOCK", 1)), 16)

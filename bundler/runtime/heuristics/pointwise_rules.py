@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pointwise_configs`: candidates for kernels that compute each element by itself, over one to three axes.
+"""`pointwise_configs`: candidates for kernels that compute each element by itself, over one to
+three axes.
 
 The decorator `pointwise`, combined kernels and Inductor's generated modules call it.
 """
@@ -32,7 +33,8 @@ def pointwise_configs(
         tile_hint: of a kernel over two axes.
 
     Raises:
-        ConfigError: sizes of other axes or that are no powers of two, or a problem that no grid can cover.
+        ConfigError: sizes of other axes or that are no powers of two, or a problem that no grid can
+            cover.
     """
     check_hints(hints)
     if setting.facts.no_x_dim or set(hints) != set("xyz"[: len(hints)]):
@@ -100,7 +102,9 @@ def _three_axes(hints: SizeHints, setting: Setting, block: int, _hint: TileHint)
 
 
 def _one_element_each(hints: SizeHints, setting: Setting, block: int) -> list[Config]:
-    """Return tiles along each axis in which every thread has about one element; none without the hint for it."""
+    """Return tiles along each axis in which every thread has about one element; none without the
+    hint for it.
+    """
     if not setting.facts.one_element_per_thread:
         return []
     axes = range(len(hints))

@@ -2,7 +2,8 @@
 # ruff: noqa: PLR2004  # the numbers of a formula are its subject
 """`reduction_configs`: candidates for reductions that loop over a row, block by block.
 
-The decorator `reduction`, combined kernels and Inductor's generated modules call it; persistent and split rules use its parts.
+The decorator `reduction`, combined kernels and Inductor's generated modules call it; persistent and
+split rules use its parts.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def reduction_configs(
         hint: how the reduced dimension lies in memory.
 
     Raises:
-        ConfigError: other axes, sizes that are no powers of two, or a problem that no grid can cover.
+        ConfigError: other axes, sizes that are no powers of two, or a problem that no grid can
+            cover.
     """
     hints = reduction_hints(hints, setting)
     configs = looped(hints, setting, hint)
@@ -83,7 +85,9 @@ def looped(hints: SizeHints, setting: Setting, hint: ReductionHint) -> list[Conf
 
 
 class _Weight(NamedTuple):
-    """How heavy a kernel is: the largest R block it should have, and whether it needs many registers."""
+    """How heavy a kernel is: the largest R block it should have, and whether it needs many
+    registers.
+    """
 
     max_r: int
     registers: bool
@@ -98,7 +102,9 @@ def _weigh(hints: SizeHints, setting: Setting) -> _Weight:
 
 
 def _tiler(hints: SizeHints, setting: Setting, hint: ReductionHint) -> Tile:
-    """Return the builder for these sizes: by scores where there are two axes beside the reduced ones."""
+    """Return the builder for these sizes: by scores where there are two axes beside the reduced
+    ones.
+    """
     if "y" not in hints:
         return partial(reduction_tile, hints, setting, hint=hint)
     scores = scores_of(hints, setting)
@@ -112,7 +118,8 @@ def _tiler(hints: SizeHints, setting: Setting, hint: ReductionHint) -> Tile:
         dynamic_scale: bool = True,
         waves_per_eu: int | None = None,
     ) -> Config:
-        # A tile spread by scores is no longer the one that these warps, or the wish not to scale it, were meant for.
+        # A tile spread by scores is no longer the one that these warps, or the wish not to scale
+        # it, were meant for.
         del warps, dynamic_scale
         blocks = share_by_score(hints, scores, x * r, setting)
         return tiled_reduction(
@@ -181,12 +188,14 @@ class _OuterTile(NamedTuple):
 
 
 def _outer_tile(x: int, row: int, dynamic: int, loads: int) -> _OuterTile:
-    """Return the tile of a reduction over an outer dimension: x is contiguous, so programs are spread along it.
+    """Return the tile of a reduction over an outer dimension: x is contiguous, so programs are
+    spread along it.
 
     Args:
         x: elements along x.
         row: elements that are reduced into one.
-        dynamic: size arguments that change from call to call, which cost registers in each turn of the loop.
+        dynamic: size arguments that change from call to call, which cost registers in each turn of
+            the loop.
         loads: of the kernel.
     """
     if x <= 1024:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Candidates for kernels whose rows are shared by several programs.
 
-`cooperative_reduction_configs` is for reductions whose programs wait for each other, `split_scan_configs` for scans.
+`cooperative_reduction_configs` is for reductions whose programs wait for each other,
+`split_scan_configs` for scans.
 
 The decorators of the same names and Inductor's generated modules call them.
 """
@@ -30,9 +31,11 @@ def cooperative_reduction_configs(
     hint: ReductionHint = ReductionHint.DEFAULT,
     is_persistent: bool = False,
 ) -> list[Config]:
-    """Return the candidates of a reduction whose programs wait for each other, `RSPLIT` of them for each row.
+    """Return the candidates of a reduction whose programs wait for each other, `RSPLIT` of them for
+    each row.
 
-    There are never more programs than multiprocessors: one that did not run would keep the others waiting for ever.  Pure.
+    There are never more programs than multiprocessors: one that did not run would keep the others
+    waiting for ever.  Pure.
 
     Args:
         hints: elements along `x` and one reduced axis; powers of two.
@@ -60,7 +63,8 @@ def cooperative_reduction_configs(
 def split_scan_configs(
     hints: SizeHints, setting: Setting, *, hint: ReductionHint = ReductionHint.DEFAULT
 ) -> list[Config]:
-    """Return the candidates of a scan whose rows are split over programs: those of a reduction, with blocks not too small.
+    """Return the candidates of a scan whose rows are split over programs: those of a reduction,
+    with blocks not too small.
 
     The warps are those of the smaller block.  Pure.
 

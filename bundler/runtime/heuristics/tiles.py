@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a wanted tile to a candidate that fits the sizes: the builders that the rules for pointwise kernels and reductions use.
+"""From a wanted tile to a candidate that fits the sizes: the builders that the rules for pointwise
+kernels and reductions use.
 
-`pointwise_tile`, `reduction_tile` and `tiled_reduction` each return one `Config`; `share_by_score` divides a tile among axes.
+`pointwise_tile`, `reduction_tile` and `tiled_reduction` each return one `Config`; `share_by_score`
+divides a tile among axes.
 """
 
 from __future__ import annotations
@@ -132,7 +134,8 @@ def tiled_reduction(
 
 
 def spread_row(hints: SizeHints, setting: Setting, r: int) -> dict[str, int]:
-    """Spread `r` elements over the reduced axes, the last (contiguous) one first; axes come out in that order.
+    """Spread `r` elements over the reduced axes, the last (contiguous) one first; axes come out in
+    that order.
 
     Raises:
         ConfigError: the axes together are too small a block for it.
@@ -153,9 +156,11 @@ def spread_row(hints: SizeHints, setting: Setting, r: int) -> dict[str, int]:
 def share_by_score(
     hints: SizeHints, scores: Mapping[str, float], target: int, setting: Setting
 ) -> dict[str, int]:
-    """Return blocks whose product reaches `target`, doubled one at a time where the score says that it pays most.
+    """Return blocks whose product reaches `target`, doubled one at a time where the score says that
+    it pays most.
 
-    Every axis begins with 1, a reduced one with 4.  An axis without a score is doubled only when no other can be.
+    Every axis begins with 1, a reduced one with 4.  An axis without a score is doubled only when no
+    other can be.
     """
     if not sum(scores.values()):
         scores = dict.fromkeys(scores, 1.0)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`feed_of`: from a call's arguments to the values that a launcher packs, for `Handle` and `StaticKernel`.
+"""`feed_of`: from a call's arguments to the values that a launcher packs, for `Handle` and
+`StaticKernel`.
 
 Tuples and tensor descriptors are taken apart, and constants left out.
 """
@@ -19,7 +20,9 @@ Feed = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 def feed_of(plan: LaunchPlan, driver: Driver) -> Feed:
-    """Return what makes of a call's arguments, one for each parameter of the function, the values for the launcher."""
+    """Return what makes of a call's arguments, one for each parameter of the function, the values
+    for the launcher.
+    """
     pieces = plan.pieces
     if all(len(piece.path) == 1 and piece.rank is None for piece in pieces) and _one_each(pieces):
         return _picking([piece.path[0] for piece in pieces])
@@ -43,7 +46,8 @@ class _NestedArguments:
     def __init__(self, plan: LaunchPlan, driver: Driver) -> None:
         self._plan, self._driver = plan, driver
         maps = {tensor_map.argument: tensor_map for tensor_map in plan.tensor_maps}
-        # One step an argument: its first piece, how many pieces it has, and the map that a descriptor becomes.
+        # One step an argument: its first piece, how many pieces it has, and the map that a
+        # descriptor becomes.
         self._steps: list[tuple[Piece, int, TensorMap | None]] = []
         for number, piece in enumerate(plan.pieces):
             if piece.rank is not None or not self._steps or self._steps[-1][0].path != piece.path:
@@ -80,7 +84,8 @@ class _NestedArguments:
         sides = [*map(int, value.shape), *map(int, value.strides)]
         if piece.kind == TENSOR_MAP and tensor_map is not None:
             return [self._driver.tensor_map(self._plan, tensor_map, value), *sides]
-        # A pointer, shape and strides, then flags as many as this Triton passes, then shape and strides again.
+        # A pointer, shape and strides, then flags as many as this Triton passes, then shape and
+        # strides again.
         flags = [
             getattr(value, "padding", "zero") == "nan",
             bool(getattr(value, "round_f32_to_tf32", False)),

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`specialize`: what Triton's JIT would compile for a call, which is each argument's type and what of its value it looks at.
+"""`specialize`: what Triton's JIT would compile for a call, which is each argument's type and what
+of its value it looks at.
 
-The choice of a specialization builds on it.  Tensors, descriptors and JIT functions are known by the attributes they have, since
-neither torch nor Triton is imported here.  A test compares these rules with those of each supported Triton release.
+The choice of a specialization builds on it.  Tensors, descriptors and JIT functions are known by
+the attributes they have, since neither torch nor Triton is imported here.  A test compares these
+rules with those of each supported Triton release.
 """
 
 from __future__ import annotations
@@ -57,9 +59,9 @@ TYPE_NAMES = _CANONICAL | {name: name for name in _CANONICAL.values()}
 class ArgumentType:
     """What Triton makes of one argument of a call.
 
-    `type` is a type's name or a nested tuple of names; `key` has the same shape: the constant where the type is `constexpr`,
-    else letters, `D` for divisible by 16 and `S` for a tensor whose memory is smaller than 2 GiB, or None where Triton looks at
-    nothing.
+    `type` is a type's name or a nested tuple of names; `key` has the same shape: the constant where
+    the type is `constexpr`, else letters, `D` for divisible by 16 and `S` for a tensor whose memory
+    is smaller than 2 GiB, or None where Triton looks at nothing.
     """
 
     type: Any
@@ -215,13 +217,15 @@ def has_small_range(tensor: Any) -> bool:
     return storage is not None and bool(storage().size() <= _MAX_POINTER_RANGE)
 
 
-# Constants ---------------------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------- Constants
 
 
 def same_constant(recorded: Value, value: Any) -> bool:
-    """Whether a value of a call is the constant that a kernel was compiled for; 1, 1.0 and True are three constants.
+    """Whether a value of a call is the constant that a kernel was compiled for; 1, 1.0 and True are
+    three constants.
 
-    A Triton type may be given by its name, a JIT function by `module:name`, where Triton itself is not there.
+    A Triton type may be given by its name, a JIT function by `module:name`, where Triton itself is
+    not there.
     """
     match recorded.tag:
         case "none":

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`load`: from a bundle to `Kernels`, its kernels by name, ready to be launched; the public way into the launch room.
+"""`load`: from a bundle to `Kernels`, its kernels by name, ready to be launched; the public way
+into the launch room.
 
-Users call it as `bundler.runtime.load`.  The tuner, which has kernels before there is a bundle, makes its `StaticKernel`s itself.
+Users call it as `bundler.runtime.load`.  The tuner, which has kernels before there is a bundle,
+makes its `StaticKernel`s itself.
 """
 
 from __future__ import annotations
@@ -36,13 +38,16 @@ def load(
 ) -> Kernels:
     """Return the kernels of a bundle, ready to be launched without Triton.
 
-    Nothing goes to a device here: each kernel is read, verified against its digest, and loaded at its first launch on a device.
+    Nothing goes to a device here: each kernel is read, verified against its digest, and loaded at
+    its first launch on a device.
 
     Args:
         bundle: a bundle, which has to stay open, or the path of one.
-        driver: which GPUs to use; None opens CUDA's or HIP's, whichever the bundle has kernels for and the machine a device.
-        fallback: JIT functions by kernel name, for calls that no recorded specialization fits: Triton compiles and launches
-            those, and what it compiled is recorded, launched without Triton from then on, and found in `Kernels.compiled`.
+        driver: which GPUs to use; None opens CUDA's or HIP's, whichever the bundle has kernels for
+            and the machine a device.
+        fallback: JIT functions by kernel name, for calls that no recorded specialization fits:
+            Triton compiles and launches those, and what it compiled is recorded, launched without
+            Triton from then on, and found in `Kernels.compiled`.
         debug: let handles check every call.
 
     Raises:
@@ -69,10 +74,11 @@ def load(
 class Kernels(Mapping[str, StaticKernel]):
     """The kernels of a bundle by name, for the driver's kind of GPU.
 
-    `kernels[name]` raises NotFound where there is none, and FormatError where what was recorded of one cannot be read.
+    `kernels[name]` raises NotFound where there is none, and FormatError where what was recorded of
+    one cannot be read.
 
-    A context manager: closing unloads what was loaded, and closes the bundle if `load` opened it.  Any thread may use it, also
-    several at once; after a fork, load again.
+    A context manager: closing unloads what was loaded, and closes the bundle if `load` opened it.
+    Any thread may use it, also several at once; after a fork, load again.
     """
 
     def __init__(
@@ -94,7 +100,8 @@ class Kernels(Mapping[str, StaticKernel]):
         # Names of fallbacks alone are there, too: Triton compiles their first kernel.
         found = self._specializations(bundle)
         self._found = {name: found.get(name, []) for name in sorted(found.keys() | fallback.keys())}
-        # Made when first asked for, since that decodes what was recorded of a kernel's specializations: a process uses few.
+        # Made when first asked for, since that decodes what was recorded of a kernel's
+        # specializations: a process uses few.
         self._kernels: dict[str, StaticKernel] = {}
 
     def __getitem__(self, name: str) -> StaticKernel:
@@ -144,17 +151,24 @@ class Kernels(Mapping[str, StaticKernel]):
 
     @property
     def refused(self) -> tuple[tuple[str, str], ...]:
-        """Kernel keys whose facts are not known well enough to choose them for a call, each with the reason."""
+        """Kernel keys whose facts are not known well enough to choose them for a call, each with
+        the reason.
+        """
         return tuple((key, reason) for key, (_, reason) in sorted(self._refused.items()))
 
     @property
     def compiled(self) -> Bundle | None:
-        """What fallbacks compiled so far, None when nothing; push or save it, so that the next process has it."""
+        """What fallbacks compiled so far, None when nothing; push or save it, so that the next
+        process has it.
+        """
         return merge(self._compiled) if self._compiled else None
 
     def unload(self) -> None:
-        """Take all kernels off their devices, after the launches that use them ended; the next launch loads again."""
-        # What was remembered goes first, so that no call finds a kernel that is no longer on its device.
+        """Take all kernels off their devices, after the launches that use them ended; the next
+        launch loads again.
+        """
+        # What was remembered goes first, so that no call finds a kernel that is no longer on its
+        # device.
         with self._lock:
             made = list(self._kernels.values())
         for kernel in made:

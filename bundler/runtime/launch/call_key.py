@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Reader`: reads a call's arguments once, for the key that `StaticKernel` remembers the call by and the values it launches with.
+"""`Reader`: reads a call's arguments once, for the key that `StaticKernel` remembers the call by
+and the values it launches with.
 
-Two calls with one key need the same kernel.  Every launch that the compiled dispatcher does not take runs this, so it is
-written for speed: one pass, no object but the key.
+Two calls with one key need the same kernel.  Every launch that the compiled dispatcher does not
+take runs this, so it is written for speed: one pass, no object but the key.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ UNCACHEABLE = object()
 class Reader:
     """Reads calls of one kernel.
 
-    A key has one entry an argument.  Calls with equal keys need the same kernel; the other way round it need not hold.  Any
-    thread may use it.
+    A key has one entry an argument.  Calls with equal keys need the same kernel; the other way
+    round it need not hold.  Any thread may use it.
 
     Args:
         backend: whose rules hold.
@@ -41,23 +42,27 @@ class Reader:
     def __init__(self, backend: str, pointer_device: Callable[[int], int | None]) -> None:
         self._pointer_device = pointer_device
         self._small_ranges_count = backend == "hip"
-        # Types met before whose tensors tell their device; empty on HIP, where the size of a tensor counts, too.
+        # Types met before whose tensors tell their device; empty on HIP, where the size of a tensor
+        # counts, too.
         self._tensor_types: frozenset[type] = frozenset()
 
     def read(
         self, args: Any, constant: Any, device: int, key: list[Any], values: list[Any]
     ) -> None:
-        """Append to `key` an entry for each argument, and to `values` the argument, or its address when it is a tensor.
+        """Append to `key` an entry for each argument, and to `values` the argument, or its address
+        when it is a tensor.
 
         Args:
             args: the arguments.
-            constant: for each, whether it counts by its value; when it ends before them, the rest is not read.
+            constant: for each, whether it counts by its value; when it ends before them, the rest
+                is not read.
             device: the current one.
             key: gets the entries; one may be `UNCACHEABLE`.
             values: see above.
         """
         tensor_types = self._tensor_types
-        for value, by_value in zip(args, constant):  # noqa: B905  # naming `strict` costs as much as an argument
+        # naming `strict` costs as much as an argument
+        for value, by_value in zip(args, constant):  # noqa: B905
             kind = type(value)
             if by_value:
                 key.append((kind, value) if kind in BY_VALUE else self.constant(value))
@@ -77,7 +82,9 @@ class Reader:
                 values.append(value.data_ptr() if is_tensor(value) else value)
 
     def constant(self, value: Any) -> Any:
-        """Return the entry of a value that is compiled in: another one for each value, of whatever type."""
+        """Return the entry of a value that is compiled in: another one for each value, of whatever
+        type.
+        """
         kind = type(value)
         if kind in BY_VALUE:
             return kind, value
@@ -119,16 +126,21 @@ class Reader:
 
 
 def _tensor_entry(dtype: Any, address: int, found: int | None, device: int) -> Any:
-    """Return the entry of a tensor found on a device: its type alone in the common case, aligned and on the current device."""
+    """Return the entry of a tensor found on a device: its type alone in the common case, aligned
+    and on the current device.
+    """
     aligned = address & _UNALIGNED == 0
     if aligned and found == device:
         return dtype
-    # A tensor without memory may be anywhere, and one with memory on another device may not: they are two kinds of call.
+    # A tensor without memory may be anywhere, and one with memory on another device may not: they
+    # are two kinds of call.
     return dtype, found, aligned, address == 0
 
 
 def device_of(tensor: Any, pointer_device: Callable[[int], int | None]) -> int | None:
-    """Return the index of a tensor's device, None or a negative number when it is no GPU; a null address is everywhere."""
+    """Return the index of a tensor's device, None or a negative number when it is no GPU; a null
+    address is everywhere.
+    """
     ask = getattr(tensor, "get_device", None)
     if ask is not None:
         device: int = ask()

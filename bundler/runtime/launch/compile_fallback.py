@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets Triton compile and launch what no recorded specialization fits, and records it, so that the next launch needs no Triton.
+"""Lets Triton compile and launch what no recorded specialization fits, and records it, so that the
+next launch needs no Triton.
 
-`load(fallback=...)` makes a `JitFallback` for each JIT function that it is given.  It is the only module of this room that
-records; a `StaticKernel` knows the protocol `Fallback` alone.
+`load(fallback=...)` makes a `JitFallback` for each JIT function that it is given.  It is the only
+module of this room that records; a `StaticKernel` knows the protocol `Fallback` alone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class JitFallback:
 
     Args:
         function: the JIT function.
-        adopt: gets a bundle of what Triton compiled for a call, or found in its cache; not called when Triton had it in memory.
+        adopt: gets a bundle of what Triton compiled for a call, or found in its cache; not called
+            when Triton had it in memory.
     """
 
     def __init__(self, function: Any, adopt: Callable[[Bundle], None]) -> None:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`compiled_dispatcher`: the compiled half of `StaticKernel`'s launch, where the extension `_dispatch` was built.
+"""`compiled_dispatcher`: the compiled half of `StaticKernel`'s launch, where the extension
+`_dispatch` was built.
 
-It tells calls apart as `Reader` does, and hands to Python those that it does not know.  `Gridded` is what `StaticKernel` inherits from
-for `kernel[grid]`: the extension's type, or the same in Python.
+It tells calls apart as `Reader` does, and hands to Python those that it does not know.  `Gridded`
+is what `StaticKernel` inherits from for `kernel[grid]`: the extension's type, or the same in
+Python.
 """
 
 from __future__ import annotations
@@ -55,22 +57,26 @@ def compiled_dispatcher(
     capacity: int,
     observed: Callable[[], bool] | None = None,
 ) -> Callable[..., None] | None:
-    """Return what launches as `slow` does, at little more than half the cost for calls like earlier ones, or None.
+    """Return what launches as `slow` does, at little more than half the cost for calls like earlier
+    ones, or None.
 
     Args:
-        driver: its `device` and `stream` are asked for at each launch, unless the tensors are torch's: then the kernel is launched
-            where they lie, from a thread that is there, on torch's stream.
+        driver: its `device` and `stream` are asked for at each launch, unless the tensors are
+            torch's: then the kernel is launched where they lie, from a thread that is there, on
+            torch's stream.
         hooks: with any of them present, `slow` launches.
         slow: launches any call; gets those that are not common.
-        first: launches any call; gets the first of a kind, and returns (launcher, values it takes as `BoundCall` says it, grids, what
-            `measure` needs, what returns the same for the constants of a call that differs in them alone, or None there and where it cannot tell),
+        first: launches any call; gets the first of a kind, and returns (launcher, values it takes
+            as `BoundCall` says it, grids, what `measure` needs, what returns the same for the
+            constants of a call that differs in them alone, or None there and where it cannot tell),
             None when such calls are always for `slow`, False when nothing is known of them yet.
-        measure: gets (what `first` returned for it, arguments, keywords, grid), returns three sizes.
+        measure: gets (what `first` returned for it, arguments, keywords, grid), returns three
+            sizes.
         positions: of each parameter, whether it counts by its value.
         by_name: the same by name; a name that is missing does.
         capacity: kinds of calls to remember.
-        observed: asked at each launch, with a yes `slow` launches; with it calls have numbers where others have a grid, which
-            `measure` finds the grid for.
+        observed: asked at each launch, with a yes `slow` launches; with it calls have numbers where
+            others have a grid, which `measure` finds the grid for.
     """
     # On HIP more about a tensor counts than the dispatcher reads.
     kind = (

@@ -32,15 +32,17 @@ _CALLS = Calls(
     allocate="cuMemAllocAsync",
     free="cuMemFreeAsync",
 )
-# A block gets this much shared memory, static and dynamic together, from any GPU.  The driver launches a kernel that needs
-# more only after its limit was raised with cuFuncSetAttribute.
+# A block gets this much shared memory, static and dynamic together, from any GPU.  The driver
+# launches a kernel that needs more only after its limit was raised with cuFuncSetAttribute.
 _SHARED_WITHOUT_ASKING_BYTES = 48 * 1024
 # Where the extension's `load_image` stopped.
 _LOADING, _FINDING = 1, 2
 _MAP_ALIGNMENT = 64
-# The compiler numbers three types (bf16, fp32 and fp64 among them) in another order than the driver.
+# The compiler numbers three types (bf16, fp32 and fp64 among them) in another order than the
+# driver.
 _DEVICE_TO_HOST = {8: 10, 9: 8, 10: 9}
-# Up to this version the driver sets a bit that makes reads from small tensors fault; Triton and CUTLASS clear it as well.
+# Up to this version the driver sets a bit that makes reads from small tensors fault; Triton and
+# CUTLASS clear it as well.
 _LAST_VERSION_WITH_FAULT = 13010
 _SMALL_TENSOR_BYTES = 128 * 1024
 _FAULTY_BIT = 64 + 21
@@ -121,7 +123,7 @@ class CudaDriver(NativeDriver):
         self.check(self._library.cuDriverGetVersion(version), "cuDriverGetVersion")
         return version.value
 
-    # Contexts --------------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------------------- Contexts
 
     def _current_device(self) -> int:
         device = ctypes.c_int()
@@ -138,7 +140,9 @@ class CudaDriver(NativeDriver):
         return context.value or 0
 
     def _go_to(self, device: int) -> tuple[int, Leave]:
-        """Make a context for a device current: the one that is, if it is on that device, else the primary one."""
+        """Make a context for a device current: the one that is, if it is on that device, else the
+        primary one.
+        """
         current = self._current_context()
         if current and self._current_device() == device:
             return current, _stay
@@ -174,7 +178,7 @@ class CudaDriver(NativeDriver):
     def _leave(self) -> None:
         self.check(self._library.cuCtxPopCurrent_v2(ctypes.c_void_p()), "cuCtxPopCurrent")
 
-    # Devices and modules ---------------------------------------------------------------------------------------------
+    # -------------------------------------------------------------------------- Devices and modules
 
     def _read_properties(self, device: int) -> DeviceProperties:
         return DeviceProperties(
@@ -191,7 +195,9 @@ class CudaDriver(NativeDriver):
     def _load_here(
         self, plan: LaunchPlan, image: bytes, device: int
     ) -> tuple[int, int, int] | None:
-        """Load a binary in one call of the extension: each call through ctypes costs as much as the driver's quicker ones."""
+        """Load a binary in one call of the extension: each call through ctypes costs as much as the
+        driver's quicker ones.
+        """
         found = (
             None
             if self.load_image is None
@@ -266,7 +272,9 @@ def _stay() -> None:
 
 
 def launch_attributes(plan: LaunchPlan) -> bytes:
-    """Return the launch attributes as the driver's structures, in the order that Triton's launcher has."""
+    """Return the launch attributes as the driver's structures, in the order that Triton's launcher
+    has.
+    """
     if not plan.pdl and not plan.cooperative and plan.cluster <= 1:  # as nearly every kernel
         return b""
     found: list[tuple[int, tuple[int, ...]]] = []
@@ -295,7 +303,8 @@ def _encode_tensor_map(
         descriptor: with `base`, `shape`, `strides`, and perhaps `padding` and `round_f32_to_tf32`.
 
     Raises:
-        CannotLaunchStatically: the descriptor does not fit the kernel, or the driver has no tensor maps.
+        CannotLaunchStatically: the descriptor does not fit the kernel, or the driver has no tensor
+            maps.
     """
     if encode is None:
         _refuse(plan, "the driver is too old for tensor maps, which came with CUDA 12; update it")

@@ -60,7 +60,8 @@ SIGNATURES: dict[str, tuple[object, ...]] = {
     "cuMemAllocAsync": (POINTER(c_uint64), c_size_t, c_void_p),
     "cuMemFreeAsync": (c_uint64, c_void_p),
 }
-# Newer than the rest: a driver before CUDA 12 lacks them, and then the kernels that need them are refused.
+# Newer than the rest: a driver before CUDA 12 lacks them, and then the kernels that need them are
+# refused.
 OPTIONAL_SIGNATURES: dict[str, tuple[object, ...]] = {
     "cuTensorMapEncodeTiled": (
         c_void_p,
@@ -85,5 +86,6 @@ LOADING = (
     "cuModuleGetFunction",
     "cuFuncGetAttribute",
 )
-# Called with ready-made arguments, so without declared types: converting them costs more than the call.
+# Called with ready-made arguments, so without declared types: converting them costs more than the
+# call.
 LAUNCH, LAUNCH_EXTENDED = "cuLaunchKernel", "cuLaunchKernelEx"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that the memory which a kernel is to use lies on the device that runs it.
 
-`check_memory` looks at the tensors of a value, `check_address` at an address given as a number.  `StaticKernel` calls them for each
-new kind of call, `Handle` at its first launch.
+`check_memory` looks at the tensors of a value, `check_address` at an address given as a number.
+`StaticKernel` calls them for each new kind of call, `Handle` at its first launch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def check_memory(
 def check_address(
     kernel: str, argument: str, address: Any, device: int, pointer_device: PointerDevice
 ) -> None:
-    """Raise unless an address given as an integer is null or lies on a device; a value that is no address passes."""
+    """Raise unless an address given as an integer is null or lies on a device; a value that is no
+    address passes.
+    """
     if type(address) is int and address:
         check_device(kernel, argument, pointer_device(address), device, f"the address {address:#x}")
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Driver`: the port to a GPU's driver, which CUDA, HIP and the dry driver implement and the rest of the runtime calls.
+"""`Driver`: the port to a GPU's driver, which CUDA, HIP and the dry driver implement and the rest
+of the runtime calls.
 
-With it `Module`, a loaded binary, `Launcher`, the function that launches it, and `DeviceProperties`.  `drivers.py` opens one.
+With it `Module`, a loaded binary, `Launcher`, the function that launches it, and
+`DeviceProperties`.  `drivers.py` opens one.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ class DeviceProperties:
 
 
 def check_fits(plan: LaunchPlan, found: DeviceProperties, device: int) -> None:
-    """Raise when a device cannot run a kernel: `ToolchainMismatch` for another architecture, `DriverError` for its limits."""
+    """Raise when a device cannot run a kernel: `ToolchainMismatch` for another architecture,
+    `DriverError` for its limits.
+    """
     if plan.target.arch != found.arch:
         raise ToolchainMismatch(
             f"{plan.kernel}: compiled for {plan.target.backend}:{plan.target.arch}, but device {device} is "
@@ -66,7 +70,8 @@ class Module(Protocol):
         """The device that the binary was loaded on."""
 
     def unload(self) -> None:
-        """Take the binary off the device; a second time does nothing.  Its launchers raise `DriverError` from then on.
+        """Take the binary off the device; a second time does nothing.  Its launchers raise
+        `DriverError` from then on.
 
         Launches that already run are the caller's to wait for.
         """
@@ -81,14 +86,16 @@ class Launcher(Protocol):
         Any thread may call it, several at once: nothing is shared between two calls.
 
         Args:
-            grid_x: programs along the first axis; with clusters, each program is as many blocks as a cluster has.
+            grid_x: programs along the first axis; with clusters, each program is as many blocks as
+                a cluster has.
             grid_y: programs along the second axis.
             grid_z: programs along the third axis.
             stream: the driver's handle, 0 for the default stream.
             values: as `LaunchPlan` says, one for each argument, in their order.
 
         Raises:
-            CannotLaunchStatically: wrong number or kind of values, or a number outside the range of its parameter.
+            CannotLaunchStatically: wrong number or kind of values, or a number outside the range of
+                its parameter.
             DriverError: the driver refused, or the process was forked, or the module unloaded.
         """
 
@@ -96,8 +103,8 @@ class Launcher(Protocol):
 class Driver(Protocol):
     """Access to the GPUs of this process.
 
-    Every method may be called from any thread.  In a child process made by fork after the driver was opened, each raises
-    `DriverError`: neither CUDA nor HIP survives a fork.
+    Every method may be called from any thread.  In a child process made by fork after the driver
+    was opened, each raises `DriverError`: neither CUDA nor HIP survives a fork.
     """
 
     @property
@@ -106,26 +113,34 @@ class Driver(Protocol):
 
     @property
     def launch_path(self) -> str:
-        """How launches reach the driver: `compiled` (our extension), `ctypes` (pure Python), or `dry`."""
+        """How launches reach the driver: `compiled` (our extension), `ctypes` (pure Python), or
+        `dry`.
+        """
 
     def device(self) -> int:
-        """Return the current device of this thread: torch's, when torch is in the process and uses the GPU."""
+        """Return the current device of this thread: torch's, when torch is in the process and uses
+        the GPU.
+        """
 
     def device_count(self) -> int:
         """Return how many devices this process may use."""
 
     def stream(self, device: int) -> int:
-        """Return the handle of the current stream: torch's, when torch is in the process, else the default stream, 0."""
+        """Return the handle of the current stream: torch's, when torch is in the process, else the
+        default stream, 0.
+        """
 
     def properties(self, device: int) -> DeviceProperties:
         """Return what a device can do."""
 
     def load(self, plan: LaunchPlan, image: bytes, device: int) -> Module:
-        """Load verified bytes on a device, and allow the kernel the dynamic shared memory that it needs.
+        """Load verified bytes on a device, and allow the kernel the dynamic shared memory that it
+        needs.
 
         Raises:
             ToolchainMismatch: the binary is for another architecture.
-            DriverError: the driver refuses the binary, has no such entry, or the kernel needs more than the device has.
+            DriverError: the driver refuses the binary, has no such entry, or the kernel needs more
+                than the device has.
         """
 
     def launcher(self, module: Module) -> Launcher:
@@ -143,8 +158,10 @@ class Driver(Protocol):
         Args:
             plan: of the kernel, for the words of an error.
             tensor_map: what the compiler wants of the map.
-            descriptor: with `base`, `shape`, `strides` and `padding`, as `triton.tools.tensor_descriptor.TensorDescriptor`.
+            descriptor: with `base`, `shape`, `strides` and `padding`, as
+                `triton.tools.tensor_descriptor.TensorDescriptor`.
 
         Raises:
-            CannotLaunchStatically: the descriptor does not fit the kernel, or the driver knows no tensor maps.
+            CannotLaunchStatically: the descriptor does not fit the kernel, or the driver knows no
+                tensor maps.
         """

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Library`: the shared library of a GPU's driver, and `Calls`, what CUDA's and HIP's call the functions that both have.
+"""`Library`: the shared library of a GPU's driver, and `Calls`, what CUDA's and HIP's call the
+functions that both have.
 
 `native_driver.py` calls it; `cuda.py` and `hip.py` open it.
 """
@@ -14,7 +15,9 @@ from bundler.errors import DriverUnavailable
 
 
 class Calls(NamedTuple):
-    """The names of the functions that take the same arguments in both libraries: HIP's API mirrors CUDA's."""
+    """The names of the functions that take the same arguments in both libraries: HIP's API mirrors
+    CUDA's.
+    """
 
     device_count: str
     device_attribute: str

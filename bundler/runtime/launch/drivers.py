@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opens the driver of a backend; the only module of the launch room that knows all drivers.
 
-`open_driver` is public; `open_first_driver` serves `load` and the tuner, which take the first backend with a device.
+`open_driver` is public; `open_first_driver` serves `load` and the tuner, which take the first
+backend with a device.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def open_driver(backend: str) -> Driver:
 
 
 def open_first_driver(backends: Sequence[str]) -> Driver:
-    """Open the first driver that opens; raises `DriverUnavailable` with the reason of each when none does."""
+    """Open the first driver that opens; raises `DriverUnavailable` with the reason of each when
+    none does.
+    """
     problems = []
     for backend in backends:
         try:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`DryDriver`: a driver without a GPU, for tests and trials, which checks and packs as the real ones, and records each launch."""
+"""`DryDriver`: a driver without a GPU, for tests and trials, which checks and packs as the real
+ones, and records each launch.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ _SCRATCH_ADDRESS = 0x5C00_0000_0000
 
 @dataclass(frozen=True)
 class DryLaunch:
-    """One launch: the grid as the driver gets it, in blocks, and the parameter buffer byte for byte."""
+    """One launch: the grid as the driver gets it, in blocks, and the parameter buffer byte for
+    byte.
+    """
 
     plan: LaunchPlan = field(repr=False)
     device: int
@@ -48,8 +52,8 @@ class DryModule:
 class DryDriver:
     """Stands for a machine with GPUs in tests and trials.
 
-    Everything but the GPU is real: the checks, the parameter buffer, the errors.  Thread-safe; after a fork it fails, as real
-    drivers do.
+    Everything but the GPU is real: the checks, the parameter buffer, the errors.  Thread-safe;
+    after a fork it fails, as real drivers do.
 
     Args:
         backend: `cuda` or `hip`.

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Handle`: one specialization on one device, launched without choosing it again, for loops where each microsecond counts.
+"""`Handle`: one specialization on one device, launched without choosing it again, for loops where
+each microsecond counts.
 
 `StaticKernel.handle` makes one for users, and the tuner makes one for each candidate that it times.
 """
@@ -24,13 +25,15 @@ from bundler.runtime.launch.specialization_match import bind
 class Handle:
     """Launches one compiled kernel.
 
-    `launch(grid_x, grid_y, grid_z, stream, *values)` checks its first call like any launch: number, kinds and ranges of the
-    values, where tensors lie, the grid.  After that it is the driver's own launcher, which checks what packing needs and no
-    more: that the values are those the kernel was specialized for (types, alignment, on the device) is the caller's to know.
-    With `debug` every call is checked.  Keep `handle.launch` in a variable only after the first call.
+    `launch(grid_x, grid_y, grid_z, stream, *values)` checks its first call like any launch: number,
+    kinds and ranges of the values, where tensors lie, the grid.  After that it is the driver's own
+    launcher, which checks what packing needs and no more: that the values are those the kernel was
+    specialized for (types, alignment, on the device) is the caller's to know. With `debug` every
+    call is checked.  Keep `handle.launch` in a variable only after the first call.
 
-    `values` are what the kernel's binary takes: constants left out, tuples and descriptors taken apart.  `values(...)` makes
-    them from arguments as the kernel's author wrote them.  Launch hooks are not called.  Any thread may launch.
+    `values` are what the kernel's binary takes: constants left out, tuples and descriptors taken
+    apart.  `values(...)` makes them from arguments as the kernel's author wrote them.  Launch hooks
+    are not called.  Any thread may launch.
     """
 
     __slots__ = ("_arguments", "_debug", "_driver", "_feed", "_loaded", "_packer", "launch")
@@ -64,7 +67,8 @@ class Handle:
         return self._loaded.device
 
     def values(self, *args: Any, **keywords: Any) -> tuple[Any, ...]:
-        """Return what `launch` takes for these arguments of the kernel; constants may be left out when they have a default.
+        """Return what `launch` takes for these arguments of the kernel; constants may be left out
+        when they have a default.
 
         Raises:
             CannotLaunchStatically: arguments that the kernel does not have.

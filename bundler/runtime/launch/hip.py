@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`HipDriver`: kernels on AMD GPUs, through the HIP library alone; `drivers.py` opens it.
 
-Its calls mirror CUDA's, with a device where CUDA has a context; what is the same is in `native_driver.py`.
+Its calls mirror CUDA's, with a device where CUDA has a context; what is the same is in
+`native_driver.py`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class HipDriver(NativeDriver):
     )
 
     def __init__(self, library: str | None = None, compiled: bool | None = None) -> None:
-        # By module: HSA wants the bytes to outlive their reader, which HIP keeps until the module is unloaded.
+        # By module: HSA wants the bytes to outlive their reader, which HIP keeps until the module
+        # is unloaded.
         self._images: dict[int, bytes] = {}
         super().__init__(Library(library or library_path(), api.SIGNATURES, self.backend), compiled)
 
@@ -67,7 +69,8 @@ class HipDriver(NativeDriver):
         """Return the device that an address belongs to, None for memory that no device can read."""
         self.check_alive()
         found = api.PointerAttributes()
-        # Memory that HIP does not know is an error as documented, and unregistered in some releases.
+        # Memory that HIP does not know is an error as documented, and unregistered in some
+        # releases.
         if self._library.hipPointerGetAttributes(ctypes.byref(found), address):
             self._forget()
             return None
@@ -104,7 +107,8 @@ class HipDriver(NativeDriver):
         return f"status {status} ({ask(status).decode()})"
 
     def _forget(self) -> None:
-        # HIP keeps the last error of a thread, and torch raises what it finds there after its own next launch.
+        # HIP keeps the last error of a thread, and torch raises what it finds there after its own
+        # next launch.
         self._library.hipGetLastError()
 
     def _current_device(self) -> int:
@@ -150,7 +154,8 @@ class HipDriver(NativeDriver):
                     kernel=plan.kernel,
                 )
         elif plan.cooperative:
-            # It takes one argument less than the other, the last, which the calling conventions of our platforms allow.
+            # It takes one argument less than the other, the last, which the calling conventions of
+            # our platforms allow.
             plain = api.LAUNCH_COOPERATIVE
         return Binding(
             plan=plan,
@@ -170,7 +175,9 @@ class HipDriver(NativeDriver):
 
 
 def _attributes(plan: LaunchPlan) -> bytes:
-    """Return the two attributes that Triton's launcher gives; HIP refuses a launch with one that it does not know."""
+    """Return the two attributes that Triton's launcher gives; HIP refuses a launch with one that it
+    does not know.
+    """
     return packed_attributes(
         (api.CLUSTER_DIMENSION, (plan.cluster, 1, 1)), (api.COOPERATIVE, (int(plan.cooperative),))
     )

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions, numbers and structures of the HIP runtime that `hip.py` uses, as hip_runtime_api.h declares them.
+"""The functions, numbers and structures of the HIP runtime that `hip.py` uses, as hip_runtime_api.h
+declares them.
 
-`python -m tools.hip headers` compares each with AMD's headers; `NAMES` says what the headers call the numbers.
+`python -m tools.hip headers` compares each with AMD's headers; `NAMES` says what the headers call
+the numbers.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ PROPERTIES_BYTES, ARCH_AT, ARCH_BYTES = 4096, 1160, 256
 # Types of memory, by the numbers that they have since ROCm 6
 UNREGISTERED, ON_DEVICE = 0, 2
 
-# Launch attributes.  Headers before those of ROCm 10 have no name for the first; Triton's driver.c gives it the same number.
+# Launch attributes.  Headers before those of ROCm 10 have no name for the first; Triton's driver.c
+# gives it the same number.
 CLUSTER_DIMENSION, COOPERATIVE = 4, 2
 
 # What the headers call each number above.
@@ -72,7 +75,8 @@ SIGNATURES: dict[str, tuple[object, ...]] = {
 }
 # Returns a string.
 ERROR_STRING = "hipGetErrorString"
-# Called with ready-made arguments, so without declared types: converting them costs more than the call.
+# Called with ready-made arguments, so without declared types: converting them costs more than the
+# call.
 LAUNCH, LAUNCH_COOPERATIVE, LAUNCH_EXTENDED = (
     "hipModuleLaunchKernel",
     "hipModuleLaunchCooperativeKernel",

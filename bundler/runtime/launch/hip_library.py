@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`library_path`: which HIP library this process takes; `hip.py` opens it.
 
-A process has to have one: a stream or an address of one copy is nothing to another.  The search is Triton's, in short.
+A process has to have one: a stream or an address of one copy is nothing to another.  The search is
+Triton's, in short.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ VARIABLE = "TRITON_LIBHIP_PATH"
 
 
 def library_path() -> str:
-    """Return the path or name of the library: as told, the one already here, torch's, the loader's, or that of ROCm."""
+    """Return the path or name of the library: as told, the one already here, torch's, the loader's,
+    or that of ROCm.
+    """
     return (
         os.environ.get(VARIABLE)
         or _mapped()
@@ -41,7 +44,9 @@ def _mapped() -> str | None:
 
 
 def _packaged() -> str | None:
-    """Return the copy that torch opens as soon as it is imported: its own, or that of AMD's package `rocm-sdk-core`."""
+    """Return the copy that torch opens as soon as it is imported: its own, or that of AMD's package
+    `rocm-sdk-core`.
+    """
     found = (
         copy
         for package in ("torch", "_rocm_sdk_core")

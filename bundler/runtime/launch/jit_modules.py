@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`JitModules`: what Triton's NVIDIA driver would have the C compiler build, from our compiled extension `_jit_driver`.
+"""`JitModules`: what Triton's NVIDIA driver would have the C compiler build, from our compiled
+extension `_jit_driver`.
 
-`cuda_utils` in the form of each release, and the launcher of a signature for Triton 3.6.  Nothing is compiled and no file read but the
-extension's own.  `bundler/integrations/_process.py` hands it to the toolchain, which asks it.
+`cuda_utils` in the form of each release, and the launcher of a signature for Triton 3.6.  Nothing
+is compiled and no file read but the extension's own.  `bundler/integrations/_process.py` hands it
+to the toolchain, which asks it.
 """
 
 from __future__ import annotations
@@ -82,7 +84,8 @@ class JitModules:
         """Return what stands in for `cuda_utils` of a release.
 
         Raises:
-            CannotLaunchStatically: the extension was not built, the driver's library cannot be opened, or another release is asked for.
+            CannotLaunchStatically: the extension was not built, the driver's library cannot be
+                opened, or another release is asked for.
         """
         extension, names = _opened(self._library), _NAMES.get(family)
         if names is None:
@@ -94,7 +97,9 @@ class JitModules:
         return made
 
     def launcher(self, signature: tuple[Any, ...]) -> Callable[..., None]:
-        """Return what stands in for a launcher of Triton 3.6; raises as `utilities`, also for a type that is not known."""
+        """Return what stands in for a launcher of Triton 3.6; raises as `utilities`, also for a
+        type that is not known.
+        """
         extension = _opened(self._library)
         try:
             made: Callable[..., None] = extension.Launcher(signature)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Hooks`: what is called around a launch: hooks that users add, and those that a profiler added to Triton.
+"""`Hooks`: what is called around a launch: hooks that users add, and those that a profiler added to
+Triton.
 
 `Kernels` and `AutotunedKernel` have one object each, which all their launches ask.
 """
@@ -15,8 +16,9 @@ from bundler.toolchain.profiler_hooks import Hook, are_present, launch_hooks, la
 class Hooks:
     """The hooks of one set of kernels.
 
-    Each gets a dictionary: `name`, `key`, `grid`, `stream`, `device` of the launch.  What a hook raises reaches the caller; a
-    launch that a hook refused does not happen.  Add and remove them before launches run in other threads.
+    Each gets a dictionary: `name`, `key`, `grid`, `stream`, `device` of the launch.  What a hook
+    raises reaches the caller; a launch that a hook refused does not happen.  Add and remove them
+    before launches run in other threads.
     """
 
     def __init__(self) -> None:
@@ -25,7 +27,9 @@ class Hooks:
 
     @property
     def enter(self) -> list[Hook]:
-        """What is called before a launch; always the same list, since the compiled dispatcher looks at it before each launch."""
+        """What is called before a launch; always the same list, since the compiled dispatcher looks
+        at it before each launch.
+        """
         return self._enter
 
     @enter.setter

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two ways a launch reaches a driver's library: our compiled extension, and ctypes where it was not built.
+"""The two ways a launch reaches a driver's library: our compiled extension, and ctypes where it was
+not built.
 
-A driver describes a loaded kernel as a `Binding` and makes of it `compiled_launcher(...)` or a `CtypesLauncher`.  The extension
-packs values itself, in C; ctypes takes `Packer`.  `native_driver.py` is the caller.
+A driver describes a loaded kernel as a `Binding` and makes of it `compiled_launcher(...)` or a
+`CtypesLauncher`.  The extension packs values itself, in C; ctypes takes `Packer`.
+`native_driver.py` is the caller.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ from bundler.toolchain.tensor_handles import find_handles
 CLOSED, BAD_GRID = -1, -2
 MAX_GRID = 2**31 - 1
 _ALIGNMENT = 128  # of a tensor map
-# Reading tensors by torch's functions saves 50 ns a tensor, and finding these functions takes as long as that of some thousand launches.
+# Reading tensors by torch's functions saves 50 ns a tensor, and finding these functions takes as
+# long as that of some thousand launches.
 LAUNCHES_BEFORE_TELLING = 1000
-# CUlaunchConfig and HIP_LAUNCH_CONFIG: grid, block, shared memory, stream, attributes and their number.
+# CUlaunchConfig and HIP_LAUNCH_CONFIG: grid, block, shared memory, stream, attributes and their
+# number.
 CONFIG = struct.Struct("=7I4xQQI4x")
 
 Leave = Callable[[], None]
@@ -45,7 +49,8 @@ class Binding(NamedTuple):
         attributes: launch attributes, as the driver's structures.
         plain: the library's function that launches.
         extended: the library's function that launches with attributes, None where it has none.
-        ask_place: the library's function that writes the current place of the thread; the extension calls it.
+        ask_place: the library's function that writes the current place of the thread; the extension
+            calls it.
         current_place: returns the same to Python.
         fail: raises the error that a status means.
         enter: makes `place` current and returns what goes back.
@@ -79,9 +84,11 @@ def compiled_type() -> Any | None:
 
 
 def tell_tensors_later(kind: Any | None) -> None:
-    """Have the extension told how it reads tensors of torch without calling Python; to be called once torch is in use.
+    """Have the extension told how it reads tensors of torch without calling Python; to be called
+    once torch is in use.
 
-    That is after some launches: finding it out takes a millisecond, which a process that launches little never gets back.
+    That is after some launches: finding it out takes a millisecond, which a process that launches
+    little never gets back.
     """
     if kind is not None:
         kind.ask_later(functools.partial(_tell_tensors, kind), LAUNCHES_BEFORE_TELLING)
@@ -97,7 +104,8 @@ def image_loader(functions: tuple[Any, ...]) -> Callable[[bytes, bytes, int, int
     """Return what loads a binary in one call of the extension, None where that was not built.
 
     Args:
-        functions: of the library, those that `load_image` in _launch.c names; it says what is given and returned, too.
+        functions: of the library, those that `load_image` in _launch.c names; it says what is given
+            and returned, too.
     """
     try:
         from bundler.runtime.launch import _launch  # type: ignore[attr-defined, unused-ignore]
@@ -107,7 +115,9 @@ def image_loader(functions: tuple[Any, ...]) -> Callable[[bytes, bytes, int, int
 
 
 def compiled_launcher(kind: Any, binding: Binding) -> Any:
-    """Return a launcher of the extension; it has a `pack` method, which returns the parameter buffer, and `close`."""
+    """Return a launcher of the extension; it has a `pack` method, which returns the parameter
+    buffer, and `close`.
+    """
     plan = binding.plan
     arguments, fields = _packings.get(plan.parameters, _packing)
     extended = binding.extended if binding.attributes else None
@@ -145,7 +155,9 @@ _packers: SharedParts[LaunchPlan, Packer] = SharedParts(256)
 
 
 def packed_attributes(*attributes: tuple[int, tuple[int, ...]]) -> bytes:
-    """Return launch attributes, each a number and its values, as CUlaunchAttribute and hipLaunchAttribute hold them."""
+    """Return launch attributes, each a number and its values, as CUlaunchAttribute and
+    hipLaunchAttribute hold them.
+    """
     return b"".join(
         struct.pack(f"=I4x{len(values)}I", number, *values).ljust(ATTRIBUTE_BYTES, b"\0")
         for number, values in attributes
@@ -153,7 +165,9 @@ def packed_attributes(*attributes: tuple[int, tuple[int, ...]]) -> bytes:
 
 
 def _packing(parameters: tuple[Parameter, ...]) -> tuple[int, tuple[tuple[str, int, int], ...]]:
-    """Return how many values the extension packs, and for each parameter its kind, its offset and the value that fills it, or -1."""
+    """Return how many values the extension packs, and for each parameter its kind, its offset and
+    the value that fills it, or -1.
+    """
     filled = sum(parameter.argument is not None for parameter in parameters)
     return filled, tuple(
         (p.kind, p.offset, -1 if p.argument is None else p.argument) for p in parameters
@@ -177,7 +191,8 @@ _addresses: SharedParts[Any, int] = SharedParts(64)
 class CtypesLauncher:
     """A launcher that goes through ctypes.
 
-    What the driver reads lies in frames.  A call takes one and gives it back, so that two threads never share one.
+    What the driver reads lies in frames.  A call takes one and gives it back, so that two threads
+    never share one.
     """
 
     def __init__(self, binding: Binding) -> None:
@@ -224,7 +239,9 @@ class CtypesLauncher:
         return True
 
     def _launch_again(self, frame: _Frame, status: int) -> None:
-        """Launch in the right place what another place refused; asking for the place before each launch costs as much as packing."""
+        """Launch in the right place what another place refused; asking for the place before each
+        launch costs as much as packing.
+        """
         binding = self._binding
         if status in binding.elsewhere and binding.current_place() != binding.place:
             leave = binding.enter()
@@ -291,7 +308,8 @@ class _Frame:
     def aim(self, grid_x: int, grid_y: int, grid_z: int, stream: int) -> None:
         """Set the grid, in blocks, and the stream of the launches to come."""
         binding, plan = self._binding, self._binding.plan
-        # ctypes passes on what is an argument already, and would make one of anything else at each launch.
+        # ctypes passes on what is an argument already, and would make one of anything else at each
+        # launch.
         function, parameters = (
             ctypes.c_void_p.from_param(binding.function),
             ctypes.byref(self._parameters),

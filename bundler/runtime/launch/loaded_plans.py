@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`PlanLoader`: brings kernels from a bundle onto devices, once for each device, when they are first needed.
+"""`PlanLoader`: brings kernels from a bundle onto devices, once for each device, when they are
+first needed.
 
-It verifies the bytes of a kernel, builds its plan, loads it, and returns all of it as `LoadedPlan`.  `StaticKernel` and the tuner load
-through it.
+It verifies the bytes of a kernel, builds its plan, loads it, and returns all of it as `LoadedPlan`.
+`StaticKernel` and the tuner load through it.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class LoadedPlan(NamedTuple):
 class PlanLoader:
     """Loads each kernel once a device, and unloads them all.
 
-    Thread-safe: of several threads that need a kernel at once, one loads it.  A process that was forked off after the first
-    load gets `DriverUnavailable`.
+    Thread-safe: of several threads that need a kernel at once, one loads it.  A process that was
+    forked off after the first load gets `DriverUnavailable`.
     """
 
     def __init__(self, driver: Driver) -> None:

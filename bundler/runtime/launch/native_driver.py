@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`NativeDriver`: what the drivers of CUDA and HIP have in common.
 
-That is the modules loaded through a shared library (`driver_library.py`), their launchers, following torch's current device and stream,
-and refusing to work after a fork.  `cuda.py` and `hip.py` inherit from it and fill in the rest.
+That is the modules loaded through a shared library (`driver_library.py`), their launchers,
+following torch's current device and stream, and refusing to work after a fork.  `cuda.py` and
+`hip.py` inherit from it and fill in the rest.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _MOST_ALIKE = 256
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class NativeModule:
-    """A loaded binary: `handle` is the module's, `function` the kernel's, `place` the context or device it lives in."""
+    """A loaded binary: `handle` is the module's, `function` the kernel's, `place` the context or
+    device it lives in.
+    """
 
     driver: NativeDriver
     plan: LaunchPlan
@@ -65,8 +68,9 @@ class NativeModule:
 class NativeDriver(ABC):
     """A driver behind a shared library.
 
-    Guarantees: every method from any thread; the current context is respected, and made only where there is none; the
-    launchers that remain in a child process made by fork raise an error instead of reaching a driver that is not there.
+    Guarantees: every method from any thread; the current context is respected, and made only where
+    there is none; the launchers that remain in a child process made by fork raise an error instead
+    of reaching a driver that is not there.
 
     Args:
         library: the library, with its functions declared.
@@ -90,7 +94,8 @@ class NativeDriver(ABC):
         self._torch_c: Any | None = None
         self._properties: dict[int, DeviceProperties] = {}
         self._modules: weakref.WeakSet[NativeModule] = weakref.WeakSet()
-        # By what a launcher depends on beside its function: the parameters, so that no others get their number, and a launcher.
+        # By what a launcher depends on beside its function: the parameters, so that no others get
+        # their number, and a launcher.
         self._made_alike: dict[tuple[Any, ...], tuple[Any, weakref.ref[Any]]] = {}
         self._start()
         after_fork(self.lose)
@@ -148,11 +153,15 @@ class NativeDriver(ABC):
     def _load_here(
         self, plan: LaunchPlan, image: bytes, device: int
     ) -> tuple[int, int, int] | None:
-        """Load a binary where the thread is in the right place already; None where it is not, or there is no quick way."""
+        """Load a binary where the thread is in the right place already; None where it is not, or
+        there is no quick way.
+        """
         return None
 
     def _load_there(self, plan: LaunchPlan, image: bytes, device: int) -> tuple[int, int, int]:
-        """Load a binary from wherever the thread is; returns the place, and the handles of module and function."""
+        """Load a binary from wherever the thread is; returns the place, and the handles of module
+        and function.
+        """
         handle, function = ctypes.c_void_p(), ctypes.c_void_p()
         place, leave = self._go_to(device)
         try:
@@ -206,7 +215,9 @@ class NativeDriver(ABC):
         return launcher
 
     def _compiled_launcher(self, module: NativeModule) -> Any:
-        """Return a launcher of the extension; kernels that take the same parameters have much of it in common."""
+        """Return a launcher of the extension; kernels that take the same parameters have much of it
+        in common.
+        """
         plan = module.plan
         if plan.global_scratch_bytes or plan.profile_scratch_bytes:
             return launchers.compiled_launcher(self._compiled, self._bind(module))
@@ -301,17 +312,20 @@ class NativeDriver(ABC):
             return None
         self._torch_c = torch._C  # noqa: SLF001  # where the two quick functions are
         launchers.tell_tensors_later(self._compiled)
-        # They stand in for ours from now on: a method around each would cost more than the two of them.
+        # They stand in for ours from now on: a method around each would cost more than the two of
+        # them.
         vars(self).update(
             device=torch._C._cuda_getDevice,  # noqa: SLF001
             stream=torch._C._cuda_getCurrentRawStream,  # noqa: SLF001
         )
         return self._torch_c
 
-    # Memory that a kernel needs while it runs -------------------------------------------------------------------------
+    # ----------------------------------------------------- Memory that a kernel needs while it runs
 
     def allocate(self, size_bytes: int, stream: int) -> int:
-        """Return the address of memory in the order of a stream; works while a graph is captured, too."""
+        """Return the address of memory in the order of a stream; works while a graph is captured,
+        too.
+        """
         address = ctypes.c_uint64()
         status = getattr(self._library, self.calls.allocate)(address, size_bytes, stream)
         self.check(status, f"allocating {size_bytes} bytes of scratch memory")
@@ -324,7 +338,7 @@ class NativeDriver(ABC):
     def _pool(self, device: int) -> ScratchPool:
         return self if self._torch() is None else TorchPool(device)
 
-    # What both libraries are asked ------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------- What both libraries are asked
 
     def _do(self, call: str, *arguments: Any, plan: LaunchPlan | None = None) -> None:
         """Call a function of the library; raises what its status means."""
@@ -344,7 +358,9 @@ class NativeDriver(ABC):
         return value.value
 
     def _allow(self, plan: LaunchPlan, function: int, device: int, threads: int) -> None:
-        """Let a kernel that was just loaded, and may have so many threads, have what it needs, or say that the device cannot run it."""
+        """Let a kernel that was just loaded, and may have so many threads, have what it needs, or
+        say that the device cannot run it.
+        """
         if plan.block_threads > threads:
             raise DriverError(
                 f"{plan.kernel}: needs {plan.block_threads} threads a block, and with its registers device {device} runs "
@@ -356,7 +372,9 @@ class NativeDriver(ABC):
             )
 
     def _refuse_image(self, plan: LaunchPlan, device: int, status: int) -> NoReturn:
-        """Raise what the status of loading a binary means; that of a wrong architecture is the same number in both libraries."""
+        """Raise what the status of loading a binary means; that of a wrong architecture is the same
+        number in both libraries.
+        """
         if status == NO_BINARY_FOR_GPU:
             words = self._words(status)
             self._forget()
@@ -372,7 +390,7 @@ class NativeDriver(ABC):
     def _forget(self) -> None:  # noqa: B027  # CUDA's driver keeps none, so there it does nothing
         """Let the library forget the error that its last call in this thread returned."""
 
-    # What each of them does in its own way ----------------------------------------------------------------------------
+    # -------------------------------------------------------- What each of them does in its own way
 
     @abstractmethod
     def _start(self) -> None:
@@ -384,7 +402,8 @@ class NativeDriver(ABC):
 
     @abstractmethod
     def _go_to(self, device: int) -> tuple[int, launchers.Leave]:
-        """Make the place where a device's binaries are loaded current: a context of CUDA, a device of HIP.
+        """Make the place where a device's binaries are loaded current: a context of CUDA, a device
+        of HIP.
 
         Returns:
             The place, and what goes back.

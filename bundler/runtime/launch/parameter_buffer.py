@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Packer`: packs the values of a launch into the parameter buffer, byte for byte as the binary declares it.
+"""`Packer`: packs the values of a launch into the parameter buffer, byte for byte as the binary
+declares it.
 
-It is the only packer in Python: the ctypes launcher, the dry driver and the checks of a handle use it.  The extension `_launch` packs
-common values itself, leaves the others and the words of an error to `Packer`, and is held to the same bytes by a test.
+It is the only packer in Python: the ctypes launcher, the dry driver and the checks of a handle use
+it.  The extension `_launch` packs common values itself, leaves the others and the words of an error
+to `Packer`, and is held to the same bytes by a test.
 """
 
 from __future__ import annotations
@@ -52,9 +54,9 @@ _FLOAT = struct.Struct("<f")
 class Packer:
     """Fills the parameter buffer of one kernel.
 
-    Takes what Triton's launchers take, and packs it as they do: fp16 is rounded, bf16 cut off, fp32 rounded.  An integer
-    outside the range of its parameter is refused, which Triton's launchers of some releases cut off.  Immutable: any thread
-    may use it.
+    Takes what Triton's launchers take, and packs it as they do: fp16 is rounded, bf16 cut off, fp32
+    rounded.  An integer outside the range of its parameter is refused, which Triton's launchers of
+    some releases cut off.  Immutable: any thread may use it.
     """
 
     def __init__(self, plan: LaunchPlan) -> None:
@@ -77,14 +79,17 @@ class Packer:
             global_scratch, profile_scratch: addresses, 0 for none.
 
         Raises:
-            CannotLaunchStatically: wrong number or kind of values, or a number out of the range of its parameter.
+            CannotLaunchStatically: wrong number or kind of values, or a number out of the range of
+                its parameter.
         """
         if len(values) != self._count:
             self._refuse_count(len(values))
-        # Most values are of the one type that struct packs, or refuses, by itself: a call for each would double the time.
+        # Most values are of the one type that struct packs, or refuses, by itself: a call for each
+        # would double the time.
         packed = [
             value if type(value) is as_is else convert(value, self, parameter)
-            for value, (as_is, convert, parameter) in zip(values, self._order)  # noqa: B905  # naming `strict` costs as much as a value
+            # naming `strict` costs as much as a value
+            for value, (as_is, convert, parameter) in zip(values, self._order)  # noqa: B905
         ]
         if self._global:
             packed.append(global_scratch)
@@ -150,7 +155,7 @@ def _struct_format(plan: LaunchPlan) -> str:
     return "".join(parts)
 
 
-# One function a kind: a value, and what struct packs for it ------------------------------------------------------------------
+# --------------------------------------- One function a kind: a value, and what struct packs for it
 
 
 def _pointer(value: Any, packer: Packer, parameter: Parameter) -> int:
@@ -172,7 +177,8 @@ def _integer(value: Any, packer: Packer, parameter: Parameter) -> int:
 
 
 def _truth(value: Any, packer: Packer, parameter: Parameter) -> int:
-    # A kernel looks at the lowest bit alone, so any other number would not be what its caller meant.
+    # A kernel looks at the lowest bit alone, so any other number would not be what its caller
+    # meant.
     if isinstance(value, int) and value in {0, 1}:
         return value
     raise packer.refusal(parameter, value, "True or False")
@@ -188,7 +194,9 @@ def _number(value: Any, packer: Packer, parameter: Parameter) -> float:
 
 
 def _single(value: Any, packer: Packer, parameter: Parameter) -> float:
-    """Return what packs as C's conversion of a double, where Python's struct refuses what rounds to infinity."""
+    """Return what packs as C's conversion of a double, where Python's struct refuses what rounds to
+    infinity.
+    """
     number = _number(value, packer, parameter)
     if abs(number) >= _FLOATS["fp32"]:
         return float("inf") if number > 0 else float("-inf")
@@ -213,7 +221,8 @@ def _map(value: Any, packer: Packer, parameter: Parameter) -> bytes:
     raise packer.refusal(parameter, value, f"a tensor map of {TENSOR_MAP_BYTES} bytes")
 
 
-# The type whose values struct packs as they are, where there is one: its own check of the range is the one that holds.
+# The type whose values struct packs as they are, where there is one: its own check of the range is
+# the one that holds.
 _AS_IS: dict[str, type] = {
     "pointer": int,
     **{f"{sign}{bits}": int for sign in "iu" for bits in (8, 16, 32, 64)},

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`read_layout`: reads out of a device binary where its kernel expects each parameter, for `plan_builder`.
+"""`read_layout`: reads out of a device binary where its kernel expects each parameter, for
+`plan_builder`.
 
-A cubin says it in the section `.nv.info.ENTRY`, a list of attributes; an hsaco in a note, a msgpack map.  Both are read
-as hostile input, by `format/device_elf.py`: what comes back is a layout or a `FormatError`.
+A cubin says it in the section `.nv.info.ENTRY`, a list of attributes; an hsaco in a note, a msgpack
+map.  Both are read as hostile input, by `format/device_elf.py`: what comes back is a layout or a
+`FormatError`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from bundler.format.device_elf import INFO, amd_kernel, attributes, section_name
 from bundler.format.summary import count
 from bundler.lifecycle.elf import why_unusable
 
-MAX_PARAMETERS = 4096  # a parameter has a byte at least, and a kernel takes 4 KiB of them, 32 KiB on the newest chips
+# a parameter has a byte at least, and a kernel takes 4 KiB of them, 32 KiB on the newest chips
+MAX_PARAMETERS = 4096
 MAX_BUFFER_BYTES = 32764
 # What a kernel declares is some hundred bytes; more is not kept in memory to be compared with.
 _MAX_KNOWN_BYTES = 2048
@@ -52,7 +55,9 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """What a binary says about one kernel; `block_threads` is None where it does not fix the size of a block."""
+    """What a binary says about one kernel; `block_threads` is None where it does not fix the size
+    of a block.
+    """
 
     slots: tuple[Slot, ...]
     buffer_bytes: int
@@ -63,13 +68,14 @@ def read_layout(image: bytes, entry: str) -> Layout:
     """Return the parameter layout of the kernel `entry` in a cubin or hsaco.
 
     Raises:
-        FormatError: no such binary, no such kernel in it, or parameters that overlap, leave their buffer or have gaps in
-            their numbering.
+        FormatError: no such binary, no such kernel in it, or parameters that overlap, leave their
+            buffer or have gaps in their numbering.
         LimitExceeded: more of anything than a kernel can have.
     """
     try:
         wanted = INFO + b"." + entry.encode()
-        # The extension answers for a whole binary that is written as linkers do; whatever is wrong with another, is found out here.
+        # The extension answers for a whole binary that is written as linkers do; whatever is wrong
+        # with another, is found out here.
         info = NotImplemented if _find_section is None else _find_section(image, wanted)
         if info is NotImplemented:
             why = why_unusable(image)
@@ -88,7 +94,7 @@ def read_layout(image: bytes, entry: str) -> Layout:
         ) from error
 
 
-# NVIDIA ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------- NVIDIA
 
 
 def _cubin_layout(info: bytes, entry: str) -> Layout:
@@ -124,7 +130,7 @@ def _cubin_layout(info: bytes, entry: str) -> Layout:
 _known_cubin_layout = functools.lru_cache(maxsize=1024)(_cubin_layout)
 
 
-# AMD ------------------------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------------- AMD
 
 
 def _hsaco_layout(image: bytes, entry: str) -> Layout:
@@ -159,7 +165,7 @@ def _natural(found: dict[Any, Any], key: str, entry: str) -> int:
     return value
 
 
-# Both -----------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------- Both
 
 
 def _checked(layout: Layout, entry: str) -> Layout:

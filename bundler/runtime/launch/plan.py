@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`LaunchPlan`: what a driver needs to launch one kernel: where each parameter lies, how large a block is, which attributes hold.
+"""`LaunchPlan`: what a driver needs to launch one kernel: where each parameter lies, how large a
+block is, which attributes hold.
 
 `plan_builder` makes it, and drivers and launchers read it.
 """
@@ -33,8 +34,9 @@ KIND_BYTES = {
 class Parameter:
     """One parameter of the device function.
 
-    `kind` is a key of `KIND_BYTES`; `offset` and `size` are bytes in the parameter buffer, as the binary declares them;
-    `argument` is the position of the value that fills it among those given to `Launcher`, None for scratch.
+    `kind` is a key of `KIND_BYTES`; `offset` and `size` are bytes in the parameter buffer, as the
+    binary declares them; `argument` is the position of the value that fills it among those given to
+    `Launcher`, None for scratch.
     """
 
     name: str
@@ -46,9 +48,11 @@ class Parameter:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """How a host tensor descriptor becomes a 128-byte map: numbers of the driver's enumerations, as Triton recorded them.
+    """How a host tensor descriptor becomes a 128-byte map: numbers of the driver's enumerations, as
+    Triton recorded them.
 
-    `argument` is the position of the map among the values given to `Launcher`; `elem_type` is the compiler's number.
+    `argument` is the position of the map among the values given to `Launcher`; `elem_type` is the
+    compiler's number.
     """
 
     argument: int
@@ -63,8 +67,9 @@ class TensorMap:
 class Piece:
     """Where one value given to `Launcher` comes from.
 
-    `path` finds the argument: its index, then indices into nested tuples.  An argument that is no tensor descriptor has one
-    piece; a descriptor has several in a row, and the first of them has its `rank`, the number of dimensions.
+    `path` finds the argument: its index, then indices into nested tuples.  An argument that is no
+    tensor descriptor has one piece; a descriptor has several in a row, and the first of them has
+    its `rank`, the number of dimensions.
     """
 
     name: str
@@ -77,8 +82,9 @@ class Piece:
 class LaunchPlan(Summarized):
     """Everything a driver needs to launch one kernel.
 
-    A launcher takes one value for each parameter that has an `argument`, in that order: an int, float or bool, a tensor,
-    an address or None for a pointer, 128 bytes for a tensor map.  Descriptors and tuples are taken apart before.
+    A launcher takes one value for each parameter that has an `argument`, in that order: an int,
+    float or bool, a tensor, an address or None for a pointer, 128 bytes for a tensor map.
+    Descriptors and tuples are taken apart before.
     """
 
     kernel: str
@@ -103,7 +109,8 @@ class LaunchPlan(Summarized):
     def of(cls, **fields: Any) -> LaunchPlan:
         """Return the plan with all these fields."""
         plan = object.__new__(cls)
-        # A frozen dataclass sets its fields one by one, which takes longer than all else of making a plan.
+        # A frozen dataclass sets its fields one by one, which takes longer than all else of making
+        # a plan.
         plan.__dict__.update(fields)
         return plan
 
@@ -113,6 +120,8 @@ class LaunchPlan(Summarized):
         return tuple(parameter for parameter in self.parameters if parameter.argument is not None)
 
     def scratch_bytes(self, programs: int, kind: str) -> int:
-        """Return how much scratch a launch needs: `programs` (of the grid) times `cluster` times the size for one."""
+        """Return how much scratch a launch needs: `programs` (of the grid) times `cluster` times
+        the size for one.
+        """
         one = self.global_scratch_bytes if kind == GLOBAL_SCRATCH else self.profile_scratch_bytes
         return programs * self.cluster * one

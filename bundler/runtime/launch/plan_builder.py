@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`build_plan`: the plan of a launch, from what was recorded of a kernel, compared with what its binary declares.
+"""`build_plan`: the plan of a launch, from what was recorded of a kernel, compared with what its
+binary declares.
 
-`can_launch` says why a kernel has no plan.  `PlanLoader` builds plans; the tuner and `kernel_export` ask, too.
+`can_launch` says why a kernel has no plan.  `PlanLoader` builds plans; the tuner and
+`kernel_export` ask, too.
 """
 
 from __future__ import annotations
@@ -61,18 +63,22 @@ def build_plan(kernel: Kernel, image: bytes) -> LaunchPlan:
         image: its device binary, verified.
 
     Raises:
-        CannotLaunchStatically: something that the launch needs is not known, or the binary contradicts the record.
+        CannotLaunchStatically: something that the launch needs is not known, or the binary
+            contradicts the record.
         FormatError: the binary cannot be read.
     """
     return plan_with(kernel, image, kernel.launch.facts)
 
 
 def plan_with(kernel: Kernel, image: bytes, facts: LaunchFacts | None) -> LaunchPlan:
-    """Return the same; `facts` are the kernel's, but for the constants, which may be another's.  Raises as `build_plan`."""
+    """Return the same; `facts` are the kernel's, but for the constants, which may be another's.
+    Raises as `build_plan`.
+    """
     spec, target = kernel.spec, kernel.target
     if target.backend not in BACKENDS:
         _check_target(target, _Refusal(spec.entry, kernel.key))
-    # The binary has the last word on where parameters lie: what Triton recorded says their types and order alone.
+    # The binary has the last word on where parameters lie: what Triton recorded says their types
+    # and order alone.
     layout = read_layout(image, spec.entry)
     signature = None if facts is None else facts.signature
     # Kernels that differ in their constants alone have all of this in common, and so their plans.
@@ -130,7 +136,8 @@ def can_launch(what: Any, image: bytes | None = None) -> str | None:
 
     Args:
         what: a `Kernel` of a bundle, or its `LaunchSpec`.
-        image: the kernel's device binary; with it the parameters are checked against what the binary declares.
+        image: the kernel's device binary; with it the parameters are checked against what the
+            binary declares.
     """
     try:
         spec = what.launch if isinstance(what, Kernel) else what
@@ -183,7 +190,8 @@ def _check_numbers(spec: LaunchSpec, refuse: _Refusal) -> None:
 
 
 def _check_threads(spec: LaunchSpec, layout: Layout, refuse: _Refusal) -> None:
-    # With another number of threads than the compiler meant, a kernel computes something else without an error.
+    # With another number of threads than the compiler meant, a kernel computes something else
+    # without an error.
     threads = spec.num_warps * spec.warp_size
     if layout.block_threads not in {None, threads}:
         raise refuse(
@@ -192,7 +200,7 @@ def _check_threads(spec: LaunchSpec, layout: Layout, refuse: _Refusal) -> None:
         )
 
 
-# From the record: one piece for each value that a launch passes ----------------------------------------------------------
+# ----------------------------------- From the record: one piece for each value that a launch passes
 
 
 def _pieces(
@@ -233,7 +241,9 @@ def _pieces_of(
 def _descriptor_pieces(
     name: str, text: str, path: tuple[int, ...], descriptors: tuple[bool, int], refuse: _Refusal
 ) -> Iterator[Piece]:
-    """Yield what Triton's launcher makes of a tensor descriptor: a map, or its parts, and then shape and strides (again)."""
+    """Yield what Triton's launcher makes of a tensor descriptor: a map, or its parts, and then
+    shape and strides (again).
+    """
     match = _DESCRIPTOR.match(text)
     rank = match[2].count(",") + 1 if match is not None else 0
     if not 0 < rank <= MAX_RANK or "input_rank" in text:
@@ -241,7 +251,8 @@ def _descriptor_pieces(
             f"argument {name!r} is a tensor descriptor of a kind not known ({text:.80})",
             argument=name,
         )
-    # A map holds neither shape nor strides in a form that a kernel could read, so these follow it in any case.
+    # A map holds neither shape nor strides in a form that a kernel could read, so these follow it
+    # in any case.
     mapped, flags = descriptors
     kinds = [TENSOR_MAP] if mapped else ["pointer", *["i64"] * 2 * rank, *["i1"] * flags]
     kinds += [*["i32"] * rank, *["i64"] * rank]
@@ -254,11 +265,14 @@ _Shape = tuple[tuple[Parameter, ...], tuple[Piece, ...], tuple[TensorMap, ...]]
 
 @functools.lru_cache(maxsize=_MAX_SIGNATURES)
 def _variants(_signature: Named) -> dict[tuple[Any, ...], _Shape]:
-    """Return where the shapes of kernels with this signature are kept, by what else they follow from."""
+    """Return where the shapes of kernels with this signature are kept, by what else they follow
+    from.
+    """
     return {}
 
 
-# Plans by the numbers of what they follow from, which is kept beside them so that nothing else gets its number.
+# Plans by the numbers of what they follow from, which is kept beside them so that nothing else gets
+# its number.
 _plans: dict[
     tuple[int, int, int, int], tuple[tuple[LaunchSpec, Named | None, Layout, Target], LaunchPlan]
 ] = {}
@@ -269,7 +283,9 @@ _shapes: SharedParts[Named, dict[tuple[Any, ...], _Shape]] = SharedParts(_MAX_SI
 
 
 def _parameters(spec: LaunchSpec, backend: str, layout: Layout, refuse: _Refusal) -> _Shape:
-    """Return the parameters where the binary has them, what fills them, and the tensor maps among them."""
+    """Return the parameters where the binary has them, what fills them, and the tensor maps among
+    them.
+    """
     facts, hidden = spec.require_facts(), _hidden(spec, backend)
     variants = _shapes.get(facts.signature, _variants)
     descriptors = spec.tensor_descriptors
@@ -292,7 +308,9 @@ def _parameters(spec: LaunchSpec, backend: str, layout: Layout, refuse: _Refusal
 
 
 def _hidden(spec: LaunchSpec, backend: str) -> tuple[str, ...]:
-    """Return the kinds of parameters that Triton appends: on CUDA as its metadata say, on HIP always two."""
+    """Return the kinds of parameters that Triton appends: on CUDA as its metadata say, on HIP
+    always two.
+    """
     if backend == "hip" or (
         spec.global_scratch_bytes is not None and spec.profile_scratch_bytes is not None
     ):
@@ -308,7 +326,7 @@ _SCRATCH = {
 }
 
 
-# Tensor maps ------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------- Tensor maps
 
 
 def _tensor_maps(spec: LaunchSpec, backend: str, refuse: _Refusal) -> tuple[TensorMap, ...] | None:
@@ -353,7 +371,7 @@ def _numbered(
     )
 
 
-# Against the binary -----------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------- Against the binary
 
 
 def _fitting(
@@ -365,8 +383,8 @@ def _fitting(
 ) -> tuple[Piece, ...]:
     """Return the pieces, as many as the binary has room for.
 
-    Triton 3.6 passes one flag with a descriptor taken apart, later releases two; which one compiled a kernel is seen by the
-    number of its parameters.
+    Triton 3.6 passes one flag with a descriptor taken apart, later releases two; which one compiled
+    a kernel is seen by the number of its parameters.
     """
     pieces = tuple(_pieces(facts, maps, 2, refuse))
     if len(pieces) != room:
@@ -392,7 +410,8 @@ def _fitting(
 def _placed(parameters: list[Parameter], layout: Layout, refuse: _Refusal) -> tuple[Parameter, ...]:
     placed = []
     for number, (parameter, slot) in enumerate(zip(parameters, layout.slots, strict=True)):
-        # A wrong type would shift all that follows: the kernel would read one argument's bytes as another's.
+        # A wrong type would shift all that follows: the kernel would read one argument's bytes as
+        # another's.
         if slot.size != parameter.size:
             raise refuse(
                 f"argument {parameter.name!r} is recorded as {parameter.kind}, {count(parameter.size, 'byte')}, and parameter "

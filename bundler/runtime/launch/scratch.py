@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`scratch_for`: memory that a kernel writes its intermediate results to, for the time of one launch.
+"""`scratch_for`: memory that a kernel writes its intermediate results to, for the time of one
+launch.
 
-It comes from torch where torch uses the GPU, else from the driver.  The drivers hand the function to their launchers.
+It comes from torch where torch uses the GPU, else from the driver.  The drivers hand the function
+to their launchers.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ _ALIGNED_BYTES = 256
 
 
 class ScratchPool(Protocol):
-    """Memory in the order of a stream: what is freed after a launch is reused only by what the stream does later."""
+    """Memory in the order of a stream: what is freed after a launch is reused only by what the
+    stream does later.
+    """
 
     def allocate(self, size_bytes: int, stream: int) -> int:
         """Return the address of new memory."""
@@ -29,13 +33,16 @@ class ScratchPool(Protocol):
 
 
 class TorchPool:
-    """torch's caching allocator: shares its memory with torch, and follows it into the capture of a graph."""
+    """torch's caching allocator: shares its memory with torch, and follows it into the capture of a
+    graph.
+    """
 
     def __init__(self, device: int) -> None:
         torch: Any = sys.modules["torch"]
         self._device = device
         self._cuda: Any = torch.cuda
-        # What torch's own function calls once it has made the device the current one, which takes longer than all the rest.
+        # What torch's own function calls once it has made the device the current one, which takes
+        # longer than all the rest.
         self._raw = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_alloc", None)  # noqa: SLF001
         self._current = torch._C._cuda_getDevice  # noqa: SLF001
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`SharedParts`: what was made of an object that many kernels share, found again by the object itself.
+"""`SharedParts`: what was made of an object that many kernels share, found again by the object
+itself.
 
-`plan_builder` and `launchers` keep by it what follows from a signature or a list of parameters alone, which kernels that differ in
-their constants share.
+`plan_builder` and `launchers` keep by it what follows from a signature or a list of parameters
+alone, which kernels that differ in their constants share.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ V = TypeVar("V")
 
 
 class SharedParts(Generic[K, V]):
-    """Values by the identity of an object: comparing signatures costs more than all else that is done with one.
+    """Values by the identity of an object: comparing signatures costs more than all else that is
+    done with one.
 
     Any thread may use it; two that miss at once make a value twice.
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Choices`: chooses the specialization for a call, or says why there is none; `StaticKernel` asks it for each new shape of call."""
+"""`Choices`: chooses the specialization for a call, or says why there is none; `StaticKernel` asks
+it for each new shape of call.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _PROGRAM = ("source.hash", "option.")
 
 
 class Chosen(NamedTuple):
-    """The specialization for a call, the call's arguments by parameter, and what Triton makes of them."""
+    """The specialization for a call, the call's arguments by parameter, and what Triton makes of
+    them.
+    """
 
     specialization: Specialization
     call: Call
@@ -28,7 +32,8 @@ class Chosen(NamedTuple):
 
 
 class Choices:
-    """The specializations of one kernel, ordered so that a call is compared with the few that may fit it.
+    """The specializations of one kernel, ordered so that a call is compared with the few that may
+    fit it.
 
     Immutable but for what it finds out once a target; any thread may use it.
 
@@ -51,7 +56,8 @@ class Choices:
         Raises:
             ToolchainMismatch: none was compiled for the target.
             NotFound: none fits; says for each what differs.
-            CannotLaunchStatically: the arguments fit no function, or two specializations fit that are not the same.
+            CannotLaunchStatically: the arguments fit no function, or two specializations fit that
+                are not the same.
         """
         groups = self._of(target)
         calls = _calls(self._name, groups, args, keywords)
@@ -69,13 +75,15 @@ class Choices:
     def shape(
         self, target: str, chosen: Chosen, by_position: Sequence[int], by_name: Sequence[str]
     ) -> CallShape | None:
-        """Return what a call has in common with those that differ in constants alone, None when only full comparisons can tell.
+        """Return what a call has in common with those that differ in constants alone, None when
+        only full comparisons can tell.
 
         Args:
             target: that the choice was made for.
             chosen: for the call.
             by_position: the numbers of the parameters whose constants differ from call to call.
-            by_name: further such parameters; their constants will be given in this order, after those by position.
+            by_name: further such parameters; their constants will be given in this order, after
+                those by position.
         """
         groups = self._of(target)
         if (
@@ -101,7 +109,9 @@ class Choices:
         return groups
 
     def _grouped(self, target: str) -> tuple[Group, ...]:
-        """Return the specializations for a target by the parameters of their functions: two functions may have one name."""
+        """Return the specializations for a target by the parameters of their functions: two
+        functions may have one name.
+        """
         groups: dict[tuple[Argument, ...], Group] = {}
         group: Group | None = None
         backend, _, arch = target.partition(":")
@@ -109,7 +119,8 @@ class Choices:
             compiled_for = specialization.target
             if compiled_for.arch == arch and compiled_for.backend == backend:
                 arguments = specialization.arguments
-                # Kernels of one function mostly share the tuple, and comparing it takes longer than all the rest.
+                # Kernels of one function mostly share the tuple, and comparing it takes longer than
+                # all the rest.
                 if group is None or group.arguments is not arguments:
                     group = groups.setdefault(arguments, Group(arguments))
                 group.add(specialization)
@@ -128,7 +139,9 @@ class Choices:
 def _calls(
     name: str, groups: Sequence[Group], args: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> list[tuple[Group, Call]]:
-    """Return the call as each function of that name would get it; functions that it does not fit are left out."""
+    """Return the call as each function of that name would get it; functions that it does not fit
+    are left out.
+    """
     calls: list[tuple[Group, Call]] = []
     refused = None
     for group in groups:
@@ -187,7 +200,9 @@ def _best(name: str, found: list[tuple[tuple[int, int], Chosen]]) -> Chosen:
 
 
 def _apart(one: Specialization, other: Specialization) -> tuple[str, ...]:
-    """Return what makes two kernels that fit one call different programs; two compilers' work on one program is not."""
+    """Return what makes two kernels that fit one call different programs; two compilers' work on
+    one program is not.
+    """
     if one.kernel.binary.digest == other.kernel.binary.digest:
         return ()
     mine, theirs = one.kernel.parts, other.kernel.parts

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index from a call to the specializations that may fit it, which `specialization_choice` and `StaticKernel` ask.
+"""The index from a call to the specializations that may fit it, which `specialization_choice` and
+`StaticKernel` ask.
 
-`Group` finds the specializations of one function by the types and constants of a call.  `CallShape` is what calls have in common
-that differ in constants alone; with it the specialization for such a call is found without comparing the rest again.
+`Group` finds the specializations of one function by the types and constants of a call.  `CallShape`
+is what calls have in common that differ in constants alone; with it the specialization for such a
+call is found without comparing the rest again.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from bundler.format.launch_spec import Argument
 from bundler.runtime.launch.argument_types import CONSTEXPR, ArgumentType
 from bundler.runtime.launch.specialization_match import Call, Specialization
 
-# A mark stands for an argument: the name of its type, or (type, value) of a constant; equal marks fit each other.  `Reader` makes
-# the same pairs of a call's constants.
+# A mark stands for an argument: the name of its type, or (type, value) of a constant; equal marks
+# fit each other.  `Reader` makes the same pairs of a call's constants.
 Mark = Any
 _OPEN = object()  # the mark of a constant that is filled in later
 _DTYPE = "dtype"
@@ -78,7 +80,9 @@ class Group:
     def by_marks_at(
         self, open_at: Sequence[int], others: list[Mark]
     ) -> dict[tuple[Mark, ...], Specialization]:
-        """Return the specializations by their marks at these places; those alone that have these marks elsewhere, and no double."""
+        """Return the specializations by their marks at these places; those alone that have these
+        marks elsewhere, and no double.
+        """
         closed = [index for index in range(len(others)) if index not in set(open_at)]
         # Of one place it returns what stands there, of none there is nothing to compare.
         at_closed = operator.itemgetter(*closed) if closed else len
@@ -95,7 +99,9 @@ class Group:
         return bool(self._unmarked or self._with_dtype)
 
     def _types(self, specialization: Specialization) -> tuple[list[Mark], tuple[int, ...], bool]:
-        """Return the marks of the types, which parameters are constants, and whether equal marks can tell all types."""
+        """Return the marks of the types, which parameters are constants, and whether equal marks
+        can tell all types.
+        """
         signature = specialization.alike.signature
         found = self._type_marks.get(id(signature))
         if found is None:
@@ -106,7 +112,8 @@ class Group:
 
 
 class CallShape:
-    """What calls have in common that `Reader` tells apart by their constants alone: types, promises, options.
+    """What calls have in common that `Reader` tells apart by their constants alone: types,
+    promises, options.
 
     Made from one call and what it was found to fit; any thread may ask it.
 
@@ -126,7 +133,8 @@ class CallShape:
             self._marks[index] = _OPEN
         # Whether everything but the open constants fits, by what specializations share.
         self._fits: dict[tuple[int, ...], bool] = {}
-        # By their constants: those that a call of this shape finds without a further look; made when a second call comes.
+        # By their constants: those that a call of this shape finds without a further look; made
+        # when a second call comes.
         self._by_constants: dict[tuple[Mark, ...], Specialization] | None = None
 
     def find(self, constants: Iterable[Any]) -> Specialization | None:
@@ -148,7 +156,8 @@ class CallShape:
         return fitting[0] if len(fitting) == 1 else None
 
     def _index(self) -> dict[tuple[Mark, ...], Specialization]:
-        # A string may stand for a constant that is recorded as something else: such calls are compared in full.
+        # A string may stand for a constant that is recorded as something else: such calls are
+        # compared in full.
         self._by_constants = (
             {} if self._group.takes_names else self._group.by_marks_at(self._open_at, self._marks)
         )
@@ -176,7 +185,9 @@ def _type_mark(kind: Value) -> Mark:
 
 
 def _recorded_mark(tag: str, payload: Any) -> Mark:
-    """Return the mark of a recorded constant, None for one that is not simply equal to those that fit it."""
+    """Return the mark of a recorded constant, None for one that is not simply equal to those that
+    fit it.
+    """
     kind = _TAGGED.get(tag)
     if kind is not None:
         return kind, payload
@@ -189,7 +200,9 @@ _TAGGED = {"none": type(None), "bool": bool, "float": float, "str": str}
 
 
 def called_mark(seen: ArgumentType) -> Mark:
-    """Return the mark of an argument of a call, None for one that is not simply equal to what fits it."""
+    """Return the mark of an argument of a call, None for one that is not simply equal to what fits
+    it.
+    """
     if seen.type != CONSTEXPR:
         return seen.type if isinstance(seen.type, str) else None
     value = seen.key

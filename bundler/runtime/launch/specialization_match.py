@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Specialization`: one recorded kernel, which says of a call whether Triton would compile this kernel for it.
+"""`Specialization`: one recorded kernel, which says of a call whether Triton would compile this
+kernel for it.
 
-`specialization_choice` compares calls with those that `specialization_index` finds; `bind` puts a call's arguments to the parameters
-they fill.  `Kernels` and the tuner make them.
+`specialization_choice` compares calls with those that `specialization_index` finds; `bind` puts a
+call's arguments to the parameters they fill.  `Kernels` and the tuner make them.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from bundler.format.launch_spec import Argument, LaunchFacts, Tagged, read_alike
 from bundler.format.summary import count, short
 from bundler.runtime.launch.argument_types import CONSTEXPR, ArgumentType, same_constant, specialize
 
-# What Triton's backends take for an option that a call does not name.  Only options that change what is launched, and whose
-# default depends on neither chip nor release; the others have to be equal in all specializations that fit otherwise.
+# What Triton's backends take for an option that a call does not name.  Only options that change
+# what is launched, and whose default depends on neither chip nor release; the others have to be
+# equal in all specializations that fit otherwise.
 DEFAULT_OPTIONS: dict[str, dict[str, Any]] = {
     "cuda": {
         "num_warps": 4,
@@ -58,17 +60,21 @@ class Call:
 class Specialization:
     """One recorded kernel, ready to be compared with calls.
 
-    Immutable; any thread may use it.  What was recorded of the kernel is decoded when it is first asked for: a bundle has
-    thousands, and a process launches some.
+    Immutable; any thread may use it.  What was recorded of the kernel is decoded when it is first
+    asked for: a bundle has thousands, and a process launches some.
 
     Attributes:
-        alike: what was recorded of the compile, but for the constants, which may be another kernel's: kernels share these objects.
+        alike: what was recorded of the compile, but for the constants, which may be another
+            kernel's: kernels share these objects.
         tagged: the constants as tags and payloads, for who asks many kernels for theirs.
-        arguments: the parameters of the kernel function; of a compile from IR, which has no names, by their numbers.
-        profile: equal for kernels that differ in nothing but constants, as far as they share the decoded objects.
+        arguments: the parameters of the kernel function; of a compile from IR, which has no names,
+            by their numbers.
+        profile: equal for kernels that differ in nothing but constants, as far as they share the
+            decoded objects.
     """
 
-    # The dictionary is made when it is needed, for what few kernels are asked for: Python's collector walks each.
+    # The dictionary is made when it is needed, for what few kernels are asked for: Python's
+    # collector walks each.
     __slots__ = (
         "__dict__",
         "_own",
@@ -95,7 +101,9 @@ class Specialization:
         return f"<specialization {self.key[:8]} of {self.kernel.name} for {self.target}: {short(self.describe())}>"
 
     def __getattr__(self, name: str) -> Any:
-        """Decode what was recorded of the kernel, when the first of what follows from it is asked for; raises as `_read`."""
+        """Decode what was recorded of the kernel, when the first of what follows from it is asked
+        for; raises as `_read`.
+        """
         if name not in _READ:
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
@@ -141,14 +149,17 @@ class Specialization:
 
     @cached_property
     def _options(self) -> dict[str, Value]:
-        """The options of the compile; without the facts of it, what the launch itself needs of them."""
+        """The options of the compile; without the facts of it, what the launch itself needs of
+        them.
+        """
         spec = self.kernel.spec
         known = {"num_warps": Value("int", spec.num_warps), "num_ctas": Value("int", spec.num_ctas)}
         return dict(self.alike.options) or known
 
     def option(self, name: str, default: Any) -> Any:
         """Return an option of the compile, `default` when it is not recorded."""
-        # A compile has thirty options, and a call is compared by a few: they are decoded one by one.
+        # A compile has thirty options, and a call is compared by a few: they are decoded one by
+        # one.
         value = self._options.get(name)
         return default if value is None else value.plain()
 
@@ -182,7 +193,8 @@ class Specialization:
     def differences(
         self, call: Call, call_seen: Sequence[ArgumentType], besides: Collection[int] = ()
     ) -> Iterator[str]:
-        """Yield in words what keeps this specialization from being the one for a call; nothing when it is.
+        """Yield in words what keeps this specialization from being the one for a call; nothing when
+        it is.
 
         Args:
             call: the call.
@@ -240,12 +252,15 @@ class Specialization:
                 yield f"{name} is {self.option(name, default)!r}, here Triton's default, {default!r}"
 
     def closeness(self, call_seen: Sequence[ArgumentType]) -> tuple[int, int]:
-        """Order specializations that fit: more promises used first, then those recorded by the JIT for just this call."""
+        """Order specializations that fit: more promises used first, then those recorded by the JIT
+        for just this call.
+        """
         used = exact = 0
         attributes = self.attributes
         for index, seen in enumerate(call_seen):
             used += _SMALL in attributes.get((index,), ())
-            # The JIT writes down an empty promise where it looked and found none, and nothing where it did not look.
+            # The JIT writes down an empty promise where it looked and found none, and nothing where
+            # it did not look.
             exact += isinstance(seen.key, str) == ((index,) in attributes)
         return used, exact
 
@@ -277,7 +292,8 @@ def _type_words(kind: Value) -> str:
 def bind(
     name: str, arguments: Sequence[Argument], args: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> Call:
-    """Match a call's arguments to parameters, as Python would; keywords that are no parameter are options.
+    """Match a call's arguments to parameters, as Python would; keywords that are no parameter are
+    options.
 
     Raises:
         CannotLaunchStatically: too many arguments, one given twice, or one missing.
@@ -307,7 +323,9 @@ def bind(
 
 
 def default_of(name: str, argument: Argument) -> Any:
-    """Return the default of a parameter; raises `CannotLaunchStatically` when it has none, or none that was kept."""
+    """Return the default of a parameter; raises `CannotLaunchStatically` when it has none, or none
+    that was kept.
+    """
     if argument.default is None:
         raise CannotLaunchStatically(
             f"{name}: argument {argument.name!r} is missing, and has no default",

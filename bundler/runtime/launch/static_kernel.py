@@ -32,9 +32,11 @@ from bundler.runtime.launch.specialization_match import Specialization
 _Sizes = tuple[int, int, int]
 # A place is a byte for the compiled dispatcher.
 _MOST_PLACES = 256
-# By the grid as a caller gives it: grids repeat, and checking one costs as much as all the rest of a launch.
+# By the grid as a caller gives it: grids repeat, and checking one costs as much as all the rest of
+# a launch.
 _Grids = dict[tuple[int, ...], _Sizes]
-# What the compiled dispatcher keeps of a call, and what makes that for others of its shape, given their constants.
+# What the compiled dispatcher keeps of a call, and what makes that for others of its shape, given
+# their constants.
 _DispatchEntry = tuple[Launcher, int | bytes, _Grids, "BoundCall", "_EntryForConstants | None"]
 _EntryForConstants = Callable[..., _DispatchEntry | None]
 # A program whose constants never repeat must not grow without end.
@@ -42,17 +44,22 @@ MAX_REMEMBERED = 4096
 
 
 class Fallback(Protocol):
-    """What launches the calls that no recorded specialization fits; whoever makes a `StaticKernel` may give it one."""
+    """What launches the calls that no recorded specialization fits; whoever makes a `StaticKernel`
+    may give it one.
+    """
 
     def launch(self, grid: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """Launch such a call; may `add` to the kernel what later calls like it need."""
 
     def launch_again(self, grid: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """Launch a call like one that `launch` had before, and for which it added nothing that fits."""
+        """Launch a call like one that `launch` had before, and for which it added nothing that
+        fits.
+        """
 
 
 class _KeyLayout(NamedTuple):
-    """Calls that give so many arguments by position and these by name: where the constants are in their keys.
+    """Calls that give so many arguments by position and these by name: where the constants are in
+    their keys.
 
     Attributes:
         constants: indices into a key of what is compiled in.
@@ -72,12 +79,12 @@ class _KeyLayout(NamedTuple):
 class StaticKernel(Gridded):
     """One kernel of a bundle, in all its recorded specializations.
 
-    `kernel[grid](*args, **keywords)` is called as Triton's own: keywords are parameters, or options such as `num_warps`.  The
-    specialization that Triton would compile for the call is launched on the current stream of the current device; nothing
-    is compiled.  Any thread may call.
+    `kernel[grid](*args, **keywords)` is called as Triton's own: keywords are parameters, or options
+    such as `num_warps`.  The specialization that Triton would compile for the call is launched on
+    the current stream of the current device; nothing is compiled.  Any thread may call.
 
-    The grid is one integer, a tuple of one to three, or a function of the arguments, which gets them by name.  A grid with no
-    program launches nothing.
+    The grid is one integer, a tuple of one to three, or a function of the arguments, which gets
+    them by name.  A grid with no program launches nothing.
 
     Each call raises:
 
@@ -123,7 +130,8 @@ class StaticKernel(Gridded):
         return self._specializations
 
     def handle(self, *args: Any, **keywords: Any) -> Handle:
-        """Return the specialization that a call like this one would launch, to launch it again and again without a look.
+        """Return the specialization that a call like this one would launch, to launch it again and
+        again without a look.
 
         Args:
             args, keywords: as for a call.
@@ -147,10 +155,12 @@ class StaticKernel(Gridded):
     def repeated(
         self, args: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[Callable[..., None], int | bytes, int] | None:
-        """Return how calls like this one are launched, for who launches them again; None where each has to be looked at in full.
+        """Return how calls like this one are launched, for who launches them again; None where each
+        has to be looked at in full.
 
         Returns:
-            the launcher; what it takes of the call's values, the first so many or those at these places; the blocks of a cluster.
+            the launcher; what it takes of the call's values, the first so many or those at these
+            places; the blocks of a cluster.
 
         Raises:
             as a call.
@@ -173,7 +183,8 @@ class StaticKernel(Gridded):
         self._choices = Choices(self.name, self._specializations)
         # Most share the tuple of their arguments.
         groups = list({id(s.arguments): s.arguments for s in self._specializations}.values())
-        # Two functions of one name may differ in what is constant; what is so in one is looked at by value in all.
+        # Two functions of one name may differ in what is constant; what is so in one is looked at
+        # by value in all.
         flags: dict[str, bool] = {}
         for argument in (argument for group in groups for argument in group):
             flags[argument.name] = flags.get(argument.name, False) or argument.constexpr
@@ -204,13 +215,15 @@ class StaticKernel(Gridded):
             or launch
         )
 
-    # A launch ----------------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------------------- A launch
 
     def _launcher(self, *, tells: bool) -> Callable[..., Any]:
-        """Return what launches; made anew when the specializations change, so that a call finds all it needs at hand.
+        """Return what launches; made anew when the specializations change, so that a call finds all
+        it needs at hand.
 
         Args:
-            tells: whether it returns what the compiled dispatcher needs to launch more calls like the one it had: see there.
+            tells: whether it returns what the compiled dispatcher needs to launch more calls like
+                the one it had: see there.
         """
         driver, hooks, read = self._driver, self._hooks, self._reader.read
         positions, by_value, remembered, meet = (
@@ -246,7 +259,8 @@ class StaticKernel(Gridded):
                     return False if tells else None
             if bound.addresses:
                 self._check_addresses(bound, values, device)
-            # Grids repeat, so what was found of one is kept: checking costs as much as all the rest.
+            # Grids repeat, so what was found of one is kept: checking costs as much as all the
+            # rest.
             sizes = bound.grids.get(grid) if type(grid) is tuple else None
             if sizes is None:
                 sizes = self._measure(bound, args, keywords, grid)
@@ -263,7 +277,8 @@ class StaticKernel(Gridded):
         return launch
 
     def _check_addresses(self, bound: BoundCall, values: list[Any], device: int) -> None:
-        # Unlike a tensor, a number says nothing of where its memory lies, and each call brings another.
+        # Unlike a tensor, a number says nothing of where its memory lies, and each call brings
+        # another.
         for index, name in bound.addresses:
             check_address(self.name, name, values[index], device, self._driver.pointer_device)
 
@@ -306,7 +321,8 @@ class StaticKernel(Gridded):
         key: tuple[Any, ...],
     ) -> BoundCall | None:
         """Prepare for a call not seen before; None when Triton made it."""
-        # What no key stands for is compared in full each time; so is a call with too many arguments, which is refused.
+        # What no key stands for is compared in full each time; so is a call with too many
+        # arguments, which is refused.
         if UNCACHEABLE in key or len(args) > len(self._positions):
             layout, bound = None, None
         else:
@@ -330,7 +346,9 @@ class StaticKernel(Gridded):
         return bound
 
     def _key_layout(self, count: int, names: tuple[str, ...]) -> _KeyLayout:
-        """Return where in the key of a call its constants are; see `_launcher` for the order of a key."""
+        """Return where in the key of a call its constants are; see `_launcher` for the order of a
+        key.
+        """
         found = self._key_layouts.get((count, names))
         if found is None:
             by_position = [
@@ -355,7 +373,8 @@ class StaticKernel(Gridded):
     def _bind_by_shape(
         self, layout: _KeyLayout, device: int, key: tuple[Any, ...]
     ) -> BoundCall | None:
-        """Bind a call that differs from an earlier one in constants alone, None when there was none.
+        """Bind a call that differs from an earlier one in constants alone, None when there was
+        none.
 
         Whatever else is looked at in a call is in its key, so it holds for this one, too.
         """
@@ -372,7 +391,9 @@ class StaticKernel(Gridded):
     def _again(
         self, device: int, key: tuple[Any, ...], count: int, names: tuple[str, ...]
     ) -> _EntryForConstants | None:
-        """Return what binds calls that differ from this one in constants alone; None when only full comparisons can tell."""
+        """Return what binds calls that differ from this one in constants alone; None when only full
+        comparisons can tell.
+        """
         layout = self._key_layouts.get((count, names))
         met = (
             None
@@ -431,7 +452,8 @@ class StaticKernel(Gridded):
             fallback.launch_again(grid, args, keywords)
             return
         fallback.launch(grid, args, keywords)
-        # A note that Triton had such a call; the next one is compared again all the same, since this one may have added its kernel.
+        # A note that Triton had such a call; the next one is compared again all the same, since
+        # this one may have added its kernel.
         if UNCACHEABLE not in key:
             self._bound[key] = None
 
@@ -450,7 +472,8 @@ class StaticKernel(Gridded):
     ) -> BoundCall:
         values, ask = chosen.call.values, self._driver.pointer_device
         names = tuple(argument.name for argument in chosen.specialization.arguments)
-        # A kernel that reads memory of the host, or of another device, fails long after its launch, and without a name.
+        # A kernel that reads memory of the host, or of another device, fails long after its launch,
+        # and without a name.
         for name, value in zip(names, values, strict=True):
             check_memory(self.name, name, value, device, ask)
         loaded = self._loader.load(
@@ -468,10 +491,11 @@ class BoundCall(NamedTuple):
     Attributes:
         launcher: of the kernel that they need.
         passed: makes the launcher's values of what a call gave, in its order.
-        taken: what is passed of the call's values, as they come: the first so many, or those at these places; None when they have to be
-            taken apart, or defaults are among them.
+        taken: what is passed of the call's values, as they come: the first so many, or those at
+            these places; None when they have to be taken apart, or defaults are among them.
         grids: the grids seen so far.
-        addresses: parameters that got an address as a plain number: nothing but the driver knows where that lies.
+        addresses: parameters that got an address as a plain number: nothing but the driver knows
+            where that lies.
         names: of all parameters.
         defaults: of the parameters that such calls leave out.
         loaded: the kernel on its device.
@@ -535,7 +559,9 @@ def _bind_call(
 
 
 def _bind_like(other: BoundCall, loaded: LoadedPlan, grids: _Grids) -> BoundCall | None:
-    """Return how a call of the same shape is launched; None when its kernel takes its values in another way."""
+    """Return how a call of the same shape is launched; None when its kernel takes its values in
+    another way.
+    """
     # Plans of one signature share their pieces.
     if other.taken is None or loaded.plan.pieces is not other.loaded.plan.pieces:
         return None
@@ -549,7 +575,9 @@ def _bind_like(other: BoundCall, loaded: LoadedPlan, grids: _Grids) -> BoundCall
 def _passing(
     loaded: LoadedPlan, driver: Driver, places: list[int], defaults: tuple[Any, ...]
 ) -> tuple[Callable[[list[Any]], Sequence[Any]], int | bytes | None]:
-    """Return what makes the launcher's values of what a call gave, in its order, and the defaults of the rest; and what they are as `taken`."""
+    """Return what makes the launcher's values of what a call gave, in its order, and the defaults
+    of the rest; and what they are as `taken`.
+    """
     pieces = loaded.plan.pieces
     if all(len(piece.path) == 1 and piece.rank is None for piece in pieces):
         wanted = [places[piece.path[0]] for piece in pieces]

@@ -30,7 +30,8 @@ class CheckedMemory:
         self._memory, self._trusted = memory, trusted
         self.host = bool(getattr(memory, "host", False))
         self.device: Any = getattr(memory, "device", None)
-        # Only programs with random numbers ask for the first, those that copy tensors for the second.
+        # Only programs with random numbers ask for the first, those that copy tensors for the
+        # second.
         self.integers: Any = getattr(memory, "integers", None)
         self.copied: Any = getattr(memory, "copied", None)
         self.current_device: Any = getattr(memory, "current_device", nullcontext)

@@ -63,7 +63,8 @@ _CODES = {
     "uint8": "B",
     "bool": "?",
 }
-# Where kernels of a GPU find memory: CUDA, ROCm, host memory that CUDA or ROCm pinned, managed memory.
+# Where kernels of a GPU find memory: CUDA, ROCm, host memory that CUDA or ROCm pinned, managed
+# memory.
 _DEVICES = frozenset({2, 3, 10, 11, 13})
 _HOST = 1
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
@@ -123,14 +124,16 @@ class DeviceTensor:
 
 
 def device_tensor(value: Any, *, host: bool = False) -> Any:
-    """Return a value as a launch takes it: torch's tensors as they are, others by `__cuda_array_interface__` or DLPack.
+    """Return a value as a launch takes it: torch's tensors as they are, others by
+    `__cuda_array_interface__` or DLPack.
 
     Args:
         value: of any library.
         host: take memory of the host too, for kernels that no GPU runs.
 
     Raises:
-        CannotLaunchStatically: it is no tensor of a device, or of an element type that no kernel takes.
+        CannotLaunchStatically: it is no tensor of a device, or of an element type that no kernel
+            takes.
     """
     if is_tensor(value):
         return value
@@ -158,7 +161,8 @@ def device_tensor(value: Any, *, host: bool = False) -> Any:
 
 
 def host_tensor(value: Any) -> Any:
-    """Return a tensor that a program was generated to find on the host: torch's as it is, others by DLPack.
+    """Return a tensor that a program was generated to find on the host: torch's as it is, others by
+    DLPack.
 
     Raises:
         ConfigError: its memory is a device's.
@@ -220,7 +224,9 @@ class _Tensor(ctypes.Structure):
 
 
 class Described(NamedTuple):
-    """What a capsule of DLPack says; strides are None for a dense tensor, and the memory lives as long as the owner."""
+    """What a capsule of DLPack says; strides are None for a dense tensor, and the memory lives as
+    long as the owner.
+    """
 
     address: int
     dtype: str

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`host_value`: the value of an expression over sizes that is no plain size: a float, a comparison, an integer that is rounded from a float.
+"""`host_value`: the value of an expression over sizes that is no plain size: a float, a comparison,
+an integer that is rounded from a float.
 
-A plan names such expressions in `values` and `guards`.  They are evaluated once in each call, by Python's own arithmetic, so that a float has
-64 bits as it has in the user's function.  Nothing is executed: the text is parsed, and only the nodes and functions below are known.
+A plan names such expressions in `values` and `guards`.  They are evaluated once in each call, by
+Python's own arithmetic, so that a float has 64 bits as it has in the user's function.  Nothing is
+executed: the text is parsed, and only the nodes and functions below are known.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ def host_value(expression: str, names: Mapping[str, Any]) -> Number:
         names: values of the names.
 
     Raises:
-        ConfigError: anything else stands there, a name has no value, or Python has no result, as for a division by zero.
+        ConfigError: anything else stands there, a name has no value, or Python has no result, as
+            for a division by zero.
     """
     try:
         found: Number = _value(checked(expression), names)
@@ -170,7 +173,9 @@ def _computed(node: ast.expr, values: list[Any]) -> Any:
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    """Return a power; one of whole numbers is a whole number of bounded size, since a plan may come from anybody."""
+    """Return a power; one of whole numbers is a whole number of bounded size, since a plan may come
+    from anybody.
+    """
     if isinstance(base, int) and isinstance(exponent, int) and exponent >= 0:
         if base not in {-1, 0, 1} and exponent * base.bit_length() > _MOST_BITS:
             raise OverflowError(f"{base} ** {exponent} has too many bits")

@@ -248,7 +248,7 @@ class _PlanCheck:
             self._where = f"output {number}"
             self._output(output)
 
-    # Parts ----------------------------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------- Parts
 
     def _sizes_are_read(self) -> None:
         for name, (number, dim) in self._plan.sizes.items():
@@ -391,7 +391,7 @@ class _PlanCheck:
             self._demand(name in _OPTIONS, f"an option of {', '.join(sorted(_OPTIONS))}", name)
             self._whole(value, 0, _MOST_WARPS)
 
-    # Tensors --------------------------------------------------------------------------------------------------------------
+    # -------------------------------------------------------------------------------------- Tensors
 
     def _spec(self, spec: TensorSpec) -> None:
         self._demand(spec.dtype in _DTYPES, "a dtype", spec.dtype)
@@ -426,7 +426,7 @@ class _PlanCheck:
             raise self._refusal("a buffer that is there", name)
         return self._live[name]
 
-    # Values ---------------------------------------------------------------------------------------------------------------
+    # --------------------------------------------------------------------------------------- Values
 
     def _expression(self, size: Size, *, least: int = 0) -> None:
         if not isinstance(size, str):

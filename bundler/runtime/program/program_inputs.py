@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ProgramInputs`: whether a program may be run with some inputs, looked at once for each signature.
+"""`ProgramInputs`: whether a program may be run with some inputs, looked at once for each
+signature.
 
-A program is generated for the dtypes, strides and alignment of its example's tensors, and reads wrong
-memory for others.  `run` asks before each call.
+A program is generated for the dtypes, strides and alignment of its example's tensors, and reads
+wrong memory for others.  `run` asks before each call.
 """
 
 from __future__ import annotations
@@ -99,7 +100,9 @@ class ProgramInputs:
         return small and name not in self._read
 
     def misaligned(self, values: Sequence[Any]) -> list[int]:
-        """Return the numbers of inputs that begin at no multiple of 16 bytes, where kernels count on it."""
+        """Return the numbers of inputs that begin at no multiple of 16 bytes, where kernels count
+        on it.
+        """
         return [n for n in self._aligned if values[n].data_ptr() % ALIGNED_BYTES]
 
     def _checked(self, values: Sequence[Any]) -> dict[str, Any]:
@@ -155,7 +158,9 @@ class ProgramInputs:
                 )
 
     def _check_apart(self, values: Sequence[Any]) -> None:
-        """Raise where an input that the program changes overlaps another: what is read of that one would depend on the order of kernels."""
+        """Raise where an input that the program changes overlaps another: what is read of that one
+        would depend on the order of kernels.
+        """
         spans = sorted((*_span(values[n]), n) for n in self._tensors)
         reach, owner = 0, -1
         for first, last, number in spans:
@@ -211,7 +216,9 @@ def _signature(tensor: Any) -> Any:
 
 
 def _number(item: Input, value: Any) -> Any:
-    """Return a number with its type, since 1, 1.0 and True are equal; None for an argument that nobody reads."""
+    """Return a number with its type, since 1, 1.0 and True are equal; None for an argument that
+    nobody reads.
+    """
     return (type(value), value) if item.name or item.number is not None else None
 
 

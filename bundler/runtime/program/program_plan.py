@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ProgramPlan`: what a generated program does, as data: allocations, launches, calls of operators by name.  Nothing of it is executed as code.
+"""`ProgramPlan`: what a generated program does, as data: allocations, launches, calls of operators
+by name.  Nothing of it is executed as code.
 
 ::
 
     inputs  ->  steps: Seeds | Allocate | Launch | OperatorStep | Release, in order  ->  outputs
 
-Sizes are numbers, or texts over the names of sizes, which `heuristics.launch_expressions` evaluates.  The generator writes a plan, a bundle
-holds it as JSON, which `plan_reading` decodes, and `run` runs it.
+Sizes are numbers, or texts over the names of sizes, which `heuristics.launch_expressions`
+evaluates.  The generator writes a plan, a bundle holds it as JSON, which `plan_reading` decodes,
+and `run` runs it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ Size = int | str
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor: dtype, in elements sizes, strides and offset, and `HOST` where it lies there and not on the program's device."""
+    """A tensor: dtype, in elements sizes, strides and offset, and `HOST` where it lies there and
+    not on the program's device.
+    """
 
     dtype: str
     sizes: tuple[Size, ...]
@@ -89,8 +93,9 @@ class Launch:
 
     Attributes:
         kernel: its name.
-        arguments: in the order of the kernel's parameters, names of buffers, prefixed by `@`, names of buffers of one element whose number is
-            passed, prefixed by `#`, sizes and names of `values`.
+        arguments: in the order of the kernel's parameters, names of buffers, prefixed by `@`, names
+            of buffers of one element whose number is passed, prefixed by `#`, sizes and names of
+            `values`.
         sizes: `xnumel` and so on -> size, which the grid is made of.
     """
 
@@ -105,8 +110,9 @@ class OperatorStep:
 
     Attributes:
         operator: its name, as `aten.mm.default`.
-        arguments, keywords: plain values, and mappings `{"buffer": name, "spec": ...}`, `{"size": text}`, `{"dtype": name}`, ...; the device
-            `HOST` is the host, any other one the program's.
+        arguments, keywords: plain values, and mappings `{"buffer": name, "spec": ...}`, `{"size":
+            text}`, `{"dtype": name}`, ...; the device `HOST` is the host, any other one the
+            program's.
         outputs: name of the buffer for each result; None for one that is not used.
         single: whether the operator returns one tensor instead of a tuple.
         results: what each buffer of `outputs` has to be; a result with other strides is copied.
@@ -127,7 +133,9 @@ Step = Seeds | Allocate | Launch | OperatorStep | Release
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """How a kernel is launched on one target: the blocks that it was compiled with, and the options that are not the same for every kernel."""
+    """How a kernel is launched on one target: the blocks that it was compiled with, and the options
+    that are not the same for every kernel.
+    """
 
     blocks: Mapping[str, Any]
     num_warps: int
@@ -167,14 +175,15 @@ class ProgramPlan:
 
     Attributes:
         inputs: its arguments.
-        sizes: name of a size -> (number of the input, place) where it is read: a dimension, rank + dimension for its stride, -1
-            for an input that is a number.
+        sizes: name of a size -> (number of the input, place) where it is read: a dimension, rank +
+            dimension for its stride, -1 for an input that is a number.
         steps: what it does, in order.
         outputs: what it returns.
         kernels: by name.
         constants: names of buffers that the program itself holds.
         limits: a size, as text -> what it is at most in every call, since kernels count on it.
-        values: name -> expression over sizes, as `host_values` evaluates it, once in each call: floats, and integers that are made of floats.
+        values: name -> expression over sizes, as `host_values` evaluates it, once in each call:
+            floats, and integers that are made of floats.
         guards: conditions on sizes that hold in every call the program was generated for.
     """
 

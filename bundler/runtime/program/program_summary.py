@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`summary_of`: what somebody who runs a generated program has to know: inputs, constants, memory, operators that need torch, targets.
+"""`summary_of`: what somebody who runs a generated program has to know: inputs, constants, memory,
+operators that need torch, targets.
 
 `generate`, `inspect` and `report` print it; `programs_of` reads it from a bundle.
 """
@@ -36,7 +37,8 @@ class ValueSummary:
     """An input, or a result.
 
     Attributes:
-        type: such as `float32[16, n]`, `size` for a whole number that decides sizes, `number` for one that has to be as given, or `unused`.
+        type: such as `float32[16, n]`, `size` for a whole number that decides sizes, `number` for
+            one that has to be as given, or `unused`.
         strides: in elements, where they are not those of a tensor that lies row by row; else None.
         number: what an input has to be, where its type is `number`, as Python writes it.
         host: whether the tensor lies on the host.
@@ -64,8 +66,10 @@ class ProgramSummary:
         name: of the program.
         inputs, results: in their order.
         constants: names of tensors that it has to be given.
-        sizes: size that changes from call to call -> the input that it is read from, and what is known of it.
-        memory_bytes: what it allocates at its peak, beside inputs and constants; None where sizes change.
+        sizes: size that changes from call to call -> the input that it is read from, and what is
+            known of it.
+        memory_bytes: what it allocates at its peak, beside inputs and constants; None where sizes
+            change.
         kernels, launches: how many.
         operators: that it calls by torch, each once.
         random: whether it draws random numbers.
@@ -186,7 +190,9 @@ def _place(plan: ProgramPlan, size: str) -> str:
 
 
 def _memory_bytes(plan: ProgramPlan) -> int | None:
-    """Return the most bytes of buffers that are there at once; what operators need meanwhile is torch's."""
+    """Return the most bytes of buffers that are there at once; what operators need meanwhile is
+    torch's.
+    """
     held: dict[str, int] = {}
     now = most = 0
     for step in plan.steps:

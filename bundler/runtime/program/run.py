@@ -71,8 +71,9 @@ Launcher = Callable[[str, Sequence[Any], Mapping[str, int]], None]
 class ProgramMemory(Protocol):
     """Where tensors of a program come from.
 
-    Sizes are numbers here.  One whose `host` is true has tensors of the host, for launchers that no GPU is behind.  One with a
-    `current_device()` makes its device the current one while a program runs in the context that it returns.
+    Sizes are numbers here.  One whose `host` is true has tensors of the host, for launchers that no
+    GPU is behind.  One with a `current_device()` makes its device the current one while a program
+    runs in the context that it returns.
     """
 
     def allocate(self, dtype: str, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Any:
@@ -87,7 +88,9 @@ class ProgramMemory(Protocol):
         """Call an ATen operator."""
 
     def integers(self, numbers: Sequence[int]) -> Any:
-        """Return a new int64 tensor that holds these numbers; asked for by programs with random numbers alone."""
+        """Return a new int64 tensor that holds these numbers; asked for by programs with random
+        numbers alone.
+        """
 
 
 class ProgramRunner:
@@ -114,7 +117,8 @@ class ProgramRunner:
         separate: bool = True,
     ) -> None:
         self.plan, self._launch, self._memory = plan, launch, memory
-        #: How often an input or a result of an operator was copied, since it lay elsewhere than traced.
+        #: How often an input or a result of an operator was copied, since it lay elsewhere than
+        #: traced.
         self.copies = 0
         self._inputs = ProgramInputs(
             plan,
@@ -137,12 +141,14 @@ class ProgramRunner:
 
         Args:
             *inputs: tensors and numbers, as the example's.
-            seed: decides the random numbers of this call; None takes the next ones of the runner's stream.
+            seed: decides the random numbers of this call; None takes the next ones of the runner's
+                stream.
 
         Raises:
             ConfigError: too many or too few inputs, or one with a dtype, sizes, strides or a device
                 that the program was not generated for.
-            UnsupportedOperator: an operator returned other sizes or another dtype than torch traced.
+            UnsupportedOperator: an operator returned other sizes or another dtype than torch
+                traced.
         """
         with self._current_device():
             return self._run(inputs, seed)
@@ -231,14 +237,16 @@ class ProgramRunner:
         sizes: Mapping[str, int],
         places: set[int] | None,
     ) -> Any:
-        """Return a result of an operator in the layout that torch traced, in which the program reads it.
+        """Return a result of an operator in the layout that torch traced, in which the program
+        reads it.
 
         Args:
             operator: its name.
             value: what it returned.
             spec: what torch traced.
             sizes: of this call.
-            places: addresses of its arguments, none of which a new tensor may have; None for a view.
+            places: addresses of its arguments, none of which a new tensor may have; None for a
+                view.
 
         Raises:
             UnsupportedOperator: it has another dtype or other sizes than torch traced.
@@ -310,7 +318,9 @@ def _addresses(arguments: Any) -> set[int]:
 
 
 def _is_new(value: Any, places: set[int]) -> bool:
-    """Whether a result has memory of its own, aligned as kernels expect: some operators return an argument."""
+    """Whether a result has memory of its own, aligned as kernels expect: some operators return an
+    argument.
+    """
     address = value.data_ptr()
     return address % ALIGNED_BYTES == 0 and (address == 0 or address not in places)
 
@@ -342,17 +352,18 @@ def load_program(
         name: of the program; None where the bundle has one only.
         driver: which GPUs to use; None opens that of the machine.
         constants: tensors that the program holds, by name.
-        seed: of its random numbers: equal seeds give equal numbers in the first call, in the second, and so on. None: other numbers in each
-            process.
-        trust: `code` for a program that calls operators of your own or of other libraries, which run
-            on the CPU and do what they like; `signed` where a trusted key has to vouch for that.
+        seed: of its random numbers: equal seeds give equal numbers in the first call, in the
+            second, and so on. None: other numbers in each process.
+        trust: `code` for a program that calls operators of your own or of other libraries, which
+            run on the CPU and do what they like; `signed` where a trusted key has to vouch for
+            that.
 
     Raises:
-        NotFound: the bundle has no such program, none of its kernels is for the device, or no library
-            registers an operator that it calls.
+        NotFound: the bundle has no such program, none of its kernels is for the device, or no
+            library registers an operator that it calls.
         FormatError, DigestMismatch: the bundle or the plan in it is damaged.
-        Untrusted: it calls operators that need trust in code, or a signature is required that is not
-            there.
+        Untrusted: it calls operators that need trust in code, or a signature is required that is
+            not there.
     """
     opened = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
     entry, code = _plan_of(opened, name)
@@ -424,8 +435,9 @@ def static_launcher(
     Args:
         plan: of the program.
         kernels: of the bundle.
-        records: of kernels that were tuned, which choose among the candidates that a kernel was compiled with; without one for a kernel, and for
-            the current device, the first is launched.
+        records: of kernels that were tuned, which choose among the candidates that a kernel was
+            compiled with; without one for a kernel, and for the current device, the first is
+            launched.
     """
     driver = kernels.driver
     grids = {name: open_grid(entry.grid, {}) for name, entry in plan.kernels.items()}
@@ -451,7 +463,9 @@ def static_launcher(
 def _choice(
     name: str, entry: KernelEntry, target: str, records: Sequence[TuningRecord]
 ) -> KernelChoice:
-    """Return the candidate that a record of this kernel's source on such a device names, else the first."""
+    """Return the candidate that a record of this kernel's source on such a device names, else the
+    first.
+    """
     choices = entry.choices.get(target)
     if not choices:
         raise CannotLaunchStatically(

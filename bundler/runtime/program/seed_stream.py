@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`SeedStream`: the seeds of a program's random numbers, a tensor of int64 for each call.
 
-One seed decides all of them, by SHA-256 of the seed, the number of the call and the place, so that a program that is replayed without torch draws the same
-numbers in every process.  `run` makes one for each runner; a program that torch runs has torch's generator in its place.
+One seed decides all of them, by SHA-256 of the seed, the number of the call and the place, so that
+a program that is replayed without torch draws the same numbers in every process.  `run` makes one
+for each runner; a program that torch runs has torch's generator in its place.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`autotune`: Triton's decorator of the same name, with results that travel and launches that need no compiler.
+"""`autotune`: Triton's decorator of the same name, with results that travel and launches that need
+no compiler.
 
 Users call it.  It checks its arguments and returns an `AutotunedKernel`.
 """
@@ -36,7 +37,8 @@ def autotune(
     *,
     options: TunerOptions | None = None,
 ) -> Callable[[Any], AutotunedKernel]:
-    """Return a decorator for a `triton.jit` kernel that chooses, for each tuning key, the fastest of some configs.
+    """Return a decorator for a `triton.jit` kernel that chooses, for each tuning key, the fastest
+    of some configs.
 
     ::
 
@@ -46,27 +48,35 @@ def autotune(
         @triton.jit
         def add(x, y, out, n, BLOCK: tl.constexpr): ...
 
-    Takes what `triton.autotune` takes.  What differs: the winner is remembered in a record that goes into bundles and stores, and
-    comes back with a restore, so that the next process neither compiles nor measures; kernels are launched without Triton where
-    that can be; a benchmark runs on clones of the tensors named in `reset_to_zero` and `restore_value`, made outside of what is
+    Takes what `triton.autotune` takes.  What differs: the winner is remembered in a record that
+    goes into bundles and stores, and comes back with a restore, so that the next process neither
+    compiles nor measures; kernels are launched without Triton where that can be; a benchmark runs
+    on clones of the tensors named in `reset_to_zero` and `restore_value`, made outside of what is
     timed, and never zeroes the caller's.
 
     Args:
-        configs: `triton.Config` objects, or `bundler.runtime.Config`; the first of equal ones counts.
-        key: names of arguments; another value of one of them, or another element type of a tensor, is tuned anew.
+        configs: `triton.Config` objects, or `bundler.runtime.Config`; the first of equal ones
+            counts.
+        key: names of arguments; another value of one of them, or another element type of a tensor,
+            is tuned anew.
         prune_configs_by: `early_config_prune`, `perf_model` and `top_k`, as for Triton.
         reset_to_zero: tensors that the kernel adds to; zero before each measured launch.
-        restore_value: tensors that the kernel changes; as the caller gave them before each measured launch.
-        pre_hook, post_hook: called around each measured launch, in place of the two above, with `(arguments)` and
-            `(arguments, exception)`; `pre_hook(arguments, reset_only=True)` once after the last one.
+        restore_value: tensors that the kernel changes; as the caller gave them before each measured
+            launch.
+        pre_hook, post_hook: called around each measured launch, in place of the two above, with
+            `(arguments)` and `(arguments, exception)`; `pre_hook(arguments, reset_only=True)` once
+            after the last one.
         warmup, rep: milliseconds to warm up, and to measure each config.
-        use_cuda_graph: measure launches captured in a CUDA graph, by `triton.testing.do_bench_cudagraph`.
+        use_cuda_graph: measure launches captured in a CUDA graph, by
+            `triton.testing.do_bench_cudagraph`.
         do_bench: measures, in place of `CudaClock`: `do_bench(fn, quantiles)` returns milliseconds.
-        cache_results: also read and write the result files of Triton's own tuner (`*.autotune.json`).
+        cache_results: also read and write the result files of Triton's own tuner
+            (`*.autotune.json`).
         options: what Triton's decorator has no parameter for.
 
     Raises:
-        ConfigError: no config, a config with a `pre_hook` of its own, a name that is no argument, or something that is no config.
+        ConfigError: no config, a config with a `pre_hook` of its own, a name that is no argument,
+            or something that is no config.
     """
     if (warmup is not None and not warmup >= 0) or (rep is not None and not rep > 0):
         raise ConfigError(

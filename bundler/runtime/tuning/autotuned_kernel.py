@@ -59,20 +59,22 @@ _WORK = ("kernel_num_gb", "kernel_flop")
 class AutotunedKernel:
     """What `autotune` makes of a kernel; called like it: `kernel[grid](*args, **keywords)`.
 
-    The first call for a tuning key looks for a config, in this order: the table, this process's memory, the bundle, the records
-    beside Triton's kernels, Triton's own result file (with `cache_results`).  A record counts only when all named parts are
-    equal: kernel source, configs, key, device, toolchain, way of searching; `misses` says of each that did not.  Else all
-    configs are compiled and measured, which happens once: other threads wait.  Under TRITON_INTERPRET=1 the first config
-    runs in the interpreter.
+    The first call for a tuning key looks for a config, in this order: the table, this process's
+    memory, the bundle, the records beside Triton's kernels, Triton's own result file (with
+    `cache_results`).  A record counts only when all named parts are equal: kernel source, configs,
+    key, device, toolchain, way of searching; `misses` says of each that did not.  Else all configs
+    are compiled and measured, which happens once: other threads wait.  Under TRITON_INTERPRET=1 the
+    first config runs in the interpreter.
 
-    A call raises `NoValidConfig` when no config can be used, `CompileFailed` when the kernel does not compile, `ConfigError` for
-    arguments that contradict each other, and what a launch raises.
+    A call raises `NoValidConfig` when no config can be used, `CompileFailed` when the kernel does
+    not compile, `ConfigError` for arguments that contradict each other, and what a launch raises.
 
     Attributes:
         fn: the kernel as it was, with its heuristics.
         best_config: the config of the last call, None before the first.
         misses: (tuning key, why there was no record) of each search.
-        metadata: of the generator that wrote the kernel, for exports and profiles; empty for a kernel of a person.
+        metadata: of the generator that wrote the kernel, for exports and profiles; empty for a
+            kernel of a person.
     """
 
     def __init__(
@@ -158,7 +160,9 @@ class AutotunedKernel:
         return dict(self._choices)
 
     def keywords_of(self, config: Any, target: Target) -> dict[str, Any]:
-        """Return what one of `configs` adds to a call on a target: parameters, and the options that its compiler has."""
+        """Return what one of `configs` adds to a call on a target: parameters, and the options that
+        its compiler has.
+        """
         return keywords_on(Config.from_triton(config).for_parameters(self.arg_names), target)
 
     @property
@@ -173,7 +177,7 @@ class AutotunedKernel:
             if state is not None:
                 state.close(bundle_stays=isinstance(self.options.bundle, Bundle))
 
-    # Launching -------------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------------------ Launching
 
     def _call(self, grid: grids.Grid, /, *args: Any, **keywords: Any) -> None:
         if self._interpreted:
@@ -182,11 +186,13 @@ class AutotunedKernel:
         state = self._state or self.ready()
         choice = self._known(state, args, keywords)
         if choice is None:
-            # An empty problem must not be tuned: measurements of nothing would decide for every size of this key.
+            # An empty problem must not be tuned: measurements of nothing would decide for every
+            # size of this key.
             if self._calls.launches_nothing(grid, args, keywords):
                 return
             choice = self._choose(state, grid, args, keywords)
-        # Only conflicts are looked for here; a call's other faults were reported when its config was chosen.
+        # Only conflicts are looked for here; a call's other faults were reported when its config
+        # was chosen.
         if keywords and not keywords.keys().isdisjoint(choice.keywords):
             self._calls.check(args, keywords)
         if self._wrapped:
@@ -194,7 +200,9 @@ class AutotunedKernel:
         self.launch(choice, grid, args, keywords)
 
     def known(self, args: Args, stream: int | None = None) -> Choice | None:
-        """Return the choice for a call with these arguments; None when it is not known, or the stream is not the current one."""
+        """Return the choice for a call with these arguments; None when it is not known, or the
+        stream is not the current one.
+        """
         state = self._state
         if state is None or self._interpreted or self._wrapped:
             return None
@@ -204,14 +212,18 @@ class AutotunedKernel:
 
     @contextlib.contextmanager
     def on_stream(self, stream: int) -> Iterator[None]:
-        """Let this thread's calls launch on a stream while the block runs: torch's current one too, where torch uses the GPU."""
+        """Let this thread's calls launch on a stream while the block runs: torch's current one too,
+        where torch uses the GPU.
+        """
         state = self.ready()
         # A driver asks torch for the current stream; where torch is not, the launch itself is told.
         with toolchain.torch_stream(stream, state.driver.device()), state.on_stream(stream):
             yield
 
     def launch(self, choice: Choice, grid: grids.Grid, args: Args, keywords: Keywords) -> None:
-        """Launch a choice that was made for a call like this one; what the choice adds is no part of `keywords`."""
+        """Launch a choice that was made for a call like this one; what the choice adds is no part
+        of `keywords`.
+        """
         state = self._state or self.ready()
         self.best_config = (
             choice.config
@@ -233,14 +245,16 @@ class AutotunedKernel:
         try:
             state.start(self.fn, choice, grid, args, keywords)
         except (NotFound, ToolchainMismatch):
-            # The same tuning key, but other alignments or types: the config is known, and its kernel for them not compiled yet.
+            # The same tuning key, but other alignments or types: the config is known, and its
+            # kernel for them not compiled yet.
             state.adopt(
                 self.__name__, choice.config, self._compile(state, choice.config, args, keywords)
             )
             state.start(self.fn, choice, grid, args, keywords)
 
     def handle(self, *args: Any, grid: grids.Grid | None = None, **keywords: Any) -> Handle:
-        """Return the kernel that a call like this one would launch, to be launched again and again without choosing.
+        """Return the kernel that a call like this one would launch, to be launched again and again
+        without choosing.
 
         Args:
             args, keywords: as for a call.
@@ -266,7 +280,8 @@ class AutotunedKernel:
             return state.static.handle(*args, **keywords, **choice.keywords)
 
     def warmup(self, *args: Any, grid: grids.Grid | None = None, **keywords: Any) -> list[str]:
-        """Compile every config for a call, on all cores, and launch nothing; returns the kernels' keys.
+        """Compile every config for a call, on all cores, and launch nothing; returns the kernels'
+        keys.
 
         Raises:
             CompileFailed: the kernel does not compile.
@@ -286,12 +301,14 @@ class AutotunedKernel:
         grid: grids.Grid | None = None,
         **keywords: Any,
     ) -> Exported:
-        """Write the chosen kernel's binary and how to launch it, for programs in other languages; see `export_kernel`.
+        """Write the chosen kernel's binary and how to launch it, for programs in other languages;
+        see `export_kernel`.
 
         Args:
             directory: made when it is not there.
             args, keywords: as for a call.
-            grid: a `TextGrid` is written as expressions and as C++; another says nothing of other sizes.
+            grid: a `TextGrid` is written as expressions and as C++; another says nothing of other
+                sizes.
         """
         state = self.ready()
         return self._export(
@@ -326,11 +343,14 @@ class AutotunedKernel:
         added = expand(self.fn, call)
         return {**keywords, **{name: added[name] for name in added.keys() - call.keys()}}
 
-    # Choosing --------------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------------------- Choosing
 
     def _memo(self, state: LaunchState, args: Args, keywords: Keywords) -> tuple[Any, ...]:
-        """Return device and tuning key: the values of the key's arguments, then the element types of all tensors."""
-        # Element types are part of the key, as in Triton: equal sizes in another precision are another problem.
+        """Return device and tuning key: the values of the key's arguments, then the element types
+        of all tensors.
+        """
+        # Element types are part of the key, as in Triton: equal sizes in another precision are
+        # another problem.
         if keywords:
             named = self._calls.named(args, keywords)
             values = [named[name] for name in self.keys if name in named]
@@ -416,7 +436,7 @@ class AutotunedKernel:
         )
         return None if config is None else Choice.of(config, "plugin", question.target)
 
-    # Tuning ----------------------------------------------------------------------------------------------------------
+    # --------------------------------------------------------------------------------------- Tuning
 
     def _tune(
         self,
@@ -629,7 +649,9 @@ class TunedCalls:
         return 0 in (sizes if isinstance(sizes, tuple | list) else (sizes,))
 
     def check(self, args: Args, keywords: Keywords) -> None:
-        """Raise `ConfigError` for too many arguments, for what the tuner chooses, and for a tensor in the tuning key."""
+        """Raise `ConfigError` for too many arguments, for what the tuner chooses, and for a tensor
+        in the tuning key.
+        """
         if len(args) > len(self._parameters):
             expected = count(len(self._parameters), "argument")
             raise ConfigError(f"{self._name}: takes {expected}, got {len(args)}", kernel=self._name)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Clock`, `Sandbox`: measuring launches without harm to the caller's data.
 
-A `Clock` times a launch, `CudaClock` by events of the GPU; a `Sandbox` holds clones of the tensors that the kernel changes, and copies
-and zeroes them outside of what is timed.  `trial.py` and `multi_kernel.py` measure with them.
+A `Clock` times a launch, `CudaClock` by events of the GPU; a `Sandbox` holds clones of the tensors
+that the kernel changes, and copies and zeroes them outside of what is timed.  `trial.py` and
+`multi_kernel.py` measure with them.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Clock(Protocol):
 
 
 class CudaClock:
-    """Times with events on torch's current stream, with a cold second-level cache, as Triton's benchmark does.
+    """Times with events on torch's current stream, with a cold second-level cache, as Triton's
+    benchmark does.
 
     Args:
         warmup_ms, rep_ms: for how long a launch is repeated before it counts, and while it counts.
@@ -70,8 +72,8 @@ class CudaClock:
         reset()
         launch()
         cuda.synchronize()  # the first launch may load the kernel, which is no part of its time
-        # Emptying the cache can take longer than the launch.  So the time of a whole round decides how many there are, and
-        # a measurement takes about `rep_ms` of wall time.
+        # Emptying the cache can take longer than the launch.  So the time of a whole round decides
+        # how many there are, and a measurement takes about `rep_ms` of wall time.
         _, round_ms = self._timed(launch, reset, _ESTIMATES)
         for _ in range(_runs(self._warmup_ms, round_ms)):
             reset()
@@ -85,7 +87,8 @@ class CudaClock:
             self._buffer = self._torch.empty(FLUSH_BYTES, dtype=self._torch.int8, device="cuda")
         event = self._torch.cuda.Event
         pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(runs)]
-        # All rounds are queued before the one wait at the end: a wait after each would measure the idle GPU's wake-up, too.
+        # All rounds are queued before the one wait at the end: a wait after each would measure the
+        # idle GPU's wake-up, too.
         for start, end in pairs:
             reset()
             self._buffer.zero_()
@@ -103,7 +106,8 @@ class CudaClock:
 
 
 class GivenClock:
-    """Times with a function of Triton's kind, `do_bench(fn, quantiles)`; what has to be reset is reset within `fn`.
+    """Times with a function of Triton's kind, `do_bench(fn, quantiles)`; what has to be reset is
+    reset within `fn`.
 
     Args:
         do_bench: returns milliseconds: a number, or one for each quantile.
@@ -145,15 +149,16 @@ def summary(times: Sequence[float]) -> Sample:
     return Sample(statistics.median(ordered), at(QUANTILES[1]), at(QUANTILES[2]))
 
 
-# The caller's data --------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------- The caller's data
 
 
 class Sandbox:
-    """Lets a kernel run again and again on one call's arguments, and leaves the caller's tensors as they were.
+    """Lets a kernel run again and again on one call's arguments, and leaves the caller's tensors as
+    they were.
 
-    Tensors that the kernel changes (`mutated`) or adds to (`zeroed`) are cloned, one clone for each that is the same memory;
-    where a clone would take more device memory than the program ever used, the caller's tensor is used, and restored from a
-    copy in pinned memory of the host.
+    Tensors that the kernel changes (`mutated`) or adds to (`zeroed`) are cloned, one clone for each
+    that is the same memory; where a clone would take more device memory than the program ever used,
+    the caller's tensor is used, and restored from a copy in pinned memory of the host.
 
     Args:
         values: the arguments by name.
@@ -176,7 +181,8 @@ class Sandbox:
         self.values = dict(values)
         self.staged: dict[str, Any] = {}
         self._originals: dict[str, Any] = {}
-        # Clones may use what the program has used before, so that tuning does not raise its peak; beyond that, host memory.
+        # Clones may use what the program has used before, so that tuning does not raise its peak;
+        # beyond that, host memory.
         budget = free_budget() if stage else None
         same: dict[tuple[Any, ...], Any] = {}
         for name in dict.fromkeys([*self._restored, *self._zeroed]):
@@ -188,7 +194,8 @@ class Sandbox:
                 tuple(tensor.stride()),
                 tensor.dtype,
             )
-            # The same memory under two names stays the same memory: a kernel may rely on the two being one.
+            # The same memory under two names stays the same memory: a kernel may rely on the two
+            # being one.
             if identity in same:
                 self.values[name] = same[identity]
             elif budget is not None and size > budget:
@@ -258,7 +265,9 @@ def span_bytes(tensor: Any) -> int:
 
 
 def free_budget() -> int | None:
-    """Return how much more device memory may be used without exceeding what the program once used; None when unknown."""
+    """Return how much more device memory may be used without exceeding what the program once used;
+    None when unknown.
+    """
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is None or not cuda.is_initialized():
         return None

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`block_occupancy`: how much of a multiprocessor a kernel's blocks can fill, and what keeps them from filling more.
+"""`block_occupancy`: how much of a multiprocessor a kernel's blocks can fill, and what keeps them
+from filling more.
 
-The report of `triton-bundler report` shows it.  Figures of CUDA are those of the table "Technical Specifications per Compute Capability" in
-NVIDIA's CUDA Programming Guide, and allocation goes as NVIDIA's occupancy calculator says; those of AMD are of the LLVM User Guide for
-AMDGPU and AMD's CDNA ISA documents.
+The report of `triton-bundler report` shows it.  Figures of CUDA are those of the table "Technical
+Specifications per Compute Capability" in NVIDIA's CUDA Programming Guide, and allocation goes as
+NVIDIA's occupancy calculator says; those of AMD are of the LLVM User Guide for AMDGPU and AMD's
+CDNA ISA documents.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from msgspec import Struct
 from bundler.format.entries import Target
 
 _KIB = 1024
-# NVIDIA: registers are given to warps in these steps, and warps to the four quarters of a multiprocessor.
+# NVIDIA: registers are given to warps in these steps, and warps to the four quarters of a
+# multiprocessor.
 _REGISTERS, _REGISTER_STEP, _THREAD_STEP, _QUARTERS = 65536, 256, 8, 4
-# Shared memory is given in these steps; from sm_80 on each block has this much more, which the system keeps.
+# Shared memory is given in these steps; from sm_80 on each block has this much more, which the
+# system keeps.
 _SHARED_STEP, _SHARED_RESERVED, _RESERVES_SINCE, _TOLD_SINCE = 128, 1024, 80, 90
 # AMD: vector registers of a lane of a SIMD, and their steps; four SIMDs share the LDS.
 _SIMDS, _LDS_STEP = 4, 512
@@ -88,8 +92,10 @@ def block_occupancy(
     Args:
         target: `cuda:90` and the like.
         warps: of a block.
-        registers: 32-bit vector registers of a thread, AMD's accumulation registers among them where they share a file.
-        static_shared_bytes: of a block, as `BinaryResources` has them: from sm_90 on with the 1024 bytes that the system keeps.
+        registers: 32-bit vector registers of a thread, AMD's accumulation registers among them
+            where they share a file.
+        static_shared_bytes: of a block, as `BinaryResources` has them: from sm_90 on with the 1024
+            bytes that the system keeps.
         dynamic_shared_bytes: of a block, as Triton's metadata say.
 
     Returns:

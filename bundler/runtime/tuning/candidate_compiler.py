@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`CandidateCompiler`: compiles the configs of one call, on all cores where it can, and makes candidates that can be launched and timed.
+"""`CandidateCompiler`: compiles the configs of one call, on all cores where it can, and makes
+candidates that can be launched and timed.
 
 `AutotunedKernel` makes one for each call that it tunes, and `Trial` builds its candidates with it.
 """
@@ -49,14 +50,17 @@ from bundler.toolchain.events import CompileEvent
 
 _LOG = logger("bundler.runtime")
 
-# Fewer configs are compiled in this process before worker processes have started; those of a service that was given stand ready.
+# Fewer configs are compiled in this process before worker processes have started; those of a
+# service that was given stand ready.
 LEAST_PARALLEL, LEAST_FOR_SERVICE = 4, 2
 _LOCAL = "<locals>"
 
 
 @dataclass(frozen=True)
 class CompiledConfig:
-    """A config's compiled kernel: a bundle of it alone, its binary, and why it cannot be launched without Triton (None: it can)."""
+    """A config's compiled kernel: a bundle of it alone, its binary, and why it cannot be launched
+    without Triton (None: it can).
+    """
 
     kernel: Kernel
     bundle: Bundle
@@ -115,7 +119,8 @@ def make(
     found = _compiled(event, keep)
     if isinstance(found, CompiledConfig):
         return found
-    # Processes that compile one key at the same time may leave files of both in its directory, for as long as the cache lives.
+    # Processes that compile one key at the same time may leave files of both in its directory, for
+    # as long as the cache lives.
     _LOG.info("%s is compiled anew: %s", function.__name__, found)
     with tempfile.TemporaryDirectory(prefix="bundler-", ignore_cleanup_errors=True) as folder:
         event = toolchain.compile_call(function, call, target, folder)
@@ -128,7 +133,9 @@ def make(
 
 
 def _compiled(event: CompileEvent, keep: Keep) -> CompiledConfig | str:
-    """Return the kernel of a compile, with its files in memory; or why it cannot be taken from its directory."""
+    """Return the kernel of a compile, with its files in memory; or why it cannot be taken from its
+    directory.
+    """
     problems: list[tuple[str, str]] = []
     root, key = os.path.split(event.directory)
     # A bundle in memory: kernels of bundles and of this process are then loaded in one way.
@@ -205,7 +212,9 @@ class CandidateCompiler:
         ]
 
     def _same_here(self, config: Config) -> Config | None:
-        """Return the earlier config that a config differs from only in options that this target does not have, None for the first."""
+        """Return the earlier config that a config differs from only in options that this target
+        does not have, None for the first.
+        """
         first = self._counted.setdefault(effective_on(config, self.place.target), config)
         return None if first == config else first
 
@@ -224,7 +233,8 @@ class CandidateCompiler:
                 hook_args=self.hook_args,
             )
         except CompileFailed as error:
-            # A fault of the kernel is the user's to see; a config that is only too large is one candidate less.
+            # A fault of the kernel is the user's to see; a config that is only too large is one
+            # candidate less.
             if not toolchain.tolerated(error):
                 error.facts["config"] = str(config)
                 raise
@@ -232,7 +242,8 @@ class CandidateCompiler:
         if self._told is not None:
             self._told(config, made)
         if made.reason is None:
-            # Loaded at once: too much shared memory shows here, before the config takes a turn on the clock.
+            # Loaded at once: too much shared memory shows here, before the config takes a turn on
+            # the clock.
             static = StaticCandidate(config, made, self)
             reason = static.why_not()
             return static if reason is None else Refused(config, reason, made.kernel.key)
@@ -240,7 +251,8 @@ class CandidateCompiler:
 
     def _compile_ahead(self, configs: Sequence[Config]) -> dict[Config, CompileFailed]:
         """Let worker processes fill Triton's cache; returns what they could not compile."""
-        # Workers only fill Triton's cache: a config that they compiled is compiled again here, and is a hit then.
+        # Workers only fill Triton's cache: a config that they compiled is compiled again here, and
+        # is a hit then.
         if len(configs) < (LEAST_PARALLEL if self._service is None else LEAST_FOR_SERVICE):
             return {}
         wanted = self._workers != 1 or self._service is not None
@@ -268,7 +280,9 @@ class CandidateCompiler:
 
 
 def asked_for(jobs: Iterable[Job]) -> Job:
-    """Return the one of a compile's jobs whose key this process asks for: specializing left the function's hash at the last one."""
+    """Return the one of a compile's jobs whose key this process asks for: specializing left the
+    function's hash at the last one.
+    """
     *_, last = jobs
     return last
 
@@ -279,7 +293,8 @@ def _ignored_words(config: Config, target: Target) -> str:
 
 def _failures(jobs: Mapping[Config, Job], service: CompileService) -> dict[Config, CompileFailed]:
     results = service.compile_all(jobs.values())
-    # What is not a matter of size is compiled again here: a worker may only have failed to import the function.
+    # What is not a matter of size is compiled again here: a worker may only have failed to import
+    # the function.
     return {
         config: found
         for config, found in zip(jobs, results, strict=True)
@@ -288,7 +303,9 @@ def _failures(jobs: Mapping[Config, Job], service: CompileService) -> dict[Confi
 
 
 def importable(function: Any) -> SourceRef | None:
-    """Return where another process can import a JIT function from, None where it cannot: a script, a notebook, a closure."""
+    """Return where another process can import a JIT function from, None where it cannot: a script,
+    a notebook, a closure.
+    """
     module = sys.modules.get(function.__module__)
     path, name = getattr(module, "__file__", None), function.fn.__qualname__
     if (
@@ -300,7 +317,8 @@ def importable(function: Any) -> SourceRef | None:
     ):
         return None
     try:
-        # Another decorator, or a later definition, may have taken the name: a worker would import the wrong function.
+        # Another decorator, or a later definition, may have taken the name: a worker would import
+        # the wrong function.
         if jit_specialization.jit_function(module_import.function_in(module, name)) is not function:
             return None
         return source_of(module_import.find(path), name)
@@ -308,7 +326,7 @@ def importable(function: Any) -> SourceRef | None:
         return None
 
 
-# Candidates -------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------- Candidates
 
 
 class _BaseCandidate:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`handles_on`: makes handles of what a compile service compiled, so that kernel source goes in and a launch comes out.
+"""`handles_on`: makes handles of what a compile service compiled, so that kernel source goes in and
+a launch comes out.
 
 Users hand it to `CompileService.source` as `finish`.
 """
@@ -30,8 +31,8 @@ def handles_on(
         driver: whose GPUs to use; None opens CUDA's or HIP's when the function is first called.
         device: None for the current one.
 
-    The function raises `CannotLaunchStatically` for a kernel that only Triton can launch or whose files are not complete,
-    `ToolchainMismatch` for one of another target, and `DriverError`.
+    The function raises `CannotLaunchStatically` for a kernel that only Triton can launch or whose
+    files are not complete, `ToolchainMismatch` for one of another target, and `DriverError`.
     """
 
     def load(compiled: Compiled) -> Handle:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ListedConfigs`: a tuner's list of configs as its user wrote it, checked; `Pruning`: which of them are tried for a call.
+"""`ListedConfigs`: a tuner's list of configs as its user wrote it, checked; `Pruning`: which of
+them are tried for a call.
 
-`autotune` makes both, and `AutotunedKernel` asks them at each call that it has to choose for.  `keywords_on` and `ignored_on` say what of a
-config reaches the compiler of a target.
+`autotune` makes both, and `AutotunedKernel` asks them at each call that it has to choose for.
+`keywords_on` and `ignored_on` say what of a config reaches the compiler of a target.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class ListedConfigs:
 
     @staticmethod
     def of(given: Sequence[Any], parameters: tuple[str, ...] | None = None) -> ListedConfigs:
-        """Take over a list of Triton's configs or ours; with `parameters`, what is none of them is an option.
+        """Take over a list of Triton's configs or ours; with `parameters`, what is none of them is
+        an option.
 
         Raises:
             ConfigError: it is empty, or holds something else, or a config with a `pre_hook`.
@@ -57,7 +59,8 @@ class ListedConfigs:
         return ListedConfigs(tuple(originals.values()), tuple(originals), parameters)
 
     def for_kernel(self, kernel: str, parameters: Sequence[str]) -> ListedConfigs:
-        """Return the list for a kernel: what a config gives a value to is a parameter, or an option of one of Triton's backends.
+        """Return the list for a kernel: what a config gives a value to is a parameter, or an option
+        of one of Triton's backends.
 
         Raises:
             ConfigError: a config names something that is neither.
@@ -86,13 +89,17 @@ class ListedConfigs:
 
 
 def keywords_on(config: Config, target: Target) -> dict[str, Any]:
-    """Return what a config adds to a call on a target: parameters, and the options that the target's compiler has."""
+    """Return what a config adds to a call on a target: parameters, and the options that the
+    target's compiler has.
+    """
     ignored = ignored_on(config, target)
     return {name: value for name, value in config.all_kwargs().items() if name not in ignored}
 
 
 def effective_on(config: Config, target: Target) -> Config:
-    """Return the part of a config that counts on a target: two configs that agree in it are one kernel there."""
+    """Return the part of a config that counts on a target: two configs that agree in it are one
+    kernel there.
+    """
     ignored = ignored_on(config, target)
     if not ignored:
         return config
@@ -103,7 +110,9 @@ def effective_on(config: Config, target: Target) -> Config:
 
 
 def ignored_on(config: Config, target: Target) -> tuple[str, ...]:
-    """Return the options of a config that the compiler of a target does not have, such as `waves_per_eu` on CUDA."""
+    """Return the options of a config that the compiler of a target does not have, such as
+    `waves_per_eu` on CUDA.
+    """
     asked = [*config.options, *(["maxnreg"] if config.maxnreg is not None else [])]
     return tuple(sorted(set(asked) - options_of(target))) if asked else ()
 
@@ -132,7 +141,9 @@ class Pruning:
 
     @staticmethod
     def of(given: Mapping[str, Any] | None) -> Pruning:
-        """Take over a dictionary; raises `ConfigError` for an unknown name or a `top_k` that is no number."""
+        """Take over a dictionary; raises `ConfigError` for an unknown name or a `top_k` that is no
+        number.
+        """
         given = given or {}
         unknown = sorted(given.keys() - _PRUNERS)
         top_k = given.get("top_k", 1.0)

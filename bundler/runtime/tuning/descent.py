@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Descent`: coordinate descent from a good config to a better one, one field at a time, which measures each config once.
+"""`Descent`: coordinate descent from a good config to a better one, one field at a time, which
+measures each config once.
 
-`Space` says which configs it may try.  `Search` descends after it measured the list, when `TunerOptions` ask for it.
+`Space` says which configs it may try.  `Search` descends after it measured the list, when
+`TunerOptions` ask for it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ FIELDS = (*BLOCKS, "BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps")
 SKIPPED = frozenset({"template", "user_autotune", "fixed"})
 # Other blocks add in another order, which gives other numbers.
 SKIPPED_DETERMINISTIC = frozenset({"reduction", "persistent_reduction", "split_scan"})
-# In deterministic mode no measurement chooses among these configs at all; a user's kernel may be a reduction.
+# In deterministic mode no measurement chooses among these configs at all; a user's kernel may be a
+# reduction.
 UNMEASURED_DETERMINISTIC = SKIPPED_DETERMINISTIC | {"user_autotune"}
 # A smaller gain is within what a repeated measurement varies.
 THRESHOLD = 0.001
@@ -42,12 +45,14 @@ class Space:
         min_blocks: the same axes -> smallest block.
         max_warps: warps that fit a block of threads; None for no limit.
         matmul: a matrix product: `num_stages` is a field too.
-        native_matmul: Inductor's own matrix product: as `matmul`, without ZBLOCK, and its tile is bounded.
+        native_matmul: Inductor's own matrix product: as `matmul`, without ZBLOCK, and its tile is
+            bounded.
         mix_order: its XBLOCK is at most RSPLIT_SIZE, and `NUM_STAGES` is a field too.
         hip: `waves_per_eu` is a field too.
         first: fields that are tried first.
         frozen: fields that stay as they are.
-        fields: the fields, in order, in place of all of the above; blocks double, and have no largest size but a hint by their name.
+        fields: the fields, in order, in place of all of the above; blocks double, and have no
+            largest size but a hint by their name.
     """
 
     size_hints: Mapping[str, int] = field(default_factory=dict)
@@ -75,12 +80,15 @@ class Space:
         return [name for name in known if get(config, name, hip=self.hip) is not None]
 
     def neighbors(self, config: Config, name: str, radius: int = 1) -> list[int]:
-        """Return the values to try for a field: upward steps first; a direction ends at its first illegal value."""
+        """Return the values to try for a field: upward steps first; a direction ends at its first
+        illegal value.
+        """
         value = get(config, name, hip=self.hip)
         assert value is not None
         steps = max(radius, 2) if name == "NUM_STAGES" else radius
         found = []
-        # Larger values first, as Inductor has it: of two equally fast configs the first one found stays.
+        # Larger values first, as Inductor has it: of two equally fast configs the first one found
+        # stays.
         for up in (True, False):
             current = value
             for _ in range(steps):
@@ -153,9 +161,11 @@ class Descent:
         Args:
             start: where to begin.
             space: what may be tried.
-            measure: returns a config's time, infinite when it cannot run; called once a config, for the start too.
+            measure: returns a config's time, infinite when it cannot run; called once a config, for
+                the start too.
         """
-        # Rounds go on until a whole one finds nothing: after a step in one field another field may be worth a step again.
+        # Rounds go on until a whole one finds nothing: after a step in one field another field may
+        # be worth a step again.
         walk = _Walk(self, space, measure)
         best = (start, walk.time_of(start))
         while True:
@@ -194,7 +204,8 @@ class _Walk:
     def all_together(self, best: tuple[Config, float]) -> tuple[Config, float]:
         start = best[0]
         names = self._space.fields_of(start)
-        # Each field also keeps its value, since two fields together may help where all of them do not.
+        # Each field also keeps its value, since two fields together may help where all of them do
+        # not.
         choices: list[Sequence[Any]] = [
             [*self._space.neighbors(start, n, self._how.radius), get(start, n, hip=self._space.hip)]
             for n in names
@@ -222,7 +233,8 @@ def get(config: Config, name: str, *, hip: bool = False) -> int | None:
         value = config.kwargs[name]
         return value if type(value) is int else None
     if name == "waves_per_eu" and hip:
-        # Without the option, the field begins at eight waves, shared by the warps of a block, as Inductor assumes.
+        # Without the option, the field begins at eight waves, shared by the warps of a block, as
+        # Inductor assumes.
         option = config.options.get(name)
         return option if type(option) is int else max(1, WAVES_OF_A_BLOCK // config.num_warps)
     return None

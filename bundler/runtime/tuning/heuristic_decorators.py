@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decorators that give a JIT function the candidates and the grid of a heuristic, and return a `HeuristicKernel`.
+"""Decorators that give a JIT function the candidates and the grid of a heuristic, and return a
+`HeuristicKernel`.
 
-`bundler.runtime.heuristics` shows them under its own name, which is where programs and `docs/heuristics.md` use them:
+`bundler.runtime.heuristics` shows them under its own name, which is where programs and
+`docs/heuristics.md` use them:
 
     @heuristics.pointwise({"x": 2**20}, Setting(H200))
     @triton.jit
@@ -9,8 +11,8 @@
 
     scale.run(x, out, x.numel())
 
-A decorator chooses when the function is defined, from its arguments alone: a machine without a GPU gets the candidates that
-the declared device gets.
+A decorator chooses when the function is defined, from its arguments alone: a machine without a GPU
+gets the candidates that the declared device gets.
 """
 
 from __future__ import annotations
@@ -62,9 +64,10 @@ def pointwise(
         hints: elements along `x`, `x` and `y`, or all three; powers of two.
         setting: device, facts and policy.
         tile_hint: of a kernel over two axes.
-        grid: a kind by name, or a function of blocks and sizes; None takes that of the number of axes.
-        launch: `mutated`, `zeroed`, `constants`, `extra_arguments`, `compile_options`, `options` and `clock` of
-            `HeuristicKernel`; the same for every decorator here.
+        grid: a kind by name, or a function of blocks and sizes; None takes that of the number of
+            axes.
+        launch: `mutated`, `zeroed`, `constants`, `extra_arguments`, `compile_options`, `options`
+            and `clock` of `HeuristicKernel`; the same for every decorator here.
 
     Raises:
         ConfigError: sizes, grid or setting that cannot be.
@@ -83,7 +86,9 @@ def reduction(
     grid: GridLike | None = None,
     **launch: Any,
 ) -> Decorator:
-    """Give a reduction that loops over its rows its candidates; arguments as `reduction_configs` and `pointwise` have them."""
+    """Give a reduction that loops over its rows its candidates; arguments as `reduction_configs`
+    and `pointwise` have them.
+    """
     configs = reduction_configs(hints, setting, hint=hint)
     return _decorator("reduction", configs, setting, hints, grid or _reduction_grid(hints), launch)
 
@@ -108,7 +113,8 @@ def mix_order_reduction(
 ) -> Decorator:
     """Give a kernel that reduces rows and columns in one pass its candidates.
 
-    Each program takes `rsplit_size` rows, of the facts or, where those have none, as many as keep the device busy.
+    Each program takes `rsplit_size` rows, of the facts or, where those have none, as many as keep
+    the device busy.
     """
     size = setting.facts.rsplit_size or choose_rsplit_size(hints.get("x", 1), setting.device)
     setting = replace(setting, facts=replace(setting.facts, rsplit_size=size))
@@ -123,7 +129,9 @@ def cooperative_reduction(
     is_persistent: bool = False,
     **launch: Any,
 ) -> Decorator:
-    """Give a reduction whose programs share rows, and wait for each other, its candidates; launched so that all run at once."""
+    """Give a reduction whose programs share rows, and wait for each other, its candidates; launched
+    so that all run at once.
+    """
     if setting.device.type == "cuda":
         launch["compile_options"] = {
             "launch_cooperative_grid": True,
@@ -194,7 +202,8 @@ def combo(
     grouping: bool = False,
     **launch: Any,
 ) -> Decorator:
-    """Give several kernels in one launch, each with blocks of its own, the config to begin with, and the plan to go on from it.
+    """Give several kernels in one launch, each with blocks of its own, the config to begin with,
+    and the plan to go on from it.
 
     Args:
         kind: of the kernel around them.

@@ -85,10 +85,12 @@ class _CallGrid:
 
 
 class HeuristicKernel:
-    """A JIT function, its candidates, and its grid; launched with `run(*args)`, without a grid or blocks.
+    """A JIT function, its candidates, and its grid; launched with `run(*args)`, without a grid or
+    blocks.
 
-    The first call measures the candidates, when there are several, and later ones launch the winner, as `AutotunedKernel` does it:
-    records, bundles and tables hold here too.  In Triton's interpreter the first candidate runs.  Any thread may call it.
+    The first call measures the candidates, when there are several, and later ones launch the
+    winner, as `AutotunedKernel` does it: records, bundles and tables hold here too.  In Triton's
+    interpreter the first candidate runs.  Any thread may call it.
 
     Args:
         fn: what `@triton.jit` made.
@@ -101,7 +103,8 @@ class HeuristicKernel:
         compile_options: compiler options of every candidate.
         options: of the tuner; kind, space and determinism follow from the candidates.
         clock: makes what times a launch; None for the GPU's own.
-        source: where another process finds the function, so that it can compile candidates; None where it can be imported by name.
+        source: where another process finds the function, so that it can compile candidates; None
+            where it can be imported by name.
 
     Raises:
         ConfigError: the candidates do not fit the function's parameters.
@@ -135,7 +138,8 @@ class HeuristicKernel:
         )  # metadata of generated code may name constants that the function does not have
         self.constants = {name: value for name, value in (constants or {}).items() if name in fixed}
         self.configs = self._fitting(candidates.configs)
-        # A call gives the parameters that neither a constant nor a config does, then what only the grid needs.
+        # A call gives the parameters that neither a constant nor a config does, then what only the
+        # grid needs.
         known = self.constants.keys() | self.configs[0].kwargs.keys()
         self.extra_arguments = tuple(extra_arguments)
         self.arguments = (
@@ -146,7 +150,8 @@ class HeuristicKernel:
         self.tuned = self._tuner(options or TunerOptions(), clock)
         self._fixed = {**self.constants, **self.compile_options}
         self._count = len(self.arguments) - len(self.extra_arguments)
-        # Constants and blocks mostly come last, so that a call's arguments are the first parameters, in their order.
+        # Constants and blocks mostly come last, so that a call's arguments are the first
+        # parameters, in their order.
         self._in_order = self.arguments[: self._count] == self.parameters[: self._count]
         self._grids = KnownGrids(grid, self._grid, self.arguments, self._fixed)
 
@@ -154,8 +159,11 @@ class HeuristicKernel:
         return f"HeuristicKernel({self.__name__}, {self.candidates.kind}, {count(len(self.configs), 'config')})"
 
     def _fitting(self, configs: Sequence[Config]) -> tuple[Config, ...]:
-        """Return the candidates, each once; without a block for x where the function has none, so that no tuner varies it."""
-        # Rules propose a block for x for every kernel; a function without one handles a single x in each program.
+        """Return the candidates, each once; without a block for x where the function has none, so
+        that no tuner varies it.
+        """
+        # Rules propose a block for x for every kernel; a function without one handles a single x in
+        # each program.
         if "XBLOCK" not in self.parameters:
             odd = [config for config in configs if config.kwargs.get("XBLOCK", 1) != 1]
             if odd:
@@ -187,7 +195,8 @@ class HeuristicKernel:
             limits=options.limits.or_else(
                 DeviceLimits(device.regs_per_multiprocessor, device.max_threads_per_multiprocessor)
             ),
-            # Other blocks add in another order, which gives other numbers; a pointwise kernel adds nothing up.
+            # Other blocks add in another order, which gives other numbers; a pointwise kernel adds
+            # nothing up.
             deterministic=options.deterministic
             or (policy.deterministic and kind in SKIPPED_DETERMINISTIC),
         )
@@ -204,12 +213,15 @@ class HeuristicKernel:
         )
 
     def _steps(self) -> tuple[tuple[Mapping[str, Any], ...], ...]:
-        """Return how a combined kernel is tuned further; not at all where a reduction among its kernels has to give the same numbers."""
+        """Return how a combined kernel is tuned further; not at all where a reduction among its
+        kernels has to give the same numbers.
+        """
         combo, policy = self.candidates.combo, self.candidates.setting.policy
         return () if combo is None or policy.deterministic else combo.steps
 
     def run(self, *args: Any, stream: int | None = None, **kwargs: Any) -> None:
-        """Launch with the grid that follows from the arguments; a grid with a zero launches nothing.
+        """Launch with the grid that follows from the arguments; a grid with a zero launches
+        nothing.
 
         Args:
             args, kwargs: as `arguments` lists them: no block, and no constant that is known.
@@ -243,7 +255,9 @@ class HeuristicKernel:
                 self._first_run(bound)
 
     def _launch_known(self, args: tuple[Any, ...], stream: int | None) -> bool:
-        """Launch a call whose config is known; False where it is not, or the stream is not the current one."""
+        """Launch a call whose config is known; False where it is not, or the stream is not the
+        current one.
+        """
         given = args[: self._count] if self.extra_arguments else args
         choice = self.tuned.known(given, stream)
         if choice is None:
@@ -281,14 +295,17 @@ class HeuristicKernel:
         self.tuned[self._call_grid(bound)](**bound, **self._fixed)
 
     def _call_grid(self, bound: dict[str, Any]) -> _CallGrid:
-        """Return the grid of a call as the tuner takes it, and take what only the grid needs out of the arguments."""
+        """Return the grid of a call as the tuner takes it, and take what only the grid needs out of
+        the arguments.
+        """
         extra = {
             name: bound.pop(name) for name in self.extra_arguments
         }  # the kernel has no such parameters
         return _CallGrid(self.grid, self._grid, extra)
 
     def export(self, directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Exported:
-        """Write the kernel that a call with these arguments launches: binary, stages, grid and metadata; see `AutotunedKernel.export`.
+        """Write the kernel that a call with these arguments launches: binary, stages, grid and
+        metadata; see `AutotunedKernel.export`.
 
         Args:
             directory: made when it is not there.
@@ -304,16 +321,19 @@ class HeuristicKernel:
     def compile_in(
         self, service: CompileService, arguments: Mapping[str, Spec], target: Target
     ) -> CompileFuture[HeuristicKernel]:
-        """Compile every candidate in the workers of a service, beside other kernels, and before the first call.
+        """Compile every candidate in the workers of a service, beside other kernels, and before the
+        first call.
 
         Args:
-            service: its `cache_dir` has to be where this process's Triton looks, as it is unless it was given another.
+            service: its `cache_dir` has to be where this process's Triton looks, as it is unless it
+                was given another.
             arguments: of calls: name -> spec such as `"*fp32:16"` (docs/compile.md).
             target: what for.
 
         Returns:
-            A future of this kernel, done when all candidates are compiled; `CompileService.wait` takes it.  It raises `CompileFailed`
-            when none compiles, or one for a reason that is not its size.
+            A future of this kernel, done when all candidates are compiled; `CompileService.wait`
+            takes it.  It raises `CompileFailed` when none compiles, or one for a reason that is not
+            its size.
 
         Raises:
             ConfigError: no other process can import the function, or the arguments do not fit it.
@@ -324,7 +344,9 @@ class HeuristicKernel:
         )
 
     def bind(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return a call's arguments by name; raises `ConfigError` when one is missing, unknown, given twice or too many."""
+        """Return a call's arguments by name; raises `ConfigError` when one is missing, unknown,
+        given twice or too many.
+        """
         if len(args) > len(self.arguments):
             raise ConfigError(
                 f"{self.__name__} takes {count(len(self.arguments), 'argument')} ({', '.join(self.arguments)}), got {len(args)}; "
@@ -415,20 +437,25 @@ class KnownGrids:
     def __init__(
         self, grid: Grid, work: _Work, arguments: Sequence[str], fixed: Mapping[str, Any]
     ) -> None:
-        # The kinds of grids here look at whole numbers alone; a function of the user's may look at anything.
+        # The kinds of grids here look at whole numbers alone; a function of the user's may look at
+        # anything.
         self.pure = getattr(grid, "__module__", None) == launch_grids.__name__
         self._work, self._arguments, self._fixed = work, tuple(arguments), fixed
         self._choices: dict[int, _OfChoice] = {}
 
     def of(self, choice: Choice, args: tuple[Any, ...]) -> LaunchGrid:
-        """Return the grid of a call; raises `ConfigError` and `CannotLaunchStatically` as `HeuristicKernel.grid_of`."""
-        # By its number, since hashing a choice takes longer than all the rest; it is kept, so that no other object gets the number.
+        """Return the grid of a call; raises `ConfigError` and `CannotLaunchStatically` as
+        `HeuristicKernel.grid_of`.
+        """
+        # By its number, since hashing a choice takes longer than all the rest; it is kept, so that
+        # no other object gets the number.
         mine = self._choices.get(id(choice))
         if mine is None:
             return self._first(choice, args)
         sizes = tuple([args[place] for place in mine.places])
         # True and 1.0 are equal to 1, and no sizes.
-        if not self.pure or not all([type(size) is int for size in sizes]):  # noqa: C419  # a generator takes twice as long
+        # a generator takes twice as long
+        if not self.pure or not all([type(size) is int for size in sizes]):  # noqa: C419
             return self._worked_out(mine, args)
         grid = mine.known.get(sizes)
         if grid is None:
@@ -439,7 +466,8 @@ class KnownGrids:
         return grid
 
     def _first(self, choice: Choice, args: tuple[Any, ...]) -> LaunchGrid:
-        # What a grid needs is a whole number in every call for which it can be worked out, so it is one in this call.
+        # What a grid needs is a whole number in every call for which it can be worked out, so it is
+        # one in this call.
         places = [place for place, value in enumerate(args) if type(value) is int]
         mine = _OfChoice(choice, {**self._fixed, **choice.keywords}, places)
         grid = self._worked_out(mine, args)
@@ -464,7 +492,8 @@ def _compile_candidates(
     target: Target,
     source: SourceRef | None = None,
 ) -> JoinedFuture[_K]:
-    """Submit a job for each config; returns a future of the kernel, which is done when all of them are.
+    """Submit a job for each config; returns a future of the kernel, which is done when all of them
+    are.
 
     Args:
         kernel: what the future's result is.
@@ -513,7 +542,9 @@ def _jobs(
 
 
 def _checked(kernel: _K, outcomes: Sequence[Any]) -> _K:
-    """Return the kernel unless it does not compile: a candidate that is only too large is one candidate less."""
+    """Return the kernel unless it does not compile: a candidate that is only too large is one
+    candidate less.
+    """
     failures = [outcome for outcome in outcomes if not isinstance(outcome, Compiled)]
     for failure in failures:
         if not (isinstance(failure, CompileFailed) and toolchain.tolerated(failure)) or len(

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`find_record`, `keep_record`: where tuning records are looked for, and where they are kept, as a tuner's options say.
+"""`find_record`, `keep_record`: where tuning records are looked for, and where they are kept, as a
+tuner's options say.
 
-`ResultLookup` uses them for the configs of a kernel, `MultiKernelRecords` for the choice among several kernels.
+`ResultLookup` uses them for the configs of a kernel, `MultiKernelRecords` for the choice among
+several kernels.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ _LOG = logger("bundler.runtime")
 def find_record(
     name: str, parts: Parts, bundle: Bundle | None, options: TunerOptions
 ) -> Hit | Miss:
-    """Return the record for these parts: of the bundle, else of the disk, else of the store of the session in force; or why there is none.
+    """Return the record for these parts: of the bundle, else of the disk, else of the store of the
+    session in force; or why there is none.
 
     Args:
         name: the kernel's.
@@ -60,7 +63,9 @@ def find_record(
 
 
 def _in_stores(name: str, parts: Parts) -> Hit | None:
-    """Return a record that another machine of the same store published; one round trip for each session."""
+    """Return a record that another machine of the same store published; one round trip for each
+    session.
+    """
     wanted = _known_by(record_id(name, parts))
     for delegate in toolchain.delegates():
         data = delegate.fetch_records([wanted]).get(wanted)
@@ -92,9 +97,11 @@ def _in_bundle(name: str, parts: Parts, bundle: Bundle | None) -> Hit | Miss:
 
 
 def keep_record(record: TuningRecord, measured: Tuning, options: TunerOptions) -> bool:
-    """Count a winner, tell recordings of it, and write it where the next process looks; returns whether it was written.
+    """Count a winner, tell recordings of it, and write it where the next process looks; returns
+    whether it was written.
 
-    With a session in force its store gets it too.  A failure to write is a warning: the winner is known here.
+    With a session in force its store gets it too.  A failure to write is a warning: the winner is
+    known here.
     """
     METER.tuned(measured)
     if options.record or options.reuse != "none":

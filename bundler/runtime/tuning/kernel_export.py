@@ -45,7 +45,8 @@ from bundler.runtime.launch.plan_builder import build_plan
 SCHEMA = 1
 _DIVISIBLE = "tt.divisibility"
 _NOT_STAGES = names.LAUNCH_KINDS | {"other", "so"}
-# Floats of 16 bits are given as their bits, since C++ has no type for them everywhere; so are truths, as 0 or 1.
+# Floats of 16 bits are given as their bits, since C++ has no type for them everywhere; so are
+# truths, as 0 or 1.
 _TYPES = {
     "pointer": "uint64_t",
     "i1": "int8_t",
@@ -154,7 +155,8 @@ def export_kernel(
 ) -> Exported:
     """Write a kernel's binary, its stages, and how to launch it.
 
-    Files are `<kernel>-<digest>.cubin` (or `.hsaco`) and the same with `.json`, `.h`, `.ptx` and so on.
+    Files are `<kernel>-<digest>.cubin` (or `.hsaco`) and the same with `.json`, `.h`, `.ptx` and so
+    on.
 
     Args:
         kernel: the kernel.
@@ -169,7 +171,8 @@ def export_kernel(
     """
     plan = build_plan(kernel, image)
     divisors = _divisors(kernel, plan)
-    # Called after the binary's file, whose name was checked when the bundle was read: a kernel may be called anything.
+    # Called after the binary's file, whose name was checked when the bundle was read: a kernel may
+    # be called anything.
     called = kernel.binary.filename.rpartition(".")[0]
     folder, stem = Path(directory), f"{called}-{kernel.binary.digest.partition(':')[2][:16]}"
     with os_errors(os.fspath(folder), "write"):
@@ -211,7 +214,9 @@ def export_kernel(
 
 
 def _divisors(kernel: Kernel, plan: LaunchPlan) -> dict[str, int]:
-    """Return what the values of parameters have to be divisible by: the compiler took that for granted, and the binary relies on it."""
+    """Return what the values of parameters have to be divisible by: the compiler took that for
+    granted, and the binary relies on it.
+    """
     known = {path: dict(value.plain()) for path, value in kernel.launch.require_facts().attributes}
     found = {}
     for parameter in plan.arguments:
@@ -287,7 +292,9 @@ def _grid(notes: ExportNotes) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return a generator's metadata as JSON knows it: tuples with names as objects, sets in order, what is unknown as text."""
+    """Return a generator's metadata as JSON knows it: tuples with names as objects, sets in order,
+    what is unknown as text.
+    """
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no number for it
     if value is None or isinstance(value, bool | int | float | str):
@@ -311,7 +318,8 @@ def header_text(
     grid: GridExpressions | None,
     why_no_grid: str,
 ) -> str:
-    """Return the header of a kernel: `NAME_kernel`, `NAME_arguments`, `NAME_pack`, and `NAME_grid` where the grid is known as text.
+    """Return the header of a kernel: `NAME_kernel`, `NAME_arguments`, `NAME_pack`, and `NAME_grid`
+    where the grid is known as text.
 
     Args:
         plan: of the kernel.
@@ -429,7 +437,9 @@ def _pack(name: str, plan: LaunchPlan) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a text as a literal of C++ and C; whatever is no plain character is written as a number."""
+    """Return a text as a literal of C++ and C; whatever is no plain character is written as a
+    number.
+    """
     return (
         '"'
         + "".join(chr(b) if _PLAIN.fullmatch(chr(b)) else f"\\{b:03o}" for b in text.encode())

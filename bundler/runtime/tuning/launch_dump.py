@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`LaunchDump`: writes down what tuned kernels are launched with: a line for each launch and, where that is asked for, its tensors.
+"""`LaunchDump`: writes down what tuned kernels are launched with: a line for each launch and, where
+that is asked for, its tensors.
 
 `TunerOptions.dump` holds one, and `LaunchWatch` writes to it.
 """
@@ -28,15 +29,17 @@ class LaunchDump:
     """Appends a line to a file for each launch: kernel, arguments, config, grid.
 
     Numbers and bools are written, everything else is `T`.  With `tensors`, each launch has a folder
-    `<kernel>-<key>_run_<i>` with a file `tensor_<number of the argument>.pt` for each tensor, as it was before the launch; `torch.load`
-    reads it with `weights_only=True`.  The folders of the last `runs` launches of each compiled kernel are kept, in turn.  Writing tensors waits
-    for the device.  Any thread may launch.
+    `<kernel>-<key>_run_<i>` with a file `tensor_<number of the argument>.pt` for each tensor, as it
+    was before the launch; `torch.load` reads it with `weights_only=True`.  The folders of the last
+    `runs` launches of each compiled kernel are kept, in turn.  Writing tensors waits for the
+    device.  Any thread may launch.
 
     Args:
         path: the file.
         tensors: the directory of those folders; None writes no tensor.
         runs: how many launches of a kernel are kept.
-        pattern: a regular expression; tensors are written for kernels alone whose name begins with a match.
+        pattern: a regular expression; tensors are written for kernels alone whose name begins with
+            a match.
 
     Raises:
         ConfigError: `runs` is below one, or the pattern no regular expression.

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`LaunchState`: what a tuned kernel launches with: its driver, the kernels loaded so far, the records that it looks configs up in.
+"""`LaunchState`: what a tuned kernel launches with: its driver, the kernels loaded so far, the
+records that it looks configs up in.
 
-`AutotunedKernel` opens one at its first call, so that a kernel can be declared where there is no GPU.
+`AutotunedKernel` opens one at its first call, so that a kernel can be declared where there is no
+GPU.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ class LaunchState:
         )
 
     def close(self, *, bundle_stays: bool) -> None:
-        """Take everything off the device; a bundle that the user gave stays open, one that was opened from a path is closed."""
+        """Take everything off the device; a bundle that the user gave stays open, one that was
+        opened from a path is closed.
+        """
         self.static.forget()
         self.loader.unload()
         if self.bundle is not None and not bundle_stays:
@@ -101,7 +105,8 @@ class LaunchState:
         stream = getattr(self.streams, "stream", None)
         if stream is not None:
             self._start_on(stream, fn, choice, grid, args, {**keywords, **choice.keywords})
-        # The set is empty for nearly every kernel, and hashing a config takes longer than this look.
+        # The set is empty for nearly every kernel, and hashing a config takes longer than this
+        # look.
         elif self.through_triton and choice.config in self.through_triton:
             fn.run(*args, grid=grid, warmup=False, **{**keywords, **choice.keywords})
         else:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`MultiKernel`, `ShapeKernel`: several implementations of one computation, and which of them runs.
 
-`MultiKernel` runs the one that was measured as the fastest, `ShapeKernel` the one that was made for the most similar shapes.  Users
+`MultiKernel` runs the one that was measured as the fastest, `ShapeKernel` the one that was made for
+the most similar shapes.  Users
 make them from compiled kernels, as `docs/heuristics.md` shows.
 """
 
@@ -40,19 +41,22 @@ _LOG = logger("bundler.runtime")
 
 
 class MultiKernel:
-    """Implementations of one computation, of which the first call measures all and later calls run the fastest.
+    """Implementations of one computation, of which the first call measures all and later calls run
+    the fastest.
 
-    Thread-safe: of several first calls at once one measures and the others wait.  With `records` the choice is looked up before anything
-    is measured, and is a tuning record afterwards, which travels in bundles and stores; without, `choice` and `choose` carry it to
-    another process.
+    Thread-safe: of several first calls at once one measures and the others wait.  With `records`
+    the choice is looked up before anything is measured, and is a tuning record afterwards, which
+    travels in bundles and stores; without, `choice` and `choose` carry it to another process.
 
     Args:
         name: of the computation, for errors.
         kernels: by name, each called with the arguments of the call.
-        measure: times one call of a kernel with arguments and returns milliseconds, as `timed_on_clones` makes it. What it
-            raises, of `Exception`, makes that kernel lose.
-        arguments: kernel -> positions of the arguments that it takes; a kernel that is not named takes all.
-        records: where the choice is looked up and kept; `MultiKernelRecords` for kernels under heuristics.
+        measure: times one call of a kernel with arguments and returns milliseconds, as
+            `timed_on_clones` makes it. What it raises, of `Exception`, makes that kernel lose.
+        arguments: kernel -> positions of the arguments that it takes; a kernel that is not named
+            takes all.
+        records: where the choice is looked up and kept; `MultiKernelRecords` for kernels under
+            heuristics.
         refused: implementations that cannot run here at all, by name, and why; for `reasons`.
 
     Raises:
@@ -91,7 +95,9 @@ class MultiKernel:
 
     @property
     def how(self) -> str:
-        """Where the choice is from: `given`, `table`, `record`, `first` (deterministic) or `measured`; empty before the first call."""
+        """Where the choice is from: `given`, `table`, `record`, `first` (deterministic) or
+        `measured`; empty before the first call.
+        """
         return self._how
 
     @property
@@ -105,7 +111,8 @@ class MultiKernel:
         return dict(self._reasons)
 
     def choose(self, kernel: str) -> None:
-        """Let one kernel run from now on, and measure nothing: a choice of another process, or one that is forced.
+        """Let one kernel run from now on, and measure nothing: a choice of another process, or one
+        that is forced.
 
         Raises:
             ConfigError: there is no such kernel.
@@ -135,7 +142,8 @@ class MultiKernel:
         with self._lock:
             if self._choice is None and not self._looked_up():
                 started = time.perf_counter()
-                # All are measured, also when the first is fast: which one wins depends on the sizes of this call.
+                # All are measured, also when the first is fast: which one wins depends on the sizes
+                # of this call.
                 for name, kernel in self._kernels.items():
                     try:
                         self._times_ms[name] = self._measure(kernel, self._of(name, args))
@@ -190,15 +198,18 @@ def multi_kernel_future(
     arguments: Mapping[str, Sequence[int]] | None = None,
     options: TunerOptions | None = None,
 ) -> CompileFuture[MultiKernel]:
-    """Return a future of a `MultiKernel` whose implementations are compiled by a service; `CompileService.wait` takes it.
+    """Return a future of a `MultiKernel` whose implementations are compiled by a service;
+    `CompileService.wait` takes it.
 
-    One that does not compile is left out, with its reason in `MultiKernel.reasons`.  The future raises `NoValidConfig` when none compiles.
+    One that does not compile is left out, with its reason in `MultiKernel.reasons`.  The future
+    raises `NoValidConfig` when none compiles.
 
     Args:
         name, measure, arguments: as for `MultiKernel`.
-        kernels: by name, futures of functions, or of kernels with `run`, as `HeuristicKernel.compile_in` and `compile_generated` return
-            them.
-        options: where the choice among kernels of heuristics is looked up and kept; other functions' choice is not.
+        kernels: by name, futures of functions, or of kernels with `run`, as
+            `HeuristicKernel.compile_in` and `compile_generated` return them.
+        options: where the choice among kernels of heuristics is looked up and kept; other
+            functions' choice is not.
 
     Raises:
         ConfigError: there is no future.
@@ -235,10 +246,11 @@ def multi_kernel_future(
 
 
 def timed_on_clones(clock: Clock) -> Measure:
-    """Return a function that measures a call on clones of its tensors, with the caller's content before each launch.
+    """Return a function that measures a call on clones of its tensors, with the caller's content
+    before each launch.
 
-    Where there is no room for clones, the caller's tensors are used, and restored at the end (see `Sandbox`).  A kernel that tunes
-    itself does so in its first launch, which does not count.
+    Where there is no room for clones, the caller's tensors are used, and restored at the end (see
+    `Sandbox`).  A kernel that tunes itself does so in its first launch, which does not count.
 
     Args:
         clock: such as `CudaClock(rep_ms=40)`.
@@ -258,11 +270,13 @@ def timed_on_clones(clock: Clock) -> Measure:
 class ShapeKernel:
     """Implementations tuned for different shapes; a call runs the one whose shapes are nearest.
 
-    Nothing is measured.  Thread-safe.  What was found for the last `memo` different shapes is remembered.
+    Nothing is measured.  Thread-safe.  What was found for the last `memo` different shapes is
+    remembered.
 
     Args:
         name: of the computation, for errors.
-        kernels: shapes of the tensor arguments, in order -> kernel; the key None is for shapes that no other kernel is made for.
+        kernels: shapes of the tensor arguments, in order -> kernel; the key None is for shapes that
+            no other kernel is made for.
         memo: how many shapes are remembered.
 
     Raises:
@@ -297,7 +311,8 @@ class ShapeKernel:
         """
         with self._lock:
             found = self._memo.get(shapes)
-            # Comparing shapes costs more than the launch of a small kernel, so the last results are kept.
+            # Comparing shapes costs more than the launch of a small kernel, so the last results are
+            # kept.
             if found is None:
                 found = self._memo[shapes] = self._nearest(shapes)
                 if len(self._memo) > self._most:
@@ -319,10 +334,12 @@ class ShapeKernel:
 
 
 def distance(made_for: Shapes | None, shapes: Shapes) -> float:
-    """Return how far shapes are from those that a kernel was made for: the sum of the differences of their binary logarithms.
+    """Return how far shapes are from those that a kernel was made for: the sum of the differences
+    of their binary logarithms.
 
-    Infinite where the number of tensors or a rank differs: such a kernel is for another problem.  None, which is made for nothing in
-    particular, is farther than everything that can be compared.  A size of 0 counts as half an element.
+    Infinite where the number of tensors or a rank differs: such a kernel is for another problem.
+    None, which is made for nothing in particular, is farther than everything that can be compared.
+    A size of 0 counts as half an element.
     """
     if made_for is None:
         return FALLBACK_DISTANCE

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`MultiKernelRecords`: the choice of a `MultiKernel` as a tuning record, which travels as a kernel's config does.
+"""`MultiKernelRecords`: the choice of a `MultiKernel` as a tuning record, which travels as a
+kernel's config does.
 
-`MultiKernel` asks it before it measures, and gives it what it measured; Inductor's wrappers with multi-kernels are loaded with one each.
+`MultiKernel` asks it before it measures, and gives it what it measured; Inductor's wrappers with
+multi-kernels are loaded with one each.
 """
 
 from __future__ import annotations
@@ -47,12 +49,14 @@ class ChoiceRecords(Protocol):
 class MultiKernelRecords:
     """Looks up and keeps the choice among kernels under heuristics; see `ChoiceRecords`.
 
-    A record counts when all of these are equal: the kernels' names, sources, candidates and sizes, the device, and who compiles.
+    A record counts when all of these are equal: the kernels' names, sources, candidates and sizes,
+    the device, and who compiles.
 
     Args:
         name: of the multi-kernel.
         kernels: by name, in their order.
-        options: of the tuner: bundle, table, whether to look up and to record; deterministic takes the first kernel, unmeasured.
+        options: of the tuner: bundle, table, whether to look up and to record; deterministic takes
+            the first kernel, unmeasured.
 
     Raises:
         ConfigError: there is no kernel.
@@ -68,7 +72,9 @@ class MultiKernelRecords:
         self._table = table if isinstance(table, LookupTable | None) else LookupTable.load(table)
 
     def find(self) -> tuple[str, str] | Miss:
-        """Return the kernel to run and how it is known: `table`, `first` or `record`; or why nothing is known."""
+        """Return the kernel to run and how it is known: `table`, `first` or `record`; or why
+        nothing is known.
+        """
         parts = self._parts()
         if self._table is not None:
             named = dict(parts)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`usage_of`: the registers and spills of a kernel, read from its binary; `Occupancy`: how many of its blocks run at once.
+"""`usage_of`: the registers and spills of a kernel, read from its binary; `Occupancy`: how many of
+its blocks run at once.
 
 The tuner does not time configs that spill too much, and halves blocks where too few run at once.
 """
@@ -18,7 +19,8 @@ _REGCOUNT, _FRAME_SIZE = 0x2F, 0x11
 _BY_SYMBOL = struct.Struct("<II")  # index of the function's symbol, a number
 _SPILL_UNIT_BYTES = 4
 _REGISTERS = 65536
-# Threads that a multiprocessor holds, by compute capability; newer chips than these are taken for the last.
+# Threads that a multiprocessor holds, by compute capability; newer chips than these are taken for
+# the last.
 _CUDA_THREADS = {
     75: 1024,
     80: 2048,
@@ -49,7 +51,9 @@ class Usage:
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """What somebody knows of a multiprocessor of the device: 32-bit registers, and threads that can be resident; None for unknown."""
+    """What somebody knows of a multiprocessor of the device: 32-bit registers, and threads that can
+    be resident; None for unknown.
+    """
 
     registers: int | None = None
     threads: int | None = None
@@ -117,7 +121,9 @@ def usage_of(image: bytes, entry: str, target: Target) -> Usage:
 
 
 def _cubin_usage(image: bytes, entry: str) -> Usage:
-    """Read the counts, which are kept by symbol; a binary of Triton has its kernel's, and those of functions that are called."""
+    """Read the counts, which are kept by symbol; a binary of Triton has its kernel's, and those of
+    functions that are called.
+    """
     counts: dict[int, list[int]] = {_REGCOUNT: [], _FRAME_SIZE: []}
     try:
         for attribute, _, payload in attributes(section_named(image, INFO) or b""):

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ProfilerClock`: times launches by torch's profiler: the time that the GPU was at work for a kernel, without the launch around it.
+"""`ProfilerClock`: times launches by torch's profiler: the time that the GPU was at work for a
+kernel, without the launch around it.
 
-A `BandwidthReport` measures with one where it is given as its clock, and `autotune(do_bench=ProfilerClock())` tunes with it.
+A `BandwidthReport` measures with one where it is given as its clock, and
+`autotune(do_bench=ProfilerClock())` tunes with it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from bundler.toolchain import tuner_toolchain as toolchain
 
 WARMUPS, RUNS = 5, 25
 _MS_OF_US = 1e-3
-# What restores tensors and empties the cache between launches: torch's own kernels, copies and fills; and the wait at the end.
+# What restores tensors and empties the cache between launches: torch's own kernels, copies and
+# fills; and the wait at the end.
 _AROUND = re.compile(
     r"Memcpy|Memset|(void )?at::|(void )?at_cuda_detail::|(Context|Device|Stream|Event) Sync"
 )
@@ -29,10 +32,13 @@ class ProfilerClock:
     """Times launches by what a profiler says of the GPU.
 
     Args:
-        pattern: a regular expression; only kernels of the GPU whose name has a match count.  None counts all but torch's own, copies and fills.
+        pattern: a regular expression; only kernels of the GPU whose name has a match count.  None
+            counts all but torch's own, copies and fills.
         warmups, runs: launches before it counts, and while it counts.
-        profile: runs a function and returns (name, microseconds) of what the GPU did meanwhile; None for torch's profiler.
-        flush: empties the second-level cache before each launch; None for a fill of torch's where torch's profiler measures.
+        profile: runs a function and returns (name, microseconds) of what the GPU did meanwhile;
+            None for torch's profiler.
+        flush: empties the second-level cache before each launch; None for a fill of torch's where
+            torch's profiler measures.
 
     Raises:
         ConfigError: the pattern is no regular expression, or `runs` below one.
@@ -61,13 +67,17 @@ class ProfilerClock:
         self._profile, self._flush = profile, flush
 
     def __call__(self, fn: Launch, quantiles: Sequence[float] = ()) -> list[float]:
-        """Return median, 20th and 80th percentile in milliseconds, as a `do_bench`; `quantiles` has to ask for these."""
+        """Return median, 20th and 80th percentile in milliseconds, as a `do_bench`; `quantiles` has
+        to ask for these.
+        """
         del quantiles
         found = self.sample(fn, _nothing)
         return [found.median_ms, found.low_ms, found.high_ms]
 
     def sample(self, launch: Launch, reset: Launch) -> Sample:
-        """Return how long `launch` keeps the GPU at work; raises `ConfigError` where the profiler saw no kernel that counts."""
+        """Return how long `launch` keeps the GPU at work; raises `ConfigError` where the profiler
+        saw no kernel that counts.
+        """
         # Made now: a program may name its clock where there is no GPU.
         if self._profile is None:
             self._profile, self._flush = (

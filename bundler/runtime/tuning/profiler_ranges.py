@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`launch_range`: a launch as a range in torch's profiler, with the facts that Inductor gives of its own launches.
+"""`launch_range`: a launch as a range in torch's profiler, with the facts that Inductor gives of
+its own launches.
 
 `AutotunedKernel` opens one around a launch while a profiler is active.
 """

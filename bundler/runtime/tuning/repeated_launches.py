@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`repeated_launches`: launches of a heuristic kernel after the first, without Python between the call and the launcher.
+"""`repeated_launches`: launches of a heuristic kernel after the first, without Python between the
+call and the launcher.
 
-Generated wrappers call a kernel with tensors and then whole numbers, by position, on the current stream.  The compiled dispatcher tells
-such calls apart by type and alignment, as a `StaticKernel` has it; the numbers decide about the grid, so they stand in the place of
-one.  `HeuristicKernel` makes one of these after its first launch.
+Generated wrappers call a kernel with tensors and then whole numbers, by position, on the current
+stream.  The compiled dispatcher tells such calls apart by type and alignment, as a `StaticKernel`
+has it; the numbers decide about the grid, so they stand in the place of one.  `HeuristicKernel`
+makes one of these after its first launch.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ GridOf = Callable[[Choice, Args], grids.Grid]
 
 
 class RepeatedLaunches:
-    """Launches a kernel's calls of one form: `count` arguments by position, of which those from `start` on are numbers.
+    """Launches a kernel's calls of one form: `count` arguments by position, of which those from
+    `start` on are numbers.
 
     Args:
         tuned: the kernel, launched.
@@ -35,7 +38,8 @@ class RepeatedLaunches:
         fixed: keywords of each launch.
 
     Attributes:
-        launch: gets the numbers at the end of a call, then the kernel's arguments; None where there is no compiled dispatcher.
+        launch: gets the numbers at the end of a call, then the kernel's arguments; None where there
+            is no compiled dispatcher.
         device, stream: the driver's, to tell whether a stream is the current one.
     """
 
@@ -81,11 +85,14 @@ class RepeatedLaunches:
         self.slow((*args[: self.start], *numbers))
 
     def _first(self, numbers: Args, *args: Any) -> tuple[Any, ...] | None:
-        """Launch the first call of a kind; returns what the dispatcher keeps of it, None where each has to be looked at."""
+        """Launch the first call of a kind; returns what the dispatcher keeps of it, None where each
+        has to be looked at.
+        """
         self._slow(numbers, *args)
         choice, tuned = self.tuned.known(args), self.tuned
         if len(tuned.choices) > 1:
-            tuned.again = False  # `best_config` is that of the last call, so each call has to tell which it was
+            # `best_config` is that of the last call, so each call has to tell which it was
+            tuned.again = False
         if choice is None or len(tuned.choices) > 1:
             return None
         state = tuned.ready()
@@ -95,7 +102,8 @@ class RepeatedLaunches:
         if repeated is None:
             return None
         launcher, taken, cluster = repeated
-        # Keywords are the same in each such call, and compiled in, so that nothing of them is passed.
+        # Keywords are the same in each such call, and compiled in, so that nothing of them is
+        # passed.
         if (taken if isinstance(taken, int) else max(taken) + 1) > len(args):
             return None
         known: dict[Args, tuple[int, int, int]] = {}
@@ -115,7 +123,9 @@ class RepeatedLaunches:
 
 
 class _Repeated(NamedTuple):
-    """What is known of one kind of calls: its choice, the blocks of a cluster, and grids by numbers."""
+    """What is known of one kind of calls: its choice, the blocks of a cluster, and grids by
+    numbers.
+    """
 
     choice: Choice
     cluster: int
@@ -130,7 +140,8 @@ def repeated_launches(
     grid_of: GridOf,
     fixed: dict[str, Any],
 ) -> RepeatedLaunches | None:
-    """Return what launches calls like one that was launched; None where there is no compiled dispatcher, or the call is not of that form.
+    """Return what launches calls like one that was launched; None where there is no compiled
+    dispatcher, or the call is not of that form.
 
     Args:
         tuned, count, slow, grid_of, fixed: as for `RepeatedLaunches`.
@@ -139,7 +150,8 @@ def repeated_launches(
     start = len(first)
     while start and type(first[start - 1]) is int:
         start -= 1
-    # A number in front of a tensor may be a size, too, and has no place in what the dispatcher looks grids up by.
+    # A number in front of a tensor may be a size, too, and has no place in what the dispatcher
+    # looks grids up by.
     if (
         tuned.options.dump is not None
         or tuned.options.plugins

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ResultLookup`: where the config of a call is looked for before anything is measured, and where a winner is kept.
+"""`ResultLookup`: where the config of a call is looked for before anything is measured, and where a
+winner is kept.
 
-`AutotunedKernel` puts a `LookupQuestion` to it and gets a `Choice`, or a `Miss` that says why there is none.
+`AutotunedKernel` puts a `LookupQuestion` to it and gets a `Choice`, or a `Miss` that says why there
+is none.
 """
 
 from __future__ import annotations
@@ -41,10 +43,11 @@ class Choice:
 
     Attributes:
         config: the config.
-        how: where it is from: `table`, `only` (there was one), `record`, `results` (Triton's own file), `plugin`, or `autotune`,
-            `steps` or `coordinate_descent` (measured just now).
+        how: where it is from: `table`, `only` (there was one), `record`, `results` (Triton's own
+            file), `plugin`, or `autotune`, `steps` or `coordinate_descent` (measured just now).
         keywords: what it adds to a call.
-        ignored: its options that this device's compiler does not have, such as `waves_per_eu` on CUDA; nothing was done with them.
+        ignored: its options that this device's compiler does not have, such as `waves_per_eu` on
+            CUDA; nothing was done with them.
         time_ms: a launch's measured time; None where it was not measured here.
         specializations: kernels of a bundle that come with it.
     """
@@ -117,7 +120,9 @@ class ResultLookup:
     def question(
         self, driver: Driver, listed: ListedConfigs, memo: Sequence[Any]
     ) -> LookupQuestion:
-        """Return what to ask for: a kernel's source, its configs, the key, the device and who compiles."""
+        """Return what to ask for: a kernel's source, its configs, the key, the device and who
+        compiles.
+        """
         # Element types are objects of torch; as text they are the same in every process.
         key = tuple(str(value) if hasattr(value, "itemsize") else value for value in memo)
         device = driver.device()
@@ -166,15 +171,19 @@ class ResultLookup:
         why = _foreign(config, question.listed)
         if why is not None:
             return Miss(f"{found.source}: its config {config} {why}")
-        # A recording that runs now gets this record too, so that its bundle serves the next process.
+        # A recording that runs now gets this record too, so that its bundle serves the next
+        # process.
         tuning_listeners.tell(found.record, found.tuning)
         METER.found(found.tuning)
-        # The user's own object, where the config is one of the list: it may have attributes that a record does not hold.
+        # The user's own object, where the config is one of the list: it may have attributes that a
+        # record does not hold.
         config = next((known for known in question.listed.configs if known == config), config)
         return Choice.of(config, "record", question.target, found=self._kernels_of(found))
 
     def _kernels_of(self, hit: Hit) -> list[Specialization]:
-        """Return kernels of the bundle that may be launched: the record's winner, and others of the very same source."""
+        """Return kernels of the bundle that may be launched: the record's winner, and others of the
+        very same source.
+        """
         won = {
             t.key
             for t in (hit.tuning.timings if hit.tuning else ())
@@ -209,13 +218,16 @@ class ResultLookup:
             tuning_winners.named_of(_as_in_triton(original)): config for original, config in pairs
         }
         timed = [(ms, known[named]) for named, ms in timings if named in known and ms is not None]
-        # Triton's file may be of an earlier list of configs: only times of configs that are still listed count.
+        # Triton's file may be of an earlier list of configs: only times of configs that are still
+        # listed count.
         if not timed:
             return Miss("the result file of Triton's tuner has no time for any of these configs")
         return Choice.of(min(timed, key=lambda pair: pair[0])[1], "results", question.target)
 
     def keep(self, outcome: TuningOutcome, question: LookupQuestion) -> None:
-        """Tell recordings of a winner, and write it where the next process looks; a failure to write is a warning."""
+        """Tell recordings of a winner, and write it where the next process looks; a failure to
+        write is a warning.
+        """
         record = TuningRecord(
             self._name,
             question.parts,
@@ -252,7 +264,9 @@ def _for_kernel(config: Config, listed: ListedConfigs) -> Config:
 
 
 def _as_in_triton(original: Any) -> Config:
-    """Return a config of a user's list as Triton's own tuner has it: an option of ours that is no field there is among the parameters."""
+    """Return a config of a user's list as Triton's own tuner has it: an option of ours that is no
+    field there is among the parameters.
+    """
     if not isinstance(original, Config):
         return Config.from_triton(original)
     apart = {
@@ -268,7 +282,9 @@ def _as_in_triton(original: Any) -> Config:
 
 
 def _foreign(config: Config, listed: ListedConfigs) -> str | None:
-    """Return why a recorded config can neither be one of a list nor a refinement of one: records may come from anybody."""
+    """Return why a recorded config can neither be one of a list nor a refinement of one: records
+    may come from anybody.
+    """
     if all(config.kwargs.keys() != known.kwargs.keys() for known in listed.configs):
         return "has other parameters than those of this kernel"
     options = {name for known in listed.configs for name in known.options} | REFINED_OPTIONS

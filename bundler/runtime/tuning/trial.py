@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Trial`: one tuning of one call: it keeps the caller's tensors safe, times each candidate, and runs the user's hooks around launches.
+"""`Trial`: one tuning of one call: it keeps the caller's tensors safe, times each candidate, and
+runs the user's hooks around launches.
 
 `AutotunedKernel` runs one for each tuning key that it has no config for.
 """
@@ -30,11 +31,14 @@ _BYTES_OF_GB = 1e9
 
 @dataclass(frozen=True)
 class ArgumentEffects:
-    """What a launch does to its arguments, and what is done about it before the next measured launch.
+    """What a launch does to its arguments, and what is done about it before the next measured
+    launch.
 
     Attributes:
-        mutated, zeroed: names of tensors that are restored, or filled with zeros, before each launch.
-        before, after: the user's own hooks; with `before`, nothing is restored or zeroed, as in Triton.
+        mutated, zeroed: names of tensors that are restored, or filled with zeros, before each
+            launch.
+        before, after: the user's own hooks; with `before`, nothing is restored or zeroed, as in
+            Triton.
     """
 
     mutated: tuple[str, ...] = ()
@@ -64,7 +68,8 @@ class Trial:
     ) -> None:
         self._name, self._compiler, self._effects, self._options = name, compiler, effects, options
         self._make_clock: Callable[[], Clock] = clock if clock is not None else CudaClock
-        # A user's own hook prepares the arguments, so restoring or zeroing them as well would undo its work.
+        # A user's own hook prepares the arguments, so restoring or zeroing them as well would undo
+        # its work.
         own = effects.before is not None
         self._sandbox = Sandbox(
             compiler.call,
@@ -84,7 +89,8 @@ class Trial:
                 descent=self._options.descent,
                 spill_threshold=self._options.spill_threshold,
             ).run(configs)
-            # After the last launch the hook runs once more, so that the arguments are as before the first one.
+            # After the last launch the hook runs once more, so that the arguments are as before the
+            # first one.
             if self._effects.before is not None:
                 self._effects.before(
                     self._compiler.keywords(outcome.winner.config), reset_only=True
@@ -117,7 +123,8 @@ class Trial:
 
     def _traits(self) -> Traits:
         options, place = self._options, self._compiler.place
-        # The device of this process knows best, then who declared it; figures by architecture are for what neither tells.
+        # The device of this process knows best, then who declared it; figures by architecture are
+        # for what neither tells.
         told = DeviceLimits(*toolchain.device_limits(place.device)).or_else(options.limits)
         occupancy = Occupancy.of(place.driver.backend, place.driver.properties(place.device), told)
         return Traits(
@@ -133,7 +140,8 @@ class Trial:
 
     @cached_property
     def _clock(self) -> Clock:
-        # Made when there is something to measure: a single candidate is chosen without a clock, also where no GPU could be timed.
+        # Made when there is something to measure: a single candidate is chosen without a clock,
+        # also where no GPU could be timed.
         return self._make_clock()
 
     def sample(self, candidate: Candidate) -> Sample:
@@ -166,7 +174,9 @@ class Trial:
 
 
 class _HookedLaunches:
-    """Calls the user's hooks around launches; a clock only says that the next launch is due, so the hook after one runs then."""
+    """Calls the user's hooks around launches; a clock only says that the next launch is due, so the
+    hook after one runs then.
+    """
 
     def __init__(
         self,

@@ -88,11 +88,13 @@ class Traits:
     """What is known of a kernel beyond its configs.
 
     Attributes:
-        kind: `pointwise`, `reduction`, `persistent_reduction`, `split_scan`, `template`, `user_autotune`, `fixed`, …
+        kind: `pointwise`, `reduction`, `persistent_reduction`, `split_scan`, `template`,
+            `user_autotune`, `fixed`, …
         space: what coordinate descent may try, size hints among it.
         occupancy: of the device; None where registers do not matter.
         custom: written by a user, whose configs are timed however much they spill.
-        deterministic: equal input has to give equal output in every process, so no measurement may choose among reductions.
+        deterministic: equal input has to give equal output in every process, so no measurement may
+            choose among reductions.
         min_r: the smallest reduction block.
         rescale: whether reduction blocks may be halved.
         steps: changes to try on top of the best config, one step after the other.
@@ -114,7 +116,8 @@ class TuningOutcome:
 
     Attributes:
         winner: the candidate to launch, still loaded.
-        found_by: `autotune`, `steps`, `coordinate_descent`, or `only` when nothing had to be measured.
+        found_by: `autotune`, `steps`, `coordinate_descent`, or `only` when nothing had to be
+            measured.
         timings: every config that was tried.
         compile_s, measure_s: wall time spent.
         measured: how many configs were timed.
@@ -137,8 +140,8 @@ class Search:
         bench: times one candidate.
         traits: what is known of the kernel.
         descent: how to refine the winner; None not to.
-        spill_threshold: candidates that spill more are not timed, unless the kernel is a user's own or no other runs; None for 16, and 32
-            on AMD.
+        spill_threshold: candidates that spill more are not timed, unless the kernel is a user's own
+            or no other runs; None for 16, and 32 on AMD.
     """
 
     def __init__(
@@ -174,12 +177,14 @@ class Search:
             CompileFailed: the kernel does not compile, whatever the config.
         """
         candidates = self._build(configs)
-        # How many registers a kernel uses is known once it is compiled, so smaller blocks are added in a second round.
+        # How many registers a kernel uses is known once it is compiled, so smaller blocks are added
+        # in a second round.
         candidates += self._build(self._smaller(candidates))
         if not candidates:
             raise self._none()
         if self._must_not_measure(candidates):
-            # The list has the same order in every process, so its first candidate is the same choice everywhere.
+            # The list has the same order in every process, so its first candidate is the same
+            # choice everywhere.
             for loser in candidates[1:]:
                 loser.close()
             return self._outcome(candidates[0], "only")
@@ -301,11 +306,14 @@ class Search:
         )
 
     def _spills(self, candidate: Candidate) -> bool:
-        # Spilled words go through memory at each use.  Only a user's own config is timed all the same: its author chose it.
+        # Spilled words go through memory at each use.  Only a user's own config is timed all the
+        # same: its author chose it.
         return not self._traits.custom and (candidate.spills or 0) > self._spill_threshold
 
     def _step_through(self) -> None:
-        """Try each step's changes on top of the best config so far; one that is not faster changes nothing."""
+        """Try each step's changes on top of the best config so far; one that is not faster changes
+        nothing.
+        """
         for step in self._traits.steps:
             for change in step:
                 assert self._best is not None
@@ -315,7 +323,8 @@ class Search:
                 self._time_of(config)
 
     def _refine(self, start: Config) -> None:
-        # A persistent kernel holds its row whole, in its source; a block for it would be a field that changes nothing.
+        # A persistent kernel holds its row whole, in its source; a block for it would be a field
+        # that changes nothing.
         if self._traits.kind == "persistent_reduction" and _r_blocks(start):
             raise ConfigError(
                 f"{self._name}: {start} has a reduction block, and a persistent reduction has none"
@@ -384,9 +393,11 @@ def _r_blocks(config: Config) -> dict[str, int]:
 def may_rescale(
     kind: str, size_hints: Mapping[str, int], device: Occupancy, *, deterministic: bool
 ) -> bool:
-    """Whether a kernel's configs are looked at: a looped reduction with size hints, on a GPU that is new enough.
+    """Whether a kernel's configs are looked at: a looped reduction with size hints, on a GPU that
+    is new enough.
 
-    Persistent reductions have no block to halve; in deterministic mode the order of additions must not depend on registers.
+    Persistent reductions have no block to halve; in deterministic mode the order of additions must
+    not depend on registers.
     """
     return (
         kind == "reduction"

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`TunerOptions`: settings of a tuner beyond the parameters of Triton's own.
 
-Users give them to `autotune`, and Inductor's generated modules to `HeuristicKernel`; `AutotunedKernel`, `Trial` and `ResultLookup` read them.
+Users give them to `autotune`, and Inductor's generated modules to `HeuristicKernel`;
+`AutotunedKernel`, `Trial` and `ResultLookup` read them.
 """
 
 from __future__ import annotations
@@ -32,30 +33,41 @@ class TunerOptions:
 
     Attributes:
         driver: whose GPUs to use; None opens CUDA's or HIP's when the kernel is first called.
-        bundle: a bundle, which has to stay open, or the path of one: its records and kernels are used before anything is compiled.
-        table: configs that are used in place of the list, without a measurement; a table, or the path of one.
+        bundle: a bundle, which has to stay open, or the path of one: its records and kernels are
+            used before anything is compiled.
+        table: configs that are used in place of the list, without a measurement; a table, or the
+            path of one.
         record: whether winners are written beside Triton's kernels, for the next process.
-        reuse: whose records are used: `all`; `bundle`, those of the bundle alone; `none`.  With `none` and `record=False`
-            winners are in no recording either.
+        reuse: whose records are used: `all`; `bundle`, those of the bundle alone; `none`.  With
+            `none` and `record=False` winners are in no recording either.
         kind: what kind of kernel it is, such as `reduction`; decides what may be refined.
         space: size hints and limits for refining.
-        descent: refine the winner by coordinate descent; for a user's kernel only with `space.fields`.
-        steps: changes of the winner's fields, as `plan.steps` of a combined kernel has them: each step's changes are tried one after the other on
-            top of the best so far, before `descent`.
-        deterministic: no measurement decides for a user's kernel or a reduction: a table, or else the first config that compiles.
-        custom: the kernel is written by a user, so that spills do not rule a config out; None for `autotune`'s kernels alone.
+        descent: refine the winner by coordinate descent; for a user's kernel only with
+            `space.fields`.
+        steps: changes of the winner's fields, as `plan.steps` of a combined kernel has them: each
+            step's changes are tried one after the other on top of the best so far, before
+            `descent`.
+        deterministic: no measurement decides for a user's kernel or a reduction: a table, or else
+            the first config that compiles.
+        custom: the kernel is written by a user, so that spills do not rule a config out; None for
+            `autotune`'s kernels alone.
         spill_threshold: 32-bit words that a config may spill otherwise; None for 16, and 32 on AMD.
         rescale: whether reduction blocks may be halved where many registers are used.
-        stage_to_host: whether the benchmark may keep copies of large tensors in pinned memory of the host.
+        stage_to_host: whether the benchmark may keep copies of large tensors in pinned memory of
+            the host.
         workers: processes that compile the configs; None for one a core, 1 for none.
         service: a compile service to use in place of one for each tuning.
         dump: writes down the parameters of each launch.
         bandwidth: measures each kernel once a tuning key, and collects the figures.
         gigabytes: that a launch reads and writes, for the figures; None to count the tensors.
-        limits: registers and threads of a multiprocessor, where the driver of this process does not tell them.
-        export: a directory; each chosen kernel is exported there, as `AutotunedKernel.export` does it.
-        hook_args: what Triton's `jit_post_compile_hook` is told as `inductor_args` of each config that is compiled, if it takes that.
-        plugins: asked before configs are compiled, searched and launched, and told of what was compiled.
+        limits: registers and threads of a multiprocessor, where the driver of this process does not
+            tell them.
+        export: a directory; each chosen kernel is exported there, as `AutotunedKernel.export` does
+            it.
+        hook_args: what Triton's `jit_post_compile_hook` is told as `inductor_args` of each config
+            that is compiled, if it takes that.
+        plugins: asked before configs are compiled, searched and launched, and told of what was
+            compiled.
 
     Raises:
         ConfigError: a value that cannot be used.
@@ -108,7 +120,9 @@ class TunerOptions:
 
     @property
     def search(self) -> str:
-        """How winners are found, as a part of the tuning key: a winner that was found in one way is no answer for another."""
+        """How winners are found, as a part of the tuning key: a winner that was found in one way is
+        no answer for another.
+        """
         kind = "" if self.kind == "user_autotune" else f"{self.kind}: "
         if self.deterministic and self.kind in UNMEASURED_DETERMINISTIC:
             return f"{kind}the first that compiles"

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`TunerPlugin`: what a program may add to a tuner: before configs are compiled, after one was, before a search, before a launch.
+"""`TunerPlugin`: what a program may add to a tuner: before configs are compiled, after one was,
+before a search, before a launch.
 
-`TunerOptions.plugins` holds them, and an `AutotunedKernel` asks them as `Plugins`, one after the other; `TunedLaunch` is what they are told
-of a launch.
+`TunerOptions.plugins` holds them, and an `AutotunedKernel` asks them as `Plugins`, one after the
+other; `TunedLaunch` is what they are told of a launch.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class TunedLaunch:
     Attributes:
         kernel: its name.
         file: of its source; empty when it has none.
-        key: of the compiled kernel, by which bundles and Triton's cache know it; empty where only Triton can launch it.
+        key: of the compiled kernel, by which bundles and Triton's cache know it; empty where only
+            Triton can launch it.
         config: it was compiled from.
         grid: three numbers.
         stream: handle of the stream.
@@ -49,27 +51,34 @@ class TunedLaunch:
 
 
 class TunerPlugin:
-    """What a program may add to a tuner; a plug-in overrides what it needs, and the rest does nothing.
+    """What a program may add to a tuner; a plug-in overrides what it needs, and the rest does
+    nothing.
 
-    Methods are called in the thread whose call tunes or launches, `before_launch` by several threads at once.  What a method raises reaches
-    the caller of the kernel, but for `after_compile`: the kernel is good, so a failure there is a warning.
+    Methods are called in the thread whose call tunes or launches, `before_launch` by several
+    threads at once.  What a method raises reaches the caller of the kernel, but for
+    `after_compile`: the kernel is good, so a failure there is a warning.
     """
 
     def before_compile(self, kernel: str, configs: tuple[Config, ...]) -> Sequence[Config] | None:
         """Return the configs to try in place of all, some of those that are given; None for all.
 
-        What is left out is no part of the tuning key: a record of the rest is not taken for one of the whole list.
+        What is left out is no part of the tuning key: a record of the rest is not taken for one of
+        the whole list.
         """
 
     def after_compile(self, kernel: Kernel, config: Config, bundle: Bundle) -> None:
-        """Hear of a config that was compiled, or found compiled; `bundle.read` gives the kernel's files."""
+        """Hear of a config that was compiled, or found compiled; `bundle.read` gives the kernel's
+        files.
+        """
 
     def before_tuning(
         self, kernel: str, configs: tuple[Config, ...], parts: tuple[tuple[str, str], ...]
     ) -> Config | None:
-        """Return the config to use, so that nothing is measured or kept; None to let the tuner measure.
+        """Return the config to use, so that nothing is measured or kept; None to let the tuner
+        measure.
 
-        Called where no table, bundle or record has the answer; `parts` says what the tuning is about, the device among it.
+        Called where no table, bundle or record has the answer; `parts` says what the tuning is
+        about, the device among it.
         """
 
     def before_launch(self, launch: TunedLaunch) -> bool:
@@ -88,7 +97,8 @@ class Plugins:
 
     def __init__(self, kernel: str, plugins: Sequence[TunerPlugin]) -> None:
         self._kernel, self._plugins = kernel, tuple(plugins)
-        # A launch is looked at only where somebody wants to see it: that takes longer than the launch.
+        # A launch is looked at only where somebody wants to see it: that takes longer than the
+        # launch.
         self._watching = [
             p for p in plugins if type(p).before_launch is not TunerPlugin.before_launch
         ]
@@ -99,7 +109,9 @@ class Plugins:
         return bool(self._watching)
 
     def listed(self, listed: ListedConfigs) -> ListedConfigs:
-        """Return what plug-ins leave of a list; raises `ConfigError` for configs that are not in it, and for none."""
+        """Return what plug-ins leave of a list; raises `ConfigError` for configs that are not in
+        it, and for none.
+        """
         for plugin in self._plugins:
             wanted = plugin.before_compile(self._kernel, listed.configs)
             if wanted is None:

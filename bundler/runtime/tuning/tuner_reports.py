@@ -53,7 +53,9 @@ class Bandwidth:
 
 
 def moved_bytes(values: Mapping[str, Any]) -> int:
-    """Return the bytes of all tensors among a call's arguments; those called `in_out_ptr…` are read and written."""
+    """Return the bytes of all tensors among a call's arguments; those called `in_out_ptr…` are read
+    and written.
+    """
     total = 0
     for name, value in values.items():
         if is_tensor(value) and hasattr(value, "numel"):
@@ -69,8 +71,10 @@ class BandwidthReport:
     Args:
         path: a file that `write` appends to.
         pattern: a regular expression; only kernels whose name begins with a match are measured.
-        lines: append each kernel's line to the file when it was measured, and log it, without waiting for `write`.
-        clock: makes what measures the kernels, such as `ProfilerClock`; None takes what the tuner measured, or its clock.
+        lines: append each kernel's line to the file when it was measured, and log it, without
+            waiting for `write`.
+        clock: makes what measures the kernels, such as `ProfilerClock`; None takes what the tuner
+            measured, or its clock.
 
     Raises:
         ConfigError: the pattern is no regular expression.
@@ -119,7 +123,9 @@ class BandwidthReport:
         return row
 
     def table(self, title: str = "", *, color: bool = False) -> str:
-        """Return the totals, and a line for each kernel, the slowest first, with its part of the time."""
+        """Return the totals, and a line for each kernel, the slowest first, with its part of the
+        time.
+        """
         rows = sorted(self._rows, key=lambda row: (-row.milliseconds, row.name))
         time_ms, size_gb = sum(row.milliseconds for row in rows), sum(row.gigabytes for row in rows)
         total = Bandwidth(f"SUMMARY ({title})" if title else "SUMMARY", time_ms, size_gb)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts between a tuner's configs and the records that travel: named parts, values as data, and `LookupTable`.
+"""Converts between a tuner's configs and the records that travel: named parts, values as data, and
+`LookupTable`.
 
 `result_lookup` compares and writes records by it, and the command `tune` lists them.
 """
@@ -32,7 +33,8 @@ _OPTION = "option."
 
 
 def named_of(config: Config) -> Named:
-    """Return a config as it stands in a record: parameters, then counts, then options, each group by name.
+    """Return a config as it stands in a record: parameters, then counts, then options, each group
+    by name.
 
     Raises:
         ConfigError: a value has no encoding.
@@ -58,7 +60,9 @@ def config_of(named: Named) -> Config:
 
 
 def configs_part(configs: Iterable[Config]) -> str:
-    """Return a hash of a set of configs: of everything that reaches the compiler, not of their order."""
+    """Return a hash of a set of configs: of everything that reaches the compiler, not of their
+    order.
+    """
     return sha256(wire.pack(sorted(config.digest for config in configs))).hex()
 
 
@@ -93,10 +97,12 @@ def parts_of(
 
 
 class LookupTable:
-    """Configs that somebody chose beforehand; they take the place of a kernel's whole list, and nothing is measured.
+    """Configs that somebody chose beforehand; they take the place of a kernel's whole list, and
+    nothing is measured.
 
-    An entry is for one kernel by its name, or by the `source` part of its records, or both; and for one tuning key
-    (`arguments`), or for all.  Of several entries that fit, the most specific one counts.
+    An entry is for one kernel by its name, or by the `source` part of its records, or both; and for
+    one tuning key (`arguments`), or for all.  Of several entries that fit, the most specific one
+    counts.
 
     Args:
         entries: mappings with `config`, and any of `kernel`, `source`, `arguments`.
@@ -161,7 +167,9 @@ def table_entries(data: bytes, name: str) -> list[dict[str, Any]]:
 
 
 def plain_config(named: Named) -> dict[str, Any]:
-    """Return a record's config as JSON has it: `kwargs`, the counts, `options`; types and functions become their names."""
+    """Return a record's config as JSON has it: `kwargs`, the counts, `options`; types and functions
+    become their names.
+    """
     values = {name: value.plain() for name, value in named}
     options = {
         name[len(_OPTION) :]: values.pop(name) for name in list(values) if name.startswith(_OPTION)
@@ -171,7 +179,9 @@ def plain_config(named: Named) -> dict[str, Any]:
 
 
 def table_entry(record: TuningRecord, tuning: Tuning | None) -> dict[str, Any]:
-    """Return a record as an entry of a lookup table; the fields that a table does not need are for people and for `record_of`."""
+    """Return a record as an entry of a lookup table; the fields that a table does not need are for
+    people and for `record_of`.
+    """
     parts = dict(record.parts)
     return {
         "kernel": record.kernel,
@@ -185,7 +195,9 @@ def table_entry(record: TuningRecord, tuning: Tuning | None) -> dict[str, Any]:
 
 
 def record_of(entry: Mapping[str, Any]) -> tuple[TuningRecord, Tuning | None]:
-    """Return the record that an entry of a lookup table was made from; raises `FormatError` for anything else."""
+    """Return the record that an entry of a lookup table was made from; raises `FormatError` for
+    anything else.
+    """
     try:
         named = named_of(Config.from_dict(entry["config"]))
         parts = tuple((str(name), str(text)) for name, text in entry.get("parts", ()))

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: INP001
-"""What a child process imports that does not have our package: in place of our cache managers, the ones behind them.
+"""What a child process imports that does not have our package: in place of our cache managers, the
+ones behind them.
 
-A recording, or a session, names our cache manager in the environment of all children, and Triton fails in a child that cannot
-import it.  So the directory of this file is on PYTHONPATH then, behind the program's own entries; nothing else is in it.  Where
-the real package can be found, this file loads that one in its own place.
+A recording, or a session, names our cache manager in the environment of all children, and Triton
+fails in a child that cannot import it.  So the directory of this file is on PYTHONPATH then, behind
+the program's own entries; nothing else is in it.  Where the real package can be found, this file
+loads that one in its own place.
 
-Needs nothing but the standard library and Triton.  A child without our package that imports it by itself gets a module without
-our functions instead of an ImportError.
+Needs nothing but the standard library and Triton.  A child without our package that imports it by
+itself gets a module without our functions instead of an ImportError.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ import types
 import warnings
 from typing import Any
 
-# Our cache managers, and the variable that names the manager behind each, as bundler.toolchain.manager_environment sets it.
+# Our cache managers, and the variable that names the manager behind each, as
+# bundler.toolchain.manager_environment sets it.
 _MANAGERS = {
     "toolchain.spool_manager": ("SpoolCacheManager", "TRITON_BUNDLER_SPOOL_INNER"),
     "integrations.triton": ("BundlerCacheManager", "TRITON_BUNDLER_INNER"),
@@ -53,7 +56,8 @@ def _stand_in(place: str) -> None:
     room = types.ModuleType(f"{__name__}.{place.partition('.')[0]}")
     module = types.ModuleType(f"{__name__}.{place}")
     room.__path__ = []
-    module.__getattr__ = functools.partial(_manager, place)  # type: ignore[method-assign]  # PEP 562
+    # PEP 562
+    module.__getattr__ = functools.partial(_manager, place)  # type: ignore[method-assign]
     sys.modules[room.__name__], sys.modules[module.__name__] = room, module
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Branches`: which instructions and which ways of each conditional jump of a file's functions were taken.
+"""`Branches`: which instructions and which ways of each conditional jump of a file's functions were
+taken.
 
-It counts what the interpreter does, instruction by instruction, so it also tells the two ways of an `and`, an `or` and a conditional
-expression on one line.
+It counts what the interpreter does, instruction by instruction, so it also tells the two ways of an
+`and`, an `or` and a conditional expression on one line.
 """
 
 import dis
@@ -11,7 +12,9 @@ from types import CodeType
 
 
 class Branches:
-    """Records while it is entered, for the code of these files; `missing` says what was never taken."""
+    """Records while it is entered, for the code of these files; `missing` says what was never
+    taken.
+    """
 
     def __init__(self, *modules):
         self._codes = {}
@@ -25,7 +28,8 @@ class Branches:
 
     def __enter__(self):
         self._outer = sys.gettrace()
-        # From Python 3.12 on settrace() looks whether any frame wants instructions, and tells none where no frame did.
+        # From Python 3.12 on settrace() looks whether any frame wants instructions, and tells none
+        # where no frame did.
         sys._getframe().f_trace_opcodes = True
         sys.settrace(self._enter)
         return self
@@ -57,7 +61,9 @@ class Branches:
         return self._step
 
     def missing(self):
-        """Return a line for each line that was not reached, and for each way of a conditional that was not taken."""
+        """Return a line for each line that was not reached, and for each way of a conditional that
+        was not taken.
+        """
         found = set()
         for place, code in self._codes.items():
             steps = list(dis.get_instructions(code))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A library that stands in for CUDA's and HIP's, the compiled launcher, and plans of kernels that do not exist."""
+"""A library that stands in for CUDA's and HIP's, the compiled launcher, and plans of kernels that
+do not exist.
+"""
 
 import ctypes
 import subprocess

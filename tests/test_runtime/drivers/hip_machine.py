@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Machine`: AMD GPUs that are not there: what `hip_stand_in.c` answers, and the record of what it was asked.
+"""`Machine`: AMD GPUs that are not there: what `hip_stand_in.c` answers, and the record of what it
+was asked.
 
 Its images are kernels that Triton compiled.  `hip_scenarios.py` drives it.
 """
@@ -18,7 +19,8 @@ from bundler.runtime import build_plan
 from bundler.runtime.launch.hip import HipDriver
 
 HERE = Path(__file__).resolve().parent
-# e_flags of a code object: the machine in the lowest byte, then two bits for xnack and two for sramecc.
+# e_flags of a code object: the machine in the lowest byte, then two bits for xnack and two for
+# sramecc.
 MACHINES = {"gfx942": 0x4C, "gfx950": 0x4F, "gfx1100": 0x41}
 OFF, ON = 2, 3
 _FLAGS_AT = 48
@@ -36,7 +38,9 @@ def headers():
 
 
 def compile_stand_in(folder, *, lacking=False):
-    """Compile the library against AMD's headers; with `lacking` it is one without the functions that are optional."""
+    """Compile the library against AMD's headers; with `lacking` it is one without the functions
+    that are optional.
+    """
     path = folder / ("lacking" if lacking else "whole") / "libamdhip64.so"
     path.parent.mkdir(exist_ok=True)
     warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter")
@@ -59,7 +63,9 @@ def compile_stand_in(folder, *, lacking=False):
 
 
 def declared_sizes(image):
-    """Return the sizes of a kernel's parameters as its code object declares them, read without the code under test."""
+    """Return the sizes of a kernel's parameters as its code object declares them, read without the
+    code under test.
+    """
     name = image.index(b"AMDGPU\0\0")
     length = int.from_bytes(image[name - 8 : name - 4], "little")
     (kernel,) = msgpack.unpackb(image[name + 8 : name + 8 + length])["amdhsa.kernels"]
@@ -73,7 +79,9 @@ def retargeted(image, arch, *, xnack=0, sramecc=0):
 
 
 class Machine:
-    """One machine, and the record of a scenario on it: calls, errors, and what the scenario says of them."""
+    """One machine, and the record of a scenario on it: calls, errors, and what the scenario says of
+    them.
+    """
 
     def __init__(self, path, kind, recorded):
         self.path, self._compiled, self.recorded = path, kind == "compiled", recorded
@@ -82,7 +90,7 @@ class Machine:
         self._library.stand_in_reset()
         self._taken, self._lines = 0, []
 
-    # What there is ----------------------------------------------------------------------------------------------------
+    # -------------------------------------------------------------------------------- What there is
 
     def device(
         self, arch="gfx942:sramecc+:xnack-", *, shared=65536, units=304, warp=64, cooperative=True
@@ -105,7 +113,9 @@ class Machine:
         self._library.stand_in_fail(call.encode(), status)
 
     def limits(self, *, threads=1024, blocks=1 << 30):
-        """Set the threads that a block of any kernel may have, and the blocks of a cooperative launch."""
+        """Set the threads that a block of any kernel may have, and the blocks of a cooperative
+        launch.
+        """
         self._library.stand_in_limits(threads, blocks)
 
     def open(self, *, named=False):
@@ -117,7 +127,9 @@ class Machine:
             return HipDriver(compiled=self._compiled)
 
     def kernel(self, **wanted):
-        """Return plan and image of the recorded `add` whose plan has these fields, and four wavefronts where nothing is said."""
+        """Return plan and image of the recorded `add` whose plan has these fields, and four
+        wavefronts where nothing is said.
+        """
         # Which kernel is the first is luck: their order is that of their keys.
         bundle, wanted = self.recorded.bundle, {"block_threads": 256, **wanted}
         for kernel in bundle.kernels:
@@ -136,7 +148,7 @@ class Machine:
         self._library.stand_in_parameters((ctypes.c_uint * len(sizes))(*sizes), len(sizes))
         return image
 
-    # What happened ----------------------------------------------------------------------------------------------------
+    # -------------------------------------------------------------------------------- What happened
 
     def say(self, words):
         """Write a line of the record."""

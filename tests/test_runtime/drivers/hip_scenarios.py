@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process does with AMD GPUs, one function a sequence of calls; `test_hip_sequences.py` compares each with its file.
+"""What a process does with AMD GPUs, one function a sequence of calls; `test_hip_sequences.py`
+compares each with its file.
 
 `SCENARIOS` are on a library that has every function, `LACKING` on one that has not.
 """
@@ -76,7 +77,9 @@ def launches(machine):
 
 
 def other_device(machine):
-    """A kernel on a device that is not the current one: by the default stream, then by one of its own."""
+    """A kernel on a device that is not the current one: by the default stream, then by one of its
+    own.
+    """
     machine.device()
     machine.device()
     driver, (plan, image) = machine.open(), machine.kernel(cooperative=False)
@@ -91,7 +94,9 @@ def other_device(machine):
 
 
 def cooperative(machine):
-    """A kernel whose programs wait for each other; with more of them than fit, the launch is refused."""
+    """A kernel whose programs wait for each other; with more of them than fit, the launch is
+    refused.
+    """
     machine.device()
     driver, (plan, image) = machine.open(), machine.kernel(cooperative=True)
     launch = driver.launcher(driver.load(plan, image, 0))
@@ -118,7 +123,9 @@ def clusters(machine):
 
 
 def scratch(machine):
-    """Memory for a launch comes from the stream's order and goes back; when there is none, nothing is launched."""
+    """Memory for a launch comes from the stream's order and goes back; when there is none, nothing
+    is launched.
+    """
     machine.device()
     machine.device()
     driver, (plan, image) = machine.open(), machine.kernel(cooperative=False)
@@ -172,7 +179,9 @@ def refused_images(machine):
 
 
 def other_architectures(machine):
-    """Kernels of gfx942 reach neither a gfx950 nor a gfx1100; one compiled for 32 lanes runs on the latter."""
+    """Kernels of gfx942 reach neither a gfx950 nor a gfx1100; one compiled for 32 lanes runs on the
+    latter.
+    """
     machine.device("gfx950:sramecc+:xnack-", shared=163840, units=256)
     machine.device("gfx1100", units=48, warp=32)
     driver, (plan, image) = machine.open(), machine.kernel(cooperative=False)
@@ -192,7 +201,9 @@ def other_architectures(machine):
 
 
 def failed_launches(machine):
-    """What a launch may answer; the library's last error is forgotten each time, and the next launch works."""
+    """What a launch may answer; the library's last error is forgotten each time, and the next
+    launch works.
+    """
     machine.device()
     driver, (plan, image) = machine.open(), machine.kernel(cooperative=False)
     launch = driver.launcher(driver.load(plan, image, 0))
@@ -208,7 +219,9 @@ def failed_launches(machine):
 
 
 def addresses(machine):
-    """Where memory lies; HIP answers an error for what it does not know, which stays behind unless it is fetched."""
+    """Where memory lies; HIP answers an error for what it does not know, which stays behind unless
+    it is fetched.
+    """
     machine.device()
     machine.device()
     for number, (kind, device, managed) in enumerate(

@@ -86,7 +86,9 @@ def test_without_torch_the_driver_decides(open_driver, fake, backend):
 
 
 def test_torch_is_followed(open_driver, torch):
-    """With torch in the process, its current device and stream count, from the moment that it uses the GPU."""
+    """With torch in the process, its current device and stream count, from the moment that it uses
+    the GPU.
+    """
     driver = open_driver()
     assert driver.device() == 0
     module = torch()
@@ -115,7 +117,9 @@ def test_torch_lends_scratch(open_driver, torch, plan):
 
 
 def test_torch_is_asked_directly_where_the_device_is_the_current_one(torch, plan):
-    """Another device has to be made current first, which torch's own function does; what was taken is given back when more is refused."""
+    """Another device has to be made current first, which torch's own function does; what was taken
+    is given back when more is refused.
+    """
     module = torch()
     asked = []
     module._C._cuda_cudaCachingAllocator_raw_alloc = lambda size, stream: (
@@ -146,13 +150,17 @@ def test_torch_is_asked_directly_where_the_device_is_the_current_one(torch, plan
     [(0xD00010, 0), (0xE00010, 1), (0xF00010, 0), (0x10, None), (0xC00010, None)],
 )
 def test_where_an_address_lies(open_driver, backend, address, device):
-    """Device memory belongs to its device, pinned host memory to the current one, other memory to none."""
+    """Device memory belongs to its device, pinned host memory to the current one, other memory to
+    none.
+    """
     assert open_driver(backend).pointer_device(address) == device
 
 
 @BOTH
 def test_a_current_context_is_respected(open_driver, fake, plan, backend):
-    """Loading on another device leaves the current one as it was; without any, CUDA's primary context is made current."""
+    """Loading on another device leaves the current one as it was; without any, CUDA's primary
+    context is made current.
+    """
     driver = open_driver(backend)
     if backend == "cuda":
         first = driver.load(plan("i32"), b"image", 0)
@@ -178,7 +186,9 @@ def test_a_current_context_is_respected(open_driver, fake, plan, backend):
 def test_a_kernel_that_does_not_fit_the_device(
     open_driver, fake, plan, backend, fields, kind, words
 ):
-    """Too many threads, too much shared memory, another architecture: the driver never sees the binary."""
+    """Too many threads, too much shared memory, another architecture: the driver never sees the
+    binary.
+    """
     driver = open_driver(backend)
     fields = {name: value or Target(backend, "other") for name, value in fields.items()}
     with pytest.raises(kind, match="kernel: " + words):
@@ -188,7 +198,9 @@ def test_a_kernel_that_does_not_fit_the_device(
 
 @pytest.mark.parametrize("quick", [True, False])
 def test_a_binary_is_loaded_where_its_context_is_current(open_driver, fake, plan, quick):
-    """In one call of the extension where there is one: the same calls, the same kernel, and the same errors as elsewhere."""
+    """In one call of the extension where there is one: the same calls, the same kernel, and the
+    same errors as elsewhere.
+    """
     driver = open_driver("cuda")
     fake.library.cuCtxSetCurrent(ctypes.c_void_p(0xC1))
     if not quick:
@@ -232,7 +244,9 @@ def test_a_binary_is_loaded_where_its_context_is_current(open_driver, fake, plan
 
 @BOTH
 def test_registers_limit_the_threads(open_driver, fake, plan, backend):
-    """A kernel whose registers allow fewer threads than it was compiled for is refused and unloaded."""
+    """A kernel whose registers allow fewer threads than it was compiled for is refused and
+    unloaded.
+    """
     driver = open_driver(backend)
     fake.number("fake_max_threads").value = 64
     with pytest.raises(
@@ -245,7 +259,9 @@ def test_registers_limit_the_threads(open_driver, fake, plan, backend):
 
 @BOTH
 def test_a_binary_that_the_driver_refuses(open_driver, fake, plan, backend):
-    """The error names the kernel; another architecture is a mismatch; a missing entry leaves nothing loaded."""
+    """The error names the kernel; another architecture is a mismatch; a missing entry leaves
+    nothing loaded.
+    """
     driver = open_driver(backend)
     with pytest.raises(DriverError, match="kernel: loading the binary failed"):
         driver.load(plan("i32", backend=backend), b"BAD", 0)
@@ -285,10 +301,13 @@ class Descriptor:
 
 
 def test_a_tensor_descriptor_becomes_a_map(open_driver, plan, tensor):
-    """Dimensions are counted from the innermost, strides are bytes, and fp32 has the driver's number."""
+    """Dimensions are counted from the innermost, strides are bytes, and fp32 has the driver's
+    number.
+    """
     found = open_driver().tensor_map(plan("tensormap"), MAP, Descriptor(tensor(0xD00000)))
     words = struct.unpack("<16Q", found)
-    # The stand-in writes what it was given; the bit of drivers up to 13.1 is cleared in the second word.
+    # The stand-in writes what it was given; the bit of drivers up to 13.1 is cleared in the second
+    # word.
     assert words[:3] == (0xD00000, 2**64 - 1 - 2**21, 8 << 32 | 3 << 16 | 1 << 8 | 2)
     assert words[3:5] == (200 << 32 | 64, 100 << 32 | 16)
     assert words[8] == 256 * 4
@@ -312,7 +331,9 @@ def test_a_large_tensor_keeps_its_map(open_driver, plan, tensor):
     ],
 )
 def test_a_descriptor_that_does_not_fit(open_driver, plan, descriptor, words):
-    """What is no descriptor, or one that the driver refuses, is a typed error that names the kernel."""
+    """What is no descriptor, or one that the driver refuses, is a typed error that names the
+    kernel.
+    """
     with pytest.raises(CannotLaunchStatically, match="kernel: .*" + words):
         open_driver().tensor_map(plan("tensormap"), MAP, descriptor)
 
@@ -327,7 +348,9 @@ def test_hip_has_no_tensor_maps(open_driver, plan, tensor):
 
 @pytest.mark.parametrize("kind", [CudaDriver, HipDriver])
 def test_a_missing_library(kind, tmp_path):
-    """Without the library the error says what is missing; so it does for a library that is something else."""
+    """Without the library the error says what is missing; so it does for a library that is
+    something else.
+    """
     with pytest.raises(DriverUnavailable, match=r"need the driver's library libnone\.so"):
         kind("libnone.so")
     with pytest.raises(DriverUnavailable, match="undefined symbol"):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A child process made by fork gets a clear error from a driver that its parent opened, and never reaches the GPU."""
+"""A child process made by fork gets a clear error from a driver that its parent opened, and never
+reaches the GPU.
+"""
 
 import os
 
@@ -28,7 +30,9 @@ def in_child(function):
 
 @pytest.mark.parametrize("backend", ["cuda", "hip"])
 def test_a_forked_child_is_told(ready, fake, plan, backend):
-    """Launchers, loads and questions of the parent's driver fail in the child, and go on in the parent."""
+    """Launchers, loads and questions of the parent's driver fail in the child, and go on in the
+    parent.
+    """
     one = plan("i32", backend=backend)
     driver, module, launch = ready(one)
     launch(1, 1, 1, 0, 4)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both launch paths hand to a driver's library just what the plan says, on CUDA and on HIP, from any thread."""
+"""Both launch paths hand to a driver's library just what the plan says, on CUDA and on HIP, from
+any thread.
+"""
 
 import struct
 import threading
@@ -13,7 +15,9 @@ BOTH = pytest.mark.parametrize("backend", ["cuda", "hip"])
 
 @BOTH
 def test_a_launch_reaches_the_library(ready, fake, plan, tensor, backend):
-    """Grid, block, shared memory, stream, function and parameters arrive as the plan and the call say."""
+    """Grid, block, shared memory, stream, function and parameters arrive as the plan and the call
+    say.
+    """
     one = plan("pointer", "pointer", "i32", "fp32", backend=backend, shared_bytes=512)
     _, module, launch = ready(one)
     launch(7, 2, 3, 99, tensor(0xD00010), 0xD00020, -5, 1.5)
@@ -48,7 +52,9 @@ def test_a_grid_that_is_none_is_refused(ready, fake, plan, grid):
 
 
 def test_a_cluster_multiplies_the_grid(ready, fake, plan):
-    """With clusters the first axis counts blocks, and the attributes are those of Triton's own launcher."""
+    """With clusters the first axis counts blocks, and the attributes are those of Triton's own
+    launcher.
+    """
     one = plan("i32", cluster=2, cooperative=True, pdl=True)
     _, _, launch = ready(one)
     launch(5, 3, 1, 0, 4)
@@ -175,7 +181,9 @@ def test_an_unloaded_module_launches_nothing(ready, fake, plan, backend):
 
 @BOTH
 def test_scratch_is_there_for_one_launch(ready, fake, plan, backend):
-    """Scratch is grid x cluster x size, at the alignment asked for, and given back also when the launch fails."""
+    """Scratch is grid x cluster x size, at the alignment asked for, and given back also when the
+    launch fails.
+    """
     one = plan(
         "i32", backend=backend, cluster=2, global_scratch_bytes=100, global_scratch_align=128
     )
@@ -200,7 +208,9 @@ def test_profile_scratch_and_large_alignment(ready, fake, plan):
 
 
 def test_out_of_scratch_memory(ready, fake, plan):
-    """When there is no memory for the second scratch, the first is given back and nothing is launched."""
+    """When there is no memory for the second scratch, the first is given back and nothing is
+    launched.
+    """
     _, _, launch = ready(plan("i32", global_scratch_bytes=64, profile_scratch_bytes=8))
     launch(1, 1, 1, 0, 4)
     fake.fail("cuMemAllocAsync", 2)

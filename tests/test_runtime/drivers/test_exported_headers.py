@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The header of an exported kernel: its structs pack in C++ and in C what `Packer` packs, whatever the parameters are called."""
+"""The header of an exported kernel: its structs pack in C++ and in C what `Packer` packs, whatever
+the parameters are called.
+"""
 
 import ctypes
 import struct
@@ -146,7 +148,9 @@ def test_all_kinds_of_parameters_are_packed_as_python_packs_them(plan, tmp_path,
 
 @pytest.mark.parametrize("language", ["c++", "c"])
 def test_odd_names_make_no_odd_code(plan, tmp_path, language):
-    """A kernel and files may be called anything: names become names of C++, and texts literals, without an end in them."""
+    """A kernel and files may be called anything: names become names of C++, and texts literals,
+    without an end in them.
+    """
     from dataclasses import replace
 
     one = plan("i32", "i32", hidden=())

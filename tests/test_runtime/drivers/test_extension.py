@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled launcher packs byte for byte as `Packer` does, refuses what it refuses, and can be left out."""
+"""The compiled launcher packs byte for byte as `Packer` does, refuses what it refuses, and can be
+left out.
+"""
 
 import ctypes
 import gc
@@ -186,7 +188,9 @@ def test_the_number_of_values_is_checked(launcher, values):
     ],
 )
 def test_nonsense_makes_no_launcher(launcher_type, wrong):
-    """Fields outside the buffer, of unknown kinds or for no argument are errors, never memory written elsewhere."""
+    """Fields outside the buffer, of unknown kinds or for no argument are errors, never memory
+    written elsewhere.
+    """
     right = {
         "plain": 1,
         "extended": 0,
@@ -247,7 +251,9 @@ def test_references_are_given_back(ready, plan, tensor):
 
 
 def test_without_the_extension(fake, monkeypatch):
-    """A machine where the extension was not built launches through ctypes, and says so when asked for the other."""
+    """A machine where the extension was not built launches through ctypes, and says so when asked
+    for the other.
+    """
     monkeypatch.setattr(launchers, "compiled_type", lambda: None)
     assert CudaDriver(fake.path).launch_path == "ctypes"
     with pytest.raises(DriverUnavailable, match="not built"):
@@ -288,7 +294,9 @@ def test_an_installed_extension_is_taken():
 
 
 def test_tensors_of_torch(launcher):
-    """torch's tensors, parameters and subclasses, also one with an address of its own, give what data_ptr() gives."""
+    """torch's tensors, parameters and subclasses, also one with an address of its own, give what
+    data_ptr() gives.
+    """
     torch = pytest.importorskip("torch")
 
     class Own(torch.Tensor):
@@ -332,7 +340,8 @@ class Derived(Slotted):
 
 @pytest.fixture
 def untold(launcher_type):
-    """Return what lets objects of `Slotted` be read by a function that adds 256 to an int at the handle; it fails for 0.
+    """Return what lets objects of `Slotted` be read by a function that adds 256 to an int at the
+    handle; it fails for 0.
 
     With it comes the list of what the function is asked.
     """
@@ -371,7 +380,9 @@ def address(launcher, value):
 
 
 def test_objects_are_read_by_the_function_that_python_told(launcher, told, monkeypatch):
-    """Only objects of the class itself, while `data_ptr` is the method that was told; what the function refuses is asked the method."""
+    """Only objects of the class itself, while `data_ptr` is the method that was told; what the
+    function refuses is asked the method.
+    """
     for _ in range(2):  # the second time the classes are known
         assert [address(launcher, kind(one)) for kind in (Slotted, Derived) for one in (1, 2)] == [
             257,
@@ -392,7 +403,9 @@ def test_objects_are_read_by_the_function_that_python_told(launcher, told, monke
 
 
 def test_a_driver_has_the_extension_told_some_launches_after_torch_is_in_use(fake, monkeypatch):
-    """Before torch uses the GPU nothing is looked for; then the launcher asks once, after so many launches, and is told."""
+    """Before torch uses the GPU nothing is looked for; then the launcher asks once, after so many
+    launches, and is told.
+    """
     told, asked, in_use = [], [], []
     kind = types.SimpleNamespace(
         tell_tensors=lambda *found: told.append(found), ask_later=lambda *later: asked.append(later)
@@ -420,7 +433,9 @@ def test_a_driver_has_the_extension_told_some_launches_after_torch_is_in_use(fak
 
 @pytest.fixture
 def counted(fake, launcher_type, monkeypatch, plan):
-    """Return a launcher of a kernel with one pointer; what it was to ask for is forgotten in the end."""
+    """Return a launcher of a kernel with one pointer; what it was to ask for is forgotten in the
+    end.
+    """
     monkeypatch.setattr(launchers, "compiled_type", lambda: launcher_type)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     driver, taken = CudaDriver(fake.path, compiled=True), plan("pointer")
@@ -431,7 +446,9 @@ def counted(fake, launcher_type, monkeypatch, plan):
 
 
 def test_what_is_asked_later_is_called_once_after_so_many_launches(counted, launcher_type):
-    """Launches of any kernel count, those that fail do not; what is called finds the launch made, and may launch."""
+    """Launches of any kernel count, those that fail do not; what is called finds the launch made,
+    and may launch.
+    """
     calls = []
     launcher_type.ask_later(lambda: (calls.append(1), counted(1, 1, 1, 0, 64)), 3)
     counted(1, 1, 1, 0, 64)
@@ -445,7 +462,9 @@ def test_what_is_asked_later_is_called_once_after_so_many_launches(counted, laun
 
 
 def test_what_fails_when_it_is_called_later_fails_in_that_launch_alone(counted, launcher_type):
-    """An interruption is not lost; the launches that follow are as ever, and nothing is called again."""
+    """An interruption is not lost; the launches that follow are as ever, and nothing is called
+    again.
+    """
     launcher_type.ask_later(lambda: 1 // 0, 2)
     counted(1, 1, 1, 0, 64)
     with pytest.raises(ZeroDivisionError):
@@ -457,7 +476,9 @@ def test_what_fails_when_it_is_called_later_fails_in_that_launch_alone(counted, 
 def test_objects_are_read_by_their_method_until_the_extension_is_told(
     counted, launcher_type, untold
 ):
-    """The launch after which Python tells the extension still asks the method; each launch from then on asks the function."""
+    """The launch after which Python tells the extension still asks the method; each launch from
+    then on asks the function.
+    """
     tell, asked = untold
     launcher_type.ask_later(tell, 2)
     read = []
@@ -494,7 +515,9 @@ def test_more_classes_than_are_kept(launcher):
 
 
 def test_tensors_of_torch_are_read_by_torchs_function(launcher, launcher_type):
-    """With what is found for this torch, tensors give what data_ptr() gives, and one without an address the same refusal."""
+    """With what is found for this torch, tensors give what data_ptr() gives, and one without an
+    address the same refusal.
+    """
     torch = pytest.importorskip("torch")
     plain = torch.zeros(4)
     values = (
@@ -522,7 +545,9 @@ def test_tensors_of_torch_are_read_by_torchs_function(launcher, launcher_type):
 
 
 def test_kernels_of_one_kind_have_launchers_alike(fake, launcher_type, monkeypatch, plan, tensor):
-    """The second is a copy of the first for another function: it launches that, fails by itself, and outlives the first."""
+    """The second is a copy of the first for another function: it launches that, fails by itself,
+    and outlives the first.
+    """
     monkeypatch.setattr(launchers, "compiled_type", lambda: launcher_type)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     driver = CudaDriver(fake.path, compiled=True)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the HIP driver asks of the HIP library, call by call, and that no branch of it goes without.
 
-The library is `hip_stand_in.c`, compiled against AMD's own header.  Each scenario has a file in `hip_sequences/`, one for each way to
-launch; WRITE_HIP_SEQUENCES=1 writes them anew, for who changed the driver to read through.
+The library is `hip_stand_in.c`, compiled against AMD's own header.  Each scenario has a file in
+`hip_sequences/`, one for each way to launch; WRITE_HIP_SEQUENCES=1 writes them anew, for who
+changed the driver to read through.
 """
 
 import ctypes
@@ -54,7 +55,9 @@ def play(libraries, recorded, launcher_type, monkeypatch):
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sequence_of_calls_is_as_written_down(play, name, path):
-    """The calls, their arguments and answers, and the errors that reach a caller; no error stays behind in the library."""
+    """The calls, their arguments and answers, and the errors that reach a caller; no error stays
+    behind in the library.
+    """
     machine = play(NAMES[name], path)
     file = SEQUENCES / path / f"{name}.txt"
     if os.environ.get("WRITE_HIP_SEQUENCES"):
@@ -95,7 +98,9 @@ def test_a_branch_that_is_not_driven_is_told(play):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_code_object_is_kept_until_it_is_unloaded(play, path):
-    """HIP's runtime refers to the bytes for as long as the module is there, whoever else forgets them."""
+    """HIP's runtime refers to the bytes for as long as the module is there, whoever else forgets
+    them.
+    """
 
     def keeping(machine):
         machine.device()
@@ -114,7 +119,7 @@ def test_a_code_object_is_kept_until_it_is_unloaded(play, path):
     play(keeping, path)
 
 
-# Which library ------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------ Which library
 
 
 @pytest.fixture
@@ -146,7 +151,9 @@ def test_the_library_that_was_named_is_taken(bare, monkeypatch):
 
 
 def test_the_library_that_is_here_is_taken(libraries):
-    """A copy that the process has already, as that of a torch which was imported, is not joined by another."""
+    """A copy that the process has already, as that of a torch which was imported, is not joined by
+    another.
+    """
     code = (
         "import ctypes, sys; from bundler.runtime.launch import hip_library; ctypes.CDLL(sys.argv[1]); "
         "print(hip_library.library_path())"

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled dispatcher reads torch's tensors by what torch has for C, and launches what their own methods would have told it.
+"""The compiled dispatcher reads torch's tensors by what torch has for C, and launches what their
+own methods would have told it.
 
-That is a table of DLPack's, or functions that are quicker, where Python found them; each test runs with both.
+That is a table of DLPack's, or functions that are quicker, where Python found them; each test runs
+with both.
 """
 
 import ctypes
@@ -66,7 +68,9 @@ class Table(ctypes.Structure):
 
 
 class Handle:
-    """Has what torch's objects have: behind the object's head, the place of what the functions tell of."""
+    """Has what torch's objects have: behind the object's head, the place of what the functions tell
+    of.
+    """
 
     __slots__ = ("handle",)
 
@@ -187,7 +191,9 @@ def tell_functions(launcher, kind):
 
 @pytest.fixture
 def kernels(recorded, fake, tensor_type):
-    """All recorded kernels, over the library that stands in for CUDA's, with the compiled launcher and dispatcher."""
+    """All recorded kernels, over the library that stands in for CUDA's, with the compiled launcher
+    and dispatcher.
+    """
     if compiled_dispatch.dispatcher_type() is None or launchers.compiled_type() is None:
         pytest.skip(
             "the extensions are not built into this installation; `make test` installs a wheel that has them"
@@ -208,7 +214,9 @@ def add(kernels, fake, tensor_type):
 
 
 def test_a_launch_asks_no_method(add, fake, tensor_type, way):
-    """Addresses, grid and stream reach the driver; neither the tensors' methods nor the driver's stream are asked."""
+    """Addresses, grid and stream reach the driver; neither the tensors' methods nor the driver's
+    stream are asked.
+    """
     tensors = [tensor_type(FIRST + 256 * number) for number in range(1, 4)]
     add[(5, 2)](*tensors, 1024, BLOCK=64)
     assert [tensor.asked for tensor in tensors] == [[way]] * 3
@@ -221,7 +229,9 @@ def test_a_launch_asks_no_method(add, fake, tensor_type, way):
 
 @pytest.mark.parametrize("grid", [lambda meta: (meta["n"] // 256,), [4], 4])
 def test_grids_of_other_kinds_launch_the_same(add, fake, tensor_type, grid):
-    """A function, a list and a number are Python's to read; tensors are read by the table all the same."""
+    """A function, a list and a number are Python's to read; tensors are read by the table all the
+    same.
+    """
     tensors = [tensor_type(FIRST + 256) for _ in range(3)]
     add[grid](*tensors, 1024, BLOCK=64)
     assert list(fake.last.grid) == [4, 1, 1]
@@ -238,7 +248,9 @@ def test_a_grid_that_is_none_is_refused(add, fake, tensor_type, grid):
 
 
 def test_a_thread_that_is_elsewhere_launches_nothing_there(add, fake, tensor_type, way):
-    """With another device current, tensors of the first one are refused, and launched again once it is current."""
+    """With another device current, tensors of the first one are refused, and launched again once it
+    is current.
+    """
     tensors = [tensor_type() for _ in range(3)]
     fake.library.cuCtxPushCurrent_v2(ctypes.c_void_p(0xC1))
     with pytest.raises(
@@ -269,7 +281,9 @@ def test_tensors_of_two_devices_are_refused(add, fake, tensor_type):
 
 
 def test_types_and_alignments_are_told_apart(add, fake, tensor_type):
-    """A tensor of another type, or at an odd address, is another kind of call: none is recorded for it."""
+    """A tensor of another type, or at an odd address, is another kind of call: none is recorded for
+    it.
+    """
     tensors = [tensor_type() for _ in range(3)]
     for other in (
         tensor_type(dtype="float16"),
@@ -283,7 +297,9 @@ def test_types_and_alignments_are_told_apart(add, fake, tensor_type):
 
 
 def test_hooks_hear_of_such_launches(kernels, add, fake, tensor_type):
-    """A hook that is added, or set in place of the list, hears the next launch; none hears those after it is gone."""
+    """A hook that is added, or set in place of the list, hears the next launch; none hears those
+    after it is gone.
+    """
     tensors, heard = [tensor_type() for _ in range(3)], []
     kernels.hooks.leave = [heard.append]
     add[GRID](*tensors, 1024, BLOCK=64)
@@ -299,7 +315,9 @@ def test_hooks_hear_of_such_launches(kernels, add, fake, tensor_type):
 
 
 def test_a_class_with_methods_of_its_own_is_asked_by_them(add, fake, tensor_type):
-    """A subclass that says where it lies, or that handles torch's functions in Python, is not read behind its back."""
+    """A subclass that says where it lies, or that handles torch's functions in Python, is not read
+    behind its back.
+    """
 
     class Moved(tensor_type):
         def data_ptr(self):
@@ -335,7 +353,9 @@ def test_functions_that_are_told_later_are_asked_from_then_on(add, fake, tensor_
 
 @pytest.mark.parametrize("way", ["table"], indirect=True)
 def test_launches_of_the_dispatcher_count_until_the_functions_are_told(add, fake, tensor_type):
-    """The table tells tensors until so many launches were made; the next calls are asked the functions, and pass the same addresses."""
+    """The table tells tensors until so many launches were made; the next calls are asked the
+    functions, and pass the same addresses.
+    """
     launcher, asked, passed = launchers.compiled_type(), [], []
     launcher.ask_later(lambda: tell_functions(launcher, tensor_type), 3)
     for _ in range(6):
@@ -369,7 +389,9 @@ def test_a_tensor_without_a_handle_is_asked_by_its_methods(add, fake, tensor_typ
 
 
 def test_a_method_put_in_place_of_torchs_is_not_passed_by(add, tensor_type, way, monkeypatch):
-    """The functions stand for the `data_ptr` that Python told with them; with another one the table is asked."""
+    """The functions stand for the `data_ptr` that Python told with them; with another one the table
+    is asked.
+    """
     monkeypatch.setattr(tensor_type, "data_ptr", lambda self: self.address)
     tensors = [tensor_type() for _ in range(3)]
     for _ in range(2):
@@ -397,7 +419,9 @@ def test_references_to_tensors_are_given_back(add, tensor_type):
 
 
 def test_what_torch_itself_tells_is_the_same():
-    """torch's own table and methods agree on address, device and type of plain tensors, views, empty tensors and parameters."""
+    """torch's own table and methods agree on address, device and type of plain tensors, views,
+    empty tensors and parameters.
+    """
     torch = pytest.importorskip("torch")
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.argtypes, pointer.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library that stands in for libcuda, under the name that Triton opens, and an extension that gives Triton its modules."""
+"""The library that stands in for libcuda, under the name that Triton opens, and an extension that
+gives Triton its modules.
+"""
 
 import subprocess
 from pathlib import Path

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program: launches through Triton's own CudaDriver code over a library that stands in for libcuda, and prints what reached it.
+"""A program: launches through Triton's own CudaDriver code over a library that stands in for
+libcuda, and prints what reached it.
 
     LD_LIBRARY_PATH=FOLDER python jit_oracle.py triton|bundler FAKE
 
-`triton` lets Triton build its helpers with the C compiler, `bundler` gives it ours.  What is printed is JSON: calls of the driver, the
-configuration and the parameter bytes of each launch, errors by type and words, and what became of the modules.
+`triton` lets Triton build its helpers with the C compiler, `bundler` gives it ours.  What is
+printed is JSON: calls of the driver, the configuration and the parameter bytes of each launch,
+errors by type and words, and what became of the modules.
 """
 
 import ctypes
@@ -123,7 +125,9 @@ class Maker:
 
 
 def activate():
-    """Make Triton's CudaDriver code the active driver, without the devices and streams that it asks torch for."""
+    """Make Triton's CudaDriver code the active driver, without the devices and streams that it asks
+    torch for.
+    """
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia import driver as nvidia
     from triton.runtime.driver import driver
@@ -263,7 +267,9 @@ POINTERS = [
 
 
 def by_hand(witness):
-    """Launch by CudaLauncher alone: each type with values that fit and that do not, and everything a launch can have."""
+    """Launch by CudaLauncher alone: each type with values that fit and that do not, and everything
+    a launch can have.
+    """
     for kind, size in SIZES.items():
         values = FLOATS if kind in {"fp16", "bf16", "fp32", "f32", "fp64"} else INTEGERS
         for value in values:

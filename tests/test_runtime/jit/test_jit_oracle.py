@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What reaches the driver through our launchers is what reaches it through Triton's own, for every kind of launch."""
+"""What reaches the driver through our launchers is what reaches it through Triton's own, for every
+kind of launch.
+"""
 
 import json
 import os
@@ -42,7 +44,9 @@ def run(way, fake_cuda, folder, **more):
 
 
 def outcomes(found):
-    """Drop what a release words in its own way: who raises a TypeError for 3.6's 64 bits, and what a map could not be made of."""
+    """Drop what a release words in its own way: who raises a TypeError for 3.6's 64 bits, and what
+    a map could not be made of.
+    """
     for name, row in found.items():
         if isinstance(row["said"], list) and (name.startswith(("u64", "fill_tma"))):
             row["said"] = row["said"][0]
@@ -51,7 +55,9 @@ def outcomes(found):
 
 @pytest.mark.timeout(300)
 def test_launches_are_those_of_triton(fake_cuda, tmp_path):
-    """Configuration, attributes, parameters, calls of the driver, hooks and errors are the same, case by case."""
+    """Configuration, attributes, parameters, calls of the driver, hooks and errors are the same,
+    case by case.
+    """
     compiling.compiler()
     if jit_modules.compiled_driver() is None:
         pytest.skip("needs the extension _jit_driver, which was not built")

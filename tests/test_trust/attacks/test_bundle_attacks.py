@@ -73,7 +73,9 @@ def test_the_signature_of_another_bundle(signers, kernels, refused, tmp_path):
 
 
 def test_kernels_that_were_swapped_after_signing(signers, kernels, refused, tmp_path):
-    """The bytes of one kernel under the name of another: the content, and with it the digest, is another."""
+    """The bytes of one kernel under the name of another: the content, and with it the digest, is
+    another.
+    """
     bundler.sign(kernels, signers.alice)
     with Bundle.load(kernels) as bundle:
         first, second = bundle.kernels[:2]
@@ -103,7 +105,9 @@ def test_the_same_content_with_other_observations(signers, kernels, refused):
 
 
 def test_keys_that_are_confused(signers, kernels, refused):
-    """Mallory's signature under Alice's id, Alice's under Mallory's, and Mallory's beside a bad one of Alice's."""
+    """Mallory's signature under Alice's id, Alice's under Mallory's, and Mallory's beside a bad one
+    of Alice's.
+    """
     with Bundle.load(kernels) as bundle:
         payload = bundle_statement(bundle).encode()
     whole = Envelope(BundleStatement.payload_type, payload)
@@ -126,7 +130,9 @@ def test_keys_that_are_confused(signers, kernels, refused):
 
 
 def test_payload_types_that_are_confused(signers, kernels, refused):
-    """A statement about a tag as one about a bundle, as it is and relabelled; a payload that is both; another version."""
+    """A statement about a tag as one about a bundle, as it is and relabelled; a payload that is
+    both; another version.
+    """
     with Bundle.load(kernels) as bundle:
         content = bundle.digest.removeprefix("sha256:")
     of_tag = tag_envelope(signers.alice, "store", "tag", content, 1)
@@ -224,7 +230,9 @@ def test_a_file_that_is_written_over_between_the_look_and_the_use(
 
 
 def test_a_file_that_is_replaced_while_minisign_signs_it(signers, kernels, tmp_path, monkeypatch):
-    """Between the signature in the file and the one beside it somebody puts another file there: it is not signed."""
+    """Between the signature in the file and the one beside it somebody puts another file there: it
+    is not signed.
+    """
     from bundler.errors import DigestMismatch
     from bundler.trust import signing
 
@@ -244,7 +252,9 @@ def test_a_file_that_is_replaced_while_minisign_signs_it(signers, kernels, tmp_p
 def test_a_file_that_is_replaced_while_its_signature_beside_it_is_judged(
     signers, kernels, tmp_path
 ):
-    """`verify --signed` judges the file that it opened: the good one of the same name, put there meanwhile, does not speak for it."""
+    """`verify --signed` judges the file that it opened: the good one of the same name, put there
+    meanwhile, does not speak for it.
+    """
     from bundler.trust import minisign
     from bundler.trust.file_signatures import judge_file
 

@@ -40,7 +40,9 @@ GOOD = base64.b64encode(SigningKey(b"k" * 32).public).decode()
     ],
 )
 def test_hostile_files_among_the_keys(text, signers):
-    """None of them is left out silently, since it could be one that was revoked; each is a typed error that names the file."""
+    """None of them is left out silently, since it could be one that was revoked; each is a typed
+    error that names the file.
+    """
     (signers.folder / "evil.json").write_text(text)
     with pytest.raises((FormatError, LimitExceeded), match=r"evil\.json"):
         TrustedKeys.load(signers.folder)
@@ -61,7 +63,9 @@ def test_what_is_no_file_among_the_keys(kind, signers):
 
 
 def test_a_revoked_key_under_a_second_name(signers):
-    """A copy of its file does not bring it back: two names for one key are refused, whichever is read first."""
+    """A copy of its file does not bring it back: two names for one key are refused, whichever is
+    read first.
+    """
     signers.trust(name="again", revoked=1)
     with pytest.raises(FormatError, match=r"'again' and 'alice'|'alice' and 'again'"):
         signers.policy()
@@ -89,7 +93,9 @@ def test_a_key_file_that_others_could_write_to(signers):
 @pytest.mark.parametrize("mode", [0o666, 0o620])
 @pytest.mark.parametrize("link", [os.symlink, os.link])
 def test_a_key_file_that_is_a_link_in_a_private_folder(mode, link, signers, tmp_path):
-    """What it leads to lies where others may get, so its own mode counts, however private the folder is."""
+    """What it leads to lies where others may get, so its own mode counts, however private the
+    folder is.
+    """
     elsewhere = tmp_path / "elsewhere.json"
     os.rename(signers.folder / "alice.json", elsewhere)
     link(elsewhere, signers.folder / "alice.json")
@@ -156,7 +162,9 @@ def test_hostile_public_keys(data, signers, tmp_path):
 
 
 def test_keys_of_which_anything_would_be_a_signature(signers):
-    """Points of small order, for which libraries accept a signature of everything, verify nothing, and are no keys."""
+    """Points of small order, for which libraries accept a signature of everything, verify nothing,
+    and are no keys.
+    """
     for point in (
         bytes(32),
         b"\x01" + bytes(31),
@@ -187,7 +195,9 @@ def test_keys_of_which_anything_would_be_a_signature(signers):
     ],
 )
 def test_a_key_beyond_its_time_or_scope(scope, reason, signers, kernels, tmp_path):
-    """A good signature by a key that is revoked, has expired, or may not vouch for all that is in the bundle."""
+    """A good signature by a key that is revoked, has expired, or may not vouch for all that is in
+    the bundle.
+    """
     bundler.sign(kernels, signers.alice)
     signers.trust(**scope)
     with pytest.raises(Untrusted, match=reason):

@@ -87,7 +87,9 @@ def test_a_tag_of_another_name(signers, store, kernels, refused):
 
 
 def test_an_old_tag_that_is_played_again(signers, store, kernels, refused):
-    """After the second bundle was seen, the first one's tag is refused, though it was signed; also after it was removed and set anew."""
+    """After the second bundle was seen, the first one's tag is refused, though it was signed; also
+    after it was removed and set anew.
+    """
     store.push(half(kernels, 0), TAG, key=signers.alice)
     old = value(store)
     store.push(half(kernels, 1), TAG, "replace", key=signers.alice)
@@ -140,7 +142,9 @@ def test_a_tag_that_names_another_bundle(signers, store, kernels, refused):
 
 
 def test_swapped_units(signers, store, kernels, tmp_path):
-    """The bytes of one unit under the key of another are compared with what was signed for, and left out."""
+    """The bytes of one unit under the key of another are compared with what was signed for, and
+    left out.
+    """
     store.push(Bundle.load(kernels), TAG, key=signers.alice)
     keys = [stat.key for stat in store._backend.list(store_layout.UNITS)]
     values = store._backend.get_within(dict.fromkeys(keys, 1 << 30))
@@ -171,7 +175,9 @@ def test_two_manifests_of_one_digest(signers, store, kernels):
 
 
 def test_signatures_of_a_store_are_bounded(signers, store, kernels, refused):
-    """A tag full of envelopes, or of things that are none, is read up to a bound, and believed for what is good in it."""
+    """A tag full of envelopes, or of things that are none, is read up to a bound, and believed for
+    what is good in it.
+    """
     store.push(Bundle.load(kernels), TAG, key=signers.alice)
     signed = value(store)
     manifest, good = store_layout.decode_tag(signed, TAG), envelopes_in(signed)
@@ -212,7 +218,9 @@ def test_a_session_compiles_as_if_the_store_were_empty(
     "demands", [{"kernels": "off", "code": "require"}, {"kernels": "require", "code": "off"}]
 )
 def test_code_beside_the_signed_tags(demands, signers, store, kernels):
-    """A library that was published alone, and one in a kernel that was, have no signature: neither is taken where code, or all, needs one."""
+    """A library that was published alone, and one in a kernel that was, have no signature: neither
+    is taken where code, or all, needs one.
+    """
     store.file_records().publish("helper", "launcher.so", b"code")
     with bundler.open_store(
         *store.urls, signatures=signers.policy(**demands), trust="code"
@@ -236,7 +244,9 @@ def test_code_beside_the_signed_tags(demands, signers, store, kernels):
 
 
 def test_a_library_in_a_kernel_of_the_store_is_not_placed(signers, store, kernels):
-    """With code signatures required, a kernel that was published alone is not placed with its library, and its record stays for others."""
+    """With code signatures required, a kernel that was published alone is not placed with its
+    library, and its record stays for others.
+    """
     whole = half(kernels, 0)
     kernel = whole.kernels[0]
     library = Artifact("evil.so", digest_text(sha256(b"code")), 4)
@@ -257,7 +267,9 @@ def test_a_library_in_a_kernel_of_the_store_is_not_placed(signers, store, kernel
 
 
 def test_code_alone_is_required_to_be_signed(signers, store, kernels, code, tmp_path):
-    """Then kernels need no signature, however they come: of a tag, of a record, of a file; code needs one of its bundle and of its tag."""
+    """Then kernels need no signature, however they come: of a tag, of a record, of a file; code
+    needs one of its bundle and of its tag.
+    """
     policy = signers.policy(kernels="off", code="require")
     with bundler.Bundle.load(kernels) as whole:
         store.push(whole, "kernels")
