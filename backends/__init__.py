@@ -10,5 +10,8 @@ offer.
 """
 
 if __name__ == "backends":
-    _MESSAGE = "the folder backends/ is imported as bundler.backends; write `import bundler.backends` instead of `import backends`"
+    _MESSAGE = (
+        "the folder backends/ is imported as bundler.backends; write `import bundler.backends`"
+        " instead of `import backends`"
+    )
     raise ImportError(_MESSAGE, name=__name__)

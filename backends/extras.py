@@ -12,4 +12,7 @@ def install(extra: str) -> str:
     """Return the command that installs an extra: from a checkout, since the package is on no index
     yet.
     """
-    return f"pip install '.[{extra}]' in a checkout (pip install 'triton-bundler[{extra}]' once it is on an index)"
+    return (
+        f"pip install '.[{extra}]' in a checkout (pip install 'triton-bundler[{extra}]' once it is"
+        " on an index)"
+    )

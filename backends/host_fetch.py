@@ -71,7 +71,9 @@ class SharedFetches:
         return None
 
     def _wait(self, slot: str, least: str) -> bool:
-        """Wait until the objects are near or the fetch has ended; False when that cannot be told."""
+        """Wait until the objects are near or the fetch has ended; False when that cannot be
+        told.
+        """
         pause_s, until_s = _POLL_S[0], time.monotonic() + FETCH_S
         with contextlib.suppress(BackendError):
             while not self._near.exists([least]) and time.monotonic() < until_s:

@@ -31,7 +31,9 @@ def check_prefix(prefix: str) -> str:
 
 
 def check_keys(keys: Iterable[str]) -> list[str]:
-    """Return keys if they are some, which is sooner known of many at once; raises as `check_key`."""
+    """Return keys if they are some, which is sooner known of many at once; raises as
+    `check_key`.
+    """
     some = [*keys]
     if not all(map(_KEY.fullmatch, some)) or max(map(len, some), default=0) > KEY_CHARACTERS:
         some = [*map(check_key, some)]
@@ -47,7 +49,8 @@ def check_key(key: str) -> str:
     """
     if not is_key(key):
         raise InvalidKey(
-            f"not a key: {key!r:.80}; expected at most {KEY_DEPTH} components of A-Z a-z 0-9 . _ - joined by /, each "
-            f"beginning with a letter, digit or _, {KEY_CHARACTERS} characters in all"
+            f"not a key: {key!r:.80}; expected at most {KEY_DEPTH} components of A-Z a-z 0-9 . _ -"
+            f" joined by /, each beginning with a letter, digit or _, {KEY_CHARACTERS} characters"
+            " in all"
         )
     return key

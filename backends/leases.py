@@ -30,7 +30,9 @@ _MOST_LISTED = 10_000
 
 
 class LocalLease:
-    """A lease of `LocalBackend`; a frozen holder that wakes after its expiry finds that it lost it."""
+    """A lease of `LocalBackend`; a frozen holder that wakes after its expiry finds that it
+    lost it.
+    """
 
     def __init__(self, path: str, token: str, permissions: file_steps.Permissions) -> None:
         self._path, self._token, self._permissions = path, token, permissions

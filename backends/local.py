@@ -264,7 +264,9 @@ class LocalBackend(Backend):
                     file_steps.remove(path)
 
     def _temporary_path(self) -> str:
-        """Return a name for a temporary file, which `file_steps.with_temporary` makes and removes."""
+        """Return a name for a temporary file, which `file_steps.with_temporary` makes and
+        removes.
+        """
         folder = os.path.join(self.root, "tmp")
         self._directory(folder)
         return os.path.join(folder, file_steps.temporary_name())

@@ -45,15 +45,17 @@ _UNMIRRORED = 1000
 class Tiers(Backend):
     """Several byte stores as one.
 
-    * Objects are read from the nearest tier that has them and copied to the nearer writable ones; what is damaged in a tier
-      is removed there, and asked of the next.
-    * Objects are written to the truth first, then to the nearer writable tiers.  `exists`, `touch` and `lease` ask the truth:
-      the truth has to hold whole bundles by itself.
-    * Refs are read from the truth and changed there; below it a base may have some that the truth does not set.
-    * Reading leaves out what fails: a ref is then what a nearer tier was told last, an object is absent unless another tier
-      has it.  The error is raised only when no tier answers, or no tier that answers has the ref.
-    * Writing raises when the truth fails; with `when_down="degrade"` the next nearer writable tier stands in for one that
-      does not answer or is full, and what is written meanwhile stays there.
+    * Objects are read from the nearest tier that has them and copied to the nearer writable ones;
+      what is damaged in a tier is removed there, and asked of the next.
+    * Objects are written to the truth first, then to the nearer writable tiers.  `exists`, `touch`
+      and `lease` ask the truth: the truth has to hold whole bundles by itself.
+    * Refs are read from the truth and changed there; below it a base may have some that the truth
+      does not set.
+    * Reading leaves out what fails: a ref is then what a nearer tier was told last, an object is
+      absent unless another tier has it.  The error is raised only when no tier answers, or no tier
+      that answers has the ref.
+    * Writing raises when the truth fails; with `when_down="degrade"` the next nearer writable tier
+      stands in for one that does not answer or is full, and what is written meanwhile stays there.
 
     Guarantees what `Backend` does, for objects as soon as the truth has them.  Does not guarantee
     that near tiers hold all. Safe under threads and forks where the tiers are.
@@ -325,7 +327,9 @@ class Tiers(Backend):
         return f"<Tiers {', '.join(tier.name for tier in self._tiers)}>"
 
     def _fetch_tier(self) -> tuple[SharedFetches | None, int]:
-        """Return fetches by the nearest tier that can keep them, and from which tier on they fetch."""
+        """Return fetches by the nearest tier that can keep them, and from which tier on
+        they fetch.
+        """
         for position, tier in enumerate(self._tiers[:-1]):
             backend = tier.backend
             if tier.writable and backend.reads_are_cheap:
@@ -382,6 +386,8 @@ def _without(wanted: dict[str, int], found: Collection[str]) -> dict[str, int]:
 
 
 def _tolerate_all(errors: Iterable[tuple[Tier, BackendError]]) -> None:
-    """Report failures of tiers, once it is clear that the caller gets an answer in spite of them."""
+    """Report failures of tiers, once it is clear that the caller gets an answer in spite of
+    them.
+    """
     for tier, error in errors:
         tier.tolerate(error)

@@ -75,7 +75,8 @@ SETTINGS = (
         "PEERS",
         "URLs, comma-separated",
         "none",
-        "processes of `triton-bundler serve` that are asked for kernels before the far store; what they send is verified",
+        "processes of `triton-bundler serve` that are asked for kernels before the far store; what"
+        " they send is verified",
     ),
     EnvironmentSetting(
         "TAG", "a tag", "none", "fetched whole at the start, and brought up to date at the end"
@@ -90,7 +91,8 @@ SETTINGS = (
         "TRUST",
         "`kernels`, `code`, `signed`",
         "`kernels`",
-        "`code` also takes shared libraries from the store, which run in the process; `signed` takes them from a tag whose signature is for code",
+        "`code` also takes shared libraries from the store, which run in the process; `signed`"
+        " takes them from a tag whose signature is for code",
     ),
     EnvironmentSetting(
         "STRICT",
@@ -102,19 +104,22 @@ SETTINGS = (
         "REPLAY",
         "`1`",
         "`0`",
-        "what the tag names is put into Triton's in-memory caches at the start: no first call asks the compiler",
+        "what the tag names is put into Triton's in-memory caches at the start: no first call asks"
+        " the compiler",
     ),
     EnvironmentSetting(
         "MOVED",
         "`1`",
         "`0`",
-        "a kernel that differs from a recorded one in line numbers alone, its own and its helpers', is taken for it; its debug information shows the old lines",
+        "a kernel that differs from a recorded one in line numbers alone, its own and its helpers',"
+        " is taken for it; its debug information shows the old lines",
     ),
     EnvironmentSetting(
         "LAUNCHER",
         "`bundler`, `triton`",
         "`bundler`",
-        "`triton` leaves Triton's launchers for CUDA to its C compiler, also where our compiled extension has them ready",
+        "`triton` leaves Triton's launchers for CUDA to its C compiler, also where our compiled"
+        " extension has them ready",
     ),
     EnvironmentSetting(
         "KEEP",
@@ -136,13 +141,15 @@ SETTINGS = (
         "REPORT",
         "a file",
         "none",
-        "gets counters as JSON when the process ends, which one line on standard error sums up; `{pid}` in its name is the process id",
+        "gets counters as JSON when the process ends, which one line on standard error sums up;"
+        " `{pid}` in its name is the process id",
     ),
     EnvironmentSetting(
         "METRICS_FILE",
         "a file",
         "none",
-        "gets the metrics of a session or a command when the process ends, as Prometheus reads them from a text file; `{pid}` in its name is the process id",
+        "gets the metrics of a session or a command when the process ends, as Prometheus reads them"
+        " from a text file; `{pid}` in its name is the process id",
     ),
     EnvironmentSetting("PASSWORD_FILE", "a file", "none", "holds the password for Redis"),
     EnvironmentSetting(

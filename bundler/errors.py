@@ -218,7 +218,9 @@ class CompileFailed(BundlerError):
 
 
 class WorkerDied(CompileFailed):
-    """The process that compiled a kernel died, or had too little memory; `words` are its last ones."""
+    """The process that compiled a kernel died, or had too little memory; `words` are its
+    last ones.
+    """
 
     code = "worker-died"
 

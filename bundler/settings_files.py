@@ -181,7 +181,8 @@ def _settings(file: SettingsFile, names: frozenset[str]) -> Iterator[tuple[str, 
         if name in PERSONAL and not file.personal:
             raise _wrong(
                 file.path,
-                f"{key} cannot be set by a project's file: put it into {_surroundings()[2]}, or set TRITON_BUNDLER_{name}",
+                f"{key} cannot be set by a project's file: put it into {_surroundings()[2]}, or set"
+                f" TRITON_BUNDLER_{name}",
                 key,
             )
         yield name, _text(file.path, key, value)
@@ -264,7 +265,8 @@ def _text(path: str, key: str, value: object) -> str:
         return " ".join(value)
     raise _wrong(
         path,
-        f"{key}: expected a text, a number, true, false or a list of texts without blanks, got {value!r}",
+        f"{key}: expected a text, a number, true, false or a list of texts without blanks, got"
+        f" {value!r}",
         key,
     )
 

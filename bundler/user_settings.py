@@ -62,7 +62,9 @@ class Settings(Struct, frozen=True):
 
     @property
     def server(self) -> dict[str, Any]:
-        """The settings that are for Redis stores only, by the names that `open_store` gives them."""
+        """The settings that are for Redis stores only, by the names that `open_store` gives
+        them.
+        """
         return server_settings(self.namespace, self.password_file, self.timeout_s)
 
 

@@ -382,7 +382,8 @@ def compile_and_list(targets: list[str]) -> dict[str, str]:
                 binary = kernel.asm[kind]
                 checksums[f"{name}/{number}/{target}"] = hashlib.sha256(binary).hexdigest()
                 print(
-                    f"{kernel.metadata.name:<20}{target:<14}{kernel.metadata.num_warps:>5}  {kind:<7}{len(binary):>8}"
+                    f"{kernel.metadata.name:<20}{target:<14}{kernel.metadata.num_warps:>5} "
+                    f" {kind:<7}{len(binary):>8}"
                 )
     return checksums
 

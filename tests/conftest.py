@@ -70,7 +70,8 @@ def pytest_configure(config):
         and Path(bundler.__file__).resolve().parent == ROOT / "bundler"
     ):
         raise pytest.UsageError(
-            f"{_OURS_TO_KEEP}=1, but bundler is imported from the checkout ({bundler.__file__}); run python -P -m pytest"
+            f"{_OURS_TO_KEEP}=1, but bundler is imported from the checkout ({bundler.__file__});"
+            " run python -P -m pytest"
         )
 
 
@@ -372,7 +373,8 @@ def debian_program(made_once):
         # What does not even start lacks a library of its own.
         if found is None or subprocess.run([found, "-v"], capture_output=True).returncode > 1:
             pytest.skip(
-                f"{name} is not installed, nor to be had as a package (Debian: apt-get install {package})"
+                f"{name} is not installed, nor to be had as a package (Debian: apt-get install"
+                f" {package})"
             )
         return str(found)
 
@@ -389,7 +391,8 @@ def unpacked(made_once):
         archive = CORPUS / f"{name}.tar.xz"
         if not archive.is_file():
             pytest.skip(
-                f"needs the real caches: {archive.name} is not in {CORPUS.name}/ beside the checkout"
+                f"needs the real caches: {archive.name} is not in {CORPUS.name}/ beside the"
+                " checkout"
             )
 
         def fill(folder):

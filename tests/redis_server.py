@@ -118,7 +118,9 @@ class Server:
 
 
 def free_port():
-    """Return a port that nobody uses now, nor the one that a cluster's nodes use among themselves."""
+    """Return a port that nobody uses now, nor the one that a cluster's nodes use among
+    themselves.
+    """
     for _ in range(100):
         with socket.socket() as one, socket.socket() as other:
             one.bind(("127.0.0.1", 0))
@@ -134,7 +136,9 @@ def free_port():
 
 
 def start(name, *arguments, files=("cache.conf",), port=None):
-    """Start a server of that name from files of deploy/redis; its folder is removed by `stopped`."""
+    """Start a server of that name from files of deploy/redis; its folder is removed by
+    `stopped`.
+    """
     # Not pytest's folder: the path of a socket has 107 bytes at most.
     folder = Path(tempfile.mkdtemp(prefix="tb-", dir="/tmp"))
     port, program = free_port() if port is None else port, binary(name)

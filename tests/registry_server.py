@@ -259,7 +259,8 @@ def debian_binary():
         packages = sorted(folder.glob("*.deb"))
         if done.returncode or not packages:
             pytest.skip(
-                f"no docker-registry here, and Debian's cannot be fetched: {done.stderr.strip()[-200:]}"
+                "no docker-registry here, and Debian's cannot be fetched:"
+                f" {done.stderr.strip()[-200:]}"
             )
         subprocess.run(["dpkg", "-x", str(packages[0]), str(folder / "tree")], check=True)
         with contextlib.suppress(OSError):  # another process was first

@@ -19,7 +19,10 @@ from bundler.backends.backend_errors import BadSettings
 READ_ONLY_SCHEMES = frozenset({"http", "https"})
 SCHEMES = frozenset({"s3", "gs", "az"}) | READ_ONLY_SCHEMES
 MAX_SECONDS = 3600.0
-_EXPECTED = "expected s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or https://host/folder, with ?timeout_s=SECONDS, touch_every_s=SECONDS"
+_EXPECTED = (
+    "expected s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or https://host/folder,"
+    " with ?timeout_s=SECONDS, touch_every_s=SECONDS"
+)
 
 
 @dataclass(frozen=True)

@@ -69,22 +69,32 @@ _SWITCHES = ("allow_http", "allow_invalid_certificates", "http1_only", "http2_on
 _TEXTS = ("proxy_url", "proxy_ca_certificate", "proxy_excludes", "user_agent")
 _YES = {"1", "true", "yes", "y", "on"}
 _FIXES: dict[type[BackendError], str] = {
-    BackendDenied: "check the credentials in the environment and their rights: get, put, delete and list",
+    BackendDenied: (
+        "check the credentials in the environment and their rights: get, put, delete and list"
+    ),
     BackendFull: "prune, or raise the quota",
-    BadSettings: "check the settings in the environment; an endpoint without TLS needs AWS_ALLOW_HTTP=true",
+    BadSettings: (
+        "check the settings in the environment; an endpoint without TLS needs AWS_ALLOW_HTTP=true"
+    ),
 }
 # What obstore's text holds, also in the part that is not shown, and what is to be done about it.
 _HINTS = (
     (
         f"{NOWHERE.removeprefix('http://')},",
-        "the store redirects to another host, which is not followed, since requests hold credentials; name its endpoint and region in the environment",
+        (
+            "the store redirects to another host, which is not followed, since requests hold"
+            " credentials; name its endpoint and region in the environment"
+        ),
     ),
     ("RequestTimeTooSkewed", "set the clock of this machine"),
     ("ExpiredToken", "get new credentials, as the session token has expired"),
     ("without LOCATION", "set AWS_REGION to the region of the bucket"),
     (
         "InvalidCertificate",
-        "nobody whom this machine trusts vouches for the server's certificate; SSL_CERT_FILE names who does",
+        (
+            "nobody whom this machine trusts vouches for the server's certificate; SSL_CERT_FILE"
+            " names who does"
+        ),
     ),
     ("ConnectionRefused", "nobody listens there; check AWS_ENDPOINT_URL"),
 )
@@ -164,7 +174,8 @@ class Bucket:
             parts = [whole[start : start + length] for start, length in ranges]
         if list(map(len, parts)) != lengths:
             raise BackendUnavailable(
-                f"{self.shown}: of {name} {sum(map(len, parts)):,} bytes came, expected {sum(lengths):,}"
+                f"{self.shown}: of {name} {sum(map(len, parts)):,} bytes came, expected"
+                f" {sum(lengths):,}"
             )
         return parts
 
@@ -207,7 +218,8 @@ class Bucket:
             for count, page in enumerate(pages, 1):
                 if count * LISTED_AT_ONCE > LISTED or time.monotonic() > until_s:
                     raise BackendUnavailable(
-                        f"{self.shown}: {folder} lists more than {LISTED:,} files, or took longer than {LISTING_S:.0f} s"
+                        f"{self.shown}: {folder} lists more than {LISTED:,} files, or took longer"
+                        f" than {LISTING_S:.0f} s"
                     )
                 for found in page:
                     yield found["path"], found["last_modified"].timestamp()
@@ -216,7 +228,8 @@ class Bucket:
     def _meanings(self) -> Iterator[None]:
         if os.getpid() != self._pid:
             raise BackendUnavailable(
-                f"{self.shown}: was opened before this process was forked; open it anew in processes that are spawned"
+                f"{self.shown}: was opened before this process was forked; open it anew in"
+                " processes that are spawned"
             )
         try:
             yield

@@ -28,7 +28,9 @@ _LEASE_BYTES = 256
 
 
 class CloudLease:
-    """A lease of `CloudBackend`; a frozen holder that wakes after its expiry finds that it lost it."""
+    """A lease of `CloudBackend`; a frozen holder that wakes after its expiry finds that it
+    lost it.
+    """
 
     def __init__(
         self, bucket: Bucket, name: str, token: str, revision: Revision | None, expiry_s: float

@@ -88,7 +88,8 @@ def encode_catalog(catalog: Catalog, shown: str) -> bytes:
     payload = _ENCODER.encode(catalog)
     if len(payload) > CATALOG_BYTES:
         raise BackendFull(
-            f"{shown}: its catalog has {len(payload):,} bytes, expected at most {CATALOG_BYTES:,}; prune"
+            f"{shown}: its catalog has {len(payload):,} bytes, expected at most {CATALOG_BYTES:,};"
+            " prune"
         )
     return _MAGIC + hashlib.sha256(payload).digest() + payload
 

@@ -288,8 +288,8 @@ class HttpExchange:
                 ) from error
             if isinstance(error, ssl.SSLError):
                 raise InsecureAnswer(
-                    f"{self.name}: TLS failed: {error.reason or error}; name its certificate authority with ca_file=, or set "
-                    "plain_http=1 for a registry without TLS"
+                    f"{self.name}: TLS failed: {error.reason or error}; name its certificate"
+                    " authority with ca_file=, or set plain_http=1 for a registry without TLS"
                 ) from error
             if isinstance(error, AttributeError):
                 raise

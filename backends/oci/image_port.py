@@ -118,7 +118,8 @@ class CheckedCopy:
         self._got += len(chunk)
         if self._got > self._size:
             raise WrongBytes(
-                f"{self._what}: has more than {self._size:,} bytes, which its manifest says; push it again"
+                f"{self._what}: has more than {self._size:,} bytes, which its manifest says; push"
+                " it again"
             )
         self._hash.update(chunk)
 
@@ -126,7 +127,8 @@ class CheckedCopy:
         """Raise `WrongBytes` unless all came, and nothing else."""
         if self._got != self._size:
             raise WrongBytes(
-                f"{self._what}: {self._got:,} bytes came, expected {self._size:,}; read it again, or push it again"
+                f"{self._what}: {self._got:,} bytes came, expected {self._size:,}; read it again,"
+                " or push it again"
             )
         found = f"sha256:{self._hash.hexdigest()}"
         if found != self._digest:

@@ -135,7 +135,8 @@ class Registry(ImagePlace):
             # What the header says is of no weight but to find out that the body was cut.
             if expected.startswith("sha256:") and digest_of(data) != expected:
                 raise WrongBytes(
-                    f"{self.name}: manifest {reference} has the digest {digest_of(data)}, expected {expected}"
+                    f"{self.name}: manifest {reference} has the digest {digest_of(data)}, expected"
+                    f" {expected}"
                 )
             return ImageManifest(data, answer.headers.get_content_type())
 
@@ -337,7 +338,8 @@ class Registry(ImagePlace):
     def _check_secure(self, place: str) -> None:
         if self._origin.scheme == "https" and origin_of(place).scheme != "https":
             raise InsecureAnswer(
-                f"{self.name}: leads from TLS to an address without it, {place.partition('?')[0]!r:.100}"
+                f"{self.name}: leads from TLS to an address without it,"
+                f" {place.partition('?')[0]!r:.100}"
             )
 
     def _refusal(self, method: str, answer: RegistryAnswer) -> BackendError:

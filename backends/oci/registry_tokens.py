@@ -98,14 +98,16 @@ class RegistryLogin:
             self.header = f"Bearer {self._token(dict(_FIELD.findall(rest)), until)}"
         else:
             raise BackendDenied(
-                f"{self._name}: wants to be asked by the scheme {scheme!r:.40}, expected Basic or Bearer"
+                f"{self._name}: wants to be asked by the scheme {scheme!r:.40}, expected Basic or"
+                " Bearer"
             )
 
     def _token(self, fields: dict[str, str], until: float) -> str:
         realm = fields.get("realm", "")
         if origin_of(realm).scheme != "https" and self._secure:
             raise InsecureAnswer(
-                f"{self._name}: names a server of tokens without TLS, {realm!r:.100}; nothing was sent there"
+                f"{self._name}: names a server of tokens without TLS, {realm!r:.100}; nothing was"
+                " sent there"
             )
         asked = {name: fields[name] for name in ("service", "scope") if fields.get(name)}
         answer = self._asked(realm, asked, until)

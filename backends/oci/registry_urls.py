@@ -37,8 +37,8 @@ _HOST = re.compile(
 )
 _YES_NO = {"1": True, "0": False}
 _EXPECTED = (
-    "expected oci://registry/repository:tag, with @sha256:… for one manifest, and ?timeout_s=SECONDS, plain_http=1, ca_file=FILE; "
-    "or oci-dir:/directory:tag"
+    "expected oci://registry/repository:tag, with @sha256:… for one manifest, and"
+    " ?timeout_s=SECONDS, plain_http=1, ca_file=FILE; or oci-dir:/directory:tag"
 )
 # The name that people write, and the host that answers.
 _DOCKER_HUB, _DOCKER_HOST = frozenset({"docker.io", "index.docker.io"}), "registry-1.docker.io"
@@ -106,7 +106,8 @@ def parse_image_url(url: str) -> ImageUrl:
         raise BadSettings(f"{shown}: {_EXPECTED}")
     if "@" in parts.netloc:
         raise BadSettings(
-            f"{shown}: holds user or password; run docker login or podman login, which keep them in a file"
+            f"{shown}: holds user or password; run docker login or podman login, which keep them in"
+            " a file"
         )
     if not _HOST.fullmatch(parts.netloc):
         raise BadSettings(f"{shown}: {parts.netloc!r:.80} is no host; {_EXPECTED}")
@@ -116,7 +117,8 @@ def parse_image_url(url: str) -> ImageUrl:
         host, path = _DOCKER_HOST, path if "/" in path else f"library/{path}"
     if not _REPOSITORY.fullmatch(path) or len(path) > MAX_REPOSITORY:
         raise BadSettings(
-            f"{shown}: {path!r:.80} is no repository: lower case letters, digits, '.', '_', '-' and '/'"
+            f"{shown}: {path!r:.80} is no repository: lower case letters, digits, '.', '_', '-'"
+            " and '/'"
         )
     return ImageUrl(
         f"oci://{parts.netloc}/{path}", host, path, "", tag, digest, **_settings(parts.query, shown)
@@ -179,6 +181,7 @@ def _seconds(text: str, shown: str) -> float:
         seconds = 0.0
     if not 0 < seconds <= MAX_SECONDS:
         raise BadSettings(
-            f"{shown}: timeout_s={text!r:.40}: expected seconds, more than 0 and at most {MAX_SECONDS:.0f}"
+            f"{shown}: timeout_s={text!r:.40}: expected seconds, more than 0 and at most"
+            f" {MAX_SECONDS:.0f}"
         )
     return seconds

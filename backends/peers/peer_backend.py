@@ -144,7 +144,8 @@ class PeerBackend(Backend):
             if proved is None:
                 self._dropped = key
                 raise BackendUnavailable(
-                    f"{self._settings.shown}: sent something else as {key}; this process does not ask it again"
+                    f"{self._settings.shown}: sent something else as {key}; this process does not"
+                    " ask it again"
                 )
             if proved:
                 found[key] = proved

@@ -121,7 +121,8 @@ class PeerConnections:
             ) from error
         except http.client.HTTPException as error:
             raise BackendUnavailable(
-                f"{shown}: its answer is cut off, or no answer of `triton-bundler serve` ({type(error).__name__})"
+                f"{shown}: its answer is cut off, or no answer of `triton-bundler serve`"
+                f" ({type(error).__name__})"
             ) from error
 
     def _exchange(

@@ -25,7 +25,10 @@ BACKLOG = 512
 # How often the thread that accepts looks whether it is to end, where closing does not wake it.
 _LOOK_S = 0.5
 _REFUSAL_S = 0.2
-_REFUSAL = f"HTTP/1.1 503 Service Unavailable\r\nRetry-After: {RETRY_AFTER_S}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+_REFUSAL = (
+    f"HTTP/1.1 503 Service Unavailable\r\nRetry-After: {RETRY_AFTER_S}\r\nContent-Length:"
+    " 0\r\nConnection: close\r\n\r\n"
+)
 _log = logging.getLogger("bundler.store")
 # A program that does not configure logging sees no lines of it.
 _log.addHandler(logging.NullHandler())

@@ -100,6 +100,7 @@ def _seconds(shown: str, text: str | None) -> float:
         seconds = -1.0
     if not 0 < seconds <= MAX_TIMEOUT_S:
         raise BadSettings(
-            f"{shown}: timeout_s={text!r:.40}: expected seconds, more than 0, {MAX_TIMEOUT_S:.0f} at most"
+            f"{shown}: timeout_s={text!r:.40}: expected seconds, more than 0, {MAX_TIMEOUT_S:.0f}"
+            " at most"
         )
     return seconds

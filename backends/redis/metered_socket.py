@@ -58,7 +58,8 @@ class Metered:
         """Refuse an answer that is announced to be longer than what is left of the allowance."""
         if count > self._left_bytes:
             raise OverlongReply(
-                "the server sends more than was asked for; somebody stored values that are none of ours"
+                "the server sends more than was asked for; somebody stored values that are none of"
+                " ours"
             )
 
     def spend(self, count: int) -> None:

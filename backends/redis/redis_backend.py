@@ -367,7 +367,9 @@ class RedisBackend(Backend):
         return head.encode(), ttl_ms
 
     def _set(self, kind: str, items: Mapping[str, tuple[bytes, int]]) -> set[str]:
-        """Create what is not there, each with its time to live; returns the keys that were created."""
+        """Create what is not there, each with its time to live; returns the keys that were
+        created.
+        """
         created: set[str] = set()
         for batch in batches(
             items, values.BATCH_KEYS, values.BATCH_BYTES, lambda key: len(items[key][0])

@@ -43,7 +43,9 @@ Connected: TypeAlias = Any
 
 
 class _Once(Retry):
-    """Never tries again, and has no state: redis-py copies, deeply, what each connection is given."""
+    """Never tries again, and has no state: redis-py copies, deeply, what each connection is
+    given.
+    """
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> _Once:
         return self

@@ -206,7 +206,9 @@ class Link(ABC):
     def exchange_strings(
         self, commands: Sequence[Command], most_bytes: int = REPLY_BYTES
     ) -> list[Any]:
-        """Do the same; the answer to a command whose key holds a list, a hash or the like is None."""
+        """Do the same; the answer to a command whose key holds a list, a hash or the like
+        is None.
+        """
         answers = self.replies(commands, most_bytes)
         if not any(isinstance(answer, Exception) for answer in answers):
             return answers
@@ -316,7 +318,8 @@ def scan_node(node: Node, pattern: str, shown: str) -> Iterator[list[str]]:
         count += len(names)
         if cursor in seen or asked_s > LISTING_S or count > LISTED_NAMES:
             raise BackendUnavailable(
-                f"{shown}: its listing has no end: {len(seen) + 1} pages with {count} names in {asked_s:.1f} s"
+                f"{shown}: its listing has no end: {len(seen) + 1} pages with {count} names in"
+                f" {asked_s:.1f} s"
             )
         seen.add(cursor)
 

@@ -162,7 +162,8 @@ def _split(url: str) -> SplitResult:
         or shown(url).endswith(HIDDEN)
     ):
         raise BadSettings(
-            f"not a Redis store: {shown(url)}; expected {EXPECTED}; / ? # @ in a password are written %2F %3F %23 %40"
+            f"not a Redis store: {shown(url)}; expected {EXPECTED}; / ? # @ in a password are"
+            " written %2F %3F %23 %40"
         )
     return parts
 
@@ -254,7 +255,8 @@ def _text(value: Any) -> str:
 def _namespace(value: Any) -> str:
     if not isinstance(value, str) or not _NAMESPACE.fullmatch(value):
         raise BadSettings(
-            f"expected up to 64 of A-Z a-z 0-9 . _ -, beginning with a letter or digit, got {value!r:.40}"
+            "expected up to 64 of A-Z a-z 0-9 . _ -, beginning with a letter or digit, got"
+            f" {value!r:.40}"
         )
     return value
 

@@ -107,7 +107,9 @@ def read_head(key: str, stored: bytes) -> Head | None:
 
 
 def payload(stored: bytes) -> bytes:
-    """Return the value without its header; a damaged one as it is, since readers compare digests."""
+    """Return the value without its header; a damaged one as it is, since readers compare
+    digests.
+    """
     return stored[HEADER_BYTES:] if _HEADER.match(stored) else stored
 
 

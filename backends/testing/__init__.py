@@ -30,7 +30,8 @@ try:
     import pytest  # noqa: F401  # as above
 except ImportError as error:
     raise ImportError(
-        f"bundler.backends.testing needs pytest and hypothesis, and {error.name} is not installed; {install('contract')}",
+        f"bundler.backends.testing needs pytest and hypothesis, and {error.name} is not installed;"
+        f" {install('contract')}",
         name=error.name,
     ) from error
 

@@ -68,7 +68,9 @@ class ObjectContract(ContractHooks):
         assert backend.exists(items) == items.keys()
 
     def test_put_creates_and_never_overwrites(self, backend: Backend) -> None:
-        """An object that exists stays as it is, whatever is put; only what was created is reported."""
+        """An object that exists stays as it is, whatever is put; only what was created is
+        reported.
+        """
         assert backend.put({"a": b"first", "b": b""}) == {"a", "b"}
         assert backend.put({"a": b"second", "b": b"x", "c": b"new"}) == {"c"}
         assert [self.peek(backend, key) for key in "abc"] == [b"first", b"", b"new"]
@@ -85,7 +87,9 @@ class ObjectContract(ContractHooks):
         assert backend.get(["a"]) == {"a": b"other"}
 
     def test_deleting_what_is_unmodified_spares_what_was_touched(self, backend: Backend) -> None:
-        """With a time, only objects go that nobody touched after it, however often that is asked."""
+        """With a time, only objects go that nobody touched after it, however often that is
+        asked.
+        """
         backend.put({"old": b"1", "touched": b"2"})
         (before_s,) = {max(stat.modified_s for stat in backend.list())}
         self.later()
@@ -295,7 +299,9 @@ class ObjectContract(ContractHooks):
         assert list(backend.list()) == before
 
     def test_one_of_many_creates_an_object(self, backend: Backend) -> None:
-        """Of threads that put the same key exactly one creates it, and all read what that one put."""
+        """Of threads that put the same key exactly one creates it, and all read what that
+        one put.
+        """
         for turn in range(10):
             values = [b"%d" % number * 1000 for number in range(THREADS)]
             created = in_threads([partial(backend.put, {f"k/{turn}": value}) for value in values])

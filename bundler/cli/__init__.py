@@ -35,7 +35,8 @@ def _run() -> None:
         from bundler.project import install
 
         print(
-            f"the triton-bundler command needs {error.name}, which is not installed: {install('cli')}",
+            f"the triton-bundler command needs {error.name}, which is not installed:"
+            f" {install('cli')}",
             file=sys.stderr,
         )
         sys.exit(1)

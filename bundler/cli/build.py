@@ -101,7 +101,10 @@ def parse_targets(
     "--executor",
     "executor",
     metavar="MODULE:FUNCTION",
-    help="Compile on the workers of an engine: the function returns a concurrent.futures.Executor of Dask, MPI or Ray.",
+    help=(
+        "Compile on the workers of an engine: the function returns a concurrent.futures.Executor of"
+        " Dask, MPI or Ray."
+    ),
 )
 @click.option(
     "--shard",
@@ -114,7 +117,10 @@ def parse_targets(
     "--times",
     "times",
     metavar="BUNDLE",
-    help="An earlier build, by whose compile times shards get equally much to do; the same for every shard.",
+    help=(
+        "An earlier build, by whose compile times shards get equally much to do; the same for every"
+        " shard."
+    ),
 )
 @click.option(
     "--collect",
@@ -267,7 +273,8 @@ def _make(screen: Screen, plan: Plan, destination: _BuildDestination, compilers:
         screen.done(f"wrote {destination.output}: {wording.size(size)}, {built.bundle.digest}")
     elif store is not None:
         screen.done(
-            f"{destination.what}: {wording.count(len(built.bundle.kernels), 'kernel')} in {store.name}"
+            f"{destination.what}: {wording.count(len(built.bundle.kernels), 'kernel')} in"
+            f" {store.name}"
         )
     _show_failures(screen, built.failures)
     if built.failures:
@@ -278,7 +285,8 @@ def _make(screen: Screen, plan: Plan, destination: _BuildDestination, compilers:
         screen.complain(f"{destination.what} is not complete: {lacking}")
     if store is not None and built.unsent:
         screen.complain(
-            f"{wording.count(len(built.unsent), 'kernel')} not sent to {store.name}; build again to send them"
+            f"{wording.count(len(built.unsent), 'kernel')} not sent to {store.name}; build again to"
+            " send them"
         )
     screen.finish(
         {
@@ -315,12 +323,15 @@ def _refuse(
     lacking: str | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> int:
-    """Say what could not be built, and that therefore nothing was written; returns the exit status."""
+    """Say what could not be built, and that therefore nothing was written; returns the exit
+    status.
+    """
     _show_failures(screen, built.failures)
     sent = len(built.compiled) - len(built.unsent) if destination.urls else 0
     if sent:
         screen.line(
-            f"{wording.count(sent, 'kernel')} that compiled: in the store under their keys, where the next build finds them"
+            f"{wording.count(sent, 'kernel')} that compiled: in the store under their keys, where"
+            " the next build finds them"
         )
     not_set = f" and tag {destination.tag} not set" if destination.tag is not None else ""
     way_out = "; --keep-going writes the rest" if rest else ""
@@ -413,7 +424,8 @@ def _check_usage(
         raise click.UsageError("give a MODULE, --spec FILE or --from BUNDLE")
     if request.recorded is not None and not request.targets:
         raise click.UsageError(
-            "--from needs --target, such as --target cuda:100: the recording says what it was made on"
+            "--from needs --target, such as --target cuda:100: the recording says what it was"
+            " made on"
         )
     if check and not urls:
         raise click.UsageError("--check looks into a store: give --store")
@@ -444,7 +456,10 @@ def _check_parts(
     rules = (
         (
             executor and jobs,
-            "--jobs says how many processes compile here, and --executor has an engine's workers compile: give one",
+            (
+                "--jobs says how many processes compile here, and --executor has an engine's"
+                " workers compile: give one"
+            ),
         ),
         (
             shard and collect,
@@ -514,9 +529,11 @@ def _show(screen: Screen, built: BuildResult) -> None:
             ),
             (
                 "static only",
-                f"{wording.count(len(built.static_only), 'kernel')}, built from IR"
-                if built.static_only
-                else "",
+                (
+                    f"{wording.count(len(built.static_only), 'kernel')}, built from IR"
+                    if built.static_only
+                    else ""
+                ),
             ),
         ]
     )
@@ -533,7 +550,8 @@ def _show_failures(screen: Screen, failures: Sequence[Failure]) -> None:
             at = f"{failure.file}:{failure.line}"
             reason = reason.replace(f" ({at})", "", 1).removeprefix(f"{at} ")  # said once is enough
         screen.complain(
-            f"{place}{failure.name} for {failure.target}: {_shortened(reason.removeprefix(f'{failure.name} '))}"
+            f"{place}{failure.name} for {failure.target}:"
+            f" {_shortened(reason.removeprefix(f'{failure.name} '))}"
         )
 
 

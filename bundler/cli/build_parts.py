@@ -121,7 +121,9 @@ def _tell_completeness(
 
 
 def _described(bundle: Bundle, kernel: Kernel) -> str:
-    """Return a kernel's specialization in a line: name, target, types, constants, warps and stages."""
+    """Return a kernel's specialization in a line: name, target, types, constants, warps and
+    stages.
+    """
     one, _ = specialization_of(bundle, kernel)
     kinds = ", ".join(f"{name}: {kind}" for name, kind in types(one).items())
     constants = ", ".join(f"{name}={value}" for name, value in (one.constants or {}).items())
@@ -196,8 +198,8 @@ class UseCheck:
         problems = []
         if found.unbuilt:
             problems.append(
-                f"{len(found.unbuilt):,} of {wording.count(found.used, 'kernel')} that {self.recording} used "
-                f"{'is' if len(found.unbuilt) == 1 else 'are'} not built"
+                f"{len(found.unbuilt):,} of {wording.count(found.used, 'kernel')} that"
+                f" {self.recording} used {'is' if len(found.unbuilt) == 1 else 'are'} not built"
             )
         if found.unused and self.exact:
             problems.append(f"{wording.count(len(found.unused), 'kernel')} built and never used")

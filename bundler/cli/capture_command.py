@@ -36,14 +36,17 @@ from bundler.toolchain.child_recording import hidden_package_parent
 from bundler.toolchain.target_devices import device_of
 
 NOTHING = (
-    "nothing was captured, so no bundle was written: the program launched no Triton kernel in its own process; children are not "
-    "captured, and torch.compile's kernels are recorded with run"
+    "nothing was captured, so no bundle was written: the program launched no Triton kernel in its"
+    " own process; children are not captured, and torch.compile's kernels are recorded with run"
 )
 _PYTHON = re.compile(r"python[\d.]*t?|pypy[\d.]*")
 # Options of Python that are followed by a value.
 _WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 _NEEDED = ("bundler", "msgpack", "msgspec", "torch", "triton", "zstandard")
-_FIND = "import importlib.util, sys; print(*(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None), sep=', ')"
+_FIND = (
+    "import importlib.util, sys; print(*(name for name in sys.argv[1:] if"
+    " importlib.util.find_spec(name) is None), sep=', ')"
+)
 _KINDS: dict[str, Kind] = {"-m": "module", "-c": "code"}
 # So many guesses are shown; --json has all.
 _SHOWN = 20
@@ -163,7 +166,8 @@ class _Program:
             words = words[1:]
         if not words or words[0] == "-":
             raise click.UsageError(
-                "give the program to capture: -- python SCRIPT, -- python -m MODULE or -- python -c CODE"
+                "give the program to capture: -- python SCRIPT, -- python -m MODULE or -- python -c"
+                " CODE"
             )
         if kind == "script" and not os.path.isfile(words[0]):
             raise NotFound(f"no such file: {words[0]}", path=words[0])
@@ -198,7 +202,8 @@ class _Program:
                 f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
             )
             raise RecordingError(
-                f"{self.name} ended with {how} before what it had launched for {target} was compiled"
+                f"{self.name} ended with {how} before what it had launched for {target} was"
+                " compiled"
             )
         with open(report, encoding="utf-8") as file:
             status = SIGNAL_STATUS - done.returncode if done.returncode < 0 else done.returncode
@@ -297,7 +302,8 @@ def _tell(screen: Screen, captured: _Captured) -> None:
     screen.reasons("not compiled", [(name, why) for name, why in report["failures"]])
     if captured.status:
         screen.warn(
-            f"the program ended with status {captured.status}; what it had launched until then was captured"
+            f"the program ended with status {captured.status}; what it had launched until then was"
+            " captured"
         )
 
 
@@ -307,7 +313,8 @@ def _tell_guesses(screen: Screen, guesses: Sequence[dict[str, Any]]) -> None:
         screen.line(f"depends on data: {wording.count(len(guesses), 'line')}")
     for guess in guesses[:_SHOWN]:
         screen.line(
-            f"  {_short(guess['file'])}:{guess['line']}: {guess['what']}, taken: {guess['taken']}{_origin(guess)}"
+            f"  {_short(guess['file'])}:{guess['line']}: {guess['what']}, taken:"
+            f" {guess['taken']}{_origin(guess)}"
         )
     if len(guesses) > _SHOWN:
         screen.line(f"  and {len(guesses) - _SHOWN:,} more; --json has all")

@@ -56,7 +56,10 @@ keep_option = click.option(
 strip_option = click.option(
     "--strip",
     type=click.Choice(["source"]),
-    help="Take out what tells of where and from what kernels were compiled: texts, debug information, paths.",
+    help=(
+        "Take out what tells of where and from what kernels were compiled: texts, debug"
+        " information, paths."
+    ),
 )
 output_option = click.option(
     "-o", "--output", required=True, metavar="FILE", help="The bundle to write."

@@ -88,8 +88,8 @@ def diff(screen: Screen, first: str, second: str, urls: tuple[str, ...], *, exit
         screen.line()
     same = len(ours) - len(difference.removed) - len(changed)
     screen.done(
-        f"{len(difference.added):,} added, {len(difference.removed):,} removed, {len(changed):,} changed, "
-        f"{same:,} the same"
+        f"{len(difference.added):,} added, {len(difference.removed):,} removed, {len(changed):,}"
+        f" changed, {same:,} the same"
     )
     listed = {
         word: [
@@ -194,8 +194,8 @@ def merge(screen: Screen, bundles: tuple[str, ...], output: str, strip: Strip | 
         + (": other builds of what is kept once" if merged.variants_dropped else "")
     )
     screen.done(
-        f"wrote {output}: {wording.count(len(merged.kernels), 'kernel')} of {wording.count(len(bundles), 'bundle')}, "
-        f"{wording.size(size)}, {merged.digest}"
+        f"wrote {output}: {wording.count(len(merged.kernels), 'kernel')} of"
+        f" {wording.count(len(bundles), 'bundle')}, {wording.size(size)}, {merged.digest}"
     )
     screen.finish(
         {

@@ -110,7 +110,10 @@ def _check_targets(
 @click.option(
     "--keep-dir",
     is_flag=True,
-    help="Keep the bundle and the restored directory, and say where; else they are deleted, and that is said.",
+    help=(
+        "Keep the bundle and the restored directory, and say where; else they are deleted, and that"
+        " is said."
+    ),
 )
 @click.option(
     "--report",
@@ -192,7 +195,9 @@ class _Demo:
         )
 
     def restore(self, bundle: Bundle) -> int:
-        """Remove the first directory, restore into a second, and return how many kernels are there."""
+        """Remove the first directory, restore into a second, and return how many kernels
+        are there.
+        """
         shutil.rmtree(self.first)
         self.screen.line("2  deleted the cache directory of the first process")
         # Everything: the kernels are for targets that this machine need not have.
@@ -215,18 +220,20 @@ class _Demo:
             for h in json.loads(output.read_bytes())
         ]
         self.screen.line(
-            f"4  compiled the same kernels in a second process, in {wording.duration(seconds)}: Triton's own "
-            f"listener heard {wording.count(sum(h.hit for h in heard), 'hit')} and "
-            f"{wording.count(sum(not h.hit for h in heard), 'compile')}"
+            f"4  compiled the same kernels in a second process, in {wording.duration(seconds)}:"
+            f" Triton's own listener heard {wording.count(sum(h.hit for h in heard), 'hit')} and"
+            f" {wording.count(sum(not h.hit for h in heard), 'compile')}"
         )
         if any(target.startswith("cuda") for target in self.targets):
             self.watch.require_asked()
             self.screen.line(
-                f"   its ptxas would have refused: it was asked to assemble {wording.count(self.watch.calls()[1], 'time')}"
+                "   its ptxas would have refused: it was asked to assemble"
+                f" {wording.count(self.watch.calls()[1], 'time')}"
             )
         if any(target.startswith("hip") for target in self.targets):
             self.screen.line(
-                "   kernels for hip are assembled inside the process, so for them the listener alone counts"
+                "   kernels for hip are assembled inside the process, so for them the listener"
+                " alone counts"
             )
         return heard
 
@@ -384,13 +391,16 @@ class PtxasWatch:
         """
         if not self.calls()[0]:
             raise ToolchainMismatch(
-                "the second process did not ask our ptxas for its version, so it was not watched; programs may not be "
-                f"executed in {self._log.parent}: set TMPDIR to a directory where they may"
+                "the second process did not ask our ptxas for its version, so it was not watched;"
+                f" programs may not be executed in {self._log.parent}: set TMPDIR to a directory"
+                " where they may"
             )
 
 
 def _real(variable: str, program: str) -> str | None:
-    """Return the ptxas that the first process used: the one the environment names, or Triton's own."""
+    """Return the ptxas that the first process used: the one the environment names, or
+    Triton's own.
+    """
     own = os.path.join(identity.triton_dir() or "", "backends", "nvidia", "bin", program)
     for path in (os.environ.get(variable), own):
         if path and os.access(path, os.X_OK):

@@ -277,8 +277,8 @@ def _launch_path() -> Iterator[Finding]:
             _OK,
             "launch path",
             "ctypes, since the compiled extension was not built here",
-            "a launch costs less with it: install a C compiler and Python's headers, then this package again "
-            "from its source (pip install --force-reinstall . in a checkout)",
+            "a launch costs less with it: install a C compiler and Python's headers, then this"
+            " package again from its source (pip install --force-reinstall . in a checkout)",
         )
     else:
         yield Finding(_OK, "launch path", "compiled extension")
@@ -383,7 +383,8 @@ def _compiler() -> Iterator[Finding]:
             _WARNING,
             "C compiler",
             f"CC={chosen} is not a program" if chosen else "none",
-            "Triton needs gcc or clang, or what CC names, before its first launch, but where a session gives it our launchers",
+            "Triton needs gcc or clang, or what CC names, before its first launch, but where a"
+            " session gives it our launchers",
         )
     else:
         yield Finding(_OK, "C compiler", found + (" (from CC)" if chosen else ""))
@@ -516,8 +517,9 @@ def toolchain_checks() -> Iterator[_Found]:
         lists = "; ".join(f"{name} {', '.join(tried_releases.TRIED[name])}" for name in untried)
         lacking = _torch_lacks() if "torch" in untried else ""
         fix = (
-            f"nothing is refused for it; see to it that a restored bundle is found: triton-bundler demo, {page('integrations')}; "
-            f"have generated programs compared with eager torch: verify=True, {page('codegen')}"
+            "nothing is refused for it; see to it that a restored bundle is found: triton-bundler"
+            f" demo, {page('integrations')}; have generated programs compared with eager torch:"
+            f" verify=True, {page('codegen')}"
         )
         yield (
             "warning",
@@ -560,7 +562,10 @@ def _torch_lacks() -> str:
         return "; torch cannot be asked for the names that torch.compile's bundles need"
     if not names:
         return "; torch has every name that torch.compile's bundles need"
-    return f"; torch has no {', '.join(names.split())}, so inductor.save packs its whole cache directory"
+    return (
+        f"; torch has no {', '.join(names.split())}, so inductor.save packs its whole cache"
+        " directory"
+    )
 
 
 def plug_checks() -> Iterator[_Found]:
@@ -611,7 +616,10 @@ def _importable(manager: str) -> _Found:
     """Tell whether a process that starts elsewhere could import the manager: Triton fails where it
     cannot.
     """
-    fix = f"install triton-bundler there, or unset {MANAGER_VARIABLE}: Triton fails in processes that cannot import it"
+    fix = (
+        f"install triton-bundler there, or unset {MANAGER_VARIABLE}: Triton fails in processes that"
+        " cannot import it"
+    )
     if manager != MANAGER:
         near = difflib.get_close_matches(manager, [MANAGER], cutoff=_NEAR)
         fix = (

@@ -53,14 +53,20 @@ _TAB = 4
     "sources",
     multiple=True,
     metavar="BUNDLE|NAME=DIR",
-    help="Trees of servers' caches, beside this machine; given twice, those of the second beside those of the first.",
+    help=(
+        "Trees of servers' caches, beside this machine; given twice, those of the second beside"
+        " those of the first."
+    ),
 )
 @click.option(
     "--bundle",
     "bundles",
     multiple=True,
     metavar="BUNDLE|DIR",
-    help="Compare with this bundle, or Triton cache directory, too; repeat for several. It needs no store.",
+    help=(
+        "Compare with this bundle, or Triton cache directory, too; repeat for several. It needs no"
+        " store."
+    ),
 )
 @fact_option
 @family_file_option
@@ -130,10 +136,12 @@ def explain(
         screen.line()
         if compiler is not None:
             screen.line(
-                f"torch.compile's graph entries have keys of their own, which hold $CXX (here {compiler}) and the device index"
+                "torch.compile's graph entries have keys of their own, which hold $CXX (here"
+                f" {compiler}) and the device index"
             )
         screen.done(
-            f"{wording.count(len(found), 'kernel')}, of which {differing} had a recorded neighbor that differs"
+            f"{wording.count(len(found), 'kernel')}, of which {differing} had a recorded neighbor"
+            " that differs"
         )
     rows = [
         {**dataclasses.asdict(e), "sentence": e.sentence, "differences": _listed(e)} for e in found

@@ -73,7 +73,8 @@ def _of_kind(kernel: Kernel, kind: str, source: str) -> Artifact:
         else "; it holds what a launch needs alone (--keep launch)"
     )
     raise NotFound(
-        f"{kernel.name} ({wording.short_key(kernel.key)}) has no {kind} in {source}{why}; it can be shown as {', '.join(shown)}",
+        f"{kernel.name} ({wording.short_key(kernel.key)}) has no {kind} in {source}{why}; it can be"
+        f" shown as {', '.join(shown)}",
         key=kernel.key,
         kind=kind,
         kinds=kinds,
@@ -130,7 +131,8 @@ def extract(screen: Screen, bundle: str, wanted: str, output: str, force: bool) 
             f"… and {wording.count(len(files) - _FILES_SHOWN, 'more file')}; --json lists all"
         )
     screen.done(
-        f"wrote {wording.count(len(files), 'file')} of {wording.count(len(kernels), 'kernel')} to {output}: {wording.size(size)}"
+        f"wrote {wording.count(len(files), 'file')} of {wording.count(len(kernels), 'kernel')} to"
+        f" {output}: {wording.size(size)}"
     )
     listed = [
         {"key": kernel.key, "name": kernel.name, "target": str(kernel.target)} for kernel in kernels

@@ -52,7 +52,10 @@ _INPUTS = "example_inputs"
     "inputs",
     multiple=True,
     metavar="TYPE[SIZES]",
-    help=f"An argument of the function, such as float32[128,512]; without any, {_INPUTS}() of the module.",
+    help=(
+        f"An argument of the function, such as float32[128,512]; without any, {_INPUTS}() of the"
+        " module."
+    ),
 )
 @click.option(
     "--target",
@@ -134,7 +137,8 @@ def generate_command(
         size = save(screen, bundle, output)
         show_programs(screen, summaries)
         screen.done(
-            f"wrote {output}: {wording.count(len(bundle.kernels), 'kernel')}, {wording.size(size)}, {bundle.digest}"
+            f"wrote {output}: {wording.count(len(bundle.kernels), 'kernel')}, {wording.size(size)},"
+            f" {bundle.digest}"
         )
         facts = {**contents(bundle), **facts, "path": output, "size_bytes": size}
     else:
@@ -196,8 +200,8 @@ def _generated(
     if verify:
         if program.kernels and program.device == "cpu" and not program.is_interpreted:
             raise ConfigError(
-                "--verify runs the program, and its tensors are on the CPU: set TRITON_INTERPRET=1, "
-                f"or have {_INPUTS}() return tensors on a GPU",
+                "--verify runs the program, and its tensors are on the CPU: set"
+                f" TRITON_INTERPRET=1, or have {_INPUTS}() return tensors on a GPU",
                 device=program.device,
             )
         program.run(*values)
@@ -208,7 +212,8 @@ def _declared_inputs(module: Any, name: str) -> list[Any]:
     declared = getattr(module, _INPUTS, None)
     if not callable(declared):
         raise ConfigError(
-            f"{name} has no function {_INPUTS}(); write one that returns the arguments, or give --input",
+            f"{name} has no function {_INPUTS}(); write one that returns the arguments, or give"
+            " --input",
             name=name,
         )
     return list(declared())

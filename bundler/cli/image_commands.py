@@ -34,7 +34,10 @@ layout_option = click.option(
     type=click.Choice(["bundle", "mcv", "mcv-docker"]),
     default="bundle",
     show_default=True,
-    help="The bundle's file as one blob; or an image that GKM and KServe mount, with media types of OCI or of Docker.",
+    help=(
+        "The bundle's file as one blob; or an image that GKM and KServe mount, with media types of"
+        " OCI or of Docker."
+    ),
 )
 key_option = click.option(
     "--key",
@@ -77,7 +80,8 @@ def oci() -> None:
     short_help="Push a bundle to a registry.",
     epilog=example(
         "oci push model.tbundle oci://registry.example/team/kernels:llama3 --key release.pem",
-        "oci push model.tbundle oci://registry.example/team/cache:llama3 --layout mcv --cache-root /cache",
+        "oci push model.tbundle oci://registry.example/team/cache:llama3 --layout mcv --cache-root"
+        " /cache",
     ),
 )
 @click.argument("bundle")
@@ -88,7 +92,9 @@ def oci() -> None:
 @triton_option
 @reports
 def push(screen: Screen, bundle: str, url: str, **options: Any) -> int:
-    """Push BUNDLE to the registry and tag of URL; the tag names it then, whatever it named before."""
+    """Push BUNDLE to the registry and tag of URL; the tag names it then, whatever it named
+    before.
+    """
     return _push(screen, bundle, url, options)
 
 
@@ -124,7 +130,10 @@ def pull(screen: Screen, url: str, output: str) -> int:
     type=click.Choice(["bundle", "mcv", "mcv-docker", "hf"]),
     default="bundle",
     show_default=True,
-    help="As for push; or hf, a folder bundles/ with an index, as it lies beside a model on Hugging Face.",
+    help=(
+        "As for push; or hf, a folder bundles/ with an index, as it lies beside a model on Hugging"
+        " Face."
+    ),
 )
 @key_option
 @root_option

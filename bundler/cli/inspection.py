@@ -97,7 +97,9 @@ _UNKNOWN = "-"
 @click.option(
     "--leaks",
     is_flag=True,
-    help="List paths, names of users and machines, and traces of source that travel with the bundle.",
+    help=(
+        "List paths, names of users and machines, and traces of source that travel with the bundle."
+    ),
 )
 @kernel_option
 @click.option(
@@ -158,7 +160,8 @@ def _specializations(
     damaged = [error for _, error in pairs if error is not None]
     if damaged:
         screen.warn(
-            f"the metadata of {wording.count(len(damaged), 'kernel')} cannot be read: {damaged[0].message}; verify tells all"
+            f"the metadata of {wording.count(len(damaged), 'kernel')} cannot be read:"
+            f" {damaged[0].message}; verify tells all"
         )
     return [known for known, _ in pairs]
 
@@ -321,8 +324,8 @@ def _show_one_or_hint(
         screen.line()
     if packed:
         screen.line(
-            f"constants and signatures of {wording.count(packed, 'kernel')} are not known: a cache directory, which pack reads, "
-            "does not hold them; record with triton-bundler run"
+            f"constants and signatures of {wording.count(packed, 'kernel')} are not known: a cache"
+            " directory, which pack reads, does not hold them; record with triton-bundler run"
         )
         screen.line()
 
@@ -420,7 +423,8 @@ def verify(
     asked = sigstore_asked(sigstore)
     if url is not None and (signed or asked):
         raise click.UsageError(
-            "--signed and --sigstore are for a BUNDLE; a store's tags are judged when they are followed"
+            "--signed and --sigstore are for a BUNDLE; a store's tags are judged when they are"
+            " followed"
         )
     if url is not None:
         return verify_store(screen, url, repair=repair)
@@ -460,7 +464,8 @@ def _verify_bundle(
     if problems:
         first = [(name, reason) for name, reason in problems[:PROBLEMS_SHOWN]]
         screen.complain(
-            f"{bundle}: {wording.count(len(problems), 'problem')}; make the bundle anew, or fetch it again"
+            f"{bundle}: {wording.count(len(problems), 'problem')}; make the bundle anew, or fetch"
+            " it again"
         )
         for name, reason in first:
             screen.line(f"  {names.get(name, name)}: {reason}")
@@ -468,8 +473,9 @@ def _verify_bundle(
             screen.line(f"  … and {len(problems) - len(first)} more; --json lists all")
     else:
         screen.line(
-            f"checked the digests of {wording.count(checked['files'], 'file')} ({wording.size(checked['bytes'])}), "
-            f"the metadata of {wording.count(checked['kernels'], 'kernel')}, and the container"
+            f"checked the digests of {wording.count(checked['files'], 'file')}"
+            f" ({wording.size(checked['bytes'])}), the metadata of"
+            f" {wording.count(checked['kernels'], 'kernel')}, and the container"
         )
         screen.done(f"{bundle} is sound: {digest}")
     screen.finish(
@@ -530,7 +536,9 @@ def _metadata_problem(bundle: Bundle, kernel: Kernel) -> str | None:
 
 
 def _show_resources(screen: Screen, bundle: Bundle, kernels: list[Kernel], source: str) -> int:
-    """Print a row for each kernel, and say which binaries cannot be read; those have exit status 1."""
+    """Print a row for each kernel, and say which binaries cannot be read; those have exit
+    status 1.
+    """
     with screen.progress(f"reading binaries of {source}", len(kernels)) as bar:
         found = []
         for kernel in kernels:
@@ -546,13 +554,15 @@ def _show_resources(screen: Screen, bundle: Bundle, kernels: list[Kernel], sourc
         )
         screen.line()
         screen.line(
-            "a thread: registers, spills, bytes of stack; a block: bytes of shared memory, static and dynamic; - is not known"
+            "a thread: registers, spills, bytes of stack; a block: bytes of shared memory, static"
+            " and dynamic; - is not known"
         )
         screen.line()
     problems = [problem for _, problem in found if problem is not None]
     if problems:
         screen.complain(
-            f"the binaries of {wording.count(len(problems), 'kernel')} cannot be read: {problems[0]}; fetch the bundle again"
+            f"the binaries of {wording.count(len(problems), 'kernel')} cannot be read:"
+            f" {problems[0]}; fetch the bundle again"
         )
     screen.done(wording.count(len(kernels), "kernel"))
     facts = [_resource_facts(kernel, *pair) for kernel, pair in zip(kernels, found, strict=True)]
@@ -578,9 +588,11 @@ def _resource_facts(
         "warps": kernel.spec.num_warps,
         "dynamic_shared_bytes": kernel.spec.shared_bytes,
         "binary_bytes": kernel.binary.size,
-        "resources": None
-        if known is None
-        else asdict(known) | {"constant_bytes": dict(known.constant_bytes)},
+        "resources": (
+            None
+            if known is None
+            else asdict(known) | {"constant_bytes": dict(known.constant_bytes)}
+        ),
         "problem": problem,
     }
 

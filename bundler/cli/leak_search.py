@@ -163,8 +163,8 @@ def show_leaks(screen: Screen, leaks: dict[str, Any]) -> None:
             screen.line(_SAID[place].format(wording.count(number, "file")))
     if any(leaks[table] for table in _TITLES):
         screen.done(
-            f"{wording.count(len(leaks['paths']), 'path')} would travel; `triton-bundler merge B --strip source -o C` leaves them out, "
-            "with the texts and debug information"
+            f"{wording.count(len(leaks['paths']), 'path')} would travel; `triton-bundler merge B"
+            " --strip source -o C` leaves them out, with the texts and debug information"
         )
     else:
         screen.done(

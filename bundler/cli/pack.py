@@ -184,7 +184,8 @@ def show_contents(screen: Screen, bundle: Bundle) -> None:
         )
         screen.line()
     beside = [
-        f"{wording.count(len(entries), noun)} ({wording.size(sum(entry.artifact.size for entry in entries))})"
+        f"{wording.count(len(entries), noun)}"
+        f" ({wording.size(sum(entry.artifact.size for entry in entries))})"
         for noun, entries in (
             ("tuning file", bundle.tuning_files),
             ("helper library", bundle.helpers),

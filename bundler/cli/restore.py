@@ -71,7 +71,10 @@ from bundler.lifecycle.lifecycle_reports import CheckReport, RestoreReport
     type=click.Choice(["kernels", "code", "signed"]),
     default="kernels",
     show_default=True,
-    help="With code, also what is executed or unpickled: shared libraries, files of torch; with signed, where a trusted key vouches for it.",
+    help=(
+        "With code, also what is executed or unpickled: shared libraries, files of torch; with"
+        " signed, where a trusted key vouches for it."
+    ),
 )
 @click.option(
     "--device",
@@ -210,8 +213,9 @@ def _show_report(screen: Screen, report: RestoreReport, bundle: Bundle) -> None:
     )
     screen.reasons("skipped", report.skipped, wording.kernel_names(bundle))
     screen.done(
-        f"{report.usable:,} of {wording.count(len(bundle.kernels), 'kernel')} in place; {wording.count(report.files, 'file')}"
-        f", {wording.size(report.bytes)} written in {wording.duration(report.seconds)}"
+        f"{report.usable:,} of {wording.count(len(bundle.kernels), 'kernel')} in place;"
+        f" {wording.count(report.files, 'file')}, {wording.size(report.bytes)} written in"
+        f" {wording.duration(report.seconds)}"
     )
 
 

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from bundler.toolchain.child_recording import ChildSpool
 
 NOTHING = (
-    "nothing was recorded, so no bundle was written: the command compiled no Triton kernel and found none in its "
-    "cache, or it sets triton.knobs.cache.manager_class itself"
+    "nothing was recorded, so no bundle was written: the command compiled no Triton kernel and"
+    " found none in its cache, or it sets triton.knobs.cache.manager_class itself"
 )
 # As shells end when they cannot run a program.
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
@@ -141,9 +141,10 @@ def _tell(
     if bundle.kernels:
         size = save(screen, bundle, output)
         people.done(
-            f"recorded {wording.count(len(bundle.kernels), 'kernel')} in {wording.count(processes, 'process')}: "
-            f"{wording.count(report.compiles, 'compile')}, {wording.count(report.hits, 'hit')}; "
-            f"wrote {output}: {wording.size(size)}, {bundle.digest}"
+            f"recorded {wording.count(len(bundle.kernels), 'kernel')} in"
+            f" {wording.count(processes, 'process')}: {wording.count(report.compiles, 'compile')},"
+            f" {wording.count(report.hits, 'hit')}; wrote {output}: {wording.size(size)},"
+            f" {bundle.digest}"
         )
     elif status:
         screen.warn(NOTHING)

@@ -61,7 +61,8 @@ def chosen(
     keys = {key(item): name(item) for item in found}
     if len(keys) > 1:
         raise ConfigError(
-            f"several kernels in {source} have keys that begin with {text!r}: {_candidates(keys)}; give more of the key",
+            f"several kernels in {source} have keys that begin with {text!r}: {_candidates(keys)};"
+            " give more of the key",
             candidates=sorted(keys),
         )
     if not found:
@@ -93,8 +94,9 @@ def only_kernel(kernels: Sequence[Kernel], source: str) -> Kernel:
     if len(kernels) != 1:
         keys = {kernel.key: kernel.name for kernel in kernels}
         raise ConfigError(
-            f"{wording.count(len(keys), 'kernel')} in {source} {wording.plural(len(keys), 'is')} meant, and one can be shown: "
-            f"{_candidates(keys) or 'there is none'}; give --kernel and a key",
+            f"{wording.count(len(keys), 'kernel')} in {source} {wording.plural(len(keys), 'is')}"
+            f" meant, and one can be shown: {_candidates(keys) or 'there is none'}; give --kernel"
+            " and a key",
             candidates=sorted(keys),
         )
     return kernels[0]

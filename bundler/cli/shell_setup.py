@@ -54,7 +54,8 @@ def completion(screen: Screen, shell: str | None, printed: bool) -> int:
     made = get_completion_class(name)
     if name not in _PLACES or made is None:
         raise NotFound(
-            f"$SHELL is {name or 'not set'}, for which there are no completions: name one of {', '.join(_PLACES)}",
+            f"$SHELL is {name or 'not set'}, for which there are no completions: name one of"
+            f" {', '.join(_PLACES)}",
             shell=name,
         )
     script = _script(name)

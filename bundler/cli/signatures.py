@@ -44,18 +44,26 @@ folder_option = click.option(
     "--keys",
     "folder",
     metavar="DIR",
-    help=f"The folder of trusted keys; else {config.PREFIX}KEYS, else ~/.config/triton-bundler/keys.",
+    help=(
+        f"The folder of trusted keys; else {config.PREFIX}KEYS, else ~/.config/triton-bundler/keys."
+    ),
 )
 
 
 _SIGSTORE = {
     "sigstore": (
         "FILE",
-        "Also check a signature that cosign sign-blob --bundle or sigstore sign made of the file; offline.",
+        (
+            "Also check a signature that cosign sign-blob --bundle or sigstore sign made of the"
+            " file; offline."
+        ),
     ),
     "trust_root": (
         "FILE",
-        "Whose certificates and logs count for --sigstore: the trusted_root.json of an instance of Sigstore.",
+        (
+            "Whose certificates and logs count for --sigstore: the trusted_root.json of an instance"
+            " of Sigstore."
+        ),
     ),
     "identity": (
         "WHO",
@@ -118,7 +126,8 @@ def new(screen: Screen, file: str) -> int:
     made, public = SigningKey.generate(), os.path.splitext(file)[0] + PUBLIC_SUFFIX
     if public == file:
         raise click.UsageError(
-            f"{file} is what the public half is called: give the private key another ending, such as .pem"
+            f"{file} is what the public half is called: give the private key another ending, such"
+            " as .pem"
         )
     if os.path.lexists(public):
         raise click.UsageError(f"{public} is there already: choose another name")
@@ -304,9 +313,11 @@ def sign(
             ("for", ", ".join((report.trust, *report.targets, *report.families))),
             (
                 "until",
-                time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(report.expires))
-                if report.expires
-                else "",
+                (
+                    time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(report.expires))
+                    if report.expires
+                    else ""
+                ),
             ),
             ("minisign", report.minisign),
         ]
@@ -317,7 +328,9 @@ def sign(
 
 
 def tell_signature(screen: Screen, bundle: Bundle, path: str) -> tuple[dict[str, Any], int]:
-    """Judge the signatures of a bundle file; returns what `--json` says of it, and the exit status."""
+    """Judge the signatures of a bundle file; returns what `--json` says of it, and the exit
+    status.
+    """
     judgement = judge_file(bundle, path)
     if judgement.good:
         screen.done(f"{path} is signed by {judgement.key}")
@@ -327,7 +340,7 @@ def tell_signature(screen: Screen, bundle: Bundle, path: str) -> tuple[dict[str,
         "ok": judgement.good,
         "key": judgement.key,
         "reason": judgement.reason,
-    }, FINE if judgement.good else PROBLEM
+    }, (FINE if judgement.good else PROBLEM)
 
 
 def tell_sigstore(
@@ -355,6 +368,7 @@ def tell_sigstore(
         screen.complain(f"{path}: {error.message}")
         return {"ok": False, "reason": error.message}, PROBLEM
     screen.done(
-        f"{path} is signed by {report.identity} of {report.issuer}, entry {report.log_index} of the log"
+        f"{path} is signed by {report.identity} of {report.issuer}, entry {report.log_index} of"
+        " the log"
     )
     return {"ok": True, **msgspec.to_builtins(report)}, FINE

@@ -56,19 +56,27 @@ def stats(screen: Screen, url: str) -> int:
                 ("units", f"{found.units:,} ({wording.size(found.unit_bytes)})"),
                 (
                     "dictionaries",
-                    f"{found.dictionaries:,} ({wording.size(found.dictionary_bytes)}), which units share"
-                    if found.dictionaries
-                    else "",
+                    (
+                        f"{found.dictionaries:,} ({wording.size(found.dictionary_bytes)}), which units"
+                        " share"
+                        if found.dictionaries
+                        else ""
+                    ),
                 ),
                 (
                     "kernels",
-                    f"{found.kernels:,} found by key ({wording.size(found.index_bytes)} say in which bundle)",
+                    (
+                        f"{found.kernels:,} found by key ({wording.size(found.index_bytes)} say in"
+                        " which bundle)"
+                    ),
                 ),
                 (
                     "records",
-                    f"{found.records:,} ({wording.size(found.record_bytes)}), published one by one"
-                    if found.records
-                    else "",
+                    (
+                        f"{found.records:,} ({wording.size(found.record_bytes)}), published one by one"
+                        if found.records
+                        else ""
+                    ),
                 ),
                 (
                     "failures",
@@ -79,7 +87,10 @@ def stats(screen: Screen, url: str) -> int:
                 ("tagged", wording.size(found.tagged_bytes)),
                 (
                     "untagged",
-                    f"{wording.size(found.size_bytes - found.tagged_bytes)}, which prune removes once unused for a day, or --grace",
+                    (
+                        f"{wording.size(found.size_bytes - found.tagged_bytes)}, which prune removes"
+                        " once unused for a day, or --grace"
+                    ),
                 ),
             ]
         )
@@ -114,8 +125,11 @@ def stats(screen: Screen, url: str) -> int:
     default="24h",
     show_default=True,
     metavar="DURATION",
-    help="Spare what was used within this time: a number of seconds, 10min, 24h. A push that takes longer may lose units, and "
-    "its kernels are compiled again; 0 is for a store that nobody writes to at the moment.",
+    help=(
+        "Spare what was used within this time: a number of seconds, 10min, 24h. A push that takes"
+        " longer may lose units, and its kernels are compiled again; 0 is for a store that nobody"
+        " writes to at the moment."
+    ),
 )
 @click.option(
     "--keep-days",
@@ -211,7 +225,8 @@ def verify_store(screen: Screen, url: str, *, repair: bool) -> int:
             report = store.verify(repair, watch=bar.reach)
         if report.sound:
             screen.line(
-                f"checked {wording.count(report.checked, 'object')}, and that bundles and tags lack nothing"
+                f"checked {wording.count(report.checked, 'object')}, and that bundles and tags lack"
+                " nothing"
             )
             screen.done(f"{store.name} is sound")
         else:
@@ -244,7 +259,8 @@ def _show_problems(screen: Screen, store: Store, report: VerifyReport, *, repair
         screen.line(f"  … and {len(problems) - PROBLEMS_SHOWN} more; --json lists all")
     if repair and report.removed:
         screen.done(
-            f"removed {wording.count(len(report.removed), 'damaged object')}; the next push sends what was in them"
+            f"removed {wording.count(len(report.removed), 'damaged object')}; the next push sends"
+            " what was in them"
         )
 
 

@@ -21,8 +21,14 @@ from bundler.store.store_urls import local_directory, store_url, with_settings
 
 STORE_METAVAR = "URL"
 STORE_VARIABLE = f"{config.PREFIX}STORE"
-STORE_HELP = "The store: a directory, with ?mode=group one that a group shares, redis://host:6379 or s3://bucket/prefix"
-TIERS_HELP = f"{STORE_HELP}; else {STORE_VARIABLE}. Repeat it for tiers, the nearest first; ?readonly=1 leaves one as it is."
+STORE_HELP = (
+    "The store: a directory, with ?mode=group one that a group shares, redis://host:6379 or"
+    " s3://bucket/prefix"
+)
+TIERS_HELP = (
+    f"{STORE_HELP}; else {STORE_VARIABLE}. Repeat it for tiers, the nearest first; ?readonly=1"
+    " leaves one as it is."
+)
 ONE_STORE_HELP = f"{STORE_HELP}; else {STORE_VARIABLE}."
 _NONE = f"give --store URL, or set {STORE_VARIABLE}"
 

@@ -71,8 +71,8 @@ def sync(
         done = len(report.moved) + len(report.kept)
         number = wording.count(done, "tag")
         screen.done(
-            f"{number} of {mirrored.name} {'would be' if dry_run else wording.plural(done, 'is')} as in {held.name} "
-            f"({wording.duration(report.seconds)})"
+            f"{number} of {mirrored.name} {'would be' if dry_run else wording.plural(done, 'is')}"
+            f" as in {held.name} ({wording.duration(report.seconds)})"
         )
         screen.finish(
             {
@@ -94,17 +94,21 @@ def _show(screen: Screen, report: SyncReport, *, dry_run: bool) -> None:
         [
             (
                 "would move" if dry_run else "moved",
-                f"{_listed(report.moved)}: {units}{size}"
-                if report.moved
-                else f"nothing, all of it {there} there",
+                (
+                    f"{_listed(report.moved)}: {units}{size}"
+                    if report.moved
+                    else f"nothing, all of it {there} there"
+                ),
             ),
             ("would keep" if dry_run else "kept", _listed(report.kept)),
             ("would delete" if dry_run else "deleted", _listed(report.deleted)),
             (
                 "present",
-                wording.count(report.units_present, "unit")
-                if report.units_present and report.moved
-                else "",
+                (
+                    wording.count(report.units_present, "unit")
+                    if report.units_present and report.moved
+                    else ""
+                ),
             ),
         ]
     )

@@ -130,7 +130,8 @@ class Screen:
         hidden = [column.title for index, column in enumerate(columns) if index not in shown]
         if hidden:
             self.line(
-                f"{wording.count(len(hidden), 'column')} hidden: {', '.join(hidden)}; widen the terminal or use --json"
+                f"{wording.count(len(hidden), 'column')} hidden: {', '.join(hidden)}; widen the"
+                " terminal or use --json"
             )
 
     def text(self, text: str) -> None:
@@ -193,7 +194,8 @@ class Screen:
             self.line(f"  {number:,} x {reason} ({examples})")
         if len(rows) > REASONS_SHOWN:
             self.line(
-                f"  … and {wording.count(len(rows) - REASONS_SHOWN, 'more reason')}; --json lists all"
+                f"  … and {wording.count(len(rows) - REASONS_SHOWN, 'more reason')}; --json"
+                " lists all"
             )
 
     def warn(self, message: str) -> None:

@@ -208,4 +208,6 @@ def _lines(status: SourceStatus) -> Iterator[str]:
         yield f"  breaker of {name} is not closed"
     for lease in status.leases:
         left = f", {lease.left_s:.0f} s left" if lease.left_s is not None else ""
-        yield f"  {kernel_of(lease) or 'a kernel'} is compiled by {lease.holder or 'somebody'}{left}"
+        yield (
+            f"  {kernel_of(lease) or 'a kernel'} is compiled by {lease.holder or 'somebody'}{left}"
+        )

@@ -35,7 +35,8 @@ TAGS = (
     short_help="Send a bundle to a store.",
     epilog=example(
         "push model.tbundle --store file:///var/cache/kernels --tag llama3/h200",
-        "push model.tbundle --store file:///var/cache/kernels --store redis://host:6379 --tag llama3/h200",
+        "push model.tbundle --store file:///var/cache/kernels --store redis://host:6379 --tag"
+        " llama3/h200",
     ),
 )
 @click.argument("bundle")
@@ -87,27 +88,36 @@ def _show_push(screen: Screen, report: PushReport, mode: PushMode) -> None:
         [
             (
                 "sent",
-                f"{wording.count(report.blobs_sent, 'unit')}, {wording.size(report.bytes_sent)}"
-                if report.bytes_sent
-                else "nothing, all of it was there",
+                (
+                    f"{wording.count(report.blobs_sent, 'unit')}, {wording.size(report.bytes_sent)}"
+                    if report.bytes_sent
+                    else "nothing, all of it was there"
+                ),
             ),
             (
                 "present",
-                wording.count(report.blobs_present, "unit")
-                if report.blobs_present and report.bytes_sent
-                else "",
+                (
+                    wording.count(report.blobs_present, "unit")
+                    if report.blobs_present and report.bytes_sent
+                    else ""
+                ),
             ),
             (
                 "repaired",
-                f"{wording.count(report.repaired, 'unit')} that the store held damaged"
-                if report.repaired
-                else "",
+                (
+                    f"{wording.count(report.repaired, 'unit')} that the store held damaged"
+                    if report.repaired
+                    else ""
+                ),
             ),
             (
                 "dropped",
-                f"{wording.count(report.variants_dropped, 'variant')}: other builds of what is kept once"
-                if report.variants_dropped
-                else "",
+                (
+                    f"{wording.count(report.variants_dropped, 'variant')}: other builds of what is kept"
+                    " once"
+                    if report.variants_dropped
+                    else ""
+                ),
             ),
             ("before", _before(report, mode)),
         ]

@@ -36,7 +36,10 @@ fact_option = click.option(
     "facts",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Part of a fingerprint in place of what this machine says, such as ranks=8, or target=cuda:80 for kernels of that target alone; repeat for several.",
+    help=(
+        "Part of a fingerprint in place of what this machine says, such as ranks=8, or"
+        " target=cuda:80 for kernels of that target alone; repeat for several."
+    ),
 )
 
 
@@ -79,7 +82,9 @@ def named_family(name: str, files: Sequence[str]) -> Family | None:
 
 
 def tree_lines(bundle: Bundle) -> list[str]:
-    """Return a line for each tree of a bundle: its place, files, ranks, and what it was made for."""
+    """Return a line for each tree of a bundle: its place, files, ranks, and what it was
+    made for.
+    """
     lines = []
     left_out: list[tuple[str, str]] = []
     trees = list(read_trees(bundle, left_out))
@@ -90,7 +95,8 @@ def tree_lines(bundle: Bundle) -> list[str]:
             f"{name} {value}" for name, value in tree.fingerprint.items() if name != "ranks"
         )
         lines.append(
-            f"tree {tree.name}: {wording.count(len(tree.files), 'file')} ({size}){ranks}; made for {made_for or 'nothing that is known'}"
+            f"tree {tree.name}: {wording.count(len(tree.files), 'file')} ({size}){ranks}; made for"
+            f" {made_for or 'nothing that is known'}"
         )
     if len(trees) > _SHOWN:
         lines.append(f"… and {wording.count(len(trees) - _SHOWN, 'more tree')}; --json lists all")

@@ -54,7 +54,10 @@ _key_option = click.option(
     "key",
     metavar="NAMES",
     default="",
-    help="What the values of your tuner's key are, for --format vllm-moe and sglang-moe: E,N,M and dtype; _ for what does not count.",
+    help=(
+        "What the values of your tuner's key are, for --format vllm-moe and sglang-moe: E,N,M and"
+        " dtype; _ for what does not count."
+    ),
 )
 _AXES = 3
 _grid_option = click.option(
@@ -62,7 +65,10 @@ _grid_option = click.option(
     "grid",
     metavar="X[,Y[,Z]]",
     default="",
-    help="With --as kernels: the grid as expressions over arguments and parameters: '-(-n // BLOCK)'.",
+    help=(
+        "With --as kernels: the grid as expressions over arguments and parameters: '-(-n //"
+        " BLOCK)'."
+    ),
 )
 
 
@@ -119,7 +125,8 @@ def _export_configs(
     for kernel, why in written.left_out:
         screen.warn(f"left out {kernel}: {why}")
     screen.done(
-        f"wrote {wording.count(written.records, 'record')} to {wording.count(len(written.files), 'file')} below {output}"
+        f"wrote {wording.count(written.records, 'record')} to"
+        f" {wording.count(len(written.files), 'file')} below {output}"
     )
     screen.finish(
         {
@@ -158,7 +165,9 @@ def _grid_of(text: str) -> TextGrid | None:
 def _export_kernels(
     screen: Screen, source: str, wanted: str | None, grid: TextGrid | None, output: str
 ) -> int:
-    """Write the kernel of each record of a bundle; records whose kernel is not there are warned of."""
+    """Write the kernel of each record of a bundle; records whose kernel is not there are
+    warned of.
+    """
     files, left_out = [], []
     with Bundle.load(source) as bundle:
         pairs = tunings_of(bundle)
@@ -261,8 +270,8 @@ def show(screen: Screen, source: str, everything: bool, wanted: str | None) -> i
     inductors = sum(record.found_by in {INDUCTOR, INDUCTOR_DESCENT} for record, _ in pairs)
     if inductors:
         screen.line(
-            f"{wording.count(inductors, 'record')} of Inductor's tuner: torch reads its files where they are restored; they tell "
-            "neither the kernel's time nor what else was tried"
+            f"{wording.count(inductors, 'record')} of Inductor's tuner: torch reads its files where"
+            " they are restored; they tell neither the kernel's time nor what else was tried"
         )
     configs = f"{wording.count(tried, 'config')} tried" if tried else "tuned"
     screen.done(f"{wording.count(len(pairs), 'record')}, {configs} in {wording.duration(spent_s)}")
@@ -295,8 +304,10 @@ def show(screen: Screen, source: str, everything: bool, wanted: str | None) -> i
     type=click.Choice(["table", "triton", "winners", "kernels"]),
     default="table",
     show_default=True,
-    help="A lookup table in JSON; result files of Triton's own tuner; a bundle without what lost; "
-    "the kernels that won, for C++.",
+    help=(
+        "A lookup table in JSON; result files of Triton's own tuner; a bundle without what lost; "
+        "the kernels that won, for C++."
+    ),
 )
 @_grid_option
 @_format_options
@@ -336,7 +347,8 @@ def export(
             size = save(screen, slim, output)
             dropped = len(opened.kernels) - len(slim.kernels)
         screen.done(
-            f"wrote {output}: {wording.size(size)}, {slim.digest}; left out {wording.count(dropped, 'kernel')} that lost"
+            f"wrote {output}: {wording.size(size)}, {slim.digest}; left out"
+            f" {wording.count(dropped, 'kernel')} that lost"
         )
         screen.finish(
             {"path": output, "size_bytes": size, "digest": slim.digest, "dropped": dropped}
@@ -345,8 +357,9 @@ def export(
     found = _read(screen, source)
     if not found.records:
         why = (
-            f"; its {wording.count(len(found.inductor), 'file')} of Inductor's tuner {wording.plural(len(found.inductor), 'is')} for torch, "
-            "which reads them where the bundle is restored"
+            f"; its {wording.count(len(found.inductor), 'file')} of Inductor's tuner"
+            f" {wording.plural(len(found.inductor), 'is')} for torch, which reads them where the"
+            " bundle is restored"
             if found.inductor
             else ""
         )
@@ -407,7 +420,8 @@ def import_(
             base = stack.enter_context(Bundle.load(into))
         size = save(screen, tuned := with_tunings(base, pairs), output)
     screen.done(
-        f"wrote {output}: {wording.count(len(tuned.tuning_records), 'record')}, {wording.size(size)}, {tuned.digest}"
+        f"wrote {output}: {wording.count(len(tuned.tuning_records), 'record')},"
+        f" {wording.size(size)}, {tuned.digest}"
     )
     screen.finish(
         {

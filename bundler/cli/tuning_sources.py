@@ -87,8 +87,10 @@ def records_to_import(source: str) -> list[Pair]:
     found = read_winners(source)
     if found.inductor and not found.records:
         raise ConfigError(
-            f"{source} is of Inductor's tuner, which says neither for which kernel nor for which sizes a config is, so no record can be made "
-            "of it; pack the cache directory that it lies in: the file travels with the kernels, and torch finds it where they are restored",
+            f"{source} is of Inductor's tuner, which says neither for which kernel nor for which"
+            " sizes a config is, so no record can be made of it; pack the cache directory that it"
+            " lies in: the file travels with the kernels, and torch finds it where they are"
+            " restored",
             path=source,
         )
     return found.records

@@ -114,7 +114,8 @@ def data_type(name: str) -> DataType:
         return DATA_TYPES[name]
     except KeyError:
         raise UnsupportedOperator(
-            f"dtype {name}: expected one of {', '.join(DATA_TYPES)}; call the ATen operator instead",
+            f"dtype {name}: expected one of {', '.join(DATA_TYPES)}; call the ATen operator"
+            " instead",
             operator="dtype",
             dtypes=(name,),
         ) from None
@@ -153,7 +154,9 @@ def cast_text(text: str, source: str, target: str, *, rounded: bool = False) -> 
 
 
 def loaded_text(text: str, name: str) -> str:
-    """Return the text that brings a value as it lies in memory into the compute type of its dtype."""
+    """Return the text that brings a value as it lies in memory into the compute type of its
+    dtype.
+    """
     row = data_type(name)
     if row.kind is NumberKind.BOOL:
         return f"({operand(text)} != 0)"

@@ -108,8 +108,8 @@ _Tensors = Sequence[torch.Tensor]
 # Names whose operator on single tensors is called otherwise.
 _SINGLE = {"clamp_min": torch.maximum, "clamp_max": torch.minimum}
 _UNARY = (
-    "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round rsqrt sigmoid sign sin sinh sqrt "
-    "tan tanh trunc"
+    "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg"
+    " reciprocal round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc"
 )
 _BINARY = "add sub mul div pow maximum minimum clamp_min clamp_max"
 
@@ -319,8 +319,10 @@ def _diagonal_scatter(
     """Choose the source's element on the diagonal, and the given one elsewhere."""
     rows, columns = dim1 % given.dim(), dim2 % given.dim()
     index = {
-        dim: torch.arange(given.shape[dim], device=given.device).view(
-            [-1 if place == dim else 1 for place in range(given.dim())]
+        dim: (
+            torch.arange(given.shape[dim], device=given.device).view(
+                [-1 if place == dim else 1 for place in range(given.dim())]
+            )
         )
         for dim in (rows, columns)
     }
@@ -355,7 +357,9 @@ def _overlaps(given: torch.Tensor) -> bool:
 def _select_scatter(
     given: torch.Tensor, source: torch.Tensor, dim: int, index: int
 ) -> torch.Tensor:
-    """Copy a tensor whose elements overlap first, which the rule of torch 2.11 for strides forgets."""
+    """Copy a tensor whose elements overlap first, which the rule of torch 2.11 for strides
+    forgets.
+    """
     if not _overlaps(given):
         return NotImplemented
     return aten.select_scatter(given.clone(), source, dim, index)

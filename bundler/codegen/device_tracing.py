@@ -6,10 +6,11 @@ Inputs, and the parameters and buffers of a module, are torch's fake tensors on 
 have sizes and strides, and no memory.  Where torch would ask the device or its libraries how to
 compute, this decides, so that every machine traces the same graph:
 
-- `scaled_dot_product_attention` is flash attention for float16 and bfloat16 tensors of four dimensions, without a mask, whose heads have a multiple of 8
-  and at most 256 elements; memory-efficient attention for these types and float32, also with a mask
-  of numbers whose last dimension is a multiple of 16, and elements of a head a multiple of 8;
-  products and a softmax otherwise;
+- `scaled_dot_product_attention` is flash attention for float16 and bfloat16 tensors of four
+  dimensions, without a mask, whose heads have a multiple of 8 and at most 256 elements;
+  memory-efficient attention for these types and float32, also with a mask of numbers whose last
+  dimension is a multiple of 16, and elements of a head a multiple of 8; products and a softmax
+  otherwise;
 - recurrent layers and batch norm are torch's own operators, not cuDNN's;
 - a device without a number is that of the trace.
 
@@ -126,7 +127,8 @@ def _guarded() -> Iterator[None]:
         guards = (ctypes.c_void_p * (_META + 1)).in_dll(ctypes.CDLL(library), _GUARDS)
     except (OSError, ValueError) as error:
         raise UnsupportedOperator(
-            f"this build of torch, {torch.__version__}, cannot trace for a GPU: {error}; use a build with support for CUDA, no GPU is needed",
+            f"this build of torch, {torch.__version__}, cannot trace for a GPU: {error}; use a"
+            " build with support for CUDA, no GPU is needed",
             operator="device",
         ) from error
     before = guards[_CUDA]

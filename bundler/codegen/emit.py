@@ -181,8 +181,8 @@ def refuse_assembly(sources: Mapping[str, str], target: Target) -> None:
     kernels = [name for name, source in sources.items() if _ASSEMBLY in source]
     if kernels and target.backend != "cuda":
         raise UnsupportedOperator(
-            f"{kernels[0]} for {target}: inline_asm_elementwise holds PTX, which only cuda targets have; "
-            "build for one of them, or compute it by other operators",
+            f"{kernels[0]} for {target}: inline_asm_elementwise holds PTX, which only cuda targets"
+            " have; build for one of them, or compute it by other operators",
             operator="inline_asm_elementwise",
         )
 

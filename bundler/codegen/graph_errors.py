@@ -136,7 +136,8 @@ def _internal(error: Exception, operator: str, place: str) -> UnsupportedOperato
     where = f"{os.path.basename(last.filename)}:{last.lineno}"
     at = f"; at {place}" if place else ""
     return UnsupportedOperator(
-        f"{operator}: internal error of the generator: {_described(error)} ({where}){at}; please report it",
+        f"{operator}: internal error of the generator: {_described(error)} ({where}){at}; please"
+        " report it",
         operator=operator,
         line=place,
         internal=True,

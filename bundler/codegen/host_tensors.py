@@ -71,7 +71,9 @@ class HostTensors:
         return (found,)
 
     def _called(self, call: OperatorCall) -> str:
-        """Call an operator, since another one that is called needs its result; returns the buffer."""
+        """Call an operator, since another one that is called needs its result; returns the
+        buffer.
+        """
         (found,) = lower(self._builder, call, self._fallbacks)
         assert found is not None
         assert found.buffer is not None

@@ -120,7 +120,9 @@ class Ranges:
         return bool(alone or (reach.is_Integer and reach <= _LARGEST_NARROW))
 
     def simplified(self, expr: Any) -> sympy.Expr:
-        """Return an equal expression without the divisions and remainders that the ranges decide."""
+        """Return an equal expression without the divisions and remainders that the ranges
+        decide.
+        """
         expr = sympy.sympify(expr)
         if not expr.has(FloorDiv, ModularIndexing):
             return sympy.expand(expr)

@@ -78,7 +78,8 @@ class _Printer:
             return f"libdevice.{name.removeprefix('OpaqueUnaryFn_')}({self.float(expr.args[0])})"
         if writer is None:
             raise UnsupportedOperator(
-                f"index expression {expr}: there is no text for {name}; call the ATen operator instead",
+                f"index expression {expr}: there is no text for {name}; call the ATen operator"
+                " instead",
                 operator=name,
                 dtypes=(),
             )
@@ -257,7 +258,8 @@ class _Printer:
     def _rounddecimal(self, part: sympy.Expr, digits: sympy.Expr) -> str:
         if not isinstance(digits, sympy.Integer) or (part.is_integer and digits < 0):
             raise UnsupportedOperator(
-                f"index expression: {part} rounded to {digits} digits; expected a known number of digits, not below zero for an integer",
+                f"index expression: {part} rounded to {digits} digits; expected a known number of"
+                " digits, not below zero for an integer",
                 operator="RoundDecimal",
                 dtypes=(),
             )

@@ -577,7 +577,9 @@ def _is_within(term: Term, size: sympy.Expr, ranges: Ranges) -> bool:
 
 
 def _bounds(value: Argument, ranges: Ranges) -> _Bounds | None:
-    """Return the least and the greatest number that a value can be; None where that is not known."""
+    """Return the least and the greatest number that a value can be; None where that is not
+    known.
+    """
     if not isinstance(value, Term):
         return (value, value) if type(value) is int else None
     if value.dtype not in _INTEGERS:

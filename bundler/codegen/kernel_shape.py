@@ -117,8 +117,10 @@ def placed_loops(
     last = max(item.level for item in found)
     read = {name for loop in loops for name in loop.reads}
     return [
-        replace(item, level=last)
-        if item.loop.buffer in read and buffers[item.loop.buffer].source != "node"
-        else item
+        (
+            replace(item, level=last)
+            if item.loop.buffer in read and buffers[item.loop.buffer].source != "node"
+            else item
+        )
         for item in found
     ]

@@ -20,7 +20,9 @@ _LARGEST_PLAIN_INTEGER = 2**31
 
 
 def constant_text(value: float, name: str, shape: str = "[]") -> str:
-    """Return the text of a number as a tensor of a dtype's compute type, that many elements of it."""
+    """Return the text of a number as a tensor of a dtype's compute type, that many elements
+    of it.
+    """
     row = data_type(name)
     if row.kind is NumberKind.BOOL:
         return f"tl.full({shape}, {bool(value)}, tl.int1)"

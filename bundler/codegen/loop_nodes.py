@@ -104,7 +104,9 @@ class Buffer:
 
     @property
     def by_value(self) -> bool:
-        """Whether kernels are given its only element instead of its address: it lies on the host."""
+        """Whether kernels are given its only element instead of its address: it lies on the
+        host.
+        """
         return self.source == "value" or bool(self.layout.device)
 
 

@@ -243,7 +243,9 @@ def expressions_of(root: Term) -> Iterator[sympy.Expr]:
 
 
 def symbols_of(term: Term) -> tuple[sympy.Symbol, ...]:
-    """Return the symbols of a term's index expression that stand for its arguments, in their order."""
+    """Return the symbols of a term's index expression that stand for its arguments, in
+    their order.
+    """
     if term.operator == "load":
         return tuple(term.details[2])
     return tuple(term.details[1]) if term.operator == "index_expr" else ()

@@ -163,7 +163,8 @@ class _Reader:
         hidden = sorted(map(str, set(self._sizes.sizes.values()) - shown))
         if hidden:
             raise UnsupportedOperator(
-                f"the sizes {', '.join(hidden)} are sizes, strides or numbers of no input: expected to read each of them there",
+                f"the sizes {', '.join(hidden)} are sizes, strides or numbers of no input: expected"
+                " to read each of them there",
                 operator="a size that no input shows",
             )
 
@@ -702,7 +703,9 @@ def _example(argument: Any) -> Any:
 
 
 def _origins(node: fx.Node) -> frozenset[str]:
-    """Return the name of the operator that the user's program called, before torch took it apart."""
+    """Return the name of the operator that the user's program called, before torch took it
+    apart.
+    """
     original = node.meta.get("original_aten")
     name = str(original) if original is not None else str(node.target)
     return frozenset({name.split(".")[1].lstrip("_") if "." in name else name})

@@ -93,9 +93,9 @@ def module_text(text: KernelText) -> str:
         "triton_meta": triton_meta(text),
         "inductor_meta": inductor_meta(text),
         **text.facts,
-        "min_elem_per_thread": text.elements
-        if text.kind == "pointwise" and text.elements > 1
-        else None,
+        "min_elem_per_thread": (
+            text.elements if text.kind == "pointwise" and text.elements > 1 else None
+        ),
     }
     arguments = "".join(
         f"    {name}={value!r},\n" for name, value in metadata.items() if value is not None
@@ -127,10 +127,10 @@ def harness_text(text: KernelText) -> str:
         for parameter, example in zip(text.parameters, text.examples, strict=True)
     )
     return (
-        f"\n\n{_HARNESS_IMPORT}\n\ndef get_args():\n    return random_arguments([\n{examples}    ])\n\n\n"
-        f"def call(args):\n    {_PLACEHOLDER}.run(*args)\n\n\n"
-        f"def benchmark_all_configs(args):\n    return candidate_times({_PLACEHOLDER}, args)\n\n\n"
-        f"if __name__ == '__main__':\n    report(call, get_args(), {gigabytes(text)!r})\n"
+        f"\n\n{_HARNESS_IMPORT}\n\ndef get_args():\n    return random_arguments([\n{examples}   "
+        f" ])\n\n\ndef call(args):\n    {_PLACEHOLDER}.run(*args)\n\n\ndef"
+        f" benchmark_all_configs(args):\n    return candidate_times({_PLACEHOLDER}, args)\n\n\nif"
+        f" __name__ == '__main__':\n    report(call, get_args(), {gigabytes(text)!r})\n"
     )
 
 

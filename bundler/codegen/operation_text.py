@@ -96,7 +96,8 @@ def _to_dtype_bitcast(arguments: Arguments, options: Mapping[str, Any]) -> TextV
     old, new = data_type(value.dtype), data_type(options["dtype"])
     if old.bits != new.bits:
         raise UnsupportedOperator(
-            f"operator to_dtype_bitcast: expected dtypes of one width, got {old.name} and {new.name}; call the ATen operator instead",
+            f"operator to_dtype_bitcast: expected dtypes of one width, got {old.name} and"
+            f" {new.name}; call the ATen operator instead",
             operator="to_dtype_bitcast",
             dtypes=(old.name, new.name),
         )
@@ -142,14 +143,17 @@ def _random(function: str, dtype: str) -> _Writer:
 
 
 def _assembly(arguments: Arguments, options: Mapping[str, Any]) -> TextValue:
-    """Write assembly; each value is in a register as it lies in memory, so that a half has 16 bits."""
+    """Write assembly; each value is in a register as it lies in memory, so that a half has
+    16 bits.
+    """
     values = [_value(argument) for argument in arguments]
     texts = [stored_text(value.text, value.dtype) for value in values]
     constraints = options.get("constraints") or ", ".join(["=r", *("r" for _ in texts)])
     result = data_type(options["dtype"])
     text = (
-        f"tl.inline_asm_elementwise({options['asm']!r}, {constraints!r}, [{', '.join(texts)}], "
-        f"dtype={result.stored}, is_pure={options.get('is_pure', True)}, pack={options.get('pack', 1)})"
+        f"tl.inline_asm_elementwise({options['asm']!r}, {constraints!r}, [{', '.join(texts)}],"
+        f" dtype={result.stored}, is_pure={options.get('is_pure', True)},"
+        f" pack={options.get('pack', 1)})"
     )
     # Assembly may hold any brackets, so the text is no operand by itself.
     return TextValue(
@@ -222,7 +226,8 @@ def render(operator: str, arguments: Sequence[Value | Scalar], **options: Any) -
     row = OPERATORS.get(operator)
     if row is None:
         raise UnsupportedOperator(
-            f"operator {operator}: the generator has no text for it; call the ATen operator instead",
+            f"operator {operator}: the generator has no text for it; call the ATen operator"
+            " instead",
             operator=operator,
             dtypes=tuple(
                 argument.dtype for argument in arguments if isinstance(argument, TextValue)
@@ -315,7 +320,8 @@ def _rank(row: DataType) -> tuple[int, int]:
 
 def _refusal(operator: str, one: DataType, other: DataType) -> UnsupportedOperator:
     return UnsupportedOperator(
-        f"operator {operator}: {one.name} and {other.name} have no common dtype; convert one of them first",
+        f"operator {operator}: {one.name} and {other.name} have no common dtype; convert one of"
+        " them first",
         operator=operator,
         dtypes=(one.name, other.name),
     )

@@ -88,7 +88,8 @@ class Operator:
         """Raise `UnsupportedOperator` where the operator does not take the dtype."""
         if dtype not in self.dtypes:
             raise UnsupportedOperator(
-                f"operator {self.name}: expected one of {', '.join(sorted(self.dtypes))}, got {dtype}; call the ATen operator instead",
+                f"operator {self.name}: expected one of {', '.join(sorted(self.dtypes))}, got"
+                f" {dtype}; call the ATen operator instead",
                 operator=self.name,
                 dtypes=(dtype,),
             )
@@ -147,7 +148,8 @@ def _quotient(texts: Sequence[str], row: DataType, options: dict[str, Any]) -> s
 def _rounded_product(texts: Sequence[str], row: DataType, options: dict[str, Any]) -> str:
     if options.get("backend", "cuda") != "cuda":
         raise UnsupportedOperator(
-            "operator mul_rn: only CUDA's library has a product that is never fused with a sum; call the ATen operator instead",
+            "operator mul_rn: only CUDA's library has a product that is never fused with a sum;"
+            " call the ATen operator instead",
             operator="mul_rn",
             dtypes=(row.name,),
         )

@@ -370,9 +370,10 @@ def _masked_fill(builder: GraphBuilder, call: OperatorCall) -> LazyTensor:
 
 # Computed in the dtype of the result, under the same name.
 _PLAIN = (
-    "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh erf erfc erfinv lgamma rsqrt "
-    "sqrt sigmoid reciprocal relu abs neg sign floor ceil trunc square bitwise_not bitwise_and bitwise_or bitwise_xor maximum minimum "
-    "atan2 hypot copysign fmod remainder mul fma"
+    "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh"
+    " atanh erf erfc erfinv lgamma rsqrt sqrt sigmoid reciprocal relu abs neg sign floor ceil trunc"
+    " square bitwise_not bitwise_and bitwise_or bitwise_xor maximum minimum atan2 hypot copysign"
+    " fmod remainder mul fma"
 )
 _RENAMED = {
     "mul": "mul",
@@ -401,8 +402,14 @@ _RENAMED = {
     "shift_left": "lshift",
     "shift_right_arithmetic": "rshift",
 }
-_SOURCES = "full full_like zeros zeros_like ones ones_like empty empty_like new_full new_zeros new_ones new_empty empty_strided new_empty_strided empty_permuted scalar_tensor"
-_COPIES = "positive _to_copy convert_element_type clone alias detach contiguous lift_fresh_copy copy to device_put lift_fresh"
+_SOURCES = (
+    "full full_like zeros zeros_like ones ones_like empty empty_like new_full new_zeros new_ones"
+    " new_empty empty_strided new_empty_strided empty_permuted scalar_tensor"
+)
+_COPIES = (
+    "positive _to_copy convert_element_type clone alias detach contiguous lift_fresh_copy copy to"
+    " device_put lift_fresh"
+)
 
 POINTWISE: dict[str, Lowering] = {
     **{name: partial(_in_result_dtype, operator=name) for name in _PLAIN.split()},

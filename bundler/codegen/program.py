@@ -159,7 +159,9 @@ class Program:
     def runner(
         self, memory: Any, launch: Launcher, seeds: SeedSource | None = None
     ) -> ProgramRunner:
-        """Return what runs the plan with other memory, another launcher, or seeds from elsewhere."""
+        """Return what runs the plan with other memory, another launcher, or seeds from
+        elsewhere.
+        """
         return ProgramRunner(
             self.plan, launch, memory, self.constants, seeds, separate=not self.guarded
         )
@@ -195,7 +197,8 @@ class Program:
             wrong = unusual_numbers(arguments) if self.options.nan_checks else ""
             if wrong:
                 raise FloatingPointError(
-                    f"{name}: after its launch {wrong}: expected finite numbers; look at what the function computes there, or leave nan_checks out"
+                    f"{name}: after its launch {wrong}: expected finite numbers; look at what the"
+                    " function computes there, or leave nan_checks out"
                 )
 
         memory = TorchMemory(self.device)

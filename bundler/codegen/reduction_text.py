@@ -144,7 +144,8 @@ class ReductionWriter:
             return (Value(self._new(lines, self._finished(kind, masked)), value.dtype),)
         accumulator = f"_{self._name()}"
         self._before.append(
-            f"{accumulator} = {constant_text(identity_of(kind, value.dtype), value.dtype, row.shape)}"
+            f"{accumulator} ="
+            f" {constant_text(identity_of(kind, value.dtype), value.dtype, row.shape)}"
         )
         combined = self._new(lines, _COMBINED[kind].format(accumulator, spread))
         lines.append(f"{accumulator} = {self._kept(combined, accumulator)}")
@@ -197,14 +198,16 @@ class ReductionWriter:
             count = f"tl.full([], {row.prefix}numel, {kind})"
             mean, squares, weight = (self._name() for _ in range(3))
             lines.append(
-                f"{mean}, {squares}, {weight} = lib.welford_two_pass({spread}, {row.mask}, {count}, {row.axis})"
+                f"{mean}, {squares}, {weight} = lib.welford_two_pass({spread}, {row.mask}, {count},"
+                f" {row.axis})"
             )
             return self._shaped((mean, squares), value.dtype, lines)
         kept = [f"_{self._name()}" for _ in range(3)]
         self._before += [f"{name} = tl.zeros({row.shape}, {kind})" for name in kept]
         new = [self._name() for _ in range(3)]
         lines.append(
-            f"{', '.join(new)} = lib.welford_next({spread}, {', '.join(kept)}, {row.prefix}offset == 0)"
+            f"{', '.join(new)} = lib.welford_next({spread}, {', '.join(kept)}, {row.prefix}offset"
+            " == 0)"
         )
         lines += [f"{old} = {self._kept(fresh, old)}" for old, fresh in zip(kept, new, strict=True)]
         found = [self._name() for _ in range(3)]

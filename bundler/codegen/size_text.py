@@ -75,7 +75,8 @@ def size_text(size: sympy.Expr) -> int | str:
         text = min(text, _text(sympy.factor(size)), key=len)
     if len(text) > MAX_TEXT:
         raise UnsupportedOperator(
-            f"a size {text:.80}...: expected a text of up to {MAX_TEXT} characters, got {len(text)}",
+            f"a size {text:.80}...: expected a text of up to {MAX_TEXT} characters, got"
+            f" {len(text)}",
             operator="a size that is made of many others",
         )
     return text

@@ -108,7 +108,8 @@ class SizeValues:
             hint, (least, _) = self._example(symbol), self._bounds(symbol)
             if hint is None:
                 raise UnsupportedOperator(
-                    f"the size {symbol} is known only once values are: expected sizes that follow from those of the inputs",
+                    f"the size {symbol} is known only once values are: expected sizes that follow"
+                    " from those of the inputs",
                     operator="a size that values decide",
                 )
             ours = self._sizes[symbol] = self._size(least)

@@ -59,8 +59,8 @@ def triton_bundler(
     generated = GenerateOptions(verify=chosen.pop("verify", False))
     if chosen or not isinstance(generated.verify, bool):
         raise ConfigError(
-            "backend triton_bundler: expected the options programs, a list, and verify, True or False, "
-            f"got {', '.join(map(repr, sorted(chosen))) or f'verify={generated.verify!r}'}",
+            "backend triton_bundler: expected the options programs, a list, and verify, True or"
+            f" False, got {', '.join(map(repr, sorted(chosen))) or f'verify={generated.verify!r}'}",
             got=sorted(chosen) or generated.verify,
         )
     before = len(programs)

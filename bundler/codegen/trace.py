@@ -33,14 +33,22 @@ RETURNED_INPUTS = "returned_inputs"
 EXPORTED = "exported"
 # What torch says where it cannot trace -> what that means.
 _REFUSALS = {
-    "symbolic sizes": "an operator asks in C++ for sizes that are symbols, as dropout does: generate for the sizes of the example, or use "
-    'torch.compile(backend="triton_bundler", dynamic=True)',
-    "mutating a non-functional tensor": "the function changes a tensor that is no input: pass it as an input, or give the module "
-    "with a device",
-    "is not linked with support for": "an operator asks the device itself how to compute, and this build of torch has no support for it: trace with a "
-    "build of torch that has, no GPU is needed",
-    "Unhandled FakeTensor Device Propagation": "tensors lie on two devices: what a function has from elsewhere stays where it is, so give the module "
-    "itself, or its tensors as inputs",
+    "symbolic sizes": (
+        "an operator asks in C++ for sizes that are symbols, as dropout does: generate for the"
+        ' sizes of the example, or use torch.compile(backend="triton_bundler", dynamic=True)'
+    ),
+    "mutating a non-functional tensor": (
+        "the function changes a tensor that is no input: pass it as an input, or give the module "
+        "with a device"
+    ),
+    "is not linked with support for": (
+        "an operator asks the device itself how to compute, and this build of torch has no support"
+        " for it: trace with a build of torch that has, no GPU is needed"
+    ),
+    "Unhandled FakeTensor Device Propagation": (
+        "tensors lie on two devices: what a function has from elsewhere stays where it is, so give"
+        " the module itself, or its tensors as inputs"
+    ),
 }
 # What torch says of an operator, not one of its own, that changes an argument or returns one.
 _CHANGING_OPERATOR = re.compile(r"Found a custom \(non-ATen\) operator .*?: ([\w:.]+)\(")
@@ -88,7 +96,8 @@ def trace(
     if is_exported(function):
         if device is not None:
             raise ConfigError(
-                f"device={device!r}: an exported program has its own device; export it for this one",
+                f"device={device!r}: an exported program has its own device; export it for"
+                " this one",
                 got=device,
             )
         module = function.run_decompositions(decompositions()).graph_module
@@ -292,8 +301,8 @@ def _refusal(error: RuntimeError) -> UnsupportedOperator | None:
         )
     if isinstance(error, UnsupportedOperatorException) or "no fake impl registered" in text:
         return UnsupportedOperator(
-            f"an operator of a library does not say what its results are without running ({error}): "
-            "register that by torch.library.register_fake",
+            f"an operator of a library does not say what its results are without running ({error}):"
+            " register that by torch.library.register_fake",
             operator=str(getattr(error, "func", "")),
         )
     reason = next((why for said, why in _REFUSALS.items() if said in text), None)

@@ -88,7 +88,8 @@ class Verifier:
         except Exception as error:
             run()  # what it refuses, it says better
             raise WrongResult(
-                f"eager torch refuses what the program returned results for: {type(error).__name__}: {error}",
+                "eager torch refuses what the program returned results for:"
+                f" {type(error).__name__}: {error}",
                 expected=str(error),
             ) from error
         results = run()

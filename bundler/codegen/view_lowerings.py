@@ -114,7 +114,9 @@ def permuted(tensor: LazyTensor, dims: Sequence[int]) -> LazyTensor:
 
 
 def broadcast(tensor: LazyTensor, sizes: Sequence[sympy.Expr]) -> LazyTensor:
-    """Return a tensor repeated along dimensions of size 1 and new ones in front; -1 keeps a size."""
+    """Return a tensor repeated along dimensions of size 1 and new ones in front; -1 keeps a
+    size.
+    """
     extra = len(sizes) - len(tensor.sizes)
     kept = [tensor.sizes[n - extra] if size == -1 else size for n, size in enumerate(sizes)]
     if tuple(kept) == tensor.sizes:

@@ -27,10 +27,13 @@ from bundler.toolchain.jit_specialization import Specialized
 Keywords = Mapping[str, Any]
 
 _TWO_KEYS = (
-    "its key depends on what a program hashed before it (before Triton 3.9, where a function that it calls uses a constant of "
-    "its module), so it is built under both keys"
+    "its key depends on what a program hashed before it (before Triton 3.9, where a function that"
+    " it calls uses a constant of its module), so it is built under both keys"
 )
-_NO_ANSWER = "when it is imported, and gets no answer without the GPU: what it decides by that may be different there"
+_NO_ANSWER = (
+    "when it is imported, and gets no answer without the GPU: what it decides by that may be"
+    " different there"
+)
 
 
 @dataclass(frozen=True)
@@ -215,8 +218,8 @@ class Plan:
 
 def _nothing_declared(module: str) -> ConfigError:
     return ConfigError(
-        f"{module} declares nothing to build; decorate its kernels with bundler.prebuild, list them in {LIST}, or write a build "
-        "file (--spec); --target says what for",
+        f"{module} declares nothing to build; decorate its kernels with bundler.prebuild, list them"
+        f" in {LIST}, or write a build file (--spec); --target says what for",
         name=module,
     )
 
@@ -224,8 +227,8 @@ def _nothing_declared(module: str) -> ConfigError:
 def _no_target(where: str, untargeted: Sequence[str], way_out: str) -> ConfigError:
     names = tuple(dict.fromkeys(untargeted))
     return ConfigError(
-        f"no target for {', '.join(names)} of {where}: pass --target, such as --target cuda:90, or {way_out}; the targets of one "
-        "kernel are not taken for another",
+        f"no target for {', '.join(names)} of {where}: pass --target, such as --target cuda:90, or"
+        f" {way_out}; the targets of one kernel are not taken for another",
         untargeted=names,
     )
 
@@ -281,7 +284,8 @@ def _declared_in(module: ModuleType, place: ModulePlace) -> Iterator[tuple[str, 
         what = f"{place.path}: {LIST}[{number}]"
         if not isinstance(item, Mapping) or id(item.get("kernel")) not in names:
             raise ConfigError(
-                f"{what}: expected a mapping whose 'kernel' is a kernel of the module, got {item!r:.80}"
+                f"{what}: expected a mapping whose 'kernel' is a kernel of the module, got"
+                f" {item!r:.80}"
             )
         rest = {name: value for name, value in item.items() if name != "kernel"}
         yield names[id(item["kernel"])], item["kernel"], Declaration.of_mapping(what, rest)

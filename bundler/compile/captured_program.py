@@ -104,7 +104,9 @@ def _run(capture: Capture, request: CaptureRequest, arguments: Sequence[str]) ->
 
 
 def _status(code: Any) -> int:
-    """Return the exit status for what `sys.exit` was given, and say what it was where Python would."""
+    """Return the exit status for what `sys.exit` was given, and say what it was where
+    Python would.
+    """
     if code is None or isinstance(code, int):
         return code or 0
     sys.stderr.write(f"{code}\n")
@@ -120,7 +122,9 @@ def _own_frames(error: Exception) -> Any:
 
 
 def _program(request: CaptureRequest, arguments: Sequence[str]) -> Callable[[], None]:
-    """Return what runs the program, with `__main__`, `sys.argv` and `sys.path` as Python sets them."""
+    """Return what runs the program, with `__main__`, `sys.argv` and `sys.path` as Python
+    sets them.
+    """
     module = ModuleType("__main__")
     code, first, folder = _CODE_OF[request.kind](request.name, module)
     sys.argv[:] = [first, *arguments]

@@ -270,8 +270,9 @@ def finished(job: Job, event: CompileEvent, started_s: float) -> Compiled:
     """
     if job.key and event.key != job.key:
         raise CompileFailed(
-            f"{job.name} for {job.target}: expected the key {job.key}, got {event.key}; its source changed since the build was "
-            "planned, or gives another kernel each time it is imported",
+            f"{job.name} for {job.target}: expected the key {job.key}, got {event.key}; its source"
+            " changed since the build was planned, or gives another kernel each time it is"
+            " imported",
             name=job.name,
             reason="another key",
             expected=job.key,

@@ -44,7 +44,8 @@ def compare_with_use(built: Bundle, recording: Bundle) -> Completeness:
     """
     if not recording.kernels:
         raise EmptyBundle(
-            "the recording has no kernels, so nothing can be said about what is missing; record a warm-up that launches some"
+            "the recording has no kernels, so nothing can be said about what is missing; record a"
+            " warm-up that launches some"
         )
     targets = {kernel.target for kernel in recording.kernels}
     used = {kernel.key for kernel in recording.kernels}

@@ -71,7 +71,8 @@ class Declaration:
             or not all(map(_is_named, chosen))
         ):
             raise ConfigError(
-                f"{what}: configs should be a list of mappings of names to values, got {configs!r:.80}"
+                f"{what}: configs should be a list of mappings of names to values, got"
+                f" {configs!r:.80}"
             )
         if isinstance(targets, str) or not all(isinstance(target, str) for target in targets or ()):
             raise ConfigError(

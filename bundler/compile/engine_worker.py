@@ -104,7 +104,10 @@ class _EngineWorker:
             outcome = self._compile(asked)
         except _Died as death:
             return wire.pack(["died", worker_name(), tail(death.how), tail(death.words)])
-        except (Exception, CancelledError) as error:  # noqa: BLE001  # whatever happens is the answer
+        except (
+            Exception,  # noqa: BLE001
+            CancelledError,
+        ) as error:  # whatever happens is the answer
             failure = as_failure(asked.name, error, "")
             return wire.pack(["failed", worker_name(), encode_error(failure)])
         data, bundle = wire.fields(wire.unpack(outcome.data, "result"), "result", bytes, bytes)
@@ -133,7 +136,9 @@ class _EngineWorker:
         return _done(found.to_bytes(), unsent, seconds)
 
     def _compile(self, asked: EngineJob) -> TaskOutcome:
-        """Have a process compile; raises `_Died` when that ended it, and what the compile raised."""
+        """Have a process compile; raises `_Died` when that ended it, and what the compile
+        raised.
+        """
         with self._lock:
             pool, root = self._pool(asked)
         payload = wire.pack([asked.perform, asked.number, asked.payload])

@@ -164,7 +164,9 @@ class ExecutorPool:
         return task.future
 
     def warm_up(self, wait_s: float) -> bool:  # as a pool of processes
-        """Make the executor, where that is ours to do; the engine starts its workers as it likes."""
+        """Make the executor, where that is ours to do; the engine starts its workers as it
+        likes.
+        """
         with self._changed:
             self._check_open()
             self._engine()
@@ -306,7 +308,10 @@ class ExecutorPool:
             return
         try:
             answer = done.result()
-        except (Exception, CancelledError) as error:  # noqa: BLE001  # each engine has errors of its own for a lost worker
+        except (
+            Exception,  # noqa: BLE001
+            CancelledError,
+        ) as error:  # each engine has errors of its own for a lost worker
             self._lost(tried, error)
             return
         self._broken = 0  # an executor that gets a task done is counted as sound again
@@ -392,8 +397,8 @@ class ExecutorPool:
         self._settle(
             task,
             error=ToolchainMismatch(
-                f"{task.name}: not compiled, since its workers are not like this process: {told}; install the same there, or leave "
-                "such workers out of the engine",
+                f"{task.name}: not compiled, since its workers are not like this process: {told};"
+                " install the same there, or leave such workers out of the engine",
                 name=task.name,
                 worker=worker,
                 got=told,
@@ -440,8 +445,8 @@ def shut_down(executor: Executor, *, wait: bool) -> None:
 def _check(executor: object) -> None:
     if not (isinstance(executor, Executor) or callable(executor)):
         raise ConfigError(
-            f"executor={executor!r:.80}: expected a concurrent.futures.Executor, such as Client.get_executor() of Dask, or a function "
-            "that makes one",
+            f"executor={executor!r:.80}: expected a concurrent.futures.Executor, such as"
+            " Client.get_executor() of Dask, or a function that makes one",
             got=repr(executor)[:80],
         )
 
@@ -449,6 +454,7 @@ def _check(executor: object) -> None:
 def _check_made(executor: object) -> None:
     if not isinstance(executor, Executor):
         raise ConfigError(
-            f"the function that makes the executor returned {executor!r:.80}; expected a concurrent.futures.Executor",
+            f"the function that makes the executor returned {executor!r:.80}; expected a"
+            " concurrent.futures.Executor",
             got=repr(executor)[:80],
         )

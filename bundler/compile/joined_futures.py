@@ -159,7 +159,8 @@ def _next(
     except TimeoutError as error:
         late = [named[0] for future, named in names.items() if not future.done()]
         raise CompileTimeout(
-            f"{', '.join(late)}: not compiled within {timeout_s:g} s; they go on, so wait again, or cancel them",
+            f"{', '.join(late)}: not compiled within {timeout_s:g} s; they go on, so wait again, or"
+            " cancel them",
             name=late[0],
             reason="timeout",
             line=None,

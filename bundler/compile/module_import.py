@@ -170,7 +170,9 @@ def _import(place: ModulePlace) -> ModuleType:
 
 
 def _switch(target: str) -> None:
-    """Put the copies for a target where imports find them, in place of those for the target before."""
+    """Put the copies for a target where imports find them, in place of those for the target
+    before.
+    """
     if _current == [target]:
         return
     for before in _current:

@@ -88,7 +88,8 @@ class Task:
     def timed_out(self) -> BundlerError:
         """Return the error of a task that took too long."""
         return CompileTimeout(
-            f"{self.name}: not compiled within {self.timeout_s:g} s, its worker was ended; give the service a larger timeout_s",
+            f"{self.name}: not compiled within {self.timeout_s:g} s, its worker was ended; give the"
+            " service a larger timeout_s",
             name=self.name,
             reason="timeout",
             line=None,
@@ -121,7 +122,8 @@ class Task:
         instead.
         """
         return WorkerDied(
-            f"{self.name}: its worker was lost {self.deaths} times, so it is not tried again; the engine says {how}",
+            f"{self.name}: its worker was lost {self.deaths} times, so it is not tried again; the"
+            f" engine says {how}",
             name=self.name,
             reason=how,
             line=None,

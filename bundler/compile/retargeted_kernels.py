@@ -25,7 +25,10 @@ from bundler.toolchain.imagined_arguments import recorded_arguments
 
 IR_KIND = "ttir"
 STATIC_ONLY = "built from its IR: for static launch only, no JIT will ask for it"
-_ASSUMED_RANGE = "every tensor is assumed to be below 2 GB, which an NVIDIA kernel does not tell; AMD's JIT asks for another key above"
+_ASSUMED_RANGE = (
+    "every tensor is assumed to be below 2 GB, which an NVIDIA kernel does not tell; AMD's JIT asks"
+    " for another key above"
+)
 # First architecture with each feature; NVIDIA numbers.
 _FP8_ARCH, _DESCRIPTOR_ARCH = 89, 90
 _LIBRARIES = (b"__nv_", b'libname = "libdevice"', b"__ocml_", b"__ockl_")
@@ -143,7 +146,10 @@ class Retarget:
         for name, there, here in (
             option_defaults.other_defaults(facts, kernel.target, target) if jobs else ()
         ):
-            why = f"{name}={there} is the default of {kernel.target.backend} and taken for not chosen: it becomes {here}"
+            why = (
+                f"{name}={there} is the default of {kernel.target.backend} and taken for not"
+                f" chosen: it becomes {here}"
+            )
             self.plan.notes.append((kernel.name, str(target), why))
         if jobs and target.backend == "hip" != kernel.target.backend and _has_pointers(facts):
             self.plan.notes.append((kernel.name, str(target), _ASSUMED_RANGE))
@@ -186,7 +192,8 @@ class Retarget:
         )
         if artifact is None:
             raise CompileFailed(
-                f"{kernel.name}: {where}, and its IR is not in the bundle (keep='launch'); name the module of its source",
+                f"{kernel.name}: {where}, and its IR is not in the bundle (keep='launch'); name the"
+                " module of its source",
                 name=kernel.name,
                 reason=where,
             )
@@ -194,7 +201,8 @@ class Retarget:
         refusal = why_not_from_ir(text, kernel.target, target)
         if refusal is not None:
             raise CompileFailed(
-                f"{kernel.name} cannot be built for {target} from its IR: {refusal}; name the module of its source",
+                f"{kernel.name} cannot be built for {target} from its IR: {refusal}; name the"
+                " module of its source",
                 name=kernel.name,
                 reason=refusal,
             )

@@ -482,7 +482,9 @@ class CompileService:
             self._progress.tell(name, "compiled", compiled=1, joined=joined)
 
     def _withdraw(self, inflight: InflightJob, future: CompileFuture[Compiled]) -> None:
-        """Remove a cancelled future from those that wait; when it was the last one, cancel the job."""
+        """Remove a cancelled future from those that wait; when it was the last one, cancel
+        the job.
+        """
         with self._lock:
             if future in inflight.waiting:
                 inflight.waiting.remove(future)
@@ -559,8 +561,8 @@ def _is_named(value: Any) -> bool:
 def _place(places: Mapping[str, int], argument: str, name: str) -> int:
     if argument not in places:
         raise ConfigError(
-            f"{name}: {argument!r} is not in the signature, which lists every parameter of the function in order; a constant's "
-            "type there is 'constexpr'",
+            f"{name}: {argument!r} is not in the signature, which lists every parameter of the"
+            " function in order; a constant's type there is 'constexpr'",
             name=argument,
         )
     return places[argument]
@@ -632,7 +634,10 @@ def _attempt(job: Job, function: Callable[[], Compiled]) -> Compiled | BundlerEr
         return function()
     except CancelledError:
         return None
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # the future raises whatever the compiler or `once` raised
+    except (
+        Exception,  # noqa: BLE001
+        SystemExit,
+    ) as error:  # the future raises whatever the compiler or `once` raised
         return as_failure(job.name, error, "")
 
 

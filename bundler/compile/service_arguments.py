@@ -29,9 +29,11 @@ def worker_count(workers: int | None) -> int:
     if workers is None:
         return min(
             MOST_WORKERS,
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1,
+            (
+                len(os.sched_getaffinity(0))
+                if hasattr(os, "sched_getaffinity")
+                else os.cpu_count() or 1
+            ),
         )
     if type(workers) is not int or workers < 1:
         raise ConfigError(
@@ -71,6 +73,7 @@ def check_limits(
             raise ConfigError(f"{name}={value!r}: expected more than 0", got=value)
     if memory_bytes is not None and memory_bytes < LEAST_MEMORY_BYTES:
         raise ConfigError(
-            f"memory_bytes={memory_bytes}: expected at least {LEAST_MEMORY_BYTES}, which Triton alone takes",
+            f"memory_bytes={memory_bytes}: expected at least {LEAST_MEMORY_BYTES}, which Triton"
+            " alone takes",
             got=memory_bytes,
         )

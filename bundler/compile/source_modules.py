@@ -97,7 +97,8 @@ class SourceModule:
         got = hashlib.sha256(data).hexdigest()
         if got != self.digest:
             raise DigestMismatch(
-                f"{self.path}: expected sha256 {self.digest}, got {got}; somebody changed the file, remove it",
+                f"{self.path}: expected sha256 {self.digest}, got {got}; somebody changed the file,"
+                " remove it",
                 path=self.path,
                 expected=self.digest,
                 got=got,
@@ -136,7 +137,8 @@ class SourceModule:
             line = line_in(error, self.path)
             where = f"{self.path}:{line}" if line else self.path
             raise CompileFailed(
-                f"the source module {where} cannot be imported: {type(error).__name__}: {error}; mend its text",
+                f"the source module {where} cannot be imported: {type(error).__name__}: {error};"
+                " mend its text",
                 name=self.name,
                 reason=f"{type(error).__name__}: {error}",
                 line=line,

@@ -96,7 +96,8 @@ def frame(message: list[Any]) -> bytes:
     data = wire.pack(message)
     if len(data) > MESSAGE_BYTES:
         raise LimitExceeded(
-            f"a message of {len(data)} bytes for a compile worker is over the limit of {MESSAGE_BYTES}",
+            f"a message of {len(data)} bytes for a compile worker is over the limit of"
+            f" {MESSAGE_BYTES}",
             limit=MESSAGE_BYTES,
             got=len(data),
         )

@@ -137,7 +137,9 @@ class WorkerPool:
             self._wake()
 
     def renew(self) -> None:
-        """Have every task from now on done by a worker that has imported nothing of the user's yet."""
+        """Have every task from now on done by a worker that has imported nothing of the
+        user's yet.
+        """
         with self._changed:
             self._generation += 1
             self._wake()
@@ -232,7 +234,9 @@ class WorkerPool:
             self._run_after()
 
     def _serve_with(self, processes: WorkerProcesses) -> bool:
-        """Work with these processes; True when the server was lost and another one is to take over."""
+        """Work with these processes; True when the server was lost and another one is to
+        take over.
+        """
         begun_s = active_s = time.monotonic()
         try:
             while True:

@@ -32,7 +32,10 @@ from bundler.errors import FormatError
 from bundler.format import wire
 from bundler.project import VERSION
 
-_BOOT = "import sys; sys.path[:] = sys.argv[3:]; from bundler.compile.compile_worker import main; main()"
+_BOOT = (
+    "import sys; sys.path[:] = sys.argv[3:]; from bundler.compile.compile_worker import main;"
+    " main()"
+)
 # So much of the end of what the server printed goes into messages.
 _WORDS_BYTES = 4096
 _PACKET_BYTES = 1 << 16
@@ -336,8 +339,8 @@ class WorkerProcesses:
         self.ready = said == [PROTOCOL, VERSION]
         if not self.ready:
             self._fail(
-                f"it is of another release: expected {VERSION} (protocol {PROTOCOL}), it says {said}; "
-                "the package was replaced while this program runs, start it again"
+                f"it is of another release: expected {VERSION} (protocol {PROTOCOL}), it says"
+                f" {said}; the package was replaced while this program runs, start it again"
             )
 
     def _read_worker(self, worker: Worker) -> None:

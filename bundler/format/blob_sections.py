@@ -67,7 +67,8 @@ def _looked_up(sections: Sequence[Section], sizes: Sequence[int]) -> list[int]:
         size = sum([sizes[blob] for blob in section.blobs])
         if size != section.raw_bytes:
             raise FormatError(
-                f"section {number}: blobs of {count(size, 'byte')} in a frame of {section.raw_bytes}"
+                f"section {number}: blobs of {count(size, 'byte')} in a frame of"
+                f" {section.raw_bytes}"
             )
     lost = found.count(_NOWHERE)
     if lost:

@@ -89,7 +89,9 @@ class BlobSource(Protocol):
                 check_digest(data, digest, "blob")
 
     def prefetch(self, digests: Collection[bytes]) -> None:
-        """Fetch these blobs, which are read next, in few round trips, where the source is far away."""
+        """Fetch these blobs, which are read next, in few round trips, where the source is
+        far away.
+        """
         return  # with an empty body a method of a Protocol is abstract
 
     def close(self) -> None:
@@ -103,7 +105,8 @@ def require_content(bundle: Bundle, consequence: str) -> None:
     """
     if bundle.is_empty:
         raise EmptyBundle(
-            f"the bundle is empty: it has no kernel, no other file and no tuning record; {consequence}",
+            "the bundle is empty: it has no kernel, no other file and no tuning record;"
+            f" {consequence}",
             digest=bundle.digest,
             left_out=bundle.left_out,
         )
@@ -271,7 +274,9 @@ class Bundle:
         return data
 
     def verify(self) -> None:
-        """Decode and check everything there is; raises the first `FormatError` or `DigestMismatch`."""
+        """Decode and check everything there is; raises the first `FormatError` or
+        `DigestMismatch`.
+        """
         self._blobs.verify([digest for digest, _ in self._content.blobs])
         from bundler.format.kernel_documents import check_documents  # a restore needs none of it
 
@@ -423,8 +428,8 @@ class Bundle:
     def _check_writable(self) -> None:
         if not self._writable:
             raise UnsupportedVersion(
-                "this bundle was written by a newer version, with features that this one can read but not write; "
-                "copy the file, or upgrade triton-bundler"
+                "this bundle was written by a newer version, with features that this one can read"
+                " but not write; copy the file, or upgrade triton-bundler"
             )
 
 

@@ -142,7 +142,8 @@ def _equal(one: Entry, two: Entry) -> bool:
 def _check_same_identity(one: Entry, bundle_one: Bundle, two: Entry, bundle_two: Bundle) -> None:
     if entry_kind(one) != entry_kind(two):
         raise MergeConflict(
-            f"{entry_name(one)} is a {entry_kind(one)} in one bundle and a {entry_kind(two)} in another"
+            f"{entry_name(one)} is a {entry_kind(one)} in one bundle and a {entry_kind(two)} in"
+            " another"
         )
     if isinstance(one, Kernel) and isinstance(two, Kernel):
         _check_same_launch(one, bundle_one, two, bundle_two)
@@ -157,13 +158,15 @@ def _check_keyed(one: Opaque, bundle_one: Bundle, two: Opaque, bundle_two: Bundl
         return
     what = f"program {program!r}" if program is not None else one.path
     fix = (
-        "generate one of them again with another --name, or for all targets at once; a push with mode='replace' keeps the one that is pushed"
+        "generate one of them again with another --name, or for all targets at once; a push with"
+        " mode='replace' keeps the one that is pushed"
         if program is not None
         else "leave one of the bundles out"
     )
     raise MergeConflict(
-        f"{what} is {one.artifact.digest[:19]} in bundle {bundle_one.digest[:19]}, and {two.artifact.digest[:19]} in "
-        f"bundle {bundle_two.digest[:19]}: two things under one name, of which none may be lost; {fix}",
+        f"{what} is {one.artifact.digest[:19]} in bundle {bundle_one.digest[:19]}, and"
+        f" {two.artifact.digest[:19]} in bundle {bundle_two.digest[:19]}: two things under one"
+        f" name, of which none may be lost; {fix}",
         name=program or one.path,
         bundles=(bundle_one.digest, bundle_two.digest),
     )
@@ -184,8 +187,9 @@ def _check_same_launch(one: Kernel, bundle_one: Bundle, two: Kernel, bundle_two:
     theirs_json = metadata_identity(bundle_two.read(two.metadata))
     if mine_json != theirs_json:
         raise MergeConflict(
-            f"{one.key} ({one.name}): the metadata differs ({_first_difference(mine_json, theirs_json)}); "
-            "one of the bundles was made by a changed compiler, leave it out",
+            f"{one.key} ({one.name}): the metadata differs"
+            f" ({_first_difference(mine_json, theirs_json)}); one of the bundles was made by a"
+            " changed compiler, leave it out",
             key=one.key,
         )
 

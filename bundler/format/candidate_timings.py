@@ -129,7 +129,9 @@ def time_of(record: TuningRecord, tuning: Tuning | None) -> int | None:
 
 
 def merge_tunings(first: Iterable[Tuning], second: Iterable[Tuning]) -> tuple[Tuning, ...]:
-    """Return the tunings of both, one a record: the one with more candidates, then the later one."""
+    """Return the tunings of both, one a record: the one with more candidates, then the
+    later one.
+    """
     best: dict[str, Tuning] = {}
     for tuning in (*first, *second):
         known = best.get(tuning.record)
@@ -155,7 +157,9 @@ def losers(records: Iterable[TuningRecord], tunings: Iterable[Tuning]) -> frozen
 
 
 def to_file(record: TuningRecord, tuning: Tuning | None) -> bytes:
-    """Return a record as the bytes of a file of its own: a digest, and the msgpack that it covers."""
+    """Return a record as the bytes of a file of its own: a digest, and the msgpack that it
+    covers.
+    """
     body = wire.pack([FILE_SCHEMA, record.to_wire(), None if tuning is None else tuning.to_wire()])
     return sha256(body) + body
 
@@ -168,7 +172,8 @@ def from_file(data: bytes) -> tuple[TuningRecord, Tuning | None]:
     """
     if not DIGEST_BYTES < len(data) <= MAX_FILE_BYTES:
         raise FormatError(
-            f"tuning record: {count(len(data), 'byte')}, expected {DIGEST_BYTES + 1} to {MAX_FILE_BYTES}"
+            f"tuning record: {count(len(data), 'byte')}, expected {DIGEST_BYTES + 1} to"
+            f" {MAX_FILE_BYTES}"
         )
     digest, body = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
     if sha256(body) != digest:

@@ -258,8 +258,8 @@ class _Tables:
         blobs, sizes, limits = self._blobs, self._sizes, self._limits
         if len(blobs.digests) != DIGEST_BYTES * len(sizes):
             raise FormatError(
-                f"content: digests of {count(len(blobs.digests), 'byte')} for {count(len(sizes), 'size')}, "
-                f"expected {DIGEST_BYTES} for each"
+                f"content: digests of {count(len(blobs.digests), 'byte')} for"
+                f" {count(len(sizes), 'size')}, expected {DIGEST_BYTES} for each"
             )
         if not blobs.is_sorted():
             raise FormatError("content: the blob table is not the sorted list of the blobs in use")
@@ -284,5 +284,6 @@ class _Tables:
             used = dict.fromkeys([numbers[position] for numbers in self._check.shared])
             if [*used] != [*range(len(table))] or len(set(table)) != len(table):
                 raise FormatError(
-                    f"content: the table of each {name} is not what kernels refer to, once and in that order"
+                    f"content: the table of each {name} is not what kernels refer to, once and in"
+                    " that order"
                 )

@@ -49,7 +49,8 @@ def without_debug(image: bytes) -> bytes:
     """
     if image[: len(_MAGIC)] != _MAGIC or image[_CLASS : _CLASS + 1] != bytes([_CLASS_64]):
         raise FormatError(
-            "the device binary is no ELF file of 64 bits, so that its debug information cannot be found"
+            "the device binary is no ELF file of 64 bits, so that its debug information cannot be"
+            " found"
         )
     found = [(number, row) for number, _, row in _debug_rows(image) if row.size]
     if not found:

@@ -58,7 +58,8 @@ def sections(image: bytes) -> tuple[list[ElfSection], int]:
         )
     if table + rows * row_bytes > len(image):
         raise FormatError(
-            f"the device binary has {len(image)} bytes, and its sections are said to end at {table + rows * row_bytes}"
+            f"the device binary has {len(image)} bytes, and its sections are said to end at"
+            f" {table + rows * row_bytes}"
         )
     if row_bytes == _SECTION.size:  # as every linker writes it
         return [
@@ -128,7 +129,9 @@ def attributes(info: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def amd_kernel(image: bytes, entry: str) -> dict[Any, Any]:
-    """Return what an hsaco's metadata say of a kernel; raises `FormatError` when they say nothing."""
+    """Return what an hsaco's metadata say of a kernel; raises `FormatError` when they say
+    nothing.
+    """
     notes = [row for row in sections(image)[0] if row.kind == _NOTE_SECTION]
     # Together: any number of rows may name the same bytes.
     _check_length(sum(row.size for row in notes), f"metadata of {entry}")
@@ -143,7 +146,8 @@ def amd_kernel(image: bytes, entry: str) -> dict[Any, Any]:
 def _check_length(size: int, what: str) -> None:
     if size > _MAX_METADATA_BYTES:
         raise LimitExceeded(
-            f"the device binary has {count(size, 'byte')} of {what}; at most {_MAX_METADATA_BYTES} are read",
+            f"the device binary has {count(size, 'byte')} of {what}; at most {_MAX_METADATA_BYTES}"
+            " are read",
             limit=_MAX_METADATA_BYTES,
             got=size,
         )

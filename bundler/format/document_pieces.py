@@ -229,7 +229,8 @@ class Pieces:
             if end > seen or not number:
                 if end > len(self._table) or first > seen or not number:
                     raise FormatError(
-                        f"{key}: a run of {number} pieces from {first}, of {len(self._table)}, {seen} of them named before",
+                        f"{key}: a run of {number} pieces from {first}, of {len(self._table)},"
+                        f" {seen} of them named before",
                         key=key,
                     )
                 seen = end

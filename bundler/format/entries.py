@@ -116,7 +116,10 @@ class Artifact(Struct, frozen=True, gc=False):
 
     def __repr__(self) -> str:
         spans = f", {count(len(self.spans), 'path placeholder')}" if self.spans else ""
-        return f"<Artifact {short(self.filename)} {short(self.digest)} {count(self.size, 'byte')}{spans}>"
+        return (
+            f"<Artifact {short(self.filename)} {short(self.digest)}"
+            f" {count(self.size, 'byte')}{spans}>"
+        )
 
     @property
     def kind(self) -> str:
@@ -199,7 +202,10 @@ class Kernel(FrozenValue):
 
     def __repr__(self) -> str:
         files = f"{count(len(self.artifacts), 'file')}, {count(self.size, 'byte')}"
-        return f"<Kernel {short(printable(self.name))} {self.target} {self.key[:_KEY_CHARACTERS]}… {files}>"
+        return (
+            f"<Kernel {short(printable(self.name))} {self.target} {self.key[:_KEY_CHARACTERS]}…"
+            f" {files}>"
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Kernel):
@@ -235,7 +241,9 @@ class Kernel(FrozenValue):
         return StoredFiles(filenames, digests, sum(sizes), tuple(flat), file_layout(filenames))
 
     def binary_file(self) -> tuple[str, bytes]:
-        """Return name and raw digest of the device binary; for who launches thousands of kernels."""
+        """Return name and raw digest of the device binary; for who launches thousands of
+        kernels.
+        """
         return self.binary.filename, digest_raw(self.binary.digest)
 
     @property
@@ -268,7 +276,9 @@ class Kernel(FrozenValue):
         return None if self.parts_bytes is None else KeyParts.from_bytes(self.parts_bytes)
 
     def require_parts(self) -> KeyParts:
-        """Return the named parts of the key; raises `NotFound` with the reason when there are none."""
+        """Return the named parts of the key; raises `NotFound` with the reason when there
+        are none.
+        """
         if self.parts is None:
             raise NotFound(f"{self.name} ({self.key}) has no key parts: {PACKED}", key=self.key)
         return self.parts
@@ -295,7 +305,9 @@ class Kernel(FrozenValue):
 
     @property
     def files_digest(self) -> str:
-        """Digest over names and digests of all artifacts: equal exactly when the files are equal."""
+        """Digest over names and digests of all artifacts: equal exactly when the files are
+        equal.
+        """
         lines = "".join(f"{a.filename}\0{a.digest}\0" for a in self.artifacts)
         return digest_text(sha256(lines.encode()))
 
@@ -383,7 +395,8 @@ def file_layout(filenames: tuple[str, ...]) -> FileLayout:
     metadata = [position for position in launch if kinds[position] == "json"]
     if len(binaries) != 1 or len(metadata) != 1:
         raise FormatError(
-            f"expected one device binary and one metadata file, got {len(binaries)} and {len(metadata)}"
+            f"expected one device binary and one metadata file, got {len(binaries)} and"
+            f" {len(metadata)}"
         )
     return FileLayout(order, launch, binaries[0], metadata[0], "so" in kinds)
 

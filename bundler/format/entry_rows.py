@@ -146,7 +146,9 @@ class SpecRow(Struct, array_like=True, frozen=True, gc=False):
 
 
 def check_value(packed: bytes, limits: Limits, arrays: int) -> None:
-    """Raise what `value_of` raises; nothing is decoded of the values that nearly every kernel has."""
+    """Raise what `value_of` raises; nothing is decoded of the values that nearly every
+    kernel has.
+    """
     if packed not in _EMPTY_VALUES or limits != DEFAULT_LIMITS:
         value_of(packed, limits, arrays)
 

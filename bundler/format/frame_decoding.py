@@ -59,7 +59,8 @@ class FrameDecoding:
             whole = self._raw_bytes == section.raw_bytes and not self._reader.read(1)
             if not whole or frame_bytes(self._data) != len(self._data):
                 raise FormatError(
-                    f"section at offset {section.offset}: not one whole frame of {section.raw_bytes} bytes"
+                    f"section at offset {section.offset}: not one whole frame of"
+                    f" {section.raw_bytes} bytes"
                 )
         except zstandard.ZstdError as error:
             raise undecodable(section, error) from error

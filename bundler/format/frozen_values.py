@@ -21,7 +21,9 @@ class FrozenValue:
     """
 
     def _set_fields(self, fields: dict[str, Any]) -> None:
-        """Set the fields, given by name: the `locals()` of an `__init__` whose parameters they are."""
+        """Set the fields, given by name: the `locals()` of an `__init__` whose parameters
+        they are.
+        """
         del fields["self"]
         self.__dict__.update(fields)
 

@@ -212,8 +212,8 @@ class KernelCheck:
             return self.shared[numbers_of(row)].order.layout
         except IndexError:
             raise FormatError(
-                f"{key}: a number beyond its table, among those of name, target, toolchain, launch spec and file list: "
-                f"{numbers_of(row)}",
+                f"{key}: a number beyond its table, among those of name, target, toolchain, launch"
+                f" spec and file list: {numbers_of(row)}",
                 key=key,
             ) from None
         except (UnsafeName, LimitExceeded):
@@ -243,6 +243,7 @@ def _check_spans(flat: Sequence[int], files: int, key: str) -> None:
     if not _are_spans(flat, files):
         positions = flat[::NUMBERS_PER_FILE_SPAN]
         raise FormatError(
-            f"{key}: {len(flat)} span numbers for {count(files, 'file')}, of files {positions!r:.80}",
+            f"{key}: {len(flat)} span numbers for {count(files, 'file')}, of files"
+            f" {positions!r:.80}",
             key=key,
         )

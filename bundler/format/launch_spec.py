@@ -131,7 +131,9 @@ class LaunchFacts:
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """What a static launch needs.  Sizes are bytes a block (`shared_bytes`) or a program (scratch)."""
+    """What a static launch needs.  Sizes are bytes a block (`shared_bytes`) or a program
+    (scratch).
+    """
 
     entry: str
     num_warps: int
@@ -191,8 +193,9 @@ class LaunchSpec:
         """
         if self.facts is None:
             raise CannotLaunchStatically(
-                f"{self.entry}: the argument types are not known, since this kernel came by pack and a cache "
-                "directory does not hold them; record the compile instead (bundler.recording)",
+                f"{self.entry}: the argument types are not known, since this kernel came by pack"
+                " and a cache directory does not hold them; record the compile instead"
+                " (bundler.recording)",
                 kernel=self.entry,
             )
         return self.facts

@@ -67,7 +67,8 @@ def check_file_name(name: str) -> str:
     """
     if not _NAME.fullmatch(name) or name in {".", ".."}:
         raise UnsafeName(
-            f"unsafe file name {name!r}: expected 1 to {NAME_CHARACTERS} of A-Z a-z 0-9 . _ @ -, and not . or ..",
+            f"unsafe file name {name!r}: expected 1 to {NAME_CHARACTERS} of A-Z a-z 0-9 . _ @ -,"
+            " and not . or ..",
             name=name,
         )
     return name

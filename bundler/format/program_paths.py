@@ -32,7 +32,8 @@ def program_path(name: str, *, code: bool = False) -> str:
     """
     if not _NAME.fullmatch(name):
         raise UnsafeName(
-            f"program {name!r:.80}: expected a name of up to 128 letters, digits and any of _ . + -",
+            f"program {name!r:.80}: expected a name of up to 128 letters, digits and any of _"
+            " . + -",
             name=name,
         )
     return f"{_PREFIX}{name}{_CODE_SUFFIX if code else _SUFFIX}"

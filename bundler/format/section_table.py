@@ -67,8 +67,8 @@ def read_exactly(source: ByteSource, offset: int, size: int, what: str) -> bytes
     data = source.read(offset, size)
     if len(data) != size:
         raise TruncatedBundle(
-            f"{what}: expected {count(size, 'byte')} at offset {offset}, the file has {count(source.size, 'byte')}; "
-            "copy or download the bundle again",
+            f"{what}: expected {count(size, 'byte')} at offset {offset}, the file has"
+            f" {count(source.size, 'byte')}; copy or download the bundle again",
             what=what,
             expected=offset + size,
             got=source.size,
@@ -114,8 +114,8 @@ def _read_table(source: ByteSource, offset: int, size: int, limits: Limits) -> b
     limits.check("document_bytes", size, "table of contents")
     if offset < HEADER_BYTES or offset + size > source.size:
         raise TruncatedBundle(
-            f"table of contents: expected the file to have {offset + size} bytes, it has {source.size}; "
-            "copy or download the bundle again",
+            f"table of contents: expected the file to have {offset + size} bytes, it has"
+            f" {source.size}; copy or download the bundle again",
             expected=offset + size,
             got=source.size,
         )
@@ -172,7 +172,8 @@ def _check_sections(found: Iterable[Section], end: int, limits: Limits) -> list[
         # No digest covers bytes between sections, so there must be none.
         if section.offset != position:
             raise FormatError(
-                f"section {len(sections)} begins at {section.offset}, expected {position}: a hole or overlap"
+                f"section {len(sections)} begins at {section.offset}, expected {position}: a hole"
+                " or overlap"
             )
         _check_section(section, sections, limits)
         sections.append(section)
@@ -225,7 +226,8 @@ def _check_prefixes(sections: list[Section], limits: Limits) -> None:
     limit = PREFIX_FACTOR * raw + limits.window_bytes
     if prefixed > limit:
         raise LimitExceeded(
-            f"table of contents: prefixes of {prefixed} bytes in all for sections of {raw}, over the limit of {limit}",
+            f"table of contents: prefixes of {prefixed} bytes in all for sections of {raw}, over"
+            f" the limit of {limit}",
             limit=limit,
             got=prefixed,
         )

@@ -51,7 +51,8 @@ class SignatureSource:
             ConfigError: the bundle was not loaded from a file; save it first.
         """
         raise ConfigError(
-            f"{os.fspath(path)}: signatures are put into files, and this bundle was not loaded from one; save it and load it"
+            f"{os.fspath(path)}: signatures are put into files, and this bundle was not loaded from"
+            " one; save it and load it"
         )
 
     def file_chunks(self) -> Iterator[bytes]:
@@ -61,7 +62,8 @@ class SignatureSource:
             ConfigError: the bundle was not loaded from a file.
         """
         raise ConfigError(
-            "the bytes of a file were asked for, and this bundle was not loaded from one; save it and load it"
+            "the bytes of a file were asked for, and this bundle was not loaded from one; save it"
+            " and load it"
         )
 
 
@@ -106,7 +108,9 @@ class SignatureSections(SignatureSource):
 
 
 def stored_digest(sections: Iterable[Section]) -> str:
-    """Return the digest of sections as they are stored, but for signatures: 64 hexadecimal digits."""
+    """Return the digest of sections as they are stored, but for signatures: 64 hexadecimal
+    digits.
+    """
     rows = [
         [section.kind, section.codec, section.sha256]
         for section in sections
@@ -136,7 +140,8 @@ def write_signed(
     """
     if container.newer_minor or container.read_only:
         raise UnsupportedVersion(
-            f"{os.fspath(path)}: written by a newer version, whose table this one cannot write; sign it with that one"
+            f"{os.fspath(path)}: written by a newer version, whose table this one cannot write;"
+            " sign it with that one"
         )
     _check_bounds([len(envelope) for envelope in envelopes])
     replace_file(path, lambda out: _write(out, container, envelopes))

@@ -66,7 +66,9 @@ def short(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text that cannot command a terminal: names in a bundle were chosen by whoever made it."""
+    """Return text that cannot command a terminal: names in a bundle were chosen by whoever
+    made it.
+    """
     if text.isprintable():
         return text
     return "".join(
@@ -144,7 +146,8 @@ def _brief(value: Any) -> str:
 def facts_html(title: str, facts: Iterable[tuple[str, str]]) -> str:
     """Return a table of names and values, below a title."""
     rows = "".join(
-        f'<tr><th scope="row" style="{HTML_LEFT};vertical-align:top">{html_text(name)}</th><td style="{HTML_WIDE}">{_html_lines(value)}</td></tr>'
+        f'<tr><th scope="row" style="{HTML_LEFT};vertical-align:top">{html_text(name)}</th><td'
+        f' style="{HTML_WIDE}">{_html_lines(value)}</td></tr>'
         for name, value in facts
     )
     return f"<table>{_caption(title)}<tbody>{rows}</tbody></table>"
@@ -222,9 +225,11 @@ def _by_reason(pairs: Iterable[tuple[str, str]]) -> str:
         named.setdefault(reason, []).append(name)
     ordered = sorted(named.items(), key=lambda item: -len(item[1]))
     lines = [
-        f"{_listed(names)}: {reason}"
-        if len(names) == 1
-        else f"{len(names):,}: {reason} ({_listed(names).partition(': ')[2]})"
+        (
+            f"{_listed(names)}: {reason}"
+            if len(names) == 1
+            else f"{len(names):,}: {reason} ({_listed(names).partition(': ')[2]})"
+        )
         for reason, names in ordered[:_REASONS_SHOWN]
     ]
     left = sum(len(names) for _, names in ordered[_REASONS_SHOWN:])

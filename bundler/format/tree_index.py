@@ -211,7 +211,8 @@ def check_tree_path(path: str) -> str:
     ]
     if unsafe or len(parts) > _DEPTH or len(path) > _CHARACTERS:
         raise UnsafeName(
-            f"unsafe path {path!r:.200} in a tree: expected at most {_DEPTH} printable components, relative, without . and ..",
+            f"unsafe path {path!r:.200} in a tree: expected at most {_DEPTH} printable components,"
+            " relative, without . and ..",
             name=path,
         )
     return path

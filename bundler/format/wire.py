@@ -240,7 +240,10 @@ def _got(document: Any, message: str) -> str:
     for position in map(int, re.findall(r"\[(\d+)\]", message.rpartition(" at `$")[2])):
         document = document[position]
     if isinstance(document, (str, bytes)):
-        return f", got {document!r:.80} of {count(len(document), 'character' if isinstance(document, str) else 'byte')}"
+        return (
+            f", got {document!r:.80} of"
+            f" {count(len(document), 'character' if isinstance(document, str) else 'byte')}"
+        )
     return (
         f", got {count(len(document), 'field')}"
         if isinstance(document, list)
@@ -252,8 +255,8 @@ def check_canonical(data: bytes, record: object, what: str) -> None:
     """Raise `FormatError` unless a decoded record encodes to the bytes that it came from."""
     if not encodes_to(record, data):
         raise FormatError(
-            f"{what}: expected the fields of this version and no other, and each number in its shortest form, got "
-            f"{count(len(data), 'byte')} that say the same otherwise",
+            f"{what}: expected the fields of this version and no other, and each number in its"
+            f" shortest form, got {count(len(data), 'byte')} that say the same otherwise",
             what=what,
         )
 
@@ -358,7 +361,9 @@ def _check_depth(root: Any, what: str, depth: int) -> None:
 
 
 def expect(value: Any, kind: type[T], what: str) -> T:
-    """Return `value` if it is exactly of type `kind` (a bool is no int), else raise `FormatError`."""
+    """Return `value` if it is exactly of type `kind` (a bool is no int), else raise
+    `FormatError`.
+    """
     if type(value) is not kind:
         raise FormatError(
             f"{what}: expected {kind.__name__}, got {type(value).__name__}",

@@ -61,7 +61,8 @@ def found_manifest(place: ImagePlace, url: oci.ImageUrl) -> ImageManifest:
     except NotFound as error:
         near = _near_tags(place, url.tag)
         raise NotFound(
-            f"{url.full}: there is no such image; {f'there is {near}' if near else 'check the name, and that you may read it'}",
+            f"{url.full}: there is no such image;"
+            f" {f'there is {near}' if near else 'check the name, and that you may read it'}",
             url=url.full,
         ) from error
     if found.media_type in INDEX_TYPES:

@@ -141,7 +141,8 @@ def _fetch(
         return _unpacked(place, where, manifest, folder, limits)
     kinds = ", ".join(sorted({layer.media_type for layer in manifest.layers})) or "nothing"
     raise FormatError(
-        f"{where.full}: is no image of a bundle or of a kernel cache: it has {kinds[:300]}, expected one layer of {BUNDLE_LAYER}, or a compressed tar archive",
+        f"{where.full}: is no image of a bundle or of a kernel cache: it has {kinds[:300]},"
+        f" expected one layer of {BUNDLE_LAYER}, or a compressed tar archive",
         url=where.full,
     )
 
@@ -161,7 +162,8 @@ def _unpacked(
 
     if manifest.config.size > CONFIG_BYTES:
         raise FormatError(
-            f"{where.full}: a config of {manifest.config.size:,} bytes, expected at most {CONFIG_BYTES:,}"
+            f"{where.full}: a config of {manifest.config.size:,} bytes, expected at most"
+            f" {CONFIG_BYTES:,}"
         )
     config = io.BytesIO()
     with store_errors(place.name):
@@ -216,7 +218,10 @@ def _judge_tag(
     if not judgement.good:
         judgement = replace(
             judgement,
-            fix="push it with a trusted key (triton-bundler oci push --key), or name the image by its digest",
+            fix=(
+                "push it with a trusted key (triton-bundler oci push --key), or name the image by"
+                " its digest"
+            ),
         )
     policy.require(judgement, level, f"tag {where.full}")
     return "" if judgement.good else f"tag {where.full}: {judgement.reason}"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ImageReport`: what a push or pull of an image did; `ImageLayout`: how images lie in a registry."""
+"""`ImageReport`: what a push or pull of an image did; `ImageLayout`: how images lie in a
+registry.
+"""
 
 from __future__ import annotations
 

@@ -93,7 +93,9 @@ def envelopes_of(place: ImagePlace, digest: str) -> list[bytes]:
 
 
 def next_epoch(envelopes: Iterable[bytes]) -> int:
-    """Return an epoch after all that these envelopes name, and at least the time in milliseconds."""
+    """Return an epoch after all that these envelopes name, and at least the time in
+    milliseconds.
+    """
     epochs = [0]
     for data in envelopes:
         try:

@@ -112,7 +112,9 @@ def _names_triton(spans: Sequence[Span]) -> bool:
 
 
 def _entry(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what MCV's manifest says of a kernel; like it, nothing of a value that is 0 or false."""
+    """Return what MCV's manifest says of a kernel; like it, nothing of a value that is 0 or
+    false.
+    """
     target = metadata["target"]
     told = {
         name: metadata.get(name) for name in ("ptx_version", "num_stages", "num_warps", "debug")
@@ -201,13 +203,15 @@ def unpack_image(
             one = unpack_layer(layer, folder, limits)
         except FileExistsError as error:
             raise FormatError(
-                f"{where}: two layers have one file, {error.filename}; expected an image of one layer"
+                f"{where}: two layers have one file, {error.filename}; expected an image of one"
+                " layer"
             ) from error
         except BundlerError as error:
             raise type(error)(f"{where}: {error.message}", **error.facts) from error
         if wanted and wanted[number : number + 1] != (one.diff_id,):
             raise DigestMismatch(
-                f"{where}: layer {number} unpacks to {one.diff_id}, and the config names another; build it again"
+                f"{where}: layer {number} unpacks to {one.diff_id}, and the config names another;"
+                " build it again"
             )
         notes += one.left_out
         cache_bytes += one.cache_bytes

@@ -206,7 +206,8 @@ class _Archive:
         """Return the fields that a header of pax or GNU gives the next member."""
         if not 0 <= member.size <= _HEADER_BYTES:
             raise LimitExceeded(
-                f"the layer has a header of {member.size:,} bytes, expected at most {_HEADER_BYTES:,}"
+                f"the layer has a header of {member.size:,} bytes, expected at most"
+                f" {_HEADER_BYTES:,}"
             )
         data = self._take(member.size)
         self._take(-member.size % _BLOCK)
@@ -269,7 +270,8 @@ def _checked_path(name: str, member: tarfile.TarInfo) -> str:
     shown = ascii(name[:100])
     if member.type not in {tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.CONTTYPE}:
         raise UnsafeName(
-            f"the layer has a link, device or other special file, {shown}; expected files and directories",
+            f"the layer has a link, device or other special file, {shown}; expected files and"
+            " directories",
             name=shown,
         )
     if name in {".", "./", "/"}:

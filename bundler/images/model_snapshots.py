@@ -208,6 +208,7 @@ def _compare(fd: int, row: SnapshotRow, path: str) -> None:
             offset += len(chunk)
     if size != row.size or digest.hexdigest() != row.sha256:
         raise DigestMismatch(
-            f"{path}: is not the file of the index ({size:,} bytes, expected {row.size:,}); download it again",
+            f"{path}: is not the file of the index ({size:,} bytes, expected {row.size:,});"
+            " download it again",
             path=path,
         )

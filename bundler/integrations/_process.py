@@ -256,7 +256,8 @@ def register(path: str | os.PathLike[str]) -> None:
         if bundle not in _process.not_there:
             _process.not_there.add(bundle)
             warn(
-                f"no bundle {bundle} to register, so its kernels are compiled; `triton-bundler build` makes it, or give the path of a .tbundle file"
+                f"no bundle {bundle} to register, so its kernels are compiled; `triton-bundler"
+                " build` makes it, or give the path of a .tbundle file"
             )
         return
     _process.registered.add(bundle)
@@ -410,9 +411,10 @@ def _session_from_environment(registered: RegisteredBundles) -> tuple[Session, E
         )
     engine.start()
     end_supply = _supply_launchers(options.launcher, engine.tally)
-    return Session(
-        engine, chosen.report, lambda _session: end_supply(), owned=store is not None
-    ), engine
+    return (
+        Session(engine, chosen.report, lambda _session: end_supply(), owned=store is not None),
+        engine,
+    )
 
 
 def _name_unknown(engine: Engine) -> None:

@@ -85,7 +85,10 @@ class Explanation(Summarized):
             return f"{self.name}: never recorded: no kernel of that name was there before"
         if self.status == "unknown":
             return f"{self.name}: what its key was made of is not known, so it cannot be compared"
-        return f"{self.name}: {'; '.join(map(str, self.differences))} (nearest recorded kernel: {self.nearest})"
+        return (
+            f"{self.name}: {'; '.join(map(str, self.differences))} (nearest recorded kernel:"
+            f" {self.nearest})"
+        )
 
 
 def explain(
@@ -134,8 +137,8 @@ def explain_run(
         if bundles:
             return _of_directory(_recorded(store, bundles), lambda _: True)
         raise NotFound(
-            "no process here asked this package's cache manager for a kernel; with --bundle, or bundles=, what Triton's directory has beside these is "
-            "explained"
+            "no process here asked this package's cache manager for a kernel; with --bundle, or"
+            " bundles=, what Triton's directory has beside these is explained"
         )
     if not run.misses:
         return ()
@@ -164,8 +167,8 @@ def _of_kernels(
         there = {miss.event.name for miss in misses} | {kernel.name for kernel in kernels.values()}
         hint = did_you_mean(difflib.get_close_matches(name or "", sorted(there)))
         raise NotFound(
-            f"nothing compiled a kernel {key or name!r} here through this package's cache manager, and the store has none"
-            f"{'; ' if hint else ''}{hint}"
+            f"nothing compiled a kernel {key or name!r} here through this package's cache manager,"
+            f" and the store has none{'; ' if hint else ''}{hint}"
         )
     return found
 

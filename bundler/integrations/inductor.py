@@ -135,8 +135,8 @@ def load(
     lacking = inductor_hooks.keep_winners()
     if lacking:
         reasons.append(
-            f"torch {inductor_caches.release()} is not one that we know, it has no {', '.join(lacking)}: it may tune kernels again whose "
-            "results it has read"
+            f"torch {inductor_caches.release()} is not one that we know, it has no"
+            f" {', '.join(lacking)}: it may tune kernels again whose results it has read"
         )
     for reason in reasons:
         warn(reason)
@@ -145,8 +145,9 @@ def load(
 
 def _packed(missing: Iterable[str]) -> Bundle:
     warn(
-        f"torch {inductor_caches.release()} is not one that we know: it has no {', '.join(missing)}.  Its whole cache directory is packed "
-        "as it is, and where it is restored torch may tune again"
+        f"torch {inductor_caches.release()} is not one that we know: it has no"
+        f" {', '.join(missing)}.  Its whole cache directory is packed as it is, and where it is"
+        " restored torch may tune again"
     )
     return pack(directories.inductor_cache_dir())
 
@@ -156,7 +157,8 @@ def _collected(keep: Keep, *, winners_only: bool) -> Bundle:
     loaded = inductor_tuners.loaded_kernels()
     if not entries and not loaded:
         raise NotFound(
-            "torch.compile has compiled nothing in this process; call save() after the first iterations"
+            "torch.compile has compiled nothing in this process; call save() after the first"
+            " iterations"
         )
     # The last one that is settled: a kernel may be in several graphs, and each tunes for itself.
     live = {
@@ -280,9 +282,9 @@ def _why_not_found(bundle: Bundle, trust: Trust) -> Iterable[str]:
         return
     if trust != "code":
         yield (
-            f"{len(graphs)} of torch's graph entries {plural(len(graphs), 'was')} not restored, since torch unpickles and executes what it "
-            "finds there; pass "
-            "trust='code' if you trust who made the bundle"
+            f"{len(graphs)} of torch's graph entries {plural(len(graphs), 'was')} not restored,"
+            " since torch unpickles and executes what it finds there; pass trust='code' if you"
+            " trust who made the bundle"
         )
         return
     hosts = [dict(pairs) for pairs in bundle.observed.environments]
@@ -291,6 +293,7 @@ def _why_not_found(bundle: Bundle, trust: Trust) -> Iterable[str]:
         recorded = {host[name] for host in hosts if name in host}
         if recorded and found not in recorded:
             yield (
-                f"recorded with {name} {' and '.join(sorted(recorded))}, here it is {found}: torch writes it into the keys of its "
-                "graph entries, so they are not found, only kernels are"
+                f"recorded with {name} {' and '.join(sorted(recorded))}, here it is {found}: torch"
+                " writes it into the keys of its graph entries, so they are not found, only"
+                " kernels are"
             )

@@ -105,8 +105,8 @@ def load_generated(
     sources = _kernel_sources(tree)
     if not sources:
         raise FormatError(
-            f"{name}: neither a kernel module of Inductor's nor a wrapper with kernels in it; expected a function under "
-            "@triton_heuristics, or calls of async_compile.triton",
+            f"{name}: neither a kernel module of Inductor's nor a wrapper with kernels in it;"
+            " expected a function under @triton_heuristics, or calls of async_compile.triton",
             name=name,
         )
     found = GeneratedKernels()
@@ -259,8 +259,8 @@ def _bound(settings: TunerSettings) -> Iterator[None]:
             package, helpers = importlib.import_module(_PACKAGE), importlib.import_module(_HELPERS)
         except ImportError as error:
             raise ConfigError(
-                f"Inductor's kernels use torch's helper functions, and torch cannot be imported: {error}; "
-                f"install it: {install('torch')}"
+                "Inductor's kernels use torch's helper functions, and torch cannot be imported:"
+                f" {error}; install it: {install('torch')}"
             ) from error
         ours = ModuleType(_HEURISTICS)
         vars(ours).update(stand_ins(settings))

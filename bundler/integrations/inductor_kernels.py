@@ -81,7 +81,8 @@ class GeneratedKernel(HeuristicKernel):
         attributes = (meta.get("configs") or [{}])[0]
         if not isinstance(attributes, Mapping):
             raise ConfigError(
-                f"{self.__name__}: its metadata is for a Triton before 3.3; have torch generate it anew"
+                f"{self.__name__}: its metadata is for a Triton before 3.3; have torch generate it"
+                " anew"
             )
         counts = {
             name: value for name, value in config.all_kwargs().items() if name not in config.kwargs
@@ -208,7 +209,8 @@ def _decorator(
 def _grid(inductor_meta: Meta) -> Grid:
     if "grid_type" not in inductor_meta:
         raise ConfigError(
-            "a generated kernel's metadata has no grid_type; it comes from a torch before 2.7, make it anew"
+            "a generated kernel's metadata has no grid_type; it comes from a torch before 2.7, make"
+            " it anew"
         )
     return open_grid(str(inductor_meta["grid_type"]), inductor_meta)
 

@@ -165,8 +165,8 @@ def tuner_options_of(inductor_meta: Meta, told: TunerOptions, *, custom: bool) -
         reuse = "bundle"
     if get("store_cubin") and told.export is None:
         raise ConfigError(
-            f"{get('kernel_name', 'a kernel')}: was generated with store_cubin, and nobody said where to; give "
-            "TunerOptions(export=DIRECTORY)",
+            f"{get('kernel_name', 'a kernel')}: was generated with store_cubin, and nobody said"
+            " where to; give TunerOptions(export=DIRECTORY)",
             name="store_cubin",
         )
     return replace(
@@ -175,9 +175,9 @@ def tuner_options_of(inductor_meta: Meta, told: TunerOptions, *, custom: bool) -
         reuse=reuse,
         record=told.record and local,
         custom=custom if told.custom is None else told.custom,
-        spill_threshold=get("spill_threshold")
-        if told.spill_threshold is None
-        else told.spill_threshold,
+        spill_threshold=(
+            get("spill_threshold") if told.spill_threshold is None else told.spill_threshold
+        ),
         rescale=told.rescale and bool(get("dynamic_scale_rblock", True)),
         stage_to_host=told.stage_to_host and bool(get("optimize_mem", True)),
         gigabytes=get("kernel_num_gb") if told.gigabytes is None else told.gigabytes,
@@ -192,9 +192,10 @@ def bandwidth_of(inductor_meta: Meta) -> tuple[str | None, str | None] | None:
     if not inductor_meta.get("profile_bandwidth"):
         return None
     # An empty text is torch's way to say "all kernels" and "no file".
-    return inductor_meta.get("profile_bandwidth_output") or None, inductor_meta.get(
-        "profile_bandwidth_regex"
-    ) or None
+    return (
+        inductor_meta.get("profile_bandwidth_output") or None,
+        inductor_meta.get("profile_bandwidth_regex") or None,
+    )
 
 
 def arguments_of(triton_meta: Meta, parameters: Sequence[str], constants: Meta) -> dict[str, Spec]:

@@ -113,7 +113,8 @@ def _choices(
         kernel = kernels.get(element.id) if isinstance(element, ast.Name) else None
         if kernel is None:
             raise ConfigError(
-                f"{where}: {name} chooses from {ast.unparse(element)[:80]}, and there is no such kernel",
+                f"{where}: {name} chooses from {ast.unparse(element)[:80]}, and there is no such"
+                " kernel",
                 name=name,
             )
         found.append((key, kernel.__name__, kernel))

@@ -53,8 +53,8 @@ _LIBRARY = ("triton.binary", "triton.code")
 # The first release in which a function's hash does not depend on what a program hashed before.
 _STEADY_HASHES = (3, 9)
 _HASHED_BEFORE = (
-    "the same helper was hashed after another kernel, which in this Triton changes the key of one that uses a constexpr of its module "
-    "(triton-bundler build publishes both keys)"
+    "the same helper was hashed after another kernel, which in this Triton changes the key of one"
+    " that uses a constexpr of its module (triton-bundler build publishes both keys)"
 )
 
 
@@ -92,9 +92,15 @@ class Difference:
                 f"{self.asked} here, {self.recorded} there"
             )
         if self.what == "line numbers":
-            return f"only line numbers: it begins at line {self.asked} here, at line {self.recorded} there"
+            return (
+                f"only line numbers: it begins at line {self.asked} here, at line {self.recorded}"
+                " there"
+            )
         if self.what == _SOURCE_PATH:
-            return f"only line information: its source lies at another path or column here, which this Triton's keys hold; {ADVICE}"
+            return (
+                "only line information: its source lies at another path or column here, which this"
+                f" Triton's keys hold; {ADVICE}"
+            )
         if self.what == "dependencies":
             changed = "a function that it calls, or a global that it uses, changed"
             return f"{changed}; or {_HASHED_BEFORE}" if _hashes_in_turn() else changed

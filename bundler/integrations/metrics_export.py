@@ -106,7 +106,8 @@ def serve_metrics(listen: int | str) -> EndpointServer:
         return EndpointServer(_exported.begin(), host, port)
     except OSError as error:
         raise ConfigError(
-            f"metrics_port={listen!r}: {host}:{port} cannot be listened on: {error}; give another port, or 0 for a free one",
+            f"metrics_port={listen!r}: {host}:{port} cannot be listened on: {error}; give another"
+            " port, or 0 for a free one",
             got=listen,
         ) from error
 

@@ -108,7 +108,9 @@ def _are(kind: type, values: Iterable[Any]) -> bool:
 
 
 def read_processes(local: LocalDirectory) -> Iterator[ProcessNote]:
-    """Yield the noted processes of this user on this host; a note that cannot be read is left out."""
+    """Yield the noted processes of this user on this host; a note that cannot be read is
+    left out.
+    """
     directory = local.notes(_DIRECTORY, make=False)
     if directory is None:
         return

@@ -54,8 +54,8 @@ def summary(counters: Counters, path: str) -> str:
     """Return the line that says what a process did, and where its report is."""
     moved = f" ({counters.moved:,} moved)" if counters.moved else ""
     return (
-        f"triton-bundler: hits {counters.hits:,}{moved}, misses {counters.misses:,}, compiles {counters.compiles:,}, "
-        f"seconds saved {counters.seconds_saved:,.1f}; report in {path}"
+        f"triton-bundler: hits {counters.hits:,}{moved}, misses {counters.misses:,}, compiles"
+        f" {counters.compiles:,}, seconds saved {counters.seconds_saved:,.1f}; report in {path}"
     )
 
 

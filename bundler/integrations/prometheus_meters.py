@@ -90,7 +90,8 @@ METRICS = (
         Gauge,
         "breaker_state",
         ("tier",),
-        "Whether a server of a store is asked: 0 closed, it is; 1 half open, one question; 2 open, it rests.",
+        "Whether a server of a store is asked: 0 closed, it is; 1 half open, one question; 2 open,"
+        " it rests.",
     ),
     MetricRow(
         Counter,
@@ -173,7 +174,9 @@ class Meters:
                 self.count("replayed_kernels", float(facts[outcome]), {"outcome": outcome})
 
     def readable(self) -> CollectorRegistry:
-        """Return what a reader gets: the numbers of this process, or in multi-process mode of all."""
+        """Return what a reader gets: the numbers of this process, or in multi-process mode
+        of all.
+        """
         if not self.shared:
             return self.registry
         registry = CollectorRegistry()

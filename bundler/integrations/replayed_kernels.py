@@ -231,7 +231,10 @@ def _complaint(report: ReplayReport, left_out: Reasons) -> str:
     if not left_out:
         return ""
     whole = len(left_out) + len(report.replayed) + len(report.later)
-    return f"{len(left_out)} of {count(whole, 'kernel')} were not replayed, the report says why; {left_out[0][1]}"
+    return (
+        f"{len(left_out)} of {count(whole, 'kernel')} were not replayed, the report says why;"
+        f" {left_out[0][1]}"
+    )
 
 
 @contextmanager

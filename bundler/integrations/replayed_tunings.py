@@ -63,7 +63,8 @@ class RecordedWinner(NamedTuple):
         for name in _COMPARED:
             if recorded.get(name) != here[name]:
                 raise ToolchainMismatch(
-                    f"{name}: recorded {recorded.get(name, 'nothing')!s:.120}, here {here[name]:.120}"
+                    f"{name}: recorded {recorded.get(name, 'nothing')!s:.120}, here"
+                    f" {here[name]:.120}"
                 )
         chosen = tuning_winners.config_of(self.record.config)
         mine = next((config for config in tuner.configs if _as_ours([config]) == [chosen]), None)

@@ -103,7 +103,8 @@ class _Wrappers(MetaPathFinder):
                     setattr(owner, last, wrapped)
             except (AttributeError, TypeError) as error:
                 complain(
-                    f"{fullname} has no {name} that can be wrapped ({type(error).__name__}: {error})"
+                    f"{fullname} has no {name} that can be wrapped ({type(error).__name__}:"
+                    f" {error})"
                 )
 
 
@@ -164,7 +165,8 @@ def _plug(server: str, points: tuple[_PatchPoint, ...]) -> None:
         return
     if not stores and not registered_bundles():
         _complain(
-            f"{server}: {', '.join(user_variables())} set, and {PREFIX}STORE is not, so no kernels are shared"
+            f"{server}: {', '.join(user_variables())} set, and {PREFIX}STORE is not, so no kernels"
+            " are shared"
         )
         return
     if server in _plugged:

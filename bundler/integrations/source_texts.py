@@ -93,7 +93,9 @@ def _sweep(directory: str) -> None:
 
 
 def read_source(local: LocalDirectory, digest: str) -> str | None:
-    """Return a source by its digest (hex); None when it was never used on this host, or is damaged."""
+    """Return a source by its digest (hex); None when it was never used on this host, or is
+    damaged.
+    """
     directory = local.notes(_DIRECTORY, make=False)
     if directory is None or len(digest) != _DIGITS or not digest.isalnum():
         return None

@@ -74,7 +74,8 @@ class LocalDirectory:
         if reason is not None and reason not in self._told:
             self._told.add(reason)
             self._tell(
-                f"{path} {reason}, so it is not used; make it yours alone, or set TRITON_BUNDLER_LOCAL"
+                f"{path} {reason}, so it is not used; make it yours alone, or set"
+                " TRITON_BUNDLER_LOCAL"
             )
         return path if reason is None else None
 

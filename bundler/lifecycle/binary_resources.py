@@ -6,16 +6,16 @@ the bytes are hostile input.
 
 Where the figures stand:
 
-* cubin.  NVIDIA documents neither sections nor attributes; their names are those that `cuobjdump -elf` prints, and the figures are held
-  to `cuobjdump --dump-resource-usage` by tests.  `.nv.info` has by the number of a function's
-  symbol EIATTR_REGCOUNT (REG) and EIATTR_MIN_STACK_SIZE (STACK); `.nv.info.ENTRY` the size of a
-  block and, since ABI version 8, EIATTR_NUM_BARRIERS, which before stood in the flags of
-  `.text.ENTRY`; SHARED, LOCAL and CONSTANT[n] are the sizes of `.nv.shared.ENTRY`,
-  `.nv.local.ENTRY` and `.nv.constantN.ENTRY`.  How much was spilled is not in a cubin, only the
-  stack that holds it.
-* hsaco.  LLVM's User Guide for AMDGPU Backend, "Code Object V3 and Above Metadata" (a note, msgpack) and "Kernel Descriptor" (64 bytes at the
-  symbol ENTRY.kd).  Both say how much memory a kernel takes, and on gfx9 how many registers: what
-  they say has to fit.
+* cubin.  NVIDIA documents neither sections nor attributes; their names are those that `cuobjdump
+  -elf` prints, and the figures are held to `cuobjdump --dump-resource-usage` by tests.  `.nv.info`
+  has by the number of a function's symbol EIATTR_REGCOUNT (REG) and EIATTR_MIN_STACK_SIZE (STACK);
+  `.nv.info.ENTRY` the size of a block and, since ABI version 8, EIATTR_NUM_BARRIERS, which before
+  stood in the flags of `.text.ENTRY`; SHARED, LOCAL and CONSTANT[n] are the sizes of
+  `.nv.shared.ENTRY`, `.nv.local.ENTRY` and `.nv.constantN.ENTRY`.  How much was spilled is not in a
+  cubin, only the stack that holds it.
+* hsaco.  LLVM's User Guide for AMDGPU Backend, "Code Object V3 and Above Metadata" (a note,
+  msgpack) and "Kernel Descriptor" (64 bytes at the symbol ENTRY.kd).  Both say how much memory a
+  kernel takes, and on gfx9 how many registers: what they say has to fit.
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ def read_resources(image: bytes, entry: str) -> BinaryResources:
             f"{entry}: the device binary is damaged ({error})", kernel=entry
         ) from error
     raise FormatError(
-        f"{entry}: the device binary is for machine {machine}; known are {_CUDA} (CUDA) and {_AMD} (AMD)",
+        f"{entry}: the device binary is for machine {machine}; known are {_CUDA} (CUDA) and {_AMD}"
+        " (AMD)",
         kernel=entry,
         machine=machine,
     )
@@ -194,7 +195,8 @@ def _counts_of(info: bytes, symbol: int, entry: str) -> dict[int, int]:
         number, figure = _BY_SYMBOL.unpack(payload)
         if number == symbol and counts.setdefault(attribute, figure) != figure:
             raise FormatError(
-                f"{entry}: the cubin has two figures for attribute {attribute:#x}, {counts[attribute]} and {figure}",
+                f"{entry}: the cubin has two figures for attribute {attribute:#x},"
+                f" {counts[attribute]} and {figure}",
                 kernel=entry,
             )
     return counts
@@ -274,7 +276,8 @@ def _check_room(key: str, noted: int, described: int, entry: str) -> None:
     """
     if noted > described:
         raise FormatError(
-            f"{entry}: the hsaco's metadata have {noted} for {key}, its kernel descriptor allocates {described}",
+            f"{entry}: the hsaco's metadata have {noted} for {key}, its kernel descriptor allocates"
+            f" {described}",
             kernel=entry,
             key=key,
         )
@@ -283,7 +286,8 @@ def _check_room(key: str, noted: int, described: int, entry: str) -> None:
 def _agree(key: str, noted: int, described: int, entry: str) -> None:
     if noted != described:
         raise FormatError(
-            f"{entry}: the hsaco's metadata have {noted} for {key}, its kernel descriptor has {described}",
+            f"{entry}: the hsaco's metadata have {noted} for {key}, its kernel descriptor has"
+            f" {described}",
             kernel=entry,
             key=key,
         )

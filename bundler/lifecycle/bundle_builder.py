@@ -34,7 +34,10 @@ from bundler.lifecycle.kernel_directory import KernelFiles, Rejected, read_file,
 from bundler.toolchain import identity
 
 NOT_NEEDED = "not needed to launch (keep='launch')"
-MOVED = "it was placed for a function that only moved, and the kernel that it comes from has its own key"
+MOVED = (
+    "it was placed for a function that only moved, and the kernel that it comes from has its"
+    " own key"
+)
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,9 @@ class Builder:
         self.observed[found.key] = observation
 
     def add_single(self, folder: str, name: str) -> bool:
-        """Take a tuning file or helper library `<root>/<folder>/<name>`; anything else is reported."""
+        """Take a tuning file or helper library `<root>/<folder>/<name>`; anything else is
+        reported.
+        """
         path = f"{folder}/{name}"
         if name.endswith(names.AUTOTUNE_SUFFIX):
             return self.add_file(path, TuningFile)

@@ -121,7 +121,8 @@ class CacheDirectory:
     def new_kernel(self, kernel: ReadyKernel) -> NewKernel:
         """Return what has to be written for a kernel, under a name of its own."""
         # An f-string reads its format anew each time, which takes ten times as long.
-        temporary = "%s%d.%016x" % (TEMPORARY_PREFIX, os.getpid(), next(self._numbers))  # noqa: UP031
+        parts = (TEMPORARY_PREFIX, os.getpid(), next(self._numbers))
+        temporary = "%s%d.%016x" % parts  # noqa: UP031
         return new_kernel(kernel, temporary, self._json_prefix)
 
     def begin(self, kernels: tuple[NewKernel, ...], threads: Threads) -> Finish:

@@ -57,7 +57,9 @@ class Questions:
             self._begin(identity.installed_triton)
 
     def ask_for_ptxas(self, kernels: Sequence[Kernel]) -> None:
-        """Begin to ask for the ptxas of the first kernel: the program takes milliseconds to answer."""
+        """Begin to ask for the ptxas of the first kernel: the program takes milliseconds to
+        answer.
+        """
         if kernels:
             self.ask_for_ptxas_of(kernels[0].target)
 

@@ -128,7 +128,9 @@ def compile_once(
 
 @dataclass(frozen=True)
 class AlreadyThere:
-    """The kernel is there; `waited_s` seconds were spent on waiting for it, `code` as of `LookUp`."""
+    """The kernel is there; `waited_s` seconds were spent on waiting for it, `code` as of
+    `LookUp`.
+    """
 
     bundle: Bundle
     waited_s: float
@@ -366,7 +368,8 @@ class _Queue:
         failure = self._records.failure(self._key) if self._waited and self._hears else None
         if failure is not None and failure != self._known:
             raise CompileFailed(
-                f"{self._key} does not compile: {failure.message} (in the process that compiled it for all)",
+                f"{self._key} does not compile: {failure.message} (in the process that compiled it"
+                " for all)",
                 key=self._key,
                 name=None,
                 line=None,

@@ -188,7 +188,8 @@ def put_once(place: dict[str, Any], name: str, value: Any, what: str) -> None:
     """
     if place.setdefault(name, value) != value:
         raise ConfigError(
-            f"two records with different configs are for {what}; choose with --kernel, --device or --triton"
+            f"two records with different configs are for {what}; choose with --kernel, --device or"
+            " --triton"
         )
 
 

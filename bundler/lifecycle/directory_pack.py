@@ -67,8 +67,8 @@ def _pack(root: str, keep: Keep, watch: Watch | None) -> Bundle:
         devices = _devices(root) if KERNEL_SUBDIRECTORY in found else []
         if not devices and not any(names.is_kernel_key(name) for name in found):
             raise NotFound(
-                f"no kernels in {root}: expected directories named by a kernel key, as in a Triton cache, or "
-                f"{KERNEL_SUBDIRECTORY}/<device>/ as in an Inductor cache",
+                f"no kernels in {root}: expected directories named by a kernel key, as in a Triton"
+                f" cache, or {KERNEL_SUBDIRECTORY}/<device>/ as in an Inductor cache",
                 path=root,
             )
         if not devices:

@@ -127,7 +127,8 @@ class Family:
             if expanded is not None:
                 return os.path.abspath(expanded)
         raise NotFound(
-            f"where is the cache of {self.name}? none of {', '.join(self.root)} is set here; give it with --root, or root=",
+            f"where is the cache of {self.name}? none of {', '.join(self.root)} is set here; give"
+            " it with --root, or root=",
             name=self.name,
         )
 
@@ -193,7 +194,8 @@ def _from_table(name: str, table: Any, path: str) -> Family:
         meant = misspelled(part) if isinstance(part, str) else None
         if meant is not None:
             raise ConfigError(
-                f"{path}: family {name}: fingerprint: {part!r} is no fact and no package here, did you mean {meant!r}?",
+                f"{path}: family {name}: fingerprint: {part!r} is no fact and no package here, did"
+                f" you mean {meant!r}?",
                 path=path,
                 name=part,
             )
@@ -217,8 +219,8 @@ def _check_pattern(family: str, field: str, pattern: object) -> None:
         check_tree_path(pattern)
     except UnsafeName as error:
         raise ConfigError(
-            f"family {family}: {field} has {pattern!r:.200}, which could lead out of the root; expected a relative pattern "
-            "without . and ..",
+            f"family {family}: {field} has {pattern!r:.200}, which could lead out of the root;"
+            " expected a relative pattern without . and ..",
             name=family,
             pattern=pattern,
         ) from error

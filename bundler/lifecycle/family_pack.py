@@ -81,7 +81,8 @@ def pack_family(
         packed.walk()
         if packed.is_empty:
             raise NotFound(
-                f"{directory} holds nothing of {declared.name}: expected files such as {', '.join(declared.patterns[:3])}",
+                f"{directory} holds nothing of {declared.name}: expected files such as"
+                f" {', '.join(declared.patterns[:3])}",
                 path=directory,
             )
         fingerprint = machine_facts(declared.fingerprint) | dict(facts or {})
@@ -186,14 +187,18 @@ class _Packed:
         )
         if not releases or releases == [installed]:
             return {}
-        rest = "the rest of its fingerprint is of this environment: pack where the server runs, or say what differs by --fact, or facts="
+        rest = (
+            "the rest of its fingerprint is of this environment: pack where the server runs, or say"
+            " what differs by --fact, or facts="
+        )
         there = f"{self.root}: its kernels were compiled by Triton {' and '.join(releases)}"
         here = (
             f"Triton {installed} is installed here" if installed else "no Triton is installed here"
         )
         if len(releases) > 1:
             warn(
-                f"{there}, and {here}; which of them its trees were made for is not known, and {rest}"
+                f"{there}, and {here}; which of them its trees were made for is not known, and"
+                f" {rest}"
             )
             return {}
         warn(f"{there}, and {here}; its trees are marked as made for {releases[0]}, and {rest}")

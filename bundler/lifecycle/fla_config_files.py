@@ -95,7 +95,8 @@ def _device(path: str, told: FileFacts) -> str:
         return told.device
     if folder.parent.name != _FOLDER:
         raise ConfigError(
-            f"{path}: for which GPU it is, no such file says, only the folder {_FOLDER}/<GPU>/; tell it with --device",
+            f"{path}: for which GPU it is, no such file says, only the folder {_FOLDER}/<GPU>/;"
+            " tell it with --device",
             path=path,
         )
     return folder.name.replace("_", " ")

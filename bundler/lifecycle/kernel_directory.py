@@ -174,7 +174,9 @@ def read_kernels(
 def _kernel_of(
     directory: str, files: dict[str, bytes], digests: Mapping[str, bytes], limits: Limits
 ) -> KernelFiles | Rejected:
-    """Return the kernel of a directory with these files, which did not change while they were read."""
+    """Return the kernel of a directory with these files, which did not change while they
+    were read.
+    """
 
     def read(name: str, limits: Limits) -> bytes | Rejected:
         data = files[name]
@@ -273,7 +275,8 @@ def read_file(
             seen[name] = _stamp(status)
         if not stat.S_ISREG(status.st_mode):
             return Rejected(
-                f"{name} is {'a directory' if stat.S_ISDIR(status.st_mode) else 'not a regular file'}"
+                f"{name} is"
+                f" {'a directory' if stat.S_ISDIR(status.st_mode) else 'not a regular file'}"
             )
         if status.st_size > limits.file_bytes:
             return Rejected(_too_large(name, limits))
@@ -324,7 +327,8 @@ def check_kernel_files(
     binaries = [name for name, kind in zip(files, kinds, strict=True) if kind in names.BINARY_KINDS]
     if len(binaries) != 1 or kinds.count("json") != 1:
         return Rejected(
-            f"{count(len(binaries), 'device binary')} and {count(kinds.count('json'), 'metadata file')}, expected one of each"
+            f"{count(len(binaries), 'device binary')} and"
+            f" {count(kinds.count('json'), 'metadata file')}, expected one of each"
         )
     metadata_name = next(name for name in files if name.endswith(".json"))
     try:
@@ -341,7 +345,8 @@ def check_kernel_files(
     expected = names.BINARY_KIND_OF_BACKEND.get(target.backend)
     if expected is not None and names.artifact_kind(binaries[0]) != expected:
         return Rejected(
-            f"{binaries[0]} is no binary for {_shown(target)}, {_shown(numbers[2])} needs a {expected}"
+            f"{binaries[0]} is no binary for {_shown(target)}, {_shown(numbers[2])} needs a"
+            f" {expected}"
         )
     unusable = elf.why_unusable(files[binaries[0]])
     if unusable is not None:
@@ -396,7 +401,10 @@ def _mixed(files: dict[str, bytes], binary: str) -> str | None:
                 or os.path.dirname(path) not in files[binary]
             )
             if path := next(absent, None):
-                return f"{name} and {binary} come from two compiles: {_shown(os.fsdecode(path))} is not in the binary"
+                return (
+                    f"{name} and {binary} come from two compiles: {_shown(os.fsdecode(path))} is"
+                    " not in the binary"
+                )
     return None
 
 

@@ -223,7 +223,9 @@ _extension = _imported_extension()
 
 
 def start_threads(count: int) -> Threads:
-    """Return threads that write one batch after the other; they end when nobody has them any more."""
+    """Return threads that write one batch after the other; they end when nobody has them
+    any more.
+    """
     return count if compiled_writer() is None else _extension.start_threads(count)
 
 

@@ -99,8 +99,8 @@ def find_family(name: str, declared: Iterable[Family] = ()) -> Family:
     found = known.get(name)
     if found is None:
         raise NotFound(
-            f"no family {name!r} is declared{_meant(name, known)}; known are {', '.join(known)}: declare it in a file, --family FILE, or as "
-            "a bundler.Family",
+            f"no family {name!r} is declared{_meant(name, known)}; known are {', '.join(known)}:"
+            " declare it in a file, --family FILE, or as a bundler.Family",
             name=name,
         )
     return found
@@ -130,7 +130,9 @@ def check_choices(options: TreeOptions, trees: Iterable[TreeIndex] = ()) -> None
 
 
 def check_facts(given: Iterable[str], known: Collection[str]) -> None:
-    """Refuse a fact that is no part of a fingerprint; raises `ConfigError` with the nearest name."""
+    """Refuse a fact that is no part of a fingerprint; raises `ConfigError` with the nearest
+    name.
+    """
     _check_names(given, known, "fact", "part of a fingerprint")
 
 
@@ -138,7 +140,8 @@ def _check_names(given: Iterable[str], known: Collection[str], what: str, kind: 
     for name in given:
         if name not in known:
             raise ConfigError(
-                f"{what} {name!r}: no {kind} is called so{_meant(name, known)}; expected of {', '.join(sorted(known))}",
+                f"{what} {name!r}: no {kind} is called so{_meant(name, known)}; expected of"
+                f" {', '.join(sorted(known))}",
                 name=name,
             )
 

@@ -125,7 +125,8 @@ def _said_release(path: str, inside: Any, origin: str) -> str:
         return inside or ""
     if inside is not None:
         raise FormatError(
-            f"{path}: {_RELEASE} stands in it, which is how vLLM's files have it; import it with --format {VLLM}",
+            f"{path}: {_RELEASE} stands in it, which is how vLLM's files have it; import it with"
+            f" --format {VLLM}",
             path=path,
         )
     folder = _FOLDER.fullmatch(PurePath(path).parent.name)
@@ -227,8 +228,9 @@ def _named_place(arguments: str, key: tuple[str, ...]) -> dict[str, str]:
     absent = [name for name in (*_SIZES, _TOKENS) if not place.get(name, "").isdecimal()]
     if absent or not place.keys() <= {*_PLACES}:
         raise ConfigError(
-            f"its tuning key ({arguments or 'none'}) does not say {', '.join(absent) or 'only what a file can hold'}; for records of your own "
-            "tuner name its values with --key, such as --key E,N,M"
+            f"its tuning key ({arguments or 'none'}) does not say"
+            f" {', '.join(absent) or 'only what a file can hold'}; for records of your own tuner"
+            " name its values with --key, such as --key E,N,M"
         )
     return place
 

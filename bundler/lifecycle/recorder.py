@@ -77,7 +77,10 @@ class Recording:
     def __repr__(self) -> str:
         hits = sum(event.cache_hit for event in self._events)
         heard = f"{count(len(self._events) - hits, 'compile')} and {count(hits, 'hit')} heard"
-        return f"<Recording {self._state}, {heard}{', with children' if self._spool is not None else ''}>"
+        return (
+            f"<Recording {self._state},"
+            f" {heard}{', with children' if self._spool is not None else ''}>"
+        )
 
     def _repr_html_(self) -> str:
         hits = sum(event.cache_hit for event in self._events)
@@ -299,5 +302,7 @@ def collect(keep: Keep = "all", strip: Strip | None = None) -> Bundle:
 
 
 def end_compile() -> None:
-    """Discard the innermost recording unless it was collected; safe in a `finally` in every state."""
+    """Discard the innermost recording unless it was collected; safe in a `finally` in every
+    state.
+    """
     _stack.end()

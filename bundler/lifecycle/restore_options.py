@@ -115,7 +115,8 @@ class RestoreOptions(Struct, frozen=True):
             )
         if os.name != "posix":
             raise ToolchainMismatch(
-                f"restore needs a POSIX system (directories renamed over each other, no-follow opens); this is {os.name}",
+                "restore needs a POSIX system (directories renamed over each other, no-follow"
+                f" opens); this is {os.name}",
                 platform=os.name,
             )
 

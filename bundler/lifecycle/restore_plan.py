@@ -57,7 +57,9 @@ _OURS_ALONE = (names.GROUP_PREFIX, "tmp.")
 def runs(
     items: Iterable[T], size_of: Callable[[T], int], most: int, most_bytes: int
 ) -> Iterator[list[T]]:
-    """Split items into runs of neighbours, bounded in number and in bytes; a larger one is alone."""
+    """Split items into runs of neighbours, bounded in number and in bytes; a larger one is
+    alone.
+    """
     run: list[T] = []
     size = 0
     for item in items:

@@ -81,8 +81,9 @@ class TreePlan:
         base = options.cache_dir
         if base is not None and len(families) > 1:
             raise ConfigError(
-                f"{os.fspath(base)} is one directory, and the bundle has trees of {', '.join(sorted(families))}: give the root of each, "
-                "--root NAME=DIR or TreeOptions(roots)",
+                f"{os.fspath(base)} is one directory, and the bundle has trees of"
+                f" {', '.join(sorted(families))}: give the root of each, --root NAME=DIR or"
+                " TreeOptions(roots)",
                 got=base,
             )
         for tree in trees:
@@ -158,8 +159,9 @@ class TreePlan:
             limit = max(UNREPEATED_BYTES, REPEATS * sum(held.values()))
         if total > limit:
             raise LimitExceeded(
-                f"the trees of this bundle have {total} bytes on disk, made of {sum(held.values())} that are in it, which is over the limit of "
-                f"{limit}; if you trust it, pass TreeOptions(max_bytes={total})",
+                f"the trees of this bundle have {total} bytes on disk, made of {sum(held.values())}"
+                f" that are in it, which is over the limit of {limit}; if you trust it, pass"
+                f" TreeOptions(max_bytes={total})",
                 limit=limit,
                 got=total,
             )
@@ -225,7 +227,9 @@ class TreePlan:
 
 
 def fact_names(tree: TreeIndex, family: Family | None) -> tuple[str, ...]:
-    """Return the names of what a tree depends on, by itself and by the declaration of its family."""
+    """Return the names of what a tree depends on, by itself and by the declaration of its
+    family.
+    """
     declared = set(family.fingerprint) if family is not None else set()
     return tuple(sorted({*tree.fingerprint, *declared} - (set() if tree.ranks else {_RANKS})))
 

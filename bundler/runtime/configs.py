@@ -170,7 +170,8 @@ class Config:
         kwargs = getattr(config, "kwargs", None)
         if not isinstance(kwargs, Mapping):
             raise ConfigError(
-                f"config: expected a Config with kwargs, num_warps and num_stages, got {config!r:.80}",
+                "config: expected a Config with kwargs, num_warps and num_stages, got"
+                f" {config!r:.80}",
                 got=type(config).__name__,
             )
         counts = {
@@ -225,7 +226,8 @@ class Config:
         """
         if not isinstance(data, Mapping) or not data.keys() <= {"kwargs", "options", *_FIELDS}:
             raise ConfigError(
-                f"config: expected a mapping of kwargs, options, {', '.join(_LEAST)}; got {data!r:.80}",
+                f"config: expected a mapping of kwargs, options, {', '.join(_LEAST)}; got"
+                f" {data!r:.80}",
                 got=type(data).__name__,
             )
         return Config(**data)
@@ -315,7 +317,8 @@ def _tagged(given: Mapping[str, Any]) -> list[Any]:
     for name, value in values:
         if not value.portable:
             raise ConfigError(
-                f"config: the value of {name!r} cannot travel: {value.payload}; use numbers, text, types or lists of them",
+                f"config: the value of {name!r} cannot travel: {value.payload}; use numbers, text,"
+                " types or lists of them",
                 name=name,
                 got=value.payload,
             )

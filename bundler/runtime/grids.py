@@ -41,7 +41,8 @@ def checked(grid: Any, name: str, backend: str, cluster: int = 1) -> tuple[int, 
     )
     if not 0 < len(sizes) <= _DIMENSIONS or not all(isinstance(size, int) for size in sizes):
         raise CannotLaunchStatically(
-            f"{name}: a grid is one to three integers, or a function of the arguments that returns them; got {grid!r:.80}",
+            f"{name}: a grid is one to three integers, or a function of the arguments that returns"
+            f" them; got {grid!r:.80}",
             kernel=name,
             grid=repr(grid)[:80],
         )

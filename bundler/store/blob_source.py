@@ -351,7 +351,9 @@ class StoreBlobs(BlobSource):
             raise
 
     def _is_gone(self, digest: bytes) -> bool:
-        """Tell whether a dictionary is nowhere, and not only kept from us by a tier that is silent."""
+        """Tell whether a dictionary is nowhere, and not only kept from us by a tier that is
+        silent.
+        """
         with contextlib.suppress(BundlerError), store_errors(self._name):
             return not self._backend.exists([dictionary_key(digest)])
         return False
@@ -405,7 +407,8 @@ def unit_payload(
     dictionary = dictionaries.get(digest)
     if dictionary is None:
         raise NotFound(
-            f"{name}: {key} needs the dictionary {dictionary_key(digest)}, which is missing; push the bundle again",
+            f"{name}: {key} needs the dictionary {dictionary_key(digest)}, which is missing; push"
+            " the bundle again",
             key=key,
         )
     return decompress(frame, key, size, limits, dictionary.data)

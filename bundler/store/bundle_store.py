@@ -160,7 +160,8 @@ class BundleStore:
             )
             if not final.writable:
                 raise UnsupportedVersion(
-                    "this bundle was written by a newer version, with features that this one would lose; upgrade triton-bundler"
+                    "this bundle was written by a newer version, with features that this one would"
+                    " lose; upgrade triton-bundler"
                 )
             manifest, hints = self._send(final, sent, hints, held)
             value = signatures.tag_value(final, before, manifest, hints)
@@ -491,7 +492,8 @@ class BundleStore:
             stuck = self._backend.exists(found.keys() - sound)
         if stuck:
             raise StoreUnavailable(
-                f"{self.name}: {min(stuck)} is damaged and cannot be removed, so it cannot be sent again; remove it by hand",
+                f"{self.name}: {min(stuck)} is damaged and cannot be removed, so it cannot be sent"
+                " again; remove it by hand",
                 key=min(stuck),
             )
         return frozenset(sound)

@@ -66,7 +66,9 @@ class FileRecords:
         self._index, self._code = index or KernelIndex(backend, name, limits), code
 
     def look_up(self, name: str) -> bytes | None:
-        """Return the bytes of a file, None when there is none or it is damaged; as `look_up_all`."""
+        """Return the bytes of a file, None when there is none or it is damaged; as
+        `look_up_all`.
+        """
         return self.look_up_all([name]).get(name)
 
     def look_up_all(self, known_by: Collection[str]) -> dict[str, bytes]:

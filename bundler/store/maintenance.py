@@ -229,7 +229,8 @@ class Maintenance:
         """
         if not dry_run and not self._backend.writable:
             raise AccessDenied(
-                f"{self._name}: it is only read here, so nothing can be removed; prune it where it may be written, or with dry_run",
+                f"{self._name}: it is only read here, so nothing can be removed; prune it where it"
+                " may be written, or with dry_run",
                 store=self._name,
             )
         with store_errors(self._name):
@@ -480,7 +481,8 @@ class Maintenance:
                 store_layout.split_unit(payload, unit)
             elif digest is not None and self._dictionaries.get(digest) is None:
                 raise NotFound(
-                    f"{key} needs the dictionary {store_layout.dictionary_key(digest)}, which is missing"
+                    f"{key} needs the dictionary {store_layout.dictionary_key(digest)}, which is"
+                    " missing"
                 )
         except NotFound as error:
             # Either the dictionary is missing, which is this unit's damage, or it is there and
@@ -520,7 +522,9 @@ class Maintenance:
     def _without_units(
         self, needed: dict[str, list[str]], sound: set[str], damaged: Collection[str]
     ) -> dict[str, str]:
-        """Return the manifests and records whose units are missing or damaged, each with how many."""
+        """Return the manifests and records whose units are missing or damaged, each with
+        how many.
+        """
         bad = self._still_bad(
             {unit for units in needed.values() for unit in units} - sound, damaged
         )
@@ -534,7 +538,10 @@ class Maintenance:
                 [manifest for manifest, missing in lacking.items() if missing]
             )
         return {
-            key: f"{len(lacking[key])} of {count(len(needed[key]), 'unit')} missing or damaged, such as {lacking[key][0]}"
+            key: (
+                f"{len(lacking[key])} of {count(len(needed[key]), 'unit')} missing or damaged, such"
+                f" as {lacking[key][0]}"
+            )
             for key in there
         }
 

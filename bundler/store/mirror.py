@@ -123,7 +123,8 @@ class Mirror:
             )
         if delete_tags and not tags:
             raise ConfigError(
-                f"{self._source_name}: has no tags, so all of {self._target_name} would be deleted; delete them with `tags --delete`"
+                f"{self._source_name}: has no tags, so all of {self._target_name} would be deleted;"
+                " delete them with `tags --delete`"
             )
         moved: list[str] = []
         kept: list[str] = []
@@ -222,7 +223,9 @@ class Mirror:
         return moved
 
     def _look(self, keys: Iterable[str]) -> None:
-        """Learn which objects the target has, and mark them as in use, so that a prune spares them."""
+        """Learn which objects the target has, and mark them as in use, so that a prune
+        spares them.
+        """
         ask = self._target.exists if self._dry_run else self._target.claim
         for batch in batches(
             [key for key in dict.fromkeys(keys) if key not in self._there], store_layout.BATCH_KEYS
@@ -311,7 +314,8 @@ class Mirror:
                 else "what nobody signed"
             )
             raise MergeConflict(
-                f"{self._target_name}: tag {tag} is signed there, and would be set back to {what}; delete the tag there to do so",
+                f"{self._target_name}: tag {tag} is signed there, and would be set back to {what};"
+                " delete the tag there to do so",
                 tag=tag,
             )
 

@@ -92,8 +92,9 @@ class PushSignatures:
         if self._key is None:
             if envelopes:
                 raise Untrusted(
-                    f"{self._name}: tag {self._tag} is signed, and this push would change it without a key; give one by key= or "
-                    "TRITON_BUNDLER_SIGNING_KEY, or push with mode='replace'",
+                    f"{self._name}: tag {self._tag} is signed, and this push would change it"
+                    " without a key; give one by key= or TRITON_BUNDLER_SIGNING_KEY, or push with"
+                    " mode='replace'",
                     tag=self._tag,
                 )
             return
@@ -105,8 +106,9 @@ class PushSignatures:
         for one in judgements:
             if not one.good:
                 raise Untrusted(
-                    f"{self._name}: what tag {self._tag} names now would be signed with what is pushed, and {one.reason}; push with "
-                    "mode='replace', or trust the key of who signed it",
+                    f"{self._name}: what tag {self._tag} names now would be signed with what is"
+                    f" pushed, and {one.reason}; push with mode='replace', or trust the key of who"
+                    " signed it",
                     tag=self._tag,
                     reason=one.reason,
                 )

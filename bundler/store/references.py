@@ -112,7 +112,8 @@ class References:
                 ", …" if len(candidates) > _SHOWN_CANDIDATES else ""
             )
             raise ConfigError(
-                f"{self._name}: {digest} begins {len(candidates)} digests: {shown}; give more digits of one",
+                f"{self._name}: {digest} begins {len(candidates)} digests: {shown}; give more"
+                " digits of one",
                 got=digest,
                 candidates=tuple(candidates),
             )

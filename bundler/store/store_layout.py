@@ -398,8 +398,8 @@ def tag_key(tag: str) -> str:
     """
     if not is_tag(tag):
         raise ConfigError(
-            f"not a tag: {tag!r}; expected up to four components of A-Z a-z 0-9 . _ - joined by /, each beginning "
-            "with a letter, digit or _, such as llama3/h200",
+            f"not a tag: {tag!r}; expected up to four components of A-Z a-z 0-9 . _ - joined by /,"
+            " each beginning with a letter, digit or _, such as llama3/h200",
             tag=tag,
         )
     return f"{TAGS}/{tag}"
@@ -419,7 +419,9 @@ def encode_tag(manifest: str, hints: Sequence[Hint] = (), envelopes: Sequence[by
 
 
 def unpack_ref(value: bytes, what: str) -> list[Any]:
-    """Decode the value of a ref; raises `FormatError`, before it decodes what is too large for one."""
+    """Decode the value of a ref; raises `FormatError`, before it decodes what is too large
+    for one.
+    """
     if len(value) > REF_BYTES:
         raise LimitExceeded(
             f"{what}: {len(value)} bytes or more, expected {REF_BYTES} at most", what=what
@@ -455,8 +457,8 @@ def decode_tag(value: bytes, tag: str) -> str:
     except FormatError as error:
         why = error.message
     raise FormatError(
-        f"tag {tag} cannot be read ({why}): it is damaged or of a newer version; push it with mode replace, delete it, or "
-        "upgrade triton-bundler",
+        f"tag {tag} cannot be read ({why}): it is damaged or of a newer version; push it with mode"
+        " replace, delete it, or upgrade triton-bundler",
         tag=tag,
     )
 

@@ -43,8 +43,10 @@ BREAKER_STATES = {"closed": 0, "half open": 1, "open": 2}
 _SERVERS = redis.SCHEMES | cloud.SCHEMES | peers.SCHEMES
 _YES_NO = {"1": True, "0": False}
 _SCHEMES = (
-    "file:///absolute/path or /absolute/path, with ?mode=group one that a group shares, memory:, redis://host:6379/0 (or rediss://, unix://, "
-    "redis+cluster://), s3://bucket/prefix, gs://, az:// or, for reading, https://host/folder or tb+http://host:port, each with ?readonly=1 to leave it as it is"
+    "file:///absolute/path or /absolute/path, with ?mode=group one that a group shares, memory:,"
+    " redis://host:6379/0 (or rediss://, unix://, redis+cluster://), s3://bucket/prefix, gs://,"
+    " az:// or, for reading, https://host/folder or tb+http://host:port, each with ?readonly=1 to"
+    " leave it as it is"
 )
 _log = logger("bundler.store")
 
@@ -168,7 +170,8 @@ def _check(urls: Sequence[str], how: Opening) -> None:
         )
     if how.server and not any(_split(url).scheme in redis.SCHEMES for url in urls):
         raise ConfigError(
-            f"{how.server[0][0]}: there is no Redis store among {', '.join(map(_name, urls))} to set it for"
+            f"{how.server[0][0]}: there is no Redis store among {', '.join(map(_name, urls))} to"
+            " set it for"
         )
 
 
@@ -195,8 +198,8 @@ def _open_directory(url: str, parts: SplitResult, how: Opening) -> Backend:
     path = _path(parts)
     if parts.scheme in oci.SCHEMES:
         raise ConfigError(
-            f"not a store: {_shown(parts)!r} is a place of images, where a bundle goes by triton-bundler oci push, and commands read it in "
-            "place of a file",
+            f"not a store: {_shown(parts)!r} is a place of images, where a bundle goes by"
+            " triton-bundler oci push, and commands read it in place of a file",
             url=_shown(parts),
         )
     if (
@@ -210,7 +213,8 @@ def _open_directory(url: str, parts: SplitResult, how: Opening) -> Backend:
     mode, timeout_s = settings.pop("mode", "private"), _seconds(settings.pop("timeout_s", None))
     if settings or mode not in _MODES or parts.fragment or timeout_s == 0:
         raise ConfigError(
-            f"{url!r}: expected ?mode=private or ?mode=group, timeout_s=SECONDS, readonly=1, and nothing else",
+            f"{url!r}: expected ?mode=private or ?mode=group, timeout_s=SECONDS, readonly=1, and"
+            " nothing else",
             url=url,
         )
     with store_errors(url):

@@ -36,7 +36,8 @@ class UnsignedRecords(KernelRecords):
             self.quiet = True
             self.report_failure(
                 Untrusted(
-                    f"{self.name}: signatures are required, and kernels that were published one by one have none, so that none of them is used; "
-                    "push them as a bundle with a key"
+                    f"{self.name}: signatures are required, and kernels that were published one by"
+                    " one have none, so that none of them is used; push them as a bundle with"
+                    " a key"
                 )
             )

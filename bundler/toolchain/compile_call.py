@@ -231,7 +231,8 @@ def no_such_function(place: str) -> CompileFailed:
     here as it was.
     """
     return CompileFailed(
-        f"the constant {place} is not the function it was: it is not imported here, or its source changed",
+        f"the constant {place} is not the function it was: it is not imported here, or its source"
+        " changed",
         name=place,
     )
 

@@ -124,8 +124,8 @@ class CompileListener:
             self.detach(hear)
         if not events:
             raise RecordingError(
-                "Triton compiled, and its listener was not called: another program put its own in knobs.compilation.listener; "
-                "have that one call the listener that was there before"
+                "Triton compiled, and its listener was not called: another program put its own in"
+                " knobs.compilation.listener; have that one call the listener that was there before"
             )
         return events[-1]
 

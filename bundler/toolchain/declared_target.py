@@ -68,8 +68,8 @@ class DeclaredDriver:
         if not name.startswith("_") and name not in self.refused:
             self.refused.append(name)
         raise UndeclaredError(
-            f"a module asks Triton's driver for {name}; while we build for {self._target} without such a GPU, only its "
-            "target, capability and device index are known"
+            f"a module asks Triton's driver for {name}; while we build for {self._target} without"
+            " such a GPU, only its target, capability and device index are known"
         )
 
 

@@ -307,7 +307,8 @@ def _proven(
     if kernel.parts is None or kernel.facts_bytes is None:
         return ReplayOutcome(
             "later",
-            "it came by pack, without launch facts; it is handed over at the first call that needs it",
+            "it came by pack, without launch facts; it is handed over at the first call that"
+            " needs it",
         )
     if offered.source_hash not in agreeing:
         return ReplayOutcome("changed", difference(function, kernel.parts))
@@ -329,7 +330,8 @@ def _proven(
     if any(kind.tag == "tuple" for _, kind in facts.signature):
         return ReplayOutcome(
             "later",
-            "the names in a tuple argument were not recorded; it is handed over at the first call that needs it",
+            "the names in a tuple argument were not recorded; it is handed over at the first call"
+            " that needs it",
         )
     return ReplayOutcome(
         "skipped",
@@ -410,7 +412,8 @@ def _install_gate(caches: DeviceCaches) -> None:
     original = getattr(kind, "_do_compile", None)
     if original is None or not hasattr(kind, "_pack_args") or not hasattr(kind, "_call_hook"):
         raise ToolchainMismatch(
-            "this Triton's JIT does not compile by `_do_compile`, so nothing can be replayed into it"
+            "this Triton's JIT does not compile by `_do_compile`, so nothing can be replayed"
+            " into it"
         )
     if not hasattr(original, _FILLED):
         # the one place between the JIT and its compiler

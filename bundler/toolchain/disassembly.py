@@ -26,8 +26,14 @@ _SAID_CHARACTERS = 300
 # beside itself.
 _CUDA = (("nvdisasm", ("--print-code",)), ("cuobjdump", ("-sass",)))
 _FIXES = {
-    "cuda": "install triton, whose wheel brings nvdisasm and cuobjdump, or put the CUDA toolkit's on PATH",
-    "hip": "install ROCm, or an LLVM that knows this GPU, and put its llvm-objdump on PATH; or look at the kernel's amdgcn text",
+    "cuda": (
+        "install triton, whose wheel brings nvdisasm and cuobjdump, or put the CUDA toolkit's on"
+        " PATH"
+    ),
+    "hip": (
+        "install ROCm, or an LLVM that knows this GPU, and put its llvm-objdump on PATH; or look at"
+        " the kernel's amdgcn text"
+    ),
 }
 
 

@@ -5,12 +5,14 @@ without one, with autograd.
 torch's `FakeTensorMode` computes shapes, types and strides of every operation and allocates
 nothing.  Three things are added:
 
-* **Autograd without a GPU.**  Its C++ part asks each tensor for its device and then that device's driver for a stream, which aborts
-  where there is none.  Of a GPU's tensor it is told a "meta" device, for which torch has such a
-  driver, of a number that nobody uses, so that it is known where it comes back; Python code is told
-  the tensor's own device.
-* **Addresses.**  `data_ptr` is what an allocator would give: a multiple of 512 for each storage, plus the view's offset.
-* **Data.**  What depends on data gets the known value of small integer tensors (`KnownValues`), else a guess, and is told to a listener.
+* **Autograd without a GPU.**  Its C++ part asks each tensor for its device and then that device's
+  driver for a stream, which aborts where there is none.  Of a GPU's tensor it is told a "meta"
+  device, for which torch has such a driver, of a number that nobody uses, so that it is known where
+  it comes back; Python code is told the tensor's own device.
+* **Addresses.**  `data_ptr` is what an allocator would give: a multiple of 512 for each storage,
+  plus the view's offset.
+* **Data.**  What depends on data gets the known value of small integer tensors (`KnownValues`),
+  else a guess, and is told to a listener.
 
 Guesses: true; 2; 1.0; `nonzero` and masks select everything; all elements are unique.
 Used by `program_imitation.py`.
@@ -391,9 +393,11 @@ def _members(values: KnownValues, heard: Heard) -> dict[str, Any]:
         if known is None or known.sampled:
             heard(
                 what,
-                f"{guess!r} everywhere"
-                if known is None
-                else f"one of many values, shape {list(self.shape)}",
+                (
+                    f"{guess!r} everywhere"
+                    if known is None
+                    else f"one of many values, shape {list(self.shape)}"
+                ),
             )
         with no_dispatch():
             real = (

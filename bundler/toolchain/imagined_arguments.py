@@ -132,8 +132,8 @@ def stand_in(spec: Spec, name: str) -> Any:
     if match := _DESCRIPTOR.fullmatch(spec):
         return _descriptor(match[1], [int(size) for size in match[2].split(",")])
     raise ConfigError(
-        f"argument {name}: {spec!r} is not a type; expected '*fp16:16', 'i32', 'i32:16', 'i32:1', 'fp32', 'i1', 'none' or "
-        "'tensordesc<fp16[64, 32]>'",
+        f"argument {name}: {spec!r} is not a type; expected '*fp16:16', 'i32', 'i32:16', 'i32:1',"
+        " 'fp32', 'i1', 'none' or 'tensordesc<fp16[64, 32]>'",
         got=spec,
     )
 

@@ -113,7 +113,9 @@ class _Rewriter(pickle.Pickler):
             }
 
     def _cut_down(self, entry: Any) -> bool:
-        """Leave a tuner its winner and nothing of this machine; False when the winner is not known."""
+        """Leave a tuner its winner and nothing of this machine; False when the winner is
+        not known.
+        """
         autotuner = entry.kernel
         identity = identity_of(autotuner)
         live = self._loaded.get(identity)
@@ -143,7 +145,13 @@ def _is_cut_down(autotuner: Any) -> bool:
 
 def _why(live: LoadedKernel | None) -> str:
     if live is None:
-        return "it is not loaded in this process, so its winner is not known; it is built again from its candidates"
+        return (
+            "it is not loaded in this process, so its winner is not known; it is built again from"
+            " its candidates"
+        )
     if live.winner is None:
         return "it has not run, or is still being tuned; save after the first iterations"
-    return "torch does not launch it statically; it is built again from its source, and reads its tuning result"
+    return (
+        "torch does not launch it statically; it is built again from its source, and reads its"
+        " tuning result"
+    )

@@ -131,7 +131,8 @@ def _calls(kernel: Any, call: dict[str, Any], target: Target) -> Iterator[dict[s
             given = sorted(call.keys() & chosen.keys())
             if given:
                 raise ConfigError(
-                    f"{', '.join(given)}: given, and chosen by the autotuner too; leave it to the autotuner"
+                    f"{', '.join(given)}: given, and chosen by the autotuner too; leave it to the"
+                    " autotuner"
                 )
             yield from _calls(kernel.fn, _prepared(config, {**call, **chosen}), target)
     elif hasattr(kernel, "values"):
@@ -212,7 +213,8 @@ def _check_names(function: Any, arguments: Mapping[str, Spec]) -> None:
     unknown = [name for name in arguments if name not in function.arg_names]
     if unknown:
         raise ConfigError(
-            f"it has no argument {', '.join(unknown)}; its arguments are {', '.join(function.arg_names)}",
+            f"it has no argument {', '.join(unknown)}; its arguments are"
+            f" {', '.join(function.arg_names)}",
             expected=tuple(function.arg_names),
             got=tuple(unknown),
         )
@@ -222,8 +224,9 @@ def _check_types(signature: Mapping[str, Any], arguments: Mapping[str, Spec]) ->
     for name, spec in arguments.items():
         if not same_type(signature[name], spec):
             raise ConfigError(
-                f"argument {name}: given as {spec!r}, but Triton takes it for {signature[name]!r}; a number is i32, i64 or u64 "
-                "by its size, unless the function's own annotation says otherwise",
+                f"argument {name}: given as {spec!r}, but Triton takes it for {signature[name]!r};"
+                " a number is i32, i64 or u64 by its size, unless the function's own annotation"
+                " says otherwise",
                 name=name,
                 expected=str(spec),
                 got=str(signature[name]),
@@ -352,13 +355,16 @@ def _key(stopped: CompileRequest) -> str:
     )
     if digest is None:
         raise ConfigError(
-            "the kernel's key cannot be computed; the log of bundler.toolchain says why, at level debug"
+            "the kernel's key cannot be computed; the log of bundler.toolchain says why, at level"
+            " debug"
         )
     return kernel_key(digest)
 
 
 def environment_in_keys() -> dict[str, str]:
-    """Return the environment variables that Triton makes part of every key; it has to be imported."""
+    """Return the environment variables that Triton makes part of every key; it has to be
+    imported.
+    """
     variables: dict[str, str] = sys.modules["triton._C.libtriton"].get_cache_invalidating_env_vars()
     return variables
 

@@ -61,7 +61,9 @@ def _target() -> str | None:
 
 
 def _cuda() -> str | None:
-    """Return the CUDA, or ROCm, that torch was built for: its `version.py` says so, in a line each."""
+    """Return the CUDA, or ROCm, that torch was built for: its `version.py` says so, in a
+    line each.
+    """
     try:
         spec = importlib.util.find_spec("torch")
     except (ImportError, ValueError):

@@ -239,7 +239,9 @@ class ManagerEnvironment:
 
 
 def names_our_manager() -> bool:
-    """Whether the environment asks for a session's manager, with or without a recording's in front."""
+    """Whether the environment asks for a session's manager, with or without a recording's
+    in front.
+    """
     first = os.environ.get(MANAGER_VARIABLE)
     return SESSION_MANAGER in {
         first,

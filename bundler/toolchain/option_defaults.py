@@ -60,7 +60,9 @@ def chosen_named(facts: LaunchFacts, recorded: Target) -> Named:
 def chosen_options(
     facts: LaunchFacts, recorded: Target, target: Target
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return (options to compile with for `target`, names of those chosen that it does not have)."""
+    """Return (options to compile with for `target`, names of those chosen that it does not
+    have).
+    """
     known = _defaults(target)
     chosen = {name: decode_value(_as_tuple(value)) for name, value in chosen_named(facts, recorded)}
     return {name: value for name, value in chosen.items() if name in known}, tuple(

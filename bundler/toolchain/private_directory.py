@@ -104,7 +104,8 @@ class TemporaryPlace:
             if reason is not None:
                 instead = _of_this_process(self._name)
                 self._say(
-                    f"{path} {reason}, so this process uses {instead}; remove it to share with other processes"
+                    f"{path} {reason}, so this process uses {instead}; remove it to share with"
+                    " other processes"
                 )
                 return instead
         return path

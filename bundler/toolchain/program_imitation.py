@@ -126,5 +126,6 @@ def _import(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise RecordingError(
-            f"a program is captured with its own {extra}, which cannot be imported ({error}); {install(extra)}"
+            f"a program is captured with its own {extra}, which cannot be imported ({error});"
+            f" {install(extra)}"
         ) from error

@@ -219,7 +219,9 @@ class ProgramVersion:
         return True
 
     def finish(self) -> None:
-        """Wait until it has ended, or its time is over and it was ended; calling it twice is fine."""
+        """Wait until it has ended, or its time is over and it was ended; calling it twice
+        is fine.
+        """
         while not self.ended(_TIMEOUT_S):
             pass
 

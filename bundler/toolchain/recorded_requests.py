@@ -169,7 +169,9 @@ class Requests:
         return self.backend.parse_attr(description)
 
     def _value(self, path: Path, kind: Any) -> Any:
-        """Return what the JIT is given for an argument, as far as it looks at it: constants alone."""
+        """Return what the JIT is given for an argument, as far as it looks at it: constants
+        alone.
+        """
         if isinstance(kind, tuple):
             return tuple(self._value((*path, number), member) for number, member in enumerate(kind))
         return self._constant(path) if kind == "constexpr" else None

@@ -217,7 +217,9 @@ def _attribute(module: Any, path: str) -> Any:
 
 
 def _open_values(graph: fx.Graph) -> dict[str, str]:
-    """Return the nodes whose numbers are random, or of memory that nobody wrote, and which of both."""
+    """Return the nodes whose numbers are random, or of memory that nobody wrote, and which
+    of both.
+    """
     found: dict[str, str] = {}
     changes: dict[str, str] = {}
     for node in graph.nodes:
@@ -283,7 +285,10 @@ class ResultDifference:
         if self.largest is None:
             return f"expected {self.fact} {self.expected}, got {self.got}"
         at = f" at {list(self.place)}" if self.place else ""
-        return f"expected {self.expected}{at}, got {self.got}; the largest difference is {self.largest:.3g}"
+        return (
+            f"expected {self.expected}{at}, got {self.got}; the largest difference is"
+            f" {self.largest:.3g}"
+        )
 
 
 def difference(

@@ -14,7 +14,9 @@ _ABSENT: Any = object()
 
 
 class Replacements:
-    """What was replaced, in order; `undo` puts everything back, the last first.  Not thread-safe."""
+    """What was replaced, in order; `undo` puts everything back, the last first.  Not
+    thread-safe.
+    """
 
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []

@@ -103,7 +103,9 @@ class Spool(CacheDelegate):
             return True
 
     def write(self, directory: str, record: Record) -> None:
-        """Write one record; names sort by time and are unique among all processes of this machine."""
+        """Write one record; names sort by time and are unique among all processes of this
+        machine.
+        """
         spool_records.write(
             directory, f"{time.time_ns():020d}-{os.getpid()}-{next(self._numbers)}", record
         )

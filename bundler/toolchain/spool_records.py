@@ -90,7 +90,9 @@ def encode(record: Record) -> bytes:
 
 
 def decode(data: bytes) -> Record:
-    """Decode what `encode` wrote; raises `FormatError` for anything else, another version included."""
+    """Decode what `encode` wrote; raises `FormatError` for anything else, another version
+    included.
+    """
     version, kind, body = wire.fields(
         wire.unpack(data, "spool record"), "spool record", int, str, list
     )

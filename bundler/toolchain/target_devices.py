@@ -92,7 +92,8 @@ def device_of(
         kind = str if name == "name" else int
         if name not in _NAMES or type(value) is not kind:
             raise ConfigError(
-                f"device property {name}={value!r}: expected one of {', '.join(_NAMES)}, the name a text and the others whole numbers",
+                f"device property {name}={value!r}: expected one of {', '.join(_NAMES)}, the name a"
+                " text and the others whole numbers",
                 name=name,
                 got=value,
             )

@@ -165,8 +165,10 @@ class TorchMemory:
                 f"the installed torch {self._torch.__version__} has none of that name; "
                 "generate the program anew with it"
                 if namespace in _BUILT_IN
-                else f"no library that is imported registers it: import the one that has {namespace!r} "
-                "first, as torchvision for torchvision.nms"
+                else (
+                    "no library that is imported registers it: import the one that has"
+                    f" {namespace!r} first, as torchvision for torchvision.nms"
+                )
             )
             raise NotFound(f"operator {name}: {fix}", name=name)
         return found

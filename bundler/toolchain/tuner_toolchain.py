@@ -224,7 +224,9 @@ def compile_call(
 
 
 def _tell_hook(function: Any, compiled: Any, hook_args: Any) -> None:
-    """Call the user's hook for compiles; what it raises goes to the log, since the kernel is good."""
+    """Call the user's hook for compiles; what it raises goes to the log, since the kernel
+    is good.
+    """
     runtime = getattr(sys.modules.get("triton.knobs"), "runtime", None)
     hook = getattr(runtime, "jit_post_compile_hook", None)
     if hook is None:

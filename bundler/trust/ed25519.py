@@ -121,13 +121,15 @@ def private_of_file(data: bytes, passphrase: bytes | None) -> bytes:
         raise ConfigError("a passphrase protects it, and none was given") from error
     except UnsupportedAlgorithm as error:
         raise ConfigError(
-            f"it cannot be read here ({error}); keys of OpenSSH with a passphrase need the package bcrypt"
+            f"it cannot be read here ({error}); keys of OpenSSH with a passphrase need the package"
+            " bcrypt"
         ) from error
     except ValueError as error:
         raise FormatError(f"it is damaged, or its passphrase is another ({error})") from error
     if not isinstance(key, Ed25519PrivateKey):
         raise FormatError(
-            f"it is a {type(key).__name__}, expected an Ed25519 key; ssh-keygen -t ed25519 makes one"
+            f"it is a {type(key).__name__}, expected an Ed25519 key; ssh-keygen -t ed25519"
+            " makes one"
         )
     return key.private_bytes_raw()
 

@@ -94,12 +94,14 @@ class Envelope(msgspec.Struct, frozen=True):
             ) from error
         if len(signatures) > MAX_SIGNATURES:
             raise LimitExceeded(
-                f"signature envelope: {len(signatures)} signatures, expected at most {MAX_SIGNATURES}",
+                f"signature envelope: {len(signatures)} signatures, expected at most"
+                f" {MAX_SIGNATURES}",
                 got=len(signatures),
             )
         if found.payloadType != payload_type:
             raise FormatError(
-                f"signature envelope: payload type {found.payloadType[:100]!r}, expected {payload_type!r}; it signs something else",
+                f"signature envelope: payload type {found.payloadType[:100]!r}, expected"
+                f" {payload_type!r}; it signs something else",
                 got=found.payloadType,
                 expected=payload_type,
             )

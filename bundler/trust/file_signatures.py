@@ -112,7 +112,8 @@ def trust_public_file(
     known = TrustedKeys.load(folder).names.get(identity)
     if known not in (None, name):
         raise FormatError(
-            f"{os.fspath(public)} is the key that is trusted as {known!r} already; revoke or change that one"
+            f"{os.fspath(public)} is the key that is trusted as {known!r} already; revoke or change"
+            " that one"
         )
     key = TrustedKey(
         key=base64.b64encode(raw).decode(),

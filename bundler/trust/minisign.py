@@ -54,7 +54,8 @@ def read_public(text: str) -> PublicKey:
     data = _decoded(lines[0], "public key") if len(lines) == 1 else b""
     if len(data) != 2 + _NUMBER_BYTES + ed25519.KEY_BYTES or data[:2] != _PUBLIC:
         raise FormatError(
-            "minisign public key: expected a comment and one line of base64, of 42 bytes that begin with Ed"
+            "minisign public key: expected a comment and one line of base64, of 42 bytes that begin"
+            " with Ed"
         )
     return PublicKey(data[2:10], data[10:])
 
@@ -75,7 +76,10 @@ def write_signature(key: SigningKey, chunks: Iterable[bytes], comment: str) -> s
     signature = key.sign(_hash(chunks))
     both = key.sign(signature + comment.encode())
     body = base64.b64encode(_PREHASHED + number_of(key) + signature).decode()
-    return f"{_UNTRUSTED}signature by triton-bundler\n{body}\n{_TRUSTED}{comment}\n{base64.b64encode(both).decode()}\n"
+    return (
+        f"{_UNTRUSTED}signature by"
+        f" triton-bundler\n{body}\n{_TRUSTED}{comment}\n{base64.b64encode(both).decode()}\n"
+    )
 
 
 def check(text: str, chunks: Iterable[bytes], keys: Iterable[PublicKey]) -> str | None:
@@ -101,16 +105,19 @@ def check(text: str, chunks: Iterable[bytes], keys: Iterable[PublicKey]) -> str 
     # the lines of the form
     if len(lines) != 4 or not lines[0].startswith(_UNTRUSTED) or not lines[2].startswith(_TRUSTED):  # noqa: PLR2004
         raise FormatError(
-            "minisign signature: expected four lines, two of them comments; make it again with minisign -S"
+            "minisign signature: expected four lines, two of them comments; make it again with"
+            " minisign -S"
         )
     head, both = _decoded(lines[1], "signature"), _decoded(lines[3], "signature of the comment")
     if head[:2] == _WHOLE:
         raise FormatError(
-            "minisign signature: of the whole file (Ed), expected one of its hash (ED); sign with minisign 0.6 or newer"
+            "minisign signature: of the whole file (Ed), expected one of its hash (ED); sign with"
+            " minisign 0.6 or newer"
         )
     if len(head) != 2 + _NUMBER_BYTES + ed25519.SIGNATURE_BYTES or head[:2] != _PREHASHED:
         raise FormatError(
-            "minisign signature: expected 74 bytes in base64 that begin with ED; make it again with minisign -S"
+            "minisign signature: expected 74 bytes in base64 that begin with ED; make it again with"
+            " minisign -S"
         )
     number, signature = head[2:10], head[10:]
     comment = lines[2].removeprefix(_TRUSTED)

@@ -35,8 +35,8 @@ def read_public(text: str) -> bytes:
     words = lines[0].split() if lines else [""]
     if len(lines) != 1 or words[0] != _TYPE.decode() or len(words) == 1:
         raise FormatError(
-            f"OpenSSH public key: {len(lines)} lines, the first of type {words[0][:40]!r}; expected one line of type ssh-ed25519: "
-            "ssh-keygen -t ed25519 makes such a key"
+            f"OpenSSH public key: {len(lines)} lines, the first of type {words[0][:40]!r}; expected"
+            " one line of type ssh-ed25519: ssh-keygen -t ed25519 makes such a key"
         )
     try:
         data = base64.b64decode(words[1], validate=True)

@@ -60,9 +60,10 @@ class SeenEpochs:
         ):
             return
         raise Untrusted(
-            f"tag {statement.tag!r} of store {statement.store!r}: the signed statement has epoch {statement.epoch} and names {statement.content[:12]}…, "
-            f"but epoch {seen.epoch} with {seen.content[:12]}… was seen before: an old statement was played again; sign the tag again, or remove "
-            f"{self._path(statement)} if the store was made anew",
+            f"tag {statement.tag!r} of store {statement.store!r}: the signed statement has epoch"
+            f" {statement.epoch} and names {statement.content[:12]}…, but epoch {seen.epoch} with"
+            f" {seen.content[:12]}… was seen before: an old statement was played again; sign the"
+            f" tag again, or remove {self._path(statement)} if the store was made anew",
             tag=statement.tag,
             store=statement.store,
             expected=seen.epoch,
@@ -106,7 +107,8 @@ class SeenEpochs:
             ) from error
         if (seen.store, seen.tag) != (statement.store, statement.tag):
             raise FormatError(
-                f"epoch that was seen, {path}: of tag {seen.tag!r} of {seen.store!r}, expected {statement.tag!r} of {statement.store!r}",
+                f"epoch that was seen, {path}: of tag {seen.tag!r} of {seen.store!r}, expected"
+                f" {statement.tag!r} of {statement.store!r}",
                 path=path,
             )
         return seen

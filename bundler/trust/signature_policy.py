@@ -204,7 +204,8 @@ class SignaturePolicy:
         """
         if not judgement.good and self.demand(trust) == "require":
             raise Untrusted(
-                f"{what}: signatures are required for {trust}, and {judgement.reason}; {judgement.fix}",
+                f"{what}: signatures are required for {trust}, and {judgement.reason};"
+                f" {judgement.fix}",
                 reason=judgement.reason,
                 trust=trust,
             )
@@ -246,18 +247,25 @@ class SignaturePolicy:
             statement, name = max(good, key=_newest)
             return Judgement(name), statement
         reason = "; ".join(dict.fromkeys(reasons)) or "it is not signed"
-        return Judgement(
-            "",
-            reason,
-            "sign it with a key that you trust (`triton-bundler sign`), or trust its key (`triton-bundler key trust`)",
-        ), None
+        return (
+            Judgement(
+                "",
+                reason,
+                "sign it with a key that you trust (`triton-bundler sign`), or trust its key"
+                " (`triton-bundler key trust`)",
+            ),
+            None,
+        )
 
     def _out_of_time(self, statement: BundleStatement | TagStatement) -> str | None:
         now = self._now()
         if statement.expires and now >= statement.expires:
             return f"expired {now - statement.expires:,.0f} s ago"
         if statement.signed_at > now + CLOCK_SKEW_S:
-            return f"was made {statement.signed_at - now:,.0f} s in the future: one of the clocks is wrong"
+            return (
+                f"was made {statement.signed_at - now:,.0f} s in the future: one of the clocks is"
+                " wrong"
+            )
         return None
 
 

@@ -112,7 +112,8 @@ def sign(
         # Who may write to the folder could have put another file there by now.
         if (written.digest, written.stored_digest) != (report.digest, statement.stored):
             raise DigestMismatch(
-                f"{target}: it was replaced while it was signed; sign it again, in a folder that nobody else writes to",
+                f"{target}: it was replaced while it was signed; sign it again, in a folder that"
+                " nobody else writes to",
                 path=target,
             )
         text = minisign_files.write_signature(key, written.signed.file_chunks(), comment)

@@ -93,7 +93,8 @@ class SigningKey:
                 os.link(temporary, name)  # unlike a rename, it replaces nothing
             except FileExistsError as error:
                 raise AccessDenied(
-                    f"private key {name}: the file exists; choose another, a key is never overwritten",
+                    f"private key {name}: the file exists; choose another, a key is never"
+                    " overwritten",
                     path=name,
                 ) from error
             finally:
@@ -132,8 +133,9 @@ class SigningKey:
                 if "extra" in error.facts:
                     raise
                 raise ConfigError(
-                    f"private key {name}: {error.message}; put it into a file of mode 0600 that {_PASSPHRASE_VARIABLE} names, or "
-                    f"take it off a copy: ssh-keygen -p -f COPY, openssl pkey -in {name} -out COPY",
+                    f"private key {name}: {error.message}; put it into a file of mode 0600 that"
+                    f" {_PASSPHRASE_VARIABLE} names, or take it off a copy: ssh-keygen -p -f COPY,"
+                    f" openssl pkey -in {name} -out COPY",
                     path=name,
                 ) from error
         matched = _PEM.fullmatch(data)

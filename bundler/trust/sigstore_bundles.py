@@ -70,7 +70,8 @@ def verify_sigstore(
     """
     if not identity or not issuer:
         raise ConfigError(
-            "a signature of Sigstore counts for somebody: give the identity and the issuer that are expected"
+            "a signature of Sigstore counts for somebody: give the identity and the issuer that are"
+            " expected"
         )
     _read_json(trust_root, "trust root")
     signed = _read_json(signature, "signature of Sigstore")
@@ -108,7 +109,8 @@ def _check(
         from bundler.project import install  # only this error needs it
 
         raise ConfigError(
-            f"signatures of Sigstore need the package sigstore, which is not installed; {install('sigstore')}",
+            "signatures of Sigstore need the package sigstore, which is not installed;"
+            f" {install('sigstore')}",
             extra="sigstore",
         ) from error
     # Beside its own errors the package lets those of pydantic and of certificates through, which
@@ -118,14 +120,16 @@ def _check(
         verifier = Verifier(trusted_root=TrustedRoot.from_file(trust_root))
     except wrong as error:
         raise FormatError(
-            f"trust root {trust_root}: {_first_line(error)}; expected the trusted_root.json of an instance of Sigstore",
+            f"trust root {trust_root}: {_first_line(error)}; expected the trusted_root.json of an"
+            " instance of Sigstore",
             path=trust_root,
         ) from error
     try:
         bundle = Bundle.from_json(signed)
     except wrong as error:
         raise FormatError(
-            f"signature of Sigstore {signature}: {_first_line(error)}; sign again with cosign sign-blob --bundle",
+            f"signature of Sigstore {signature}: {_first_line(error)}; sign again with cosign"
+            " sign-blob --bundle",
             path=signature,
         ) from error
     try:
@@ -133,8 +137,8 @@ def _check(
         verifier.verify_artifact(hashed, bundle, Identity(identity=identity, issuer=issuer))
     except wrong as error:
         raise Untrusted(
-            f"signature of Sigstore {signature}: {_first_line(error)}; expected one of exactly these bytes by {identity} of {issuer}, "
-            f"in a log of {trust_root}",
+            f"signature of Sigstore {signature}: {_first_line(error)}; expected one of exactly"
+            f" these bytes by {identity} of {issuer}, in a log of {trust_root}",
             reason=_first_line(error),
             path=signature,
         ) from error

@@ -59,7 +59,8 @@ class _Statement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             found.check_digests()
         except ValueError as error:  # msgspec's are some too
             raise FormatError(
-                f"signed statement {payload[:_LONGEST_SHOWN]!r}: {error}; sign again with this release"
+                f"signed statement {payload[:_LONGEST_SHOWN]!r}: {error}; sign again with this"
+                " release"
             ) from error
         return found
 

@@ -119,7 +119,10 @@ class TrustedKey(KeyScope, frozen=True, kw_only=True, forbid_unknown_fields=True
         if isinstance(statement, TagStatement):
             return _outside("tag", (statement.tag,), self.tags)
         if statement.trust not in self.trust:
-            return f"may not vouch for trust level {statement.trust!r}, only for {', '.join(self.trust) or 'none'}"
+            return (
+                f"may not vouch for trust level {statement.trust!r}, only for"
+                f" {', '.join(self.trust) or 'none'}"
+            )
         return _outside("target", statement.targets, self.targets) or _outside(
             "family", statement.families, self.families
         )
@@ -144,7 +147,8 @@ class TrustedKeys:
                 # One may be revoked, or have a narrower scope: which of them holds must not depend
                 # on their names.
                 raise FormatError(
-                    f"trusted keys {self.names[key.key_id]!r} and {name!r} are the same key; remove one of the files",
+                    f"trusted keys {self.names[key.key_id]!r} and {name!r} are the same key; remove"
+                    " one of the files",
                     name=name,
                 )
             self.by_id[key.key_id], self.names[key.key_id] = key, name
@@ -259,8 +263,9 @@ def _check_writers(path: str, opened: int, *, out_of_reach: bool = False) -> Non
     shared = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not out_of_reach
     if shared or found.st_uid not in (0, os.geteuid()):
         raise AccessDenied(
-            f"trusted keys {path}: owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}; expected that nobody but "
-            f"you and root can write to it: chmod go-w {path}, and chown it to you or root",
+            f"trusted keys {path}: owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o};"
+            f" expected that nobody but you and root can write to it: chmod go-w {path}, and chown"
+            " it to you or root",
             path=path,
         )
 

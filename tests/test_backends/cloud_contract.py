@@ -67,7 +67,9 @@ def sockets():
 
 @pytest.fixture(autouse=True)
 def connections_end():
-    """Wait for the connections of stores that nobody holds any more: threads of obstore close them."""
+    """Wait for the connections of stores that nobody holds any more: threads of obstore
+    close them.
+    """
     before = sockets()
     yield
     gc.collect()

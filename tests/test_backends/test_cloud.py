@@ -177,7 +177,9 @@ def test_errors_hold_no_secret(monkeypatch):
 
 
 class _Deaf(Bucket):
-    """Writes everything, and loses each answer: the request is made again, and meets its own file."""
+    """Writes everything, and loses each answer: the request is made again, and meets its
+    own file.
+    """
 
     def create(self, name, data):
         super().create(name, data)

@@ -137,7 +137,9 @@ def test_the_same_host_is_followed(environment):
     ],
 )
 def test_the_hosts_of_a_store_and_of_its_credentials_are_reached(url, told, hosts):
-    """Those of the cloud, those that settings name, and those of the machine that has credentials."""
+    """Those of the cloud, those that settings name, and those of the machine that has
+    credentials.
+    """
     settings = gate(url, told)
     assert settings["proxy_url"] == NOWHERE
     assert hosts <= set(settings["proxy_excludes"].split(","))

@@ -164,8 +164,8 @@ def test_refusals_are_typed_and_hold_no_secret(proxy, s3, status, expected):
         with pytest.raises(expected) as raised:
             call()
         assert (
-            secret
-            not in f"{raised.value} {raised.value.__cause__} {raised.getrepr(style='native').reprcrash}"
+            secret not in f"{raised.value} {raised.value.__cause__}"
+            f" {raised.getrepr(style='native').reprcrash}"
         )
     assert time.monotonic() - started < 10
 

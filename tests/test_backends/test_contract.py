@@ -43,15 +43,18 @@ def test_the_contract_says_what_it_needs(missing):
 def test_stores_do_not_import_the_contract():
     """Using a store loads neither the contract nor what it needs."""
     code = (
-        "import sys, bundler, bundler.backends.local, bundler.backends.memory, bundler.lifecycle.machine_store\n"
-        "print([m for m in sys.modules if m.startswith(('bundler.backends.testing', 'pytest', 'hypothesis'))])"
+        "import sys, bundler, bundler.backends.local, bundler.backends.memory,"
+        " bundler.lifecycle.machine_store\nprint([m for m in sys.modules if"
+        " m.startswith(('bundler.backends.testing', 'pytest', 'hypothesis'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_a_store_without_leases_refuses_them():
-    """A store that does not say how to take a lease denies it, also behind a guard and as a tier."""
+    """A store that does not say how to take a lease denies it, also behind a guard and as a
+    tier.
+    """
     plain = ReadOnly(MemoryBackend())
     for store in (plain, Guarded(plain)):
         with pytest.raises(BackendDenied, match="ReadOnly has no leases"):

@@ -26,7 +26,9 @@ def lease_files(root):
 
 
 def test_a_lease_is_one_small_file_that_goes_with_it(root, lease):
-    """A held lease is a file with a token, which says whose it is, and a time; released it is gone."""
+    """A held lease is a file with a token, which says whose it is, and a time; released it
+    is gone.
+    """
     (path,) = lease_files(root)
     token, expiry = path.read_text().split()
     digits, holder, *key = token.split("@")
@@ -50,7 +52,9 @@ def test_a_damaged_lease_is_nobodys(local, root, lease, damage):
 
 
 def test_who_cannot_get_the_lock_goes_on_without_the_lease(local, root, lease, monkeypatch):
-    """A stuck lock costs a moment, not the program: no lease, and nothing prolonged or given back."""
+    """A stuck lock costs a moment, not the program: no lease, and nothing prolonged or
+    given back.
+    """
     monkeypatch.setattr(leases, "LOCK_TIMEOUT_S", 0.01)
     (path,) = lease_files(root)
     with filelock.FileLock(f"{path}.lock"):

@@ -96,7 +96,9 @@ def test_threads_that_fill_the_disk_together_warn_once(local, monkeypatch, clock
 
 
 def test_deleting_and_the_time_work_while_writing_pauses(local, failing, clock, monkeypatch):
-    """A full store can be pruned: what frees space is not paused, and knows the file system's time."""
+    """A full store can be pruned: what frees space is not paused, and knows the file
+    system's time.
+    """
     local.put({"a": b"1"})
     failing("write", errno.ENOSPC)
     with pytest.raises(BackendFull):

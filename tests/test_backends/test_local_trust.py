@@ -121,7 +121,9 @@ def test_a_directory_that_others_may_read_is_taken(root, bits, permissions):
 
 @pytest.fixture
 def owned(monkeypatch):
-    """Return a function that gives a directory another owner and group, as far as `os.stat` tells."""
+    """Return a function that gives a directory another owner and group, as far as `os.stat`
+    tells.
+    """
 
     def pretend(place, uid, gid):
         real = os.stat
@@ -192,7 +194,9 @@ def test_a_directory_of_another_user(root, owned, uid, in_group, permissions, tr
     ],
 )
 def test_a_directory_that_somebody_else_makes_later_is_refused(root, use):
-    """Where there was nothing when the store was opened, nobody can slip in a directory of theirs."""
+    """Where there was nothing when the store was opened, nobody can slip in a directory of
+    theirs.
+    """
     with LocalBackend(str(root)) as backend:
         root.mkdir()
         root.chmod(0o777)

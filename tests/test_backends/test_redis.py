@@ -367,7 +367,9 @@ def test_foreign_keys_are_not_listed(backend, admin):
 
 
 def test_threads_share_a_store(backend):
-    """Eight threads that put, get, list and count at once on one handle each get their own answers."""
+    """Eight threads that put, get, list and count at once on one handle each get their own
+    answers.
+    """
     failures = []
 
     def work(number):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store on a Redis Cluster while keys move and masters die; the contract is in test_redis.py."""
+"""The store on a Redis Cluster while keys move and masters die; the contract is in
+test_redis.py.
+"""
 
 import threading
 import time

@@ -112,7 +112,9 @@ def test_what_is_none_of_ours_costs_its_own_key_alone(backend, admin, store):
 @pytest.mark.parametrize("store", [large, *WRONG], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("size", [1, 300_000])
 def test_what_is_none_of_ours_is_not_there_and_gives_way(backend, admin, store, size):
-    """It does not count as there, so that a push sends the object, and what is put takes its place."""
+    """It does not count as there, so that a push sends the object, and what is put takes
+    its place.
+    """
     store(admin, NAME)
     assert backend.exists([KEY]) == frozenset()
     assert backend.claim([KEY]) == frozenset()

@@ -91,7 +91,9 @@ BAD = {
     "redis://h/x": "expected a number from 0 to 65535, got 'x'",
     "redis://h/-1": "expected a number",
     "redis://h?db=1.5": "db: expected a number",
-    "redis://h?x=1": "no setting 'x'; expected ca, cert, connect_timeout_s, db, key, namespace, password",
+    "redis://h?x=1": (
+        "no setting 'x'; expected ca, cert, connect_timeout_s, db, key, namespace, password"
+    ),
     "redis://h?db=1&db=2": "given twice",
     "redis://h?namespace=": "namespace: expected up to 64",
     "redis://h?namespace=a:b": "namespace: expected up to 64",
@@ -245,9 +247,10 @@ def test_without_redis_py_the_import_names_the_extra():
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == (
-        "BackendError True redis a Redis store needs redis-py; pip install '.[redis]' in a checkout "
-        "(pip install 'triton-bundler[redis]' once it is on an index)"
+    assert (
+        done.stdout.strip()
+        == "BackendError True redis a Redis store needs redis-py; pip install '.[redis]' in a"
+        " checkout (pip install 'triton-bundler[redis]' once it is on an index)"
     )
     assert issubclass(MissingExtra, BackendError)
     with pytest.raises(AttributeError, match="no attribute 'Other'"):

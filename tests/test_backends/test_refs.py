@@ -146,7 +146,9 @@ def test_readers_do_not_see_a_number_that_counts_for_nothing(local, root, hasty)
 
 
 def test_an_hour_of_numbers_decides_for_who_slept_long(local, root):
-    """Numbers of the last hour are kept, so that a sleeper finds the one that was built on its own."""
+    """Numbers of the last hour are kept, so that a sleeper finds the one that was built on
+    its own.
+    """
     sleeper = Sleeper(root, "after", b"1")
     add(local, MANY)
     assert disk.generations(root, "t") == list(range(1, MANY + 2))

@@ -158,7 +158,9 @@ def test_what_the_truth_held_before_is_not_replaced_near():
 
 
 def test_exists_is_what_the_truth_has():
-    """A push must send what only a near tier has; what a base below the truth has need not be sent."""
+    """A push must send what only a near tier has; what a base below the truth has need not
+    be sent.
+    """
     assert tiers(Near(A), Far(B)).exists(["a", "b"]) == {"b"}
     assert tiers(Near(A), ReadOnly(Far(B))).exists(["a", "b", "c"]) == {"a", "b"}
     assert tiers(ReadOnly(Near(A)), Far(B)).exists(["a", "b"]) == {"b"}
@@ -246,7 +248,9 @@ def test_the_truth_says_what_a_ref_is():
 
 
 def test_a_near_ref_never_names_what_the_near_tier_lacks():
-    """The near tier keeps the last value that it could serve until what the new one names has come."""
+    """The near tier keeps the last value that it could serve until what the new one names
+    has come.
+    """
     near, far = Near(A), Far(A | B)
     near.swap_ref("t", None, b"a")
     far.swap_ref("t", None, b"b")
@@ -497,7 +501,9 @@ def test_a_killed_fetcher_is_not_waited_for_for_ever(monkeypatch):
 
 
 def test_without_leases_everybody_fetches(root):
-    """A near tier whose disk is full has no leases and no copies; what is far is read all the same."""
+    """A near tier whose disk is full has no leases and no copies; what is far is read all
+    the same.
+    """
     near = LocalBackend(str(root))
     near._full_until_s = float("inf")
     with tiers(near, Far(A)) as both:

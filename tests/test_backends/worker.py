@@ -29,7 +29,9 @@ def add(backend, times):
 
 
 def fill(backend, name):
-    """Put and swap until killed; each line on the standard output is a key that was acknowledged."""
+    """Put and swap until killed; each line on the standard output is a key that was
+    acknowledged.
+    """
     number = 0
     while True:
         key = f"{name}/{number}"
@@ -70,7 +72,9 @@ def hold(backend, ttl):
 
 
 def race(backend, times):
-    """Take the lease as often as told and count, without any other protection, how often; say so."""
+    """Take the lease as often as told and count, without any other protection, how often;
+    say so.
+    """
     done = 0
     while done < int(times):
         lease = backend.lease("k", 60)

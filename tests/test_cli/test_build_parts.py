@@ -201,7 +201,10 @@ def test_what_was_used_and_is_not_built_fails_by_name(run, run_json, here):
     with Bundle.load(here / "used.tbundle") as used:
         for factor in (5, 6):
             (kernel,) = (k for k in used.kernels if ("FACTOR", factor) in _constants(k))
-            told = f"error: used and not built: scale for cuda:90 (x: *fp32:16; FACTOR={factor}; num_warps=4, num_stages=3), key {kernel.key}\n"
+            told = (
+                f"error: used and not built: scale for cuda:90 (x: *fp32:16; FACTOR={factor};"
+                f" num_warps=4, num_stages=3), key {kernel.key}\n"
+            )
             assert told in done.stderr
     assert (
         "next.tbundle was not written: 2 of 6 kernels that used.tbundle used are not built"

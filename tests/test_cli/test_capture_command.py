@@ -29,8 +29,8 @@ def launch(block=64):
     return x
 """
 LAUNCH = (
-    KERNEL
-    + 'print("sum", launch().sum().item(), sys.argv[1:], __name__, torch.cuda.get_device_capability())\n'
+    KERNEL + 'print("sum", launch().sum().item(), sys.argv[1:], __name__,'
+    " torch.cuda.get_device_capability())\n"
 )
 
 

@@ -53,7 +53,9 @@ def test_doctor_creates_nothing(found, tmp_path):
 
 
 def test_doctor_finds_a_cache_that_is_a_file(found, tmp_path, monkeypatch):
-    """A file where Triton's cache directory should be is a problem with a fix, and exit status 1."""
+    """A file where Triton's cache directory should be is a problem with a fix, and exit
+    status 1.
+    """
     (tmp_path / "file").touch()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file"))
     status, findings = found()
@@ -63,7 +65,9 @@ def test_doctor_finds_a_cache_that_is_a_file(found, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_doctor_names_the_compiler_in_torchs_keys(found, monkeypatch):
-    """Where torch is installed, $CXX is named, since a graph saved under another one is not found."""
+    """Where torch is installed, $CXX is named, since a graph saved under another one is not
+    found.
+    """
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "torch" or None)
     monkeypatch.setenv("CXX", "clang++-99")
     assert "clang++-99" in found()[1]["torch's graph keys"]["value"]
@@ -101,7 +105,10 @@ def test_doctor_warns_without_a_compiler(found, monkeypatch):
         "status": "warning",
         "what": "C compiler",
         "value": "CC=no-such-compiler is not a program",
-        "fix": "Triton needs gcc or clang, or what CC names, before its first launch, but where a session gives it our launchers",
+        "fix": (
+            "Triton needs gcc or clang, or what CC names, before its first launch, but where a"
+            " session gives it our launchers"
+        ),
         "mendable": False,
     }
 
@@ -181,7 +188,9 @@ def test_doctor_lists_only_known_settings(cli, monkeypatch):
 
 @pytest.fixture
 def releases(monkeypatch):
-    """Make the doctor see these releases of Triton and torch, and a torch that lacks these names."""
+    """Make the doctor see these releases of Triton and torch, and a torch that lacks these
+    names.
+    """
 
     def install(triton, torch, lacking=""):
         identity = doctor.identity

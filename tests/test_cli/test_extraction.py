@@ -119,7 +119,8 @@ def test_a_text_that_is_not_there_names_those_that_are(cli, cli_json, bundle, tm
     done = cli("inspect", bundle, "--kernel", "mul", "--show", "source")
     assert (
         done.stderr
-        == f"error: mul (bbbbbbbbbbbb…) has no source in {bundle}; it can be shown as ttir, ptx, sass\n"
+        == f"error: mul (bbbbbbbbbbbb…) has no source in {bundle}; it can be shown as ttir, ptx,"
+        " sass\n"
     )
     with bundler.Bundle.load(bundle) as opened:
         opened.select(keep="launch").save(tmp_path / "launch.tbundle")

@@ -93,7 +93,9 @@ def temporaries(place):
 
 @pytest.fixture
 def prepared(request, cli, packed, cache, tmp_path):
-    """A directory with what each command needs; a store with a tag, and units that no tag reaches."""
+    """A directory with what each command needs; a store with a tag, and units that no tag
+    reaches.
+    """
     place = tmp_path / "place"
     (place / "out").mkdir(parents=True)
     shutil.copy(packed, place / "b.tbundle")
@@ -194,7 +196,10 @@ def test_an_interrupted_import_is_no_traceback(module):
 
 def test_the_package_is_imported_in_no_time():
     """Before it listens to signals, the command imports nothing but itself."""
-    code = "import sys; before = {*sys.modules}; import bundler.cli; print(*sorted({*sys.modules} - before))"
+    code = (
+        "import sys; before = {*sys.modules}; import bundler.cli; print(*sorted({*sys.modules} -"
+        " before))"
+    )
     ours = {
         "__future__",
         "bundler",

@@ -16,7 +16,9 @@ RUNTIME_TESTS = str(Path(__file__).resolve().parents[1] / "test_runtime")
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
-    """A bundle of a vector add, tuned on a GPU that is not there, with every stage of its kernels."""
+    """A bundle of a vector add, tuned on a GPU that is not there, with every stage of its
+    kernels.
+    """
     pytest.importorskip("triton")
     folder, driver = tmp_path_factory.mktemp("tuned"), DryDriver()
 

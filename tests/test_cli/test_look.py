@@ -318,8 +318,8 @@ def test_inspect_resources_names_a_binary_that_cannot_be_read(cli, cli_json, pac
     result = cli("inspect", path, "--resources")
     assert result.exit_code == 1
     assert (
-        "error: the binaries of 2 kernels cannot be read: another: the device binary has no kernel of that name"
-        in result.stderr
+        "error: the binaries of 2 kernels cannot be read: another: the device binary has no kernel"
+        " of that name" in result.stderr
     )
 
 

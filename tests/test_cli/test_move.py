@@ -70,7 +70,9 @@ def test_pack_keeps_the_launch_set_alone(cli_json, cache, tmp_path):
 
 
 def test_pack_compresses_as_hard_as_it_is_told(cli, cli_json, cache, tmp_path):
-    """A low level is a larger file with the same bundle; a level that there is not is a wrong use."""
+    """A low level is a larger file with the same bundle; a level that there is not is a
+    wrong use.
+    """
     (_, fast), (_, small) = (
         cli_json("pack", cache, "-o", tmp_path / f"{n}", "--level", n) for n in (1, 19)
     )

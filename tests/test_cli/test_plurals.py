@@ -11,7 +11,8 @@ pytestmark = pytest.mark.toolchain
 # The verb of "1 of 2 kernels" and names such as "1 of this process" are no nouns that follow their
 # number.
 ONE_OF_MANY = re.compile(
-    r"\b1 (?:more |other |tuning |helper |opaque )?(?!is\b|was\b|has\b|process\b|pass\b|ms\b)[a-z]+s\b"
+    r"\b1 (?:more |other |tuning |helper |opaque"
+    r" )?(?!is\b|was\b|has\b|process\b|pass\b|ms\b)[a-z]+s\b"
 )
 
 
@@ -25,7 +26,9 @@ def single(packed, tmp_path):
 
 
 def test_one_of_anything_is_singular(cli, single, tmp_path):
-    """No command says "1 kernels", of a bundle, a store or a cache directory with one kernel in it."""
+    """No command says "1 kernels", of a bundle, a store or a cache directory with one
+    kernel in it.
+    """
     store, cache = f"file://{tmp_path}/store", tmp_path / "cache"
     lines = [
         ("inspect", single),

@@ -182,7 +182,9 @@ def test_the_page_has_every_kernel_with_its_texts(cli_json, packed, tmp_path):
 
 
 def test_what_has_no_room_is_left_out_and_said(cli, packed, tmp_path):
-    """With little room the page keeps figures of all kernels, and texts of those that took longest."""
+    """With little room the page keeps figures of all kernels, and texts of those that took
+    longest.
+    """
     path = tmp_path / "report.html"
     done = cli("report", packed, "-o", path, "--max-bytes", "48kB")
     facts = json.loads(element(path.read_text(), "facts"))
@@ -233,7 +235,9 @@ def test_python_files_are_of_the_folder_that_was_named(tmp_path):
 
 
 def test_wrong_words_are_told(cli, packed, tmp_path):
-    """A folder of sources or of the output that is not there is an error before anything is read."""
+    """A folder of sources or of the output that is not there is an error before anything is
+    read.
+    """
     refused = cli("report", packed, "-o", tmp_path / "no" / "r.html")
     assert refused.exit_code == 1
     assert "make it first" in refused.stderr

@@ -50,7 +50,9 @@ def browser():
 
 @pytest.fixture
 def opened(browser, cli, packed, tmp_path):
-    """The page of two bundles, opened from disk; afterwards the browser has complained of nothing."""
+    """The page of two bundles, opened from disk; afterwards the browser has complained of
+    nothing.
+    """
     with bundler.Bundle.load(packed) as bundle:
         bundle.select(target="cuda:90").save(tmp_path / "old.tbundle")
     assert cli("report", packed, tmp_path / "old.tbundle", "-o", tmp_path / "r.html").exit_code == 0
@@ -244,12 +246,14 @@ def test_nothing_leaves_the_window(crowded, width):
         page.execute_script(f"location.hash = '#/{place}'")
         page.find_element("css selector", "main h2")
         beyond = page.execute_script(
-            "return [...document.querySelectorAll('body *')].filter((one) => !one.closest('.code, pre, .skip, #status')"
-            " && one.getBoundingClientRect().right > document.documentElement.clientWidth + 1).map((one) => one.outerHTML.slice(0, 90))"
+            "return [...document.querySelectorAll('body *')].filter((one) => !one.closest('.code,"
+            " pre, .skip, #status') && one.getBoundingClientRect().right >"
+            " document.documentElement.clientWidth + 1).map((one) => one.outerHTML.slice(0, 90))"
         )
         assert beyond == [], place
         wide = page.execute_script(
-            "return [...document.querySelectorAll('.scroll')].map((one) => one.scrollWidth - one.clientWidth)"
+            "return [...document.querySelectorAll('.scroll')].map((one) => one.scrollWidth -"
+            " one.clientWidth)"
         )
         assert not any(wide), place
 

@@ -101,7 +101,9 @@ def test_run_ends_as_the_shell_does_after_a_signal(command, tmp_path):
 def test_run_ends_as_the_shell_does_when_it_cannot_start_a_program(
     command, tmp_path, content, mode, status
 ):
-    """A program that is not there gives 127, one that cannot be executed 126; nothing is written."""
+    """A program that is not there gives 127, one that cannot be executed 126; nothing is
+    written.
+    """
     program = tmp_path / "program"
     if content is not None:
         program.write_text(content)

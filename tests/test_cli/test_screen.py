@@ -96,7 +96,9 @@ def test_reasons_are_grouped():
 
 
 def test_json_has_the_fields_of_values():
-    """Of dataclasses and of structs, one in the other too, such as the span that an error is about."""
+    """Of dataclasses and of structs, one in the other too, such as the span that an error
+    is about.
+    """
     span = {"offset": 1, "place": 0, "style": 2}
     artifact = {"filename": "k.json", "digest": "sha256:00", "size": 3, "spans": [span]}
     value = Artifact("k.json", "sha256:00", 3, (Span(1, 0, 2),))
@@ -318,7 +320,9 @@ _ROOMS = ("format", "store", "lifecycle", "compile", "integrations")
 
 
 def messages(folder):
-    """Yield each text in the sources of a folder that is no docstring and has more than one word."""
+    """Yield each text in the sources of a folder that is no docstring and has more than one
+    word.
+    """
     for path in sorted(folder.glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         bodies = [

@@ -183,7 +183,9 @@ def test_sync_says_what_failed(packed, cli, tmp_path):
 
 
 def test_prune_keeps_days(packed, cli, cli_json, tmp_path):
-    """`--keep-days` spares what is younger, as `--older-than` does; both at once are a usage error."""
+    """`--keep-days` spares what is younger, as `--older-than` does; both at once are a
+    usage error.
+    """
     store = tmp_path / "store"
     assert cli("push", packed, "--store", store, "--tag", "demo").exit_code == 0
     assert cli("tags", "--store", store, "--delete", "demo").exit_code == 0

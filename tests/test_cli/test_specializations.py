@@ -134,7 +134,9 @@ def test_other_targets_and_names_are_compared_apart():
 
 
 def test_of_a_packed_kernel_the_metadata_tells_the_stages():
-    """Constants and signature are not known; stages and other options stand in Triton's metadata."""
+    """Constants and signature are not known; stages and other options stand in Triton's
+    metadata.
+    """
     files = build.Files()
     kernels = [
         files.kernel(

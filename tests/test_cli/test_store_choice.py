@@ -211,7 +211,10 @@ def test_unknown_variables_are_named_by_commands_that_read_settings(
     not mention it.
     """
     monkeypatch.setenv("TRITON_BUNDLER_STROE", "x")
-    sentence = "TRITON_BUNDLER_STROE (did you mean TRITON_BUNDLER_STORE?) is no setting of triton-bundler and changes nothing"
+    sentence = (
+        "TRITON_BUNDLER_STROE (did you mean TRITON_BUNDLER_STORE?) is no setting of triton-bundler"
+        " and changes nothing"
+    )
     assert cli("tags", "--store", pushed).stderr == f"warning: {sentence}\n"
     assert cli_json("tags", "--store", pushed)[1]["warnings"] == [sentence]
     assert cli("key", "list").stderr == f"warning: {sentence}\n"

@@ -522,7 +522,8 @@ def test_prune_names_the_grace_and_not_only_tags(cli, halves, pushed):
     cli("push", halves[0], "--store", pushed, "--tag", "demo", "--mode", "replace")
     error = one_error(cli("prune", "--store", pushed, "--max-bytes", "1KB"))
     assert re.search(
-        r"because tags reach \S+ \S+ in 7 objects and --grace of 24 h spares \S+ \S+ in 7 objects; ",
+        r"because tags reach \S+ \S+ in 7 objects and --grace of 24 h spares \S+ \S+ in 7"
+        r" objects; ",
         error,
     )
     assert "with a shorter --grace" in error

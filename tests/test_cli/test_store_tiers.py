@@ -114,7 +114,9 @@ def test_a_base_is_left_as_it_is(cli, pushed, near, packed, tmp_path):
 
 @pytest.mark.parametrize("command", [("stats",), ("prune",), ("verify",)])
 def test_tiers_are_looked_after_one_by_one(cli, pushed, near, command):
-    """What is done to a whole store says that it takes one, rather than take the last of several."""
+    """What is done to a whole store says that it takes one, rather than take the last of
+    several.
+    """
     result = cli(*command, "--store", near, "--store", pushed)
     assert result.exit_code == 2
     assert "expected one store, got 2" in result.stderr

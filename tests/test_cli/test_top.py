@@ -156,7 +156,9 @@ def test_what_takes_long_is_asked_seldom(monkeypatch):
 
 
 def test_a_terminal_gets_a_view_until_it_is_asked_to_end(monkeypatch):
-    """It shows rates between two looks, hit ratio, leases and errors, and ends when it is told to."""
+    """It shows rates between two looks, hit ratio, leases and errors, and ends when it is
+    told to.
+    """
     numbers = dict.fromkeys(
         ("hits", "misses", "compiles", "compile_seconds", "seconds_saved", "bytes_fetched"), 0.0
     )

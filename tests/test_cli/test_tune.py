@@ -305,7 +305,9 @@ def test_winners_alone_make_a_smaller_bundle(cli, bundle, tmp_path):
 
 
 def test_diff_says_what_was_added_removed_and_chosen_otherwise(cli, bundle):
-    """The same kernel for the same size and device is compared, also when its toolchain is another."""
+    """The same kernel for the same size and device is compared, also when its toolchain is
+    another.
+    """
     before = bundle("a", made("add", 128), made("mul", 64), made("same", 64))
     after = bundle(
         "b", made("add", 64, toolchain="triton 3.9.0"), made("div", 64), made("same", 64)
@@ -353,7 +355,9 @@ def test_misuse_is_told(cli, bundle, tmp_path):
 
 
 def test_inspect_and_restore_tell_of_records(cli, bundle, tmp_path):
-    """Who looks into a bundle or restores it sees that winners are in it, also when no kernel is."""
+    """Who looks into a bundle or restores it sees that winners are in it, also when no
+    kernel is.
+    """
     path = bundle("a", made("add", 128), made("mul", 64))
     assert "2 tuning records" in cli("inspect", path).stdout
     restored = cli("restore", path, "--cache-dir", tmp_path / "cache")

@@ -121,7 +121,9 @@ def test_moe_files_come_back_as_they_were(cli, folder, tmp_path, form):
 
 
 def test_gpu_and_release_of_triton_are_in_the_record(cli, folder, tmp_path):
-    """vLLM's file names the release inside, SGLang's by its folder; the GPU has the driver's name."""
+    """vLLM's file names the release inside, SGLang's by its folder; the GPU has the
+    driver's name.
+    """
     for form in MOE:
         cli(
             "tune",
@@ -168,7 +170,10 @@ def test_what_vllm_tuned_serves_sglang(cli, folder, tmp_path):
     )
     cli("tune", "export", bundle, "--format", "sglang-moe", "-o", tmp_path / "amd-out")
     assert list(read(tmp_path / "amd-out")) == [
-        "configs/triton_3_7_1/E=8,N=7168,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8,block_shape=[128, 128].json"
+        (
+            "configs/triton_3_7_1/E=8,N=7168,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8,block_shape=[128,"
+            " 128].json"
+        )
     ]
 
 

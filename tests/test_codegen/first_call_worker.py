@@ -71,7 +71,9 @@ def compared(function, *, generate):
 
 
 def refused_by_torch():
-    """Give torch's own error where torch refuses the values, too, and run the program afterwards."""
+    """Give torch's own error where torch refuses the values, too, and run the program
+    afterwards.
+    """
     programs = []
     torch_backend.program_of_graph = bundler.codegen.program.program_of_graph
 

@@ -37,7 +37,9 @@ PROGRAMS = {
 
 
 def text_of(name):
-    """Return the text of a program's kernels, without imports and metadata that all kernels have."""
+    """Return the text of a program's kernels, without imports and metadata that all kernels
+    have.
+    """
     function, inputs = PROGRAMS[name]
     program = generate(function, inputs)
     assert not program.fallbacks, program.fallbacks

@@ -31,15 +31,24 @@ DTYPES = (
 )
 special = torch.special
 _ONE = (
-    "abs acos acosh asin asinh atan atanh ceil cos cosh deg2rad erf erfc erfinv exp exp2 expm1 floor frac isfinite isinf isnan isneginf isposinf lgamma log "
-    "log10 log1p log2 logical_not logit nan_to_num neg positive rad2deg reciprocal relu round rsqrt sgn sigmoid sign signbit sin sinc sinh sqrt square tan "
-    "tanh trunc bitwise_not"
+    "abs acos acosh asin asinh atan atanh ceil cos cosh deg2rad erf erfc erfinv exp exp2 expm1"
+    " floor frac isfinite isinf isnan isneginf isposinf lgamma log log10 log1p log2 logical_not"
+    " logit nan_to_num neg positive rad2deg reciprocal relu round rsqrt sgn sigmoid sign signbit"
+    " sin sinc sinh sqrt square tan tanh trunc bitwise_not"
 )
-_OF_SPECIAL = "bessel_j0 bessel_j1 bessel_y0 bessel_y1 erfcx i0 i1 modified_bessel_i0 modified_bessel_i1 log_ndtr ndtr entr"
-_OF_LAYERS = "elu gelu hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu6 selu silu softplus softsign tanhshrink hardshrink softshrink"
+_OF_SPECIAL = (
+    "bessel_j0 bessel_j1 bessel_y0 bessel_y1 erfcx i0 i1 modified_bessel_i0 modified_bessel_i1"
+    " log_ndtr ndtr entr"
+)
+_OF_LAYERS = (
+    "elu gelu hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu6 selu silu softplus"
+    " softsign tanhshrink hardshrink softshrink"
+)
 _TWO = (
-    "add sub mul true_divide maximum minimum fmax fmin atan2 hypot copysign eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or "
-    "bitwise_xor xlogy heaviside logaddexp logaddexp2 nextafter fmod remainder floor_divide pow bitwise_left_shift bitwise_right_shift"
+    "add sub mul true_divide maximum minimum fmax fmin atan2 hypot copysign eq ne lt le gt ge"
+    " logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor xlogy heaviside"
+    " logaddexp logaddexp2 nextafter fmod remainder floor_divide pow bitwise_left_shift"
+    " bitwise_right_shift"
 )
 _DIVISIONS = frozenset({"fmod", "remainder", "floor_divide", "divide_down", "divide_off"})
 ONE = {
@@ -181,7 +190,10 @@ def compared(name, got, right, wide, tensors):
     if not wrong.any():
         return ""
     place = int(wrong.nonzero()[0])
-    return f"{int(wrong.sum())} of {wrong.numel()}, as {[t[place].item() for t in tensors]}: got {got[place].item()}, expected {right[place].item()}"
+    return (
+        f"{int(wrong.sum())} of {wrong.numel()}, as {[t[place].item() for t in tensors]}: got"
+        f" {got[place].item()}, expected {right[place].item()}"
+    )
 
 
 def main(sources, *chosen):

@@ -123,7 +123,8 @@ def test_a_number_has_every_bit_that_torch_gives_it(name):
             f"tl.store(out + {2 * place}, {stored_text(constant_text(number, name), name)})"
         )
         lines.append(
-            f"tl.store(out + {2 * place + 1}, {stored_text(f'(x {sign} {literal_text(number, name)})', name)})"
+            f"tl.store(out + {2 * place + 1},"
+            f" {stored_text(f'(x {sign} {literal_text(number, name)})', name)})"
         )
     text = HEADER + TEXT.format(body="\n".join(f"    {line}" for line in lines))
     dtype = getattr(torch, name)

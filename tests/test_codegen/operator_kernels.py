@@ -125,7 +125,10 @@ def whole_kernel(name, dtype, backend, eights=()):
         pointers[out] = value.dtype
         lines += [
             f"result{number} = {value.text}",
-            f"tl.store({out} + index + {number * BLOCK}, {stored_text(f'result{number}', value.dtype)})",
+            (
+                f"tl.store({out} + index + {number * BLOCK},"
+                f" {stored_text(f'result{number}', value.dtype)})"
+            ),
         ]
     loads = [f"tmp{k} = {loaded_text(f'tl.load(in{k} + index)', dtype)}" for k in range(4)]
     loads += ["mask0 = index > 3", "mask1 = index > 5", "number = index.to(tl.int64)"]

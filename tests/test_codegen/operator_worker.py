@@ -98,7 +98,10 @@ def verdict(kernel, operator, dtype, options, result):
     if not bad.any():
         return ""
     place = int(bad.nonzero()[0])
-    return f"{options}: {int(bad.sum())} of {count}, as {[t[place].item() for t in tensors]}: got {got[place].item()}, expected {right[place].item()}"
+    return (
+        f"{options}: {int(bad.sum())} of {count}, as {[t[place].item() for t in tensors]}: got"
+        f" {got[place].item()}, expected {right[place].item()}"
+    )
 
 
 def differences(got, right, result, reference):

@@ -27,7 +27,10 @@ def problem(description, sources, counts=None):
         results = program.run(*inputs(description))
     except Exception as error:  # noqa: BLE001  (whatever is raised is the finding)
         last = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{type(error).__name__}: {str(error)[-300:]} ({last.filename.rsplit('/', 1)[-1]}:{last.lineno})"
+        return (
+            f"{type(error).__name__}: {str(error)[-300:]}"
+            f" ({last.filename.rsplit('/', 1)[-1]}:{last.lineno})"
+        )
     if counts is not None:
         counts["kernels"] += len(program.kernels)
         counts["fallbacks"] += len(program.fallbacks)

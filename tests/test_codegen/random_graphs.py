@@ -352,7 +352,9 @@ def _numbers(shape, given, generator):
 
 
 def values(description, given, *, wide=False):
-    """Return every value of a description, computed by torch; in float64 throughout where `wide`."""
+    """Return every value of a description, computed by torch; in float64 throughout where
+    `wide`.
+    """
     found = [t.double() if wide and t.dtype.is_floating_point else t for t in given]
     for step in description.steps:
         taken = [found[number] for number in step.values]
@@ -437,7 +439,10 @@ def _difference(got, eager, wide, slack):
         return (
             ""
             if not wrong.any()
-            else f"{int(wrong.sum())} of {got.numel()} wrong, got {got[wrong][0]}, expected {eager[wrong][0]}"
+            else (
+                f"{int(wrong.sum())} of {got.numel()} wrong, got {got[wrong][0]}, expected"
+                f" {eager[wrong][0]}"
+            )
         )
     got, own = got.double(), eager.double()
     # What overflows depends on rounding; some of torch's vectorized functions give NaN where others
@@ -445,7 +450,10 @@ def _difference(got, eager, wide, slack):
     unlike = ~_alike(got, own) & ~_alike(got, wide)
     finite = torch.isfinite(own) & torch.isfinite(wide) & torch.isfinite(got)
     if unlike.any():
-        return f"{int(unlike.sum())} of {got.numel()} not finite alike, got {got[unlike][0]}, expected {own[unlike][0]}"
+        return (
+            f"{int(unlike.sum())} of {got.numel()} not finite alike, got {got[unlike][0]}, expected"
+            f" {own[unlike][0]}"
+        )
     if not finite.any():
         return ""
     error, theirs = (got - wide)[finite].abs().max(), (own - wide)[finite].abs().max()

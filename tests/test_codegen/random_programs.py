@@ -120,7 +120,10 @@ class Drawn:
             f"{one.name} = {one.text()}{'.requires_grad_()' if one.grad else ''}\n"
             for one in self.inputs
         )
-        facts = f"# backward={self.backward} dynamic={self.dynamic} expanded_tangents={self.expanded_tangents} seed={self.seed}\n"
+        facts = (
+            f"# backward={self.backward} dynamic={self.dynamic}"
+            f" expanded_tangents={self.expanded_tangents} seed={self.seed}\n"
+        )
         head = "import torch\nimport torch.nn.functional as F\n\ng = torch.Generator().manual_seed"
         return f"{facts}{head}({self.seed})\n{given}\n\n{self.text()}"
 
@@ -255,7 +258,10 @@ def compared(drawn, got, batch=BATCH, device="cpu"):
             torchs = torchs or _by_torch(drawn, batch, device)
             if torchs is None or rule(got) != rule(torchs):
                 apart = [(a, b) for a, b in zip(rule(got), rule(eager), strict=False) if a != b]
-                return f"{rule.__name__.strip('_')}: got, expected {apart[:2] or (rule(got), rule(eager))}"
+                return (
+                    f"{rule.__name__.strip('_')}: got, expected"
+                    f" {apart[:2] or (rule(got), rule(eager))}"
+                )
     return ""
 
 
@@ -390,7 +396,9 @@ class _Drawing:
         return name
 
     def pick(self, fits=lambda t: True, *, floats=True, exact=False):
-        """Return the name of a value that fits, the later ones rather; raises where there is none."""
+        """Return the name of a value that fits, the later ones rather; raises where there
+        is none.
+        """
         found = [
             name
             for name, t in self.values.items()
@@ -532,11 +540,14 @@ def _returned(drawn, chance):
 def _start(sizes):
     def make(d):
         name = d.new(sizes)
-        return Step(
-            (d.name(),),
-            (name,),
-            d.chance.choice(("{0} * 1.5", "{0} + 1", "{0}.clone()", "{0}.contiguous()")),
-        ), True
+        return (
+            Step(
+                (d.name(),),
+                (name,),
+                d.chance.choice(("{0} * 1.5", "{0} + 1", "{0}.clone()", "{0}.contiguous()")),
+            ),
+            True,
+        )
 
     return make
 
@@ -719,7 +730,8 @@ def products(d):
         return _one(
             d,
             [bias, x, w],
-            f"torch.addmm({{0}}, {{1}}, {{2}}, beta={d.chance.choice((1, 0.5))}, alpha={d.chance.choice((1, 2))})",
+            f"torch.addmm({{0}}, {{1}}, {{2}}, beta={d.chance.choice((1, 0.5))},"
+            f" alpha={d.chance.choice((1, 2))})",
         )
     if way == "self":
         x = d.pick(lambda t: t.dim() >= 2)
@@ -765,7 +777,8 @@ def attention(d):
         return _one(
             d,
             [x, w],
-            f"F.scaled_dot_product_attention(*F.linear({{0}}, {{1}}){split}, is_causal={way == 'causal'}).transpose(1, 2).flatten(2)",
+            f"F.scaled_dot_product_attention(*F.linear({{0}}, {{1}}){split},"
+            f" is_causal={way == 'causal'}).transpose(1, 2).flatten(2)",
         )
     b, h, s, e = t.shape
     keys = s if way == "causal" else d.chance.choice((s, d.size()))

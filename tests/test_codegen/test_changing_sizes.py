@@ -94,7 +94,9 @@ def test_a_product_of_sizes_that_are_sums_is_written_as_a_product():
 
 
 def test_a_size_with_a_longer_text_than_plans_have_is_refused():
-    """Where the sum is no product it stays long: the graph runs as torch has it, and no call fails."""
+    """Where the sum is no product it stays long: the graph runs as torch has it, and no
+    call fails.
+    """
     names = sympy.symbols("ks0:40", integer=True, positive=True)
     size = sum(one * other for one, other in itertools.combinations(names, 2)) + 7
     with pytest.raises(UnsupportedOperator, match="a text of up to 4096 characters"):

@@ -232,7 +232,9 @@ def test_a_product_without_a_sum_is_a_kernel():
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("last", [False, True])
 def test_a_batch_norm_of_cudnn_is_laid_out_as_cudnn_does_it(training, last):
-    """In the memory format of its argument: a permuted one, which has none, gives a dense result."""
+    """In the memory format of its argument: a permuted one, which has none, gives a dense
+    result.
+    """
     given = torch.empty(3, 4, 5, 6, device="meta").permute(0, 2, 1, 3)
     if last:
         given = given.contiguous(memory_format=torch.channels_last)

@@ -80,7 +80,9 @@ def test_a_model_is_traced_for_a_device_that_is_not_here():
     ],
 )
 def test_attention_is_chosen_by_a_rule(dtype, mask, expected):
-    """Every machine chooses the same; a mask that is not aligned is no reason to fail at the call."""
+    """Every machine chooses the same; a mask that is not aligned is no reason to fail at
+    the call.
+    """
     q = torch.randn(1, 2, 16, 8, dtype=dtype)
     inputs = [q] if mask is None else [q, torch.randn(*mask, dtype=dtype)]
     program = generate(

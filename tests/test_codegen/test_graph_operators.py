@@ -82,8 +82,8 @@ def test_assembly_of_a_graph_is_fused_and_refused_for_amd():
     assert program.fallbacks == ()
     (source,) = program.sources.values()
     assert (
-        "tl.inline_asm_elementwise('add.f32 $0, $1, $2;', '=f,f,f', [tmp1, tmp2], dtype=tl.float32, is_pure=True, pack=1)"
-        in source
+        "tl.inline_asm_elementwise('add.f32 $0, $1, $2;', '=f,f,f', [tmp1, tmp2], dtype=tl.float32,"
+        " is_pure=True, pack=1)" in source
     )
     with pytest.raises(
         UnsupportedOperator,
@@ -103,8 +103,9 @@ def test_assembly_sees_values_as_memory_has_them():
         constraints="=h,h",
         dtype="float16",
     )
-    assert value.text == (
-        "(tl.inline_asm_elementwise('mov.b16 $0, $1;', '=h,h', [x.to(tl.float16)], dtype=tl.float16, is_pure=True, pack=1)).to(tl.float32)"
+    assert (
+        value.text == "(tl.inline_asm_elementwise('mov.b16 $0, $1;', '=h,h', [x.to(tl.float16)],"
+        " dtype=tl.float16, is_pure=True, pack=1)).to(tl.float32)"
     )
 
 

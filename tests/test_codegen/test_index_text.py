@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 sympy = pytest.importorskip("sympy")
 
-from bundler.codegen.index_functions import FUNCTIONS, FloorDiv, ModularIndexing, PythonMod, owned  # noqa: E402
+from bundler.codegen.index_functions import (  # noqa: E402
+    FUNCTIONS,
+    FloorDiv,
+    ModularIndexing,
+    PythonMod,
+    owned,
+)
 from bundler.codegen.index_text import index_text  # noqa: E402
 from bundler.errors import UnsupportedOperator  # noqa: E402
 

@@ -55,7 +55,10 @@ def problems(rows):
 
 
 def label(kernel):
-    return f"{kernel['kind']} {' '.join(f'{name}={size}' for name, size in sorted(kernel['size_hints'].items()))}"
+    return (
+        f"{kernel['kind']}"
+        f" {' '.join(f'{name}={size}' for name, size in sorted(kernel['size_hints'].items()))}"
+    )
 
 
 @pytest.mark.skipif(not COMMITTED.exists(), reason="docs/results is not part of this checkout")

@@ -113,7 +113,9 @@ def test_the_interpreter_has_every_function_that_generated_text_names():
 
 
 def test_a_function_that_triton_has_itself_is_kept():
-    """Only functions without a body are replaced; those of a later Triton for its interpreter stay."""
+    """Only functions without a body are replaced; those of a later Triton for its
+    interpreter stay.
+    """
     from bundler.toolchain.interpreter_library import _does_nothing
 
     def empty(arg0): ...

@@ -124,7 +124,9 @@ def test_strides_of_dimensions_of_one_element_say_nothing():
 
 
 def test_another_number_than_the_example_is_refused():
-    """A number of the example is part of the kernels; 2.0 and True are other numbers than 2 and 1."""
+    """A number of the example is part of the kernels; 2.0 and True are other numbers than 2
+    and 1.
+    """
     program = generate(lambda n, x: x * n, [2, torch.ones(8)])
     runner = program.runner(TorchMemory("cpu"), launched)
     for number in (3, 2.0):

@@ -61,7 +61,9 @@ def test_conversions_of_8_bit_floats_compile(check, target, dtype):
 
 
 def test_inline_assembly_compiles(beside, compile_for, tmp_path):
-    """Assembly stands in the text with a register for each value, and the compiled kernel holds it."""
+    """Assembly stands in the text with a register for each value, and the compiled kernel
+    holds it.
+    """
     kernels = beside("operator_kernels")
     from bundler.codegen.operation_text import Value, render
 
@@ -72,10 +74,14 @@ def test_inline_assembly_compiles(beside, compile_for, tmp_path):
         dtype="int32",
     )
     assert value == Value(
-        "tl.inline_asm_elementwise('and.b32 $0, $1, $2;', '=r, r, r', [x, y], dtype=tl.int32, is_pure=True, pack=1)",
+        "tl.inline_asm_elementwise('and.b32 $0, $1, $2;', '=r, r, r', [x, y], dtype=tl.int32,"
+        " is_pure=True, pack=1)",
         "int32",
     )
-    body = f"index = tl.arange(0, BLOCK)\n    x = tl.load(out + index)\n    y = x + 1\n    tl.store(out + index, {value.text})"
+    body = (
+        "index = tl.arange(0, BLOCK)\n    x = tl.load(out + index)\n    y = x + 1\n   "
+        f" tl.store(out + index, {value.text})"
+    )
     (tmp_path / "assembly.py").write_text(
         f"{kernels.HEADER}\n@triton.jit\ndef assembly(out, BLOCK: tl.constexpr):\n    {body}\n"
     )

@@ -17,7 +17,13 @@ torch = pytest.importorskip("torch")
 
 from bundler.codegen.kernel_plan import LARGEST_BLOCK  # noqa: E402
 from bundler.codegen.program import GenerateOptions, generate  # noqa: E402
-from bundler.runtime.heuristics.facts import Device, Facts, Policy, ReductionHint, Setting  # noqa: E402
+from bundler.runtime.heuristics.facts import (  # noqa: E402
+    Device,
+    Facts,
+    Policy,
+    ReductionHint,
+    Setting,
+)
 from bundler.runtime.heuristics.persistent_rules import persistent_reduction_configs  # noqa: E402
 from bundler.runtime.heuristics.pointwise_rules import pointwise_configs  # noqa: E402
 from bundler.runtime.heuristics.reduction_rules import reduction_configs  # noqa: E402
@@ -378,5 +384,6 @@ def test_the_text_is_the_same_in_every_interpreter_and_for_every_hash_seed():
     assert len({digest for digest in found.values() if digest is not None}) == 1, found
     if len(compared) == 1:
         pytest.skip(
-            f"no other interpreter with sympy and msgspec is here: {', '.join(others) or 'none'}; name one in BUNDLER_TEST_PYTHONS"
+            f"no other interpreter with sympy and msgspec is here: {', '.join(others) or 'none'};"
+            " name one in BUNDLER_TEST_PYTHONS"
         )

@@ -107,7 +107,9 @@ def test_a_seed_decides_the_numbers_in_every_process(reports):
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_torch_decides_where_torch_runs_the_program(reports):
-    """Without a seed, numbers follow torch's generator: equal after an equal `torch.manual_seed`."""
+    """Without a seed, numbers follow torch's generator: equal after an equal
+    `torch.manual_seed`.
+    """
     assert reports[0]["by torch"] == [False, True]
 
 

@@ -13,7 +13,13 @@ pytest.importorskip("triton")
 pytest.importorskip("expecttest")
 
 from tools.codegen import suite_exceptions, suites, worker_pool  # noqa: E402
-from tools.codegen.suite_judge import Outcome, Tolerance, aliasing, difference, strides  # noqa: E402
+from tools.codegen.suite_judge import (  # noqa: E402
+    Outcome,
+    Tolerance,
+    aliasing,
+    difference,
+    strides,
+)
 
 FLOAT32 = Tolerance(1.3e-6, 1e-5)
 

@@ -29,11 +29,11 @@ def recorded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("special")
     program = (
         # Triton would import the real torch, which takes seconds.
-        "import sys, types\nsys.modules['torch'] = torch = types.ModuleType('torch')\ntorch.Tensor = type('Tensor', (), {})\n"
-        "from bundler.compile.bundle_build import build\nfrom bundler.compile.build_plan import Plan\n"
-        "from bundler.format.entries import Target\nplan = Plan()\n"
-        "plan.add_modules([sys.argv[1]], [Target.parse('cuda:90')])\nbuilt = build(plan, 1)\n"
-        "assert built.failures == (), built.failures\nbuilt.bundle.save(sys.argv[2])\n"
+        "import sys, types\nsys.modules['torch'] = torch = types.ModuleType('torch')\ntorch.Tensor"
+        " = type('Tensor', (), {})\nfrom bundler.compile.bundle_build import build\nfrom"
+        " bundler.compile.build_plan import Plan\nfrom bundler.format.entries import Target\nplan ="
+        " Plan()\nplan.add_modules([sys.argv[1]], [Target.parse('cuda:90')])\nbuilt = build(plan,"
+        " 1)\nassert built.failures == (), built.failures\nbuilt.bundle.save(sys.argv[2])\n"
     )
     done = subprocess.run(
         [
@@ -60,9 +60,10 @@ def recorded(tmp_path_factory):
 def recorded_constant(tmp_path):
     """A kernel for sm_90 with a function as a constant, and the text of its module."""
     text = (
-        "import triton\nimport triton.language as tl\n@triton.jit\ndef twice(x):\n    return x + x\n"
-        "@triton.jit\ndef applied(x, ACT: tl.constexpr):\n    tl.store(x, ACT(tl.load(x)))\n"
-        "PREBUILD = [{'kernel': applied, 'signature': {'x': '*fp32:16'}, 'constants': {'ACT': twice}}]\n"
+        "import triton\nimport triton.language as tl\n@triton.jit\ndef twice(x):\n    return x +"
+        " x\n@triton.jit\ndef applied(x, ACT: tl.constexpr):\n    tl.store(x,"
+        " ACT(tl.load(x)))\nPREBUILD = [{'kernel': applied, 'signature': {'x': '*fp32:16'},"
+        " 'constants': {'ACT': twice}}]\n"
     )
     (tmp_path / "first_kernels.py").write_text(text)
     plan = Plan()

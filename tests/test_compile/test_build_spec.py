@@ -104,8 +104,8 @@ def test_a_list_in_a_list_is_a_tuple(plan, tmp_path):
     """
     (tmp_path / "k.py").write_text(MODULE)
     (tmp_path / "build.toml").write_text(
-        "[[kernel]]\nmodule = 'k.py'\nfunction = 'kernel'\nsignature = { x = '*fp16', n = 'i32', ACT = 'none' }\n"
-        "constants = { TYPE = [[16, { dtype = 'fp16' }], 3], BLOCK = 32 }\n"
+        "[[kernel]]\nmodule = 'k.py'\nfunction = 'kernel'\nsignature = { x = '*fp16', n = 'i32',"
+        " ACT = 'none' }\nconstants = { TYPE = [[16, { dtype = 'fp16' }], 3], BLOCK = 32 }\n"
     )
     jobs, failures = plan(tmp_path / "build.toml", "cuda:90")
     assert failures == []
@@ -118,16 +118,16 @@ def test_each_module_is_imported_as_for_its_target_and_told_when_it_cannot_be(pl
     target it is built.
     """
     (tmp_path / "helper_of_k.py").write_text(
-        "from triton.runtime.driver import driver\nBACKEND = driver.active.get_current_target().backend\n"
-        "CAPABILITY = driver.active.get_device_capability()\n"
+        "from triton.runtime.driver import driver\nBACKEND ="
+        " driver.active.get_current_target().backend\nCAPABILITY ="
+        " driver.active.get_device_capability()\n"
     )
     (tmp_path / "k.py").write_text(
-        MODULE
-        + "from helper_of_k import BACKEND, CAPABILITY\nBLOCK = 64 if BACKEND == 'hip' else CAPABILITY[0]\n"
-        "if CAPABILITY == (8, 0):\n    from triton.runtime.driver import driver\n    driver.active.utils\n"
-        "if CAPABILITY == (7, 5):\n    raise SystemExit(3)\n"
-        "PREBUILD = [{'kernel': kernel, 'signature': {'x': '*fp16', 'n': 'i32'},\n"
-        "             'constants': {'ACT': relu, 'TYPE': tl.float16, 'BLOCK': BLOCK}}]\n"
+        MODULE + "from helper_of_k import BACKEND, CAPABILITY\nBLOCK = 64 if BACKEND == 'hip' else"
+        " CAPABILITY[0]\nif CAPABILITY == (8, 0):\n    from triton.runtime.driver import driver\n"
+        "    driver.active.utils\nif CAPABILITY == (7, 5):\n    raise SystemExit(3)\nPREBUILD ="
+        " [{'kernel': kernel, 'signature': {'x': '*fp16', 'n': 'i32'},\n             'constants':"
+        " {'ACT': relu, 'TYPE': tl.float16, 'BLOCK': BLOCK}}]\n"
     )
     jobs, failures = plan(
         tmp_path / "k.py", "cuda:90", "cuda:80", "hip:gfx942", "cuda:75", "cuda:100"
@@ -163,12 +163,13 @@ def test_a_package_is_imported_as_for_its_target_too(plan, tmp_path, monkeypatch
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "package_of_k").mkdir()
     (tmp_path / "package_of_k" / "__init__.py").write_text(
-        "import triton\nBLOCK = 64 if triton.runtime.driver.active.get_current_target().backend == 'hip' else 32\n"
+        "import triton\nBLOCK = 64 if triton.runtime.driver.active.get_current_target().backend =="
+        " 'hip' else 32\n"
     )
     (tmp_path / "package_of_k" / "k.py").write_text(
-        MODULE
-        + "from package_of_k import BLOCK\nPREBUILD = [{'kernel': kernel, 'signature': {'x': '*fp16', 'n': 'i32'},\n"
-        "             'constants': {'ACT': relu, 'TYPE': tl.float16, 'BLOCK': BLOCK}}]\n"
+        MODULE + "from package_of_k import BLOCK\nPREBUILD = [{'kernel': kernel, 'signature': {'x':"
+        " '*fp16', 'n': 'i32'},\n             'constants': {'ACT': relu, 'TYPE': tl.float16,"
+        " 'BLOCK': BLOCK}}]\n"
     )
     jobs, failures = plan("package_of_k.k", "cuda:90", "hip:gfx942")
     assert failures == []
@@ -190,9 +191,9 @@ def test_a_module_that_goes_on_without_an_answer_is_noted(plan, tmp_path):
     """
     (tmp_path / "build.toml").write_text(SPEC)
     (tmp_path / "k.py").write_text(
-        MODULE
-        + "try:\n    COUNT = triton.runtime.driver.active.utils.get_device_properties(0)['multiprocessor_count']\n"
-        "except AttributeError:\n    COUNT = 1\n"
+        MODULE + "try:\n    COUNT ="
+        " triton.runtime.driver.active.utils.get_device_properties(0)['multiprocessor_count']\nexcept"
+        " AttributeError:\n    COUNT = 1\n"
     )
     jobs, failures = plan(tmp_path / "build.toml")
     assert (len(jobs), failures) == (8, [])
@@ -209,10 +210,11 @@ def test_a_call_that_cannot_be_specialized_is_one_failure_and_the_rest_is_planne
     """
     (tmp_path / "k.py").write_text(
         MODULE
-        + "good = {'x': '*fp16', 'n': 'i32'}\nrest = {'ACT': None, 'TYPE': tl.float16, 'BLOCK': 32}\n"
-        "PREBUILD = [{'kernel': kernel, 'signature': s, 'constants': c, 'options': o} for s, c, o in [\n"
-        "  (good, rest, {}), ({**good, 'n': 'i8'}, rest, {}), ({'x': '*fp16'}, rest, {}), (good, rest, {'warps': 3}),\n"
-        "  (good, {**rest, 'ACT': object()}, {}), ({**good, 'n': 'int'}, rest, {})]]\n"
+        + "good = {'x': '*fp16', 'n': 'i32'}\nrest = {'ACT': None, 'TYPE': tl.float16, 'BLOCK':"
+        " 32}\nPREBUILD = [{'kernel': kernel, 'signature': s, 'constants': c, 'options': o} for"
+        " s, c, o in [\n  (good, rest, {}), ({**good, 'n': 'i8'}, rest, {}), ({'x': '*fp16'},"
+        " rest, {}), (good, rest, {'warps': 3}),\n  (good, {**rest, 'ACT': object()}, {}),"
+        " ({**good, 'n': 'int'}, rest, {})]]\n"
     )
     jobs, failures = plan(tmp_path / "k.py", "cuda:90")
     assert len(jobs) == 1

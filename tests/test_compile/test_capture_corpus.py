@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a capture without a GPU makes of Liger's operators, beside what an H200 left in its cache."""
+"""What a capture without a GPU makes of Liger's operators, beside what an H200 left in its
+cache.
+"""
 
 import io
 import re
@@ -23,7 +25,8 @@ def real():
     """Return the TTIR of each kernel that the H200 compiled, by name."""
     if not ARCHIVE.is_file():
         pytest.skip(
-            f"the archive of real caches is not here: corpus/{ARCHIVE.name} beside the checkout's parent"
+            f"the archive of real caches is not here: corpus/{ARCHIVE.name} beside the checkout's"
+            " parent"
         )
     try:
         release = version("triton")

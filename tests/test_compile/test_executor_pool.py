@@ -170,7 +170,9 @@ def test_time_and_memory_are_bounded_in_workers(on, engine):
 
 
 def test_a_share_of_the_machine_is_the_bound_by_default():
-    """Workers have equal shares of the machine's memory, but never less than a large kernel needs."""
+    """Workers have equal shares of the machine's memory, but never less than a large kernel
+    needs.
+    """
     assert memory_share(1) > memory_share(2) or memory_share(1) == LEAST_SHARE_BYTES
     assert memory_share(10_000) == LEAST_SHARE_BYTES
 

@@ -266,7 +266,10 @@ def test_a_kernel_of_another_target_has_no_handle_here(cache):
         ({"signature": {**_SIGNATURE, "n": 32}}, "a type is a text such as"),
         (
             {"warps": 4},
-            r"meta has \['attributes', .*'warps'\]; expected signature, target, and perhaps attributes",
+            (
+                r"meta has \['attributes', .*'warps'\]; expected signature, target, and perhaps"
+                r" attributes"
+            ),
         ),
         ({"options": ["num_warps"]}, "options is not of its type"),
     ],

@@ -94,7 +94,8 @@ def refusing(folder):
         if (real / name).exists():
             script = folder / name
             script.write_text(
-                f'#!/bin/sh\nif [ "$1" = --version ]; then exec {real / name} --version; fi\nexit 1\n'
+                f'#!/bin/sh\nif [ "$1" = --version ]; then exec {real / name} --version;'
+                " fi\nexit 1\n"
             )
             script.chmod(0o755)
             variables[variable] = script

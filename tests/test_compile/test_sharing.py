@@ -36,7 +36,9 @@ def copies(compiled, keys):
 
 @pytest.fixture
 def other_service(service, store, tmp_path):
-    """Return a service on another machine: with a cache directory of its own, and the same store."""
+    """Return a service on another machine: with a cache directory of its own, and the same
+    store.
+    """
 
     def make(name):
         folder = tmp_path / name

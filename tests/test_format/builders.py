@@ -56,12 +56,15 @@ class Files:
     def kernel(
         self, seed="A", name="k", target=CUDA, *, source="a.py", extra=None, metadata=None, **fields
     ):
-        """Return a kernel; `source` is a text in its debug information, `extra` are further files."""
+        """Return a kernel; `source` is a text in its debug information, `extra` are further
+        files.
+        """
         document = {"name": name, "num_warps": 4, "shared": 0, **(metadata or {})}
         files = {
             f"{name}.ttir": f"tt.func @{name} loc({source})\n".encode() * 9,
-            f"{name}.{'cubin' if target.backend == 'cuda' else 'hsaco'}": b"\x7fELF"
-            + noise((name, source), 40),
+            f"{name}.{'cubin' if target.backend == 'cuda' else 'hsaco'}": (
+                b"\x7fELF" + noise((name, source), 40)
+            ),
             f"{name}.json": json.dumps(document).encode(),
             **(extra or {}),
         }

@@ -41,7 +41,9 @@ def independent():
 
 @pytest.fixture(scope="session")
 def other_encoder():
-    """The fuzzer's own way into the tables and out of them, which shares no code with the package."""
+    """The fuzzer's own way into the tables and out of them, which shares no code with the
+    package.
+    """
     return _load(HERE.parents[1] / "tools" / "fuzz" / "table_content.py")
 
 

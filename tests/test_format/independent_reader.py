@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A reader of `.tbundle` 2.x written from docs/format.md alone; it shares no code with the package."""
+"""A reader of `.tbundle` 2.x written from docs/format.md alone; it shares no code with the
+package.
+"""
 
 import hashlib
 import json

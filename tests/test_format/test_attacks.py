@@ -120,12 +120,11 @@ def test_the_attacks_are_made_again_byte_for_byte(make_attacks):
         )
     # In a process of its own, since the tools find each other by a changed path.
     code = (
-        "import importlib.util, sys, pathlib\n"
-        "spec = importlib.util.spec_from_file_location('make_attacks', sys.argv[1])\n"
-        "module = importlib.util.module_from_spec(spec)\n"
-        "spec.loader.exec_module(module)\n"
-        "made = module.load_attacks()\n"
-        "print(*(e['file'] for e in module.index() if (module.HERE / e['file']).read_bytes() != made[e['attack']].make()))"
+        "import importlib.util, sys, pathlib\nspec ="
+        " importlib.util.spec_from_file_location('make_attacks', sys.argv[1])\nmodule ="
+        " importlib.util.module_from_spec(spec)\nspec.loader.exec_module(module)\nmade ="
+        " module.load_attacks()\nprint(*(e['file'] for e in module.index() if (module.HERE /"
+        " e['file']).read_bytes() != made[e['attack']].make()))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, make_attacks.__file__], capture_output=True, text=True
@@ -175,7 +174,9 @@ def test_an_attack_restores_nothing_that_it_should_not(entry, target):
 
 
 def test_a_long_metadata_file_is_compared_in_linear_time():
-    """Looking for Triton's directory in a text of 600,000 slashes takes no longer than reading it."""
+    """Looking for Triton's directory in a text of 600,000 slashes takes no longer than
+    reading it.
+    """
     before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
     assert triton_dirs(json.dumps(" /" * 600_000 + "triton/backends/x").encode()) == {
         "/" + " /" * 599_999 + "triton"

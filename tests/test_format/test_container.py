@@ -438,7 +438,9 @@ def test_a_damaged_section_is_noticed_and_others_are_read(build, parts):
 
 
 def test_a_bomb_that_declares_itself_is_refused(build, parts):
-    """A section that would expand to more than a frame may have is refused by what the table says."""
+    """A section that would expand to more than a frame may have is refused by what the
+    table says.
+    """
     section = parts.find(2)
     section.raw = 65 << 20
     refused(parts.join(), LimitExceeded, "section 2", 65 << 20, 64 << 20)

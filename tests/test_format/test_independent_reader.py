@@ -68,7 +68,9 @@ def test_it_reads_a_real_cache(independent, real_cache):
 
 
 def test_a_real_cache_has_what_the_format_is_for(independent, real_cache):
-    """A real Inductor cache has opaque sections with a prefix, so that the test above covers them."""
+    """A real Inductor cache has opaque sections with a prefix, so that the test above
+    covers them.
+    """
     if not (real_cache / "triton").is_dir():
         pytest.skip("a plain Triton cache has no opaque files; the other archive tests this")
     sections = independent.parse_table(bundler.pack(real_cache).to_bytes())

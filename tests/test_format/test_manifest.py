@@ -184,7 +184,9 @@ def test_a_path_occurs_once(content):
 
 
 def test_a_tuning_file_does_not_replace_a_file_of_a_kernel(content):
-    """An entry whose path is that of a kernel's own file is refused: it would be written over it."""
+    """An entry whose path is that of a kernel's own file is refused: it would be written
+    over it.
+    """
     key = content.kernels[0][KEY]
     content.add_tuning(f"{key}/k.cubin")
     refused(content, FormatError, f"path '{key}/k.cubin' occurs twice")
@@ -207,7 +209,9 @@ def test_a_group_file_is_never_stored(content):
 
 @pytest.mark.parametrize(("name", "counts"), [("k.ttir.json", "1 and 2"), ("k.hsaco", "2 and 1")])
 def test_a_kernel_has_one_binary_and_one_metadata_file(content, name, counts):
-    """A kernel with two device binaries or two metadata files is refused, saying how many it has."""
+    """A kernel with two device binaries or two metadata files is refused, saying how many
+    it has.
+    """
     content.set_file_name(name)
     refused(
         content, FormatError, "expected one device binary and one metadata file", f"got {counts}"
@@ -222,7 +226,9 @@ def test_a_kernel_without_binary_or_metadata_is_refused(content, position, count
 
 
 def test_an_empty_binary_is_refused(build):
-    """A kernel whose device binary is empty is refused when a bundle is made and when it is read."""
+    """A kernel whose device binary is empty is refused when a bundle is made and when it is
+    read.
+    """
     files = build.Files()
     with pytest.raises(FormatError, match="the device binary is empty"):
         files.bundle(files.kernel(extra={"k.cubin": b""}))
@@ -547,7 +553,9 @@ def test_a_wrong_type_in_any_field_of_the_observations_is_refused(build):
 
 
 def test_a_wrong_type_in_any_field_of_facts_and_parts_is_refused(make_golden):
-    """Each field of launch facts and key parts has a type, and every other type is a FormatError."""
+    """Each field of launch facts and key parts has a type, and every other type is a
+    FormatError.
+    """
     facts = msgpack.unpackb(make_golden.facts().to_bytes())
     count, accepted = check_every_field(facts, LaunchFacts.from_bytes)
     # An argument's default may be a value or nil.
@@ -609,7 +617,9 @@ def test_damaged_facts_are_refused_when_asked_for(build):
 
 
 def test_a_packed_kernel_says_why_it_has_no_facts(build):
-    """A kernel that came by pack refuses what needs its signature or key parts, with that reason."""
+    """A kernel that came by pack refuses what needs its signature or key parts, with that
+    reason.
+    """
     kernel = build.one().kernels[0]
     with pytest.raises(NotFound, match="it came by pack"):
         kernel.require_parts()

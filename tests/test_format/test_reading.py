@@ -161,7 +161,9 @@ def test_parent_and_child_read_the_same_after_a_fork(build, saved):
 
 
 def test_a_fork_amid_reading_threads_does_not_hang_the_child(build, saved):
-    """A child that is forked while other threads read can read: no lock of theirs is left behind."""
+    """A child that is forked while other threads read can read: no lock of theirs is left
+    behind.
+    """
     expected = build.read_all(build.several())
     with Bundle.load(saved) as bundle:
         stop = threading.Event()

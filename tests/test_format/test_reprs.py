@@ -158,8 +158,9 @@ def test_reprs_count_instead_of_listing(build):
     assert repr(report) == "<RestoreReport restored=1 skipped=2 files=3 seconds=0.25>"
     assert repr(bundler.RestoreReport()) == "<RestoreReport>"
     pushed = bundler.PushReport(DIGEST, 1, 0, 30, 0, 0, None, DIGEST, 0.0)
-    assert repr(pushed) == (
-        "<PushReport digest=sha256:0123456789ab… blobs_sent=1 bytes_sent=30 tag_after=sha256:0123456789ab…>"
+    assert (
+        repr(pushed) == "<PushReport digest=sha256:0123456789ab… blobs_sent=1 bytes_sent=30"
+        " tag_after=sha256:0123456789ab…>"
     )
 
 

@@ -236,7 +236,8 @@ def mounted(folder, *options):
         done = subprocess.run(["mount", *options, str(folder)], capture_output=True, text=True)
     if done is None or done.returncode != 0:
         pytest.skip(
-            f"mounting is not permitted here: {done.stderr.strip() if done else 'not root, or no mount'}"
+            "mounting is not permitted here:"
+            f" {done.stderr.strip() if done else 'not root, or no mount'}"
         )
     try:
         yield

@@ -72,7 +72,9 @@ def strings(data):
 
 
 def moved(text, old, new):
-    """Return a text with `new` in place of the path `old`: slowly, and without regular expressions."""
+    """Return a text with `new` in place of the path `old`: slowly, and without regular
+    expressions.
+    """
     out, at = [], 0
     while at < len(text):
         before, after = text[at - 1 : at] if at else "", text[at + len(old) : at + len(old) + 1]
@@ -279,7 +281,9 @@ def test_a_path_that_is_not_utf8_is_written_with_escapes():
 
 @pytest.mark.parametrize("written", [r"\u002ftmp/c", r"/tm\u0070/c"])
 def test_an_unusual_spelling_comes_back_with_the_same_value(written):
-    """A path in escapes that no common encoder writes is found, and restored with the same value."""
+    """A path in escapes that no common encoder writes is found, and restored with the same
+    value.
+    """
     stored, spans = to_sentinels(f'["{written}/x"]'.encode(), PLACES)
     assert stored == b'["[[cache_dir]]/x"]'
     assert from_sentinels(stored, spans, {CACHE_DIR: HERE}) == b'["/tmp/c/x"]'

@@ -273,7 +273,9 @@ def test_pieces_of_anything_are_that_again(document):
 
 @given(st.lists(st.none() | st.lists(st.lists(st.booleans(), max_size=3), max_size=4), max_size=5))
 def test_documents_come_back_from_their_runs(documents):
-    """Any documents come back, each piece is kept once, and their runs are as few as there can be."""
+    """Any documents come back, each piece is kept once, and their runs are as few as there
+    can be.
+    """
     packed = [None if document is None else msgpack.packb(document) for document in documents]
     writer = PieceWriter()
     runs = [writer.runs(document) for document in packed]

@@ -139,7 +139,9 @@ def test_timings_of_a_golden_file_are_read_as_they_were_meant():
 
 
 def test_losers_are_the_kernels_that_won_nothing():
-    """A kernel that won one tuning stays, whatever else it lost; one that nobody tried is no loser."""
+    """A kernel that won one tuning stays, whatever else it lost; one that nobody tried is
+    no loser.
+    """
     first, second = record(128), record(256, parts=(("arguments", "2048"),))
     small, large = Timing(named(128), "S", 1), Timing(named(256), "L", 2)
     lost, gone = Timing(named(512), "X", 3), Timing(named(1024), "", reason="did not compile")

@@ -100,7 +100,9 @@ def test_it_is_equal_by_value_within_its_class(made, fields, other):
 
 @EACH
 def test_it_refuses_changes(made, fields, other):
-    """Fields cannot be set or deleted, and nothing can be added; the error is an `AttributeError`."""
+    """Fields cannot be set or deleted, and nothing can be added; the error is an
+    `AttributeError`.
+    """
     one, name = made(**fields), next(iter(fields))
     for change in (
         lambda: setattr(one, name, other),

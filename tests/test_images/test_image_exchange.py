@@ -114,7 +114,9 @@ def test_a_tag_that_is_set_back_is_refused(url, bundle_path, setting, tmp_path):
 
 
 def test_signatures_in_the_file_go_along(url, bundle_path, setting, tmp_path):
-    """A bundle that was signed before the push is signed after the pull, for its stored bytes too."""
+    """A bundle that was signed before the push is signed after the pull, for its stored
+    bytes too.
+    """
     bundler.sign(bundle_path, setting.alice)
     report = push_image(bundle_path, url)
     setting.require()

@@ -58,8 +58,8 @@ from torch._inductor.runtime import triton_helpers, triton_heuristics
 from torch._inductor.runtime.hints import DeviceProperties, ReductionHint
 """
 DEVICE = (
-    "DeviceProperties(type='cuda', index=0, multi_processor_count=132, cc=90, major=9, regs_per_multiprocessor=65536, "
-    "max_threads_per_multi_processor=2048, warp_size=32)"
+    "DeviceProperties(type='cuda', index=0, multi_processor_count=132, cc=90, major=9,"
+    " regs_per_multiprocessor=65536, max_threads_per_multi_processor=2048, warp_size=32)"
 )
 POINTWISE = (
     HEAD

@@ -224,7 +224,9 @@ def _spoil(url):
 
 
 def test_a_kernel_that_triton_could_not_read_is_compiled_and_replaced(store_url, tmp_path):
-    """A record with metadata of nothing is told of, removed, and published anew by who compiles it."""
+    """A record with metadata of nothing is told of, removed, and published anew by who
+    compiles it.
+    """
     plugged.run(COMPILE, plugged.environment(store_url, tmp_path / "a"), "softmax")
     _spoil(store_url)
     answer, err = plugged.run(COMPILE, plugged.environment(store_url, tmp_path / "b"), "softmax")

@@ -191,7 +191,8 @@ def prometheus(binary, folder, targets):
         for job, address in targets.items()
     )
     (folder / "prometheus.yml").write_text(
-        f"global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: ['{RULES}']\nscrape_configs:\n{listed}"
+        "global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files:"
+        f" ['{RULES}']\nscrape_configs:\n{listed}"
     )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

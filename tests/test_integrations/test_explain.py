@@ -194,7 +194,9 @@ def test_a_list_is_split_at_its_own_commas(text, items):
 
 
 def test_what_is_shown_of_a_list_is_whole():
-    """Of many items those are shown that there is room for, none cut, and how many more there are."""
+    """Of many items those are shown that there is room for, none cut, and how many more
+    there are.
+    """
     items = [f"pointer_{number}=[['tt.divisibility', 16]]" for number in range(6)]
     told = str(Difference("alignment", "nothing", ", ".join(items)))
     assert told == f"alignment: {', '.join(items[:4])} and 2 more here, nothing there"

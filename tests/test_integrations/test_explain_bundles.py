@@ -99,9 +99,8 @@ def test_a_registered_bundle_is_compared_with(recorded, tmp_path):
     code; no store is named anywhere.
     """
     code = (
-        "import bundler\nbundler.register(sys.argv[2])\n"
-        'compile_one("gelu")\n'
-        "say([[one.status, [d.part for d in one.differences]] for one in bundler.explain(last=True)])"
+        'import bundler\nbundler.register(sys.argv[2])\ncompile_one("gelu")\nsay([[one.status,'
+        " [d.part for d in one.differences]] for one in bundler.explain(last=True)])"
     )
     local = {"TRITON_BUNDLER_LOCAL": tmp_path / "notes"}
     said, _ = plugged.run(code, plain(tmp_path / "cache", **FUSION, **local), recorded)

@@ -203,7 +203,8 @@ def test_save_before_anything_is_compiled_says_so(compiled):
     assert second["error"] == "NotFound"
     assert (
         second["text"]
-        == "torch.compile has compiled nothing in this process; call save() after the first iterations"
+        == "torch.compile has compiled nothing in this process; call save() after the first"
+        " iterations"
     )
     assert not bundle.with_name(bundle.name + ".nothing").exists()
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of `python -m tools.gpu torch-compile`: medians beside targets, and a miss is a miss."""
+"""The table of `python -m tools.gpu torch-compile`: medians beside targets, and a miss is a
+miss.
+"""
 
 import json
 
@@ -40,9 +42,11 @@ def table(folder, **changed):
                 "machine": {},
                 "versions": {},
                 "commit": None,
-                "saved": {name: {"bytes": size} for name, size in BYTES.items()}
-                if variant == "cold"
-                else None,
+                "saved": (
+                    {name: {"bytes": size} for name, size in BYTES.items()}
+                    if variant == "cold"
+                    else None
+                ),
             }
             sample |= changed if variant == "ours" else {}
             (samples / f"max-autotune.{variant}.{number}.json").write_text(json.dumps(sample))

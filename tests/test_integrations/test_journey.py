@@ -124,7 +124,10 @@ _NOTHING_MORE = _HEAVY | _WRITERS | _KEYS
 
 def _new_modules(code, *, before=""):
     """Return what a fresh interpreter imports in a piece of code, and not in what comes before."""
-    program = f"import sys, json\n{before}\nhad = set(sys.modules)\n{code}\nprint(json.dumps(sorted(set(sys.modules) - had)))"
+    program = (
+        f"import sys, json\n{before}\nhad ="
+        f" set(sys.modules)\n{code}\nprint(json.dumps(sorted(set(sys.modules) - had)))"
+    )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
         [sys.executable, "-P", "-c", program],
@@ -166,7 +169,8 @@ def test_a_first_restore_imports_no_more_than_it_needs(tmp_path):
     """
     bundle = ROOT / "tests" / "data" / "v2.0" / "triton-3.7.1.tbundle"
     new = _new_modules(
-        f"import bundler\nwith bundler.Bundle.load({str(bundle)!r}) as b: bundler.restore(b, {str(tmp_path)!r}, 'launch', only='all')"
+        f"import bundler\nwith bundler.Bundle.load({str(bundle)!r}) as b: bundler.restore(b,"
+        f" {str(tmp_path)!r}, 'launch', only='all')"
     )
     assert {"bundler.lifecycle.restoration", "bundler.format.bundle"} <= new
     assert os.listdir(tmp_path)

@@ -34,7 +34,10 @@ def launch():
     import triton.language as tl
     kernels.gelu_kernel[(1,)](Tensor(), Tensor(), 1024, BLOCK=1024)
 """
-SESSION = "import bundler\nwith bundler.session(os.environ['STORE'], push=None) as session:\n    launch()\n    say([session.counters.launchers, dict(session.counters.launchers_of_triton)])\n"
+SESSION = (
+    "import bundler\nwith bundler.session(os.environ['STORE'], push=None) as session:\n   "
+    " launch()\n    say([session.counters.launchers, dict(session.counters.launchers_of_triton)])\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,18 +57,23 @@ def fake_cuda(tmp_path_factory):
 def environment(tmp_path, fake_cuda, **more):
     """Return an environment without a C compiler, and the file that notes each try."""
     no_compiler, tried = plugged.failing_compiler(tmp_path / "cc")
-    return plugged.environment(
-        f"file://{tmp_path}/store",
-        tmp_path / "cache",
-        LD_LIBRARY_PATH=fake_cuda,
-        HOME=tmp_path,
-        **no_compiler,
-        **more,
-    ), tried
+    return (
+        plugged.environment(
+            f"file://{tmp_path}/store",
+            tmp_path / "cache",
+            LD_LIBRARY_PATH=fake_cuda,
+            HOME=tmp_path,
+            **no_compiler,
+            **more,
+        ),
+        tried,
+    )
 
 
 def expected():
-    """How many modules each release builds for one kernel: `cuda_utils`, and up to 3.6 a launcher."""
+    """How many modules each release builds for one kernel: `cuda_utils`, and up to 3.6 a
+    launcher.
+    """
     import triton
 
     return 2 if triton.__version__.startswith("3.6.") else 1
@@ -116,7 +124,10 @@ def test_what_is_not_covered_is_said(tmp_path, fake_cuda):
         TRITON_CACHE_MANAGER=None,
         TRITON_BUNDLER_STORE=None,
     )
-    hidden = "from bundler.runtime.launch import jit_modules\njit_modules.compiled_driver = lambda: None\n"
+    hidden = (
+        "from bundler.runtime.launch import jit_modules\njit_modules.compiled_driver = lambda:"
+        " None\n"
+    )
     assert plugged.run(hidden + code, env)[0] == [
         0,
         {"the compiled extension was not built here": 1},

@@ -122,7 +122,9 @@ def test_what_counts_is_asked_of_triton_itself(store_url, tmp_path, patch, varia
 
 
 def test_doctor_recommends_it_where_keys_hold_paths(monkeypatch):
-    """One warning with the fix; nothing where keys hold no path, or where line information is off."""
+    """One warning with the fix; nothing where keys hold no path, or where line information
+    is off.
+    """
     monkeypatch.setattr(doctor.tried_releases, "untried", lambda name, release: False)
     monkeypatch.delenv("TRITON_DISABLE_LINE_INFO", raising=False)
     assert list(doctor.toolchain_checks()) == []

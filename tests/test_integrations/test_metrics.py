@@ -151,7 +151,9 @@ def test_a_restore_push_and_pull_are_told_with_their_digest(heard, tmp_path):
 
 
 def test_nobody_is_told_where_nobody_listens(monkeypatch):
-    """Without listener, tracing and logging a step is an object that all share, and keeps nothing."""
+    """Without listener, tracing and logging a step is an object that all share, and keeps
+    nothing.
+    """
     monkeypatch.setattr(observers, "_TRACING", "no such module")
     monkeypatch.setattr(observers, "listeners", ())
     with observers.step("restore", digest="x") as step:
@@ -296,7 +298,8 @@ def test_events_are_logged_with_fields(caplog, tmp_path):
 def test_each_metric_is_documented():
     """docs/metrics.md has the table of metrics that the code has."""
     rows = [
-        f"| `{PREFIX}{row.name}` | {row.kind.__name__.lower()} | {', '.join(f'`{label}`' for label in row.labels)} | {row.meaning} |"
+        f"| `{PREFIX}{row.name}` | {row.kind.__name__.lower()} |"
+        f" {', '.join(f'`{label}`' for label in row.labels)} | {row.meaning} |"
         for row in METRICS
     ]
     page = PAGE.read_text(encoding="utf-8")

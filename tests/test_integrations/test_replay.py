@@ -137,7 +137,9 @@ def test_a_session_replays_its_tag_and_serves_100_calls_silently(recorded, tmp_p
 
 @pytest.mark.slow
 def test_without_a_replay_the_hook_fires(recorded, tmp_path):
-    """The same server with replay=False: Triton calls the hook for a kernel that it finds on disk."""
+    """The same server with replay=False: Triton calls the hook for a kernel that it finds
+    on disk.
+    """
     code = _SESSION.replace("replay=True", "replay=False").replace("    serve(served, 17)", _TRIED)
     assert (
         _serve(code, recorded, tmp_path, TRITON_BUNDLER_REPLAY=1)[0]

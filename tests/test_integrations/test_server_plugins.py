@@ -324,13 +324,16 @@ print(arm_differently())
 
 
 def test_a_scheduler_of_sglang_is_warm_when_its_event_loop_begins(tmp_path):
-    """SGLang loads plug-ins in a function of the module that we stand by, which is imported then."""
+    """SGLang loads plug-ins in a function of the module that we stand by, which is imported
+    then.
+    """
     package = tmp_path / "server" / "sglang" / "srt" / "managers"
     package.mkdir(parents=True)
     for folder in (package, package.parent, package.parent.parent):
         (folder / "__init__.py").touch()
     (package / "scheduler.py").write_text(
-        "heard = []\nclass Scheduler:\n    def run_event_loop(self):\n        heard.append('loop')\n"
+        "heard = []\nclass Scheduler:\n    def run_event_loop(self):\n       "
+        " heard.append('loop')\n"
     )
     code = f"""
 import sys
@@ -364,14 +367,17 @@ def test_servers_find_the_plug_ins():
 
 
 _LOADERS = {
-    "vllm": """
+    "vllm": (
+        """
 import types
 sys.modules["vllm"] = types.ModuleType("vllm")
 sys.modules["vllm"].envs = sys.modules["vllm.envs"] = types.SimpleNamespace(VLLM_PLUGINS=None)
 sys.modules["vllm"].__path__ = [sys.argv[1] + "/vllm/vllm"]
 from vllm.plugins import load_general_plugins as load
-""",
-    "sglang": """
+"""
+    ),
+    "sglang": (
+        """
 import types
 for name in ("sglang", "sglang.srt"):
     sys.modules[name] = types.ModuleType(name)
@@ -382,7 +388,8 @@ class Envs:
     SGLANG_PLUGINS = SGLANG_PLATFORM = Unset
 sys.modules["sglang.srt.environ"] = types.SimpleNamespace(envs=Envs)
 from sglang.srt.plugins import load_plugins as load
-""",
+"""
+    ),
 }
 
 

@@ -14,7 +14,8 @@ API = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 def test_each_setting_is_documented():
     """Each variable stands in the table with its values, default and meaning, and is read."""
     rows = [
-        f"| `{config.PREFIX}{setting.name}` | {setting.values} | {setting.default} | {setting.meaning} |"
+        f"| `{config.PREFIX}{setting.name}` | {setting.values} | {setting.default} |"
+        f" {setting.meaning} |"
         for setting in config.SETTINGS
     ]
     assert [row for row in rows if row not in API.read_text(encoding="utf-8")] == []
@@ -65,8 +66,10 @@ def test_unknown_variables_are_named_with_the_nearest(monkeypatch):
         == "TRITON_BUNDLER_XQ is no setting of triton-bundler and changes nothing"
     )
     monkeypatch.setenv("TRITON_BUNDLER_STROE", "1")
-    assert config.unknown_words() == (
-        "TRITON_BUNDLER_STROE (did you mean TRITON_BUNDLER_STORE?), TRITON_BUNDLER_XQ are no settings of triton-bundler and change nothing"
+    assert (
+        config.unknown_words()
+        == "TRITON_BUNDLER_STROE (did you mean TRITON_BUNDLER_STORE?), TRITON_BUNDLER_XQ are no"
+        " settings of triton-bundler and change nothing"
     )
 
 

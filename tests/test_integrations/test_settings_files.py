@@ -125,8 +125,8 @@ def test_a_project_does_not_decide_whom_to_trust(name, project, users):
     with pytest.raises(ConfigError) as caught:
         config.origins()
     assert (
-        f"{key} cannot be set by a project's file: put it into {users}, or set TRITON_BUNDLER_{name}"
-        in str(caught.value)
+        f"{key} cannot be set by a project's file: put it into {users}, or set"
+        f" TRITON_BUNDLER_{name}" in str(caught.value)
     )
 
 
@@ -138,7 +138,10 @@ def test_a_project_does_not_decide_whom_to_trust(name, project, users):
         ('xq = "x"', "xq is no setting; known are code-signatures, disable, keep, "),
         (
             "store = [1]",
-            "store: expected a text, a number, true, false or a list of texts without blanks, got [1]",
+            (
+                "store: expected a text, a number, true, false or a list of texts without blanks,"
+                " got [1]"
+            ),
         ),
         ('store = ["file:///a b"]', "or a list of texts without blanks, got ['file:///a b']"),
         ("[mode]\na = 1", "mode: expected a text, a number"),

@@ -81,7 +81,9 @@ def test_a_compile_after_the_warm_up_is_an_error_that_names_the_nearest_kernel(s
 
 
 def test_what_strict_mode_cannot_tell_breaks_no_program(tmp_path):
-    """In mode `warn` a kernel that cannot be described is compiled, with one warning and a number."""
+    """In mode `warn` a kernel that cannot be described is compiled, with one warning and a
+    number.
+    """
     with bundler.install("memory:") as session:
         session.arm_strict("warn")
         call = SimpleNamespace(key="A" * 52, name="gelu", record=lambda **_: 1 / 0)

@@ -125,7 +125,9 @@ def in_its_words(read):
 
 
 def compare(paths):
-    """Compare all functions of these cubins with cuobjdump's figures, and return what was compared."""
+    """Compare all functions of these cubins with cuobjdump's figures, and return what was
+    compared.
+    """
     compared = []
     for path in paths:
         image = Path(path).read_bytes()
@@ -300,7 +302,8 @@ def test_every_amd_kernel_of_the_examples_is_read_as_llvm_reads_it(compiled):
     assert len(paths) >= 8
     if not readelf:
         pytest.skip(
-            "llvm-readelf is not here: the figures of AMD's kernels were compared with their descriptors alone"
+            "llvm-readelf is not here: the figures of AMD's kernels were compared with their"
+            " descriptors alone"
         )
 
 

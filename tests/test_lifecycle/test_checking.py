@@ -131,7 +131,9 @@ def test_another_complete_build_counts(small, planted, key):
 
 @pytest.mark.parametrize("kind", ["file", "link"])
 def test_a_cache_directory_that_is_none_holds_nothing(small, tmp_path, key, kind):
-    """A file, or a link to nowhere, in the place of the cache directory is an answer, not an error."""
+    """A file, or a link to nowhere, in the place of the cache directory is an answer, not
+    an error.
+    """
     place = tmp_path / "place"
     if kind == "file":
         place.write_text("a file")
@@ -142,7 +144,9 @@ def test_a_cache_directory_that_is_none_holds_nothing(small, tmp_path, key, kind
 
 
 def test_what_cannot_be_used_is_skipped_and_said(small, tmp_path, key):
-    """Kernels of another Triton are skipped, not missing, and the one warning leads to the caller."""
+    """Kernels of another Triton are skipped, not missing, and the one warning leads to the
+    caller.
+    """
     kernels = [
         replace(k, toolchain=msgspec.structs.replace(k.toolchain, release="3.5.9"))
         for k in small.kernels

@@ -178,7 +178,9 @@ def test_begin_gives_a_turn_then_a_hit(store):
     ],
 )
 def test_a_blind_lease_is_short(store, monkeypatch, expected_s, lease_s):
-    """It lasts three times the recorded compile, a minute at most; nobody waits longer than that."""
+    """It lasts three times the recorded compile, a minute at most; nobody waits longer than
+    that.
+    """
     asked, slept = [], []
     grant = MemoryBackend.lease
 
@@ -295,7 +297,9 @@ def test_a_store_that_cannot_be_used_is_done_without(broken):
 
 
 def test_a_store_without_leases_is_done_without():
-    """Where nobody can be told to wait, each compiles, and the first result is still everybody's."""
+    """Where nobody can be told to wait, each compiles, and the first result is still
+    everybody's.
+    """
     from bundler.backends.read_only import ReadOnly
 
     class Plain(ReadOnly):
@@ -413,7 +417,9 @@ def test_a_holder_that_is_killed_is_taken_over_from(workers):
 
 
 def test_a_holder_that_wakes_late_changes_nothing(workers):
-    """Stopped past its lease and woken, the holder gets the bytes that everybody has got meanwhile."""
+    """Stopped past its lease and woken, the holder gets the bytes that everybody has got
+    meanwhile.
+    """
     holder, waiter, after = workers.start("freeze", lease_s=0.5), workers.start(), workers.start()
     workers.go(holder)
     workers.hear("compiling", holder)
@@ -445,7 +451,9 @@ def test_a_renewed_lease_outlasts_a_long_compile(small):
 
 
 def test_who_waits_long_enough_compiles_itself(small):
-    """After the deadline a waiter goes on without the lease; the first result is still everybody's."""
+    """After the deadline a waiter goes on without the lease; the first result is still
+    everybody's.
+    """
     holder, waiter = small.start("pause"), small.start(wait_s=0.3)
     small.go(holder)
     small.hear("compiling", holder)
@@ -545,7 +553,9 @@ def test_a_store_that_dies_while_they_wait(tmp_path):
 
 
 def test_records_are_read_in_batches(store):
-    """N kernels take one question for the records, one for their units, one to mark them as used."""
+    """N kernels take one question for the records, one for their units, one to mark them as
+    used.
+    """
     files_ = build.Files()
     bundle = files_.bundle(*(files_.kernel(seed) for seed in range(30)))
     records = store.kernel_records()

@@ -101,7 +101,9 @@ def write_under(shim, tmp_path):
 
 @pytest.fixture
 def matrix(run_tool, tmp_path):
-    """Return a function that runs the tool and returns its status, its errors and its result file."""
+    """Return a function that runs the tool and returns its status, its errors and its
+    result file.
+    """
 
     def run(*arguments, first=""):
         done = run_tool("crash matrix", "--results", tmp_path, *arguments, first=first)

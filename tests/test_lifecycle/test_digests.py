@@ -183,7 +183,10 @@ def test_the_merged_bundle_hits_in_both_places(two_bundles, places, tmp_path):
     """
     merged = bundler.merge(two_bundles)
     merged.save(tmp_path / "merged.tbundle")
-    restore = "import bundler, json, sys; print(json.dumps(bundler.restore(sys.argv[1], sys.argv[2]).skipped))"
+    restore = (
+        "import bundler, json, sys; print(json.dumps(bundler.restore(sys.argv[1],"
+        " sys.argv[2]).skipped))"
+    )
     for place in places:
         cache = place.root / "restored"
         skipped = support.answer(restore, tmp_path / "merged.tbundle", cache, env=place.env)

@@ -171,7 +171,10 @@ def test_without_trust_only_kernels_are_restored(packed, tmp_path, compiled):
     [
         (
             {"ranks": "4"},
-            "ranks: made for 2 ranks (rank_0_0 rank_1_0), here 4 ranks (rank_0_0 rank_1_0 rank_2_0 rank_3_0)",
+            (
+                "ranks: made for 2 ranks (rank_0_0 rank_1_0), here 4 ranks (rank_0_0 rank_1_0"
+                " rank_2_0 rank_3_0)"
+            ),
         ),
         (
             {"ranks": "1x2"},
@@ -228,7 +231,9 @@ def test_a_bundle_that_does_not_say_excludes_nothing(root, tmp_path):
 
 
 def test_ranks_of_several_hosts_are_one_layout(root, tmp_path):
-    """Each of two hosts packs its own rank; merged, the tree is that of both, and of neither alone."""
+    """Each of two hosts packs its own rank; merged, the tree is that of both, and of
+    neither alone.
+    """
     hosts = []
     for rank, other in (("rank_0_0", "rank_1_0"), ("rank_1_0", "rank_0_0")):
         host = shutil.copytree(root, tmp_path / f"host-{rank}", symlinks=True)
@@ -249,7 +254,9 @@ def test_ranks_of_several_hosts_are_one_layout(root, tmp_path):
 
 
 def test_check_says_what_is_missing_and_writes_nothing(packed, tmp_path):
-    """Before a restore each file is missing; after it none; a file that was changed is left alone."""
+    """Before a restore each file is missing; after it none; a file that was changed is left
+    alone.
+    """
     options = TreeOptions(roots={"vllm": tmp_path / "copy"}, facts={**FINGERPRINT, "ranks": "2"})
     before = bundler.check(packed, trust="code", only="all", trees=options)
     assert f"vllm:{AOT}/rank_0_0/model" in dict(before.missing)
@@ -558,7 +565,9 @@ def test_files_that_an_index_gives_wrongly_are_skipped(packed, tmp_path, file, w
 
 
 def test_a_family_that_is_not_declared_here_needs_a_declaration(root, tmp_path):
-    """Its root is not known; with a root it goes there, as code, whatever its own machine declared."""
+    """Its root is not known; with a root it goes there, as code, whatever its own machine
+    declared.
+    """
     mine = Family(
         "mine",
         root=("$MY_CACHE",),
@@ -859,7 +868,7 @@ def test_factors_that_are_no_json_are_named(root, packed, tmp_path, factors):
 def test_a_kernel_that_a_tree_has_in_many_places_does_not_fill_the_disk(packed, tmp_path):
     """Each place gets a copy of the kernel, so all of them count."""
     with bundler.Bundle.load(packed) as bundle:
-        (kernel, *_) = bundle.kernels
+        kernel, *_ = bundle.kernels
         folders = {f"{OTHERWISE}/rank_{n:02}_0/triton_cache": [kernel.key] for n in range(65)}
         with _tampered(packed, kernels=folders) as trees:
             joined = bundler.merge([bundle, trees])

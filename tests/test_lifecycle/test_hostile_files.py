@@ -212,7 +212,9 @@ def test_a_result_file_that_is_none_is_no_result(tmp_path, monkeypatch, name):
 
 @pytest.mark.parametrize("name", NO_FILES)
 def test_a_library_that_is_no_file_has_no_digest(tmp_path, name):
-    """A path among a compile's options that leads to something else is unreadable in its key parts."""
+    """A path among a compile's options that leads to something else is unreadable in its
+    key parts.
+    """
     pytest.importorskip("triton")
     from bundler.toolchain import keytext
 

@@ -111,7 +111,9 @@ def test_a_kernel_with_a_library_needs_trust(small, there):
 def test_neither_the_machine_nor_the_directory_is_looked_at_for_each_kernel(
     bundle, there, monkeypatch
 ):
-    """The key says that this machine can use the kernel, and a cache may hold thousands of others."""
+    """The key says that this machine can use the kernel, and a cache may hold thousands of
+    others.
+    """
 
     def never(*_args, **_kwargs):
         raise AssertionError("asked for")

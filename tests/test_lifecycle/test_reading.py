@@ -63,7 +63,9 @@ def test_every_binary_that_triton_made_is_accepted(full_cache):
     ],
 )
 def test_what_is_too_large_is_left_out(planted, key, limits, expected):
-    """A file, a kernel or a number of files over its limit rejects the kernel and names the limit."""
+    """A file, a kernel or a number of files over its limit rejects the kernel and names the
+    limit.
+    """
     assert expected in reason(planted / key, limits)
 
 
@@ -171,7 +173,9 @@ def test_a_moved_cache_is_read_from_where_it_is(compiled, key, tmp_path):
 
 @pytest.fixture(scope="module")
 def another_checkout(tmp_path_factory):
-    """A cache with the layer norm kernels of another checkout: keys as in `compiled`, other bytes."""
+    """A cache with the layer norm kernels of another checkout: keys as in `compiled`, other
+    bytes.
+    """
     folder = tmp_path_factory.mktemp("another checkout")
     shutil.copy(support.KERNELS, folder / "kernels.py")
     support.ask(folder / "cache", "layer_norm", support.TARGETS, kernels=folder / "kernels.py")
@@ -235,12 +239,17 @@ def test_reading_a_directory_leaves_no_file_open(planted, key):
 
 
 def test_a_line_of_no_file_says_nothing_of_the_compile():
-    """LLVM gives what it made itself the file `<unknown>`, which the text before it does not name."""
+    """LLVM gives what it made itself the file `<unknown>`, which the text before it does
+    not name.
+    """
     from bundler.lifecycle import kernel_directory
 
     files = {
         "k.ttgir": b'#loc1 = loc("/src/k.py":1:1)\n#loc2 = loc("/src/lib.py":1:1)\n',
-        "k.llir": b'!1 = !DIFile(filename: "k.py", directory: "/src")\n!2 = !DIFile(filename: "<unknown>", directory: "")\n',
+        "k.llir": (
+            b'!1 = !DIFile(filename: "k.py", directory: "/src")\n!2 = !DIFile(filename:'
+            b' "<unknown>", directory: "")\n'
+        ),
         "k.cubin": b"",
     }
     assert kernel_directory._mixed(files, "k.cubin") is None

@@ -128,7 +128,9 @@ def test_collect_inside_the_block_gives_what_was_recorded_so_far(kernels):
 
 
 def test_a_second_collect_gives_the_same_bundle(kernels):
-    """A recording that is over can be collected as often as one likes, whole or as the launch set."""
+    """A recording that is over can be collected as often as one likes, whole or as the
+    launch set.
+    """
     with bundler.recording() as recording:
         kernels.compile_one("gelu", "cuda:90")
     first, second, launch = (
@@ -150,7 +152,9 @@ def test_a_recording_that_was_never_started_cannot_be_collected():
 
 
 def test_a_recording_is_started_once(kernels):
-    """A recording that runs, or is over, cannot be started again: what it would mean is not clear."""
+    """A recording that runs, or is over, cannot be started again: what it would mean is not
+    clear.
+    """
     recording = bundler.recording()
     with recording:
         with pytest.raises(RecordingError, match="was started before"):
@@ -217,7 +221,9 @@ def test_kernels_loaded_before_are_found_in_the_jits_memory(jit, cache):
 
 @pytest.mark.release
 def test_a_kernel_heard_or_found_in_memory_gives_the_same_bundle(jit):
-    """Whether a compile was heard, or found in the JIT's memory afterwards, the digest is the same."""
+    """Whether a compile was heard, or found in the JIT's memory afterwards, the digest is
+    the same.
+    """
     with bundler.recording() as heard:
         jit.gelu()
     with bundler.recording() as found:
@@ -298,7 +304,9 @@ def test_a_cache_that_is_set_aside_during_the_recording_is_still_watched(
 
 
 def test_a_directory_that_is_not_finished_is_reported(cache, compiled, key):
-    """A kernel directory that appears without its group file is left out, and the report says why."""
+    """A kernel directory that appears without its group file is left out, and the report
+    says why.
+    """
     with bundler.recording() as recording:
         support.plant(compiled.cache, cache, [key])
         support.group_of(cache / key).unlink()
@@ -308,7 +316,9 @@ def test_a_directory_that_is_not_finished_is_reported(cache, compiled, key):
 
 
 def test_a_deleted_kernel_is_reported_missing(kernels, cache):
-    """A kernel whose directory was deleted before collect is in the report, not silently dropped."""
+    """A kernel whose directory was deleted before collect is in the report, not silently
+    dropped.
+    """
     with bundler.recording() as recording:
         kernels.compile_one("gelu", "cuda:90")
         (gone,) = os.listdir(cache)

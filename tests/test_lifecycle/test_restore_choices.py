@@ -141,7 +141,9 @@ def test_inductors_kernels_go_to_the_devices_asked_for(inductor, tmp_path, devic
 
 @pytest.mark.parametrize("devices", [[], [-1], ["0"], "0", [True], [1.0], 1])
 def test_devices_that_are_none_are_an_error(inductor, tmp_path, devices):
-    """devices takes one or more device indices; anything else is a ConfigError and writes nothing."""
+    """devices takes one or more device indices; anything else is a ConfigError and writes
+    nothing.
+    """
     with pytest.raises(ConfigError, match="devices"):
         bundler.restore(inductor, tmp_path / "there", devices=devices, only="all")
     assert not (tmp_path / "there").exists()
@@ -151,7 +153,9 @@ def test_devices_that_are_none_are_an_error(inductor, tmp_path, devices):
     "argument", [{"keep": "ir"}, {"only": "some"}, {"trust": "everyone"}, {"cache_dir": ""}]
 )
 def test_wrong_arguments_are_errors(small, tmp_path, monkeypatch, argument):
-    """A value that is not listed is a ConfigError that names the argument, and nothing is written."""
+    """A value that is not listed is a ConfigError that names the argument, and nothing is
+    written.
+    """
     monkeypatch.chdir(tmp_path)
     before = os.listdir(tmp_path)
     with pytest.raises(ConfigError, match=next(iter(argument))):
@@ -241,7 +245,9 @@ def test_kernels_of_another_release_are_left_out(small, tmp_path, key):
 
 
 def test_kernels_of_another_build_are_left_out(small, tmp_path, key):
-    """The same release with another binary has other keys; the reason tells the two binaries apart."""
+    """The same release with another binary has other keys; the reason tells the two
+    binaries apart.
+    """
     report = restore_nothing(remade(small, binary="ab" * 32), tmp_path / "there")
     assert report.skipped[0][1].startswith("compiled by another build of Triton")
     assert "(binary abababababab…; this machine has" in report.skipped[0][1]
@@ -339,7 +345,9 @@ def test_a_binary_that_is_unknown_here_is_said_to_be(small, tmp_path, key, monke
 
 
 def test_the_warning_names_a_reason_of_the_kernels(rich, tmp_path):
-    """The one warning tells why the kernels cannot be used, not why a helper library was left out."""
+    """The one warning tells why the kernels cannot be used, not why a helper library was
+    left out.
+    """
     kernels = [replace(k, toolchain=Toolchain(release="3.5.9")) for k in rich.kernels]
     other = bundler.Bundle(Content.of([*kernels, *rich.helpers]), rich.observed, rich.blobs)
     with pytest.warns(BundlerWarning, match="here: compiled by Triton 3.5.9"):

@@ -42,7 +42,9 @@ def test_restoring_twice_changes_nothing(compiled, tmp_path):
 
 
 def test_the_launch_set_that_is_there_counts_as_the_kernel(small, tmp_path, key):
-    """A kernel restored as its launch set is present for a whole restore, and the other way round."""
+    """A kernel restored as its launch set is present for a whole restore, and the other way
+    round.
+    """
     for first, second in (("launch", "all"), ("all", "launch")):
         there = tmp_path / first
         bundler.restore(small, there, only="all", keep=first)
@@ -93,7 +95,9 @@ def test_a_broken_directory_is_replaced_as_a_whole(small, planted, key, case, co
 
 
 def test_a_group_file_that_leads_elsewhere_is_broken(small, planted, key, tmp_path):
-    """A directory whose group file names another place would be read from there, so it is replaced."""
+    """A directory whose group file names another place would be read from there, so it is
+    replaced.
+    """
     support.name_group(planted / key, tmp_path / "old place")
     assert restored(small, planted).repaired == (key,)
     assert support.is_whole(planted / key)

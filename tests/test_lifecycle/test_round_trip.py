@@ -75,7 +75,9 @@ def test_a_bundle_saved_as_the_launch_set_hits(compiled, bundle, tmp_path):
 
 
 def test_an_empty_cache_does_not_hit(tmp_path):
-    """Without a restore the same question finds the refusing ptxas, so a hit above is no accident."""
+    """Without a restore the same question finds the refusing ptxas, so a hit above is no
+    accident.
+    """
     environment, log = support.refusing(tmp_path / "ptxas")
     done = support.run(
         support._ASK,

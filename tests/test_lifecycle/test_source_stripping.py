@@ -20,7 +20,9 @@ from bundler.runtime import DryDriver
 
 
 class Tensor:
-    """What a tensor is to a launch, at an address that 16 does not divide: so were these compiled."""
+    """What a tensor is to a launch, at an address that 16 does not divide: so were these
+    compiled.
+    """
 
     dtype = "torch.float32"
 

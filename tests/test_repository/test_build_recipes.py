@@ -118,7 +118,9 @@ def test_the_manifest_has_the_fields_of_its_kinds():
 
 
 def test_pods_of_an_indexed_job_build_their_parts_and_one_collects(farm):
-    """What the pods run, with the variables that Kubernetes gives them; one of the pods never ran."""
+    """What the pods run, with the variables that Kubernetes gives them; one of the pods
+    never ran.
+    """
     commands = []
     for document in documents():
         (container,) = document["spec"]["template"]["spec"]["containers"]
@@ -141,7 +143,9 @@ def test_pods_of_an_indexed_job_build_their_parts_and_one_collects(farm):
 
 
 def test_the_slurm_script_builds_in_an_array_and_collects(farm):
-    """With a stand-in for srun, and with the variables that Slurm gives the tasks of `--array=5-7`."""
+    """With a stand-in for srun, and with the variables that Slurm gives the tasks of
+    `--array=5-7`.
+    """
     store = farm.path / "store"
     array = {
         "SLURM_ARRAY_TASK_MIN": "5",

@@ -150,7 +150,9 @@ def test_what_is_skipped_depends_on_trust_alone(restored):
 
 
 def test_a_second_restore_finds_everything_present(restored, packed):
-    """Restored again, every kernel is present, every single file in place, and nothing is written."""
+    """Restored again, every kernel is present, every single file in place, and nothing is
+    written.
+    """
     _, kernels, there, _, first, trust = restored
     before = {name: path.read_bytes() for name, path in files(there).items()}
     second = bundler.restore(packed[1], there, only="all", trust=trust)

@@ -23,7 +23,9 @@ pytestmark = pytest.mark.skipif(
 
 
 def run_python(cache_dir, *arguments, **environment):
-    """Run Python with these arguments and an empty Triton cache, and return the finished process."""
+    """Run Python with these arguments and an empty Triton cache, and return the finished
+    process.
+    """
     clean = {
         name: value
         for name, value in os.environ.items()
@@ -76,7 +78,10 @@ def test_kernels_are_importable_without_torch(tmp_path):
     """Kernels can be compiled from another program that cannot import torch, the autotuned one in
     all its configurations.
     """
-    code = "sys.modules['torch'] = None\nimport kernels\nprint(len(kernels.compile_one('swiglu', 'cuda:90')))"
+    code = (
+        "sys.modules['torch'] = None\nimport kernels\nprint(len(kernels.compile_one('swiglu',"
+        " 'cuda:90')))"
+    )
     done = run_python(tmp_path, "-c", in_examples(code))
     assert (done.stdout, done.returncode) == ("4\n", 0), done.stderr
 

@@ -161,7 +161,10 @@ def test_a_pod_starts_without_kernels_and_says_so(init):
     reason; the pod goes on.
     """
     done, message = init('echo "3 skipped"; echo "error: no tag $3" >&2; exit 7')
-    told = "warning: restore ended with status 7; the server compiles what is not in place\nerror: no tag llama3/h200\n"
+    told = (
+        "warning: restore ended with status 7; the server compiles what is not in place\nerror: no"
+        " tag llama3/h200\n"
+    )
     assert (done.returncode, done.stderr, message) == (0, told, told)
     assert done.stdout == "3 skipped\nerror: no tag llama3/h200\n"
 

@@ -50,8 +50,8 @@ def test_import_loads_few_modules():
 def test_opening_and_restoring_a_bundle_needs_neither_triton_nor_torch(tmp_path):
     """Everything but recording works, and is imported, without Triton and torch."""
     code = (
-        "import bundler; bundler.restore, bundler.pack, bundler.Bundle, bundler.merge, bundler.recording;"
-        f"bundler.restore(bundler.Bundle.from_bytes(bundler.merge([bundler.pack({str(tmp_path)!r})]).to_bytes()),"
+        "import bundler; bundler.restore, bundler.pack, bundler.Bundle, bundler.merge,"
+        f" bundler.recording;bundler.restore(bundler.Bundle.from_bytes(bundler.merge([bundler.pack({str(tmp_path)!r})]).to_bytes()),"
         f" {str(tmp_path / 'there')!r}, allow_empty=True)"
     )
     (tmp_path / ("A" * 52)).mkdir()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the page says of a missed target is of that row: its own words, its own steps, or nothing."""
+"""What the page says of a missed target is of that row: its own words, its own steps, or
+nothing.
+"""
 
 import json
 from pathlib import Path

@@ -56,7 +56,9 @@ def test_this_checkout_agrees_with_itself():
     ],
 )
 def test_another_version_is_named(copy, name, old):
-    """One place that was forgotten is one sentence, which says where, what and what was expected."""
+    """One place that was forgotten is one sentence, which says where, what and what was
+    expected.
+    """
     change(copy, name, old, old + "9")
     (fault,) = faults(copy)
     assert fault.startswith(f"{name} has the version 90.1.0, expected 0.1.0")
@@ -103,7 +105,10 @@ def test_headings_of_another_form_are_named(text, words):
 
 def test_numbers_of_versions_are_compared_as_numbers():
     """1.10.0 is newer than 1.9.0."""
-    text = "## [Unreleased]\n## [1.10.0] - 2026-02-01\n### Added\n- x\n## [1.9.0] - 2026-01-31\n### Fixed\n- x\n"
+    text = (
+        "## [Unreleased]\n## [1.10.0] - 2026-02-01\n### Added\n- x\n## [1.9.0] - 2026-01-31\n###"
+        " Fixed\n- x\n"
+    )
     assert list(changelog_faults(text, "1.10.0")) == []
 
 

@@ -16,7 +16,10 @@ from tools.bench import page
 from tools.shared import measurement
 
 ROOT = Path(__file__).resolve().parents[2]
-ASK = "from tools.shared.processes import output; print(output('where_is_it', environment={}), end='')"
+ASK = (
+    "from tools.shared.processes import output; print(output('where_is_it', environment={}),"
+    " end='')"
+)
 BUILT = {"_kernel_writer": True, "_kernel_reader": True}
 
 
@@ -75,7 +78,8 @@ def test_nobody_measures_python_alone_unawares(package, tmp_path):
         return done.stderr
 
     assert said().startswith(
-        f"note: bundler has no _launch here, so that this is about Python alone; `make {package} PROGRAM=bundle` builds"
+        f"note: bundler has no _launch here, so that this is about Python alone; `make {package}"
+        " PROGRAM=bundle` builds"
     )
     (folder / "runtime/launch/_launch.cpython-311.so").touch()
     assert "note:" not in said()
@@ -90,8 +94,8 @@ def test_make_runs_the_tools_with_the_wheel(target):
     )
     (line,) = re.findall(r"^tool = (.*)", makefile, re.MULTILINE)
     assert (
-        "ln -sfn ../../tools .build/path/tools && PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/.build/path "
-        in line
+        "ln -sfn ../../tools .build/path/tools && PYTHONSAFEPATH=1"
+        " PYTHONPATH=$(CURDIR)/.build/path " in line
     )
 
 

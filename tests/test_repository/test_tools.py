@@ -326,21 +326,15 @@ def test_the_fuzzer_may_make_what_the_judged_may_not_load(tmp_path):
     limit, and all of it.
     """
     program = (
-        "import multiprocessing, sys\n"
-        "from tools.fuzz import bundle\n"
-        "forking = multiprocessing.get_context('fork')\n"
-        "bundle.multiprocessing.get_context = lambda name: forking\n"
-        "bundle.MEMORY_BYTES = 1 << 28\n"
-        "make = bundle.Cases.make\n"
-        "bundle.Cases.make = lambda self, number: (bytearray(1 << 29), make(self, number))[1]\n"
-        "judged = {0: lambda: 'fine', 1: lambda: bytearray(200 << 20) and 'fits', 2: lambda: bytearray(1 << 29)}\n"
-        "bundle.structural = lambda number: number\n"
-        "bundle.Judge.judge = lambda self, data, golden, restore, used: judged[used]()\n"
-        "worker = bundle.Worker(1, range(3), sys.argv[1])\n"
-        "while worker.numbers:\n"
-        "    result = worker.receive()\n"
-        "    if result: print(result.number, result.outcome, result.problem.splitlines()[-1:])\n"
-        "worker.close()\n"
+        "import multiprocessing, sys\nfrom tools.fuzz import bundle\nforking ="
+        " multiprocessing.get_context('fork')\nbundle.multiprocessing.get_context = lambda name:"
+        " forking\nbundle.MEMORY_BYTES = 1 << 28\nmake = bundle.Cases.make\nbundle.Cases.make ="
+        " lambda self, number: (bytearray(1 << 29), make(self, number))[1]\njudged = {0: lambda:"
+        " 'fine', 1: lambda: bytearray(200 << 20) and 'fits', 2: lambda: bytearray(1 <<"
+        " 29)}\nbundle.structural = lambda number: number\nbundle.Judge.judge = lambda self, data,"
+        " golden, restore, used: judged[used]()\nworker = bundle.Worker(1, range(3),"
+        " sys.argv[1])\nwhile worker.numbers:\n    result = worker.receive()\n    if result:"
+        " print(result.number, result.outcome, result.problem.splitlines()[-1:])\nworker.close()\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, tmp_path / "log"], cwd=ROOT, capture_output=True, text=True
@@ -381,6 +375,9 @@ def test_the_replay_of_the_gpu_check_imports_nothing_of_ours():
     """It proves that Triton alone finds what we restored; what measures launches is in the same
     program.
     """
-    program = "import sys, tools.gpu.check; print([name for name in sys.modules if name.partition('.')[0] == 'bundler'])"
+    program = (
+        "import sys, tools.gpu.check; print([name for name in sys.modules if name.partition('.')[0]"
+        " == 'bundler'])"
+    )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr

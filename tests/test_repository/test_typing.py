@@ -75,7 +75,8 @@ def checked(request, tmp_path_factory):
         )
         if tried.returncode != 0:
             pytest.skip(
-                f"pyright does not run here: {tried.stderr.strip()[-200:]}; pip install 'pyright[nodejs]>=1.1.414'"
+                f"pyright does not run here: {tried.stderr.strip()[-200:]}; pip install"
+                " 'pyright[nodejs]>=1.1.414'"
             )
     folder = tmp_path_factory.mktemp("typed")
 

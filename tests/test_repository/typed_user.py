@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user's program as type checkers see it; test_typing.py has them check it, and nobody runs it."""
+"""A user's program as type checkers see it; test_typing.py has them check it, and nobody
+runs it.
+"""
 
 from __future__ import annotations
 

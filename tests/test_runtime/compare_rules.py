@@ -40,7 +40,7 @@ def plain(pair):
 
 
 def of_triton(binder, function, parameter, value):
-    arguments = {other.name: (value if other is parameter else 3) for other in function.params}
+    arguments = {other.name: value if other is parameter else 3 for other in function.params}
     try:
         return plain(binder(**arguments)[1][parameter.num])
     except (TypeError, OverflowError, KeyError):
@@ -110,7 +110,10 @@ def compare(target, calls, kernels):
             for value in values(calls, kernels):
                 pair = of_triton(binder, function, parameter, value), ours(argument, value, name)
                 if pair[0] != pair[1]:
-                    yield f"{target} {function.__name__}.{argument.name}: {value!r}: Triton {pair[0]}, we {pair[1]}"
+                    yield (
+                        f"{target} {function.__name__}.{argument.name}: {value!r}: Triton"
+                        f" {pair[0]}, we {pair[1]}"
+                    )
     options = vars(
         make_backend(compile_calls.fake_driver(target).get_current_target()).parse_options({})
     )

@@ -104,7 +104,9 @@ def launched(kernel, driver, text):
 
 
 def exported(kernel, driver, text, out):
-    """What an export of the kernel of that call says, its files, and what its grid is for the call."""
+    """What an export of the kernel of that call says, its files, and what its grid is for
+    the call.
+    """
     arguments = arguments_of(kernel, text)
     files = kernel.export(out, *arguments)
     facts = json.loads(files.parameters.read_text())
@@ -157,12 +159,16 @@ def main():
                 "shown": [str(config) for config in kernel.configs],
                 "hash": hash_of(kernel.configs),
                 "compiled": compiled(kernel, kernel.configs[0], out),
-                "grids": launched(kernel, driver, path.read_text())
-                if kernel.__name__ in LAUNCHED
-                else None,
-                "exported": exported(kernel, driver, path.read_text(), out + "/exports")
-                if kernel.__name__ in LAUNCHED
-                else None,
+                "grids": (
+                    launched(kernel, driver, path.read_text())
+                    if kernel.__name__ in LAUNCHED
+                    else None
+                ),
+                "exported": (
+                    exported(kernel, driver, path.read_text(), out + "/exports")
+                    if kernel.__name__ in LAUNCHED
+                    else None
+                ),
             }
         )
     after = (

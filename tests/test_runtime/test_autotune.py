@@ -36,7 +36,9 @@ KEY = (1024, "torch.float32", "torch.float32", "torch.float32")
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """A cache directory that keeps kernels for the tests of this file; records are another matter."""
+    """A cache directory that keeps kernels for the tests of this file; records are another
+    matter.
+    """
     return tmp_path_factory.mktemp("compiled")
 
 

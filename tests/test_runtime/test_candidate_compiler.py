@@ -81,7 +81,8 @@ def test_an_assembler_that_refuses_is_a_reason_and_not_the_end(
         wrapper = tmp_path / name
         real = os.environ.get(variable, str(tools / name))
         wrapper.write_text(
-            f'#!/bin/sh\nif [ "$1" = --version ]; then exec {real} --version; fi\necho no >&2\nexit 1\n'
+            f'#!/bin/sh\nif [ "$1" = --version ]; then exec {real} --version; fi\necho no'
+            " >&2\nexit 1\n"
         )
         wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv(variable, str(wrapper))
@@ -160,7 +161,9 @@ def triton_driver(triton):
 def test_what_only_triton_can_launch_is_tuned_and_launched_by_triton(
     triton, triton_driver, launch_kernels
 ):
-    """An eight-bit float by value: measured through Triton, and launched through it from then on."""
+    """An eight-bit float by value: measured through Triton, and launched through it from
+    then on.
+    """
     function = launch_kernels.eighth
     function.device_caches.clear()
     dry = DryDriver()
@@ -197,7 +200,10 @@ def test_comments_and_places_do_not_change_what_a_kernel_is(triton, tmp_path):
     or text: another.
     """
     head = "import triton\nimport triton.language as tl\n"
-    helper = "\nFACTOR = tl.constexpr({factor})\n\n@triton.jit\ndef scale(v):\n    return v * {number} * FACTOR\n"
+    helper = (
+        "\nFACTOR = tl.constexpr({factor})\n\n@triton.jit\ndef scale(v):\n    return v * {number} *"
+        " FACTOR\n"
+    )
     body = "\n@triton.jit\ndef kernel(x):\n    tl.store(x, scale(tl.load(x)))\n"
 
     def part(name, comment="", factor=2, number=3, text=body):

@@ -92,7 +92,9 @@ def searched(plan, cost, descent=None, space=None):
 
 
 def test_each_step_goes_on_from_the_best_so_far():
-    """A change that is not faster changes nothing; what is the best already is not measured again."""
+    """A change that is not faster changes nothing; what is the best already is not measured
+    again.
+    """
     plan = combo_plan([SMALL, LARGE], SETTING)
 
     def cost(config):

@@ -50,9 +50,10 @@ class Bench:
 def tuned(launch_kernels, given, backend, **more):
     bench, options = Bench(), more.pop("options", {})
     chosen = TunerOptions(driver=DryDriver(backend), workers=1, **options)
-    return bundler.autotune(given, ["n"], do_bench=bench, options=chosen, **more)(
-        launch_kernels.add
-    ), bench
+    return (
+        bundler.autotune(given, ["n"], do_bench=bench, options=chosen, **more)(launch_kernels.add),
+        bench,
+    )
 
 
 def launched(kernel, compiled):
@@ -101,7 +102,10 @@ def test_options_of_the_other_backend_are_ignored_and_named(
     ((_, tuning),) = TuningFolder(tmp_path / "records").records()
     reasons = [timing.reason for timing in tuning.timings]
     assert [reason for reason in reasons if reason] == [
-        "here it is the same as BLOCK=64, num_warps=4, num_stages=3, waves_per_eu=1: cuda has no waves_per_eu"
+        (
+            "here it is the same as BLOCK=64, num_warps=4, num_stages=3, waves_per_eu=1: cuda has no"
+            " waves_per_eu"
+        )
     ]
 
 

@@ -173,7 +173,9 @@ def test_sizes_that_are_no_powers_of_two_bound_blocks_all_the_same():
 
 
 def test_waves_have_a_default_that_follows_from_the_warps():
-    """Where a config says nothing, eight by the number of warps; what is tried becomes an option."""
+    """Where a config says nothing, eight by the number of warps; what is tried becomes an
+    option.
+    """
     space = Space(hip=True, max_blocks={"x": 64})
     surface = Surface(lambda asked: 0.5 if asked.options.get("waves_per_eu") == 4 else 1.0)
     best, _ = Descent().run(config(XBLOCK=64), space, surface)

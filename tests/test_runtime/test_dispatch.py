@@ -107,7 +107,9 @@ def test_what_triton_would_compile_anew_is_not_launched(cuda, args, keywords, wo
 
 
 def test_an_option_that_is_left_out_means_tritons_default(recorded):
-    """A kernel recorded with eight warps alone is not chosen for a call that does not ask for them."""
+    """A kernel recorded with eight warps alone is not chosen for a call that does not ask
+    for them.
+    """
     eight = [
         Specialization(kernel)
         for kernel in recorded.bundle.kernels
@@ -192,7 +194,9 @@ def test_tensors_that_do_not_tell_their_device_are_asked_of_the_driver(cuda):
 
 
 def test_constants_of_equal_value_and_other_type_are_apart(cuda):
-    """3 and 3.0, which Python calls equal, are two kernels, also for what is remembered of calls."""
+    """3 and 3.0, which Python calls equal, are two kernels, also for what is remembered of
+    calls.
+    """
     for _ in range(2):
         cuda["optional"][GRID](X, Y, OUT, scale=3)
         with pytest.raises(NotFound, match=r"scale is 3, here 3\.0"):

@@ -201,9 +201,13 @@ def test_the_wheel_has_the_dispatcher():
 
     if compiled_dispatch.dispatcher_type() is None:
         pytest.skip(
-            "the extension is not built into this installation; `make test` installs a wheel that has it"
+            "the extension is not built into this installation; `make test` installs a wheel that"
+            " has it"
         )
-    code = "from bundler.runtime.launch import compiled_dispatch; print(compiled_dispatch.dispatcher_type().__module__)"
+    code = (
+        "from bundler.runtime.launch import compiled_dispatch;"
+        " print(compiled_dispatch.dispatcher_type().__module__)"
+    )
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
     )
@@ -290,7 +294,9 @@ class Untold:
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_an_error_of_a_size_is_raised(axis, dispatch_extension):
-    """It is no size of nought, for which nothing would be launched, and the error be left behind."""
+    """It is no size of nought, for which nothing would be launched, and the error be left
+    behind.
+    """
     made = Sized(dispatch_extension, tuple(Untold() if at == axis else 3 for at in range(3)))
     made.dispatcher((3,), 1)
     with pytest.raises(ZeroDivisionError):

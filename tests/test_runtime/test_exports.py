@@ -229,7 +229,10 @@ def test_a_program_in_cpp_launches_an_exported_kernel(add, tmp_path):
         "cuMemcpyHtoD 40000",
         "cuMemcpyHtoD 40000",
     ]
-    launch = "cuLaunchKernelEx 0xf0 grid 79 1 1 block 128 1 1 shared 0 stream 0 attributes 0 extra 0 scratch 0"
+    launch = (
+        "cuLaunchKernelEx 0xf0 grid 79 1 1 block 128 1 1 shared 0 stream 0 attributes 0 extra 0"
+        " scratch 0"
+    )
     assert heard[12] == launch
     assert heard.count(launch) == 101
     # Nothing to do is no launch, and a size without a grid reaches no driver.

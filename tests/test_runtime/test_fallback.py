@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was not recorded is compiled by Triton, recorded, and launched without Triton from then on."""
+"""What was not recorded is compiled by Triton, recorded, and launched without Triton from
+then on.
+"""
 
 import launch_calls as calls
 import pytest

@@ -351,8 +351,14 @@ def test_kernels_of_one_function_are_told_apart_by_what_the_wrapper_calls_them(t
     ]
 
 
-SIGNATURE = "'signature': {'in_ptr0': '*fp32', 'out_ptr0': '*fp32', 'xnumel': 'i32', 'XBLOCK': 'constexpr'}, 'constants': {}"
-ALIGNED = ", 'configs': [{(0,): [['tt.divisibility', 16]], (1,): [['tt.divisibility', 16]], (2,): [['tt.divisibility', 16]]}]"
+SIGNATURE = (
+    "'signature': {'in_ptr0': '*fp32', 'out_ptr0': '*fp32', 'xnumel': 'i32', 'XBLOCK':"
+    " 'constexpr'}, 'constants': {}"
+)
+ALIGNED = (
+    ", 'configs': [{(0,): [['tt.divisibility', 16]], (1,): [['tt.divisibility', 16]], (2,):"
+    " [['tt.divisibility', 16]]}]"
+)
 
 
 def generated(name, *changes):

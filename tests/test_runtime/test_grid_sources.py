@@ -125,7 +125,8 @@ def compiled(request, tmp_path_factory):
         passed = "".join(f"{size}, " for size in sizes)
         shown.append(f"int call_{number}({parameters}uint32_t *grid);")
         shown.append(
-            f"int call_{number}({parameters}uint32_t *grid) {{ return grid_{number}({passed}grid); }}"
+            f"int call_{number}({parameters}uint32_t *grid) {{ return"
+            f" grid_{number}({passed}grid); }}"
         )
     shown.append("}" if request.param == "c++" else "")
     text = "\n".join(["#include <stdint.h>", HELPERS, *texts, *shown, ""])

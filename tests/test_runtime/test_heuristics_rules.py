@@ -388,7 +388,9 @@ def test_every_list_can_be_launched(problem):
     ],
 )
 def test_bad_sizes_are_refused(choose, hints, words):
-    """Sizes that are no powers of two, missing or of other axes are named, with what was expected."""
+    """Sizes that are no powers of two, missing or of other axes are named, with what was
+    expected.
+    """
     with pytest.raises(ConfigError, match=words):
         choose(hints, SETTING)
 

@@ -360,7 +360,9 @@ def test_mix_order_rules():
     ],
 )
 def test_split_scan_table(hint, expected):
-    """Split scans never have a short block; the warps are those of the block before it was raised."""
+    """Split scans never have a short block; the warps are those of the block before it was
+    raised.
+    """
     assert (
         shown(split_scan_configs(reduction_sizes(16, 65536), setting(), hint=HINTS[hint]))
         == expected

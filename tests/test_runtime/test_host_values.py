@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that a program's host computes of sizes: Python's own numbers, and nothing but arithmetic."""
+"""Values that a program's host computes of sizes: Python's own numbers, and nothing but
+arithmetic.
+"""
 
 import math
 

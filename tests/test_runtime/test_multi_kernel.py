@@ -76,7 +76,9 @@ def test_each_kernel_gets_its_own_arguments():
 
 
 def test_a_choice_made_elsewhere_is_run_without_measuring():
-    """A choice of another process, or a forced one, is run; a name that is not there is an error."""
+    """A choice of another process, or a forced one, is run; a name that is not there is an
+    error.
+    """
     watch = Stopwatch({})
     multi = MultiKernel("softmax", kernels("looped", "persistent"), watch)
     multi.choose("looped")

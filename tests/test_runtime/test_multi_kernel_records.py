@@ -138,7 +138,9 @@ def test_a_choice_for_another_source_list_or_device_is_no_answer(make, change):
 
 
 def test_a_table_and_determinism_decide_without_a_measurement(make):
-    """A table is the user's word; a deterministic program takes the first kernel in every process."""
+    """A table is the user's word; a deterministic program takes the first kernel in every
+    process.
+    """
     entry = {"kernel": "sum", "config": {"kwargs": {"kernel": "looped"}}}
     by_table, _, measured = make(table=LookupTable([entry]))
     by_table(X, Y, OUT, 1024)

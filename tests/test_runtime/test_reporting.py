@@ -121,7 +121,9 @@ def test_a_dump_keeps_the_tensors_of_the_last_launches(tmp_path):
 
 
 class Gpu:
-    """Stands for a profiler: says of each launch what the list says next, and what lies around it."""
+    """Stands for a profiler: says of each launch what the list says next, and what lies
+    around it.
+    """
 
     def __init__(self, *times_us, launched="add"):
         self.times_us, self.launched, self.calls = list(times_us), launched, []
@@ -175,7 +177,10 @@ def test_a_profiler_clock_takes_the_kernels_that_a_pattern_names():
     assert clock.sample(gpu.launch, gpu.reset).median_ms == pytest.approx(0.804)
     with pytest.raises(
         ConfigError,
-        match=r"no kernel that 'mul' matches, but Context Sync, Memset \(Device\), add, void at::native",
+        match=(
+            r"no kernel that 'mul' matches, but Context Sync, Memset \(Device\), add, void"
+            r" at::native"
+        ),
     ):
         gpu.times_us = [1.0, 1.0]
         ProfilerClock("mul", runs=2, profile=gpu.profile).sample(gpu.launch, gpu.reset)

@@ -167,7 +167,9 @@ def test_the_hook_for_compiles_hears_of_each_candidate(tune, monkeypatch, worker
 
 
 def test_a_hook_gets_what_torch_tells_it_and_may_fail(tune, monkeypatch, caplog):
-    """`inductor_args` only where it takes them; what it raises is in the log, and the kernel runs."""
+    """`inductor_args` only where it takes them; what it raises is in the log, and the
+    kernel runs.
+    """
     from triton import knobs
 
     heard = []

@@ -48,7 +48,9 @@ def test_each_exported_name_is_documented():
 
 
 def test_importing_the_runtime_is_light():
-    """No driver, no compiler and no tensor library comes with the import, nor with all its names."""
+    """No driver, no compiler and no tensor library comes with the import, nor with all its
+    names.
+    """
     code = """
 import sys, bundler.runtime
 for name in bundler.runtime.__all__:

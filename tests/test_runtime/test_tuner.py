@@ -239,7 +239,9 @@ def test_a_users_kernel_is_refined_in_the_fields_that_were_named():
 
 @pytest.mark.parametrize("kind", ["user_autotune", "reduction"])
 def test_in_deterministic_mode_no_measurement_decides(kind):
-    """The first config that compiles is taken, in every process the same; the others are released."""
+    """The first config that compiles is taken, in every process the same; the others are
+    released.
+    """
     compiler, clock = FakeCompiler({BLOCKS[0]: "OutOfResources: shared memory"}), Clock(by_block)
     outcome = search(compiler, clock, Traits(kind, deterministic=True)).run(BLOCKS)
     assert (outcome.winner.config, clock.timed) == (BLOCKS[1], [])

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every setting that the tuner, or the metadata of a generated kernel, accepts acts, or is refused."""
+"""Every setting that the tuner, or the metadata of a generated kernel, accepts acts, or is
+refused.
+"""
 
 import json
 import logging
@@ -60,7 +62,9 @@ def reduction(facts=None, options=None, device=H200):
 
 
 def test_the_floor_of_the_reduction_block_holds_for_halved_blocks_too():
-    """`min_rblock` reaches the rule for registers; as in torch it is a floor of `R0_BLOCK` alone."""
+    """`min_rblock` reaches the rule for registers; as in torch it is a floor of `R0_BLOCK`
+    alone.
+    """
     assert traits(reduction(Facts(min_rblock=1024)).tuned.options).min_r == 1024
     assert traits(reduction().tuned.options).min_r == 1
     hints, config = {"x": 4096, "r0_": 4096}, Config({"XBLOCK": 1, "R0_BLOCK": 2048}, 16)

@@ -82,7 +82,9 @@ def contents(found):
 
 
 def newer():
-    """Return a bundle that a newer minor version wrote, with a field that this one does not know."""
+    """Return a bundle that a newer minor version wrote, with a field that this one does not
+    know.
+    """
     import bundler
 
     parts = build.Parts.of(bundle("A").to_bytes())
@@ -230,7 +232,9 @@ def set_tag(store, tag, value):
 
 
 class Wrapped(Backend):
-    """Does what another byte store does; `around` is told each call and may do anything about it."""
+    """Does what another byte store does; `around` is told each call and may do anything
+    about it.
+    """
 
     def __init__(self, inner, cheap=None):
         self.inner = inner

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The units of a bundle that is pulled: launch sets at once, the others when somebody needs them."""
+"""The units of a bundle that is pulled: launch sets at once, the others when somebody needs
+them.
+"""
 
 import oracle
 import pytest
@@ -39,7 +41,9 @@ def test_the_units_are_those_of_the_content(content):
 
 
 def test_the_others_are_made_when_a_blob_of_theirs_is_asked_for(content, memory, monkeypatch):
-    """A restore of launch sets makes none of them; each blob of the bundle is found all the same."""
+    """A restore of launch sets makes none of them; each blob of the bundle is found all the
+    same.
+    """
     plain, decoded = content
     made = []
     monkeypatch.setattr(

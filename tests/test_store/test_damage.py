@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damage and malice in the store: it is found, never used, reported, and repaired by the next push."""
+"""Damage and malice in the store: it is found, never used, reported, and repaired by the
+next push.
+"""
 
 import hashlib
 import json
@@ -45,7 +47,9 @@ def unit(store, kind="cubin"):
 
 @pytest.mark.parametrize("kind", ["cubin", "ttir"])
 def test_a_flipped_bit_in_a_unit(filled, kind):
-    """It is found by verify, never read, and sent again by the next push; then the store is sound."""
+    """It is found by verify, never read, and sent again by the next push; then the store is
+    sound.
+    """
     key = unit(filled, kind)
     oracle.flip(filled, key)
     report = filled.verify()
@@ -513,7 +517,9 @@ def test_a_hostile_tag_is_a_typed_error(store, name):
 
 
 def test_names_that_are_none_of_ours_are_reported(store):
-    """Objects under our prefixes with names that we would not give are damaged, and disturb nobody."""
+    """Objects under our prefixes with names that we would not give are damaged, and disturb
+    nobody.
+    """
     store.push(oracle.bundle("A"), "t")
     for key in ("v1/m/x", "v1/m/" + "0" * 64, "v1/m", "v1/u/x", "v1/u"):
         oracle.overwrite(store, key, b"noise")
@@ -578,7 +584,9 @@ def test_a_symbolic_link_in_the_store_is_not_followed(local, root, tmp_path):
 
 
 def test_a_push_that_may_not_write_says_so(memory):
-    """A store that we may only read refuses a push with a typed error, unless everything is there."""
+    """A store that we may only read refuses a push with a typed error, unless everything is
+    there.
+    """
     memory.push(oracle.bundle("A"), "t")
     reader = oracle.wrapped(memory, oracle.Denying)
     with pytest.raises(AccessDenied):

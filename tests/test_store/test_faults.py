@@ -24,7 +24,9 @@ NEW = {"merge": ("A", "B", "C"), "replace": ("B", "C"), "create": ("B", "C")}
 
 
 def with_old(mode):
-    """Return a store in memory in which the tag names kernels A and B, or for `create` is not set."""
+    """Return a store in memory in which the tag names kernels A and B, or for `create` is
+    not set.
+    """
     store = Store(oracle.MemoryBackend(), "memory:")
     store.push(oracle.bundle("A", "B"), "other" if mode == "create" else "t")
     return store

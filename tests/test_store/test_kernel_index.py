@@ -160,7 +160,9 @@ def test_a_second_tag_of_the_same_bundle_asks_for_a_few_entries(memory):
 
 
 def test_the_first_record_counts_before_a_bundle(store):
-    """A kernel that was published by itself is the one that everybody gets who reads nothing else."""
+    """A kernel that was published by itself is the one that everybody gets who reads
+    nothing else.
+    """
     store.kernel_records().publish(oracle.bundle("A"))
     store.push(oracle.bundle("A"), "t")
     noting = oracle.wrapped(store, oracle.Noting)
@@ -170,7 +172,9 @@ def test_the_first_record_counts_before_a_bundle(store):
 
 
 def test_the_next_kernel_of_a_bundle_asks_for_its_units_alone(store):
-    """The manifest is read once; what was pruned meanwhile is a miss, and what came since is found."""
+    """The manifest is read once; what was pruned meanwhile is a miss, and what came since
+    is found.
+    """
     store.push(oracle.bundle(*"ABC"), "t")
     noting = oracle.wrapped(store, oracle.Noting)
     records, (a, b, c) = noting.kernel_records(), sorted(oracle.keys(*"ABC"))

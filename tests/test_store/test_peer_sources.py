@@ -45,7 +45,9 @@ def server(far):
 
 
 def restored(url, tmp_path, peers, *near, name="cache", **choices):
-    """Restore the tag with peers; returns the report, counters by tier, and the texts of warnings."""
+    """Restore the tag with peers; returns the report, counters by tier, and the texts of
+    warnings.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with bundler.open_store(*near, url, peers=peers, **choices) as store:
@@ -188,7 +190,8 @@ HOSTILE = {
     ),
     "too many": (
         raw(
-            "HTTP/1.1 429 Slow down\nRetry-After: Fri, 31 Dec 2027 23:59:59 GMT\nContent-Length: 0\n\n"
+            "HTTP/1.1 429 Slow down\nRetry-After: Fri, 31 Dec 2027 23:59:59 GMT\nContent-Length:"
+            " 0\n\n"
         ),
         "timeout: .*busy .*429",
     ),

@@ -25,7 +25,7 @@ def filled(store):
 def sizes(store, *keys):
     """Return the stored bytes of objects; of all without keys."""
     found = oracle.raw(store)
-    return sum(len(found[key]) for key in (keys or found))
+    return sum(len(found[key]) for key in keys or found)
 
 
 def reached(store, tag="t"):
@@ -163,7 +163,9 @@ def held(report):
 
 
 def test_a_grace_of_nothing_frees_space_at_once(store):
-    """With no grace what no tag reaches goes the moment it is pushed; what a tag reaches is whole."""
+    """With no grace what no tag reaches goes the moment it is pushed; what a tag reaches is
+    whole.
+    """
     store.push(oracle.bundle("A", "B"), "t")
     store.push(oracle.bundle("B", "C"))
     needed, before = reached(store), oracle.raw(store)

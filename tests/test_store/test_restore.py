@@ -162,7 +162,9 @@ def test_restores_keywords_are_restores(pushed, tmp_path, real):
 def test_trust_is_the_stores_unless_told_otherwise(
     url, opened, compiled, tmp_path, opened_with, asked, restored
 ):
-    """Shared libraries are restored when the store was opened with that trust, or the call has it."""
+    """Shared libraries are restored when the store was opened with that trust, or the call
+    has it.
+    """
     with bundler.pack(compiled.cache) as packed:
         source = tmp_path / "source"
         shutil.copytree(compiled.cache / packed.kernels[0].key, source / packed.kernels[0].key)

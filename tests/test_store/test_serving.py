@@ -145,7 +145,9 @@ def test_records_are_not_served(local, url):
 
 
 def test_tags_are_read_and_listed(served):
-    """A tag's value, which may change, is not to be kept by caches; lists name objects with sizes."""
+    """A tag's value, which may change, is not to be kept by caches; lists name objects with
+    sizes.
+    """
     store, server = served
     status, headers, body = ask(server, "GET", "/v1/t/team/x")
     assert (status, body) == (200, store._backend.read_ref("v1/t/team/x"))
@@ -255,7 +257,9 @@ class Slow(oracle.Wrapped):
 
 
 def test_who_asks_at_one_time_shares_one_read(memory):
-    """Twenty requests for one object read it once from the source, and later ones come from memory."""
+    """Twenty requests for one object read it once from the source, and later ones come from
+    memory.
+    """
     memory.push(oracle.restorable(1), "t")
     key, value = a_unit(memory)
     slow, got = Slow(memory._backend), []
@@ -386,7 +390,9 @@ def test_leaving_does_not_wait_for_ever(memory):
 
 
 def test_a_forked_child_does_not_hold_the_port(memory):
-    """The port is free when the parent closes, though a child that was forked meanwhile lives on."""
+    """The port is free when the parent closes, though a child that was forked meanwhile
+    lives on.
+    """
     server = memory.serve(ANYWHERE)
     port = int(server.url.rpartition(":")[2])
     ours, theirs = os.pipe()

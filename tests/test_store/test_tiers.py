@@ -327,7 +327,9 @@ def test_who_may_only_read_the_server_pulls_and_is_refused_a_push(server, near, 
 
 
 def test_a_server_that_dies_leaves_what_is_near(mortal, near, opened):
-    """Reads go on from the near tier with one warning; a push raises, or goes near as configured."""
+    """Reads go on from the near tier with one warning; a push raises, or goes near as
+    configured.
+    """
     store = opened(near, mortal.url(), **PATIENT)
     store.push(oracle.bundle("A"), "t")
     mortal.kill()
@@ -354,7 +356,9 @@ def test_a_server_that_dies_leaves_what_is_near(mortal, near, opened):
 
 
 def test_a_server_that_was_restarted_empty_is_filled_by_the_next_push(mortal, near, opened):
-    """Its word counts: the tag is gone.  Pushing again sends everything, from what the program has."""
+    """Its word counts: the tag is gone.  Pushing again sends everything, from what the
+    program has.
+    """
     opened(near, mortal.url(), **PATIENT).push(oracle.bundle("A"), "t")
     mortal.restart()
     store = opened(near, mortal.url(), **PATIENT)

@@ -329,7 +329,8 @@ print(json.dumps([parts.proven, parts.parts, capture.toolchain_of("cuda", 80).pt
     real = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
     fake = tmp_path / "ptxas"
     fake.write_text(
-        f'#!/bin/sh\n[ "$1" = --version ] && echo "Cuda compilation tools, release 12.0, V12.0.1" && exit\nexec {real} "$@"\n'
+        '#!/bin/sh\n[ "$1" = --version ] && echo "Cuda compilation tools, release 12.0, V12.0.1"'
+        f' && exit\nexec {real} "$@"\n'
     )
     fake.chmod(0o755)
     answers = []
@@ -353,7 +354,9 @@ print(json.dumps([parts.proven, parts.parts, capture.toolchain_of("cuda", 80).pt
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_no_install_directory_in_facts_or_parts(compile_add, events, parts_of, target):
-    """Triton's own directory, which differs from machine to machine, is in neither facts nor parts."""
+    """Triton's own directory, which differs from machine to machine, is in neither facts
+    nor parts.
+    """
     compile_add(target=target)
     (event,) = events
     facts = capture.launch_facts(event.src, event.options)
@@ -463,8 +466,8 @@ def test_tuple_arguments_keep_their_paths(
 
     path = tmp_path / "tuples.py"
     path.write_text(
-        "import triton\nimport triton.language as tl\n\n@triton.jit\ndef kernel(pair, B: tl.constexpr):\n"
-        "    tl.store(pair[0], pair[1])\n"
+        "import triton\nimport triton.language as tl\n\n@triton.jit\ndef kernel(pair, B:"
+        " tl.constexpr):\n    tl.store(pair[0], pair[1])\n"
     )
     module = load_kernels(path, "tuples")
     module.kernel.warmup((MockTensor("float32"), 1), 5, grid=(1,))

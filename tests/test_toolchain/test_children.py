@@ -371,7 +371,9 @@ assert isinstance(triton.runtime.cache.get_cache_manager("ab" * 32), mymanager.C
 
 @pytest.mark.toolchain
 def test_an_inner_manager_that_changes_is_followed(run_child, tmp_path):
-    """Two recordings in one process, with another user's manager each, use the right one each time."""
+    """Two recordings in one process, with another user's manager each, use the right one
+    each time.
+    """
     (tmp_path / "mymanager.py").write_text(INNER)
     code = """
 from bundler.toolchain.child_recording import ChildSpool
@@ -392,12 +394,19 @@ def test_a_spoiled_spool_does_not_reach_the_user(run_child, harm):
     """A spool that is gone or cannot be written costs the record, never the compile."""
     code = {
         "removed": "import shutil; shutil.rmtree(os.environ['TRITON_BUNDLER_SPOOL'])",
-        "read-only": "import bundler.toolchain.spool_records as r; r.write = lambda *a: (_ for _ in ()).throw(PermissionError())",
-        "a file": "import shutil; d = os.environ['TRITON_BUNDLER_SPOOL']; shutil.rmtree(d); open(d, 'w').close()",
+        "read-only": (
+            "import bundler.toolchain.spool_records as r; r.write = lambda *a: (_ for _ in"
+            " ()).throw(PermissionError())"
+        ),
+        "a file": (
+            "import shutil; d = os.environ['TRITON_BUNDLER_SPOOL']; shutil.rmtree(d); open(d,"
+            " 'w').close()"
+        ),
     }[harm]
     with ChildSpool() as spool:
         done = run_child(
-            f"import logging; logging.basicConfig()\ncompile_add(64)\n{code}\nfor b in (32, 16): assert compile_add(b).hash"
+            f"import logging; logging.basicConfig()\ncompile_add(64)\n{code}\nfor b in (32, 16):"
+            " assert compile_add(b).hash"
         )
         directory = Path(os.environ["TRITON_BUNDLER_SPOOL"])
         if directory.is_file():
@@ -510,6 +519,7 @@ def test_torchs_compile_workers_are_recorded(run_child, tmp_path):
     pytest.importorskip("torch")
     body = "\n".join("    " + line for line in CHILD.splitlines())
     (tmp_path / "worker_module.py").write_text(
-        f"def work(path, block):\n    import sys\n    sys.argv = ['', path]\n{body}\n    return compile_add(block).hash\n"
+        f"def work(path, block):\n    import sys\n    sys.argv = ['', path]\n{body}\n    return"
+        " compile_add(block).hash\n"
     )
     run_child("", prelude=TORCH_POOL)

@@ -107,7 +107,9 @@ def caches(monkeypatch, fake_driver):
 
 @pytest.fixture
 def record(cache, load_kernels, fake_driver, source):
-    """Return a function that makes calls in functions of their own, and returns what was recorded."""
+    """Return a function that makes calls in functions of their own, and returns what was
+    recorded.
+    """
 
     def record(table=calls, path=source):
         with bundler.recording() as recording:

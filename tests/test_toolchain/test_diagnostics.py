@@ -69,7 +69,9 @@ def test_a_reason_is_one_line_that_begins_with_its_class(error, reason):
 
 
 def _caused(outer, inner):
-    """An error as Triton raises it for a helper: its text ends with a caret, the cause knows why."""
+    """An error as Triton raises it for a helper: its text ends with a caret, the cause
+    knows why.
+    """
     try:
         raise outer from inner
     except ValueError as error:

@@ -44,7 +44,9 @@ def test_triton_directory_before_the_import(run_python, variables, expected):
     "variables", [{}, {"TRITON_CACHE_DIR": "relative/dir"}, {"TRITON_HOME": "home"}]
 )
 def test_triton_directory_is_tritons_own(run_python, variables):
-    """Before and after the import of Triton the answer is where Triton itself looks, made absolute."""
+    """Before and after the import of Triton the answer is where Triton itself looks, made
+    absolute.
+    """
     pytest.importorskip("triton")
     code = """
 import os

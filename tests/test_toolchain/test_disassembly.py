@@ -79,7 +79,8 @@ def test_a_binary_that_cannot_be_read_is_an_error_in_one_line(tools):
     """
     tools(
         "nvdisasm",
-        "print('warning', file=sys.stderr); sys.exit(f'fatal: {sys.argv[-1]} \\x1b[2J is none\\nframe')",
+        "print('warning', file=sys.stderr); sys.exit(f'fatal: {sys.argv[-1]} \\x1b[2J is"
+        " none\\nframe')",
     )
     with pytest.raises(
         ToolchainMismatch,

@@ -152,7 +152,9 @@ def test_a_triton_that_comes_and_goes_is_found(tmp_path, alone):
 
 
 def test_no_triton_is_no_identity(tmp_path, alone):
-    """Without Triton, and with a mere directory of that name, nothing is known and nothing fails."""
+    """Without Triton, and with a mere directory of that name, nothing is known and nothing
+    fails.
+    """
     (tmp_path / "triton").mkdir()
     alone(tmp_path)
     assert identity.installed_triton() is None
@@ -312,11 +314,17 @@ def test_the_version_in_an_answer(text, expected):
     [
         ("return knobs.nvidia.ptxas_blackwell if arch >= 100 else knobs.nvidia.ptxas\n", 100),
         (
-            "return knobs.nvidia.ptxas_blackwell if arch >= 90 else knobs.nvidia.ptxas  # arch >= 100\n",
+            (
+                "return knobs.nvidia.ptxas_blackwell if arch >= 90 else knobs.nvidia.ptxas  # arch"
+                " >= 100\n"
+            ),
             90,
         ),
         (
-            "if arch < 110:\n        return knobs.nvidia.ptxas\n    return knobs.nvidia.ptxas_blackwell\n",
+            (
+                "if arch < 110:\n        return knobs.nvidia.ptxas\n    return"
+                " knobs.nvidia.ptxas_blackwell\n"
+            ),
             110,
         ),
         (
@@ -331,6 +339,7 @@ def test_which_ptxas_is_read_from_tritons_own_condition(tmp_path, body, expected
     """As it stands in the releases that are known, at once, and in any other form by parsing."""
     source = tmp_path / "compiler.py"
     source.write_text(
-        f"import os\n\n\ndef get_ptxas(arch: int) -> knobs.NvidiaTool:\n    {body}\n\ndef other(arch):\n    return arch >= 7\n"
+        f"import os\n\n\ndef get_ptxas(arch: int) -> knobs.NvidiaTool:\n    {body}\n\ndef"
+        " other(arch):\n    return arch >= 7\n"
     )
     assert ptxas._blackwell_threshold(str(source)) == expected

@@ -328,7 +328,9 @@ def kept_function(load_kernels, monkeypatch):
 
 
 def test_functions_behind_tuners_are_found(kept_function, monkeypatch, module):
-    """A JIT function is found behind heuristics and a tuner that were made before anybody looked."""
+    """A JIT function is found behind heuristics and a tuner that were made before anybody
+    looked.
+    """
     import triton
 
     # As if nobody had noted: other tests of this process did.

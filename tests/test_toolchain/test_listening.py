@@ -35,7 +35,9 @@ def knob():
 
 
 def test_an_event_tells_what_was_compiled(compile_add, cache, events):
-    """Key, hash, directory, name, target, options, environment and times of a miss, then of a hit."""
+    """Key, hash, directory, name, target, options, environment and times of a miss, then of
+    a hit.
+    """
     kernel = compile_add(target="hip:gfx942")
     compile_add(target="hip:gfx942")
     miss, hit = events

@@ -96,7 +96,10 @@ def test_warnings_that_are_errors_break_no_child(elsewhere, monkeypatch):
 def test_it_steps_aside(cwd, tmp_path):
     """Where the package can be found it is loaded, whatever else has its name."""
     (tmp_path / "bundler").mkdir()
-    code = "import bundler, bundler.toolchain.spool_records as records; print(bundler.__file__, records.__name__, bundler.RecordReport.__name__)"
+    code = (
+        "import bundler, bundler.toolchain.spool_records as records; print(bundler.__file__,"
+        " records.__name__, bundler.RecordReport.__name__)"
+    )
     path = [STAND_IN, *([str(tmp_path)] if cwd != "here" else []), *filter(None, sys.path)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     done = subprocess.run(

@@ -169,7 +169,9 @@ def test_an_initialized_torch_is_believed(monkeypatch, hip, expected):
 
 
 def test_current_device_initializes_nothing(monkeypatch, fake_driver):
-    """A driver that would ask an uninitialized torch is not asked; one that knows is, and may fail."""
+    """A driver that would ask an uninitialized torch is not asked; one that knows is, and
+    may fail.
+    """
     monkeypatch.setitem(sys.modules, "torch", fake_torch(initialized=False))
     assert targets.current_device() == 3
 

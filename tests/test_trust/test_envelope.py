@@ -27,7 +27,9 @@ def test_what_is_signed_is_what_the_standard_says():
 
 
 def test_signatures_of_several_keys_verify_after_a_journey():
-    """Each key that is asked for and signed is found; a second signature by one replaces its first."""
+    """Each key that is asked for and signed is found; a second signature by one replaces
+    its first.
+    """
     sealed = Envelope(KIND, b"payload").sign(ALICE).sign(BOB).sign(ALICE)
     found = Envelope.decode(sealed.encode(), KIND)
     assert found == sealed

@@ -16,7 +16,10 @@ DATA = b"a bundle"
 PUBLIC = minisign.read_public(minisign.write_public(KEY))
 # Made with minisign 0.11 (`-G -W`; `-S -t`; and `-S -l`, the form of old releases) for the bytes
 # b"kernels\n".
-GOLDEN_PUBLIC = "untrusted comment: minisign public key 31BB3D134F37C304\nRWQEwzdPEz27McQlCHQm3KY9bzT5dtsfcV3r6zslLUiotXhA3dXCvQ/I\n"
+GOLDEN_PUBLIC = (
+    "untrusted comment: minisign public key"
+    " 31BB3D134F37C304\nRWQEwzdPEz27McQlCHQm3KY9bzT5dtsfcV3r6zslLUiotXhA3dXCvQ/I\n"
+)
 GOLDEN = """untrusted comment: signature from minisign secret key
 RUQEwzdPEz27MUsddHewjPh3EHEDMaO6UaVYe5lwNy6FC+hQMG/8hCh0ebRcXNuoo+bsdmEEPF7FOUgSJsLY2bFNtVGKJuqtfQo=
 trusted comment: timestamp:1 file:kernels

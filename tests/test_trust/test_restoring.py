@@ -187,7 +187,9 @@ def test_code_is_restored_by_the_scope_of_a_signature(code, keys, tmp_path):
 
 
 def test_registered_bundles_are_judged(kernels, keys, monkeypatch):
-    """One that is not signed is left out, and whoever looks is told; one that is signed is found."""
+    """One that is not signed is left out, and whoever looks is told; one that is signed is
+    found.
+    """
     from bundler.integrations.kernel_lookup import RegisteredBundles
 
     monkeypatch.setenv("TRITON_BUNDLER_SIGNATURES", "require")

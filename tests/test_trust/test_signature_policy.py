@@ -211,7 +211,16 @@ def test_statements_are_canonical_and_closed():
         msgspec.json.decode(statement.encode())
     )
     # no digit of ours
-    digests = ("zz", "", "1" * 63, "1" * 65, "11" * 32 + "\n", "A1" * 32, "1g" * 32, "１" * 64)  # noqa: RUF001
+    digests = (
+        "zz",
+        "",
+        "1" * 63,
+        "1" * 65,
+        "11" * 32 + "\n",
+        "A1" * 32,
+        "1g" * 32,
+        "１" * 64,  # noqa: RUF001
+    )
     changes = [
         {"not_before": 7},
         {"statement": 2},

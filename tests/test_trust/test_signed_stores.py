@@ -29,7 +29,9 @@ def half(path, which):
 
 
 def test_a_push_with_a_key_is_pulled_and_restored_under_require(signers, store, kernels, tmp_path):
-    """By tag and by digest; the report names the key; what an old reader asks of the tag it gets."""
+    """By tag and by digest; the report names the key; what an old reader asks of the tag it
+    gets.
+    """
     report = store.push(Bundle.load(kernels), "prod/llama", key=signers.alice)
     assert store_layout.decode_tag(value(store), "prod/llama").split("/")[2] == report.digest[7:]
     for name in ("prod/llama", report.digest):
@@ -167,7 +169,9 @@ def test_single_kernels_and_files_are_not_used_under_require(signers, store, ker
 
 
 def test_a_policy_of_the_program_stays_with_its_store(signers, store, kernels, tmp_path):
-    """A store that was opened with one is not handed to child processes, which would not know it."""
+    """A store that was opened with one is not handed to child processes, which would not
+    know it.
+    """
     store.push(Bundle.load(kernels), "prod/llama", key=signers.mallory)
     with bundler.open_store(*store.urls, signatures=signers.policy()) as strict:
         assert strict.urls == ()

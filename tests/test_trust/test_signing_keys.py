@@ -93,8 +93,8 @@ def test_this_pythons_openssl_is_used():
             "this Python's hashlib was not built with OpenSSL 1.1.1 or newer as a shared library"
         )
     code = (
-        "import sys; from bundler.trust import ed25519; "
-        f"assert ed25519.verifies({PUBLIC!r}, {SIGNED_72!r}, b'\\x72'); assert 'cryptography' not in sys.modules"
+        f"import sys; from bundler.trust import ed25519; assert ed25519.verifies({PUBLIC!r},"
+        f" {SIGNED_72!r}, b'\\x72'); assert 'cryptography' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -152,7 +152,9 @@ def bare_start(
 
 
 def _place(seconds: Seconds, into: str, kernels: Sequence[Any]) -> None:
-    """Look at the metadata of each kernel and write it, in this thread, and then once more in many."""
+    """Look at the metadata of each kernel and write it, in this thread, and then once more
+    in many.
+    """
     import msgspec
 
     from bundler.format.metadata import MetadataHead

@@ -113,7 +113,8 @@ def finish(name: str, result: dict[str, Any], directory: Path) -> list[dict[str,
     for line in result["rows"]:
         verdict = "" if not measurement.target(line) else "ok" if line["ok"] else "MISSED"
         print(
-            f"{line['work']:<96} {measurement.shown(line['figure'], line['unit']):>10}  {measurement.target(line):<18} {verdict}"
+            f"{line['work']:<96} {measurement.shown(line['figure'], line['unit']):>10} "
+            f" {measurement.target(line):<18} {verdict}"
         )
     print(f"written to {measurement.save(name, result, directory)}")
     return [line for line in result["rows"] if not line["ok"]]
@@ -311,7 +312,8 @@ def _place_rows(place: str, samples: Samples, kernels: int) -> list[dict[str, An
             most=_PUSH_AGAIN_TARGET_MS if targets else None,
         ),
         _plain(
-            f"{place}: collect and save, beside torch's bundler, which keeps everything uncompressed",
+            f"{place}: collect and save, beside torch's bundler, which keeps everything"
+            " uncompressed",
             saved,
             torch_saved,
         ),

@@ -73,7 +73,8 @@ def main() -> int:
     missed = finish("bench-cloud", {**result, "rows": rows_of(result)}, options.results)
     for line in missed:
         print(
-            f"missed: {line['work']}: {measurement.shown(line['figure'], line['unit'])}, {measurement.target(line)}"
+            f"missed: {line['work']}: {measurement.shown(line['figure'], line['unit'])},"
+            f" {measurement.target(line)}"
         )
     return 1 if options.check and missed else 0
 

@@ -51,7 +51,8 @@ def main() -> int:
     missed = finish(result, options.results)
     for line in missed:
         print(
-            f"missed: {line['work']}: {shown(line['figure'], line['unit'])}, {measurement.target(line)}"
+            f"missed: {line['work']}: {shown(line['figure'], line['unit'])},"
+            f" {measurement.target(line)}"
         )
     return 1 if options.check and missed else 0
 
@@ -203,7 +204,8 @@ def finish(result: dict[str, Any], directory: Path) -> list[dict[str, Any]]:
     for line in result["rows"]:
         verdict = "" if not measurement.target(line) else "ok" if line["ok"] else "MISSED"
         print(
-            f"{line['work']:<80} {shown(line['figure'], line['unit']):>10}  {measurement.target(line):<16} {verdict}"
+            f"{line['work']:<80} {shown(line['figure'], line['unit']):>10} "
+            f" {measurement.target(line):<16} {verdict}"
         )
     print(f"written to {measurement.save('bench-compile', result, directory)}")
     return [line for line in result["rows"] if not line["ok"]]

@@ -25,7 +25,9 @@ READ_BYTES = 256 * 1024
 
 @contextlib.contextmanager
 def delayed(port: int, seconds: float) -> Iterator[int]:
-    """Run the program while the block runs, or nothing for no delay; yields the port to connect to."""
+    """Run the program while the block runs, or nothing for no delay; yields the port to
+    connect to.
+    """
     if not seconds:
         yield port
         return

@@ -229,12 +229,15 @@ def show(rows: list[dict[str, Any]]) -> None:
     )
     for row in rows:
         print(
-            f"{row['engine']:<12} {row['workers']:>7} {row['kernels']:>7} {row['each_ms']:>9.2f} {row['more_ms']:>18.2f}"
+            f"{row['engine']:<12} {row['workers']:>7} {row['kernels']:>7} {row['each_ms']:>9.2f}"
+            f" {row['more_ms']:>18.2f}"
         )
 
 
 def main() -> int:
-    """Compare, or be one side of the comparison; returns 1 where an engine costs more than it may."""
+    """Compare, or be one side of the comparison; returns 1 where an engine costs more than
+    it may.
+    """
     parser = argparse.ArgumentParser(prog="python -m tools.bench farm", description=__doc__)
     parser.add_argument(
         "--quick", action="store_true", help=f"{QUICK_KERNELS} kernels on two workers"
@@ -265,7 +268,8 @@ def main() -> int:
     slow = [row for row in rows if row["more_ms"] > MOST_MS]
     for row in slow:
         print(
-            f"over {MOST_MS} ms a job: {row['engine']} on {row['workers']} workers, {row['more_ms']:.1f} ms"
+            f"over {MOST_MS} ms a job: {row['engine']} on {row['workers']} workers,"
+            f" {row['more_ms']:.1f} ms"
         )
     return 1 if slow else 0
 

@@ -94,11 +94,14 @@ def told(line: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     verdict = (
         "even that misses the target"
         if _misses(line, figure)
-        else "that meets the target, and what we take beyond it is our own, which the page shows step by step"
+        else (
+            "that meets the target, and what we take beyond it is our own, which the page shows"
+            " step by step"
+        )
     )
     return (
-        f" Its floor, which the page shows call by call: {shown(lowest * 1e3, 'ms')} of our {shown(line['ours_ms'], 'ms')}, which would be "
-        f"{shown(figure, 'x')}: {verdict}."
+        f" Its floor, which the page shows call by call: {shown(lowest * 1e3, 'ms')} of our"
+        f" {shown(line['ours_ms'], 'ms')}, which would be {shown(figure, 'x')}: {verdict}."
     )
 
 

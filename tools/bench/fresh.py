@@ -63,7 +63,10 @@ def first_restore(cache: Path, work: Path, kernels: int, rounds: int) -> dict[st
     number = min(KERNELS, kernels)
     bundle, into = work / FRESH_BUNDLE, work / "fresh"
     output(__name__, "make", str(cache), str(bundle), str(number), environment={})
-    name = f"fresh process: import, load, restore the launch set of {number} kernels (above a bare interpreter)"
+    name = (
+        f"fresh process: import, load, restore the launch set of {number} kernels (above a bare"
+        " interpreter)"
+    )
     # A target for another number of kernels would mean nothing.
     most = RESTORE_TARGET_MS if number == KERNELS else None
     return _row(name, most, (_BARE, _RESTORE), rounds, (str(bundle), str(into), str(number)))

@@ -166,7 +166,9 @@ def _unnoted(_whole_us: float) -> None:
 
 
 def _write(group: dict[str, str] | None) -> float:
-    """Write the files of a kernel once more, in the way they must be written; returns microseconds."""
+    """Write the files of a kernel once more, in the way they must be written; returns
+    microseconds.
+    """
     if group is None:
         raise RuntimeError("a kernel was not found")
     directory = Path(next(iter(group.values()))).parent

@@ -66,16 +66,17 @@ def _phases(phases: dict[str, list[dict[str, float]]]) -> str:
     rows = [[name, *(_shown(found[path].get(name)) for path in PATHS)] for name in names]
     rows.append(["**all**", *(f"**{sum(found[path].values()):.1f}**" for path in PATHS)])
     return (
-        "\n### What first launches go into\n\nMicroseconds a kernel, by phase, under clocks, which cost some themselves. The calls of "
-        "the driver are the floor of any first launch; ours makes cuLaunchKernel within `launch`.\n\n"
-        + _table(["phase", *PATHS.values()], rows)
+        "\n### What first launches go into\n\nMicroseconds a kernel, by phase, under clocks, which"
+        " cost some themselves. The calls of the driver are the floor of any first launch; ours"
+        " makes cuLaunchKernel within `launch`.\n\n" + _table(["phase", *PATHS.values()], rows)
     )
 
 
 def _steps(cost: dict[str, Any]) -> str:
     text = (
-        "\n### What a launch goes into\n\nNanoseconds of each step alone, in a loop that has the processor's caches to itself. In a launch "
-        "the driver's code has just used them, so the rest, with packing and comparing, is larger than it would be alone.\n"
+        "\n### What a launch goes into\n\nNanoseconds of each step alone, in a loop that has the"
+        " processor's caches to itself. In a launch the driver's code has just used them, so the"
+        " rest, with packing and comparing, is larger than it would be alone.\n"
     )
     for way, words in WAYS.items():
         steps, above = cost["steps_ns"][way], _above_the_loop(cost, words)

@@ -30,21 +30,20 @@ class Reason(NamedTuple):
 
 
 _KERNELS_ALIKE = (
-    "it is the same work for each kernel as for everything, and a third of the writing: a kernel's two files, its group file, one "
-    "directory and one rename."
+    "it is the same work for each kernel as for everything, and a third of the writing: a kernel's"
+    " two files, its group file, one directory and one rename."
 )
 _TORCH = (
-    "torch writes the same files with the same calls, and the write loop, which both sides pay, is most of its time; we also parse a "
-    "manifest, hash every byte, and rename every directory."
+    "torch writes the same files with the same calls, and the write loop, which both sides pay, is"
+    " most of its time; we also parse a manifest, hash every byte, and rename every directory."
 )
 _BUNDLE = (
     Reason(
         "*: restore everything, digests verified",
         "restore",
-        (
-            "one thread finds the files and checks metadata, and decodes frames with up to three others, while more of them hash and write; "
-            "where there are two processors, they share all of it, and where there are many, nothing is faster than that one thread."
-        ),
+        "one thread finds the files and checks metadata, and decodes frames with up to three"
+        " others, while more of them hash and write; where there are two processors, they share all"
+        " of it, and where there are many, nothing is faster than that one thread.",
     ),
     Reason("*: restore the launch set", "restore launch", _KERNELS_ALIKE),
     Reason("*: load and restore everything: how much faster", "restore", _TORCH),
@@ -56,53 +55,48 @@ _BUNDLE = (
     Reason(
         "fresh process: *",
         "fresh",
-        (
-            "most of it is imports: msgspec brings half of the standard library's typing tools with it, then our own modules, then the "
-            "restore itself."
-        ),
+        "most of it is imports: msgspec brings half of the standard library's typing tools with it,"
+        " then our own modules, then the restore itself.",
     ),
     Reason(
         "*: push again, *",
         "push",
-        (
-            "every unit is marked as in use, and read and compared with its digest, so that the push mends what was lost or damaged."
-        ),
+        "every unit is marked as in use, and read and compared with its digest, so that the push"
+        " mends what was lost or damaged.",
     ),
     Reason(
         "*: collect and save",
         "collect",
-        (
-            "tar only copies bytes; we read every file, check that the kernel is whole and from one compile, hash it, take paths "
-            "out of its metadata, and compress at level 9, to a quarter of tar's size."
-        ),
+        "tar only copies bytes; we read every file, check that the kernel is whole and from one"
+        " compile, hash it, take paths out of its metadata, and compress at level 9, to a quarter"
+        " of tar's size.",
     ),
     Reason(
         "restore * times the kernels: peak memory",
         "",
-        (
-            "the manifest is in memory: digests, names and launch facts of every kernel. The files are not, whose bytes grow "
-            "seven times as fast."
-        ),
+        "the manifest is in memory: digests, names and launch facts of every kernel. The files are"
+        " not, whose bytes grow seven times as fast.",
     ),
 )
-_REMOTE = "five or six exchanges with the server, and what our own process does, of which one thread does all but marks and writers."
+_REMOTE = (
+    "five or six exchanges with the server, and what our own process does, of which one thread does"
+    " all but marks and writers."
+)
 #: By the name of the result's file.
 REASONS: dict[str, tuple[Reason, ...]] = {
     "bench-basics": (
         Reason(
             "a hit in a store in a directory, *",
             "store hit",
-            (
-                "the record and the units of the kernel are read from files of their own, compared with their digests, decompressed, decoded and "
-                "marked as in use, before the files are checked and written."
-            ),
+            "the record and the units of the kernel are read from files of their own, compared with"
+            " their digests, decompressed, decoded and marked as in use, before the files are"
+            " checked and written.",
         ),
         Reason(
             "judging a signature, first *",
             "judging",
-            (
-                "our modules and ctypes are imported, and OpenSSL loads what verifies; the rest is what each judgement takes."
-            ),
+            "our modules and ctypes are imported, and OpenSSL loads what verifies; the rest is what"
+            " each judgement takes.",
         ),
     ),
     "bench-bundle": _BUNDLE,

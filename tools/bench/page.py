@@ -59,20 +59,29 @@ up to 200 launches; of the host, 100 calls. A module's figure is the geometric m
 Inductor's own run, since eager draws others; floats within torch's own tolerances, times 2 to 1,000 where a kind says so, for sums in another order.
 """
 STEPS = {
-    "restore": "A restore of everything, step by step, each alone and in one thread. The reader is one thread, since its steps need "
-    "the interpreter; but it decompresses a frame a thread where there are processors to spare, two from four processors on and four from "
-    "eight. The writers are as many as there are processors, up to eight. A driver is asked for its GPUs in another thread, while the "
-    "reader reads what it may be able to use. So no restore is faster than the reader's steps, nor than all steps after loading divided "
-    "by the number of processors:",
+    "restore": (
+        "A restore of everything, step by step, each alone and in one thread. The reader is one"
+        " thread, since its steps need the interpreter; but it decompresses a frame a thread where"
+        " there are processors to spare, two from four processors on and four from eight. The"
+        " writers are as many as there are processors, up to eight. A driver is asked for its GPUs"
+        " in another thread, while the reader reads what it may be able to use. So no restore is"
+        " faster than the reader's steps, nor than all steps after loading divided by the number of"
+        " processors:"
+    ),
     "restore launch": "A restore of the launch set, likewise:",
-    "collect": "Collecting and saving, step by step, each alone, and in one thread but for compression. Threads read and hash while "
-    "another one checks and makes the entries; so collecting is no faster than these two steps, nor than the first four divided by the "
-    "number of processors:",
+    "collect": (
+        "Collecting and saving, step by step, each alone, and in one thread but for compression."
+        " Threads read and hash while another one checks and makes the entries; so collecting is no"
+        " faster than these two steps, nor than the first four divided by the number of processors:"
+    ),
     "push": "A push when the store has everything, step by step, each alone:",
     "fresh": "The first restore of a new process, above a bare interpreter, step by step:",
 }
 BASICS = {
-    "store hit": "A hit in a store in a directory, without a tag, step by step, under clocks, which cost some microseconds themselves:",
+    "store hit": (
+        "A hit in a store in a directory, without a tag, step by step, under clocks, which cost"
+        " some microseconds themselves:"
+    ),
     "judging": "The first signature that a process judges, step by step, CPU time:",
 }
 
@@ -180,7 +189,10 @@ def bundle(result: dict[str, Any]) -> str:
             floors.table(result, "What no restore can leave out"),
             "## Sizes",
             "",
-            "At the default level. The launch set is what a hit needs. The real caches are those of the corpus.",
+            (
+                "At the default level. The launch set is what a hit needs. The real caches are those of"
+                " the corpus."
+            ),
             "",
             _table(
                 ["what", "figure", "peer", "target"],
@@ -188,7 +200,10 @@ def bundle(result: dict[str, Any]) -> str:
             ),
             "## Memory",
             "",
-            "Peak of a process that does nothing but restore, above an interpreter that has imported nothing.",
+            (
+                "Peak of a process that does nothing but restore, above an interpreter that has"
+                " imported nothing."
+            ),
             "",
             _table(
                 ["what", "figure", "target"],
@@ -205,7 +220,10 @@ def bundle_many_cores(result: dict[str, Any]) -> str:
         [
             "## Bundle against peers, on many cores",
             "",
-            f"The same program on a machine with {result['machine']['cores']} cores; {result['rounds']} rounds.",
+            (
+                f"The same program on a machine with {result['machine']['cores']} cores;"
+                f" {result['rounds']} rounds."
+            ),
             "",
             _table(
                 ["work", "ours", "peer", "ratio", "target"],
@@ -242,7 +260,10 @@ def compiles(result: dict[str, Any]) -> str:
             "",
             COMPILES.format(**result),
             _table(["work", "figure", "peer", "target"], rows),
-            f"Where the workers' time goes, all {result['kernels']} kernels together, by stage of Triton's compiler:",
+            (
+                f"Where the workers' time goes, all {result['kernels']} kernels together, by stage of"
+                " Triton's compiler:"
+            ),
             "",
             _table(["stage", "time"], stages),
         ]
@@ -370,4 +391,7 @@ def _provenance(result: dict[str, Any], path: Path) -> str:
     )
     commit = (result["commit"] or "unknown")[:12]
     pure = measurement.without_extensions(machine)
-    return f"{where}{load}{pure and f'; **{pure}**'}; {versions}; commit {commit}; raw: [{path.name}](results/{path.name})."
+    return (
+        f"{where}{load}{pure and f'; **{pure}**'}; {versions}; commit {commit}; raw:"
+        f" [{path.name}](results/{path.name})."
+    )

@@ -39,13 +39,16 @@ Redis {server}, redis-py {client}; load of the machine by other work before the 
 """
 
 START_STEPS = (
-    "A restore without a delay, step by step, each alone and in one thread. All steps but two are done by one thread after the other: `marks` "
-    "are made, and `writers` write, while the kernels that come next are decompressed and checked. So no restore is faster than the other steps "
-    "together. Of these, `tag` and what is fetched in `manifest`, `fetch` and `dictionaries` is the server's and its client's, as in the limit:"
+    "A restore without a delay, step by step, each alone and in one thread. All steps but two are"
+    " done by one thread after the other: `marks` are made, and `writers` write, while the kernels"
+    " that come next are decompressed and checked. So no restore is faster than the other steps"
+    " together. Of these, `tag` and what is fetched in `manifest`, `fetch` and `dictionaries` is"
+    " the server's and its client's, as in the limit:"
 )
 MEASURED = (
-    "Memory is `used_memory` above that of the empty server; sizes are of units and dictionaries. Why units are compressed with "
-    "dictionaries, and what they take alone, is in [cluster.md](cluster.md#compression)."
+    "Memory is `used_memory` above that of the empty server; sizes are of units and dictionaries."
+    " Why units are compressed with dictionaries, and what they take alone, is in"
+    " [cluster.md](cluster.md#compression)."
 )
 
 
@@ -72,7 +75,10 @@ def rows_of(result: dict[str, Any]) -> list[dict[str, Any]]:
                 f"{name} in a store, {shown(stored['shared'] / 1e6, 'MB')}: beside one file",
                 stored["shared"] / stored["file"],
                 "x",
-                peer=f"a bundle file, {shown(stored['file'] / 1e6, 'MB')}; alone {shown(stored['alone'] / 1e6, 'MB')}",
+                peer=(
+                    f"a bundle file, {shown(stored['file'] / 1e6, 'MB')}; alone"
+                    f" {shown(stored['alone'] / 1e6, 'MB')}"
+                ),
                 ours_bytes=stored["shared"],
                 peer_bytes=stored["file"],
             )

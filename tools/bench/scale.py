@@ -63,7 +63,8 @@ def main() -> int:
     for line in rows:
         verdict = "" if not measurement.target(line) else "ok" if line["ok"] else "MISSED"
         print(
-            f"{line['work']:<72} {shown(line['figure'], line['unit']):>10}  {measurement.target(line):<18} {verdict}"
+            f"{line['work']:<72} {shown(line['figure'], line['unit']):>10} "
+            f" {measurement.target(line):<18} {verdict}"
         )
     print(f"written to {measurement.save('bench-scale', result, options.results)}")
     return 1 if options.check and not all(line["ok"] for line in rows) else 0
@@ -103,7 +104,9 @@ def measure(
 
 
 def rows_of(samples: dict[str, list[Sample]]) -> list[dict[str, Any]]:
-    """Return the rows: what each costs, and what a kernel of the many costs beside one of the few."""
+    """Return the rows: what each costs, and what a kernel of the many costs beside one of
+    the few.
+    """
     one, many = samples["one"], samples["many"]
     few, lots = f"{int(one[0]['kernels']):,}", f"{int(many[0]['kernels']):,}"
 

@@ -78,7 +78,8 @@ def signature_cost(rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]
     """
     if importlib.util.find_spec("cryptography") is None:
         print(
-            "skipped: without the package cryptography nothing is signed, so judging a signature is not measured",
+            "skipped: without the package cryptography nothing is signed, so judging a signature is"
+            " not measured",
             file=sys.stderr,
         )
         return [], {}

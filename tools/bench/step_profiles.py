@@ -122,7 +122,9 @@ def push_steps(file: str, into: str) -> dict[str, float]:
 
 
 def start_steps(url: str, into: str, tag: str, patience_s: str, keep: str) -> dict[str, float]:
-    """What each step takes of a restore by tag from a server, of everything or of the launch set."""
+    """What each step takes of a restore by tag from a server, of everything or of the
+    launch set.
+    """
     from bundler.format.bundle import Bundle
     from bundler.format.limits import DEFAULT_LIMITS
     from bundler.format.manifest import Content, Observed

@@ -90,7 +90,8 @@ def check(name: str, target: str, options: argparse.Namespace) -> dict[str, Any]
     del told["root"]
     told["second_process"] = json.loads(path.with_suffix(RESTORED).read_text())
     print(
-        f"{name} for {target}: {told['compiled']} of {told['tried']} compiled, {told['second_process']['hits']} hit",
+        f"{name} for {target}: {told['compiled']} of {told['tried']} compiled,"
+        f" {told['second_process']['hits']} hit",
         flush=True,
     )
     return told

@@ -162,7 +162,9 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def _calls_of(path: Path, otherwise: Calls) -> Calls:
-    """Return a source of calls: those of the bundle's kernels, by function, and after them others."""
+    """Return a source of calls: those of the bundle's kernels, by function, and after them
+    others.
+    """
     recorded: dict[str, list[Call]] = defaultdict(list)
     with Bundle.load(path) as bundle:
         for kernel in bundle.kernels:

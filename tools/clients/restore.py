@@ -50,7 +50,9 @@ def main() -> int:
 
 
 def restored(compiled: Path, folder: Path, elsewhere: Path, workers: int) -> dict[str, Any]:
-    """Return how many kernels were restored, how many Triton found, and what it compiled instead."""
+    """Return how many kernels were restored, how many Triton found, and what it compiled
+    instead.
+    """
     told = json.loads(compiled.read_text())
     cache = elsewhere / "cache"
     report = restore(

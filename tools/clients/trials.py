@@ -150,7 +150,9 @@ class Trials:
         return again
 
     def _jobs(self, kernel: FoundKernel, most: int | None) -> Iterator[tuple[str, Job]]:
-        """Yield the job of each call that Triton can specialize; refuse the kernel after the last."""
+        """Yield the job of each call that Triton can specialize; refuse the kernel after
+        the last.
+        """
         calls = list(self.calls(kernel))
         for how, (arguments, keywords) in calls[:most]:
             if how in self._failed[kernel.name]:

@@ -109,8 +109,8 @@ def measure(url: str, only: str = "") -> list[dict[str, Any]]:
                 row["ok"] = row["ok"] and found["whole"] and len(found["warnings"]) <= 1
                 rows.append(row)
                 print(
-                    f"{case.name:<50} {row['error'] or 'restored':<17} {row['seconds']:6.2f} s; plug-in lost "
-                    f"{row['lost_s']:5.2f} s, {len(row['warnings'])} warnings",
+                    f"{case.name:<50} {row['error'] or 'restored':<17} {row['seconds']:6.2f} s;"
+                    f" plug-in lost {row['lost_s']:5.2f} s, {len(row['warnings'])} warnings",
                     flush=True,
                 )
     return rows
@@ -196,16 +196,23 @@ def listing(url: str) -> dict[str, float]:
 
 def table(result: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of the table."""
-    yield "| what the server does | a restore by tag | after | the plug-in compiles, and loses | warnings |"
+    yield (
+        "| what the server does | a restore by tag | after | the plug-in compiles, and loses |"
+        " warnings |"
+    )
     yield "|---|---|---|---|---|"
     for row in result["rows"]:
         said = f"`{row['error']}`" if row["error"] else "restored"
-        yield f"| {row['case']} | {said} | {row['seconds']:.2f} s | {row['lost_s']:.1f} s | {len(row['warnings'])} |"
+        yield (
+            f"| {row['case']} | {said} | {row['seconds']:.2f} s | {row['lost_s']:.1f} s |"
+            f" {len(row['warnings'])} |"
+        )
     found = result["listing"]
     yield ""
     yield (
-        f"A prune beside {found['files']:,} files of others took {found['seconds']:.1f} s and {found['peak_mb']:.0f} MB; a listing that does "
-        "not end is given up after 200,000 files or a minute."
+        f"A prune beside {found['files']:,} files of others took {found['seconds']:.1f} s and"
+        f" {found['peak_mb']:.0f} MB; a listing that does not end is given up after 200,000 files"
+        " or a minute."
     )
 
 

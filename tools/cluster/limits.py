@@ -109,7 +109,8 @@ def _restoring(ways: list[Needs], defaults: Row) -> list[Limit]:
     return [
         limit(
             "the default time-out, when all ask in one moment",
-            f"allowance / server time of a rank = {plain.allowed_s(defaults):.2f} s / {plain.cpu_s * 1e3:.2f} ms",
+            f"allowance / server time of a rank = {plain.allowed_s(defaults):.2f} s /"
+            f" {plain.cpu_s * 1e3:.2f} ms",
             lambda rank: rank.allowed_s(defaults) / rank.cpu_s,
             lambda rank: f"{shown(MANY * rank.cpu_s, 's')}",
             "`timeout_s`, `readonly=1`, shards",
@@ -153,13 +154,16 @@ def _restoring(ways: list[Needs], defaults: Row) -> list[Limit]:
 
 
 def _polling(result: Row) -> Limit:
-    """Return the limit of those who wait for a compile, which is the same for all who may compile."""
+    """Return the limit of those who wait for a compile, which is the same for all who may
+    compile.
+    """
     waiting = next(point for point in result["points"] if point["name"] == "waiting")
     waited_s = waiting["ranks"] * waiting["cold"]["seconds"]
     polls, cpu_s = waiting["cold"]["calls"]["set"] / waited_s, waiting["cold"]["cpu_s"] / waited_s
     return Limit(
         f"polling for a lease, {POLLING_CORES:g} of a core",
-        f"{POLLING_CORES:g} / {cpu_s * 1e6:.0f} us for each second that a rank waits ({polls:.1f} polls)",
+        f"{POLLING_CORES:g} / {cpu_s * 1e6:.0f} us for each second that a rank waits ({polls:.1f}"
+        " polls)",
         (POLLING_CORES / cpu_s,),
         (shown(MANY * cpu_s, "cores"),),
         "building ahead of time, shards",

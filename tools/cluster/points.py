@@ -203,7 +203,9 @@ def _recorded(job: Job) -> list[tuple[str, int]]:
 
 
 def defaults() -> dict[str, Any]:
-    """Return what holds unless somebody sets something else, of our server files and of our URLs."""
+    """Return what holds unless somebody sets something else, of our server files and of our
+    URLs.
+    """
     from bundler.backends.redis import metered_socket, url_settings
 
     with running() as store:

@@ -369,8 +369,8 @@ def main() -> int:
         print(f"{act:<32}{count:>10,}")
     path = measurement.save("race-store", result, options.results)
     print(
-        f"{options.rounds} rounds of {options.processes} processes with {kernels} kernels in {result['seconds']} s: "
-        f"{len(race.problems)} problems; written to {path}"
+        f"{options.rounds} rounds of {options.processes} processes with {kernels} kernels in"
+        f" {result['seconds']} s: {len(race.problems)} problems; written to {path}"
     )
     for problem in race.problems[:SHOWN_PROBLEMS]:
         print(problem, file=sys.stderr)

@@ -182,8 +182,10 @@ class Ranks:
         self._begin.wait()
         try:
             with bundler.open_store(*self._urls(rank)) as store:
-                self._cold(rank, store, found) if self._job.phase == "cold" else self._warm(
-                    rank, store, found
+                (
+                    self._cold(rank, store, found)
+                    if self._job.phase == "cold"
+                    else self._warm(rank, store, found)
                 )
         except Exception as error:  # noqa: BLE001  # any exception is a rank that was failed
             found.errors.append(f"rank {rank}: {type(error).__name__}: {error}")

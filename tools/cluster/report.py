@@ -19,8 +19,8 @@ from tools.shared.processes import ROOT
 WIDTH, HEIGHT, _MARGIN, _HEAD = 330, 300, 52, 40
 _COLORS = ("#1f5fa8", "#c2571a", "#3a7d34", "#7a4a9c")
 _HEADER = (
-    '<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" font-family="sans-serif" '
-    'font-size="11">\n<rect width="{w}" height="{h}" fill="white"/>\n'
+    '<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}"'
+    ' font-family="sans-serif" font-size="11">\n<rect width="{w}" height="{h}" fill="white"/>\n'
 )
 PAGE = ROOT / "docs" / "scaling.md"
 MB = 1e6
@@ -112,7 +112,10 @@ def _stroke(x1: float, y1: float, x2: float, y2: float, color: str, more: str = 
 
 
 def _text(x: float, y: float, text: str, anchor: str = "middle", weight: str = "normal") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-weight="{weight}">{escape(text)}</text>'
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+        f' font-weight="{weight}">{escape(text)}</text>'
+    )
 
 
 def tables(result: Row) -> str:
@@ -376,10 +379,12 @@ def machine(result: Row) -> str:
     """Where it was measured."""
     found, versions = result["machine"], result["versions"]
     return (
-        f"Measured on {found['processor']}, {found['cores']} cores (load {found['load'][0]} at the end), with Redis "
-        f"{result['defaults']['redis']}, Python {versions['python']} and Triton {versions.get('triton', 'none')}, in "
-        f"{result['seconds'] / 60:.0f} minutes, ranks as threads of {result['points'][0]['processes']} processes; commit "
-        f"{(result['commit'] or 'unknown')[:12]}; every figure is in [cluster-sim.json](results/cluster-sim.json).\n"
+        f"Measured on {found['processor']}, {found['cores']} cores (load {found['load'][0]} at the"
+        f" end), with Redis {result['defaults']['redis']}, Python {versions['python']} and Triton"
+        f" {versions.get('triton', 'none')}, in {result['seconds'] / 60:.0f} minutes, ranks as"
+        f" threads of {result['points'][0]['processes']} processes; commit"
+        f" {(result['commit'] or 'unknown')[:12]}; every figure is in"
+        " [cluster-sim.json](results/cluster-sim.json).\n"
     )
 
 

@@ -10,12 +10,21 @@ import sys
 from tools.shared import programs
 
 PROGRAMS = {
-    "counts": "kernels of 44 graphs beside those that Inductor generates for the same graphs, without a GPU",
-    "bench": "run time, kernels and generation of the same graphs beside Inductor's, and cold starts, on a GPU",
+    "counts": (
+        "kernels of 44 graphs beside those that Inductor generates for the same graphs, without"
+        " a GPU"
+    ),
+    "bench": (
+        "run time, kernels and generation of the same graphs beside Inductor's, and cold starts, on"
+        " a GPU"
+    ),
     "mission": "the same graphs built without a GPU, and launched on one without torch and Triton",
     "models": "whole models of transformers and timm on a GPU, beside eager mode and Inductor",
     "random-graphs": "random functions at real sizes on a GPU, beside torch",
-    "random-programs": "random programs through torch.compile, forward and backward, on a GPU or in the interpreter, beside eager torch",
+    "random-programs": (
+        "random programs through torch.compile, forward and backward, on a GPU or in the"
+        " interpreter, beside eager torch"
+    ),
     "suites": "torch's own lists of operators and modules, on the CPU or a GPU, beside torch",
 }
 

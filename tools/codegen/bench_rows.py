@@ -103,7 +103,8 @@ def _counted(made: dict[str, Found]) -> list[Found]:
             peer=f"Inductor's lowering and codegen; from {min(again):.2f} to {max(again):.2f}",
         ),
         measurement.row(
-            "graphs with kernels that have a stack, for spilled registers or the message of an assertion",
+            "graphs with kernels that have a stack, for spilled registers or the message of an"
+            " assertion",
             len(spilled),
             "graphs",
             peer=f"Inductor {len(theirs_spilled)}",
@@ -163,7 +164,10 @@ def _cold(cold: Found) -> list[Found]:
                         compiled[what] / found[what],
                         "x",
                         least=bound,
-                        peer=f"{shown(found[what], 's')}, torch.compile {shown(compiled[what], 's')}, {compiled['ptxas']} compiles",
+                        peer=(
+                            f"{shown(found[what], 's')}, torch.compile"
+                            f" {shown(compiled[what], 's')}, {compiled['ptxas']} compiles"
+                        ),
                     )
                 )
     return lines
@@ -187,7 +191,10 @@ def line(name: str, one: Found) -> str:
     if "ratio" not in one["times"]:
         return f"{name}: {one['times'].get('error', '')[:300]}"
     row = _graph(name, one)
-    return f"{row['figure']:6.3f} {name}: {row['peer']}, {row['gbps']:.0f} GB/s, kernels {launches(one, OURS)} {launches(one, THEIRS)}"
+    return (
+        f"{row['figure']:6.3f} {name}: {row['peer']}, {row['gbps']:.0f} GB/s, kernels"
+        f" {launches(one, OURS)} {launches(one, THEIRS)}"
+    )
 
 
 def launches(one: Found, side: str) -> int:
@@ -199,7 +206,8 @@ def show(result: Found) -> int:
     """Print the rows; 1 when a target is missed."""
     for row in result["rows"]:
         print(
-            f"{'  ' if row['ok'] else '! '}{row['work']}: {shown(row['figure'], row['unit'])} ({row['peer']}) {target(row)}"
+            f"{'  ' if row['ok'] else '! '}{row['work']}: {shown(row['figure'], row['unit'])}"
+            f" ({row['peer']}) {target(row)}"
         )
         if row.get("wrong"):
             print(f"     {row['wrong']}")
@@ -218,7 +226,10 @@ def section(result: Found) -> str:
             _verdict(row),
             row["peer"],
             f"{launches(result['graphs'][name], OURS)}, {launches(result['graphs'][name], THEIRS)}",
-            f"{_first(result['graphs'][name], OURS):.1f}, {_first(result['graphs'][name], THEIRS):.1f}",
+            (
+                f"{_first(result['graphs'][name], OURS):.1f},"
+                f" {_first(result['graphs'][name], THEIRS):.1f}"
+            ),
             f"{result['graphs'][name]['bytes'] / 1e6:,.1f}",
             f"{row['gbps']:,.0f}",
             _resource(result["graphs"][name], "registers"),
@@ -237,7 +248,10 @@ def section(result: Found) -> str:
         "registers",
         "stack",
     ]
-    return f"## Generated kernels beside Inductor's\n\n{SECTION.format(count=len(result['graphs']))}\n{_table(head, lines)}\n{_table(names, table)}"
+    return (
+        "## Generated kernels beside"
+        f" Inductor's\n\n{SECTION.format(count=len(result['graphs']))}\n{_table(head, lines)}\n{_table(names, table)}"
+    )
 
 
 def _first(one: Found, side: str) -> float:

@@ -47,9 +47,15 @@ EXPLAINED: Mapping[str, str] = {}
 OTHER_PARAMETERS: Mapping[str, str] = {
     "joined": "one kernel reads every part; Inductor writes each part in a kernel of its own",
     "softmax_looped": "nobody reads the maxima and the sums, so they are not stored",
-    "group_norm_backward": "what belongs to a group is computed again for its elements; Inductor stores some of it before",
+    "group_norm_backward": (
+        "what belongs to a group is computed again for its elements; Inductor stores some of it"
+        " before"
+    ),
     "rotary": "both halves are read where they are needed; Inductor joins them in memory before",
-    "adamw": "moments and parameters are changed where they are; Inductor reads and writes them as two parameters",
+    "adamw": (
+        "moments and parameters are changed where they are; Inductor reads and writes them as two"
+        " parameters"
+    ),
 }
 _COMPARED = ("full", "unaligned", "ones", "types")
 _Found = dict[str, Any]
@@ -82,7 +88,8 @@ def main() -> int:
     wrong = unexplained(rows)
     for row in rows:
         print(
-            f"{row['graph']:<24} {row['ours']['launches']:>2} {row['inductor']['launches']:>2}  {'; '.join(row['differs'])}"
+            f"{row['graph']:<24} {row['ours']['launches']:>2} {row['inductor']['launches']:>2} "
+            f" {'; '.join(row['differs'])}"
         )
     for line in wrong:
         print(line)

@@ -148,8 +148,10 @@ def section(result: Found) -> str:
     head = ["what", "figure", "beside it", "target"]
     lines = "\n".join(f"| {' | '.join(one)} |" for one in (head, ["---"] * len(head), *rows))
     about = (
-        "`python -m tools.codegen mission`. The same graphs, generated and built for cuda:90 on a machine without a GPU, launched on one from their "
-        "bundles in a process in which neither torch nor Triton can be imported, in strict mode; results compared with torch's in float64."
+        "`python -m tools.codegen mission`. The same graphs, generated and built for cuda:90 on a"
+        " machine without a GPU, launched on one from their bundles in a process in which neither"
+        " torch nor Triton can be imported, in strict mode; results compared with torch's in"
+        " float64."
     )
     return f"## Generated there, launched here\n\n{about}\n\n{lines}\n"
 

@@ -62,7 +62,9 @@ def _found(kind: str, name: str, device: str) -> Found:
 
 
 class Block(nn.Module):  # type: ignore[misc]  # to mypy torch is Any
-    """Attention and a feed-forward network with a norm before each, as most transformers have them."""
+    """Attention and a feed-forward network with a norm before each, as most transformers
+    have them.
+    """
 
     def __init__(self, width: int, dropout: float = 0.0, *, checkpointed: bool = False) -> None:
         super().__init__()
@@ -203,12 +205,14 @@ def running_statistics(device: str, programs: list[Any]) -> list[str]:
 
 
 def generate_static_cache(device: str, programs: list[Any]) -> list[str]:
-    """Let a small Llama of transformers generate tokens with a static cache: those of eager mode."""
+    """Let a small Llama of transformers generate tokens with a static cache: those of eager
+    mode.
+    """
     torch.manual_seed(0)
     model = transformers_models.build("Llama-3.2-1B", device).to(device).eval()
     given = {
-        "input_ids": torch.randint(3, 100, (2, 8), generator=torch.Generator().manual_seed(0)).to(
-            device
+        "input_ids": (
+            torch.randint(3, 100, (2, 8), generator=torch.Generator().manual_seed(0)).to(device)
         )
     }
     given["attention_mask"] = torch.ones_like(given["input_ids"])

@@ -79,7 +79,10 @@ def _problem(
     larger: bool,
 ) -> str:
     if (ours.shape, ours.dtype, ours.device) != (eager.shape, eager.dtype, eager.device):
-        return f"{ours.dtype} {tuple(ours.shape)} on {ours.device} is not {eager.dtype} {tuple(eager.shape)} on {eager.device}"
+        return (
+            f"{ours.dtype} {tuple(ours.shape)} on {ours.device} is not {eager.dtype}"
+            f" {tuple(eager.shape)} on {eager.device}"
+        )
     if not eager.is_floating_point():
         return "" if torch.equal(ours, eager) else "integers differ"
     if torch.equal(ours, exact.to(ours.dtype)):
@@ -99,7 +102,10 @@ def _problem(
     )
     if close:
         return ""
-    return f"{'; '.join(messages)}, off by {relative(ours, exact):.2g} of its size, eager by {relative(eager, exact):.2g}"
+    return (
+        f"{'; '.join(messages)}, off by {relative(ours, exact):.2g} of its size, eager by"
+        f" {relative(eager, exact):.2g}"
+    )
 
 
 def relative(found: torch.Tensor, exact: torch.Tensor) -> float:

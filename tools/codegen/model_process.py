@@ -11,6 +11,7 @@ second has torch compile for sizes that change, and the third takes the program 
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import json
 import sys
@@ -113,10 +114,10 @@ class Subject:
         """Return what runs a model, an example each; `call` makes of the model what is called."""
         called = (call or (lambda one: one))(model)
         dtype = next(one.dtype for one in model.parameters() if one.is_floating_point())
-        return [
-            lambda given=given: self._step(model, called, _cast(given, dtype))
-            for given in self.examples
-        ]  # type: ignore[misc]
+        steps = [
+            functools.partial(self._step, model, called, _cast(one, dtype)) for one in self.examples
+        ]
+        return list(steps)
 
     def _step(self, model: torch.nn.Module, called: Callable[..., Any], given: Tensors) -> Tensors:
         torch.manual_seed(1)
@@ -327,9 +328,13 @@ def told(error: Exception) -> Found:
     """Return an exception in words, and where it comes from."""
     text = str(error)
     return {
-        "error": f"{type(error).__name__}: {text[:600]}{' ... ' + text[-600:] if len(text) > 1200 else text[600:]}",
+        "error": (
+            f"{type(error).__name__}:"
+            f" {text[:600]}{' ... ' + text[-600:] if len(text) > 1200 else text[600:]}"
+        ),
         "where": [
-            f"{one.filename.rpartition('site-packages/')[2].rpartition('/bundler/')[2]}:{one.lineno} {one.name}"
+            f"{one.filename.rpartition('site-packages/')[2].rpartition('/bundler/')[2]}:{one.lineno}"
+            f" {one.name}"
             for one in traceback.extract_tb(error.__traceback__)[-6:]
         ],
     }

@@ -146,7 +146,9 @@ def main() -> int:
 
 
 def chosen(options: argparse.Namespace) -> list[Task]:
-    """Return the tasks that the command line asks for; those of a shard are spread over the lists."""
+    """Return the tasks that the command line asks for; those of a shard are spread over the
+    lists.
+    """
     kinds, modes = options.kind.split(","), options.mode.split(",")
     unknown = sorted({*kinds} - {*KINDS} | {*modes} - {*MODES})
     if unknown:
@@ -158,7 +160,8 @@ def chosen(options: argparse.Namespace) -> list[Task]:
         missing = sorted({*options.only} - {name for _, name, _ in tasks})
         if missing:
             raise SystemExit(
-                f"models: no model or case {', '.join(missing)}; there are {', '.join(sorted({name for _, name, _ in tasks}))}"
+                f"models: no model or case {', '.join(missing)}; there are"
+                f" {', '.join(sorted({name for _, name, _ in tasks}))}"
             )
         tasks = [task for task in tasks if task[1] in options.only]
     part, parts = (int(one) for one in options.shard.split("/"))
@@ -258,7 +261,8 @@ def run(tasks: Iterable[Task], result: Found, options: argparse.Namespace) -> No
             models[name] = found
             save(result, options.out)
             print(
-                f"{time.monotonic() - started:6.1f} s  {line(name, found, result['inductor'].get(name))}",
+                f"{time.monotonic() - started:6.1f} s "
+                f" {line(name, found, result['inductor'].get(name))}",
                 flush=True,
             )
     late = [key(task) for task in waiting if key(task) not in models]
@@ -494,7 +498,8 @@ def line(name: str, found: Found, inductor: Found | None) -> str:
     words = [f"{name}: {found['status']}"]
     if "graphs" in found:
         words.append(
-            f"graphs {found['graphs']}, as torch has them {len(found['as_torch_has_them'])}, breaks {sum(found['breaks'].values())}"
+            f"graphs {found['graphs']}, as torch has them {len(found['as_torch_has_them'])}, breaks"
+            f" {sum(found['breaks'].values())}"
         )
         beside = (
             f" (Inductor {sum(inductor['called'].values())})"
@@ -502,7 +507,8 @@ def line(name: str, found: Found, inductor: Found | None) -> str:
             else ""
         )
         words.append(
-            f"calls {sum(found['called'].values())}{beside}, launches {found['launches']}, first call {found['first_call_s']} s"
+            f"calls {sum(found['called'].values())}{beside}, launches {found['launches']}, first"
+            f" call {found['first_call_s']} s"
         )
     words += [f"{at}: {'; '.join(lines)}" for at, lines in found.get("wrong", {}).items()]
     if "error" in found:

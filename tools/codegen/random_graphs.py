@@ -30,8 +30,11 @@ PROCESSES = 16
 LEAST_LARGE, LEAST_SMALL = 2000, 500
 # What was measured as wrong, and is not: the judge allows it since.
 EXPLAINED = {
-    "large 1070": "a product and a difference in one instruction leave the rounding error of the product, which layer_norm divides by the root of its "
-    "epsilon; infinities beside it hid from the judge that the row has no variance",
+    "large 1070": (
+        "a product and a difference in one instruction leave the rounding error of the product,"
+        " which layer_norm divides by the root of its epsilon; infinities beside it hid from the"
+        " judge that the row has no variance"
+    ),
 }
 # Seeds that one answer is about.
 _CHUNK = 10
@@ -146,7 +149,10 @@ def rows(result: Found) -> list[Found]:
             f"of {result['counts'].get(scale, {}).get('graphs', 0):,}",
             least=max(least, result["counts"].get(scale, {}).get("graphs", 0))
             - _explained(result, scale),
-            peer=f"{result['counts'].get(scale, {}).get('kernels', 0):,} kernels, {result['counts'].get(scale, {}).get('elements', 0) / 1e6:,.0f} M numbers",
+            peer=(
+                f"{result['counts'].get(scale, {}).get('kernels', 0):,} kernels,"
+                f" {result['counts'].get(scale, {}).get('elements', 0) / 1e6:,.0f} M numbers"
+            ),
             wrong=sorted(name for name in result["wrong"] if name.startswith(scale)),
         )
         for scale, words, least in (
@@ -175,8 +181,9 @@ def section(result: Found) -> str:
     head = ["what", "figure", "beside it", "target"]
     table = "\n".join(f"| {' | '.join(one)} |" for one in (head, ["---"] * len(head), *lines))
     about = (
-        "`python -m tools.codegen random-graphs`. Functions drawn from seeds, up to eight operators, all dtypes and layouts, sizes 0, 1 and around powers "
-        "of two; floats off by no more than twice what torch's own are from float64, all else exact."
+        "`python -m tools.codegen random-graphs`. Functions drawn from seeds, up to eight"
+        " operators, all dtypes and layouts, sizes 0, 1 and around powers of two; floats off by no"
+        " more than twice what torch's own are from float64, all else exact."
     )
     known = "".join(
         f"\n{name}: {reason}.\n" for name, reason in EXPLAINED.items() if name in result["wrong"]

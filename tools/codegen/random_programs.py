@@ -154,7 +154,10 @@ def rows(result: Found, least: int) -> list[Found]:
             counts.get("right", 0),
             f"of {drawn:,}",
             least=max(least, drawn),
-            peer=f"{counts.get('backward', 0):,} with gradients, {counts.get('dynamic', 0):,} at two sizes, {counts.get('kernels', 0):,} kernels",
+            peer=(
+                f"{counts.get('backward', 0):,} with gradients, {counts.get('dynamic', 0):,} at two"
+                f" sizes, {counts.get('kernels', 0):,} kernels"
+            ),
             wrong=sorted(result["wrong"]),
         ),
         measurement.row(

@@ -122,7 +122,10 @@ def _problem(graphs: Any, description: Any, counts: Found | None = None) -> str:
         results = [_moved(tensor, "cpu") for tensor in run(*given)]
     except Exception as error:  # noqa: BLE001  # whatever is raised is the finding
         last = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{type(error).__name__}: {str(error)[-300:]} ({last.filename.rpartition('/')[2]}:{last.lineno})"
+        return (
+            f"{type(error).__name__}: {str(error)[-300:]}"
+            f" ({last.filename.rpartition('/')[2]}:{last.lineno})"
+        )
     if counts is not None:
         counts["kernels"] += len(program.kernels)
         counts["calls"] += bool(program.fallbacks)

@@ -85,7 +85,9 @@ class Call:
 
 
 def listed(device: str) -> tuple[list[Case], dict[str, str]]:
-    """Return all cases that torch's lists have for a device, and what is left out with the reason."""
+    """Return all cases that torch's lists have for a device, and what is left out with the
+    reason.
+    """
     kind = torch.device(device).type
     cases, skipped = [], {}
     for info in op_db:

@@ -84,7 +84,9 @@ EXCEPTIONS: tuple[SuiteException, ...] = (
         SuiteException(f"module_db/{name}.*/*/plain/*", "raises", reason)
         for name, reason in {
             "nn.CTCLoss": "torch has no rule for the sizes of the result without values",
-            "nn.GaussianNLLLoss": "torch's function reads a value on the way: whether all are positive",
+            "nn.GaussianNLLLoss": (
+                "torch's function reads a value on the way: whether all are positive"
+            ),
         }.items()
     ),
     SuiteException(
@@ -107,7 +109,9 @@ EXCEPTIONS: tuple[SuiteException, ...] = (
             "histogram": "torch has no rule for its results at sizes that change",
             "histogramdd": "torch has no rule for its results at sizes that change",
             "resize_": "torch cannot trace it at sizes that change",
-            "as_strided.partial_views": "it depends on where the input begins in its memory, which no program is told",
+            "as_strided.partial_views": (
+                "it depends on where the input begins in its memory, which no program is told"
+            ),
         }.items()
     ),
 )

@@ -92,7 +92,8 @@ def strides(expected: Outcome, got: Outcome) -> str:
             mine, theirs = significant_strides(other), significant_strides(one)
             if mine != theirs:
                 found.append(
-                    f"output {number}: strides of {tuple(one.shape)}: expected {one.stride()}, got {other.stride()}"
+                    f"output {number}: strides of {tuple(one.shape)}: expected {one.stride()}, got"
+                    f" {other.stride()}"
                 )
     return "; ".join(found)
 
@@ -200,7 +201,10 @@ def _far(one: Any, other: Any, exact: Any, tolerance: Tolerance, apart: Any, cou
     most = (_WIDE_FACTOR if wide else _FACTOR) * theirs + tol / 10
     if ours <= most:
         return ""
-    return f"{_first(apart, one, other, count, rounded)}; RMSE to float64 {ours:.3g}, eager's {theirs:.3g}, most {most:.3g}"
+    return (
+        f"{_first(apart, one, other, count, rounded)}; RMSE to float64 {ours:.3g}, eager's"
+        f" {theirs:.3g}, most {most:.3g}"
+    )
 
 
 def _rms(values: Any) -> float:
@@ -230,7 +234,10 @@ def _range(one: Any, other: Any) -> str:
     least, most = float(one.min()), float(one.max())
     spread = _SPREAD * max(most - least, 1.0)
     if float(other.min()) < least - spread or float(other.max()) > most + spread:
-        return f"random numbers: expected some from {least} to {most}, got {float(other.min())} to {float(other.max())}"
+        return (
+            f"random numbers: expected some from {least} to {most}, got {float(other.min())} to"
+            f" {float(other.max())}"
+        )
     return ""
 
 

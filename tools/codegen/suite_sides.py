@@ -104,7 +104,9 @@ def _verdict(case: Case) -> Answer:
 
 @dataclass(frozen=True)
 class _Eager:
-    """What eager torch does in a call, what it does in float64, and what can be compared of that."""
+    """What eager torch does in a call, what it does in float64, and what can be compared of
+    that.
+    """
 
     expected: Outcome
     exact: Outcome | None
@@ -239,7 +241,9 @@ def _run(
 
 
 def _gradients(outputs: list[Any], inputs: list[Any]) -> list[Any]:
-    """Return the gradients of the inputs, for gradients of the outputs that are the same each time."""
+    """Return the gradients of the inputs, for gradients of the outputs that are the same
+    each time.
+    """
     ends = [one for one in outputs if isinstance(one, torch.Tensor) and one.requires_grad]
     needing = [one for one in inputs if one.requires_grad]
     if not ends or not needing:

@@ -185,7 +185,9 @@ def run(tasks: Sequence[Case], options: argparse.Namespace, journal: Path | None
 
 
 def _verdict(name: str, answer: Answer) -> Answer:
-    """Return a worker's verdict, after what is allowed; a process that died, or was late, raised."""
+    """Return a worker's verdict, after what is allowed; a process that died, or was late,
+    raised.
+    """
     if "error" in answer:
         answer = {"outcome": "raises", "why": answer["error"], "typed": False}
     allowed: tuple[Allowed, ...] = ()

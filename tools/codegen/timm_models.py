@@ -197,7 +197,9 @@ def modes(_name: str) -> tuple[str, ...]:
 
 
 def tolerance(name: str, mode: str) -> tuple[float, bool]:
-    """Return the dashboard's tolerance for a model, and whether small tensors may be further off."""
+    """Return the dashboard's tolerance for a model, and whether small tensors may be
+    further off.
+    """
     found = HIGHER_TRAINING.get(name, 1e-2) if mode == "training" else 1e-3
     return found, name in LARGER_MULTIPLIER
 

@@ -498,7 +498,9 @@ def modes(name: str) -> tuple[str, ...]:
 
 
 def tolerance(name: str, mode: str) -> tuple[float, bool]:
-    """Return the dashboard's tolerance for a model, and whether small tensors may be further off."""
+    """Return the dashboard's tolerance for a model, and whether small tensors may be
+    further off.
+    """
     higher = name in (HIGHER_TRAINING if mode == "training" else HIGHER_INFERENCE)
     plain, raised = (1e-2, 2e-2) if mode == "training" else (1e-3, 4e-3)
     return raised if higher else plain, name in LARGER_MULTIPLIER

@@ -124,7 +124,9 @@ class Case(ABC):
         """Tell whether a relative path is one of our temporary names, or lies below one."""
 
     def sweep(self, root: Path) -> None:
-        """Do something that is to remove stale leftovers; the work itself unless there is better."""
+        """Do something that is to remove stale leftovers; the work itself unless there is
+        better.
+        """
         self.work(root)
 
     def reveal(self, root: Path) -> Iterator[Problem]:
@@ -142,7 +144,9 @@ class Case(ABC):
 
 @dataclass(frozen=True)
 class Materials:
-    """What `triton_process.py make` left: two builds of the same kernels and bundles of the first."""
+    """What `triton_process.py make` left: two builds of the same kernels and bundles of the
+    first.
+    """
 
     folder: Path
 
@@ -210,7 +214,8 @@ def not_whole(directory: Path, files: Files) -> Problem | None:
             kind: Kind = "partial" if data.startswith(found) else "wrong bytes"
             return Problem(
                 kind,
-                f"{directory.name}/{name}: {len(found)} bytes that are not the expected {len(data)}",
+                f"{directory.name}/{name}: {len(found)} bytes that are not the expected"
+                f" {len(data)}",
             )
     return None
 

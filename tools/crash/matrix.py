@@ -258,7 +258,8 @@ def main() -> int:
     result["seconds"] = round(time.monotonic() - started, 1)
     path = measurement.save("crash-matrix", result, options.results)
     print(
-        f"{result['runs']} runs and {sum(found.looks.values())} lookups by Triton in {result['seconds']} s; written to {path}"
+        f"{result['runs']} runs and {sum(found.looks.values())} lookups by Triton in"
+        f" {result['seconds']} s; written to {path}"
     )
     # One of each kind and entry point first: a hundred like it tell no more.
     for cell, problem in sorted(found.problems, key=seen_before(found.problems))[:SHOWN_PROBLEMS]:

@@ -72,7 +72,9 @@ def modes(root: Path) -> dict[str, int]:
 
 
 class Stored(Case):
-    """Work on a store directory; `before` makes the starting state, both are told the store's root."""
+    """Work on a store directory; `before` makes the starting state, both are told the
+    store's root.
+    """
 
     def __init__(
         self,

@@ -50,7 +50,9 @@ WRITES = ("write", "pwrite", "writev", "sendfile", "copy_file_range")
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended: exit status or, negative, the signal; the error's text; the counted calls."""
+    """How a run ended: exit status or, negative, the signal; the error's text; the counted
+    calls.
+    """
 
     status: int
     text: str

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FENCE = re.compile(
-    r"^(?:<!-- (?P<order>.*?) -->\n)?(?P<indent> *)(?P<ticks>`{3,})(?P<info>[^\n`]*)\n(?P<text>.*?)^(?P=indent)(?P=ticks) *$",
+    r"^(?:<!-- (?P<order>.*?) -->\n)?(?P<indent>"
+    r" *)(?P<ticks>`{3,})(?P<info>[^\n`]*)\n(?P<text>.*?)^(?P=indent)(?P=ticks) *$",
     re.MULTILINE | re.DOTALL,
 )
 INLINE = re.compile(r"(?<!`)`(triton-bundler [^`\n]+)`(?!`)")

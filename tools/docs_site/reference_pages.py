@@ -46,7 +46,8 @@ TRUST = Group("trust", "Trust", "Sign bundles, and say whose signatures count.")
 COMPILING = Group(
     "compiling",
     "Compiling",
-    "Compile on all cores, capture a program without a GPU, generate kernels of a PyTorch function.",
+    "Compile on all cores, capture a program without a GPU, generate kernels of a PyTorch"
+    " function.",
     tuple(
         f"bundler.codegen.{name}"
         for name in ("generate", "GenerateOptions", "Program", "FallbackCall")
@@ -106,10 +107,14 @@ def index_text() -> str:
     """Return the Markdown of the page that lists the others."""
     rows = "".join(f"| [{group.title}]({group.page}.md) | {group.about} |\n" for group in GROUPS)
     also = (
-        "[api.md](../api.md) has the same names in one page with the rules that hold for several of them, the command line, and every "
-        "setting; [format.md](../format.md) is the file format. The public surface is `bundler.__all__`; what is not here may change."
+        "[api.md](../api.md) has the same names in one page with the rules that hold for several of"
+        " them, the command line, and every setting; [format.md](../format.md) is the file format."
+        " The public surface is `bundler.__all__`; what is not here may change."
     )
-    return f"# Reference\n\nMade from the docstrings of the public names.\n\n| page | about |\n|---|---|\n{rows}\n{also}\n"
+    return (
+        "# Reference\n\nMade from the docstrings of the public names.\n\n| page | about"
+        f" |\n|---|---|\n{rows}\n{also}\n"
+    )
 
 
 def reference_pages() -> dict[str, str]:

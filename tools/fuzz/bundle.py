@@ -93,8 +93,14 @@ class Report:
             f"{name:20} {n:8,} {n / max(1, count):7.1%}" for name, n in self.outcomes.most_common()
         ]
         lines += [
-            f"{count:,} bundles in {self.seconds:.1f} s, {count / max(self.seconds, 1e-9):.0f} a second",
-            f"slowest {self.slowest_s:.2f} s (number {self.slowest}); peak memory {self.peak_bytes >> 20} MiB a process",
+            (
+                f"{count:,} bundles in {self.seconds:.1f} s, {count / max(self.seconds, 1e-9):.0f}"
+                " a second"
+            ),
+            (
+                f"slowest {self.slowest_s:.2f} s (number {self.slowest}); peak memory"
+                f" {self.peak_bytes >> 20} MiB a process"
+            ),
             f"{len(self.findings)} findings",
         ]
         return "\n".join(lines)

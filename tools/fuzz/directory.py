@@ -206,9 +206,11 @@ class Case:
                 ]
             )
             with contextlib.suppress(OSError):
-                path.with_name(odd).symlink_to(
-                    "nowhere"
-                ) if chance.random() < 0.3 else path.with_name(odd).write_bytes(b"odd")
+                (
+                    path.with_name(odd).symlink_to("nowhere")
+                    if chance.random() < 0.3
+                    else path.with_name(odd).write_bytes(b"odd")
+                )
         elif plain and kind == "grown":
             grow(path)
         elif plain and kind == "cut":

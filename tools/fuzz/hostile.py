@@ -560,11 +560,9 @@ def _documents() -> Iterator[Attack]:
         "slashes": _document("one", x=" /" * 150_000),
         "triton": _document("one", x="/triton/backends/ " * 5000),
         "quotes": _document("one", x='"\\' * 50_000),
-        "large": plain[:-1]
-        + b', "x": "'
-        + b"x" * 2 * MIB
-        + noise("large", 8000).hex().encode()
-        + b'"}',
+        "large": (
+            plain[:-1] + b', "x": "' + b"x" * 2 * MIB + noise("large", 8000).hex().encode() + b'"}'
+        ),
     }
     for label, data in whole.items():
         yield Attack(f"json/{label}", _replace_metadata(data), heavy=label == "large")
@@ -766,7 +764,9 @@ def _prefix_chain(made: Draft) -> None:
 
 
 def _large_prefixes(made: Draft) -> None:
-    """Hundreds of small frames that each need 30 of others decoded again, more than a reader keeps."""
+    """Hundreds of small frames that each need 30 of others decoded again, more than a
+    reader keeps.
+    """
     made.kernels[0].files += [
         File(f"big{n}.ttir", f"{n}".encode() + bytes(MIB - 9)) for n in range(30)
     ]

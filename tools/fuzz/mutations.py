@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damages bundles: their bytes, their manifest, and their container with the checksums made right."""
+"""Damages bundles: their bytes, their manifest, and their container with the checksums made
+right.
+"""
 
 from __future__ import annotations
 

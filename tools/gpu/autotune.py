@@ -65,7 +65,8 @@ def main() -> int:
             line["peer"],
         ]
         print(
-            f"{'ok  ' if line['ok'] else 'FAIL'}  {line['work']:<{width}}  {'; '.join(w for w in words if w)}"
+            f"{'ok  ' if line['ok'] else 'FAIL'}  {line['work']:<{width}} "
+            f" {'; '.join(w for w in words if w)}"
         )
     options.results.mkdir(parents=True, exist_ok=True)
     path = options.results / "gpu-autotune.json"
@@ -264,8 +265,10 @@ def _cost_rows(raw: dict[str, Any]) -> list[dict[str, Any]]:
                 ratio,
                 "x",
                 most=most,
-                peer=f"{measurement.median(taken):.2f} us; the static handle "
-                f"{measurement.median(handle):.2f} us",
+                peer=(
+                    f"{measurement.median(taken):.2f} us; the static handle "
+                    f"{measurement.median(handle):.2f} us"
+                ),
             )
         )
     return found
@@ -469,7 +472,9 @@ def triton_itself(results: str) -> dict[str, Any]:
 
 
 def cost(bundle: str) -> dict[str, Any]:
-    """Return microseconds of CPU time a launch of the vector add takes, by way, one for each round."""
+    """Return microseconds of CPU time a launch of the vector add takes, by way, one for
+    each round.
+    """
     import torch
     import triton
 
@@ -514,7 +519,9 @@ def cost(bundle: str) -> dict[str, Any]:
 
 
 def untouched() -> dict[str, Any]:
-    """Tune a kernel that adds to its output, with clones on the device and with a copy on the host."""
+    """Tune a kernel that adds to its output, with clones on the device and with a copy on
+    the host.
+    """
     import torch
     import triton
 

@@ -84,13 +84,13 @@ def _jit_row(
     return {
         "check": check,
         # Every kernel that was built is one that the examples launch.
-        "ok": replay["compiles"]
-        == replay["ptxas_calls"]
-        == 0
-        < restored["usable"]
-        == replay["hits"],
-        "found": f"{replay['compiles']} compiles, {replay['hits']} hits, {replay['ptxas_calls']} ptxas calls; "
-        f"{restored['usable']} kernels restored, {restored['rekeyed']} of them rekeyed",
+        "ok": (
+            replay["compiles"] == replay["ptxas_calls"] == 0 < restored["usable"] == replay["hits"]
+        ),
+        "found": (
+            f"{replay['compiles']} compiles, {replay['hits']} hits, {replay['ptxas_calls']} ptxas"
+            f" calls; {restored['usable']} kernels restored, {restored['rekeyed']} of them rekeyed"
+        ),
     }
 
 

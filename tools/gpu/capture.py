@@ -127,7 +127,8 @@ def _captured(folder: Path, only: str, target: str, jobs: str | None) -> dict[st
         )
         if not bundle.is_file():
             raise SystemExit(
-                f"nothing was captured; the command ended with {done.returncode}:\n{done.stdout[-4000:]}"
+                "nothing was captured; the command ended with"
+                f" {done.returncode}:\n{done.stdout[-4000:]}"
             )
         said = json.loads(done.stdout)
         said["seconds"] = time.perf_counter() - started
@@ -255,7 +256,10 @@ def _lines(result: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         (
             "captured without a GPU",
-            f"{captured['kernels']} kernels of {captured['functions']} functions, {captured['launches']} launches, {captured['seconds']} s",
+            (
+                f"{captured['kernels']} kernels of {captured['functions']} functions,"
+                f" {captured['launches']} launches, {captured['seconds']} s"
+            ),
         ),
         ("lines that depend on data", str(len(captured["guesses"]))),
         ("not compiled", str(len(captured["failures"]))),

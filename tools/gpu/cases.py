@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How each kernel of kernels.py is called: by Triton and by us alike, so this file knows neither."""
+"""How each kernel of kernels.py is called: by Triton and by us alike, so this file knows
+neither.
+"""
 
 from __future__ import annotations
 

@@ -129,13 +129,14 @@ def replays(step: Step, folder: Path) -> tuple[list[dict[str, Any]], dict[str, A
             Row(
                 f"restore {label} into an empty directory",
                 restored["usable"] == first["kernels"],
-                f"{restored['usable']} kernels, {restored['files']} files, {restored['seconds'] * 1e3:.1f} ms",
+                f"{restored['usable']} kernels, {restored['files']} files,"
+                f" {restored['seconds'] * 1e3:.1f} ms",
             ),
             Row(
                 f"run again ({label}): compiles",
                 replay["compiles"] == 0 and replay["ptxas_calls"] == 0,
-                f"{replay['compiles']} compiles, {replay['hits']} hits, {replay['ptxas_calls']} ptxas calls, "
-                f"{replay['run_s']:.2f} s (cold {first['run_s']:.2f} s)",
+                f"{replay['compiles']} compiles, {replay['hits']} hits, {replay['ptxas_calls']}"
+                f" ptxas calls, {replay['run_s']:.2f} s (cold {first['run_s']:.2f} s)",
             ),
             Row(
                 f"run again ({label}): numbers, bit for bit",

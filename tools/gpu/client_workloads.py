@@ -50,7 +50,9 @@ class Workload:
 
 
 def available() -> dict[str, Callable[[], Any]]:
-    """Return name -> loader of each workload whose package is installed; the examples always are."""
+    """Return name -> loader of each workload whose package is installed; the examples
+    always are.
+    """
     clients = {"liger": ("liger_kernel", _liger), "fla": ("fla", _fla)}
     found: dict[str, Callable[[], Any]] = {"examples": example_kernels.load}
     return found | {

@@ -81,7 +81,8 @@ def main() -> int:
             row["peer"],
         ]
         print(
-            f"{'ok  ' if row['ok'] else 'FAIL'}  {row['work']:<60}  {'; '.join(w for w in words if w)}"
+            f"{'ok  ' if row['ok'] else 'FAIL'}  {row['work']:<60} "
+            f" {'; '.join(w for w in words if w)}"
         )
     print(f"\nwritten to {measurement.save('gpu-export', {'rows': rows}, options.results)}")
     return 0 if all(row["ok"] for row in rows) else 1
@@ -91,7 +92,9 @@ def main() -> int:
 
 
 def prepare(folder: Path, arch: str | None) -> None:
-    """Export each case, and compile the program for it; `arch` None takes the GPU of this machine."""
+    """Export each case, and compile the program for it; `arch` None takes the GPU of this
+    machine.
+    """
     import torch
 
     from bundler import autotune
@@ -217,7 +220,10 @@ def profiler_rows(folder: Path) -> list[dict[str, Any]]:
             "x",
             least=0.7,
             most=1.05,
-            peer=f"{seen.milliseconds * 1e3:.1f} us, {seen.gb_per_s:,.0f} GB/s; events {events_ms * 1e3:.1f} us",
+            peer=(
+                f"{seen.milliseconds * 1e3:.1f} us, {seen.gb_per_s:,.0f} GB/s; events"
+                f" {events_ms * 1e3:.1f} us"
+            ),
         ),
         measurement.row(
             "facts in a range of the trace",

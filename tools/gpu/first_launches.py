@@ -62,11 +62,17 @@ def rows(
             {
                 "check": f"first launches of {KERNELS} kernels: {words}",
                 "ok": target is None or ratio <= target,
-                "found": f"{measurement.median(seconds[name]) * 1e3:.1f} ms, {ratio:.2f} x the bare loop's {limit * 1e3:.1f} ms"
-                + (
-                    f" (at most {target})"
-                    if target
-                    else f"; imports {measurement.median([r['import_s'] for r in taken[name]]) * 1e3:.0f} ms"
+                "found": (
+                    f"{measurement.median(seconds[name]) * 1e3:.1f} ms, {ratio:.2f} x the bare loop's"
+                    f" {limit * 1e3:.1f} ms"
+                    + (
+                        f" (at most {target})"
+                        if target
+                        else (
+                            "; imports"
+                            f" {measurement.median([r['import_s'] for r in taken[name]]) * 1e3:.0f} ms"
+                        )
+                    )
                 ),
             }
         )
@@ -127,14 +133,17 @@ def _facts(taken: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
         {
             "check": "restore and launch without torch and Triton",
             "ok": not foreign,
-            "found": "neither is in sys.modules"
-            if not foreign
-            else f"imported: {', '.join(foreign)}",
+            "found": (
+                "neither is in sys.modules" if not foreign else f"imported: {', '.join(foreign)}"
+            ),
         },
         {
             "check": "host memory after context creation",
             "ok": growth <= cubins + SPARE_BYTES,
-            "found": f"grew by {growth / 1e6:.1f} MB for {cubins / 1e6:.2f} MB of cubins (at most those + 50 MB)",
+            "found": (
+                f"grew by {growth / 1e6:.1f} MB for {cubins / 1e6:.2f} MB of cubins (at most those"
+                " + 50 MB)"
+            ),
         },
     ]
 

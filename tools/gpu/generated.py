@@ -292,7 +292,10 @@ def _counts(section: str, least: int, modules: list[_Found]) -> list[_Found]:
                     "x",
                     most=_MOST,
                     section=section,
-                    peer=f"Inductor's launch; from {min(ratios):.3f} to {max(ratios):.3f}, {len(ratios)} modules",
+                    peer=(
+                        f"Inductor's launch; from {min(ratios):.3f} to {max(ratios):.3f},"
+                        f" {len(ratios)} modules"
+                    ),
                 )
             )
     return made
@@ -329,9 +332,11 @@ def _corpus_modules(wrappers: list[_Found]) -> list[_Found]:
             found.append(
                 _module("corpus", kernel["kernel"], [kernel], [times] if times else [])
                 | {
-                    "eager": kernel.get("eager") == "compared"
-                    and kernel["written"] > 0
-                    and kernel["off"] <= kernel["loose"],
+                    "eager": (
+                        kernel.get("eager") == "compared"
+                        and kernel["written"] > 0
+                        and kernel["off"] <= kernel["loose"]
+                    ),
                 }
             )
     return found
@@ -358,8 +363,10 @@ def _module(section: str, name: str, kernels: list[_Found], times: list[_Found])
         "name": name,
         "loaded": bool(launched) and (section == "kinds" or len(launched) == len(kernels)),
         # Floats that are added atomically differ between two launches of Inductor's, too.
-        "bits": bool(launched)
-        and all(set(k["unequal"]) <= set(k["unequal_inductor"]) for k in launched),
+        "bits": (
+            bool(launched)
+            and all(set(k["unequal"]) <= set(k["unequal_inductor"]) for k in launched)
+        ),
         "heuristics": sorted({name for kernel in kernels for name in kernel["heuristics"]}),
     }
     for what in ("gpu", "host"):
@@ -383,8 +390,9 @@ def _show(result: _Found) -> int:
     """Print the rows; 1 when a target is missed, or there is nothing."""
     for line in result["rows"]:
         print(
-            f"{'ok  ' if line['ok'] else 'MISS'}  {line['work']:<76} {measurement.shown(line['figure'], line['unit']):>10}  "
-            f"{measurement.target(line)}  {line['peer']}  {', '.join(line.get('wrong', []))}"
+            f"{'ok  ' if line['ok'] else 'MISS'}  {line['work']:<76}"
+            f" {measurement.shown(line['figure'], line['unit']):>10}  {measurement.target(line)} "
+            f" {line['peer']}  {', '.join(line.get('wrong', []))}"
         )
     return 0 if result["rows"] and all(line["ok"] for line in result["rows"]) else 1
 

@@ -316,7 +316,9 @@ def _nearest(
 
 
 def _sums(tensor: torch.Tensor, size: int) -> list[torch.Tensor]:
-    """Return the sums of so many groups of a tensor's numbers, with the groups inside or outside."""
+    """Return the sums of so many groups of a tensor's numbers, with the groups inside or
+    outside.
+    """
     count = tensor.numel() // max(size, 1)
     if count <= 1 or tensor.numel() % size or not tensor.dtype.is_floating_point:
         return []

@@ -58,7 +58,9 @@ def serve(connection: Any, device: str) -> None:
 
 
 def numbers(task: Task, device: str) -> tuple[list[Wrapper], Answer]:
-    """Compile, run on both sides, compare; returns the wrappers, to be timed, and what was found."""
+    """Compile, run on both sides, compare; returns the wrappers, to be timed, and what was
+    found.
+    """
     if isinstance(task, str):
         return _corpus_numbers(Path(task))
     return _kind_numbers(KINDS[task], device)

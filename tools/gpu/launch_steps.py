@@ -175,8 +175,9 @@ def _addresses(library: Any, tensor: Any) -> dict[str, float]:
     found = find_handles()
     if found is None:
         return {
-            f"addresses of {TENSORS} tensors, by torch's data_ptr()": TENSORS
-            * library.data_ptr(tensor, CALLS)
+            f"addresses of {TENSORS} tensors, by torch's data_ptr()": (
+                TENSORS * library.data_ptr(tensor, CALLS)
+            )
         }
     spent = library.address(found.function, id(tensor) + found.offset, CALLS)
     return {f"addresses of {TENSORS} tensors, by torch's function of C": TENSORS * spent}

@@ -166,9 +166,11 @@ def _cases_row(folder: Path) -> dict[str, Any]:
         ok=same,
         theirs=theirs,
         ours=ours,
-        found=f"{len(theirs['numbers'])} cases, the same bits"
-        if same
-        else f"different: {different}; {ours['launchers']}",
+        found=(
+            f"{len(theirs['numbers'])} cases, the same bits"
+            if same
+            else f"different: {different}; {ours['launchers']}"
+        ),
     )
 
 

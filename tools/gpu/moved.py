@@ -69,7 +69,9 @@ def check_all(folder: Path) -> list[dict[str, Any]]:
 def row(
     check: str, done: dict[str, Any], ok: bool, like: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return a row of the table of what a process did; `like` has the results that it should have."""
+    """Return a row of the table of what a process did; `like` has the results that it
+    should have.
+    """
     same = done["bits"] is not None and (like is None or done["bits"] == like["bits"])
     found = f"{done['compiles']} compiles, {done['hits']} hits, {done['moved']} moved"
     if like is not None:

@@ -122,9 +122,15 @@ def _row(cuda: Any, bundle: Bundle, kernel: Kernel) -> dict[str, Any]:
     _check(cuda.cuModuleUnload(module), "cuModuleUnload")
     told = ours.blocks if ours is not None else None
     return {
-        "work": f"{kernel.name}, {kernel.spec.num_warps} warps, {taken.registers} registers, {kernel.spec.shared_bytes} bytes shared",
+        "work": (
+            f"{kernel.name}, {kernel.spec.num_warps} warps, {taken.registers} registers,"
+            f" {kernel.spec.shared_bytes} bytes shared"
+        ),
         "ok": told == blocks.value,
-        "found": f"{told} blocks, the driver says {blocks.value}; held back by {ours.limit if ours is not None else 'what is not known'}",
+        "found": (
+            f"{told} blocks, the driver says {blocks.value}; held back by"
+            f" {ours.limit if ours is not None else 'what is not known'}"
+        ),
     }
 
 

@@ -110,8 +110,8 @@ def _first_rounds(folder: Path) -> dict[str, Any]:
 def row(check: str, done: dict[str, Any], ok: bool) -> dict[str, Any]:
     """Return a row of the table of what a process did."""
     found = (
-        f"{done['launches']} launches, {done['listened']} compiles or hits, {done['benchmarks']} benchmarks; "
-        f"{done['report']} {done['error'][:120]}"
+        f"{done['launches']} launches, {done['listened']} compiles or hits, {done['benchmarks']}"
+        f" benchmarks; {done['report']} {done['error'][:120]}"
     )
     return {"check": check, "ok": bool(ok), **done, "found": found.strip()}
 

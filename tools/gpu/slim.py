@@ -26,7 +26,10 @@ from tools.shared.processes import python_path
 
 MANAGER = "bundler.integrations.triton:BundlerCacheManager"
 _TIMEOUT_S = 300
-_RESTORE = "import bundler, sys; print(len(bundler.restore(sys.argv[1], sys.argv[2], trust='code').companions))"
+_RESTORE = (
+    "import bundler, sys; print(len(bundler.restore(sys.argv[1], sys.argv[2],"
+    " trust='code').companions))"
+)
 _RECORD = """
 import runpy, sys
 import bundler

@@ -249,7 +249,8 @@ def counting_ptxas(folder: Path) -> dict[str, str]:
         return {}
     wrapper = folder / "ptxas"
     wrapper.write_text(
-        f'#!/bin/sh\nif [ "$1" != --version ]; then echo $PPID >> "$GPU_TORCH_PTXAS"; fi\nexec {shlex.quote(str(real))} "$@"\n'
+        '#!/bin/sh\nif [ "$1" != --version ]; then echo $PPID >> "$GPU_TORCH_PTXAS"; fi\nexec'
+        f' {shlex.quote(str(real))} "$@"\n'
     )
     wrapper.chmod(0o755)
     return {"TRITON_PTXAS_PATH": str(wrapper)}
@@ -297,10 +298,15 @@ def line(sample: _Sample) -> str:
     """Return one sample as a line."""
     name = f"{sample['mode']:<13} {sample['variant']:<13} {sample['round']}"
     if "error" in sample:
-        return f"{name}  FAILED: {sample['error'].strip().splitlines()[-1] if sample['error'].strip() else 'no output'}"
+        return (
+            f"{name}  FAILED:"
+            f" {sample['error'].strip().splitlines()[-1] if sample['error'].strip() else 'no output'}"
+        )
     return (
-        f"{name}  load {sample['load_s']:6.2f} s  first {sample['first_s']:7.2f} s  compiles {sample['compiles_in_parent']:4d} "
-        f"+ {sample['compiles'] - sample['compiles_in_parent']:4d}  ptxas {sample['ptxas']:4d}  loss {sample['losses'][-1]}"
+        f"{name}  load {sample['load_s']:6.2f} s  first {sample['first_s']:7.2f} s  compiles"
+        f" {sample['compiles_in_parent']:4d} +"
+        f" {sample['compiles'] - sample['compiles_in_parent']:4d}  ptxas {sample['ptxas']:4d}  loss"
+        f" {sample['losses'][-1]}"
     )
 
 
@@ -311,9 +317,9 @@ def _show(folders: Iterable[Path]) -> None:
         found = _good(samples, mode, variant)
         if found:
             print(
-                f"{mode:<13} {variant:<13} n={len(found)}  load {_median(found, 'load_s'):6.2f} s  "
-                f"first {_median(found, 'first_s'):7.2f} s  compiles at most {_most(found, 'compiles')}  "
-                f"ptxas at most {_most(found, 'ptxas')}"
+                f"{mode:<13} {variant:<13} n={len(found)}  load {_median(found, 'load_s'):6.2f} s "
+                f" first {_median(found, 'first_s'):7.2f} s  compiles at most"
+                f" {_most(found, 'compiles')}  ptxas at most {_most(found, 'ptxas')}"
             )
 
 
@@ -323,8 +329,9 @@ def write(folders: Iterable[Path], results: Path) -> int:
     rows = [row for mode in _MOST_BYTES for row in _rows(samples, mode)]
     for row in rows:
         print(
-            f"{'ok  ' if row['ok'] else 'MISS'}  {row['work']:<66} {measurement.shown(row['figure'], row['unit']):>12}  "
-            f"{measurement.target(row)}  {row['peer']}"
+            f"{'ok  ' if row['ok'] else 'MISS'}  {row['work']:<66}"
+            f" {measurement.shown(row['figure'], row['unit']):>12}  {measurement.target(row)} "
+            f" {row['peer']}"
         )
     facts = {key: samples[0][key] for key in ("machine", "versions", "commit")} if samples else {}
     path = results / "gpu-torch-compile.json"
@@ -396,7 +403,10 @@ def _compared(by_variant: dict[str, list[_Sample]], mode: str) -> Iterable[dict[
     if saved and "mega-cache" in saved:
         for name in ("ours", "ours-winners"):
             share = saved[name]["bytes"] / saved["mega-cache"]["bytes"]
-            peer = f"{saved[name]['bytes'] / 1e6:.3g} MB of {saved['mega-cache']['bytes'] / 1e6:.3g} MB"
+            peer = (
+                f"{saved[name]['bytes'] / 1e6:.3g} MB of"
+                f" {saved['mega-cache']['bytes'] / 1e6:.3g} MB"
+            )
             yield measurement.row(
                 f"{mode}, {name}: bundle, of the mega-cache",
                 share,

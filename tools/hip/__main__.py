@@ -10,7 +10,10 @@ import sys
 from tools.shared import programs
 
 PROGRAMS = {
-    "headers": "compares our numbers, structures and prototypes of the HIP runtime with AMD's headers of five releases"
+    "headers": (
+        "compares our numbers, structures and prototypes of the HIP runtime with AMD's headers of"
+        " five releases"
+    )
 }
 
 if __name__ == "__main__":

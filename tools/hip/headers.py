@@ -159,7 +159,8 @@ def of_headers(include: Path) -> Declared:
             ]
     structure, _, member = _LENGTH.partition(" ")[0].partition(".")
     lines.append(
-        f'printf("places {_LENGTH.replace(" ", "/")} %zu\\n", sizeof((({structure} *)0)->{member}));'
+        f'printf("places {_LENGTH.replace(" ", "/")} %zu\\n", sizeof((({structure}'
+        f" *)0)->{member}));"
     )
     for function in wanted.arguments:
         types = _argument_types(text, function)
@@ -186,7 +187,9 @@ def of_headers(include: Path) -> Declared:
 
 
 def _missing_functions(include: Path) -> list[str]:
-    """Return the functions without which no library is opened and which C headers do not declare."""
+    """Return the functions without which no library is opened and which C headers do not
+    declare.
+    """
     text = _preprocessed(include)
     return sorted(name for name in hip_api.SIGNATURES if _argument_types(text, name) is None)
 
@@ -332,13 +335,15 @@ def main() -> int:
     wrong = [row for row in rows if row["ok"] is False]
     for row in wrong:
         print(
-            f"differs: HIP {row['hip']}, {row['what']}: we have {row['ours']}, it has {row['theirs']}"
+            f"differs: HIP {row['hip']}, {row['what']}: we have {row['ours']}, it has"
+            f" {row['theirs']}"
         )
     if options.check:
         committed = json.loads((options.results / f"{RESULT}.json").read_text())
         if committed["rows"] != rows:
             print(
-                f"the rows are not those of {options.results / RESULT}.json; run this without --check"
+                f"the rows are not those of {options.results / RESULT}.json; run this without"
+                " --check"
             )
             return 1
     else:
@@ -351,7 +356,8 @@ def main() -> int:
         )
     silent = [row for row in rows if row["ok"] is None]
     print(
-        f"{len(rows) - len(silent)} compared, {len(wrong)} differ; {len(silent)} are not declared, or cannot be asked for"
+        f"{len(rows) - len(silent)} compared, {len(wrong)} differ; {len(silent)} are not declared,"
+        " or cannot be asked for"
     )
     return 1 if wrong else 0
 
@@ -389,7 +395,8 @@ def _unpack(source: Source, folder: Path, into: Path) -> None:
         got = hashlib.file_digest(stream, "sha256").hexdigest()
     if got != source.digest:
         raise SystemExit(
-            f"{file} has the digest {got}, and {source.digest} was expected; remove it, and run this again"
+            f"{file} has the digest {got}, and {source.digest} was expected; remove it, and run"
+            " this again"
         )
     if file.suffix == ".deb":
         subprocess.run(["dpkg-deb", "-x", file, into], check=True)

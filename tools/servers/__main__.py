@@ -11,7 +11,10 @@ from tools.shared import programs
 
 PROGRAMS = {
     "wheels": "downloads vLLM and SGLang, and unpacks their Python files",
-    "trees": "a cache laid out by vLLM's own code, packed, restored under another root, refused for other ranks",
+    "trees": (
+        "a cache laid out by vLLM's own code, packed, restored under another root, refused for"
+        " other ranks"
+    ),
 }
 
 if __name__ == "__main__":

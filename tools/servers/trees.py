@@ -50,7 +50,8 @@ def main() -> int:
     for row in rows:
         print(f"{'ok  ' if row['ok'] else 'FAIL'}  {row['check']:<58}  {row['found']}")
     print(
-        f"\nwritten to {measurement.save('server-trees', {'vllm': RELEASES['vllm'], 'rows': rows}, options.results)}"
+        "\nwritten to"
+        f" {measurement.save('server-trees', {'vllm': RELEASES['vllm'], 'rows': rows}, options.results)}"
     )
     return 0 if all(row["ok"] for row in rows) else 1
 

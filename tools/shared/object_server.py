@@ -179,7 +179,9 @@ class ObjectServer:
         )
 
     def drop_links(self) -> None:
-        """Close every connection in the middle of what it does; called in the server's own thread."""
+        """Close every connection in the middle of what it does; called in the server's own
+        thread.
+        """
         for link in list(self._links):
             link.abort()
 

@@ -26,7 +26,7 @@ _EXTENSIONS = (
 def missing_extensions() -> list[str]:
     """Return the names of extensions that the bundler which would be imported does not have."""
     spec = importlib.util.find_spec("bundler")
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()] if spec else []
     return [
         name.rpartition("/")[2]
         for name in _EXTENSIONS
@@ -57,8 +57,9 @@ def run(package: str, programs: Mapping[str, str]) -> int:
     options = parser.parse_args()
     if package in _OF_EXTENSIONS and (missing := missing_extensions()):
         print(
-            f"note: bundler has no {', '.join(missing)} here, so that this is about Python alone; `make "
-            f"{package.rpartition('.')[2]} PROGRAM={options.program}` builds them first, with a C compiler",
+            f"note: bundler has no {', '.join(missing)} here, so that this is about Python alone;"
+            f" `make {package.rpartition('.')[2]} PROGRAM={options.program}` builds them first,"
+            " with a C compiler",
             file=sys.stderr,
         )
     module = importlib.import_module(f"{package}.{options.program.replace('-', '_')}")

@@ -10,7 +10,10 @@ import sys
 from tools.shared import programs
 
 PROGRAMS = {
-    "race": "processes on two mounts of one directory that push, restore and count at once, beside Triton's own cache",
+    "race": (
+        "processes on two mounts of one directory that push, restore and count at once, beside"
+        " Triton's own cache"
+    ),
 }
 
 if __name__ == "__main__":

@@ -79,7 +79,9 @@ _SET_MODE, _SET_SIZE, _SET_TIME, _SET_TIME_NOW = 1, 8, 32, 256
 
 @dataclass(frozen=True)
 class Call:
-    """One request of the kernel: its number, its own name, the node that it is about, and the rest."""
+    """One request of the kernel: its number, its own name, the node that it is about, and
+    the rest.
+    """
 
     number: int
     unique: int

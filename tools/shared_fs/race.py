@@ -74,7 +74,8 @@ def main() -> int:
             found[kind] = race(kind, bundle, options.seconds, options.processes, options.seed)
             print(f"{kind}: {summary(found[kind])}", flush=True)
     print(
-        f"written to {measurement.save(RESULT, {'seconds': options.seconds, 'kinds': found}, options.results)}"
+        "written to"
+        f" {measurement.save(RESULT, {'seconds': options.seconds, 'kinds': found}, options.results)}"
     )
     return 1 if any(one["wrong"] for one in found.values()) else 0
 
@@ -190,6 +191,7 @@ def summary(found: dict[str, Any]) -> str:
     """Return what happened in one line."""
     peer = {name: times for name, times in found["peer"].items() if name != "puts"}
     return (
-        f"{sum(found['done'].values()):,} acts, {found['counted']:,} counts, {found['lost']} of them lost, {len(found['wrong'])} wrong, "
-        f"{sum(found['typed'].values())} errors of ours; Triton: {found['peer'].get('puts', 0)} puts, errors {peer}"
+        f"{sum(found['done'].values()):,} acts, {found['counted']:,} counts, {found['lost']} of"
+        f" them lost, {len(found['wrong'])} wrong, {sum(found['typed'].values())} errors of ours;"
+        f" Triton: {found['peer'].get('puts', 0)} puts, errors {peer}"
     )

@@ -10,9 +10,15 @@ import sys
 from tools.shared import programs
 
 PROGRAMS = {
-    "release": "wheels and source distribution, built twice and the same both times, bills of materials, and digests",
+    "release": (
+        "wheels and source distribution, built twice and the same both times, bills of materials,"
+        " and digests"
+    ),
     "trial": "checks the built files, installs each on each Python, and uses it",
-    "texts": "tag, versions, CHANGELOG, citation, recipe and image file agree with each other and their forms",
+    "texts": (
+        "tag, versions, CHANGELOG, citation, recipe and image file agree with each other and their"
+        " forms"
+    ),
     "bill": "the bill of materials of a wheel, as CycloneDX",
 }
 

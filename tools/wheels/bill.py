@@ -60,7 +60,9 @@ def bill_of(wheel: Path, tested: Mapping[str, str]) -> dict[str, Any]:
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
-        "serialNumber": f"urn:uuid:{uuid.UUID(bytes=hashlib.sha256(data).digest()[:16], version=4)}",
+        "serialNumber": (
+            f"urn:uuid:{uuid.UUID(bytes=hashlib.sha256(data).digest()[:16], version=4)}"
+        ),
         "metadata": {"timestamp": built.isoformat().replace("+00:00", "Z"), "component": itself},
         "components": needed,
         "dependencies": [

@@ -38,7 +38,10 @@ _MACHINES = ("x86_64", "aarch64")
 # -s, since nobody debugs them from a wheel. One level of optimization, since each Python brings
 # another; without it zig would also check for undefined behavior.
 _FLAGS = "-g0 -O2 -fno-sanitize=undefined -ffile-prefix-map={folder}=."
-_BACKEND = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2], {options})"
+_BACKEND = (
+    "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2],"
+    " {options})"
+)
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,8 @@ def kinds_for(interpreters: Sequence[Interpreter]) -> tuple[list[Kind], list[str
                 kinds.append(kind)
             else:
                 left_out.append(
-                    f"no {kind}: the headers of {interpreter.program} cannot be compiled for {machine}"
+                    f"no {kind}: the headers of {interpreter.program} cannot be compiled for"
+                    f" {machine}"
                 )
     return kinds, left_out
 
@@ -176,7 +180,9 @@ def _compiling(kind: Kind, source: Path) -> dict[str, str]:
     return {
         "CC": command,
         "LDSHARED": f"{command} -shared -Wl,-s",
-        "CFLAGS": f"{_FLAGS.format(folder=source)} {_split_headers(kind.interpreter, source.parent)}",
+        "CFLAGS": (
+            f"{_FLAGS.format(folder=source)} {_split_headers(kind.interpreter, source.parent)}"
+        ),
         "SETUPTOOLS_EXT_SUFFIX": suffix,
         "ARCHFLAGS": "",
     }
@@ -305,7 +311,10 @@ def main() -> int:
         nargs="+",
         metavar="VERSION",
         default=interpreters.SUPPORTED,
-        help="which Python versions to build for; default: 3.11 3.12 3.13, of which those that are here",
+        help=(
+            "which Python versions to build for; default: 3.11 3.12 3.13, of which those that are"
+            " here"
+        ),
     )
     arguments = parser.parse_args()
     found = interpreters.find(arguments.python)

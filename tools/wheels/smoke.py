@@ -28,7 +28,9 @@ _CALLED = {"_kernel_writer": "begin_writing", "_kernel_reader": "begin_reading"}
 
 
 def counted() -> dict[str, int]:
-    """Count calls of the extensions from now on; one that was not built is not in what is returned."""
+    """Count calls of the extensions from now on; one that was not built is not in what is
+    returned.
+    """
     counts: dict[str, int] = {}
     for name, function in _CALLED.items():
         try:
@@ -64,7 +66,8 @@ def tree_digest(root: Path) -> str:
     metadata has, are left out.
     """
     lines = [
-        f"{path.relative_to(root)} {hashlib.sha256(path.read_bytes().replace(str(root).encode(), b'')).hexdigest()}"
+        f"{path.relative_to(root)}"
+        f" {hashlib.sha256(path.read_bytes().replace(str(root).encode(), b'')).hexdigest()}"
         for path in sorted(root.rglob("*"))
         if path.is_file()
     ]

@@ -46,7 +46,10 @@ def faults(root: Path, tag: str | None = None) -> Iterator[str]:
     for name, expression in _PLACES.items():
         found = re.findall(expression, (root / name).read_text(encoding="utf-8"), re.MULTILINE)
         if found != [version]:
-            yield f"{name} has the version {', '.join(found) or 'nowhere'}, expected {version}, as pyproject.toml has it"
+            yield (
+                f"{name} has the version {', '.join(found) or 'nowhere'}, expected {version}, as"
+                " pyproject.toml has it"
+            )
     changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
     yield from changelog_faults(changelog, version)
     if tag is not None:
@@ -54,7 +57,10 @@ def faults(root: Path, tag: str | None = None) -> Iterator[str]:
         if tag != f"v{version}":
             yield f"the tag is {tag}, expected v{version}, as pyproject.toml has it"
         if not first.startswith(f"[{version}] - "):
-            yield f"the first heading of CHANGELOG.md is {first!r}, expected [{version}] - and the day, in a release"
+            yield (
+                f"the first heading of CHANGELOG.md is {first!r}, expected [{version}] - and the"
+                " day, in a release"
+            )
 
 
 def changelog_faults(text: str, version: str) -> Iterator[str]:
@@ -67,7 +73,10 @@ def changelog_faults(text: str, version: str) -> Iterator[str]:
             headings.append(line[3:])
             sections = []
             if not _is_heading(line[3:]):
-                yield f"{place} is no heading of a release, as [1.2.3] - 2026-01-31, and not [Unreleased]"
+                yield (
+                    f"{place} is no heading of a release, as [1.2.3] - 2026-01-31, and not"
+                    " [Unreleased]"
+                )
         elif line.startswith("### "):
             if line[4:] not in SECTIONS or line[4:] in sections:
                 yield f"{place}: expected each once, of {', '.join(SECTIONS)}"
@@ -82,7 +91,10 @@ def changelog_faults(text: str, version: str) -> Iterator[str]:
         if (found := _RELEASED.fullmatch(one))
     ]
     if releases != sorted(set(releases), reverse=True):
-        yield f"CHANGELOG.md has the headings {', '.join(headings)}; expected each once, the newest first"
+        yield (
+            f"CHANGELOG.md has the headings {', '.join(headings)}; expected each once, the newest"
+            " first"
+        )
     if not any(one.startswith((f"[{version}]", "[Unreleased]")) for one in headings):
         yield f"CHANGELOG.md names neither {version} nor Unreleased"
 
@@ -111,8 +123,9 @@ def program_faults(root: Path) -> Iterator[str]:
     # package.
     render = (
         "import sys, rattler_build as r; recipe, variants = (type.from_file(path) for type, path in"
-        " ((r.Stage0Recipe, sys.argv[1]), (r.VariantConfig, sys.argv[2])));"
-        "print('; '.join(f'{one.recipe.package.name} {one.recipe.package.version} {one.recipe.build.string}' for one in recipe.render(variants)))"
+        " ((r.Stage0Recipe, sys.argv[1]), (r.VariantConfig, sys.argv[2])));print(';"
+        " '.join(f'{one.recipe.package.name} {one.recipe.package.version}"
+        " {one.recipe.build.string}' for one in recipe.render(variants)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", render, RECIPE, VARIANTS],
@@ -162,7 +175,8 @@ def main() -> int:
         sys.stderr.write(f"texts: {fault}\n")
     if not found:
         print(
-            f"texts agree with each other, and with {arguments.tag or 'no tag, since the commit has none'}"
+            "texts agree with each other, and with"
+            f" {arguments.tag or 'no tag, since the commit has none'}"
         )
     return 1 if found else 0
 

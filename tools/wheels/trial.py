@@ -115,7 +115,9 @@ def try_file(file: Path, interpreter: Interpreter, house: Path, folder: Path) ->
 
 
 def trials(files: list[Path], found: list[Interpreter], folder: Path) -> Iterator[str]:
-    """Try each file on each interpreter that it fits, print a line each, and yield what is wrong."""
+    """Try each file on each interpreter that it fits, print a line each, and yield what is
+    wrong.
+    """
     pairs = [(file, one) for one in found for file in files if fits(file.name, one)]
     pins = [f"{name}=={pinned_versions()[name]}" for name in _NEEDED]
     houses = {one: folder / f"house-{one.version}" for one in found}
@@ -168,7 +170,8 @@ def picks(folder: Path, scratch: Path) -> Iterator[str]:
     for number, (version, system, expected) in enumerate(PICKS):
         if not list(folder.glob(f"*{expected}.whl")):
             print(
-                f"skipped: there is no {expected[1:]}, which pip would take on Python {version}, {system}"
+                f"skipped: there is no {expected[1:]}, which pip would take on Python {version},"
+                f" {system}"
             )
             continue
         place = scratch / f"pick-{number}"
@@ -234,7 +237,8 @@ def main() -> int:
         faults += [*trials(files, found, Path(scratch)), *picks(arguments.folder, Path(scratch))]
     for version in sorted(set(arguments.python) - {one.version for one in found}):
         print(
-            f"skipped: Python {version}, of which there is no interpreter with venv and headers here"
+            f"skipped: Python {version}, of which there is no interpreter with venv and headers"
+            " here"
         )
     for file in files:
         if not any(fits(file.name, one) for one in found):
@@ -264,7 +268,10 @@ def problems_of(file: Path) -> Iterator[str]:
         ]
         found = {Path(path).name.partition(".")[0] for path in objects}
         if found != promised(file.name):
-            yield f"{file.name} has the extensions {sorted(found)}, expected {sorted(promised(file.name))}"
+            yield (
+                f"{file.name} has the extensions {sorted(found)}, expected"
+                f" {sorted(promised(file.name))}"
+            )
         for path in objects:
             yield from _object_problems(file, Path(path))
     tag = re.search(r"manylinux_\d+_\d+_\w+(?=\.whl)", file.name)
@@ -306,7 +313,9 @@ def _from_program(module: str, *words: str, expected: str = "") -> Iterator[str]
     command = [sys.executable, "-m", module, *words]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode or expected not in " ".join(done.stdout.split()):
-        yield f"{module} {' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}".rstrip()
+        yield (
+            f"{module} {' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}".rstrip()
+        )
 
 
 if __name__ == "__main__":

@@ -65,13 +65,19 @@ class _Usage(Struct, frozen=True):
     "usage",
     multiple=True,
     metavar="FILE",
-    help="What TRITON_BUNDLER_REPORT made processes write: how often each kernel was found. Repeat it.",
+    help=(
+        "What TRITON_BUNDLER_REPORT made processes write: how often each kernel was found."
+        " Repeat it."
+    ),
 )
 @click.option(
     "--misses",
     "with_misses",
     is_flag=True,
-    help="Also say what the latest process here compiled although it was recorded in FIRST, or nearly, and why.",
+    help=(
+        "Also say what the latest process here compiled although it was recorded in FIRST, or"
+        " nearly, and why."
+    ),
 )
 @click.option(
     "--max-bytes",
@@ -125,11 +131,13 @@ def report(
     replace_content(output, data)
     if page.with_texts < page.kernels:
         screen.warn(
-            f"{output} has the texts of {page.with_texts:,} of {wording.count(page.kernels, 'kernel')}, those that took "
-            f"longest to compile; --max-bytes {wording.size(max_bytes)} leaves no room for more"
+            f"{output} has the texts of {page.with_texts:,} of"
+            f" {wording.count(page.kernels, 'kernel')}, those that took longest to compile;"
+            f" --max-bytes {wording.size(max_bytes)} leaves no room for more"
         )
     screen.done(
-        f"wrote {output}: {wording.count(page.kernels, 'kernel')}, {wording.size(len(data))}; open it in a browser"
+        f"wrote {output}: {wording.count(page.kernels, 'kernel')}, {wording.size(len(data))}; open"
+        " it in a browser"
     )
     screen.finish(
         {
@@ -168,7 +176,8 @@ def _hits_of(paths: tuple[str, ...]) -> dict[str, int]:
             found.update(msgspec.json.decode(content, type=_Usage).hits_of)
         except msgspec.MsgspecError as error:
             raise FormatError(
-                f"{path}: expected the report of a process, as TRITON_BUNDLER_REPORT names it: {error}",
+                f"{path}: expected the report of a process, as TRITON_BUNDLER_REPORT names it:"
+                f" {error}",
                 path=path,
             ) from error
     return dict(found)

@@ -130,7 +130,9 @@ def report_page(
 
 
 def _fewer(figures: Sequence[KernelFigures], chosen: set[str], share: float) -> set[str]:
-    """Return this share of what was chosen, and a little less: those that took longest to compile."""
+    """Return this share of what was chosen, and a little less: those that took longest to
+    compile.
+    """
     number = int(len(chosen) * max(0.0, min(share, 1.0)) * 0.9)
     longest = sorted(
         (one for one in figures if one.key in chosen),

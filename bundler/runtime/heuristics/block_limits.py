@@ -66,7 +66,9 @@ def max_block(axis: str, setting: Setting) -> int:
 
 
 def check_hints(hints: SizeHints) -> None:
-    """Raise `ConfigError` unless the hints name known axes, and x among them, with powers of two."""
+    """Raise `ConfigError` unless the hints name known axes, and x among them, with powers
+    of two.
+    """
     if "x" not in hints or not hints.keys() <= _MAX_BLOCK.keys():
         raise ConfigError(
             f"size hints: expected sizes for x and any of y, z, r0_, r1_, got {dict(hints)!r:.80}",
@@ -75,7 +77,8 @@ def check_hints(hints: SizeHints) -> None:
     for axis, size in hints.items():
         if type(size) is not int or size < 1 or size & (size - 1):
             raise ConfigError(
-                f"size hints: {axis} is {size!r}, expected a power of two; round it up, as {axis}={_rounded(size)}",
+                f"size hints: {axis} is {size!r}, expected a power of two; round it up, as"
+                f" {axis}={_rounded(size)}",
                 axis=axis,
                 got=size,
             )
@@ -122,7 +125,8 @@ def grow_for_grid(x: int, hint: int, warps: int, setting: Setting) -> int:
         x, blocks = x * 2, blocks // 2
     if blocks > MAX_GRID[0]:
         raise ConfigError(
-            f"size hint x={hint}: {blocks} blocks of {x} do not fit a grid of {MAX_GRID[0]}; split the problem",
+            f"size hint x={hint}: {blocks} blocks of {x} do not fit a grid of {MAX_GRID[0]}; split"
+            " the problem",
             got=blocks,
             limit=MAX_GRID[0],
         )

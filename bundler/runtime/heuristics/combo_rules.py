@@ -175,7 +175,8 @@ def _candidates(kernel: SubKernel, setting: Setting) -> list[Config]:
             return persistent_reduction_configs(kernel.hints, own, hint=kernel.reduction_hint)
         case _:
             raise ConfigError(
-                f"combination: {kernel.kind!r} kernels cannot be combined; expected pointwise or reductions",
+                f"combination: {kernel.kind!r} kernels cannot be combined; expected pointwise or"
+                " reductions",
                 got=kernel.kind,
             )
 
@@ -223,7 +224,9 @@ def _merged(changes: Sequence[Mapping[str, object]]) -> dict[str, object]:
 
 
 def shared_blocks(hints: SizeHints) -> dict[str, int]:
-    """Return the blocks of a combined kernel that is not tuned and in which all kernels share them."""
+    """Return the blocks of a combined kernel that is not tuned and in which all kernels
+    share them.
+    """
     if "y" in hints:
         return {"XBLOCK": _SHARED_SQUARE, "YBLOCK": _SHARED_SQUARE}
     return {"XBLOCK": _SHARED_X}

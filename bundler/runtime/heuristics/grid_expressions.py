@@ -121,7 +121,8 @@ def expressions_of(grid: Grid, blocks: Blocks) -> GridExpressions:
     kind = next((terms for function, terms in _KINDS if function is grid), None)
     if kind is None:
         raise ConfigError(
-            "grid: a function of the user's has no text; write the grid as text, such as TextGrid('-(-n // BLOCK)')"
+            "grid: a function of the user's has no text; write the grid as text, such as"
+            " TextGrid('-(-n // BLOCK)')"
         )
     return _of_terms(kind(blocks))
 

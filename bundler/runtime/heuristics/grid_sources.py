@@ -154,7 +154,10 @@ def grid_function(name: str, grid: GridExpressions, backend: str, cluster: int =
         lines += [f"  if ({names[size]} < 0) bundler_bad = 1;" for size in grid.sizes]
     x, y, z = limits_of(backend)
     lines += [
-        f"  return bundler_grid_of(bundler_x, bundler_y, bundler_z, {x // cluster}, {y}, {z}, bundler_bad, grid);",
+        (
+            f"  return bundler_grid_of(bundler_x, bundler_y, bundler_z, {x // cluster}, {y}, {z},"
+            " bundler_bad, grid);"
+        ),
         "}",
     ]
     return "\n".join(lines)

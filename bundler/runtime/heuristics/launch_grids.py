@@ -78,7 +78,9 @@ def grid_3d(blocks: Blocks, sizes: Sizes) -> LaunchGrid:
 
 
 def grid_2d_with_overflow(blocks: Blocks, sizes: Sizes) -> LaunchGrid:
-    """Cover x and y; where y needs too many blocks, z multiplies them, and the kernel counts both."""
+    """Cover x and y; where y needs too many blocks, z multiplies them, and the kernel
+    counts both.
+    """
     return _cover("x", blocks, sizes), *_overflowing(_cover("y", blocks, sizes))
 
 
@@ -131,7 +133,8 @@ class PrecomputedGrid:
             if all(name in blocks and blocks[name] == value for name, value in wanted.items()):
                 return grid
         raise ConfigError(
-            f"grid: none was computed for {dict(blocks)}; known: {count(len(self.candidates), 'other')}"
+            f"grid: none was computed for {dict(blocks)}; known:"
+            f" {count(len(self.candidates), 'other')}"
         )
 
 

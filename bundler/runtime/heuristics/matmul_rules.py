@@ -61,7 +61,8 @@ def persistent_matmul_configs(hints: SizeHints, setting: Setting) -> list[Config
 def _tile(hints: SizeHints, x: int, y: int, warps: int, stages: int) -> Config:
     if len(hints) not in {_PLAIN, _BATCHED}:
         raise ConfigError(
-            f"matrix product: expected sizes for x, y and r0_, and z for batches; got {dict(hints)}",
+            "matrix product: expected sizes for x, y and r0_, and z for batches; got"
+            f" {dict(hints)}",
             got=dict(hints),
         )
     batch = {"ZBLOCK": 1} if len(hints) == _BATCHED else {}

@@ -62,7 +62,8 @@ def persistent_reduction_configs(
         configs = _mix_order(configs, hints, setting)
     if not configs:
         raise ConfigError(
-            f"persistent reduction: no tile holds a row of {rows(hints)} elements; loop over it instead"
+            f"persistent reduction: no tile holds a row of {rows(hints)} elements; loop over it"
+            " instead"
         )
     configs = one_for_determinism(configs, setting)
     return unique(raise_to_floors(configs, hints, setting))

@@ -39,7 +39,8 @@ def pointwise_configs(
     check_hints(hints)
     if setting.facts.no_x_dim or set(hints) != set("xyz"[: len(hints)]):
         raise ConfigError(
-            f"pointwise: expected sizes for x, x and y, or x, y and z, with a block along x; got {dict(hints)}",
+            "pointwise: expected sizes for x, x and y, or x, y and z, with a block along x; got"
+            f" {dict(hints)}",
             got=dict(hints),
         )
     block = max(_LEAST_BLOCK, min(product(hints.values()) // _PROGRAMS, _MOST_BLOCK))

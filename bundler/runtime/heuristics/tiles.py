@@ -147,7 +147,8 @@ def spread_row(hints: SizeHints, setting: Setting, r: int) -> dict[str, int]:
         left //= blocks[axis]
     if left > 1:
         raise ConfigError(
-            f"a row of {min(r, rows(hints))} elements does not fit the largest blocks; loop over it, or split it",
+            f"a row of {min(r, rows(hints))} elements does not fit the largest blocks; loop over"
+            " it, or split it",
             got=r,
         )
     return blocks

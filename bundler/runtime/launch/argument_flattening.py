@@ -75,8 +75,8 @@ class _NestedArguments:
         rank = piece.rank or 0
         if not is_descriptor(value) or len(value.shape) != rank or len(value.strides) != rank:
             raise CannotLaunchStatically(
-                f"{self._plan.kernel}: argument {piece.name!r}: expected a tensor descriptor of {count(rank, 'dimension')}, "
-                f"got {type(value).__name__}",
+                f"{self._plan.kernel}: argument {piece.name!r}: expected a tensor descriptor of"
+                f" {count(rank, 'dimension')}, got {type(value).__name__}",
                 kernel=self._plan.kernel,
                 argument=piece.name,
                 expected=rank,

@@ -162,7 +162,8 @@ class _Rules:
         if is_constant(value):
             return ArgumentType(CONSTEXPR, value)
         raise CannotLaunchStatically(
-            f"argument {self.name!r}: expected a tensor, number, None, tuple or constant, got {type(value).__name__}",
+            f"argument {self.name!r}: expected a tensor, number, None, tuple or constant, got"
+            f" {type(value).__name__}",
             argument=self.name,
             got=type(value).__name__,
         )
@@ -205,7 +206,9 @@ def is_descriptor(value: Any) -> bool:
 
 
 def is_constant(value: Any) -> bool:
-    """Whether a value is one of Triton's that is compiled in: a wrapped constant or a JIT function."""
+    """Whether a value is one of Triton's that is compiled in: a wrapped constant or a JIT
+    function.
+    """
     return hasattr(value, "cache_key") or type(value).__name__ == CONSTEXPR
 
 

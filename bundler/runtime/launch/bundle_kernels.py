@@ -119,8 +119,9 @@ class Kernels(Mapping[str, StaticKernel]):
             )
         targets = sorted({str(kernel.target) for kernel in self._bundle.kernels})
         raise NotFound(
-            f"no kernel {name!r} for {self._driver.backend}; there are {', '.join(self._found) or 'none'} "
-            f"(the bundle is for {', '.join(targets) or 'nothing'})",
+            f"no kernel {name!r} for {self._driver.backend}; there are"
+            f" {', '.join(self._found) or 'none'} (the bundle is for"
+            f" {', '.join(targets) or 'nothing'})",
             name=name,
         )
 
@@ -137,7 +138,10 @@ class Kernels(Mapping[str, StaticKernel]):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Kernels {count(len(self), 'name')} on {self._driver.backend} ({self._driver.launch_path})>"
+        return (
+            f"<Kernels {count(len(self), 'name')} on {self._driver.backend}"
+            f" ({self._driver.launch_path})>"
+        )
 
     @property
     def driver(self) -> Driver:

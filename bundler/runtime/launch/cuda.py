@@ -98,14 +98,15 @@ class CudaDriver(NativeDriver):
         status = self._library.cuInit(0)
         if status == api.NOT_INITIALIZED:
             raise DriverUnavailable(
-                "CUDA cannot be used in this process: it was in use before the process was forked; start processes with "
-                "multiprocessing's 'spawn' or 'forkserver'",
+                "CUDA cannot be used in this process: it was in use before the process was forked;"
+                " start processes with multiprocessing's 'spawn' or 'forkserver'",
                 backend=self.backend,
                 status=status,
             )
         if status:
             raise DriverUnavailable(
-                f"CUDA cannot be used here: {self._words(status)}; is there a GPU, and does CUDA_VISIBLE_DEVICES show it?",
+                f"CUDA cannot be used here: {self._words(status)}; is there a GPU, and does"
+                " CUDA_VISIBLE_DEVICES show it?",
                 backend=self.backend,
                 status=status,
             )
@@ -317,8 +318,8 @@ def _encode_tensor_map(
     if not len(shape) == len(strides) == rank or strides[-1] != 1:
         _refuse(
             plan,
-            f"a tensor descriptor has shape {shape} and strides {strides}; this kernel takes {rank} dimensions, "
-            "the last of them contiguous",
+            f"a tensor descriptor has shape {shape} and strides {strides}; this kernel takes {rank}"
+            " dimensions, the last of them contiguous",
         )
     if wanted.fp4_padded:
         shape[-1] *= 2
@@ -363,9 +364,10 @@ def _encode(
     if status:
         _refuse(
             plan,
-            f"the driver makes no tensor map (status {status}) of address {address:#x}, shape {list(shape)}, "
-            f"strides {list(strides)}, block {list(wanted.block_size)}, element type {element}, "
-            f"swizzle {wanted.swizzle}; an address is a multiple of 16, and so are the strides in bytes",
+            f"the driver makes no tensor map (status {status}) of address {address:#x}, shape"
+            f" {list(shape)}, strides {list(strides)}, block {list(wanted.block_size)}, element"
+            f" type {element}, swizzle {wanted.swizzle}; an address is a multiple of 16, and so are"
+            " the strides in bytes",
         )
     encoded = memory.raw[start : start + TENSOR_MAP_BYTES]
     last_byte = sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))

@@ -52,8 +52,8 @@ def check_device(kernel: str, argument: str, found: int | None, device: int, wha
         return
     where = "host memory" if found is None or found < 0 else f"device {found}"
     raise CannotLaunchStatically(
-        f"{kernel}: argument {argument!r} is {what} in {where}, and the kernel is launched on device {device}; "
-        "move it there, or make its device the current one",
+        f"{kernel}: argument {argument!r} is {what} in {where}, and the kernel is launched on"
+        f" device {device}; move it there, or make its device the current one",
         kernel=kernel,
         argument=argument,
         expected=device,

@@ -33,8 +33,8 @@ def check_fits(plan: LaunchPlan, found: DeviceProperties, device: int) -> None:
     """
     if plan.target.arch != found.arch:
         raise ToolchainMismatch(
-            f"{plan.kernel}: compiled for {plan.target.backend}:{plan.target.arch}, but device {device} is "
-            f"{plan.target.backend}:{found.arch}; compile it for that one",
+            f"{plan.kernel}: compiled for {plan.target.backend}:{plan.target.arch}, but device"
+            f" {device} is {plan.target.backend}:{found.arch}; compile it for that one",
             kernel=plan.kernel,
             expected=plan.target.arch,
             got=found.arch,

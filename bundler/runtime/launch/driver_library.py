@@ -42,8 +42,8 @@ class Library:
                 getattr(self._library, function).argtypes = types
         except (OSError, AttributeError) as error:
             raise DriverUnavailable(
-                f"{backend} kernels need the driver's library {name}, which cannot be used here: {error}; install the "
-                "GPU's driver, or run where there is one",
+                f"{backend} kernels need the driver's library {name}, which cannot be used here:"
+                f" {error}; install the GPU's driver, or run where there is one",
                 backend=backend,
                 library=name,
             ) from error

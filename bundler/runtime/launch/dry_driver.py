@@ -120,7 +120,9 @@ class DryDriver:
         return None if address in self.host_addresses else self.current
 
     def tensor_map(self, plan: LaunchPlan, tensor_map: TensorMap, descriptor: Any) -> bytes:
-        """Return bytes that tell the descriptor's address, as no GPU is there to read a real map."""
+        """Return bytes that tell the descriptor's address, as no GPU is there to read a
+        real map.
+        """
         address: int = descriptor.base.data_ptr()
         return address.to_bytes(8, "little").ljust(TENSOR_MAP_BYTES, b"\0")
 

@@ -91,7 +91,8 @@ class HipDriver(NativeDriver):
         if status:
             self._forget()
             why = (
-                "it was in use before this process was forked; start processes with multiprocessing's 'spawn'"
+                "it was in use before this process was forked; start processes with"
+                " multiprocessing's 'spawn'"
                 if status == api.NOT_INITIALIZED
                 else f"{self._words(status)}; is there a GPU, and does HIP_VISIBLE_DEVICES show it?"
             )
@@ -150,7 +151,8 @@ class HipDriver(NativeDriver):
             extended = self._library.find(api.LAUNCH_EXTENDED)
             if extended is None:
                 raise DriverError(
-                    f"{plan.kernel}: clusters need {api.LAUNCH_EXTENDED}, which this HIP library lacks; update it",
+                    f"{plan.kernel}: clusters need {api.LAUNCH_EXTENDED}, which this HIP library"
+                    " lacks; update it",
                     kernel=plan.kernel,
                 )
         elif plan.cooperative:

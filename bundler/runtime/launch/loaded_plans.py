@@ -65,8 +65,8 @@ class PlanLoader:
             return found
         if os.getpid() != self._process:
             raise DriverUnavailable(
-                f"{kernel.name}: this process was forked after its parent opened the driver, which does not survive that; "
-                "load the bundle here, in a process started by spawn",
+                f"{kernel.name}: this process was forked after its parent opened the driver, which"
+                " does not survive that; load the bundle here, in a process started by spawn",
                 kernel=kernel.name,
             )
         with self._lock:

@@ -278,8 +278,8 @@ class NativeDriver(ABC):
             )
         if status == launchers.BAD_GRID:
             raise CannotLaunchStatically(
-                f"{plan.kernel}: a grid is three whole numbers from 0 to {launchers.MAX_GRID}, the first of them times "
-                f"the blocks of a cluster ({plan.cluster}) as well",
+                f"{plan.kernel}: a grid is three whole numbers from 0 to {launchers.MAX_GRID}, the"
+                f" first of them times the blocks of a cluster ({plan.cluster}) as well",
                 kernel=plan.kernel,
             )
         self.refuse(status, "the launch", plan)
@@ -292,8 +292,9 @@ class NativeDriver(ABC):
         for name in ("device", "stream"):
             vars(self).pop(name, None)
         self._lost = (
-            f"{self.backend} was in use before this process was forked, and does not survive that; start processes with "
-            "multiprocessing's 'spawn' or 'forkserver', or open the driver only in the child"
+            f"{self.backend} was in use before this process was forked, and does not survive that;"
+            " start processes with multiprocessing's 'spawn' or 'forkserver', or open the driver"
+            " only in the child"
         )
         for module in list(self._modules):
             module.lose("the process was forked")
@@ -363,8 +364,8 @@ class NativeDriver(ABC):
         """
         if plan.block_threads > threads:
             raise DriverError(
-                f"{plan.kernel}: needs {plan.block_threads} threads a block, and with its registers device {device} runs "
-                f"at most {threads}",
+                f"{plan.kernel}: needs {plan.block_threads} threads a block, and with its registers"
+                f" device {device} runs at most {threads}",
                 kernel=plan.kernel,
                 needed=plan.block_threads,
                 limit=threads,
@@ -379,8 +380,8 @@ class NativeDriver(ABC):
             words = self._words(status)
             self._forget()
             raise ToolchainMismatch(
-                f"{plan.kernel}: the binary holds no code for device {device} ({words}); compile it for "
-                f"{self.backend}:{self.properties(device).arch}",
+                f"{plan.kernel}: the binary holds no code for device {device} ({words}); compile it"
+                f" for {self.backend}:{self.properties(device).arch}",
                 kernel=plan.kernel,
                 device=device,
                 status=status,

@@ -136,7 +136,8 @@ class Packer:
         """Return the error for one value that cannot be passed."""
         got = f"{value!r:.80}" if isinstance(value, (int, float)) else type(value).__name__
         return CannotLaunchStatically(
-            f"{self._plan.kernel}: argument {parameter.name!r} has kind {parameter.kind}: expected {expected}, got {got}",
+            f"{self._plan.kernel}: argument {parameter.name!r} has kind {parameter.kind}: expected"
+            f" {expected}, got {got}",
             kernel=self._plan.kernel,
             argument=parameter.name,
             expected=parameter.kind,

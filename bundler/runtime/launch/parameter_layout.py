@@ -171,7 +171,8 @@ def _natural(found: dict[Any, Any], key: str, entry: str) -> int:
 def _checked(layout: Layout, entry: str) -> Layout:
     if len(layout.slots) > MAX_PARAMETERS or layout.buffer_bytes > MAX_BUFFER_BYTES:
         raise LimitExceeded(
-            f"{entry}: {count(len(layout.slots), 'parameter')} in {count(layout.buffer_bytes, 'byte')}",
+            f"{entry}: {count(len(layout.slots), 'parameter')} in"
+            f" {count(layout.buffer_bytes, 'byte')}",
             kernel=entry,
             limit=MAX_PARAMETERS,
         )
@@ -179,8 +180,9 @@ def _checked(layout: Layout, entry: str) -> Layout:
     for number, slot in enumerate(layout.slots):
         if slot.size == 0 or slot.offset < end or slot.offset + slot.size > layout.buffer_bytes:
             raise FormatError(
-                f"{entry}: the device binary puts parameter {number} at {slot.offset}, {count(slot.size, 'byte')}, in a buffer of "
-                f"{count(layout.buffer_bytes, 'byte')} that is filled up to {end}",
+                f"{entry}: the device binary puts parameter {number} at {slot.offset},"
+                f" {count(slot.size, 'byte')}, in a buffer of {count(layout.buffer_bytes, 'byte')}"
+                f" that is filled up to {end}",
                 kernel=entry,
             )
         end = slot.offset + slot.size

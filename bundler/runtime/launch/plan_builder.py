@@ -195,8 +195,9 @@ def _check_threads(spec: LaunchSpec, layout: Layout, refuse: _Refusal) -> None:
     threads = spec.num_warps * spec.warp_size
     if layout.block_threads not in {None, threads}:
         raise refuse(
-            f"the record says {count(spec.num_warps, 'warp')} of {spec.warp_size}, {count(threads, 'thread')}, and the binary was made for "
-            f"{layout.block_threads}; record the compile again"
+            f"the record says {count(spec.num_warps, 'warp')} of {spec.warp_size},"
+            f" {count(threads, 'thread')}, and the binary was made for {layout.block_threads};"
+            " record the compile again"
         )
 
 
@@ -338,7 +339,8 @@ def _tensor_maps(spec: LaunchSpec, backend: str, refuse: _Refusal) -> tuple[Tens
         return None
     if backend != "cuda":
         raise refuse(
-            "it takes tensor descriptors in a form that only newer AMD chips have, and which is not supported"
+            "it takes tensor descriptors in a form that only newer AMD chips have, and which is not"
+            " supported"
         )
     return tuple(_tensor_map(item, refuse) for item in found.payload)
 
@@ -391,9 +393,10 @@ def _fitting(
         fewer = tuple(_pieces(facts, maps, 1, refuse))
         if len(fewer) != room:
             raise refuse(
-                f"the record gives it {count(len(pieces), 'argument')} and {count(len(hidden), 'hidden one')} "
-                f"({', '.join(piece.name for piece in pieces[:MAX_NAMED])}), and the binary declares "
-                f"{count(room + len(hidden), 'parameter')}; record the compile again",
+                f"the record gives it {count(len(pieces), 'argument')} and"
+                f" {count(len(hidden), 'hidden one')}"
+                f" ({', '.join(piece.name for piece in pieces[:MAX_NAMED])}), and the binary"
+                f" declares {count(room + len(hidden), 'parameter')}; record the compile again",
                 expected=room + len(hidden),
                 got=len(pieces) + len(hidden),
             )
@@ -402,7 +405,8 @@ def _fitting(
     descriptors = sum(piece.kind == TENSOR_MAP for piece in pieces)
     if descriptors != len(maps or ()):
         raise refuse(
-            f"it takes {count(descriptors, 'tensor descriptor')}, and the record describes {len(maps or ())}"
+            f"it takes {count(descriptors, 'tensor descriptor')}, and the record describes"
+            f" {len(maps or ())}"
         )
     return pieces
 
@@ -414,8 +418,9 @@ def _placed(parameters: list[Parameter], layout: Layout, refuse: _Refusal) -> tu
         # another's.
         if slot.size != parameter.size:
             raise refuse(
-                f"argument {parameter.name!r} is recorded as {parameter.kind}, {count(parameter.size, 'byte')}, and parameter "
-                f"{number} of the binary has {slot.size}; record the compile again",
+                f"argument {parameter.name!r} is recorded as {parameter.kind},"
+                f" {count(parameter.size, 'byte')}, and parameter {number} of the binary has"
+                f" {slot.size}; record the compile again",
                 argument=parameter.name,
                 expected=parameter.size,
                 got=slot.size,

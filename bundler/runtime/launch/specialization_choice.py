@@ -128,8 +128,8 @@ class Choices:
             return tuple(groups.values())
         have = ", ".join(sorted({str(s.target) for s in self._all})) or "nothing yet"
         raise ToolchainMismatch(
-            f"{self._name}: compiled for {have}, and this device is {target}; a binary runs on its own architecture only, so "
-            "record the kernel for this one",
+            f"{self._name}: compiled for {have}, and this device is {target}; a binary runs on its"
+            " own architecture only, so record the kernel for this one",
             kernel=self._name,
             expected=target,
             got=have,
@@ -163,14 +163,15 @@ def _none_fits(name: str, target: str, calls: Sequence[tuple[Group, Call]]) -> N
     ]
     closest = sorted(reasons, key=lambda pair: (len(pair[1]), pair[0].key))
     lines = [
-        f"  {specialization.key[:_KEY_CHARACTERS]} ({specialization.describe()}): {'; '.join(differences)}"
+        f"  {specialization.key[:_KEY_CHARACTERS]} ({specialization.describe()}):"
+        f" {'; '.join(differences)}"
         for specialization, differences in closest[:MAX_SHOWN]
     ]
     if len(closest) > MAX_SHOWN:
         lines.append(f"  and {len(closest) - MAX_SHOWN} more")
     return NotFound(
-        f"{name}: none of the {count(len(closest), 'recorded specialization')} for {target} fits this call; what differs, closest "
-        "first:\n"
+        f"{name}: none of the {count(len(closest), 'recorded specialization')} for {target} fits"
+        " this call; what differs, closest first:\n"
         + "\n".join(lines)
         + "\nRecord this call too, or give load() the JIT function as fallback",
         kernel=name,
@@ -190,9 +191,9 @@ def _best(name: str, found: list[tuple[tuple[int, int], Chosen]]) -> Chosen:
         apart = _apart(first, other)
         if apart:
             raise CannotLaunchStatically(
-                f"{name}: {len(chosen)} recorded specializations fit this call, and differ in {', '.join(apart)}; give the "
-                "option that tells them apart, or launch one by handle_of(key): "
-                + ", ".join(choice.specialization.key for choice in chosen),
+                f"{name}: {len(chosen)} recorded specializations fit this call, and differ in"
+                f" {', '.join(apart)}; give the option that tells them apart, or launch one by"
+                " handle_of(key): " + ", ".join(choice.specialization.key for choice in chosen),
                 kernel=name,
                 keys=tuple(choice.specialization.key for choice in chosen),
             )

@@ -95,7 +95,9 @@ class Group:
 
     @property
     def takes_names(self) -> bool:
-        """Whether a string of a call may stand for a constant that is recorded as something else."""
+        """Whether a string of a call may stand for a constant that is recorded as something
+        else.
+        """
         return bool(self._unmarked or self._with_dtype)
 
     def _types(self, specialization: Specialization) -> tuple[list[Mark], tuple[int, ...], bool]:

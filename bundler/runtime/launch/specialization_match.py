@@ -98,7 +98,10 @@ class Specialization:
         self.key, self.target = kernel.key, kernel.target
 
     def __repr__(self) -> str:
-        return f"<specialization {self.key[:8]} of {self.kernel.name} for {self.target}: {short(self.describe())}>"
+        return (
+            f"<specialization {self.key[:8]} of {self.kernel.name} for {self.target}:"
+            f" {short(self.describe())}>"
+        )
 
     def __getattr__(self, name: str) -> Any:
         """Decode what was recorded of the kernel, when the first of what follows from it is asked
@@ -226,7 +229,10 @@ class Specialization:
         elif seen.type == CONSTEXPR:
             recorded = self.constants.get(path)
             if recorded is None or not same_constant(recorded, value):
-                yield f"{name} is {'unknown' if recorded is None else repr(recorded.plain())}, here {value!r:.80}"
+                yield (
+                    f"{name} is {'unknown' if recorded is None else repr(recorded.plain())}, here"
+                    f" {value!r:.80}"
+                )
         else:
             yield from self._promise_differences(name, seen, path)
 
@@ -236,7 +242,10 @@ class Specialization:
         promised = self.attributes.get(path, frozenset())
         letters = seen.key if isinstance(seen.key, str) else ""
         if (_DIVISIBLE in promised) != ("D" in letters):
-            yield f"{name} is {'' if _DIVISIBLE in promised else 'not '}divisible by 16, here it is{' not' * (_DIVISIBLE in promised)}"
+            yield (
+                f"{name} is {'' if _DIVISIBLE in promised else 'not '}divisible by 16, here it"
+                f" is{' not' * (_DIVISIBLE in promised)}"
+            )
         if _SMALL in promised and "S" not in letters:
             yield f"{name} is smaller than 2 GiB, here it is not"
 
@@ -249,7 +258,9 @@ class Specialization:
                 yield f"{name} is {recorded!r}, here {value!r:.80}"
         for name, default in DEFAULT_OPTIONS.get(self.target.backend, {}).items():
             if name not in given and self.option(name, default) != default:
-                yield f"{name} is {self.option(name, default)!r}, here Triton's default, {default!r}"
+                yield (
+                    f"{name} is {self.option(name, default)!r}, here Triton's default, {default!r}"
+                )
 
     def closeness(self, call_seen: Sequence[ArgumentType]) -> tuple[int, int]:
         """Order specializations that fit: more promises used first, then those recorded by the JIT
@@ -300,7 +311,8 @@ def bind(
     """
     if len(args) > len(arguments):
         raise CannotLaunchStatically(
-            f"{name}: takes {count(len(arguments), 'argument')} ({', '.join(a.name for a in arguments)}), got {len(args)}",
+            f"{name}: takes {count(len(arguments), 'argument')}"
+            f" ({', '.join(a.name for a in arguments)}), got {len(args)}",
             kernel=name,
             expected=len(arguments),
             got=len(args),
@@ -334,7 +346,8 @@ def default_of(name: str, argument: Argument) -> Any:
         )
     if not argument.default.portable:
         raise CannotLaunchStatically(
-            f"{name}: the default of argument {argument.name!r} was not kept ({argument.default.plain()}); give it",
+            f"{name}: the default of argument {argument.name!r} was not kept"
+            f" ({argument.default.plain()}); give it",
             kernel=name,
             argument=argument.name,
         )

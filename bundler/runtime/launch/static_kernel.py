@@ -90,7 +90,8 @@ class StaticKernel(Gridded):
 
     - NotFound: no recorded specialization fits; the message says which there are and what differs.
     - ToolchainMismatch: there is none for this device.
-    - CannotLaunchStatically: an argument that cannot be passed, a tensor that is not on the device, a grid too large.
+    - CannotLaunchStatically: an argument that cannot be passed, a tensor that is not on the device,
+      a grid too large.
     - DigestMismatch: the kernel's binary is damaged.
     - DriverError: the driver refused.
     """

@@ -145,7 +145,8 @@ def device_tensor(value: Any, *, host: bool = False) -> Any:
         )
     if described is None:
         raise CannotLaunchStatically(
-            f"an input of the program: expected a tensor of a device, with data_ptr, __cuda_array_interface__ or __dlpack__, got {type(value).__name__}",
+            "an input of the program: expected a tensor of a device, with data_ptr,"
+            f" __cuda_array_interface__ or __dlpack__, got {type(value).__name__}",
             got=type(value).__name__,
         )
     code = str(described["typestr"])
@@ -175,7 +176,8 @@ def host_tensor(value: Any) -> Any:
             return device_tensor(value, host=True)
         where = "a device"
     raise ConfigError(
-        f"an input of the program: expected a tensor on the CPU, got {type(value).__name__} on {where}; copy it there first",
+        f"an input of the program: expected a tensor on the CPU, got {type(value).__name__} on"
+        f" {where}; copy it there first",
         got=where,
     )
 
@@ -257,7 +259,8 @@ def _dlpack_tensor(value: Any, *, host: bool = False) -> Described:
     kind = found.device.type
     if kind not in _DEVICES and not (host and kind == _HOST):
         raise CannotLaunchStatically(
-            f"an input of the program: {type(value).__name__} lies in memory of DLPack's device type {kind}, expected a GPU's; copy it there first",
+            f"an input of the program: {type(value).__name__} lies in memory of DLPack's device"
+            f" type {kind}, expected a GPU's; copy it there first",
             got=kind,
         )
     strides = tuple(found.strides[place] for place in range(found.rank)) if found.strides else None
@@ -275,7 +278,8 @@ def _dtype(kind: _Type) -> str:
     )
     if name is None or kind.lanes != 1:
         raise CannotLaunchStatically(
-            f"an input of the program: no kernel takes elements of DLPack's type {kind.code} with {kind.lanes} times {kind.bits} bits",
+            f"an input of the program: no kernel takes elements of DLPack's type {kind.code} with"
+            f" {kind.lanes} times {kind.bits} bits",
             got=kind.code,
         )
     return name

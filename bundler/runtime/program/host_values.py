@@ -83,10 +83,13 @@ def host_value(expression: str, names: Mapping[str, Any]) -> Number:
 
 
 def checked(expression: object) -> ast.expr:
-    """Return an expression's tree; raises `ConfigError` where `host_value` does not know all of it."""
+    """Return an expression's tree; raises `ConfigError` where `host_value` does not know
+    all of it.
+    """
     if not isinstance(expression, str) or len(expression) > MAX_TEXT:
         raise ConfigError(
-            f"a value of the program: expected an expression of up to {MAX_TEXT} characters, got {expression!r:.80}"
+            f"a value of the program: expected an expression of up to {MAX_TEXT} characters, got"
+            f" {expression!r:.80}"
         )
     try:
         tree = ast.parse(expression.strip(), mode="eval").body

@@ -461,7 +461,8 @@ class _PlanCheck:
 
     def _refusal(self, expected: str, got: Any) -> FormatError:
         return FormatError(
-            f"a program's plan: {self._where}: expected {expected}, got {got!r:.80}; generate the program anew",
+            f"a program's plan: {self._where}: expected {expected}, got {got!r:.80}; generate the"
+            " program anew",
             got=repr(got)[:80],
         )
 

@@ -114,7 +114,8 @@ class ProgramInputs:
         for text in self._guards:
             if not host_value(text, sizes):
                 raise ConfigError(
-                    f"the program holds for sizes with {text}, got {sizes}; generate it for an example with these",
+                    f"the program holds for sizes with {text}, got {sizes}; generate it for an"
+                    " example with these",
                     expected=text,
                     got=sizes,
                 )
@@ -203,7 +204,9 @@ def strides_of(value: Any) -> tuple[int, ...]:
 
 
 def same_strides(sizes: Sequence[int], expected: Sequence[int], got: Sequence[int]) -> bool:
-    """Whether every element is at the same place: strides of dimensions of one element say nothing."""
+    """Whether every element is at the same place: strides of dimensions of one element say
+    nothing.
+    """
     if tuple(expected) == tuple(got) or 0 in sizes:
         return True
     return all(a == b for size, a, b in zip(sizes, expected, got, strict=True) if size != 1)

@@ -204,7 +204,7 @@ class ProgramRunner:
         copied = getattr(self._memory, "copied", None)
         if copied is None:
             raise ConfigError(
-                f"the program has to copy a tensor of torch: expected a memory with a method "
+                "the program has to copy a tensor of torch: expected a memory with a method "
                 f"`copied`, as TorchMemory, got {type(self._memory).__name__}",
                 got=type(self._memory).__name__,
             )
@@ -255,7 +255,8 @@ class ProgramRunner:
         if tuple(value.shape) != shape or dtype_of(value) != spec.dtype:
             raise UnsupportedOperator(
                 f"{operator}: torch traced that it returns {spec.dtype}{list(shape)}, and it "
-                f"returned {dtype_of(value)}{list(value.shape)}; its rule for fake tensors is wrong",
+                f"returned {dtype_of(value)}{list(value.shape)}; its rule for fake tensors is"
+                " wrong",
                 operator=operator,
                 expected=shape,
                 got=tuple(value.shape),
@@ -369,17 +370,18 @@ def load_program(
     entry, code = _plan_of(opened, name)
     if code and admit(opened, trust).trust != "code":
         raise Untrusted(
-            f"program {program_name(entry.path)!r}: it calls operators that run as code of their own; "
-            "pass trust='code' if you know who made the bundle, or trust='signed' where a key that you "
-            "trust signed it for code",
+            f"program {program_name(entry.path)!r}: it calls operators that run as code of their"
+            " own; pass trust='code' if you know who made the bundle, or trust='signed' where a"
+            " key that you trust signed it for code",
             path=entry.path,
         )
     plan = read_plan(opened.read(entry.artifact))
     others = () if code else unlisted(plan)
     if others:
         raise Untrusted(
-            f"program {program_name(entry.path)!r}: {', '.join(others[:8])}: expected operators that any "
-            "program may call; build the program anew with this version, which marks it as code",
+            f"program {program_name(entry.path)!r}: {', '.join(others[:8])}: expected operators"
+            " that any program may call; build the program anew with this version, which marks it"
+            " as code",
             operators=others,
         )
     _find_operators(plan, memory)
@@ -402,7 +404,8 @@ def _plan_of(bundle: Bundle, name: str | None) -> tuple[Opaque, bool]:
     chosen = name if name is not None else next(iter(plans)) if len(plans) == 1 else ""
     if chosen not in plans:
         raise NotFound(
-            f"no program {name or ''!r} in the bundle; there are {', '.join(sorted(plans)) or 'none'}",
+            f"no program {name or ''!r} in the bundle; there are"
+            f" {', '.join(sorted(plans)) or 'none'}",
             name=name,
         )
     entry, *others = plans[chosen]
@@ -469,8 +472,8 @@ def _choice(
     choices = entry.choices.get(target)
     if not choices:
         raise CannotLaunchStatically(
-            f"{name}: the program was built for {', '.join(entry.choices) or 'no target'}, not for {target}; "
-            f"build it with --target {target}",
+            f"{name}: the program was built for {', '.join(entry.choices) or 'no target'}, not for"
+            f" {target}; build it with --target {target}",
             kernel=name,
             target=target,
         )

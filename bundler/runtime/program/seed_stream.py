@@ -50,7 +50,8 @@ class SeedStream:
         integers = getattr(self._memory, "integers", None)
         if integers is None:
             raise ConfigError(
-                f"the program draws random numbers: expected a memory with a method integers, got {type(self._memory).__name__}",
+                "the program draws random numbers: expected a memory with a method integers, got"
+                f" {type(self._memory).__name__}",
                 got=type(self._memory).__name__,
             )
         return integers(seed_numbers(self._seed, next(self._calls), count))

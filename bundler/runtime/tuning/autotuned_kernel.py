@@ -102,8 +102,8 @@ class AutotunedKernel:
             unknown = [name for name in names if name not in self.arg_names]
             if unknown:
                 raise ConfigError(
-                    f"{self.__name__}: {what} names {unknown[0]!r}, which is no argument; there are "
-                    f"{', '.join(self.arg_names)}",
+                    f"{self.__name__}: {what} names {unknown[0]!r}, which is no argument; there are"
+                    f" {', '.join(self.arg_names)}",
                     kernel=self.__name__,
                     name=unknown[0],
                 )
@@ -137,7 +137,10 @@ class AutotunedKernel:
         )
 
     def __repr__(self) -> str:
-        return f"<autotuned kernel {self.__name__!r}, {count(len(self.configs), 'config')}, {count(len(self._choices), 'key')} chosen>"
+        return (
+            f"<autotuned kernel {self.__name__!r}, {count(len(self.configs), 'config')},"
+            f" {count(len(self._choices), 'key')} chosen>"
+        )
 
     def __getitem__(self, grid: grids.Grid) -> Callable[..., None]:
         return functools.partial(self._call, grid)
@@ -378,7 +381,8 @@ class AutotunedKernel:
             return self._choices.get(memo)
         except TypeError as error:
             raise ConfigError(
-                f"{self.__name__}: the tuning key {memo[1:]!r:.200} cannot be compared: {error}; give numbers, text or tuples",
+                f"{self.__name__}: the tuning key {memo[1:]!r:.200} cannot be compared: {error};"
+                " give numbers, text or tuples",
                 kernel=self.__name__,
             ) from error
 
@@ -632,7 +636,9 @@ class TunedCalls:
         return {**dict(zip(self._parameters, args, strict=False)), **keywords}
 
     def constants(self, args: Args, keywords: Keywords) -> dict[str, Any]:
-        """Return the arguments that are compiled in: whoever launches the binary gives no others."""
+        """Return the arguments that are compiled in: whoever launches the binary gives no
+        others.
+        """
         call = self.named(args, keywords)
         return {
             name: call[name]
@@ -641,7 +647,9 @@ class TunedCalls:
         }
 
     def launches_nothing(self, grid: grids.Grid, args: Args, keywords: Keywords) -> bool:
-        """Whether the grid of a call has no program, so that there is nothing to measure or launch."""
+        """Whether the grid of a call has no program, so that there is nothing to measure or
+        launch.
+        """
         sizes: Any = grid
         if callable(grid):
             call = {**self.named(args, keywords), **self._listed.configs[0].all_kwargs()}
@@ -659,7 +667,8 @@ class TunedCalls:
         for name, place in self._keys:
             if is_tensor(args[place] if place < len(args) else keywords.get(name)):
                 raise ConfigError(
-                    f"{self._name}: the key names {name!r}, which is a tensor; name the numbers that decide, such as its size",
+                    f"{self._name}: the key names {name!r}, which is a tensor; name the numbers"
+                    " that decide, such as its size",
                     kernel=self._name,
                     name=name,
                 )

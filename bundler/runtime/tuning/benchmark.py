@@ -60,8 +60,8 @@ class CudaClock:
         torch: Any = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_available():
             raise ConfigError(
-                "nothing here can time a launch on a GPU: torch is not imported, or sees no GPU; import torch, or give "
-                "do_bench"
+                "nothing here can time a launch on a GPU: torch is not imported, or sees no GPU;"
+                " import torch, or give do_bench"
             )
         self._torch, self._warmup_ms, self._rep_ms = torch, warmup_ms, rep_ms
         self._buffer: Any = None
@@ -278,5 +278,7 @@ def free_budget() -> int | None:
 
 
 def usable(sample: Sample) -> bool:
-    """Whether a sample is a time at all; some benchmarks return infinity for a launch that failed."""
+    """Whether a sample is a time at all; some benchmarks return infinity for a launch that
+    failed.
+    """
     return math.isfinite(sample.median_ms) and sample.median_ms >= 0

@@ -86,7 +86,9 @@ class TuningDevice:
 
 
 def expand(kernel: Any, call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call's keywords with what Triton's heuristics between a tuner and its function add."""
+    """Return a call's keywords with what Triton's heuristics between a tuner and its
+    function add.
+    """
     values = dict(call)
     while not hasattr(kernel, "params") and hasattr(kernel, "fn"):
         for name, heuristic in getattr(kernel, "values", {}).items():
@@ -202,12 +204,15 @@ class CandidateCompiler:
         }
         failed = self._compile_ahead([config for config in configs if config not in same])
         return [
-            Refused(
-                config,
-                f"here it is the same as {same[config]}: {_ignored_words(config, self.place.target)}",
+            (
+                Refused(
+                    config,
+                    f"here it is the same as {same[config]}:"
+                    f" {_ignored_words(config, self.place.target)}",
+                )
+                if config in same
+                else self._candidate(config, failed.get(config))
             )
-            if config in same
-            else self._candidate(config, failed.get(config))
             for config in configs
         ]
 
@@ -377,7 +382,9 @@ class StaticCandidate(_BaseCandidate):
         self._loader.add_source(made.bundle)
 
     def why_not(self) -> str | None:
-        """Load it; returns why the device cannot, such as too much shared memory, None when it can."""
+        """Load it; returns why the device cannot, such as too much shared memory, None when
+        it can.
+        """
         try:
             self._loader.load(self._made.kernel, self._compiler.place.device)
         except (CannotLaunchStatically, FormatError):

@@ -70,8 +70,9 @@ class ListedConfigs:
             unknown = sorted(set(unknown) - options_anywhere()) if unknown else []
             if unknown:
                 raise ConfigError(
-                    f"{kernel}: the config {config} has a value for {unknown[0]!r}, which is no parameter of the kernel, and no "
-                    f"option of Triton's compiler; its parameters are {', '.join(parameters)}",
+                    f"{kernel}: the config {config} has a value for {unknown[0]!r}, which is no"
+                    " parameter of the kernel, and no option of Triton's compiler; its parameters"
+                    f" are {', '.join(parameters)}",
                     kernel=kernel,
                     name=unknown[0],
                 )
@@ -121,8 +122,9 @@ def _checked(original: Any) -> Config:
     config = Config.from_triton(original)
     if config.pre_hook is not None:
         raise ConfigError(
-            f"config {config}: a pre_hook of a config cannot travel in a record, and what it does before a launch would be "
-            "missing in the next process; give pre_hook to autotune, or do it before the call",
+            f"config {config}: a pre_hook of a config cannot travel in a record, and what it does"
+            " before a launch would be missing in the next process; give pre_hook to autotune, or"
+            " do it before the call",
             name="pre_hook",
         )
     if not config.portable:
@@ -153,7 +155,8 @@ class Pruning:
             )
         if isinstance(top_k, bool) or not isinstance(top_k, int | float) or top_k <= 0:
             raise ConfigError(
-                f"prune_configs_by: top_k={top_k!r}; expected a part up to 1.0, or a number of configs",
+                f"prune_configs_by: top_k={top_k!r}; expected a part up to 1.0, or a number of"
+                " configs",
                 got=repr(top_k),
             )
         if isinstance(top_k, float) and top_k > 1.0:
@@ -172,7 +175,8 @@ class Pruning:
             left = list(self.early(list(listed.originals), dict(named), **keywords))
             if not left:
                 raise ConfigError(
-                    "prune_configs_by: early_config_prune left no config; it has to return one at least",
+                    "prune_configs_by: early_config_prune left no config; it has to return one at"
+                    " least",
                     name="early_config_prune",
                 )
             listed = ListedConfigs.of(left, listed.parameters)

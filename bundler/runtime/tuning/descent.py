@@ -145,8 +145,8 @@ class Descent:
     def __post_init__(self) -> None:
         if self.radius < 1 or not 0 <= self.threshold < 1 or self.most < 1:
             raise ConfigError(
-                f"coordinate descent: radius={self.radius}, threshold={self.threshold}, most={self.most}; expected at least "
-                "1, from 0 to less than 1, and at least 1"
+                f"coordinate descent: radius={self.radius}, threshold={self.threshold},"
+                f" most={self.most}; expected at least 1, from 0 to less than 1, and at least 1"
             )
 
     def better(self, time: float, best: float) -> bool:

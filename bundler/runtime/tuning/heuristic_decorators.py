@@ -101,7 +101,9 @@ def persistent_reduction(
     grid: GridLike | None = None,
     **launch: Any,
 ) -> Decorator:
-    """Give a reduction that holds its rows whole its candidates; arguments as `reduction` has them."""
+    """Give a reduction that holds its rows whole its candidates; arguments as `reduction`
+    has them.
+    """
     configs = persistent_reduction_configs(hints, setting, hint=hint)
     return _decorator(
         "persistent_reduction", configs, setting, hints, grid or _reduction_grid(hints), launch

@@ -156,7 +156,10 @@ class HeuristicKernel:
         self._grids = KnownGrids(grid, self._grid, self.arguments, self._fixed)
 
     def __repr__(self) -> str:
-        return f"HeuristicKernel({self.__name__}, {self.candidates.kind}, {count(len(self.configs), 'config')})"
+        return (
+            f"HeuristicKernel({self.__name__}, {self.candidates.kind},"
+            f" {count(len(self.configs), 'config')})"
+        )
 
     def _fitting(self, configs: Sequence[Config]) -> tuple[Config, ...]:
         """Return the candidates, each once; without a block for x where the function has none, so
@@ -168,7 +171,8 @@ class HeuristicKernel:
             odd = [config for config in configs if config.kwargs.get("XBLOCK", 1) != 1]
             if odd:
                 raise ConfigError(
-                    f"{self.__name__}: has no XBLOCK, so each program has one element of x; a candidate has {odd[0]}",
+                    f"{self.__name__}: has no XBLOCK, so each program has one element of x; a"
+                    f" candidate has {odd[0]}",
                     kernel=self.__name__,
                 )
             configs = [config.without_kwargs("XBLOCK") for config in configs]
@@ -349,14 +353,15 @@ class HeuristicKernel:
         """
         if len(args) > len(self.arguments):
             raise ConfigError(
-                f"{self.__name__} takes {count(len(self.arguments), 'argument')} ({', '.join(self.arguments)}), got {len(args)}; "
-                "give the stream as stream="
+                f"{self.__name__} takes {count(len(self.arguments), 'argument')}"
+                f" ({', '.join(self.arguments)}), got {len(args)}; give the stream as stream="
             )
         bound = dict(zip(self.arguments, args, strict=False))
         wrong = sorted(kwargs.keys() & bound.keys()) or sorted(kwargs.keys() - set(self.arguments))
         if wrong:
             raise ConfigError(
-                f"{self.__name__}: argument {wrong[0]!r} is given twice, or is none of {self.arguments}"
+                f"{self.__name__}: argument {wrong[0]!r} is given twice, or is none of"
+                f" {self.arguments}"
             )
         bound |= kwargs
         missing = [name for name in self.arguments if name not in bound]
@@ -404,7 +409,9 @@ class HeuristicKernel:
 
 
 def _constexprs(fn: Any) -> set[str]:
-    """Return the parameters that are declared constexpr, of a compiled or an interpreted function."""
+    """Return the parameters that are declared constexpr, of a compiled or an interpreted
+    function.
+    """
     parameters = getattr(fn, "params", None)
     if parameters is not None:
         return {parameter.name for parameter in parameters if parameter.is_constexpr}
@@ -512,7 +519,8 @@ def _compile_candidates(
     found = source or importable(toolchain.innermost(function))
     if found is None:
         raise ConfigError(
-            f"{name}: no other process can import it; define it in a module file, or make one of its text with source_module",
+            f"{name}: no other process can import it; define it in a module file, or make one of"
+            " its text with source_module",
             name=name,
         )
     # Two configs that count the same on this target are one kernel.

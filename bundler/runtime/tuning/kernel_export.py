@@ -238,8 +238,9 @@ def compiled_in(kernel: Kernel) -> dict[str, Any]:
     values = {path[0]: plain(value.plain()) for path, value in facts.constants if len(path) == 1}
     if not values.keys() <= names_of.keys():
         raise CannotLaunchStatically(
-            f"{kernel.key}: constants of arguments {sorted(values.keys() - names_of.keys())}, and it has {len(names_of)}; "
-            "its launch facts are not those of a compile: record it again",
+            f"{kernel.key}: constants of arguments {sorted(values.keys() - names_of.keys())}, and"
+            f" it has {len(names_of)}; its launch facts are not those of a compile: record it"
+            " again",
             key=kernel.key,
         )
     return {names_of[number]: value for number, value in values.items()}
@@ -339,7 +340,10 @@ def header_text(
         told = ", ".join(
             f"{axis} = {_words(text)}" for axis, text in zip("xyz", grid.axes, strict=True)
         )
-        grid_text = f"/* {told} */\n{grid_function(f'{name}_grid', grid, plan.target.backend, plan.cluster)}"
+        grid_text = (
+            f"/* {told}"
+            f" */\n{grid_function(f'{name}_grid', grid, plan.target.backend, plan.cluster)}"
+        )
     return "\n".join(
         (
             f"/* Kernel {_words(plan.kernel)}, written by triton-bundler; C++ and C. */",
@@ -422,10 +426,12 @@ def _pack(name: str, plan: LaunchPlan) -> str:
     """Return the function that fills the parameter buffer."""
     names = identifiers(parameter.name for parameter in plan.arguments)
     lines = [
-        "/* Writes the parameter buffer, NAME_kernel.buffer_bytes long; scratch is an address, 0 for none. */".replace(
-            "NAME", name
+        "/* Writes the parameter buffer, NAME_kernel.buffer_bytes long; scratch is an address, 0"
+        " for none. */".replace("NAME", name),
+        (
+            f"static inline void {name}_pack(unsigned char *bundler_buffer, const {name}_arguments"
+            " *bundler_from,"
         ),
-        f"static inline void {name}_pack(unsigned char *bundler_buffer, const {name}_arguments *bundler_from,",
         "  uint64_t bundler_global_scratch, uint64_t bundler_profile_scratch) {",
         f"  memset(bundler_buffer, 0, {plan.buffer_bytes});",
         "  (void)bundler_from; (void)bundler_global_scratch; (void)bundler_profile_scratch;",

@@ -137,7 +137,8 @@ class LaunchState:
     ) -> None:
         if choice.config in self.through_triton:
             raise ConfigError(
-                f"{self.static.name}: only Triton can launch it, on torch's current stream; make {stream:#x} that",
+                f"{self.static.name}: only Triton can launch it, on torch's current stream; make"
+                f" {stream:#x} that",
                 kernel=self.static.name,
             )
         handle = self.static.handle(*args, **keywords)

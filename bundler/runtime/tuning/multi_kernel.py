@@ -77,7 +77,8 @@ class MultiKernel:
         unknown = sorted((arguments or {}).keys() - kernels.keys() - self._reasons.keys())
         if not kernels or unknown:
             raise ConfigError(
-                f"{name}: expected kernels to choose from, and arguments for them alone; got {unknown}"
+                f"{name}: expected kernels to choose from, and arguments for them alone; got"
+                f" {unknown}"
             )
         self.name = name
         self._kernels, self._measure = dict(kernels), measure
@@ -119,7 +120,8 @@ class MultiKernel:
         """
         if kernel not in self._kernels:
             raise ConfigError(
-                f"{self.name}: there is no kernel {kernel!r}; expected one of {', '.join(self._kernels)}",
+                f"{self.name}: there is no kernel {kernel!r}; expected one of"
+                f" {', '.join(self._kernels)}",
                 name=kernel,
             )
         with self._lock:
@@ -288,7 +290,8 @@ class ShapeKernel:
     ) -> None:
         if not kernels or memo < 1:
             raise ConfigError(
-                f"{name}: expected kernels to choose from, and to remember 1 or more shapes, not {memo}"
+                f"{name}: expected kernels to choose from, and to remember 1 or more shapes, not"
+                f" {memo}"
             )
         self.name = name
         self._kernels, self._most = dict(kernels), memo
@@ -326,7 +329,8 @@ class ShapeKernel:
         nearest = min(distances, key=distances.__getitem__)
         if distances[nearest] == NO_MATCH:
             raise ConfigError(
-                f"{self.name}: no kernel is made for tensors of ranks {tuple(map(len, shapes))}; give one for the key None",
+                f"{self.name}: no kernel is made for tensors of ranks {tuple(map(len, shapes))};"
+                " give one for the key None",
                 kernel=self.name,
                 got=shapes,
             )

@@ -367,8 +367,8 @@ class Search:
         )
         lines = "\n".join(f"  {config}: {reason}" for config, reason in reasons)
         return NoValidConfig(
-            f"{self._name}: none of {count(len(reasons), 'config')} can be used; give smaller blocks, fewer stages, or fix the "
-            f"kernel:\n{lines}",
+            f"{self._name}: none of {count(len(reasons), 'config')} can be used; give smaller"
+            f" blocks, fewer stages, or fix the kernel:\n{lines}",
             kernel=self._name,
             reasons=reasons,
         )

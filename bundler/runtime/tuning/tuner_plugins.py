@@ -120,7 +120,8 @@ class Plugins:
             if odd or not wanted:
                 got = f"{odd[0]}, which is not in the list" if odd else "no config"
                 raise ConfigError(
-                    f"{self._kernel}: before_compile of {type(plugin).__name__} returned {got}; expected some of those it was given",
+                    f"{self._kernel}: before_compile of {type(plugin).__name__} returned {got};"
+                    " expected some of those it was given",
                     kernel=self._kernel,
                 )
             kept = [place for place, config in enumerate(listed.configs) if config in wanted]

@@ -48,7 +48,10 @@ class Bandwidth:
 
     def line(self, *, color: bool = False) -> str:
         """Return it as a line of a table, in red where it is slow and `color` is wanted."""
-        text = f"{self.milliseconds:.3f}ms\t{self.gigabytes:.3f} GB\t{self.gb_per_s:7.2f}GB/s\t{self.name}"
+        text = (
+            f"{self.milliseconds:.3f}ms\t{self.gigabytes:.3f}"
+            f" GB\t{self.gb_per_s:7.2f}GB/s\t{self.name}"
+        )
         return f"{_RED}{text}{_PLAIN}" if color and self.slow else text
 
 

@@ -117,7 +117,8 @@ class LookupTable:
             kernel, source = str(entry.get("kernel", "")), str(entry.get("source", ""))
             if not (kernel or source) or "config" not in entry:
                 raise ConfigError(
-                    f"lookup table: an entry needs a config, and a kernel or a source; got {dict(entry)!r:.200}"
+                    "lookup table: an entry needs a config, and a kernel or a source; got"
+                    f" {dict(entry)!r:.200}"
                 )
             self._entries[kernel, source, entry.get("arguments")] = Config.from_dict(
                 entry["config"]
@@ -160,7 +161,8 @@ def table_entries(data: bytes, name: str) -> list[dict[str, Any]]:
             raise TypeError("its 'tuning' is no list of objects")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise FormatError(
-            f"{name} is no lookup table: {type(error).__name__}: {error}; make one with tune export",
+            f"{name} is no lookup table: {type(error).__name__}: {error}; make one with tune"
+            " export",
             name=name,
         ) from error
     return entries

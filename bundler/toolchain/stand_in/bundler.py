@@ -46,7 +46,9 @@ def _find_real() -> importlib.machinery.ModuleSpec | None:
 
 
 def _load(spec: importlib.machinery.ModuleSpec) -> None:
-    """Load the real package in place of this module, so that an import of this one gives that one."""
+    """Load the real package in place of this module, so that an import of this one gives
+    that one.
+    """
     module = importlib.util.module_from_spec(spec)
     sys.modules[__name__] = module
     spec.loader.exec_module(module)  # type: ignore[union-attr]  # `_find_real` looked
@@ -65,7 +67,8 @@ def _manager(place: str, name: str) -> Any:
     manager, variable = _MANAGERS[place]
     if name != manager:
         raise AttributeError(
-            f"triton-bundler is not installed for {sys.executable}; its stand-in has no {place}.{name}"
+            f"triton-bundler is not installed for {sys.executable}; its stand-in has no"
+            f" {place}.{name}"
         )
     _tell()
     module, _, attribute = (
@@ -77,8 +80,9 @@ def _manager(place: str, name: str) -> Any:
 @functools.cache
 def _tell() -> None:
     text = (
-        f"triton-bundler is not installed for {sys.executable}, so what this process compiles is neither recorded nor shared "
-        "by the program that started it; pip install triton-bundler there"
+        f"triton-bundler is not installed for {sys.executable}, so what this process compiles is"
+        " neither recorded nor shared by the program that started it; pip install triton-bundler"
+        " there"
     )
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=3)

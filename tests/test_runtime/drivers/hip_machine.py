@@ -73,7 +73,9 @@ def declared_sizes(image):
 
 
 def retargeted(image, arch, *, xnack=0, sramecc=0):
-    """Return a code object that says it is for another architecture, or wants a feature on or off."""
+    """Return a code object that says it is for another architecture, or wants a feature on
+    or off.
+    """
     flags = MACHINES[arch] | xnack << 8 | sramecc << 10
     return image[:_FLAGS_AT] + flags.to_bytes(4, "little") + image[_FLAGS_AT + 4 :]
 
@@ -143,7 +145,9 @@ class Machine:
         raise AssertionError(f"no such kernel was recorded: {wanted}")
 
     def expect(self, image):
-        """Let launches write down their parameters as this image declares them; returns the image."""
+        """Let launches write down their parameters as this image declares them; returns the
+        image.
+        """
         sizes = declared_sizes(image)
         self._library.stand_in_parameters((ctypes.c_uint * len(sizes))(*sizes), len(sizes))
         return image

@@ -142,7 +142,9 @@ def scratch(machine):
 
 
 def refused_images(machine):
-    """Binaries that HIP refuses, and an entry that one lacks; what was loaded by then is unloaded."""
+    """Binaries that HIP refuses, and an entry that one lacks; what was loaded by then is
+    unloaded.
+    """
     machine.device()
     driver, (plan, image) = machine.open(), machine.kernel(cooperative=False)
     for words, error, bad in (

@@ -106,7 +106,9 @@ def test_a_torch_for_the_other_vendor_is_not_followed(open_driver, torch):
 
 
 def test_torch_lends_scratch(open_driver, torch, plan):
-    """With torch in the process scratch is torch's, for the stream of the launch, and given back."""
+    """With torch in the process scratch is torch's, for the stream of the launch, and given
+    back.
+    """
     module = torch()
     one = plan("i32", global_scratch_bytes=64, global_scratch_align=128)
     allocate = scratch_for(one, lambda: TorchPool(1))
@@ -207,7 +209,8 @@ def test_a_binary_is_loaded_where_its_context_is_current(open_driver, fake, plan
         driver.load_image = None
     elif driver.launch_path == "compiled" and driver.load_image is None:
         pytest.skip(
-            "the extension is not built into this installation; `make test` installs a wheel that has it"
+            "the extension is not built into this installation; `make test` installs a wheel that"
+            " has it"
         )
     fake.forget()
     module = driver.load(plan("i32", shared_bytes=60000), b"im\0age", 1)
@@ -277,7 +280,9 @@ def test_a_binary_that_the_driver_refuses(open_driver, fake, plan, backend):
     [(49152, 0, False), (49153, 0, True), (40000, 10000, True), (0, 0, False)],
 )
 def test_much_shared_memory_is_asked_for(open_driver, fake, plan, shared, static, asked):
-    """Above 48 kB, static and dynamic together, the kernel is allowed what it needs, and no more."""
+    """Above 48 kB, static and dynamic together, the kernel is allowed what it needs, and no
+    more.
+    """
     fake.number("fake_static_shared").value = static
     open_driver().load(plan("i32", shared_bytes=shared), b"image", 0)
     assert (f"cuFuncSetAttribute 8 {shared}" in fake.calls) == asked

@@ -166,7 +166,9 @@ def test_a_refused_launch_is_an_error(ready, fake, plan, backend, status):
 
 @BOTH
 def test_an_unloaded_module_launches_nothing(ready, fake, plan, backend):
-    """Unloading works once, and then the launcher says why it does not launch; so does a later one."""
+    """Unloading works once, and then the launcher says why it does not launch; so does a
+    later one.
+    """
     driver, module, launch = ready(plan("i32", backend=backend))
     module.unload()
     module.unload()

@@ -176,7 +176,10 @@ def test_a_kernel_without_parameters_or_grid_has_a_header(plan, tmp_path, langua
     one = plan(hidden=())
     header = header_text(one, "k.cubin", "sha256:00ff", {}, None, "a function */ of the user's")
     assert "There is no kernel_grid: a function * / of the user's." in header
-    use = "int use(void);\nint use(void) { kernel_arguments a = {0}; unsigned char b[1]; kernel_pack(b, &a, 0, 0); return (int)kernel_kernel.buffer_bytes; }"
+    use = (
+        "int use(void);\nint use(void) { kernel_arguments a = {0}; unsigned char b[1];"
+        " kernel_pack(b, &a, 0, 0); return (int)kernel_kernel.buffer_bytes; }"
+    )
     other = header_text(one, "k.cubin", "sha256:11ff", {}, None, "")
     assert other.splitlines()[1] != header.splitlines()[1]
     compiling.compile_text(f"{header}\n{header}\n{use}\n", tmp_path / "lib.so", language=language)

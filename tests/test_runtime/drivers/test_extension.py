@@ -282,7 +282,8 @@ def test_an_installed_extension_is_taken():
     """Where it was built, a driver takes it without being asked."""
     if launchers.compiled_type() is None:
         pytest.skip(
-            "the extension is not built into this installation; `make test` installs a wheel that has it"
+            "the extension is not built into this installation; `make test` installs a wheel that"
+            " has it"
         )
     code = (
         "from bundler.runtime.launch import launchers; print(launchers.compiled_type().__module__)"
@@ -489,7 +490,9 @@ def test_objects_are_read_by_their_method_until_the_extension_is_told(
 
 
 def test_threads_may_launch_while_the_extension_is_told(counted, launcher_type, untold):
-    """Four threads launch at once: one of them calls what was to be called, and none gets an error."""
+    """Four threads launch at once: one of them calls what was to be called, and none gets
+    an error.
+    """
     calls = []
     launcher_type.ask_later(lambda: (calls.append(threading.get_ident()), untold[0]()), 1000)
     with ThreadPoolExecutor(4) as threads:

@@ -75,7 +75,9 @@ def test_there_is_no_sequence_too_many():
 
 
 def test_every_branch_of_the_driver_is_driven(play):
-    """All scenarios together take both ways of every conditional in hip.py, and reach every line."""
+    """All scenarios together take both ways of every conditional in hip.py, and reach every
+    line.
+    """
     with branch_record.Branches(hip) as branches:
         for path in PATHS:
             for scenario in NAMES.values():
@@ -124,7 +126,9 @@ def test_a_code_object_is_kept_until_it_is_unloaded(play, path):
 
 @pytest.fixture
 def bare(monkeypatch, tmp_path):
-    """A process with no HIP library in sight: neither one that it has, nor one that it could find."""
+    """A process with no HIP library in sight: neither one that it has, nor one that it
+    could find.
+    """
     for variable in ("TRITON_LIBHIP_PATH", "HIP_PATH", "ROCM_PATH"):
         monkeypatch.delenv(variable, raising=False)
     maps = tmp_path / "maps"
@@ -155,8 +159,8 @@ def test_the_library_that_is_here_is_taken(libraries):
     another.
     """
     code = (
-        "import ctypes, sys; from bundler.runtime.launch import hip_library; ctypes.CDLL(sys.argv[1]); "
-        "print(hip_library.library_path())"
+        "import ctypes, sys; from bundler.runtime.launch import hip_library;"
+        " ctypes.CDLL(sys.argv[1]); print(hip_library.library_path())"
     )
     clean = {name: value for name, value in os.environ.items() if name != "TRITON_LIBHIP_PATH"}
     done = subprocess.run(

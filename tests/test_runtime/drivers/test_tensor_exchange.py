@@ -196,7 +196,8 @@ def kernels(recorded, fake, tensor_type):
     """
     if compiled_dispatch.dispatcher_type() is None or launchers.compiled_type() is None:
         pytest.skip(
-            "the extensions are not built into this installation; `make test` installs a wheel that has them"
+            "the extensions are not built into this installation; `make test` installs a wheel that"
+            " has them"
         )
     with load(recorded.bundle, driver=CudaDriver(fake.path, compiled=True)) as found:
         yield found

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What somebody who can write to a bundle file tries; nothing of it becomes visible under require."""
+"""What somebody who can write to a bundle file tries; nothing of it becomes visible under
+require.
+"""
 
 import json
 import os
@@ -92,7 +94,9 @@ def test_kernels_that_were_swapped_after_signing(signers, kernels, refused, tmp_
 
 
 def test_the_same_content_with_other_observations(signers, kernels, refused):
-    """Two files of one digest: the signature of a file is also of what it holds beside its content."""
+    """Two files of one digest: the signature of a file is also of what it holds beside its
+    content.
+    """
     bundler.sign(kernels, signers.alice)
     with Bundle.load(kernels) as bundle:
         envelopes, digest = bundle.signatures, bundle.digest
