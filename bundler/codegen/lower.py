@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils._sympy import functions
 
+from bundler.codegen.data_types import data_type
 from bundler.codegen.graph_errors import located
 from bundler.codegen.host_tensors import HostTensors
 from bundler.codegen.index_functions import FloorDiv
@@ -134,6 +135,7 @@ class _Reader:
         self._module = module
         self._graph = LoweredGraph(GraphBuilder())
         self._values: dict[fx.Node, Any] = {}
+        self._kept = _kept_nodes(module.graph)
         self._mutations: list[tuple[str, LazyTensor]] = []
         # By id, and kept alive, so that no id is used twice.
         self._bound_tensors: dict[int, LazyTensor] = {}
@@ -309,7 +311,8 @@ class _Reader:
             if lowered is None or layout is None:
                 bound.append(None)
                 continue
-            tensor = self._bound(lowered, given, base)
+            known = self._rounded(lowered) if node in self._kept else lowered
+            tensor = self._bound(known, given, base)
             tensor.made = made
             builder.mark_reuse(tensor, len(node.users))
             bound.append(tensor)
@@ -357,6 +360,23 @@ class _Reader:
         tensor.storage_offset = self._size(value.storage_offset())
         tensor.base = base if tensor.buffer is None else None
         return tensor
+
+    def _rounded(self, tensor: LazyTensor) -> LazyTensor:
+        """Return a value that is computed where it is read with the 16 bits that are stored of it.
+
+        A backward that loads it would otherwise meet other numbers than those that a statistic of
+        the forward was computed from; batch norm of a constant column makes much of that.
+        """
+        if tensor.buffer is not None or not data_type(tensor.dtype).is_half:
+            return tensor
+        rounded = self._graph.builder.pool.rounded
+        return LazyTensor(
+            tensor.sizes,
+            tensor.dtype,
+            lambda indices: rounded(tensor.at(indices)),
+            tensor.origins,
+            host=tensor.host,
+        )
 
     def _viewed(self, node: fx.Node) -> LazyTensor | None:
         """Return the argument whose memory the results of a node share, as the operator's schema
@@ -657,6 +677,26 @@ def _is_number(node: fx.Node) -> bool:
     kinds = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
     known = not isinstance(node.target, OpOverload) or node.target.overloadpacket in _SHAPES
     return node.op == "call_function" and known and isinstance(node.meta.get("val"), kinds)
+
+
+def _kept_nodes(graph: fx.Graph) -> set[fx.Node]:
+    """Return the nodes whose values leave the graph, by themselves or through a view, and are read
+    inside of it as well.
+    """
+    (output,) = graph.find_nodes(op="output")
+    ends = [item for item in tree_leaves(output.args[0]) if isinstance(item, fx.Node)]
+    copies = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    ends += [node.args[1] for node in copies if isinstance(node.args[1], fx.Node)]
+    found: set[fx.Node] = set()
+    while ends:
+        node = ends.pop()
+        if node in found or not isinstance(node.target, OpOverload):
+            continue
+        found.add(node)
+        schema = node.target._schema  # noqa: SLF001  # torch shows a schema nowhere else
+        if any(result.alias_info is not None for result in schema.returns):
+            ends.append(node.args[0])
+    return {node for node in found if len(node.users) > 1}
 
 
 def _is_token(node: fx.Node) -> bool:

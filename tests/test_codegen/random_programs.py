@@ -33,6 +33,8 @@ LAYOUTS = (
     "channels_last",
 )
 TOLERANCES = {"float64": 1e-7, "float32": 1e-3, "float16": 1e-2, "bfloat16": 2e-2}
+# Other runs of eager mode that a result is compared with that is wrong beside the first.
+_NUDGED = 3
 # Root mean square under which a result in float64 is zero but for rounding.
 _ZERO = 1e-12
 MOST_STEPS = 9
@@ -146,20 +148,26 @@ def function(drawn, *, wide=False):
     return space["program"]
 
 
-def moved(tensor, device, dtype=None):
-    """Return a copy of a tensor with its strides and offset, in memory of its own."""
+def moved(tensor, device, dtype=None, nudge=None):
+    """Return a copy of a tensor with its strides and offset, in memory of its own.
+
+    With a generator for `nudge` its floats are off by their last bit.
+    """
     dtype = dtype if dtype is not None and tensor.dtype.is_floating_point else tensor.dtype
     storage = tensor.untyped_storage()
     flat = tensor.as_strided((storage.nbytes() // tensor.element_size(),), (1,), 0)
+    if nudge is not None and flat.dtype.is_floating_point:
+        signs = torch.randint(0, 2, flat.shape, generator=nudge).to(flat.dtype) * 2 - 1
+        flat = flat * (1 + signs * torch.finfo(flat.dtype).eps)
     flat = flat.to(device=device, dtype=dtype, copy=True)
     return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-def inputs(drawn, *, batch=BATCH, device="cpu", wide=False):
+def inputs(drawn, *, batch=BATCH, device="cpu", wide=False, nudge=None):
     """Return new inputs of a program, the same numbers each time."""
     space = {"torch": torch, "g": torch.Generator().manual_seed(drawn.seed)}
     made = [
-        moved(eval(given.text(batch), space), device, torch.float64 if wide else None)
+        moved(eval(given.text(batch), space), device, torch.float64 if wide else None, nudge)
         for given in drawn.inputs
     ]
     return [
@@ -174,9 +182,8 @@ def called(drawn, call, given):
     found = {f"output {place}": value for place, value in enumerate(results)}
     if drawn.backward:
         ends = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
-        wanted = [
-            (one.name, t) for one, t in zip(drawn.inputs, given, strict=True) if t.requires_grad
-        ]
+        # An input that becomes what needs a gradient is no leaf, and asks for none of its own.
+        wanted = [(one.name, t) for one, t in zip(drawn.inputs, given, strict=True) if one.grad]
         if ends and wanted:
             tangents = [_tangent(end, place, drawn) for place, end in enumerate(ends)]
             # What is handed out is looked at as it was, before anybody else may change it.
@@ -224,9 +231,10 @@ def problem(drawn, *, backend, device="cpu", programs=None):
             got = called(drawn, compiled, given)
         except Exception as error:  # noqa: BLE001  # whatever is raised is the finding
             return _raised(drawn, error, batch, device)
-        faults = [one.reason for one in notes if not hasattr(one, "plan")]
-        if any("internal error" in reason or "cannot take" in reason for reason in faults):
-            return f"refused: {next(r for r in faults if 'internal' in r or 'cannot take' in r)}"
+        reasons = [one.reason for one in notes if not hasattr(one, "plan")]
+        faults = [one for one in reasons if "internal error" in one or "cannot take" in one]
+        if faults and _by_torch(drawn, batch, device) is not None:
+            return f"refused: {faults[0]}"
         found = compared(drawn, got, batch, device)
         if found:
             return f"{found} (batch {batch})"
@@ -244,14 +252,24 @@ def compared(drawn, got, batch=BATCH, device="cpu"):
         # A change in place gives AOTAutograd a gradient of zeros where eager mode has none.
         torchs = _by_torch(drawn, batch, device)
         more = [name for name in got if name not in eager]
-        if torchs is None or list(got) != list(torchs) or any(got[name].any() for name in more):
+        others = got if torchs is None else torchs  # torch itself fails with some programs
+        known = list(got) == list(others) and all(name in got for name in eager)
+        if not known or any(got[name].any() for name in more):
             return f"wrong: got {list(got)}, expected {list(eager)}"
         got = {name: got[name] for name in eager}
     tolerance = _tolerance(drawn)
     for name, expected in eager.items():
         found = _difference(got[name], expected, wide[name], tolerance)
         if found:
-            return f"{found} ({name})"
+            # What AOTAutograd makes of a view of an input whose elements overlap, with sizes that
+            # change, has another gradient than eager mode's, whoever compiles the graph.
+            torchs = torchs or _by_torch(drawn, batch, device)
+            same = torchs is not None and not _differs(got[name], torchs[name], tolerance)
+            nudged = (_nudged(drawn, batch, device, seed) for seed in range(_NUDGED))
+            if not same and all(
+                _difference(got[name], other[name], wide[name], tolerance) for other in nudged
+            ):
+                return f"{found} ({name})"
     for rule in (_strides, _aliases):
         if rule(got) != rule(eager):
             # What AOTAutograd alone does is torch's doing, and no layout of ours.
@@ -357,6 +375,23 @@ def _difference(got, eager, wide, least=0.0):
     if mine <= (3 if few else 2) * own + tolerance * scale / 10:
         return ""
     return f"wrong: off by {mine:.3g} (root mean square of {_rms(right):.3g}), eager by {own:.3g}"
+
+
+def _nudged(drawn, batch, device, seed):
+    """Return what eager mode gives for inputs that are off by their last bit.
+
+    One run of eager mode does not show how far off it can be where terms cancel, as in the
+    gradient of what a norm divides out again.
+    """
+    nudge = torch.Generator().manual_seed(seed)
+    given = inputs(drawn, batch=batch, device=device, nudge=nudge)
+    return called(drawn, function(drawn), given)
+
+
+def _differs(got, torchs, tolerance):
+    """Whether a result is another one than that of torch.compile without a generator."""
+    wide = torchs.double() if torchs.dtype.is_floating_point else torchs
+    return bool(_difference(got, torchs, wide, tolerance))
 
 
 def _rms(numbers):
@@ -872,7 +907,11 @@ def norms(d):
     w, bias = d.like(x, (channels,), layout=layout), d.like(x, (channels,), layout=layout)
     if way == "group":
         groups = d.chance.choice([g for g in (1, 2, channels) if channels % g == 0])
-        return _one(d, [x, w, bias], f"F.group_norm({{0}}, {groups}, {{1}}, {{2}})")
+        # torch's own kernel for the CPU crashes when it computes the gradients of weights alone of
+        # an input whose channels are innermost.
+        crashes = d.drawn.backward and not t.is_contiguous()
+        dense = ".contiguous()" if crashes else ""
+        return _one(d, [x, w, bias], f"F.group_norm({{0}}{dense}, {groups}, {{1}}, {{2}})")
     mean, var = (
         d.like(x, (channels,), grad=False, layout="contiguous"),
         d.like(x, (channels,), kind="positive", grad=False, layout="contiguous"),

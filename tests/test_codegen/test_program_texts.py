@@ -61,6 +61,19 @@ def text(function, *inputs, **options):
     return "\n".join(generate(function, inputs, **options).sources.values())
 
 
+def test_what_is_stored_in_16_bits_is_read_with_these_bits():
+    """A statistic is that of the numbers that are stored, which a backward computes with; what is
+    not stored keeps the precision of float32.
+    """
+    x, w = torch.zeros(16, 64, dtype=torch.bfloat16), torch.zeros(64, dtype=torch.bfloat16)
+    rounded = ".to(tl.bfloat16).to(tl.float32)"
+    assert rounded in text(lambda a, b: (lambda y: (y, y.float().var(0)))(a * b), x, w)
+    assert rounded in text(lambda a: (lambda y: (y, a - y))(a.sum(1, keepdim=True)), x)
+    assert rounded not in text(lambda a, b: (a * b).float().var(0), x, w)
+    single = x.float()
+    assert rounded not in text(lambda a, b: (lambda y: (y, y.var(0)))(a * b), single, w.float())
+
+
 def test_a_mask_that_is_always_true_is_left_out():
     """No block is larger than 4096, nor than the power of two at or above the size: multiples of
     4096 and powers of two fill every block.
