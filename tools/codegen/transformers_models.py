@@ -316,6 +316,11 @@ OTHERS: dict[str, Row] = {
     ),
     "Deberta": Row("DebertaForMaskedLM", _DEBERTA, "tokens"),
     "Dinov2": Row("Dinov2ForImageClassification", {**_VIT, "mlp_ratio": 2}, "image"),
+    "Esm": Row(
+        "EsmForMaskedLM",
+        {**_BERT, "pad_token_id": 1, "mask_token_id": 2, "position_embedding_type": "rotary"},
+        "tokens",
+    ),
     "Falcon": Row(
         "FalconForCausalLM",
         {**_BERT, "multi_query": True, "parallel_attn": True, "alibi": False, "bias": False},
@@ -365,12 +370,7 @@ OTHERS: dict[str, Row] = {
         },
         "tokens",
     ),
-    "Nystromformer": Row(
-        "NystromformerForMaskedLM",
-        {**_BERT, "num_landmarks": 8, "max_position_embeddings": 254},
-        "tokens",
-        _INFERENCE,
-    ),
+    "Nemotron": Row("NemotronForCausalLM", _LLAMA, "tokens"),
     "Olmo2": Row("Olmo2ForCausalLM", _LLAMA, "tokens"),
     "Phi": Row("PhiForCausalLM", {**_BERT, "partial_rotary_factor": 0.5}, "tokens"),
     "Phi3": Row("Phi3ForCausalLM", {**_LLAMA, "bos_token_id": 1, "eos_token_id": 2}, "tokens"),
@@ -407,6 +407,7 @@ OTHERS: dict[str, Row] = {
         },
         "image",
     ),
+    "SmolLm3": Row("SmolLM3ForCausalLM", {**_LLAMA, "pad_token_id": 1}, "tokens"),
     "SqueezeBert": Row("SqueezeBertForMaskedLM", {**_BERT, "embedding_size": 128}, "tokens"),
     "StableLm": Row("StableLmForCausalLM", {**_LLAMA, "partial_rotary_factor": 0.25}, "tokens"),
     "Starcoder2": Row("Starcoder2ForCausalLM", _LLAMA, "tokens"),
@@ -466,8 +467,6 @@ def build(name: str, device: str) -> torch.nn.Module:
                 setattr(part, key, 0.0)
         if hasattr(part, "use_cache"):
             part.use_cache = False
-        if hasattr(part, "segment_means_seq_len"):
-            part.segment_means_seq_len = LENGTHS[device]
     model: torch.nn.Module = made(config)
     return model
 
