@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ed25519 by the package `cryptography`, which this module alone imports, and for verifying by
-Python's own OpenSSL where it has one.
+"""Ed25519 by the package `cryptography`, which this module alone imports.
 
 `public_of`, `sign` and `verifies` take and return raw bytes: 32 for a private or public key, 64 for
 a signature (RFC 8032).  Keys of this room (`signing_keys.py`, `trusted_keys.py`, `minisign.py`)
@@ -13,13 +12,11 @@ import hashlib
 import os
 
 from bundler.errors import ConfigError, FormatError
-from bundler.trust import openssl_verification
 
 _OPENSSH = b"-----BEGIN OPENSSH PRIVATE KEY-----"
 KEY_BYTES, SIGNATURE_BYTES = 32, 64
 # Points of small order, without their sign bit (RFC 8032 does not demand that they are refused):
-# under such a key a signature that anybody can
-# make is good for every message.
+# under such a key a signature that anybody can make is good for every message.
 _WEAK = frozenset(
     bytes.fromhex(text)
     for text in (
@@ -75,13 +72,10 @@ def verifies(public: bytes, signature: bytes, message: bytes) -> bool:
     signature, nor a key.
 
     Raises:
-        ConfigError: neither Python's OpenSSL can tell, nor is `cryptography` installed.
+        ConfigError: `cryptography` is not installed.
     """
     if len(public) != KEY_BYTES or len(signature) != SIGNATURE_BYTES or is_weak(public):
         return False
-    known = openssl_verification.verifies(public, signature, message)
-    if known is not None:
-        return known
     try:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey

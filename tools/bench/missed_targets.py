@@ -95,8 +95,8 @@ REASONS: dict[str, tuple[Reason, ...]] = {
         Reason(
             "judging a signature, first *",
             "judging",
-            "our modules and ctypes are imported, and OpenSSL loads what verifies; the rest is what"
-            " each judgement takes.",
+            "our modules and the package cryptography are imported; the rest is what each judgement"
+            " takes.",
         ),
     ),
     "bench-bundle": _BUNDLE,

@@ -22,7 +22,7 @@ from tools.shared.measurement import row
 from tools.shared.processes import ROOT
 
 BUNDLE = ROOT / "tests" / "data" / "v2.0" / "triton-3.7.1.tbundle"
-TARGET_MS = 5.0
+TARGET_MS = 20.0
 # CPU time: a clock on the wall says more about the other programs of this machine than about
 # milliseconds.
 _CODE = """
@@ -52,10 +52,8 @@ def admit(*given):
         began = time.process_time()
     import bundler.trust.signature_policy, bundler.trust.subjects
     lap()
-    import ctypes
-    lap()
-    from bundler.trust import openssl_verification
-    openssl_verification.verifies(bytes(range(32)), bytes(64), b"")
+    from bundler.trust import ed25519
+    ed25519.verifies(bytes(range(32)), bytes(64), b"")
     lap()
     admission = real(*given)
     lap()
@@ -66,8 +64,7 @@ print(json.dumps(laps))
 """
 _STEPS = (
     "modules: import ours",
-    "ctypes: import it, by which OpenSSL is called",
-    "openssl: find its functions, have it load Ed25519, verify once",
+    "cryptography: import it, verify once",
     "judge: read settings and keys, decode what was signed, verify",
 )
 
