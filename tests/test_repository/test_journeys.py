@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much of the package a restore and a hit go through: no more than when it was last made less."""
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tools import journey
+
+#: Modules and classes, as `python -m tools.journey` printed them; its own targets are lower.
+MOST = {"restore": (47, 44), "hit": (47, 48), "triton": (9, 7)}
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_a_kernel_goes_through_no_more_than_before(name):
+    """A change that makes a journey longer says so here; one that makes it shorter lowers it."""
+    found = journey.journey(name)
+    assert (len(found["modules"]), len(found["classes"])) <= MOST[name]
+
+
+def test_lines_of_code_leave_out_docstrings_comments_and_blank_lines(tmp_path):
+    """A text that is no docstring counts, each of its lines."""
+    path = tmp_path / "module.py"
+    path.write_text(
+        '"""Doc\nstring."""\n\n# comment\nx = """a\nb"""\n\n\ndef f():\n    """D."""\n    return x  # y\n'
+    )
+    assert journey.code_lines(path) == 4
