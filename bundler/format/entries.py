@@ -8,11 +8,12 @@ them from `Bundle`.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from msgspec import Struct
 
@@ -20,7 +21,6 @@ from bundler.errors import ConfigError, FormatError, NotFound, UnsafeName
 from bundler.format import names
 from bundler.format.cached_properties import cached_property
 from bundler.format.digest import digest_raw, digest_text, sha256
-from bundler.format.frozen_values import FrozenValue
 from bundler.format.metadata import check_metadata_size
 from bundler.format.sentinel import Span
 from bundler.format.summary import Summarized, count, printable, short
@@ -28,6 +28,48 @@ from bundler.format.summary import Summarized, count, printable, short
 if TYPE_CHECKING:
     from bundler.format.keyparts import KeyParts
     from bundler.format.launch_spec import LaunchSpec
+
+
+class FrozenValue:
+    """A value whose fields are set once, by `_set_fields`; equal to one of its class whose compared
+    fields are equal.
+    """
+
+    def _set_fields(self, fields: dict[str, Any]) -> None:
+        """Set the fields, given by name: the `locals()` of an `__init__` whose parameters
+        they are.
+        """
+        del fields["self"]
+        self.__dict__.update(fields)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+
+    def __repr__(self) -> str:
+        shown = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in dataclasses.fields(cast(Any, self))
+            if field.repr
+        ]
+        return f"{type(self).__qualname__}({', '.join(shown)})"
+
+    def __eq__(self, other: object) -> bool:
+        if other.__class__ is not self.__class__:
+            return NotImplemented
+        return _compared(self) == _compared(other)
+
+    def __hash__(self) -> int:
+        return hash(_compared(self))
+
+
+def _compared(value: Any) -> tuple[Any, ...]:
+    return tuple(
+        [getattr(value, field.name) for field in dataclasses.fields(value) if field.compare]
+    )
+
 
 Keep = Literal["all", "launch"]
 #: A file as those want it who read thousands: name, raw digest, size in bytes, path sentinels.

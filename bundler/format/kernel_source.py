@@ -2,7 +2,7 @@
 """`KernelSource`: what a decoded manifest answers for each `LazyKernel`, and in which order the
 files of such a kernel are.
 
-`table_kernels` is that source; `kernel_columns` and `Content` deal with its kernels before any is
+`TableKernels` is that source; `content_tables` and `Content` deal with its kernels before any is
 made.
 """
 

@@ -2,7 +2,7 @@
 """`LazyKernel`: a kernel of a loaded bundle, whose files, launch spec, launch facts and key parts
 are made when asked for.
 
-`table_kernels` makes them, one for each kernel of a manifest, and is the `KernelSource` that knows
+`TableKernels` makes them, one for each kernel of a manifest, and is the `KernelSource` that knows
 how a kernel lies in its manifest.  Everybody else sees a `Kernel`.
 """
 

@@ -18,9 +18,11 @@ from bundler.errors import FormatError, UnsupportedVersion
 from bundler.format import content_tables, names, wire
 from bundler.format.blob_table import BlobTable
 from bundler.format.cached_properties import cached_property
+from bundler.format.content_tables import TableKernels
 from bundler.format.digest import digest_text, sha256
 from bundler.format.entries import (
     Entry,
+    FrozenValue,
     HelperLibrary,
     Kernel,
     Opaque,
@@ -29,12 +31,10 @@ from bundler.format.entries import (
     entry_files,
 )
 from bundler.format.entry_rows import Entries, schema_of, version_fix
-from bundler.format.frozen_values import FrozenValue
 from bundler.format.lazy_kernel import LazyKernel
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.observations import Observation, Observed, merge_observed
 from bundler.format.summary import Summarized
-from bundler.format.table_kernels import TableKernels
 
 if TYPE_CHECKING:
     from bundler.format.launch_spec import TuningRecord

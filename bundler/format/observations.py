@@ -17,8 +17,8 @@ from msgspec import Raw, Struct
 
 from bundler.errors import FormatError
 from bundler.format import wire
+from bundler.format.entries import FrozenValue
 from bundler.format.entry_rows import Count, schema_of
-from bundler.format.frozen_values import FrozenValue
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.summary import Summarized
 

@@ -2,7 +2,7 @@
 """Writes content: numbers what kernels have in common, and puts each such thing into its table
 once.
 
-`Content.encode` calls `encode_tables`; `content_tables` and `table_kernels` read what it wrote, and
+`Content.encode` calls `encode_tables`; `content_tables` reads what it wrote, and
 have the types of the records.
 """
 
@@ -15,13 +15,11 @@ from typing import Any
 from msgspec import Raw
 
 from bundler.format import wire
-from bundler.format.content_tables import SCHEMA
+from bundler.format.content_tables import NAME, SCHEMA, Numbers, PieceWriter
 from bundler.format.digest import digest_raw
-from bundler.format.document_pieces import Numbers, PieceWriter
 from bundler.format.entries import HelperLibrary, Kernel, Opaque, StoredFile, TuningFile, entry_kind
 from bundler.format.entry_rows import Entries, check_path
 from bundler.format.sentinel import Span
-from bundler.format.table_kernels import NAME
 
 
 def encode_tables(entries: Entries) -> bytes:

@@ -15,7 +15,7 @@ from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 from bundler.errors import BundlerError
-from bundler.format.frozen_values import FrozenValue
+from bundler.format.entries import FrozenValue
 from bundler.format.summary import Reported
 
 if TYPE_CHECKING:

@@ -26,12 +26,11 @@ from bundler.format.bundle import Bundle, Keep, require_content
 from bundler.format.bundle_file import cleaned_up
 from bundler.format.entries import HelperLibrary, Kernel
 from bundler.format.limits import MIB
-from bundler.lifecycle.cache_directory import CacheDirectory, Outcome, look_for_file
+from bundler.lifecycle.cache_directory import CacheDirectory, Outcome, PlacementQueue, look_for_file
 from bundler.lifecycle.compatibility import Questions
 from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
 from bundler.lifecycle.kernel_writer import ReadyKernel
 from bundler.lifecycle.lifecycle_reports import RestoreReport, RestoreTally
-from bundler.lifecycle.placement_queue import PlacementQueue
 from bundler.lifecycle.restore_options import Only, RestoreOptions, TreeOptions, Trust
 from bundler.lifecycle.restore_plan import (
     KERNELS_PER_RUN,

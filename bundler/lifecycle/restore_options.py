@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from bundler.errors import ConfigError, ToolchainMismatch
 from bundler.format.bundle import Keep
-from bundler.format.frozen_values import FrozenValue
+from bundler.format.entries import FrozenValue
 
 if TYPE_CHECKING:
     from bundler.lifecycle.family import Family

@@ -9,11 +9,11 @@ import pytest
 import zstandard
 
 from bundler.errors import DigestMismatch, FormatError, NotFound
-from bundler.format import container, container_layout, frame_buffers, frames_ahead
+from bundler.format import container, container_layout, frame_buffers
 from bundler.format.bundle import Bundle
+from bundler.format.container import FrameDecoding
 from bundler.format.digest import digest_raw
 from bundler.format.frame_buffers import FrameBuffers
-from bundler.format.frame_decoding import FrameDecoding
 
 SIZES = [1, 4096, 100_000, 3 << 20, 4 << 20, 8 << 20]
 
@@ -237,7 +237,7 @@ def test_without_another_thread_frames_are_decoded_one_by_one(wide, decoded, mon
     def refuse(call, arguments):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(frames_ahead._thread, "start_new_thread", refuse)
+    monkeypatch.setattr(container._thread, "start_new_thread", refuse)
     data, blobs = wide
     with Bundle.from_bytes(data) as bundle:
         bundle.blobs.prefetch([bytes(32)] * container._MANY)

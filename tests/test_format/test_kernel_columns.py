@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bundler.errors import FormatError, LimitExceeded
-from bundler.format import kernel_columns, names
+from bundler.format import content_tables, names
 from bundler.format.blob_table import BlobTable
 from bundler.format.bundle import Bundle
-from bundler.format.document_pieces import Pieces
+from bundler.format.content_tables import KernelCheck, Pieces
 from bundler.format.entries import file_layout
-from bundler.format.kernel_columns import KernelCheck
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content
 
@@ -135,20 +134,20 @@ def test_runs_of_kernels_of_any_length_are_checked_alike(
     content = files.bundle(
         *[files.kernel(number, f"k{number % 3}") for number in range(20)]
     ).content
-    monkeypatch.setattr(kernel_columns, "_CHECKED_TOGETHER", together)
-    monkeypatch.setattr(kernel_columns, "_DECODED_TOGETHER", 2)
+    monkeypatch.setattr(content_tables, "_CHECKED_TOGETHER", together)
+    monkeypatch.setattr(content_tables, "_DECODED_TOGETHER", 2)
     check = KernelCheck._check_some
 
     def short(self, rows):
         with monkeypatch.context() as patch:
-            patch.setattr(kernel_columns, "REFERENCE_BYTES", reference_bytes)
+            patch.setattr(content_tables, "REFERENCE_BYTES", reference_bytes)
             check(self, rows)
 
     if reference_bytes > 1:
         monkeypatch.setattr(KernelCheck, "_check_some", short)
         assert Content.decode(content.encode()).kernels == content.kernels
     else:
-        monkeypatch.setattr(kernel_columns, "REFERENCE_BYTES", reference_bytes)
+        monkeypatch.setattr(content_tables, "REFERENCE_BYTES", reference_bytes)
         with pytest.raises(LimitExceeded, match="references of"):
             Content.decode(content.encode())
 

@@ -12,7 +12,7 @@ from bundler.errors import FormatError, LimitExceeded, UnsafeName
 from bundler.format.blob_table import BlobTable
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import merge
-from bundler.format.document_pieces import MAX_CUT_BYTES, Pieces, PieceWriter, cut
+from bundler.format.content_tables import MAX_CUT_BYTES, Pieces, PieceWriter, cut
 from bundler.format.limits import DEFAULT_LIMITS, Limits
 from bundler.format.manifest import Content
 

@@ -16,10 +16,9 @@ from bundler.format.bundle import MemoryBlobs
 from bundler.format.digest import digest_raw, digest_text, sha256
 from bundler.format.manifest import Content
 from bundler.lifecycle import kernel_writer
-from bundler.lifecycle.cache_directory import CacheDirectory
+from bundler.lifecycle.cache_directory import CacheDirectory, PlacementQueue
 from bundler.lifecycle.kernel_placement import StoredKernel, WantedKernel
 from bundler.lifecycle.kernel_writer import ReadyKernel
-from bundler.lifecycle.placement_queue import PlacementQueue
 
 FILES = {"k.ttir": b"module", "k.cubin": b"\x7fELF", "k.json": b"{}"}
 

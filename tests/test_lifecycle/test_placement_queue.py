@@ -11,10 +11,9 @@ import pytest
 import support
 
 from bundler.errors import StoreFull
-from bundler.lifecycle import cache_directory, kernel_writer, placement_queue
-from bundler.lifecycle.cache_directory import CacheDirectory
+from bundler.lifecycle import cache_directory, kernel_writer
+from bundler.lifecycle.cache_directory import CacheDirectory, PlacementQueue
 from bundler.lifecycle.kernel_writer import ReadyKernel
-from bundler.lifecycle.placement_queue import PlacementQueue
 
 FILES = {"k.cubin": b"\x7fELF", "k.json": b"{}"}
 
@@ -78,7 +77,7 @@ def test_a_large_kernel_does_not_wait_for_others(way, queue, heard, directory):
     """What waits in memory is bounded in bytes: a batch is handed over before the number is
     reached.
     """
-    large = {"k.cubin": bytes(placement_queue.BYTES_PER_BATCH), "k.json": b"{}"}
+    large = {"k.cubin": bytes(cache_directory.BYTES_PER_BATCH), "k.json": b"{}"}
     queue.add(directory, ready(0, large))
     queue.add(directory, ready(1, large))
     deadline = time.monotonic() + 20
@@ -101,18 +100,18 @@ def test_the_caller_goes_on_while_a_batch_is_written(queue, heard, directory, mo
         return lambda: waited.append(1) or finish()
 
     monkeypatch.setattr(cache_directory, "begin_writing", begin)
-    for number in range(placement_queue.KERNELS_AT_FIRST + 1):
+    for number in range(cache_directory.KERNELS_AT_FIRST + 1):
         queue.add(directory, ready(number))
     deadline = time.monotonic() + 20
     while (
         sum(not name.startswith("tmp.") for name in os.listdir(directory.path))
-        < placement_queue.KERNELS_AT_FIRST
+        < cache_directory.KERNELS_AT_FIRST
     ):
         assert time.monotonic() < deadline
     assert not waited
     assert not heard
     queue.finish()
-    assert len(heard) == placement_queue.KERNELS_AT_FIRST + 1
+    assert len(heard) == cache_directory.KERNELS_AT_FIRST + 1
     assert len(waited) == 2
 
 

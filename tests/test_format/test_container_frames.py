@@ -9,10 +9,9 @@ import time
 
 import pytest
 
-from bundler.format import container, frames_ahead
+from bundler.format import container
 from bundler.format.bundle import Bundle
-from bundler.format.frame_decoding import FrameDecoding
-from bundler.format.frames_ahead import FramesAhead
+from bundler.format.container import FrameDecoding, FramesAhead
 
 WAIT_S = 10
 THREADS = 3
@@ -138,12 +137,12 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent(ahead):
 def test_frames_at_once_leaves_processors_to_the_writers(monkeypatch):
     for available, expected in ((1, 1), (2, 1), (4, 2), (16, 2)):
         monkeypatch.setattr(
-            frames_ahead.os,
+            container.os,
             "sched_getaffinity",
             lambda _, n=available: set(range(n)),
             raising=False,
         )
-        assert frames_ahead.frames_at_once() == expected
+        assert container.frames_at_once() == expected
 
 
 @pytest.fixture
