@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import hashlib
 import os
 import shutil
@@ -36,6 +37,7 @@ from bundler.format.bundle_file import open_regular
 from bundler.lifecycle.compiled_once import compile_once
 from bundler.lifecycle.machine_store import Store, open_store
 from bundler.project import VERSION
+from bundler.toolchain import identity
 
 # How often a worker looks whether the program that sent a job is still there.
 LOOK_S = 0.25
@@ -75,8 +77,16 @@ def compile_apart(payload: bytes, cache_dir: str) -> bytes:
     compiled = Compiled.from_bytes(data)
     if not compiled.key or not os.path.isdir(os.path.join(own, compiled.key)):
         return wire.pack([data, b""])
-    with bundle_of(compiled, Job.from_bytes(job)) as bundle:
+    with bundle_of(compiled, Job.from_bytes(job), _environment()) as bundle:
         return wire.pack([data, bundle.to_bytes(level=_LEVEL)])
+
+
+@functools.cache
+def _environment() -> tuple[tuple[str, str], ...]:
+    """Return the names and versions of this machine, which stay as they are while a process that
+    compiles lives.
+    """
+    return identity.environment()
 
 
 class _EngineWorker:

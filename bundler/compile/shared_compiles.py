@@ -105,9 +105,13 @@ class SharedCompiles:
         return {kernel.key: kernel for kernel in bundle.kernels if kernel.key in there}
 
 
-def bundle_of(compiled: Compiled, job: Job) -> Bundle:
+def bundle_of(
+    compiled: Compiled, job: Job, environment: tuple[tuple[str, str], ...] | None = None
+) -> Bundle:
     """Return a compiled kernel as a bundle in memory; raises `CompileFailed` for one that no bundle
     can hold.
+
+    `environment`: what `identity.environment` returned, from a caller that makes many bundles.
     """
     builder = Builder(os.path.dirname(compiled.directory))
     reason = compiled.add_to(builder)
@@ -115,7 +119,7 @@ def bundle_of(compiled: Compiled, job: Job) -> Bundle:
         raise CompileFailed(
             f"{job.name}: {reason}", name=job.name, reason=reason, line=None, words=""
         )
-    return join([builder], identity.environment())
+    return join([builder], identity.environment() if environment is None else environment)
 
 
 def _as_compiled(kernel: Kernel, cache_dir: str, seconds: float) -> Compiled:

@@ -7,7 +7,7 @@ into bytes, and `check_level` before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO
 
 import zstandard
@@ -46,6 +46,8 @@ PREFIX_HASH_LOG = 24
 # blocks of this size keep it just under the limit.
 SMALL_BLOCK_BYTES = 2048
 COMPRESSION_THREADS = 4
+# So little is compressed before threads have begun.
+COMPRESSED_HERE_BYTES = 256 << 10
 
 
 def plan_frames(content: Content) -> list[tuple[int, list[int]]]:
@@ -143,28 +145,27 @@ def write_container(
         )
         position += len(data)
 
-    from concurrent.futures import ThreadPoolExecutor  # who only reads imports this module too
+    def put_all(compressed: Iterable[tuple[int, bytes, int]]) -> tuple[bytes, bytes]:
+        # While threads compress; what readers refuse is not written.
+        content_bytes, observed_bytes = encode()
+        Content.decode(content_bytes)
+        Observed.decode(observed_bytes)
+        for (kind, blobs), (codec, data, raw) in zip(frames, compressed, strict=True):
+            put(kind, codec, data, raw, blobs, prefix if kind == OPAQUE and codec == ZSTD else [])
+        return content_bytes, observed_bytes
 
-    with ThreadPoolExecutor(COMPRESSION_THREADS) as pool:
-        try:
-            compressed = pool.map(compress, frames)
-            # While the threads compress; what readers refuse is not written.
-            content_bytes, observed_bytes = encode()
-            Content.decode(content_bytes)
-            Observed.decode(observed_bytes)
-            for (kind, blobs), (codec, data, raw) in zip(frames, compressed, strict=True):
-                put(
-                    kind,
-                    codec,
-                    data,
-                    raw,
-                    blobs,
-                    prefix if kind == OPAQUE and codec == ZSTD else [],
-                )
-        except BaseException:
-            # After an error, or Ctrl-C, nobody waits for the frames that no thread has begun.
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    if sum(size for _, size in content.blobs) <= COMPRESSED_HERE_BYTES:
+        content_bytes, observed_bytes = put_all(map(compress, frames))
+    else:
+        from concurrent.futures import ThreadPoolExecutor  # who only reads imports this module too
+
+        with ThreadPoolExecutor(COMPRESSION_THREADS) as pool:
+            try:
+                content_bytes, observed_bytes = put_all(pool.map(compress, frames))
+            except BaseException:
+                # After an error, or Ctrl-C, nobody waits for the frames that no thread has begun.
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
     for kind, raw_bytes in ((CONTENT, content_bytes), (OBSERVED, observed_bytes)):
         codec, data = _compress(raw_bytes, level)
         put(kind, codec, data, len(raw_bytes), [], [])

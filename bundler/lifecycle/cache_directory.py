@@ -512,7 +512,7 @@ class PlacementQueue:
 
     def finish(self) -> None:
         """Write what waits, and wait for it."""
-        self._hand_over()
+        self._hand_over(last=True)
         self._settle(0)
         self._threads = None
 
@@ -523,7 +523,8 @@ class PlacementQueue:
         for under_way in self._writing:
             under_way.abandon(self._placed)
 
-    def _hand_over(self) -> None:
+    def _hand_over(self, *, last: bool = False) -> None:
+        alone = last and self._count == 1  # nothing is written meanwhile, so threads gain nothing
         batches = [KernelBatch(directory, kernels) for directory, kernels in self._waiting.values()]
         self._waiting, self._count, self._bytes = {}, 0, 0
         self._most = min(KERNELS_PER_BATCH, 2 * self._most)
@@ -532,7 +533,7 @@ class PlacementQueue:
         if batches:
             self._writing.append(_BatchesUnderWay(batches))
             if self._threads is None:
-                available = processors(MOST_WRITERS)
+                available = 1 if alone else processors(MOST_WRITERS)
                 # One of them stays idle until somebody waits.  With one processor a thread would
                 # cost more than it saves.
                 self._threads = kernel_writer.start_threads(available + 1 if available > 1 else 0)

@@ -37,7 +37,7 @@ def test_a_row_has_its_own_words_and_steps():
 def test_a_row_without_steps_has_words_alone():
     """As in a result of before."""
     line = line_of("bench-basics", "judging a signature, first restore of a process (CPU)")
-    assert "Why: our modules and ctypes are imported" in line
+    assert "Why: our modules and the package cryptography are imported" in line
     assert "Alone" not in line
 
 
