@@ -27,6 +27,8 @@ from bundler.codegen.data_types import data_type
 from bundler.errors import UnsupportedOperator
 
 Argument = Union["Term", int, float, bool]
+# Buffer, index, indirect symbols.
+Load = tuple[str, sympy.Expr, tuple[sympy.Symbol, ...]]
 STRUCTURAL = frozenset({"load", "index_expr", "constant", "masked", "check_bounds"})
 
 
@@ -226,7 +228,7 @@ def in_order(root: Term) -> Iterator[Term]:
             yield term
 
 
-def loads_of(root: Term) -> Iterator[tuple[str, sympy.Expr, tuple[sympy.Symbol, ...]]]:
+def loads_of(root: Term) -> Iterator[Load]:
     """Yield (buffer, index, indirect symbols) of each load of a body."""
     for term in in_order(root):
         if term.operator == "load":
