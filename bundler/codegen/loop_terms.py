@@ -78,7 +78,10 @@ class TermPool:
             item.number if isinstance(item, Term) else (type(item), repr(item))
             for item in arguments
         )
-        key = (operator, parts, dtype, tuple((type(item), repr(item)) for item in details))
+        named = tuple(
+            item if isinstance(item, sympy.Basic) else (type(item), repr(item)) for item in details
+        )
+        key = (operator, parts, dtype, named)
         term = self._known.get(key)
         if term is None:
             term = self._known[key] = Term(operator, arguments, dtype, details, len(self._known))
