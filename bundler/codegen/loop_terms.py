@@ -16,7 +16,7 @@ Lowerings make terms, `kernel_body` writes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Union
@@ -215,13 +215,15 @@ def substituted(pool: TermPool, root: Term, change: Callable[[sympy.Expr], sympy
     return done[root]
 
 
-def in_order(root: Term) -> Iterator[Term]:
-    """Yield the terms of a body, each once, behind those that it uses."""
+def in_order(root: Term, known: Container[Term] = ()) -> Iterator[Term]:
+    """Yield the terms of a body, each once, behind those that it uses; of those below the root none
+    that is known, nor what that alone uses.
+    """
     seen: set[Term] = set()
     stack = [(root, iter(root.terms))]
     while stack:
         term, rest = stack[-1]
-        following = next((item for item in rest if item not in seen), None)
+        following = next((item for item in rest if item not in seen and item not in known), None)
         if following is not None:
             stack.append((following, iter(following.terms)))
             continue
