@@ -92,6 +92,8 @@ class BodyWriter:
         self._inner: Scope | None = None
         self._count = 0
         self._definitions: dict[tuple[str, sympy.Expr], Term] = {}
+        # Whether a term loads something.
+        self._loading: dict[Term, bool] = {}
         self._results: dict[tuple[str, sympy.Expr], Value] = {}
         self._symbols: dict[sympy.Symbol, Value] = {}
         self._dimensions: dict[Term, frozenset[Dimension]] = {}
@@ -185,12 +187,41 @@ class BodyWriter:
         return f"tmp{self._count - 1}"
 
     def _value(self, root: Term, masks: Masks) -> Value:
+        """Return the value of a body behind masks; what it needs is written in front, without a
+        call in a call for each operator, since a kernel may have thousands on each other.
+        """
         known = self._known(root, masks)
         if known is not None:
             return known
-        value = self._made(root, masks)
-        self._scope_of(root, masks).values[root, self._masks_for(root, masks)] = value
-        return value
+        stack = [(root, iter(self._needed(root)))]
+        while True:
+            term, rest = stack[-1]
+            following = next((item for item in rest if self._known(item, masks) is None), None)
+            if following is not None:
+                stack.append((following, iter(self._needed(following))))
+                continue
+            stack.pop()
+            value = self._made(term, masks)
+            self._scope_of(term, masks).values[term, self._masks_for(term, masks)] = value
+            if not stack:
+                return value
+
+    def _needed(self, term: Term) -> Sequence[Term]:
+        """Return the terms whose values `_made` asks for behind the same masks, in its order."""
+        match term.operator:
+            case "load":
+                buffer, index, symbols = term.details
+                if buffer == SEEDS or self._buffers[buffer].by_value:
+                    return ()
+                if (buffer, index) in self._results:
+                    return ()
+                definition = self._definitions.get((buffer, index))
+                return term.terms[: len(symbols)] if definition is None else (definition,)
+            case "masked":
+                return term.terms[:1]
+            case "check_bounds" | "index_expr":
+                return term.terms
+        return [item for item in term.terms if not _is_written_inside(item, term)]
 
     def _known(self, term: Term, masks: Masks) -> Value | None:
         key = (term, self._masks_for(term, masks))
@@ -201,11 +232,15 @@ class BodyWriter:
         """Return the masks that matter to a term: none where it loads nothing, so it is the same
         inside and outside of a mask.
         """
-        return (
-            masks
-            if masks and any(item.operator in {"load", "check_bounds"} for item in in_order(term))
-            else ()
-        )
+        return masks if masks and self._is_masked(term) else ()
+
+    def _is_masked(self, term: Term) -> bool:
+        if term not in self._loading:
+            for item in in_order(term, self._loading):
+                self._loading[item] = item.operator in {"load", "check_bounds"} or any(
+                    self._loading[argument] for argument in item.terms
+                )
+        return self._loading[term]
 
     def _scope_of(self, term: Term, masks: Masks) -> Scope:
         if self._inner is None:
@@ -218,9 +253,7 @@ class BodyWriter:
     def _dimensions_of(self, term: Term) -> frozenset[Dimension]:
         found = self._dimensions.get(term)
         if found is None:
-            for item in in_order(term):
-                if item in self._dimensions:
-                    continue
+            for item in in_order(term, self._dimensions):
                 dims = {d for argument in item.terms for d in self._dimensions[argument]}
                 if item.operator == "load":
                     dims |= self._space.dimensions_of(item.details[1])
@@ -256,15 +289,7 @@ class BodyWriter:
     def _argument(self, argument: Argument, term: Term, masks: Masks) -> Value | float:
         if not isinstance(argument, Term):
             return argument
-        others = [
-            item for item in term.terms if item is not argument and item.operator != "constant"
-        ]
-        if (
-            argument.operator == "constant"
-            and term.operator in _INFIX_NUMBERS
-            and others
-            and others[0].dtype == argument.dtype
-        ):
+        if _is_written_inside(argument, term):
             number: float = argument.details[0]
             return number
         return self._value(argument, masks)
@@ -653,3 +678,13 @@ def _computed_bounds(term: Term, ranges: Ranges) -> _Bounds | None:
     return (
         found if -limit <= found[0] and found[1] < limit else None
     )  # what overflows may be anything
+
+
+def _is_written_inside(argument: Term, term: Term) -> bool:
+    """Whether an argument is a number that is written in the text of an infix operator, which gives
+    it the type of the other argument.
+    """
+    if argument.operator != "constant" or term.operator not in _INFIX_NUMBERS:
+        return False
+    others = [item for item in term.terms if item is not argument and item.operator != "constant"]
+    return bool(others) and others[0].dtype == argument.dtype

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import sympy
@@ -29,7 +30,7 @@ from bundler.codegen.loop_nodes import (
     contiguous_strides,
     numel,
 )
-from bundler.codegen.loop_terms import Term, TermPool, in_order, loads_of, substituted
+from bundler.codegen.loop_terms import Term, TermPool, in_order, substituted
 
 Indices = tuple[sympy.Expr, ...]
 At = Callable[[Indices], Term]
@@ -41,6 +42,9 @@ _RANDOM = {"rand": 30, "randn": 60, "randint64": 30}
 _MADE = "buf"
 # A body reads at most so many buffers, whoever uses it.
 _MOST_READS = 8
+# So many operators of a body stand at most on each other, since reading one calls the next: Python
+# has 1000 calls.  Loops that are cut here are fused again.
+_DEEPEST = 64
 
 
 def variables(prefix: str, sizes: Sequence[sympy.Expr]) -> tuple[sympy.Symbol, ...]:
@@ -123,6 +127,9 @@ class GraphBuilder:
         self._count = self._seeds = 0
         # Buffers that are the memory of one tensor of torch's.
         self._owned: set[str] = set()
+        # Of each term some of its loads, one more than a body has at most, and how many terms stand
+        # on each other.
+        self._weights: dict[Term, tuple[frozenset[Any], int]] = {}
 
     # -------------------------------------------------------------------------------------- Tensors
 
@@ -418,12 +425,40 @@ class GraphBuilder:
         if tensor.root.buffer is not None or numel(tensor.sizes) == 0:
             return
         body = tensor.at(variables("i", tensor.sizes))
-        reads = len({(load[0], load[1]) for load in loads_of(body)})
-        operators = sum(_RANDOM.get(term.operator, 1) for term in in_order(body))
+        loads, depth = self._weight_of(body)
+        reads = len(loads)
         if (
-            users > 1 and (reads > _COSTLY_READS or operators > _COSTLY_OPERATORS)
-        ) or reads > _MOST_READS:
+            reads > _MOST_READS
+            or depth > _DEEPEST
+            or (users > 1 and (reads > _COSTLY_READS or _is_costly(body)))
+        ):
             self.realize(tensor)
+
+    def _weight_of(self, body: Term) -> tuple[frozenset[Any], int]:
+        """Return loads of a body and its depth, from those of the terms that were asked for
+        before: a body grows by an operator at a time.
+        """
+        if body not in self._weights:
+            for term in in_order(body, self._weights):
+                below = [self._weights[item] for item in term.terms]
+                found = {term.details[:2]} if term.operator == "load" else set()
+                for loads, _ in below:
+                    found.update(loads)
+                depth = 1 + max((depth for _, depth in below), default=0)
+                self._weights[term] = (frozenset(islice(found, _MOST_READS + 1)), depth)
+        return self._weights[body]
 
     def _simplified(self, value: Term, sizes: dict[sympy.Symbol, sympy.Expr]) -> Term:
         return substituted(self.pool, value, Ranges(sizes).simplified)
+
+
+def _is_costly(body: Term) -> bool:
+    """Whether a body has more operators than are computed again for each that reads it."""
+    operators, seen, rest = 0, {body}, [body]
+    while rest and operators <= _COSTLY_OPERATORS:
+        term = rest.pop()
+        operators += _RANDOM.get(term.operator, 1)
+        following = set(term.terms) - seen
+        seen |= following
+        rest += following
+    return operators > _COSTLY_OPERATORS

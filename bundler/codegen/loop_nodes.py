@@ -15,7 +15,8 @@ from typing import Any
 
 import sympy
 
-from bundler.codegen.loop_terms import Term, loads_of
+from bundler.codegen.loop_terms import Load, Term, loads_of
+from bundler.format.cached_properties import cached_property
 
 POINTWISE = "pointwise"
 #: The buffer that holds the seeds of a call's random numbers.
@@ -154,10 +155,15 @@ class Loop:
         """The buffers that it writes."""
         return (self.buffer,)
 
-    @property
+    @cached_property
+    def loads(self) -> tuple[Load, ...]:
+        """What it loads."""
+        return tuple(load for root in self.roots for load in loads_of(root))
+
+    @cached_property
     def reads(self) -> frozenset[str]:
         """The buffers that it reads; also the one that it adds to."""
-        found = {load[0] for root in self.roots for load in loads_of(root)}
+        found = {load[0] for load in self.loads}
         return frozenset(found | ({self.buffer} if self.mode else set()))
 
 
@@ -220,7 +226,7 @@ class ExternCall:
         """Whether it writes nothing: it is called to raise where values are wrong."""
         return not self.writes
 
-    @property
+    @cached_property
     def reads(self) -> frozenset[str]:
         """The buffers that it reads."""
         return frozenset(_references([*self.arguments, *(value for _, value in self.keywords)]))

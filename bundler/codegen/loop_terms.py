@@ -16,7 +16,7 @@ Lowerings make terms, `kernel_body` writes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Union
@@ -27,6 +27,8 @@ from bundler.codegen.data_types import data_type
 from bundler.errors import UnsupportedOperator
 
 Argument = Union["Term", int, float, bool]
+# Buffer, index, indirect symbols.
+Load = tuple[str, sympy.Expr, tuple[sympy.Symbol, ...]]
 STRUCTURAL = frozenset({"load", "index_expr", "constant", "masked", "check_bounds"})
 
 
@@ -76,7 +78,10 @@ class TermPool:
             item.number if isinstance(item, Term) else (type(item), repr(item))
             for item in arguments
         )
-        key = (operator, parts, dtype, tuple((type(item), repr(item)) for item in details))
+        named = tuple(
+            item if isinstance(item, sympy.Basic) else (type(item), repr(item)) for item in details
+        )
+        key = (operator, parts, dtype, named)
         term = self._known.get(key)
         if term is None:
             term = self._known[key] = Term(operator, arguments, dtype, details, len(self._known))
@@ -210,13 +215,15 @@ def substituted(pool: TermPool, root: Term, change: Callable[[sympy.Expr], sympy
     return done[root]
 
 
-def in_order(root: Term) -> Iterator[Term]:
-    """Yield the terms of a body, each once, behind those that it uses."""
+def in_order(root: Term, known: Container[Term] = ()) -> Iterator[Term]:
+    """Yield the terms of a body, each once, behind those that it uses; of those below the root none
+    that is known, nor what that alone uses.
+    """
     seen: set[Term] = set()
     stack = [(root, iter(root.terms))]
     while stack:
         term, rest = stack[-1]
-        following = next((item for item in rest if item not in seen), None)
+        following = next((item for item in rest if item not in seen and item not in known), None)
         if following is not None:
             stack.append((following, iter(following.terms)))
             continue
@@ -226,7 +233,7 @@ def in_order(root: Term) -> Iterator[Term]:
             yield term
 
 
-def loads_of(root: Term) -> Iterator[tuple[str, sympy.Expr, tuple[sympy.Symbol, ...]]]:
+def loads_of(root: Term) -> Iterator[Load]:
     """Yield (buffer, index, indirect symbols) of each load of a body."""
     for term in in_order(root):
         if term.operator == "load":

@@ -9,6 +9,7 @@ The maximum and the sum of a softmax over long rows become two reductions of one
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -109,6 +110,10 @@ class _Scheduler:
         self._steps: list[Step] = []
         # Memory reuse: buffer -> the buffer whose memory it took over.
         self._alias: dict[str, str] = {}
+        # The same, the other way round, in the order of the program.
+        self._takers: dict[str, list[str]] = {}
+        # What begins with a step of the plan.
+        self._made: set[str] = set()
 
     def build(self) -> ScheduledProgram:
         nodes = [
@@ -118,6 +123,7 @@ class _Scheduler:
         nodes = split(self._builder, _softmax_pairs(nodes))
         groups = fused(nodes, self._buffers, self._graph.hints)
         last = _last_uses(groups)
+        uses = Counter(name for group in groups for name in group.touched)
         self._allocate_empty(groups)
         if any(SEEDS in group.touched for group in groups):
             self._steps.append(Seeds(SEEDS, int(numel(self._buffers[SEEDS].layout.sizes))))
@@ -125,7 +131,7 @@ class _Scheduler:
             if is_extern(group):
                 self._call(group.nodes[0])
             else:
-                self._launch(groups, number, last)
+                self._launch(group, number, last, uses)
             for name in sorted(group.touched):
                 if last[name] == number and self._is_own(name) and name not in self._outputs:
                     self._release(name)
@@ -169,18 +175,23 @@ class _Scheduler:
         needed = self._outputs.union(*(group.touched for group in groups))
         for name in sorted(needed - written, key=_order):
             if self._is_own(name):
-                self._steps.append(Allocate(name, self._spec(self._buffers[name].layout)))
+                self._allocate(name)
+
+    def _allocate(self, name: str) -> None:
+        self._steps.append(Allocate(name, self._spec(self._buffers[name].layout)))
+        self._made.add(name)
 
     def _is_own(self, name: str) -> bool:
         return self._buffers[name].source == "node"
 
     # ---------------------------------------------------------------------------------------- Steps
 
-    def _launch(self, groups: Sequence[LoopGroup], number: int, last: Mapping[str, int]) -> None:
-        group = groups[number]
+    def _launch(
+        self, group: LoopGroup, number: int, last: Mapping[str, int], uses: Mapping[str, int]
+    ) -> None:
         written = {loop.buffer for loop in group.loops if self._is_own(loop.buffer)}
         added = {loop.buffer for loop in group.loops if loop.mode is not None}
-        kept_elsewhere = {name for other in groups if other is not group for name in other.touched}
+        kept_elsewhere = {name for name in written if uses[name] > 1}
         removed = frozenset(written - self._outputs - kept_elsewhere - added)
         dying = {
             n
@@ -202,9 +213,10 @@ class _Scheduler:
         kernel = self._modules.add(text)
         for name in sorted(written - removed, key=_order):
             if name in reused:
-                self._alias[name] = self._memory(reused[name])
-            elif self._is_first(name):
-                self._steps.append(Allocate(name, self._spec(self._buffers[name].layout)))
+                memory = self._alias[name] = self._memory(reused[name])
+                self._takers.setdefault(memory, []).append(name)
+            elif name not in self._made:
+                self._allocate(name)
         arguments = tuple(self._passed(parameter.outer) for parameter in text.parameters)
         sizes = {
             f"{prefix}numel": size_text(size)
@@ -212,9 +224,6 @@ class _Scheduler:
             if not prefix.startswith("r")
         }
         self._steps.append(Launch(kernel.name, arguments, sizes))
-
-    def _is_first(self, name: str) -> bool:
-        return not any(isinstance(step, Allocate) and step.name == name for step in self._steps)
 
     def _memory(self, name: str) -> str:
         return self._alias.get(name, name)
@@ -230,22 +239,19 @@ class _Scheduler:
     def _release(self, name: str) -> None:
         memory = self._memory(name)
         # Memory that another buffer took lives on under its first name.
-        users = [other for other, first in self._alias.items() if first == memory and other != name]
-        exists = any(memory in _made_by(step) for step in self._steps)
+        takers = self._takers.get(memory, ())
+        users = [other for other in takers if other != name]
         if (
-            exists
+            memory in self._made
             and not any(other in self._outputs for other in (*users, memory))
-            and not self._used_later(memory, name)
+            and (not takers or takers[-1] == name)
         ):
             self._steps.append(Release(memory))
-
-    def _used_later(self, memory: str, name: str) -> bool:
-        newest = [other for other, first in self._alias.items() if first == memory]
-        return bool(newest) and newest[-1] != name
 
     def _call(self, node: Node) -> None:
         assert isinstance(node, ExternCall)
         made = [None if name is None else self._buffers[name] for name in node.outputs]
+        self._made.update(buffer.name for buffer in made if buffer is not None)
         self._steps.append(
             OperatorStep(
                 node.operator,
@@ -317,13 +323,6 @@ class _Scheduler:
             tuple(size_text(part) for part in parts) for parts in (layout.sizes, layout.strides)
         )
         return TensorSpec(layout.dtype, sizes, strides, size_text(layout.offset), layout.device)
-
-
-def _made_by(step: Step) -> tuple[str | None, ...]:
-    """Return the buffers that begin with a step."""
-    if isinstance(step, Allocate):
-        return (step.name,)
-    return step.outputs if isinstance(step, OperatorStep) else ()
 
 
 def _entry(text: KernelText) -> KernelEntry:
