@@ -238,8 +238,10 @@ def _await(server):
 
 
 def _is_whole(node, masters):
+    # A node that knows all others may not have heard of all their slots.
     info = node.client().cluster("INFO")
-    return (info["cluster_state"], int(info["cluster_known_nodes"])) == ("ok", masters)
+    found = (info["cluster_state"], info["cluster_known_nodes"], info["cluster_slots_ok"])
+    return found == ("ok", str(masters), str(SLOTS))
 
 
 def _until(happened, what):
