@@ -27,7 +27,6 @@ from bundler.codegen import operation_text
 from bundler.codegen.data_types import (
     cast_text,
     compute_type,
-    data_type,
     elements_per_thread,
     loaded_text,
     stored_text,
@@ -412,23 +411,13 @@ class BodyWriter:
             return self._seed(term, masks)
         if self._buffers[buffer].by_value:
             return self._number(term, masks)
-        halved = buffer not in self._shape.removed and data_type(term.dtype).is_half
         result = self._results.get((buffer, index))
         if result is not None:
-            return self._as_stored(term, masks, result) if halved else result
+            return result
         definition = self._definitions.get((buffer, index))
         if definition is not None:
-            if halved:
-                definition = self._pool.operate(
-                    "to_dtype", definition, dtype=term.dtype, rounded=True
-                )
             return self._value(definition, masks)
         return self._fetched(term, masks, 0)
-
-    def _as_stored(self, load: Term, masks: Masks, result: Value) -> Value:
-        """Return a result with the 16 bits that are stored of it, which other kernels load."""
-        text = cast_text(result.text, result.dtype, load.dtype, rounded=True)
-        return self._line(load, masks, Value(text, load.dtype))
 
     def _seed(self, term: Term, masks: Masks) -> Value:
         """Return a seed, which all lanes share."""

@@ -4,13 +4,13 @@ compiler nor fires a hook of it.
 
 ::
 
-    replay ──▶ offer ──▶ fill: each function that is here, each recorded specialization ──▶ the
-    JIT's in-memory cache
-                 ├─────▶ import: functions of modules that are imported later ──▶ the same, when the
-                 import ends └─────▶ gate: where the JIT would compile (a function that no import
-                 made, another device, options written
-                               otherwise, a kernel without launch facts), Triton's own key decides
-                               ──▶ the same cache
+    replay ──▶ offer ─┬▶ fill: functions that are here
+                      ├▶ import: functions of modules that are imported later, when that ends
+                      └▶ gate: where the JIT would compile, Triton's own key decides
+    each of them ──▶ every recorded specialization ──▶ the JIT's in-memory cache
+
+The gate is for a function that no import made, another device, options written otherwise, and a
+kernel without launch facts.
 
 A kernel goes to a function only where Triton itself, here and now, makes the kernel's key of what
 would be compiled: the hit that it would have on disk, without its compiler, its listener and its

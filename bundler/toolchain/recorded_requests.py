@@ -4,11 +4,11 @@ recorded kernel, and proven by its key.
 
 ::
 
-    launch facts ──▶ specialization of each argument ──▶ the JIT's own `run`, stopped where it would
-    compile ──▶ Request
-                                                          (its binder is replaced)                                 │
-    key of the recorded kernel ◀── must be equal ── Triton's own key of the request
-    ◀──────────────────────────────┘
+    launch facts ──▶ specialization of each argument ──▶ the JIT's own `run` ──▶ Request
+                                                         (its binder is replaced)  │
+    key of the recorded kernel ◀── must be equal ── Triton's own key ◀─────────────┘
+
+`run` is stopped where it would compile.
 
 The text under which the JIT keeps a kernel in memory, types, constants, attributes and options are
 thus Triton's own on every release. `device_caches` fills the JIT's caches with them.

@@ -61,7 +61,7 @@ def text(function, *inputs, **options):
     return "\n".join(generate(function, inputs, **options).sources.values())
 
 
-def test_what_is_stored_in_16_bits_is_read_with_these_bits():
+def test_what_leaves_the_graph_in_16_bits_is_read_with_these_bits():
     """A statistic is that of the numbers that are stored, which a backward computes with; what is
     not stored keeps the precision of float32.
     """

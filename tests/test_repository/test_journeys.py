@@ -8,14 +8,16 @@ pytest.importorskip("triton")
 from tools import journey
 
 #: Modules and classes, as `python -m tools.journey` printed them; its own targets are lower.
-MOST = {"restore": (47, 44), "hit": (47, 48), "triton": (9, 7)}
+MOST = {"restore": (38, 44), "hit": (43, 48), "triton": (9, 7)}
 
 
 @pytest.mark.parametrize("name", MOST)
 def test_a_kernel_goes_through_no_more_than_before(name):
     """A change that makes a journey longer says so here; one that makes it shorter lowers it."""
     found = journey.journey(name)
-    assert (len(found["modules"]), len(found["classes"])) <= MOST[name]
+    modules, classes = MOST[name]
+    assert len(found["modules"]) <= modules
+    assert len(found["classes"]) <= classes
 
 
 def test_lines_of_code_leave_out_docstrings_comments_and_blank_lines(tmp_path):

@@ -4,8 +4,8 @@ tests run without installing them.
 
     python -m tools.servers wheels DIR
 
-DIR then has `vllm/vllm/…` and `sglang/sglang/…`; SERVER_SOURCES=DIR gives them to the tests.  375
-MB from the package index, and pip.
+DIR then has `vllm/vllm/…` and `sglang/sglang/…`; SERVER_SOURCES=DIR gives them to the tests.
+375 MB from the package index, and pip.
 """
 
 from __future__ import annotations
