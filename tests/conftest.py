@@ -35,6 +35,8 @@ REAL_CACHES = ("inductor-transformer-h200", "triton-liger-h200")
 # Last, so that an installed bundler goes before that of the checkout: tests import tools.fuzz and
 # others.
 sys.path.append(str(ROOT))
+# What tests of several rooms share.
+sys.path.append(str(ROOT / "tests"))
 # What programs that tests start run first; behind ROOT, so that it shadows nothing.
 CHILD_START = ROOT / "tests" / "child_start"
 sys.path.append(str(CHILD_START))

@@ -286,11 +286,13 @@ class ObjectRequests(http.server.BaseHTTPRequestHandler):
         head = "\r\n".join([*lines, "", ""]).encode("latin-1")
         sent = b"" if self.command == "HEAD" or status == HTTPStatus.NOT_MODIFIED else body
         self._timed.expire_in(self._bounds.request_s + len(sent) / LEAST_BYTES_PER_S)
+        # Counted first, so that whoever has the answer finds it counted; an answer that is cut off
+        # counts among `connections_total` too.
+        self._tally.add("requests_total", route=route, code=str(status.value))
+        self._tally.add("sent_bytes_total", len(sent))
         self._timed.sendall(head + sent if len(sent) < LEAST_BYTES_PER_S else head)
         if len(sent) >= LEAST_BYTES_PER_S:
             self._timed.sendall(sent)
-        self._tally.add("requests_total", route=route, code=str(status.value))
-        self._tally.add("sent_bytes_total", len(sent))
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer what the base class found wrong with a request."""

@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+from waiting import until
 
 from bundler.backends.backend_errors import (
     BackendDenied,
@@ -55,13 +56,6 @@ def moody():
     yield store
     if store.hangs is not None:
         store.hangs.set()
-
-
-def wait_for(condition):
-    until = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 def opened(guarded):
@@ -141,7 +135,7 @@ def test_it_is_asked_again_in_the_background_and_comes_back(moody):
     calls = moody.calls
     with pytest.raises(BackendSuspended):
         guarded.exists(["a"])  # due: this call starts the probe, and does not wait for it
-    wait_for(lambda: moody.calls == calls + 1)
+    until(lambda: moody.calls == calls + 1)
     moody.error = None
     time.sleep(QUICK.probe_s * (1 + JITTER))
 
@@ -150,7 +144,7 @@ def test_it_is_asked_again_in_the_background_and_comes_back(moody):
             return guarded.exists(["a"]) == frozenset()
         return False
 
-    wait_for(answers)
+    until(answers)
 
 
 def test_a_probe_that_hangs_is_the_only_one(moody):
@@ -189,7 +183,7 @@ def test_a_lease_that_comes_too_late_is_given_back():
     with pytest.raises(BackendTimeout):
         guarded.lease("k", 600)
     go_on.set()
-    wait_for(lambda: (lease := grant("k", 600)) is not None and lease.release())
+    until(lambda: (lease := grant("k", 600)) is not None and lease.release())
 
 
 def test_leases_go_through():
@@ -211,7 +205,7 @@ def test_a_fork_while_a_call_hangs(moody):
     moody.hangs = threading.Event()
     hanging = threading.Thread(target=_ignore, args=(guarded,))
     hanging.start()
-    wait_for(lambda: moody.calls == 1)
+    until(lambda: moody.calls == 1)
     child = os.fork()
     if child == 0:
         signal.alarm(20)

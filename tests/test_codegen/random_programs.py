@@ -904,6 +904,8 @@ def norms(d):
             "F.rms_norm({0}, [{0}.shape[-1]], {1}, 1e-5)",
         )
     channels = t.shape[1]
+    if way.startswith("batch"):  # cuDNN, which torch calls, faults at a weight of odd alignment
+        layout = "contiguous"
     w, bias = d.like(x, (channels,), layout=layout), d.like(x, (channels,), layout=layout)
     if way == "group":
         groups = d.chance.choice([g for g in (1, 2, channels) if channels % g == 0])

@@ -142,9 +142,11 @@ def test_aliasing_is_that_of_eager_torch():
 
 
 def test_a_crash_and_a_hang_of_one_case_end_no_other(beside):
-    """Processes that die, hang or are spent are renewed, and each task has an answer."""
+    """Processes that die, hang, are spent or lose their device are renewed, and each task has an
+    answer.
+    """
     beside("suite_answers")
-    tasks = ["right", "crash", "raise", "hang", "spent", "last"]
+    tasks = ["right", "crash", "raise", "hang", "spent", "lost", "last"]
     pool = worker_pool.WorkerPool("suite_answers", 1, renewed=True)
     told = []
     try:
@@ -155,8 +157,8 @@ def test_a_crash_and_a_hang_of_one_case_end_no_other(beside):
     assert found["crash"] == {"error": "its process ended with -11"}
     assert found["hang"] == {"error": "no answer in 3 s"}
     assert found["raise"]["error"] == "ValueError: of the task"
-    processes = [found[task]["process"] for task in ("right", "spent", "last")]
-    assert len(set(processes)) == 3
+    processes = [found[task]["process"] for task in ("right", "spent", "lost", "last")]
+    assert len(set(processes)) == 4
 
 
 def test_only_typed_errors_are_allowed_where_an_entry_says_so(monkeypatch):

@@ -19,14 +19,6 @@ HERE = Path(__file__).parent
 PATIENCE_S = 30
 
 
-def until(condition):
-    """Wait for something that happens in another process."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def is_alive(pid):
     """Tell whether a process exists and is no zombie."""
     try:

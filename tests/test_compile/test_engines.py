@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 import bundler
 from tools.docs_site.code_blocks import blocks
@@ -35,16 +36,6 @@ LIMIT_S = 100
 SERVER = b"bundler.compile.compile_worker"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S + 60)]
-
-
-def until(condition):
-    """Wait for something that happens in another process; engines take seconds to begin, on a busy
-    machine many.
-    """
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def engine(module, package, *more):

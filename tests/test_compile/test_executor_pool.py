@@ -18,7 +18,8 @@ import time
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 
 import pytest
-from service_work import HERE, PATIENCE_S, is_alive, job, prepend, until
+from service_work import HERE, PATIENCE_S, is_alive, job, prepend
+from waiting import until
 
 from bundler.compile import executor_pool
 from bundler.compile.compile_job import SourceRef

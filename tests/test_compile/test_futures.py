@@ -7,7 +7,8 @@ import time
 from concurrent.futures import CancelledError, Future, as_completed
 
 import pytest
-from service_work import job, until
+from service_work import job
+from waiting import until
 
 from bundler.compile.joined_futures import JoinedFuture
 from bundler.errors import BundlerError, CompileFailed, CompileTimeout, ConfigError, StoreFull

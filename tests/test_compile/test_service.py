@@ -11,7 +11,8 @@ from concurrent.futures import CancelledError, as_completed, wait
 from pathlib import Path
 
 import pytest
-from service_work import HERE, job, until
+from service_work import HERE, job
+from waiting import until
 
 from bundler.compile.compile_job import SourceRef
 from bundler.compile.service import CompileService

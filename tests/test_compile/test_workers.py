@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from service_work import HERE, is_alive, job, until
+from service_work import HERE, is_alive, job
+from waiting import until
 
 from bundler.compile import worker_pool, worker_processes
 from bundler.errors import CompileFailed, CompileTimeout, WorkerDied

@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from waiting import until
 
 from bundler.format import container
 from bundler.format.bundle import Bundle
@@ -39,21 +40,13 @@ class Frame:
         self.ended.set()
 
 
-def eventually(condition):
-    """Wait until something is true that other threads make true."""
-    ends = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.001)
-
-
 @pytest.fixture
 def ahead():
     """Frames ahead, of which no thread is left at the end."""
     frames = FramesAhead()
     yield frames
     frames.close()
-    eventually(lambda: not frames._running)
+    until(lambda: not frames._running)
 
 
 def test_a_frame_is_there_while_others_are_being_decoded(ahead):
@@ -93,12 +86,12 @@ def test_so_many_threads_decode_at_once_and_no_more(ahead):
     frames = [Frame(goes_on=False) for _ in range(5)]
     for number, frame in enumerate(frames):
         ahead.begin(number, frame, 2)
-    eventually(lambda: sum(frame.begun.is_set() for frame in frames) == 2)
+    until(lambda: sum(frame.begun.is_set() for frame in frames) == 2)
     time.sleep(0.01)
     assert sum(frame.begun.is_set() for frame in frames) == 2
     for frame in frames:
         frame.may_go_on.set()
-    eventually(lambda: all(frame.ended.is_set() for frame in frames))
+    until(lambda: all(frame.ended.is_set() for frame in frames))
 
 
 def test_closing_waits_for_those_under_way_and_lets_go_of_the_others(ahead):
@@ -108,7 +101,7 @@ def test_closing_waits_for_those_under_way_and_lets_go_of_the_others(ahead):
     ahead.begin(2, waiting, 1)
     closing = threading.Thread(target=ahead.close)
     closing.start()
-    eventually(lambda: not ahead.begun())
+    until(lambda: not ahead.begun())
     assert closing.is_alive()
     under_way.may_go_on.set()
     closing.join(WAIT_S)

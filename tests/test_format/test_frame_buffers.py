@@ -3,10 +3,10 @@
 
 import os
 import threading
-import time
 
 import pytest
 import zstandard
+from waiting import until
 
 from bundler.errors import DigestMismatch, FormatError, NotFound
 from bundler.format import container, container_layout, frame_buffers
@@ -171,14 +171,6 @@ def decoded(monkeypatch):
     return seen
 
 
-def eventually(condition):
-    """Wait until something is true that other threads make true."""
-    ends = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.001)
-
-
 def test_who_goes_through_a_bundle_has_the_next_frames_decoded(wide, decoded):
     """The same bytes; each frame once; and few stay in memory, as few as are wanted at once."""
     data, blobs = wide
@@ -193,7 +185,7 @@ def test_who_goes_through_a_bundle_has_the_next_frames_decoded(wide, decoded):
             if not number:
                 same = sum(section.kind == frames[0].kind for section in frames)
                 # called here and now
-                eventually(lambda: len(decoded) == 1 + min(3, same - 1))  # noqa: B023
+                until(lambda: len(decoded) == 1 + min(3, same - 1))  # noqa: B023
             assert len(source._frames) <= container.CACHED_FRAMES
             assert len(source._ahead.begun()) <= 6
     assert found == blobs

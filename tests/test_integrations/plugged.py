@@ -8,7 +8,6 @@ import os
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from tools.shared import measurement
@@ -88,15 +87,6 @@ def refusing(folder):
     """
     folder.mkdir(parents=True, exist_ok=True)
     return measurement.refusing_ptxas(folder)
-
-
-def until(happened, what):
-    """Wait until something happened."""
-    end = time.monotonic() + PATIENCE_S
-    while not (found := happened()):
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
-    return found
 
 
 def failing_compiler(folder):

@@ -13,10 +13,12 @@ import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import until
 
 from bundler.backends.backend_errors import BackendUnavailable
 from bundler.backends.peers import object_frames
 from bundler.backends.peers.peer_requests import ServingBounds
+from bundler.backends.peers.timed_socket import TimedSocket
 from bundler.errors import ConfigError
 from bundler.store.store_server import StoreServer
 
@@ -232,6 +234,21 @@ def test_metrics_have_the_format_of_prometheus(served):
     assert "triton_bundler_serve_source_reads_total 1" in text
 
 
+def test_an_answer_is_counted_when_its_reader_has_it(served, monkeypatch):
+    """Whoever has an answer finds it in the counts, however late its server's thread goes on."""
+    key, value = a_unit(served[0])
+    send = TimedSocket.sendall
+    found = []
+
+    def noted(connection, data):
+        found.append((served[1].total("requests_total"), served[1].total("sent_bytes_total")))
+        send(connection, data)
+
+    monkeypatch.setattr(TimedSocket, "sendall", noted)
+    assert ask(served[1], "GET", f"/{key}")[2] == value
+    assert found == [(1, len(value))]
+
+
 def test_damage_is_not_handed_on(served):
     """An object whose bytes are not what was stored is absent, and counted."""
     store, server = served
@@ -302,16 +319,14 @@ def test_too_many_connections_are_refused(memory):
             socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
             for _ in range(2)
         ]
-        while server.total("connections") < 2:
-            time.sleep(0.001)
+        until(lambda: server.total("connections") == 2)
         with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as third:
             assert third.recv(1000).startswith(
                 b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n"
             )
         for connection in idle:
             connection.close()
-        while server.total("connections"):
-            time.sleep(0.001)
+        until(lambda: not server.total("connections"))
         assert ask(server, "GET", "/health")[0] == 200
 
 

@@ -15,6 +15,7 @@ import warnings
 from typing import Any
 
 from tools.codegen.drawn_candidates import draw_candidates
+from tools.codegen.worker_pool import lost_device
 from tools.shared.processes import ROOT
 
 DEVICE = os.environ.get("CODEGEN_BENCH_DEVICE", "cuda")
@@ -24,6 +25,8 @@ Found = dict[str, Any]
 def compare(task: tuple[int, int, bool]) -> Found:
     """Return how many programs of some seeds are right, and of the others what is wrong, as small
     as it gets where that is asked for.
+
+    Where the device is lost to a fault, the seeds after it are counted as not run.
     """
     first, count, small = task
     worker = _worker()
@@ -32,21 +35,33 @@ def compare(task: tuple[int, int, bool]) -> Found:
     wrong = {}
     for seed in range(first, first + count):
         program = drawing.drawn(seed)
-        problem = worker.tried(program, counts, DEVICE)
+        problem = _problem(worker, program, counts)
         counts["right"] += not problem
-        if problem:
-            lost = (
-                "CUDA" in problem or "illegal" in problem
-            )  # nothing else runs in this process any more
-            if small and not lost:
-                kind = problem.partition(":")[0]
-                program = drawing.smaller(
-                    program,
-                    lambda one, kind=kind: worker.tried(one, None, DEVICE).startswith(kind),
-                )
-                problem = worker.tried(program, None, DEVICE) or problem
-            wrong[str(seed)] = [problem, program.shown()]
+        if not problem:
+            continue
+        if lost := lost_device():
+            left = first + count - seed - 1
+            counts["not run, the device was lost"] += left
+            wrong[str(seed)] = [f"{problem}\n{lost}, {left} more not run", program.shown()]
+            break
+        if small:
+            kind = problem.partition(":")[0]
+            program = drawing.smaller(
+                program,
+                lambda one, kind=kind: worker.tried(one, None, DEVICE).startswith(kind),
+            )
+            problem = worker.tried(program, None, DEVICE) or problem
+        wrong[str(seed)] = [problem, program.shown()]
     return {"counts": dict(counts), "wrong": wrong}
+
+
+def _problem(worker: Any, program: Any, counts: collections.Counter[str]) -> str:
+    """Return what is wrong with a program, and whatever its run raises, eager mode's run too."""
+    try:
+        problem: str = worker.tried(program, counts, DEVICE)
+    except RuntimeError as error:
+        problem = f"raises: outside of the program, {type(error).__name__}: {error}"
+    return problem
 
 
 @functools.cache

@@ -108,7 +108,9 @@ def run(tasks: list[tuple[int, int, bool]], processes: int, seconds: float) -> F
                 f"{time.monotonic() - started:6.1f} s  seed {seed}: {problem}\n{text}", flush=True
             )
 
-    pool = WorkerPool("tools.codegen.random_program_sides", min(processes, len(tasks)))
+    pool = WorkerPool(
+        "tools.codegen.random_program_sides", min(processes, len(tasks)), renewed=True
+    )
     try:
         answers = pool.answers("compare", tasks, seconds, tell)
     finally:

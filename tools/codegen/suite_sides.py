@@ -53,16 +53,9 @@ def judged(task: tuple[str, str, str, str, int]) -> Answer:
     finally:
         torch._dynamo.reset()  # noqa: SLF001
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if memory > _MOST_MEMORY_KIB or (DEVICE != "cpu" and _broken_device(answer)):
+    if memory > _MOST_MEMORY_KIB:
         answer[SPENT] = True
     return answer
-
-
-def _broken_device(answer: Answer) -> bool:
-    """Whether nothing else can run on the GPU in this process."""
-    return answer["outcome"] == "raises" and any(
-        word in answer["why"] for word in ("CUDA", "illegal", "Accelerator", "device-side")
-    )
 
 
 def _raised(error: Exception) -> Answer:

@@ -3,13 +3,15 @@
 with the process that answered first.
 
 `bench` compiles in all of them, then lets one at a time measure; `random_graphs` and `suites` only
-compile and compare.  A process that dies takes its own tasks with it and no others.
+compile and compare.  A process that dies takes its own tasks with it and no others; one whose GPU
+is lost to a fault answers no further task.
 """
 
 from __future__ import annotations
 
 import importlib
 import multiprocessing
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -156,6 +158,22 @@ def _serve(module: str, connection: Connection) -> None:
                 "error": f"{type(error).__name__}: {error}"[:2000],
                 "where": traceback.format_exc()[-3000:],
             }
+        if lost_device():
+            answer[SPENT] = True
         connection.send(answer)
         if answer.get(SPENT):
             return
+
+
+def lost_device() -> str:
+    """Return what CUDA says when a kernel's fault has ended its use in this process; empty where it
+    works, and where torch has not used it.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return ""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        return f"the device is lost: {error}"
+    return ""
