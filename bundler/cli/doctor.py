@@ -42,19 +42,12 @@ from bundler.lifecycle.machine_store import open_store
 from bundler.project import install, page
 from bundler.runtime.launch import jit_modules, launchers
 from bundler.store.store_urls import local_directory, with_settings
-from bundler.toolchain import (
-    child_recording,
-    directories,
-    driver_modules,
-    identity,
-    inductor_caches,
-    line_information,
-    ptxas,
-    targets,
-    tried_releases,
-)
-from bundler.toolchain.manager_environment import MANAGER_VARIABLE
-from bundler.toolchain.manager_environment import SESSION_MANAGER as MANAGER
+from bundler.toolchain import directories, driver_modules, identity, ptxas, targets, tried_releases
+from bundler.toolchain.inductor import inductor_caches
+from bundler.toolchain.keys import line_information
+from bundler.toolchain.recording import child_recording
+from bundler.toolchain.recording.manager_environment import MANAGER_VARIABLE
+from bundler.toolchain.recording.manager_environment import SESSION_MANAGER as MANAGER
 from bundler.user_settings import Settings
 
 _Status = Literal["ok", "warning", "problem"]
@@ -72,12 +65,12 @@ _SETTINGS = ("TRITON_", "TORCHINDUCTOR_")
 _PACKAGE, _DISTRIBUTION = "bundler", "triton-bundler"
 _LIBRARIES = ("msgpack", "zstandard", "filelock", "click", "rich", "redis", "obstore")
 _MISSING = """
-from bundler.toolchain import inductor_caches, inductor_hooks
+from bundler.toolchain.inductor import inductor_caches, inductor_hooks
 print(*inductor_caches.missing(dict.fromkeys((*inductor_caches.NEEDED, *inductor_hooks.NEEDED))))
 """
 _PATH_COUNTS = """
 import triton.runtime.jit, triton.knobs
-from bundler.toolchain import line_information
+from bundler.toolchain.keys import line_information
 print(line_information.path_counts())
 """
 # Imports a manager as Triton does, which knows the class by the name of its base.

@@ -46,7 +46,7 @@ from bundler.format.constant_values import Value
 from bundler.format.entries import Target
 from bundler.format.launch_spec import Named
 from bundler.toolchain.directories import triton_cache_dir
-from bundler.toolchain.encoding import encode_value
+from bundler.toolchain.keys.encoding import encode_value
 
 _NEEDED = frozenset({"signature", "target"})
 _KNOWN = _NEEDED | {"constants", "attributes", "options", "function"}

@@ -34,7 +34,7 @@ from bundler.lifecycle.machine_store import Store, open_store
 from bundler.store.references import did_you_mean
 from bundler.store.store_urls import with_settings
 from bundler.toolchain import directories
-from bundler.toolchain.spool_records import SpooledEvent
+from bundler.toolchain.recording.spool_records import SpooledEvent
 from bundler.user_warnings import show
 
 # So long it waits for what this process compiled to be noted.

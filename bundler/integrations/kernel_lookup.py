@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bundler.lifecycle.machine_store import Store
     from bundler.lifecycle.restore_options import Trust
     from bundler.store.kernel_records import KernelRecords
-    from bundler.toolchain.compile_frames import CompileFrame
+    from bundler.toolchain.recording.compile_frames import CompileFrame
 
 _LOG = logger("bundler.integrations")
 
@@ -357,7 +357,7 @@ def find_moved(key: str, frame: CompileFrame, sources: KernelSources) -> FoundKe
     """
     # Few sessions ask for such kernels.
     from bundler.lifecycle.moved_kernels import moved_kernel
-    from bundler.toolchain.capture import key_parts
+    from bundler.toolchain.keys.capture import key_parts
 
     function: Any = getattr(frame.src, "fn", None)
     if function is None:

@@ -20,11 +20,11 @@ from bundler.format.constant_values import Value
 from bundler.format.entries import Target
 from bundler.format.launch_spec import Named, Path
 from bundler.toolchain import namespaces
-from bundler.toolchain.compile_listener import listening
 from bundler.toolchain.declared_target import declared, triton_target
 from bundler.toolchain.diagnostics import reason_of
 from bundler.toolchain.events import CompileEvent
 from bundler.toolchain.jit_specialization import CompileRequest, hash_again
+from bundler.toolchain.recording.compile_listener import listening
 
 
 def compile_function(

@@ -20,7 +20,7 @@ from bundler.format.entries import Target
 from bundler.format.launch_spec import LaunchFacts, Named
 from bundler.toolchain.compile_call import decode_value
 from bundler.toolchain.declared_target import triton_target
-from bundler.toolchain.encoding import encode_value, portable_value
+from bundler.toolchain.keys.encoding import encode_value, portable_value
 
 # Facts about a target, whatever a recording says of them.
 _DERIVED = frozenset(

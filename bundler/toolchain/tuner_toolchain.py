@@ -23,14 +23,14 @@ from bundler.format.entries import Target
 from bundler.format.names import AUTOTUNE_SUFFIX
 from bundler.package_loggers import logger
 from bundler.toolchain import identity, jit_specialization
-from bundler.toolchain.cache_delegate import CacheDelegate, DelegateSource
-from bundler.toolchain.capture import toolchain_of
 from bundler.toolchain.compile_call import cache_in
-from bundler.toolchain.compile_listener import listening
 from bundler.toolchain.declared_target import active_driver, declared, triton_target
 from bundler.toolchain.diagnostics import reason_of
-from bundler.toolchain.encoding import encode_value, render
 from bundler.toolchain.events import CompileEvent
+from bundler.toolchain.keys.capture import toolchain_of
+from bundler.toolchain.keys.encoding import encode_value, render
+from bundler.toolchain.recording.cache_delegate import CacheDelegate, DelegateSource
+from bundler.toolchain.recording.compile_listener import listening
 
 _LOG = logger("bundler.toolchain")
 

@@ -22,7 +22,8 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
-from bundler.toolchain import identity, inductor_caches, inductor_hooks
+from bundler.toolchain import identity
+from bundler.toolchain.inductor import inductor_caches, inductor_hooks
 from tools.shared import measurement, processes
 
 TESTS = "tests/test_integrations/test_inductor.py"

@@ -4,7 +4,7 @@ Triton to import.
 
 It stands in front of Triton's own manager, or of the one that the user configured, and asks and
 tells its delegates: the session's in `BundlerCacheManager` (`bundler/integrations/triton.py`), the
-recording's in `SpoolCacheManager` (`bundler/toolchain/spool_manager.py`). Where both are wanted it
+recording's in `SpoolCacheManager` (`bundler/toolchain/recording/spool_manager.py`). Where both are wanted it
 is one manager with two delegates.
 
 Calls for one key, on every supported release::
@@ -30,9 +30,13 @@ from triton.runtime.cache import CacheManager, FileCacheManager
 from bundler.config import disabled, inner_manager
 from bundler.format import names
 from bundler.format.bundle_file import read_regular
-from bundler.toolchain.cache_delegate import CacheCall, CacheDelegate, DelegateSource
 from bundler.toolchain.driver_modules import driver_modules
-from bundler.toolchain.manager_environment import MANAGER_VARIABLE, named_manager, names_our_manager
+from bundler.toolchain.recording.cache_delegate import CacheCall, CacheDelegate, DelegateSource
+from bundler.toolchain.recording.manager_environment import (
+    MANAGER_VARIABLE,
+    named_manager,
+    names_our_manager,
+)
 
 # A restore may move a half-written directory aside while Triton writes into it.
 _PUT_ATTEMPTS = 3

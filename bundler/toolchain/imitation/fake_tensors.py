@@ -38,7 +38,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from bundler.toolchain.replaced_attributes import Replacements
+from bundler.toolchain.imitation.replaced_attributes import Replacements
 
 # torch's allocator of CUDA memory gives each block an address that is a multiple of this.
 ALIGNMENT_BYTES = 512

@@ -22,8 +22,8 @@ from bundler.errors import RecordingError
 from bundler.fork_safety import after_fork
 from bundler.package_loggers import logger
 from bundler.project import install
-from bundler.toolchain import compile_frames
 from bundler.toolchain.events import CompileEvent, kernel_key, target_of
+from bundler.toolchain.recording import compile_frames
 from bundler.toolchain.targets import current_device
 
 _LOG = logger("bundler.toolchain")

@@ -18,8 +18,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bundler.toolchain import inductor_caches, inductor_tuners
-from bundler.toolchain.inductor_tuners import LoadedKernel, candidate_keys, device_of, identity_of
+from bundler.toolchain.inductor import inductor_caches, inductor_tuners
+from bundler.toolchain.inductor.inductor_tuners import (
+    LoadedKernel,
+    candidate_keys,
+    device_of,
+    identity_of,
+)
 
 # The name of torch's class as it stands in the pickle of an entry that holds kernels.
 _MARK = b"TritonBundle"

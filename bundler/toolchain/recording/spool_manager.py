@@ -24,12 +24,17 @@ from typing import TYPE_CHECKING, Any
 from bundler.config import spool_settings
 from bundler.fork_safety import after_fork
 from bundler.package_loggers import logger
-from bundler.toolchain import spool_records
-from bundler.toolchain.cache_delegate import CacheCall, CacheDelegate, DelegateSource, Group
-from bundler.toolchain.cache_manager import manager_before
-from bundler.toolchain.manager_environment import named_manager
 from bundler.toolchain.private_directory import is_ours
-from bundler.toolchain.spool_records import Record, SpooledEvent, SpooledFile
+from bundler.toolchain.recording import spool_records
+from bundler.toolchain.recording.cache_delegate import (
+    CacheCall,
+    CacheDelegate,
+    DelegateSource,
+    Group,
+)
+from bundler.toolchain.recording.cache_manager import manager_before
+from bundler.toolchain.recording.manager_environment import named_manager
+from bundler.toolchain.recording.spool_records import Record, SpooledEvent, SpooledFile
 
 _LOG = logger("bundler.toolchain")
 # A program that compiles in a loop repeats itself; what was written is remembered, but not without

@@ -37,11 +37,11 @@ from bundler.fork_safety import ForkSafeLock
 from bundler.format.entries import Kernel
 from bundler.package_loggers import logger
 from bundler.toolchain import instances
-from bundler.toolchain.compile_frames import find_jit_call
 from bundler.toolchain.events import kernel_hash, target_of
 from bundler.toolchain.import_ends import when_imported
-from bundler.toolchain.recorded_requests import Request, Requests, key_of
-from bundler.toolchain.source_hashes import agreeing_hashes, difference
+from bundler.toolchain.recording.compile_frames import find_jit_call
+from bundler.toolchain.replay.recorded_requests import Request, Requests, key_of
+from bundler.toolchain.replay.source_hashes import agreeing_hashes, difference
 
 _LOG = logger("bundler.toolchain")
 # Stands in a function's attributes: for which devices, and which offers, its kernels were looked
@@ -346,7 +346,7 @@ def _loaded(function: Any, found: tuple[OfferedKernel, list[Request]]) -> Any:
     offered, requests = found
     from triton.compiler.compiler import CompiledKernel
 
-    from bundler.toolchain.cache_manager import read_group
+    from bundler.toolchain.recording.cache_manager import read_group
 
     kernel, request = offered.kernel, requests[0]
     try:

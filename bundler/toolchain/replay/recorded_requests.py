@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 
 from bundler.errors import ToolchainMismatch
 from bundler.format.launch_spec import LaunchFacts, Path
-from bundler.toolchain import keytext
-from bundler.toolchain.capture import stages_key_now
 from bundler.toolchain.compile_call import decode_value, type_of
 from bundler.toolchain.events import kernel_key
 from bundler.toolchain.jit_specialization import environment_in_keys
-from bundler.toolchain.rekeyed_key import option_here
+from bundler.toolchain.keys import keytext
+from bundler.toolchain.keys.capture import stages_key_now
+from bundler.toolchain.replay.rekeyed_key import option_here
 
 # What a backend's specialization of an argument may be, as the JIT writes it; `parse_attr` of the
 # backend says what each means.

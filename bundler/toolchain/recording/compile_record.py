@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 
 from bundler.format.entries import Toolchain
-from bundler.toolchain import compile_frames
-from bundler.toolchain.capture import key_parts, launch_facts, toolchain_of
 from bundler.toolchain.events import kernel_hash, target_of
-from bundler.toolchain.spool_records import SpooledEvent
+from bundler.toolchain.keys.capture import key_parts, launch_facts, toolchain_of
+from bundler.toolchain.recording import compile_frames
+from bundler.toolchain.recording.spool_records import SpooledEvent
 from bundler.toolchain.targets import current_device
 
 

@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from bundler.toolchain import inductor_caches, instances
+from bundler.toolchain import instances
 from bundler.toolchain.events import kernel_key
+from bundler.toolchain.inductor import inductor_caches
 
 # The setting, as it stands in each kernel, that its configuration is refined by coordinate descent;
 # and the mark that it was.

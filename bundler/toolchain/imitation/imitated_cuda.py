@@ -20,8 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from bundler.format.entries import Target
 from bundler.toolchain.declared_target import DeclaredDriver
-from bundler.toolchain.replaced_attributes import Replacements
-from bundler.toolchain.target_devices import TargetDevice
+from bundler.toolchain.imitation.replaced_attributes import Replacements
+from bundler.toolchain.imitation.target_devices import TargetDevice
 
 # What an event says has passed since another, in milliseconds: no time passes where nothing runs.
 ELAPSED_MS = 1.0

@@ -31,15 +31,15 @@ from bundler.format.keyparts import (
     decode_lines,
 )
 from bundler.format.launch_spec import LaunchFacts
-from bundler.toolchain import keytext, line_information
-from bundler.toolchain.capture import stages_key_now
 from bundler.toolchain.compile_call import decode_value, type_of
 from bundler.toolchain.declared_target import triton_target
-from bundler.toolchain.encoding import TRITON_DIR_TEXT
 from bundler.toolchain.events import kernel_hash, kernel_key
 from bundler.toolchain.identity import LOCATION_PART, triton_dir
 from bundler.toolchain.jit_specialization import environment_in_keys
-from bundler.toolchain.source_lines import hashes_at, lines_parts, source_lines
+from bundler.toolchain.keys import keytext, line_information
+from bundler.toolchain.keys.capture import stages_key_now
+from bundler.toolchain.keys.encoding import TRITON_DIR_TEXT
+from bundler.toolchain.keys.source_lines import hashes_at, lines_parts, source_lines
 
 _BINARY, _CODE = "triton.binary", "triton.code"
 _MAY_DIFFER = frozenset({_BINARY, _CODE, LOCATION_PART})

@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from bundler.toolchain.imitated_driver import benchmark_once
+from bundler.toolchain.imitation.imitated_driver import benchmark_once
+from bundler.toolchain.imitation.replaced_attributes import Replacements
 from bundler.toolchain.jit_specialization import CompileRequest
-from bundler.toolchain.replaced_attributes import Replacements
 
 # Told (what a kernel that was not compiled was asked, what was answered).
 Heard = Callable[[str, str], None]

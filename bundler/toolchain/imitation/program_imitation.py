@@ -23,10 +23,10 @@ from bundler.errors import BundlerError, RecordingError
 from bundler.format.entries import Target
 from bundler.project import install
 from bundler.toolchain import jit_specialization, targets
-from bundler.toolchain.imitated_driver import imitating_driver
+from bundler.toolchain.imitation.imitated_driver import imitating_driver
+from bundler.toolchain.imitation.launch_capture import LaunchCapture, captured_launches
+from bundler.toolchain.imitation.target_devices import TargetDevice, device_of
 from bundler.toolchain.jit_specialization import CompileRequest, Specialized
-from bundler.toolchain.launch_capture import LaunchCapture, captured_launches
-from bundler.toolchain.target_devices import TargetDevice, device_of
 from bundler.toolchain.user_frames import Place, user_place
 
 # Told (JIT function, its request, the same as data) for each kernel, and (function, why) for one
@@ -73,8 +73,8 @@ class ProgramImitation:
 
     def __enter__(self) -> Self:
         _import("triton.testing", "triton")
-        tensors: Any = _import("bundler.toolchain.fake_tensors", "torch")
-        cuda: Any = _import("bundler.toolchain.imitated_cuda", "torch")
+        tensors: Any = _import("bundler.toolchain.imitation.fake_tensors", "torch")
+        cuda: Any = _import("bundler.toolchain.imitation.imitated_cuda", "torch")
         values: Any = tensors.KnownValues()
         capture = LaunchCapture(
             self._requested, lambda *call: self._launched(values, *call), self._guessed

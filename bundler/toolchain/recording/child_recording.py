@@ -23,15 +23,15 @@ from typing import Self
 from bundler.errors import FormatError
 from bundler.format.bundle_file import read_regular
 from bundler.format.limits import DEFAULT_LIMITS
-from bundler.toolchain import spool_records
-from bundler.toolchain.manager_environment import (
+from bundler.toolchain.private_directory import is_ours
+from bundler.toolchain.recording import spool_records
+from bundler.toolchain.recording.manager_environment import (
     PATH_VARIABLE,
     STAND_IN,
     Active,
     manager_environment,
 )
-from bundler.toolchain.private_directory import is_ours
-from bundler.toolchain.spool_records import SpooledEvent, SpooledFile
+from bundler.toolchain.recording.spool_records import SpooledEvent, SpooledFile
 
 __all__ = ["ChildSpool", "SpooledEvent", "SpooledFile", "check_interpreter"]
 
@@ -40,7 +40,7 @@ _CHECK_TIMEOUT_S = 60
 _CHECK = """
 import importlib.util, sys
 if importlib.util.find_spec("triton") is not None:  # without Triton nobody asks for a cache manager
-    import bundler.config, bundler.toolchain.compile_record, bundler.toolchain.spool_records
+    import bundler.config, bundler.toolchain.recording.compile_record, bundler.toolchain.recording.spool_records
     import os
     if os.environ.get("TRITON_BUNDLER_SPOOL_INNER", "").startswith("bundler.integrations."):
         import bundler.integrations.lookup_engine, bundler.integrations.sessions, bundler.lifecycle.machine_store
@@ -175,7 +175,7 @@ def hidden_package_parent() -> tuple[str, ...]:
 # Asking costs the start of a Python, and a program may record a thousand times.
 @functools.lru_cache(maxsize=8)
 def _hidden_parent(executable: str, path: str) -> tuple[str, ...]:
-    parent = str(Path(spool_records.__file__).absolute().parents[2])
+    parent = str(Path(spool_records.__file__).absolute().parents[3])
     if parent in {
         os.path.abspath(path) for path in [*site.getsitepackages(), site.getusersitepackages()]
     }:

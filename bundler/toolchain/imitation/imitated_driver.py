@@ -17,7 +17,7 @@ from typing import Any
 from bundler.errors import ConfigError
 from bundler.format.entries import Target
 from bundler.toolchain.declared_target import DeclaredDriver, triton_target
-from bundler.toolchain.target_devices import TargetDevice
+from bundler.toolchain.imitation.target_devices import TargetDevice
 
 # What a benchmark of a kernel that does not run says, in milliseconds; equal for all, so that the
 # first configuration counts as the best.

@@ -10,8 +10,9 @@ import functools
 from typing import Any
 
 from bundler.package_loggers import logger
-from bundler.toolchain import inductor_caches, instances
-from bundler.toolchain.inductor_tuners import DESCENDED, DESCENT
+from bundler.toolchain import instances
+from bundler.toolchain.inductor import inductor_caches
+from bundler.toolchain.inductor.inductor_tuners import DESCENDED, DESCENT
 
 # The last step of building a kernel, in the process that launches it, also where a worker compiled
 # it.

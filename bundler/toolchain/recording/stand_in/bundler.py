@@ -25,9 +25,9 @@ import warnings
 from typing import Any
 
 # Our cache managers, and the variable that names the manager behind each, as
-# bundler.toolchain.manager_environment sets it.
+# bundler.toolchain.recording.manager_environment sets it.
 _MANAGERS = {
-    "toolchain.spool_manager": ("SpoolCacheManager", "TRITON_BUNDLER_SPOOL_INNER"),
+    "toolchain.recording.spool_manager": ("SpoolCacheManager", "TRITON_BUNDLER_SPOOL_INNER"),
     "integrations.triton": ("BundlerCacheManager", "TRITON_BUNDLER_INNER"),
 }
 _HERE = os.path.dirname(os.path.realpath(__file__))
@@ -55,12 +55,13 @@ def _load(spec: importlib.machinery.ModuleSpec) -> None:
 
 
 def _stand_in(place: str) -> None:
-    room = types.ModuleType(f"{__name__}.{place.partition('.')[0]}")
-    module = types.ModuleType(f"{__name__}.{place}")
-    room.__path__ = []
+    name = __name__
+    for part in place.split("."):
+        name = f"{name}.{part}"
+        module = sys.modules[name] = types.ModuleType(name)
+        module.__path__ = []
     # PEP 562
     module.__getattr__ = functools.partial(_manager, place)  # type: ignore[method-assign]
-    sys.modules[room.__name__], sys.modules[module.__name__] = room, module
 
 
 def _manager(place: str, name: str) -> Any:

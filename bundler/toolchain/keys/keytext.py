@@ -17,11 +17,10 @@ from typing import Any
 
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.package_loggers import logger
-from bundler.toolchain import line_information
-from bundler.toolchain.compile_frames import source_text
-from bundler.toolchain.encoding import encode_value, portable_text, portable_value, render
 from bundler.toolchain.identity import LOCATION_PART, installed_triton, triton_dir
-from bundler.toolchain.source_lines import lines_parts
+from bundler.toolchain.keys import line_information
+from bundler.toolchain.keys.encoding import encode_value, portable_text, portable_value, render
+from bundler.toolchain.keys.source_lines import lines_parts
 
 _LOG = logger("bundler.toolchain")
 
@@ -118,6 +117,12 @@ def _ast_parts(src: Any) -> Iterator[Part]:
     # were given.
     yield "source.constants", _by_argument(names, sorted(src.constants.items()))
     yield "source.attributes", _by_argument(names, src.attrs.items())
+
+
+def source_text(src: Any) -> str | None:
+    """Return the text that the part `source.text` is the digest of; None when there is none."""
+    text = getattr(src.fn, "src", None) if hasattr(src, "fn") else getattr(src, "src", None)
+    return text if isinstance(text, str) else None
 
 
 def _ir_parts(src: Any) -> Iterator[Part]:

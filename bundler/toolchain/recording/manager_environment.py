@@ -25,7 +25,7 @@ from bundler.config import INNER, REGISTERED, SPOOL_DIRECTORY, SPOOL_INNER
 
 MANAGER_VARIABLE = "TRITON_CACHE_MANAGER"
 PATH_VARIABLE = "PYTHONPATH"
-SPOOL_MANAGER = "bundler.toolchain.spool_manager:SpoolCacheManager"
+SPOOL_MANAGER = "bundler.toolchain.recording.spool_manager:SpoolCacheManager"
 SESSION_MANAGER = "bundler.integrations.triton:BundlerCacheManager"
 # Which variable names the manager behind each of ours, from the front to the back.
 _BEHIND = {SPOOL_MANAGER: SPOOL_INNER, SESSION_MANAGER: INNER}

@@ -3,8 +3,8 @@
 knows of one.  Never imports Triton.
 
 A session looks kernels up and publishes them (`bundler/integrations/lookup_engine.py`); the spool
-writes down what a child of a recording process compiles (`bundler/toolchain/spool_manager.py`).
-`bundler/toolchain/cache_manager.py` calls both.
+writes down what a child of a recording process compiles (`bundler/toolchain/recording/spool_manager.py`).
+`bundler/toolchain/recording/cache_manager.py` calls both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from bundler.toolchain.spool_records import SpooledEvent
+    from bundler.toolchain.recording.spool_records import SpooledEvent
 
 # The paths of a kernel's files by their names.
 Group = Mapping[str, str]
@@ -44,7 +44,7 @@ class CacheCall(NamedTuple):
             cache_hit: whether it was found.
             group: its files by name, None where they are in `root`.
         """
-        from bundler.toolchain.compile_record import (
+        from bundler.toolchain.recording.compile_record import (
             kernel_record,  # most hits are of known kernels and need no record
         )
 

@@ -21,9 +21,9 @@ from bundler.format.constant_values import Value
 from bundler.format.entries import Toolchain
 from bundler.format.keyparts import KeyParts
 from bundler.format.launch_spec import Argument, LaunchFacts
-from bundler.toolchain.encoding import encode_value, portable_value
 from bundler.toolchain.identity import installed_triton
-from bundler.toolchain.keytext import named_parts, recompute
+from bundler.toolchain.keys.encoding import encode_value, portable_value
+from bundler.toolchain.keys.keytext import named_parts, recompute
 from bundler.toolchain.ptxas import ptxas_version, short_version
 
 __all__ = ["encode_value", "key_parts", "launch_facts", "toolchain_of"]
