@@ -42,9 +42,9 @@ from bundler.lifecycle.machine_store import open_store
 from bundler.project import install, page
 from bundler.runtime.launch import jit_modules, launchers
 from bundler.store.store_urls import local_directory, with_settings
-from bundler.toolchain import directories, driver_modules, identity, ptxas, targets, tried_releases
+from bundler.toolchain import directories, driver_modules, identity, ptxas, targets
 from bundler.toolchain.inductor import inductor_caches
-from bundler.toolchain.keys import line_information
+from bundler.toolchain.keys import keytext
 from bundler.toolchain.recording import child_recording
 from bundler.toolchain.recording.manager_environment import MANAGER_VARIABLE
 from bundler.toolchain.recording.manager_environment import SESSION_MANAGER as MANAGER
@@ -65,13 +65,13 @@ _SETTINGS = ("TRITON_", "TORCHINDUCTOR_")
 _PACKAGE, _DISTRIBUTION = "bundler", "triton-bundler"
 _LIBRARIES = ("msgpack", "zstandard", "filelock", "click", "rich", "redis", "obstore")
 _MISSING = """
-from bundler.toolchain.inductor import inductor_caches, inductor_hooks
-print(*inductor_caches.missing(dict.fromkeys((*inductor_caches.NEEDED, *inductor_hooks.NEEDED))))
+from bundler.toolchain.inductor import inductor_caches, inductor_tuners
+print(*inductor_caches.missing(dict.fromkeys((*inductor_caches.NEEDED, *inductor_tuners.NEEDED))))
 """
 _PATH_COUNTS = """
 import triton.runtime.jit, triton.knobs
-from bundler.toolchain.keys import line_information
-print(line_information.path_counts())
+from bundler.toolchain.keys import keytext
+print(keytext.path_counts())
 """
 # Imports a manager as Triton does, which knows the class by the name of its base.
 _IMPORT = """
@@ -502,12 +502,10 @@ def toolchain_checks() -> Iterator[_Found]:
         "triton": toolchain.release if toolchain is not None else None,
         "torch": identity.version_of("torch"),
     }
-    untried = {
-        name: release for name, release in here.items() if tried_releases.untried(name, release)
-    }
+    untried = {name: release for name, release in here.items() if identity.untried(name, release)}
     if untried:
         told = ", ".join(f"{name} {release}" for name, release in untried.items())
-        lists = "; ".join(f"{name} {', '.join(tried_releases.TRIED[name])}" for name in untried)
+        lists = "; ".join(f"{name} {', '.join(identity.TRIED[name])}" for name in untried)
         lacking = _torch_lacks() if "torch" in untried else ""
         fix = (
             "nothing is refused for it; see to it that a restored bundle is found: triton-bundler"
@@ -525,7 +523,7 @@ def toolchain_checks() -> Iterator[_Found]:
             "warning",
             "line information",
             "this Triton's keys hold path and column of the source: they differ between checkouts",
-            line_information.ADVICE,
+            keytext.ADVICE,
         )
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from bundler.errors import ConfigError
 from bundler.format.entries import Target
-from bundler.toolchain.imagined_arguments import Spec
+from bundler.toolchain.argument_specs import Spec
 
 K = TypeVar("K")
 
@@ -30,7 +30,7 @@ class Declaration:
     """One kernel to build, in each of its variants.
 
     Attributes:
-        signature: argument name -> spec (`toolchain/imagined_arguments.py`), or a list of specs,
+        signature: argument name -> spec (`toolchain/argument_specs.py`), or a list of specs,
             each of which is a variant.
         constants, options: name -> value, or a list of values, each of which is a variant; all
             combinations are built.

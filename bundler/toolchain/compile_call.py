@@ -9,6 +9,7 @@ Compile jobs call them, and `compile_request`, which takes the JIT's own objects
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -240,3 +241,17 @@ def no_such_function(place: str) -> CompileFailed:
 def type_of(kind: Value) -> Any:
     """Return a signature's type as Triton has it: a text, or a tuple of types."""
     return tuple(map(type_of, kind.payload)) if kind.tag == "tuple" else kind.payload
+
+
+def warm() -> None:
+    """Import Triton and its compiler, and have its installation hashed; a process forked afterwards
+    has all of it.
+
+    No driver is asked, no CUDA initialized and no thread started.
+
+    Raises:
+        ImportError: Triton is not installed.
+    """
+    importlib.import_module("triton.compiler")
+    cache: Any = importlib.import_module("triton.runtime.cache")
+    cache.triton_key()

@@ -25,9 +25,9 @@ from bundler.errors import ConfigError
 from bundler.format.constant_values import Value
 from bundler.format.entries import Target
 from bundler.format.launch_spec import Named, Path
+from bundler.toolchain.argument_specs import Spec, same_type, stand_in
 from bundler.toolchain.declared_target import declared
 from bundler.toolchain.events import kernel_key
-from bundler.toolchain.imagined_arguments import Spec, same_type, stand_in
 from bundler.toolchain.keys import keytext
 from bundler.toolchain.keys.capture import stages_key_now
 from bundler.toolchain.keys.encoding import encode_value

@@ -272,11 +272,9 @@ def test_replaced_attributes_are_put_back_in_order():
     class Child(Base):
         pass
 
-    changes = Replacements()
-    changes.put_all(Child, {"value": 2})
-    changes.put(Child, "value", 3)
-    changes.put(Base, "value", 4)
-    assert (Child.value, Base.value) == (3, 4)
-    changes.undo()
-    changes.undo()
+    with Replacements() as changes:
+        changes.put_all(Child, {"value": 2})
+        changes.put(Child, "value", 3)
+        changes.put(Base, "value", 4)
+        assert (Child.value, Base.value) == (3, 4)
     assert (Base.value, "value" in vars(Child)) == (1, False)

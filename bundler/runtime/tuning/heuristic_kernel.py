@@ -42,7 +42,7 @@ from bundler.runtime.tuning.trial import ArgumentEffects
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import jit_specialization
 from bundler.toolchain import tuner_toolchain as toolchain
-from bundler.toolchain.imagined_arguments import Spec
+from bundler.toolchain.argument_specs import Spec
 
 MAX_KNOWN = 4096
 _Work = Callable[[Mapping[str, Any], Mapping[str, Any]], LaunchGrid]

@@ -35,7 +35,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from bundler.toolchain.imitation.replaced_attributes import Replacements
@@ -183,17 +183,7 @@ def _is_small(tensor: Any) -> bool:
 
 
 def _tensors(tree: Any) -> list[Any]:
-    return list(_each_tensor(tree))
-
-
-def _each_tensor(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
-            yield from _each_tensor(item)
-    elif isinstance(tree, dict):
-        yield from _each_tensor(list(tree.values()))
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 class ImitatedTensorMode(FakeTensorMode):  # type: ignore[misc]
@@ -219,7 +209,8 @@ class ImitatedTensorMode(FakeTensorMode):  # type: ignore[misc]
         except (DataDependentOutputException, DynamicOutputShapeException):
             known = self._values.compute(func, args, given)
             if known is None:
-                result = self._guessed(func, args)
+                with self:
+                    result = _guess(func, args)
                 if result is None:
                     self._heard(_name(func), "nothing: the program cannot go on")
                     raise
@@ -255,19 +246,15 @@ class ImitatedTensorMode(FakeTensorMode):  # type: ignore[misc]
             else fake(known.real)
         )
 
-    def _guessed(self, func: Any, args: Any) -> Any:
-        """Return what is taken for a result that depends on data; None when there is no guess for
-        this operation.
-        """
-        with self:
-            return _guess(func, args)
-
 
 def _seen_in_c(device: Any) -> Any:
     return _GPU_IN_C if device.type == "cuda" else device
 
 
 def _guess(func: Any, args: Any) -> Any:
+    """Return what is taken for a result that depends on data; None when there is no guess for this
+    operation.
+    """
     name = getattr(func, "overloadpacket", func).__name__
     if name == "_local_scalar_dense":
         return _guessed_number(args[0].dtype)
@@ -389,22 +376,15 @@ def _members(values: KnownValues, heard: Heard) -> dict[str, Any]:
     def in_real(self: Any, what: str) -> Any:
         """Call a method of a real tensor that holds what is known of this one, or a guess."""
         known = values.of(self)
-        guess = _guessed_number(self.dtype)
-        if known is None or known.sampled:
-            heard(
-                what,
-                (
-                    f"{guess!r} everywhere"
-                    if known is None
-                    else f"one of many values, shape {list(self.shape)}"
-                ),
-            )
         with no_dispatch():
-            real = (
-                torch.full(tuple(self.shape), guess, dtype=self.dtype)
-                if known is None
-                else known.real
-            )
+            if known is None:
+                guess = _guessed_number(self.dtype)
+                heard(what, f"{guess!r} everywhere")
+                real = torch.full(tuple(self.shape), guess, dtype=self.dtype)
+            else:
+                real = known.real
+                if known.sampled:
+                    heard(what, f"one of many values, shape {list(self.shape)}")
             return getattr(real, what)()
 
     return {
@@ -425,14 +405,10 @@ def _members(values: KnownValues, heard: Heard) -> dict[str, Any]:
     }
 
 
-def _uncompiled(heard: Heard) -> dict[str, Any]:
-    """Return what replaces `torch.compile`, which cannot trace tensors that are fake already."""
-
-    def compiled(model: Any = None, **_: Any) -> Any:
-        heard("torch.compile", "the code as it is, so what torch would generate is not captured")
-        return model if model is not None else lambda function: function
-
-    return {"compile": compiled}
+def _uncompiled(heard: Heard, model: Any = None, **_: Any) -> Any:
+    """Stand in for `torch.compile`, which cannot trace tensors that are fake already."""
+    heard("torch.compile", "the code as it is, so what torch would generate is not captured")
+    return model if model is not None else lambda function: function
 
 
 @contextlib.contextmanager
@@ -445,7 +421,6 @@ def imitated_tensors(values: KnownValues, heard: Heard) -> Iterator[ImitatedTens
         heard: told (what depended on data, what was taken for it).
     """
     mode = ImitatedTensorMode(values, heard)
-    changes = Replacements()
     dispatch = FakeTensor.__torch_dispatch__.__func__
     swap = torch.utils.swap_tensors
 
@@ -460,20 +435,17 @@ def imitated_tensors(values: KnownValues, heard: Heard) -> Iterator[ImitatedTens
         mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
         swap(first, second)
 
-    try:
+    with Replacements() as changes:
         changes.put(FakeTensor, "__torch_dispatch__", classmethod(fake_dispatch))
         changes.put_all(FakeTensor, _members(values, heard))
         changes.put_all(
             torch.Tensor, {"to": _moved, "cuda": _on_gpu, "cpu": _on_cpu, "new_tensor": _like}
         )
         changes.put(torch.utils, "swap_tensors", swap_without_memo)
-        changes.put_all(torch, _uncompiled(heard))
+        changes.put(torch, "compile", functools.partial(_uncompiled, heard))
         changes.put(torch.nn.Module, "compile", lambda _self, *_, **__: None)
-        if hasattr(
-            fake_tensor, "init_gpu_context"
-        ):  # makes a real tensor on the GPU, so that autograd finds a stream
+        # It makes a real tensor on the GPU, so that autograd finds a stream.
+        if hasattr(fake_tensor, "init_gpu_context"):
             changes.put(fake_tensor, "init_gpu_context", lambda _device: None)
         with mode:
             yield mode
-    finally:
-        changes.undo()

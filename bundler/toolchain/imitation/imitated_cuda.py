@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`imitate_cuda`: torch's `torch.cuda` as on a machine with the target's GPU, for programs that are
+"""`imitated_cuda`: torch's `torch.cuda` as on a machine with the target's GPU, for programs that are
 captured; nothing of it touches a driver.
 
 Libraries look at `torch.cuda` when they are imported, and programs before each launch.  What is
@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from bundler.format.entries import Target
 from bundler.toolchain.declared_target import DeclaredDriver
 from bundler.toolchain.imitation.replaced_attributes import Replacements
-from bundler.toolchain.imitation.target_devices import TargetDevice
+from bundler.toolchain.imitation.target_devices import TargetDevice, described
 
 # What an event says has passed since another, in milliseconds: no time passes where nothing runs.
 ELAPSED_MS = 1.0
@@ -30,7 +30,7 @@ _KILOHERTZ = 1_000_000
 _AMPERE = 8
 # torch's own lists, by the names of the functions: in the lower type, and in float32.
 _LOWER = frozenset(
-    {
+    [
         "__matmul__",
         "__rmatmul__",
         "addbmm",
@@ -56,10 +56,10 @@ _LOWER = frozenset(
         "mv",
         "prelu",
         "scaled_dot_product_attention",
-    }
+    ]
 )
 _SINGLE = frozenset(
-    {
+    [
         "__pow__",
         "__rdiv__",
         "__rpow__",
@@ -109,7 +109,7 @@ _SINGLE = frozenset(
         "sum",
         "tan",
         "triplet_margin_loss",
-    }
+    ]
 )
 
 
@@ -184,35 +184,30 @@ class _ImitatedGraphBlock(contextlib.nullcontext[None]):
         super().__init__()
 
 
-def imitate_cuda(changes: Replacements, target: Target, device: TargetDevice) -> None:
-    """Replace what `torch.cuda` says and does, until the changes are undone."""
-    changes.put_all(
-        torch.cuda, {**_facts(target, device), **_state(), **_memory(device), **_objects()}
-    )
-    # Torch's own code asks the module that defines a function, and programs the package.
-    changes.put_all(torch.cuda.streams, {"Stream": ImitatedStream, "Event": ImitatedEvent})
-    if target.backend == "hip":
-        changes.put_all(torch.version, {"hip": "6.4", "cuda": None})
-    elif torch.version.cuda is None:
-        changes.put(torch.version, "cuda", "12.8")
+@contextlib.contextmanager
+def imitated_cuda(target: Target, device: TargetDevice) -> Iterator[None]:
+    """Imitate the target's GPU to torch while the block runs."""
+    with Replacements() as changes:
+        changes.put_all(torch.cuda, {**_facts(target, device), **_idle(device), **_OBJECTS})
+        # Torch's own code asks the module that defines a function, and programs the package.
+        changes.put_all(torch.cuda.streams, {"Stream": ImitatedStream, "Event": ImitatedEvent})
+        if target.backend == "hip":
+            changes.put_all(torch.version, {"hip": "6.4", "cuda": None})
+        elif torch.version.cuda is None:
+            changes.put(torch.version, "cuda", "12.8")
+        yield
 
 
 def _facts(target: Target, device: TargetDevice) -> dict[str, Any]:
     major, minor = DeclaredDriver(target).get_device_capability()
     properties = SimpleNamespace(
-        name=device.name,
+        **described(device),
         major=major,
         minor=minor,
-        total_memory=device.total_memory,
-        multi_processor_count=device.multi_processor_count,
-        max_threads_per_multi_processor=device.max_threads_per_multi_processor,
         max_threads_per_block=1024,
         warp_size=target.warp_size,
-        regs_per_multiprocessor=device.regs_per_multiprocessor,
         shared_memory_per_block=device.shared_memory_per_block,
-        shared_memory_per_block_optin=device.shared_memory_per_block_optin,
         shared_memory_per_multiprocessor=device.shared_memory_per_multiprocessor,
-        L2_cache_size=device.L2_cache_size,
         clock_rate=_KILOHERTZ,
         memory_clock_rate=_KILOHERTZ,
         memory_bus_width=1024,
@@ -234,84 +229,62 @@ def _facts(target: Target, device: TargetDevice) -> dict[str, Any]:
     }
 
 
-def _state() -> dict[str, Any]:
-    def nothing(*_: Any, **__: Any) -> None:
-        return None
+# What does nothing, and what answers 0: there is one device, on which nothing runs.
+_NOTHING = [
+    "init",
+    "_lazy_init",
+    "_lazy_call",
+    "set_device",
+    "synchronize",
+    "ipc_collect",
+    "set_stream",
+    "manual_seed",
+    "manual_seed_all",
+    "seed",
+    "seed_all",
+    "set_rng_state",
+    "set_rng_state_all",
+    "reset_peak_memory_stats",
+    "reset_accumulated_memory_stats",
+    "reset_max_memory_allocated",
+    "empty_cache",
+]
+_ZERO = [
+    "current_device",
+    "_exchange_device",
+    "_maybe_exchange_device",
+    "initial_seed",
+    "memory_allocated",
+    "max_memory_allocated",
+    "memory_reserved",
+    "max_memory_reserved",
+]
+_OBJECTS = {
+    "Stream": ImitatedStream,
+    "Event": ImitatedEvent,
+    "ExternalStream": ImitatedStream,
+    "CUDAGraph": ImitatedGraph,
+    "graph": _ImitatedGraphBlock,
+    "graph_pool_handle": lambda: (0, 0),
+}
 
-    def zero(*_: Any, **__: Any) -> int:
-        return 0
 
+def _idle(device: TargetDevice) -> dict[str, Any]:
+    """Return functions for the state of a device that does nothing."""
     return {
-        "init": nothing,
-        "_lazy_init": nothing,
-        "_lazy_call": nothing,
+        **dict.fromkeys(_NOTHING, lambda *_, **__: None),
+        **dict.fromkeys(_ZERO, lambda *_, **__: 0),
         "is_initialized": lambda: True,
         "_is_in_bad_fork": lambda: False,
-        "current_device": zero,
-        "set_device": nothing,
-        "_exchange_device": zero,
-        "_maybe_exchange_device": zero,
-        "synchronize": nothing,
-        "ipc_collect": nothing,
         "current_stream": lambda _device=None: ImitatedStream(),
         "default_stream": lambda _device=None: ImitatedStream(),
-        "set_stream": nothing,
         "stream": lambda _stream: contextlib.nullcontext(),
         "is_current_stream_capturing": lambda: False,
-        "manual_seed": nothing,
-        "manual_seed_all": nothing,
-        "seed": nothing,
-        "seed_all": nothing,
-        "initial_seed": zero,
         "get_rng_state": lambda *_: torch.get_rng_state(),
         "get_rng_state_all": lambda: [torch.get_rng_state()],
-        "set_rng_state": nothing,
-        "set_rng_state_all": nothing,
-    }
-
-
-def _memory(device: TargetDevice) -> dict[str, Any]:
-    def nothing(*_: Any, **__: Any) -> None:
-        return None
-
-    def zero(*_: Any, **__: Any) -> int:
-        return 0
-
-    amounts = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
-    resets = (
-        "reset_peak_memory_stats",
-        "reset_accumulated_memory_stats",
-        "reset_max_memory_allocated",
-        "empty_cache",
-    )
-    return {
         "mem_get_info": lambda _device=None: (device.total_memory, device.total_memory),
         "memory_stats": lambda _device=None: {},
-        **dict.fromkeys(amounts, zero),
-        **dict.fromkeys(resets, nothing),
     }
-
-
-def _objects() -> dict[str, Any]:
-    return {
-        "Stream": ImitatedStream,
-        "Event": ImitatedEvent,
-        "ExternalStream": ImitatedStream,
-        "CUDAGraph": ImitatedGraph,
-        "graph": _ImitatedGraphBlock,
-        "graph_pool_handle": lambda: (0, 0),
-    }
-
-
-@contextlib.contextmanager
-def imitated_cuda(target: Target, device: TargetDevice) -> Iterator[None]:
-    """Imitate the target's GPU to torch while the block runs."""
-    changes = Replacements()
-    try:
-        imitate_cuda(changes, target, device)
-        yield
-    finally:
-        changes.undo()
 
 
 class _Autocast(TorchFunctionMode):  # type: ignore[misc]
@@ -348,7 +321,6 @@ def imitated_autocast() -> Iterator[None]:
     is another one).  While autocast is on, a function mode casts the arguments of the same
     functions here, also above autograd, so that gradients have the types that they would have.
     """
-    changes = Replacements()
     enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
     modes: list[_Autocast] = []
 
@@ -364,8 +336,6 @@ def imitated_autocast() -> Iterator[None]:
             modes.pop().__exit__(*error)
         return leave(autocast, *error)
 
-    try:
+    with Replacements() as changes:
         changes.put_all(torch.autocast, {"__enter__": entering, "__exit__": leaving})
         yield
-    finally:
-        changes.undo()

@@ -6,7 +6,7 @@ it would ask for is heard.
 
     tensors        fake, with addresses and known small values     fake_tensors.py
     torch.cuda     answers for the target's device                 imitated_cuda.py, target_devices.py
-    Triton         an imitated driver; launches heard, not made    imitated_driver.py, launch_capture.py
+    Triton         an imitated driver; launches heard, not made    imitated_triton.py
 
 `bundler/compile/program_capture.py` enters one around the program, and compiles what it heard.
 """
@@ -23,8 +23,10 @@ from bundler.errors import BundlerError, RecordingError
 from bundler.format.entries import Target
 from bundler.project import install
 from bundler.toolchain import jit_specialization, targets
-from bundler.toolchain.imitation.imitated_driver import imitating_driver
-from bundler.toolchain.imitation.launch_capture import LaunchCapture, captured_launches
+from bundler.toolchain.imitation.imitated_triton import (
+    captured_launches,
+    imitating_driver,
+)
 from bundler.toolchain.imitation.target_devices import TargetDevice, device_of
 from bundler.toolchain.jit_specialization import CompileRequest, Specialized
 from bundler.toolchain.user_frames import Place, user_place
@@ -76,7 +78,7 @@ class ProgramImitation:
         tensors: Any = _import("bundler.toolchain.imitation.fake_tensors", "torch")
         cuda: Any = _import("bundler.toolchain.imitation.imitated_cuda", "torch")
         values: Any = tensors.KnownValues()
-        capture = LaunchCapture(
+        launches = captured_launches(
             self._requested, lambda *call: self._launched(values, *call), self._guessed
         )
         with contextlib.ExitStack() as stack:
@@ -86,7 +88,7 @@ class ProgramImitation:
             stack.enter_context(tensors.imitated_tensors(values, self._guessed))
             stack.enter_context(cuda.imitated_cuda(self.target, self.device))
             stack.enter_context(cuda.imitated_autocast())
-            stack.enter_context(captured_launches(capture))
+            stack.enter_context(launches)
             self._stack = stack.pop_all()
         return self
 

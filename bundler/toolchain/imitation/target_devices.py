@@ -4,7 +4,7 @@ since no such GPU need be here.
 
 A target is an architecture, and GPUs of one architecture differ in size: the table names the one
 that is sold for servers, and a caller may give other values.  `imitated_cuda.py` and
-`imitated_driver.py` answer programs with it while they are captured.
+`imitated_triton.py` answer programs with it while they are captured.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from bundler.format.entries import Kernel
 from bundler.package_loggers import logger
 from bundler.toolchain import instances
 from bundler.toolchain.events import kernel_hash, target_of
-from bundler.toolchain.import_ends import when_imported
+from bundler.toolchain.instances import when_imported
 from bundler.toolchain.recording.compile_frames import find_jit_call
 from bundler.toolchain.replay.recorded_requests import Request, Requests, key_of
 from bundler.toolchain.replay.source_hashes import agreeing_hashes, difference

@@ -36,7 +36,7 @@ from bundler.toolchain.declared_target import triton_target
 from bundler.toolchain.events import kernel_hash, kernel_key
 from bundler.toolchain.identity import LOCATION_PART, triton_dir
 from bundler.toolchain.jit_specialization import environment_in_keys
-from bundler.toolchain.keys import keytext, line_information
+from bundler.toolchain.keys import keytext
 from bundler.toolchain.keys.capture import stages_key_now
 from bundler.toolchain.keys.encoding import TRITON_DIR_TEXT
 from bundler.toolchain.keys.source_lines import hashes_at, lines_parts, source_lines
@@ -48,8 +48,8 @@ _MAY_DIFFER = frozenset({_BINARY, _CODE, LOCATION_PART})
 _SOURCE_ONLY = frozenset(
     {
         "source.text",
-        line_information.PATH_PART,
-        line_information.COLUMN_PART,
+        keytext.PATH_PART,
+        keytext.COLUMN_PART,
         LINE_PART,
         LINES_PART,
         FUNCTIONS_PART,

@@ -25,7 +25,7 @@ from bundler.format.entries import Target
 from bundler.package_loggers import logger
 from bundler.toolchain import instances
 from bundler.toolchain.events import kernel_key, target_of
-from bundler.toolchain.import_ends import when_imported
+from bundler.toolchain.instances import when_imported
 from bundler.toolchain.jit_specialization import jit_function
 from bundler.toolchain.replay.device_caches import of_modules
 from bundler.toolchain.tuner_toolchain import (
