@@ -475,16 +475,16 @@ def _event_of(found: FoundKernel, call: CacheCall) -> SpooledEvent:
     device = seen.devices[0] if seen is not None and seen.devices else None
     times = seen.times_us if seen is not None else ()
     return SpooledEvent(
-        kernel.key,
-        "",
-        f"{call.root}/{call.key}",
-        kernel.name,
-        kernel.target,
-        device,
-        times,
-        True,
-        kernel.facts_bytes,
-        kernel.parts_bytes,
-        kernel.toolchain,
-        0,
+        key=kernel.key,
+        hash="",
+        directory=f"{call.root}/{call.key}",
+        name=kernel.name,
+        device=device,
+        stage_times_us=times,
+        cache_hit=True,
+        pid=0,
+        target=kernel.target,
+        facts_bytes=kernel.facts_bytes,
+        parts_bytes=kernel.parts_bytes,
+        toolchain=kernel.toolchain,
     )

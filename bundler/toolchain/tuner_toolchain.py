@@ -200,10 +200,9 @@ def compile_call(
     made: list[Any] = []
 
     def compile_now() -> None:
-        source, options = jit_specialization.stop_call(function, call)
-        made.append(
-            triton.compile(source, target=triton_target(target), options=dict(vars(options)))
-        )
+        request = jit_specialization.stop_call(function, call)
+        options = dict(vars(request.options))
+        made.append(triton.compile(request.source, target=triton_target(target), options=options))
 
     with for_target(target), contextlib.nullcontext() if cache_dir is None else cache_in(cache_dir):
         try:

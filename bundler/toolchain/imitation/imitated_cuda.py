@@ -29,88 +29,21 @@ _KILOHERTZ = 1_000_000
 # The first generation with bfloat16 and TF32.
 _AMPERE = 8
 # torch's own lists, by the names of the functions: in the lower type, and in float32.
-_LOWER = frozenset(
-    [
-        "__matmul__",
-        "__rmatmul__",
-        "addbmm",
-        "addmm",
-        "addmv",
-        "addr",
-        "baddbmm",
-        "bilinear",
-        "bmm",
-        "chain_matmul",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "conv_tbc",
-        "conv_transpose1d",
-        "conv_transpose2d",
-        "conv_transpose3d",
-        "convolution",
-        "einsum",
-        "linear",
-        "matmul",
-        "mm",
-        "mv",
-        "prelu",
-        "scaled_dot_product_attention",
-    ]
-)
-_SINGLE = frozenset(
-    [
-        "__pow__",
-        "__rdiv__",
-        "__rpow__",
-        "acos",
-        "asin",
-        "binary_cross_entropy_with_logits",
-        "cdist",
-        "cosh",
-        "cosine_embedding_loss",
-        "cosine_similarity",
-        "cross_entropy",
-        "cumprod",
-        "cumsum",
-        "dist",
-        "erfinv",
-        "exp",
-        "expm1",
-        "group_norm",
-        "hinge_embedding_loss",
-        "huber_loss",
-        "kl_div",
-        "l1_loss",
-        "layer_norm",
-        "log",
-        "log10",
-        "log1p",
-        "log2",
-        "log_softmax",
-        "logsumexp",
-        "margin_ranking_loss",
-        "mse_loss",
-        "nll_loss",
-        "norm",
-        "pdist",
-        "poisson_nll_loss",
-        "pow",
-        "prod",
-        "reciprocal",
-        "renorm",
-        "rsqrt",
-        "sinh",
-        "smooth_l1_loss",
-        "soft_margin_loss",
-        "softmax",
-        "softmin",
-        "softplus",
-        "sum",
-        "tan",
-        "triplet_margin_loss",
-    ]
-)
+_LOWER_TEXT = """
+    __matmul__ __rmatmul__ addbmm addmm addmv addr baddbmm bilinear bmm chain_matmul conv1d conv2d
+    conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution einsum linear
+    matmul mm mv prelu scaled_dot_product_attention
+"""
+_LOWER = frozenset(_LOWER_TEXT.split())
+_SINGLE_TEXT = """
+    __pow__ __rdiv__ __rpow__ acos asin binary_cross_entropy_with_logits cdist cosh
+    cosine_embedding_loss cosine_similarity cross_entropy cumprod cumsum dist erfinv exp expm1
+    group_norm hinge_embedding_loss huber_loss kl_div l1_loss layer_norm log log10 log1p log2
+    log_softmax logsumexp margin_ranking_loss mse_loss nll_loss norm pdist poisson_nll_loss pow
+    prod reciprocal renorm rsqrt sinh smooth_l1_loss soft_margin_loss softmax softmin softplus sum
+    tan triplet_margin_loss
+"""
+_SINGLE = frozenset(_SINGLE_TEXT.split())
 
 
 class ImitatedStream:
@@ -230,35 +163,17 @@ def _facts(target: Target, device: TargetDevice) -> dict[str, Any]:
 
 
 # What does nothing, and what answers 0: there is one device, on which nothing runs.
-_NOTHING = [
-    "init",
-    "_lazy_init",
-    "_lazy_call",
-    "set_device",
-    "synchronize",
-    "ipc_collect",
-    "set_stream",
-    "manual_seed",
-    "manual_seed_all",
-    "seed",
-    "seed_all",
-    "set_rng_state",
-    "set_rng_state_all",
-    "reset_peak_memory_stats",
-    "reset_accumulated_memory_stats",
-    "reset_max_memory_allocated",
-    "empty_cache",
-]
-_ZERO = [
-    "current_device",
-    "_exchange_device",
-    "_maybe_exchange_device",
-    "initial_seed",
-    "memory_allocated",
-    "max_memory_allocated",
-    "memory_reserved",
-    "max_memory_reserved",
-]
+_NOTHING_TEXT = """
+    init _lazy_init _lazy_call set_device synchronize ipc_collect set_stream manual_seed
+    manual_seed_all seed seed_all set_rng_state set_rng_state_all reset_peak_memory_stats
+    reset_accumulated_memory_stats reset_max_memory_allocated empty_cache
+"""
+_NOTHING = frozenset(_NOTHING_TEXT.split())
+_ZERO_TEXT = """
+    current_device _exchange_device _maybe_exchange_device initial_seed memory_allocated
+    max_memory_allocated memory_reserved max_memory_reserved
+"""
+_ZERO = frozenset(_ZERO_TEXT.split())
 _OBJECTS = {
     "Stream": ImitatedStream,
     "Event": ImitatedEvent,

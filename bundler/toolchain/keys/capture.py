@@ -22,8 +22,8 @@ from bundler.format.entries import Toolchain
 from bundler.format.keyparts import KeyParts
 from bundler.format.launch_spec import Argument, LaunchFacts
 from bundler.toolchain.identity import installed_triton
-from bundler.toolchain.keys.encoding import encode_value, portable_value
-from bundler.toolchain.keys.keytext import named_parts, recompute
+from bundler.toolchain.keys.encoding import encode_type, encode_value, portable_value
+from bundler.toolchain.keys.keytext import named_parts, recompute, stages_key_now
 from bundler.toolchain.ptxas import ptxas_version, short_version
 
 __all__ = ["encode_value", "key_parts", "launch_facts", "toolchain_of"]
@@ -40,15 +40,16 @@ def launch_facts(src: Any, options: Any) -> LaunchFacts:
             directory inside them becomes a placeholder, so that two installations give equal facts.
     """
     fn = getattr(src, "fn", None)
+    chosen = vars(options) if options is not None else {}
     return LaunchFacts(
         source_kind="ir" if fn is None else "ast",
         arguments=tuple(_argument(param) for param in getattr(fn, "params", ())),
-        signature=tuple(
-            (str(name), _signature_value(kind)) for name, kind in src.signature.items()
-        ),
+        signature=tuple((str(name), encode_type(kind)) for name, kind in src.signature.items()),
         constants=_by_path(getattr(src, "constants", None)),
         attributes=_by_path(getattr(src, "attrs", None)),
-        options=_options(options),
+        options=tuple(
+            (name, encode_value(portable_value(value))) for name, value in sorted(chosen.items())
+        ),
     )
 
 
@@ -64,23 +65,9 @@ def _argument(param: Any) -> Argument:
     )
 
 
-def _signature_value(kind: Any) -> Value:
-    # The type of a named tuple argument is a named tuple of types; a launch needs the types alone.
-    if isinstance(kind, tuple):
-        return Value("tuple", tuple(_signature_value(item) for item in kind))
-    return encode_value(kind) if type(kind) is str else Value("str", str(kind))
-
-
 def _by_path(mapping: Mapping[Any, Any] | None) -> tuple[tuple[tuple[int, ...], Value], ...]:
     return tuple(
-        (tuple(path), encode_value((mapping or {})[path])) for path in sorted(mapping or {})
-    )
-
-
-def _options(options: Any) -> tuple[tuple[str, Value], ...]:
-    fields = vars(options) if options is not None else {}
-    return tuple(
-        (name, encode_value(portable_value(value))) for name, value in sorted(fields.items())
+        (tuple(path), encode_value(value)) for path, value in sorted((mapping or {}).items())
     )
 
 
@@ -111,23 +98,6 @@ def key_parts(
     return KeyParts(
         tuple(parts), recompute(src, backend, options, env_vars, stages_key) == key_hash
     )
-
-
-def stages_key_now() -> str:
-    """Return what a stage inspection hook that is installed adds to keys; empty without one."""
-    hook = getattr(
-        getattr(sys.modules.get("triton.knobs"), "runtime", None),
-        "add_stages_inspection_hook",
-        None,
-    )
-    compiler = getattr(sys.modules.get("triton.compiler.compiler"), "compile", None)
-    # Triton 3.6 has the hook, but not as part of the key, and calls it with arguments.
-    if hook is None or "inspect_stages_key" not in getattr(
-        getattr(compiler, "__code__", None), "co_varnames", ()
-    ):
-        return ""
-    key: str = hook()[0]
-    return key
 
 
 def toolchain_of(backend_name: str, arch: int | str) -> Toolchain:

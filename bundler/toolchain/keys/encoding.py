@@ -44,6 +44,21 @@ def encode_value(obj: Any) -> Value:
     )
 
 
+def encode_type(kind: Any) -> Value:
+    """Encode the type of an argument: a text, or a tuple of types.
+
+    The type of a named tuple argument is a named tuple of types; a launch needs the types alone.
+    """
+    if isinstance(kind, tuple):
+        return Value("tuple", tuple(map(encode_type, kind)))
+    return encode_value(str(kind))
+
+
+def as_tuples(value: Any) -> Any:
+    """Undo what JSON did to tuples, which options and tuning keys are made of."""
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
+
+
 def _encode(obj: Any) -> Value:
     special = _encode_triton(obj)
     if special is not None:

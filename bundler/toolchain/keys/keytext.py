@@ -18,6 +18,7 @@ from typing import Any
 
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.package_loggers import logger
+from bundler.toolchain.events import kernel_key
 from bundler.toolchain.identity import LOCATION_PART, installed_triton, triton_dir
 from bundler.toolchain.keys.encoding import encode_value, portable_text, portable_value, render
 from bundler.toolchain.keys.source_lines import lines_parts
@@ -44,6 +45,41 @@ def recompute(
         )
         return None
     return _sha256(text)
+
+
+def kernel_key_here(source: Any, backend: Any, options: Any) -> str | None:
+    """Return the kernel key that Triton would make of a compile now; None when it cannot be
+    computed.
+    """
+    # `compile` parses the options that the JIT parsed once more, and makes its key from those.
+    parsed = backend.parse_options(dict(vars(options)))
+    digest = recompute(source, backend, parsed, environment_in_keys(), stages_key_now())
+    return None if digest is None else kernel_key(digest)
+
+
+def environment_in_keys() -> dict[str, str]:
+    """Return the environment variables that Triton makes part of every key; it has to be
+    imported.
+    """
+    variables: dict[str, str] = sys.modules["triton._C.libtriton"].get_cache_invalidating_env_vars()
+    return variables
+
+
+def stages_key_now() -> str:
+    """Return what a stage inspection hook that is installed adds to keys; empty without one."""
+    hook = getattr(
+        getattr(sys.modules.get("triton.knobs"), "runtime", None),
+        "add_stages_inspection_hook",
+        None,
+    )
+    compiler = getattr(sys.modules.get("triton.compiler.compiler"), "compile", None)
+    # Triton 3.6 has the hook, but not as part of the key, and calls it with arguments.
+    if hook is None or "inspect_stages_key" not in getattr(
+        getattr(compiler, "__code__", None), "co_varnames", ()
+    ):
+        return ""
+    key: str = hook()[0]
+    return key
 
 
 def named_parts(

@@ -44,15 +44,41 @@ class CacheCall(NamedTuple):
             cache_hit: whether it was found.
             group: its files by name, None where they are in `root`.
         """
-        from bundler.toolchain.recording.compile_record import (
-            kernel_record,  # most hits are of known kernels and need no record
-        )
+        # Most hits are of known kernels and need no record.
+        from bundler.toolchain.events import kernel_hash, target_of
+        from bundler.toolchain.keys.capture import key_parts, launch_facts, toolchain_of
+        from bundler.toolchain.recording.compile_frames import find_compile
+        from bundler.toolchain.recording.spool_records import SpooledEvent
+        from bundler.toolchain.targets import current_device
 
         spent_us = (time.monotonic_ns() - self.began_ns) // 1000
-        directory = (
-            os.path.dirname(group[self.filename]) if group else os.path.join(self.root, self.key)
+        place = os.path.dirname(group[self.filename]) if group else f"{self.root}/{self.key}"
+        record = SpooledEvent(
+            key=self.key,
+            hash=kernel_hash(self.key),
+            directory=place,
+            name=self.name,
+            device=current_device(),
+            stage_times_us=() if cache_hit else (("compile", spent_us),),
+            cache_hit=cache_hit,
+            pid=os.getpid(),
         )
-        return kernel_record(self.key, self.filename, directory, spent_us, cache_hit=cache_hit)
+        frame = find_compile()
+        if frame is None:
+            return record
+        target = target_of(frame.backend.target)
+        parts = key_parts(
+            frame.src, frame.backend, frame.options, frame.env_vars, frame.hash, frame.stages_key
+        )
+        return record._replace(
+            hash=frame.hash,
+            name=(frame.metadata or {}).get("name", self.name),
+            target=target,
+            device=frame.device if frame.device is not None else record.device,
+            facts_bytes=launch_facts(frame.src, frame.options).to_bytes(),
+            parts_bytes=parts.to_bytes(),
+            toolchain=toolchain_of(target.backend, target.arch),
+        )
 
 
 class CacheDelegate:

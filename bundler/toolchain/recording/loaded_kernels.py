@@ -16,6 +16,7 @@ from typing import Any
 from bundler.package_loggers import logger
 from bundler.toolchain import instances
 from bundler.toolchain.events import CompileEvent, kernel_key, target_of
+from bundler.toolchain.keys.encoding import as_tuples
 
 _LOG = logger("bundler.toolchain")
 # Triton writes the environment that is part of the key into metadata, beside options, which are all
@@ -83,7 +84,7 @@ def _read(kernel: Any, device: int) -> CompileEvent:
         name=metadata["name"],
         target=target_of(metadata["target"]),
         src=kernel.src,
-        options=backend.parse_options({name: _tuples(value) for name, value in metadata.items()}),
+        options=backend.parse_options({name: as_tuples(value) for name, value in metadata.items()}),
         backend=backend,
         env_vars={
             name: value for name, value in metadata.items() if _ENVIRONMENT_NAME.fullmatch(name)
@@ -94,8 +95,3 @@ def _read(kernel: Any, device: int) -> CompileEvent:
         device=device,
         thread_id=0,
     )
-
-
-def _tuples(value: Any) -> Any:
-    """Undo what JSON did to tuples, which options are made of."""
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

@@ -14,17 +14,23 @@ import os
 import re
 import secrets
 import tempfile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bundler.errors import FormatError
 from bundler.format import wire
 from bundler.format.entries import Target, Toolchain
 
-VERSION = 1
+VERSION = 2
 SUFFIX = ".record"
 _PREFIX = "triton-bundler-spool"
-_MAYBE_TEXT = (str, type(None))
-_MAYBE_BYTES = (bytes, type(None))
+_NONE = type(None)
+_MAYBE_TEXT, _MAYBE_BYTES = (str, _NONE), (bytes, _NONE)
+# The types of the fields of a kernel, as they are written.
+_KERNEL = (
+    *(str, str, str, str),
+    *((int, _NONE), list, bool, int),
+    *((list, _NONE), _MAYBE_BYTES, _MAYBE_BYTES, list),
+)
 
 
 class SpooledEvent(NamedTuple):
@@ -39,14 +45,14 @@ class SpooledEvent(NamedTuple):
     hash: str
     directory: str
     name: str
-    target: Target | None
     device: int | None
     stage_times_us: tuple[tuple[str, int], ...]
     cache_hit: bool
-    facts_bytes: bytes | None
-    parts_bytes: bytes | None
-    toolchain: Toolchain
     pid: int
+    target: Target | None = None
+    facts_bytes: bytes | None = None
+    parts_bytes: bytes | None = None
+    toolchain: Toolchain = Toolchain()
 
 
 class SpooledFile(NamedTuple):
@@ -65,73 +71,35 @@ Record = SpooledEvent | SpooledFile
 def encode(record: Record) -> bytes:
     """Return the positional msgpack form."""
     if isinstance(record, SpooledFile):
-        return wire.pack([VERSION, "file", [record.directory, record.filename, record.pid]])
+        return wire.pack([VERSION, "file", list(record)])
     target, toolchain = record.target, record.toolchain
-    return wire.pack(
-        [
-            VERSION,
-            "kernel",
-            [
-                record.key,
-                record.hash,
-                record.directory,
-                record.name,
-                None if target is None else [target.backend, target.arch, target.warp_size],
-                record.device,
-                [list(stage) for stage in record.stage_times_us],
-                record.cache_hit,
-                record.facts_bytes,
-                record.parts_bytes,
-                [toolchain.release, toolchain.binary, toolchain.ptxas],
-                record.pid,
-            ],
-        ]
+    fields = record._replace(
+        stage_times_us=[list(stage) for stage in record.stage_times_us],  # type: ignore[arg-type]
+        target=target and [target.backend, target.arch, target.warp_size],  # type: ignore[arg-type]
+        toolchain=[toolchain.release, toolchain.binary, toolchain.ptxas],  # type: ignore[arg-type]
     )
+    return wire.pack([VERSION, "kernel", list(fields)])
 
 
 def decode(data: bytes) -> Record:
     """Decode what `encode` wrote; raises `FormatError` for anything else, another version
     included.
     """
-    version, kind, body = wire.fields(
-        wire.unpack(data, "spool record"), "spool record", int, str, list
-    )
+    array = wire.unpack(data, "spool record")
+    version, kind, body = wire.fields(array, "spool record", int, str, list)
     if version != VERSION or kind not in {"kernel", "file"}:
         raise FormatError(
             f"spool record: unknown version {version} or kind {kind!r}", version=version, kind=kind
         )
     if kind == "file":
         return SpooledFile(*wire.fields(body, "spooled file", str, str, int))
-    return _kernel(body)
-
-
-def _kernel(body: list[object]) -> SpooledEvent:
-    key, digest, directory, name, target, device, stages, hit, facts, parts, toolchain, pid = (
-        wire.fields(
-            body,
-            "spooled kernel",
-            str,
-            str,
-            str,
-            str,
-            (list, type(None)),
-            (int, type(None)),
-            list,
-            bool,
-            _MAYBE_BYTES,
-            _MAYBE_BYTES,
-            list,
-            int,
-        )
-    )
-    if target is not None:
-        target = Target(*wire.fields(target, "spooled target", str, str, int))
-    toolchain = Toolchain(
-        *wire.fields(toolchain, "spooled toolchain", _MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_TEXT)
-    )
-    times: Any = tuple(tuple(wire.fields(stage, "spooled stage", str, int)) for stage in stages)
-    return SpooledEvent(
-        key, digest, directory, name, target, device, times, hit, facts, parts, toolchain, pid
+    found = SpooledEvent(*wire.fields(body, "spooled kernel", *_KERNEL))
+    target, release = found.target, found.toolchain
+    stages = (wire.fields(stage, "spooled stage", str, int) for stage in found.stage_times_us)
+    return found._replace(
+        stage_times_us=tuple((name, spent_us) for name, spent_us in stages),
+        target=target and Target(*wire.fields(target, "spooled target", str, str, int)),
+        toolchain=Toolchain(*wire.fields(release, "spooled toolchain", *[_MAYBE_TEXT] * 3)),
     )
 
 

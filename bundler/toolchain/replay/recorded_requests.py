@@ -16,18 +16,15 @@ thus Triton's own on every release. `device_caches` fills the JIT's caches with 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from bundler.errors import ToolchainMismatch
 from bundler.format.launch_spec import LaunchFacts, Path
 from bundler.toolchain.compile_call import decode_value, type_of
-from bundler.toolchain.events import kernel_key
-from bundler.toolchain.jit_specialization import environment_in_keys
-from bundler.toolchain.keys import keytext
-from bundler.toolchain.keys.capture import stages_key_now
-from bundler.toolchain.replay.rekeyed_key import option_here
+from bundler.toolchain.jit_specialization import stopped_run
+from bundler.toolchain.keys.keytext import kernel_key_here
+from bundler.toolchain.replay.rekeyed_key import hashed_function, option_here
 
 # What a backend's specialization of an argument may be, as the JIT writes it; `parse_attr` of the
 # backend says what each means.
@@ -59,17 +56,6 @@ class Request(NamedTuple):
     attributes: Any
 
 
-class _Hashed:
-    """A function as far as Triton's source object needs one for its hash."""
-
-    def __init__(self, function: Any, source_hash: str) -> None:
-        self.__name__, self.arg_names, self.cache_key = (
-            function.__name__,
-            function.arg_names,
-            source_hash,
-        )
-
-
 def key_of(function: Any, request: Request, source_hash: str, backend: Any) -> str | None:
     """Return the kernel key that Triton here makes of a request; None when it cannot be computed.
 
@@ -79,13 +65,9 @@ def key_of(function: Any, request: Request, source_hash: str, backend: Any) -> s
         source_hash: Triton's hash of the function.
         backend: Triton's backend object.
     """
-    source = function.ASTSource(
-        _Hashed(function, source_hash), request.signature, request.constants, request.attributes
-    )
-    # `compile` parses the options that the JIT parsed once more, and makes its key from those.
-    options = backend.parse_options(dict(vars(request.options)))
-    digest = keytext.recompute(source, backend, options, environment_in_keys(), stages_key_now())
-    return None if digest is None else kernel_key(digest)
+    hashed = hashed_function(function.__name__, function.arg_names, source_hash)
+    source = function.ASTSource(hashed, request.signature, request.constants, request.attributes)
+    return kernel_key_here(source, backend, request.options)
 
 
 class Requests:
@@ -157,16 +139,13 @@ class Requests:
         if path not in self._attributes:
             return kind, None
         attribute = self._attributes[path]
-        found = (text for text in _DESCRIPTIONS if self._parsed(text) == attribute)
-        description = next(found, None)
+        parse = self.backend.parse_attr
+        description = next((text for text in _DESCRIPTIONS if parse(text) == attribute), None)
         if description is None:
             raise ToolchainMismatch(
                 f"this Triton has no specialization of an argument as {attribute!r:.100}"
             )
         return kind, description
-
-    def _parsed(self, description: str) -> Any:
-        return self.backend.parse_attr(description)
 
     def _value(self, path: Path, kind: Any) -> Any:
         """Return what the JIT is given for an argument, as far as it looks at it: constants
@@ -183,27 +162,12 @@ class Requests:
 
     def _asked(self, options: dict[str, Any]) -> Request:
         """Let the JIT run up to where it would compile."""
-        heard: list[Request] = []
-        # A copy, since other threads may launch the function meanwhile.
-        stand_in: Any = copy.copy(self._function)
 
         def bind(*_: Any, **given: Any) -> tuple[Any, Any, Any]:
             return dict(self._bound), list(self._specialization), given
 
-        def instead_of_compiling(
-            place: str,
-            signature: Any,
-            _device: Any,
-            constants: Any,
-            options: Any,
-            attributes: Any,
-            _warmup: Any,
-        ) -> None:
-            heard.append(Request(place, signature, constants, options, attributes))
-
-        # where the JIT's work ends and the compiler's begins
-        stand_in._do_compile = instead_of_compiling  # noqa: SLF001
-        stand_in.device_caches = {self._device: ({}, {}, self._target, self.backend, bind)}
-        stand_in.pre_run_hooks = []  # hooks expect real arguments
-        stand_in.run(grid=(1,), warmup=True, **options)
-        return heard[0]
+        caches: Any = {self._device: ({}, {}, self._target, self.backend, bind)}
+        place, signature, _, constants, chosen, attributes = stopped_run(
+            self._function, caches, options
+        )
+        return Request(place, signature, constants, chosen, attributes)

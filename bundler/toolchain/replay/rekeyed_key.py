@@ -15,8 +15,10 @@ uses `option_here`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from bundler.errors import ToolchainMismatch
@@ -35,9 +37,7 @@ from bundler.toolchain.compile_call import decode_value, type_of
 from bundler.toolchain.declared_target import triton_target
 from bundler.toolchain.events import kernel_hash, kernel_key
 from bundler.toolchain.identity import LOCATION_PART, triton_dir
-from bundler.toolchain.jit_specialization import environment_in_keys
 from bundler.toolchain.keys import keytext
-from bundler.toolchain.keys.capture import stages_key_now
 from bundler.toolchain.keys.encoding import TRITON_DIR_TEXT
 from bundler.toolchain.keys.source_lines import hashes_at, lines_parts, source_lines
 
@@ -58,20 +58,11 @@ _SOURCE_ONLY = frozenset(
 )
 
 
-class _Function:
-    """A function as far as Triton's source object needs one for its hash; it cannot be compiled."""
-
-    def __init__(self, facts: LaunchFacts, parts: dict[str, str]) -> None:
-        self.__name__ = parts.get("source.name", "")
-        self.cache_key = parts["source.hash"]
-        self.arg_names = [argument.name for argument in facts.arguments]
-
-
-class _Constant:
-    """A function that is a constant: only its hash counts."""
-
-    def __init__(self, cache_key: str) -> None:
-        self.cache_key = cache_key
+def hashed_function(name: str, arg_names: Sequence[str], cache_key: str) -> Any:
+    """Return a function as far as Triton's source object needs one for its hash; it cannot be
+    compiled.
+    """
+    return SimpleNamespace(__name__=name, arg_names=arg_names, cache_key=cache_key)
 
 
 def key_here(key: str, facts: LaunchFacts, parts: KeyParts, target: Target) -> tuple[str, KeyParts]:
@@ -90,14 +81,8 @@ def key_here(key: str, facts: LaunchFacts, parts: KeyParts, target: Target) -> t
         raise ToolchainMismatch("its key was not proven when it was recorded")
     if facts.source_kind != "ast":
         raise ToolchainMismatch("it was built from IR, and no JIT asks for it")
-    try:
+    with _repeating():
         made = _Remade(facts, parts, target)
-    except ToolchainMismatch:
-        raise
-    except Exception as error:  # Triton's own code, on facts that come from anybody
-        raise ToolchainMismatch(
-            f"this Triton cannot repeat its compile call ({type(error).__name__}: {error!s:.300})"
-        ) from error
     _check_parts(parts, made.parts)
     made.check_original(key, parts)
     return kernel_key(made.hash), KeyParts(tuple(made.merged(parts)), proven=True)
@@ -124,15 +109,26 @@ def key_moved(
     lines = decode_lines(known.get(LINES_PART, ""))
     if facts.source_kind != "ast" or lines is None or FUNCTIONS_PART not in known:
         raise ToolchainMismatch("the lines of its source were not recorded")
-    try:
+    with _repeating():
         if known[HASH_PART] not in hashes_at(function, lines):
             raise ToolchainMismatch("its source differs in more than lines", part=HASH_PART)
         if _Remade(facts, parts, target).hash != kernel_hash(key):
             raise ToolchainMismatch(
                 "its recorded key is not the one that is made here of its parts"
             )
-        here = _replaced(parts, dict(_source_parts(function)))
+        moved = {
+            HASH_PART: function.cache_key,
+            LINE_PART: str(function.starting_line_number),
+            **dict(lines_parts(function)),
+        }
+        here = KeyParts(tuple((n, moved.get(n, text)) for n, text in parts.parts), parts.proven)
         return kernel_key(_Remade(facts, here, target).hash), here
+
+
+@contextlib.contextmanager
+def _repeating() -> Iterator[None]:
+    try:
+        yield
     except ToolchainMismatch:
         raise
     except Exception as error:  # Triton's own code, on facts that come from anybody
@@ -153,16 +149,6 @@ def only_moved(parts: KeyParts, function: Any) -> bool:
     )
 
 
-def _source_parts(function: Any) -> Iterator[tuple[str, str]]:
-    yield HASH_PART, function.cache_key
-    yield LINE_PART, str(function.starting_line_number)
-    yield from lines_parts(function)
-
-
-def _replaced(parts: KeyParts, others: Mapping[str, str]) -> KeyParts:
-    return KeyParts(tuple((n, others.get(n, text)) for n, text in parts.parts), parts.proven)
-
-
 class _Remade:
     """The compile call of a recorded kernel, made again of Triton's own objects."""
 
@@ -172,13 +158,15 @@ class _Remade:
 
         backend = make_backend(triton_target(target))
         options = backend.parse_options({name: option_here(value) for name, value in facts.options})
+        known = dict(parts.parts)
+        names = [argument.name for argument in facts.arguments]
         source: Any = ASTSource(
-            _Function(facts, dict(parts.parts)),
+            hashed_function(known.get("source.name", ""), names, known[HASH_PART]),
             {name: type_of(kind) for name, kind in facts.signature},
             {path: _constant(value) for path, value in facts.constants},
             {path: decode_value(value) for path, value in facts.attributes},
         )
-        environment, stages = environment_in_keys(), stages_key_now()
+        environment, stages = keytext.environment_in_keys(), keytext.stages_key_now()
         self.parts = dict(keytext.named_parts(source, backend, options, environment, stages))
         self._text = (
             triton.runtime.cache.get_cache_key(source, backend, options, env_vars=environment)
@@ -259,7 +247,7 @@ def _constant(value: Value) -> Any:
     if value.tag != "jit" and any(item.tag == "jit" for item in value.walk()):
         # Triton hashes the text of such a constant, which holds the name of the function's module.
         raise ToolchainMismatch("a tuple of functions is among its constants")
-    return decode_value(value, lambda _, cache_key: _Constant(cache_key))
+    return decode_value(value, lambda _, cache_key: SimpleNamespace(cache_key=cache_key))
 
 
 def _sha256(text: str) -> str:

@@ -27,6 +27,7 @@ from bundler.toolchain import instances
 from bundler.toolchain.events import kernel_key, target_of
 from bundler.toolchain.instances import when_imported
 from bundler.toolchain.jit_specialization import jit_function
+from bundler.toolchain.keys.encoding import as_tuples
 from bundler.toolchain.replay.device_caches import of_modules
 from bundler.toolchain.tuner_toolchain import (
     MAX_RESULT_BYTES,
@@ -98,7 +99,7 @@ class ResultFile(NamedTuple):
             ValueError, TypeError, LookupError: it is no result file.
         """
         document = json.loads(self.text())
-        key, kind = _tuples(document["key"]), triton_config_class()
+        key, kind = as_tuples(document["key"]), triton_config_class()
         if not isinstance(key, tuple):
             raise TypeError("its key is no list")
         timings = [(kind(**fields), times) for fields, times in document["configs_timings"]]
@@ -218,11 +219,6 @@ class TunerCaches:
 
 def _target() -> Target:
     return target_of(sys.modules["triton.runtime.driver"].driver.active.get_current_target())
-
-
-def _tuples(value: Any) -> Any:
-    """Undo what JSON did to tuples, which tuning keys are made of."""
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 tuner_caches = TunerCaches()
