@@ -130,7 +130,7 @@ MODULE_OF_NAME = {
     "Strict": "config",
     "Strip": "format.source_stripping",
     "TagInfo": "store.store_reports",
-    "Subject": "trust.signature_policy",
+    "Subject": "trust.subjects",
     "Target": "format.entries",
     "TextGrid": "runtime.heuristics.grid_expressions",
     "TierCounters": "backends.counters",
