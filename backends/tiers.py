@@ -28,11 +28,10 @@ from bundler.backends.backend_errors import (
     BackendFull,
     BackendUnavailable,
 )
-from bundler.backends.counters import TierCounters
 from bundler.backends.host_fetch import SharedFetches, write_order
 from bundler.backends.keys import check_key, check_keys
 from bundler.backends.lease_holders import HeldLease
-from bundler.backends.port import OBJECT_LIMIT, Backend, Lease, Stat, Unread
+from bundler.backends.port import OBJECT_LIMIT, Backend, Lease, Stat, TierCounters, Unread
 from bundler.backends.single_tier import Tier
 
 T = TypeVar("T")

@@ -133,7 +133,7 @@ MODULE_OF_NAME = {
     "Subject": "trust.subjects",
     "Target": "format.entries",
     "TextGrid": "runtime.heuristics.grid_expressions",
-    "TierCounters": "backends.counters",
+    "TierCounters": "backends.port",
     "Toolchain": "format.entries",
     "TreeExplanation": "lifecycle.tree_comparison",
     "TreeOptions": "lifecycle.restore_options",

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from bundler.backends.backend_errors import BadSettings
-from bundler.backends.redis.schemes import SCHEMES
+from bundler.backends.redis import SCHEMES
 
 EXPECTED = (
     "redis://[user:password@]host[:port][/db], rediss://… with TLS, unix:///path/to/socket, "
@@ -60,7 +60,7 @@ class RedisSettings:
         ttl_s: how long a tag or manifest stays after its last use.
         connect_timeout_s: time for one attempt to connect.
         timeout_s: time for one exchange, besides the time that its bytes take; see
-            `metered_socket.BYTES_PER_S`.
+            `server_connections.BYTES_PER_S`.
     """
 
     hosts: tuple[tuple[str, int], ...] = ()
