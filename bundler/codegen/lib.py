@@ -42,7 +42,7 @@ from bundler.codegen.lib_reductions import (
     xor_sum,
 )
 from bundler.codegen.lib_search import bucketize, sort
-from bundler.toolchain import interpreter_library
+from bundler.toolchain import tuner_toolchain
 
 __all__ = [
     "any_of",
@@ -298,4 +298,4 @@ def device_assert_then(condition, message: tl.constexpr, value):
 
 
 # Every generated kernel's module imports this one before its kernel runs.
-interpreter_library.install(sign)
+tuner_toolchain.prepare_interpreter(sign)

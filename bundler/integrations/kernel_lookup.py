@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bundler.lifecycle.machine_store import Store
     from bundler.lifecycle.restore_options import Trust
     from bundler.store.kernel_records import KernelRecords
-    from bundler.toolchain.recording.compile_frames import CompileFrame
+    from bundler.toolchain.compile_frames import CompileFrame
 
 _LOG = logger("bundler.integrations")
 

@@ -40,8 +40,7 @@ from bundler.integrations.session_tally import MANY_HITS, Tally
 from bundler.integrations.source_texts import KEPT as KEPT_SOURCES
 from bundler.integrations.strict_mode import StrictMode
 from bundler.integrations.user_directories import LocalDirectory, UserDirectories
-from bundler.toolchain import directories, identity, instances
-from bundler.toolchain.recording import compile_frames
+from bundler.toolchain import compile_frames, directories, identity, instances
 from bundler.toolchain.recording.cache_delegate import CacheCall, CacheDelegate, Group
 
 if TYPE_CHECKING:

@@ -27,7 +27,6 @@ objects, and retargeting turns recorded calls back into specs.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,18 +44,7 @@ _BOOLS = frozenset({"i1", "u1"})
 # Triton says `*u1` for a tensor of booleans, and users write `*i1`.
 _BOOL_POINTERS = frozenset({"*i1", "*u1"})
 _DESCRIPTOR = re.compile(r"tensordesc<(\w+)\[([\d, ]+)\].*>")
-_BITS = {
-    "fp64": 64,
-    "i64": 64,
-    "u64": 64,
-    "fp32": 32,
-    "i32": 32,
-    "u32": 32,
-    "bf16": 16,
-    "fp16": 16,
-    "i16": 16,
-    "u16": 16,
-}
+_BITS = {"bf16": 16} | {f"{kind}{bits}": bits for kind in ("fp", "i", "u") for bits in (16, 32, 64)}
 # Python numbers for which Triton chooses each type: one that is neither 1 nor a multiple of 16, and
 # a multiple of 16.
 _NARROW = (17, 16)
@@ -159,20 +147,16 @@ def same_type(found: Any, spec: Spec) -> bool:
     has no type any more.
     """
     if isinstance(spec, tuple):
-        return (
-            isinstance(found, tuple)
-            and len(found) == len(spec)
-            and all(map(same_type, found, spec))
-        )
+        alike = isinstance(found, tuple) and len(found) == len(spec)
+        return alike and all(map(same_type, found, spec))
     if found == "constexpr":
         return True
     expected = expected_type(spec)
     for kinds in (_BOOLS, _BOOL_POINTERS):
         if expected in kinds:
             return found in kinds
-    return str(found).replace("*k", "*", 1).replace(" ", "") == str(expected).replace(
-        "*k", "*", 1
-    ).replace(" ", "")
+    plain = [str(one).replace("*k", "*", 1).replace(" ", "") for one in (found, expected)]
+    return plain[0] == plain[1]
 
 
 def recorded_arguments(facts: LaunchFacts) -> tuple[dict[str, Spec], dict[str, Value]]:
@@ -190,43 +174,28 @@ def recorded_arguments(facts: LaunchFacts) -> tuple[dict[str, Spec], dict[str, V
     declared = {argument.name for argument in facts.arguments if argument.constexpr}
     specs: dict[str, Spec] = {}
     values: dict[str, Value] = {}
+
+    def spec_of(kind: Value, path: Path) -> Spec:
+        if kind.tag == "tuple":
+            return tuple(spec_of(item, (*path, i)) for i, item in enumerate(kind.payload))
+        text = str(kind.payload)
+        if text == "constexpr":
+            # The kernel does not declare it constexpr: Triton makes constants of None and of 1.
+            value = constants[path]
+            if value.tag not in {"none", "int"}:
+                raise ConfigError(
+                    f"a {value.tag} inside a tuple argument cannot be passed again", got=value.tag
+                )
+            return NONE if value.tag == "none" else "i32:1"
+        known = {item[0] for item in attributes[path].plain()} if path in attributes else set()
+        aligned = ":16" if "tt.divisibility" in known and text[0] in "*iu" else ""
+        is_large = text.startswith("*") and tells_size and "tt.pointer_range" not in known
+        return text + aligned + (":large" if is_large else "")
+
     for index, (name, kind) in enumerate(facts.signature):
-        if name in declared or (
-            kind.payload == "constexpr" and constants[index,].tag not in {"none", "int"}
-        ):
+        plain = kind.payload != "constexpr" or constants[index,].tag in {"none", "int"}
+        if name in declared or not plain:
             values[name] = constants[index,]
         else:
-            specs[name] = _recorded_spec(
-                kind, (index,), constants, attributes, tells_size=tells_size
-            )
+            specs[name] = spec_of(kind, (index,))
     return specs, values
-
-
-def _recorded_spec(
-    kind: Value,
-    path: Path,
-    constants: Mapping[Path, Value],
-    attributes: Mapping[Path, Value],
-    *,
-    tells_size: bool,
-) -> Spec:
-    if kind.tag == "tuple":
-        return tuple(
-            _recorded_spec(item, (*path, index), constants, attributes, tells_size=tells_size)
-            for index, item in enumerate(kind.payload)
-        )
-    text = str(kind.payload)
-    if text == "constexpr":
-        # The kernel does not declare it constexpr: Triton makes constants of None and of 1.
-        value = constants[path]
-        if value.tag not in {"none", "int"}:
-            raise ConfigError(
-                f"a {value.tag} inside a tuple argument cannot be passed again", got=value.tag
-            )
-        return NONE if value.tag == "none" else "i32:1"
-    known = {item[0] for item in attributes[path].plain()} if path in attributes else set()
-    aligned = ":16" if "tt.divisibility" in known and text[0] in "*iu" else ""
-    large = (
-        ":large" if text.startswith("*") and tells_size and "tt.pointer_range" not in known else ""
-    )
-    return text + aligned + large

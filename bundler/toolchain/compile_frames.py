@@ -15,8 +15,6 @@ import sys
 from types import FrameType
 from typing import Any, NamedTuple
 
-from bundler.toolchain.keys.keytext import source_text
-
 _COMPILE = ("compile", "triton.compiler.compiler")
 _DO_COMPILE = ("_do_compile", "triton.runtime.jit")
 # A few wrappers of other programs may stand between `compile` and the listener; a longer walk would
@@ -76,9 +74,9 @@ def find_jit_call() -> JitCall | None:
         return None
     names = ("self", "key", "signature", "device", "constexprs", "options", "attrs")
     local = frame.f_locals
-    return (
-        JitCall(*(local[name] for name in names)) if all(name in local for name in names) else None
-    )
+    if not all(name in local for name in names):
+        return None
+    return JitCall(*(local[name] for name in names))
 
 
 def find_source() -> str | None:
@@ -88,6 +86,12 @@ def find_source() -> str | None:
     frame = _nearest_compile(sys._getframe(1))  # noqa: SLF001  # as in `find_compile`
     source = frame.f_locals.get("src") if frame is not None else None
     return source_text(source) if source is not None else None
+
+
+def source_text(src: Any) -> str | None:
+    """Return the text that the part `source.text` is the digest of; None when there is none."""
+    text = getattr(src.fn, "src", None) if hasattr(src, "fn") else getattr(src, "src", None)
+    return text if isinstance(text, str) else None
 
 
 def _nearest_compile(frame: FrameType | None) -> FrameType | None:

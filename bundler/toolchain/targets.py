@@ -142,7 +142,7 @@ def _from_torch(_pid: int) -> tuple[Target, ...] | None:
     for device in range(torch.cuda.device_count()):
         if torch.version.hip:
             name = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
-            targets.append(Target("hip", name, 64 if name.startswith("gfx9") else 32))
+            targets.append(_amd_target(name))
         else:
             major, minor = torch.cuda.get_device_capability(device)
             targets.append(Target("cuda", str(major * 10 + minor)))
@@ -166,11 +166,9 @@ def nvidia_targets() -> tuple[Target, ...] | None:
     capabilities = visible_capabilities(_nvml_devices())
     if capabilities is None:
         capabilities = _ask_cuda()
-    return (
-        None
-        if capabilities is None
-        else tuple(Target("cuda", str(capability)) for capability in capabilities)
-    )
+    if capabilities is None:
+        return None
+    return tuple(Target("cuda", str(capability)) for capability in capabilities)
 
 
 def has_nvidia_driver() -> bool:
@@ -206,12 +204,8 @@ def visible_capabilities(devices: list[tuple[str, int]] | None) -> list[int] | N
 def _find(item: str, devices: list[tuple[str, int]]) -> int | None:
     if item.isdecimal():
         return devices[int(item)][1] if int(item) < len(devices) else None
-    named = [
-        capability
-        for uuid, capability in devices
-        if item.startswith("GPU-") and uuid.startswith(item)
-    ]
-    return named[0] if len(named) == 1 else None
+    named = [capability for uuid, capability in devices if uuid.startswith(item)]
+    return named[0] if len(named) == 1 and item.startswith("GPU-") else None
 
 
 def _nvml_devices() -> list[tuple[str, int]] | None:
@@ -300,15 +294,17 @@ def amd_targets() -> tuple[Target, ...] | None:
     """
     if not os.access(_AMD_DEVICE, os.R_OK | os.W_OK):
         return ()
-    targets = tuple(
-        Target("hip", name, 64 if name.startswith("gfx9") else 32) for name in _amd_names()
-    )
+    targets = tuple(map(_amd_target, _amd_names()))
     limits = [os.environ[name].strip() for name in _AMD_VISIBILITY if name in os.environ]
     if any(limit in {"", "-1"} for limit in limits):
         return ()
     if "HSA_OVERRIDE_GFX_VERSION" in os.environ or (limits and len(set(targets)) > 1):
         return None
     return targets
+
+
+def _amd_target(name: str) -> Target:
+    return Target("hip", name, 64 if name.startswith("gfx9") else 32)
 
 
 def _amd_names() -> Iterator[str]:

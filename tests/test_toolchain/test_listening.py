@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from bundler.errors import RecordingError
+from bundler.toolchain import compile_frames
 from bundler.toolchain import events as events_module
-from bundler.toolchain.recording import compile_frames
 from bundler.toolchain.recording.compile_listener import CompileListener, listening
 
 pytest.importorskip("triton")

@@ -76,15 +76,13 @@ def missing(needed: Iterable[str] = NEEDED) -> tuple[str, ...]:
     """Return the names that this torch does not have; with one of `NEEDED` missing nothing here can
     be relied on.
     """
-    return tuple(name for name in needed if not _has(name))
-
-
-def _has(name: str) -> bool:
-    try:
-        find(name)
-    except LookupError:
-        return False
-    return True
+    lacking = []
+    for name in needed:
+        try:
+            find(name)
+        except LookupError:
+            lacking.append(name)
+    return tuple(lacking)
 
 
 def is_installed() -> bool:
@@ -142,7 +140,7 @@ def _path(kind: str, key: str, content: bytes) -> str | None:
     if kind == GRAPH:
         return graph_path(key, content)
     if kind == AUTOGRAD:
-        return _relative(os.path.join(find(AUTOGRAD_DIRECTORY)(key), find(FILE_NAME)(content)))
+        return _named_by_content(AUTOGRAD_DIRECTORY, key, content)
     if kind == TUNING:
         return key
     if kind == PROFILE:
@@ -153,7 +151,11 @@ def _path(kind: str, key: str, content: bytes) -> str | None:
 
 def graph_path(key: str, content: bytes) -> str:
     """Return where a graph entry with this content lies, relative to the cache directory."""
-    return _relative(os.path.join(find(GRAPH_DIRECTORY)(key), find(FILE_NAME)(content)))
+    return _named_by_content(GRAPH_DIRECTORY, key, content)
+
+
+def _named_by_content(directory: str, key: str, content: bytes) -> str:
+    return _relative(os.path.join(find(directory)(key), find(FILE_NAME)(content)))
 
 
 def _relative(path: str) -> str:

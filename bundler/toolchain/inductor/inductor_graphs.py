@@ -98,24 +98,17 @@ class _Rewriter(pickle.Pickler):
         return NotImplemented
 
     def _change(self, bundle: Any) -> None:
-        self._done.kernels |= {
-            (kernel.device, kernel.kernel_hash) for kernel in bundle.kernel_artifacts
-        }
-        for entry in bundle.static_autotuners:
+        embedded, tuners = bundle.kernel_artifacts, bundle.static_autotuners
+        self._done.kernels |= {(kernel.device, kernel.kernel_hash) for kernel in embedded}
+        for entry in tuners:
             device = device_of(entry.kernel)
             self._done.kernels |= {(device, key) for key in candidate_keys(entry.kernel)}
-        if bundle.kernel_artifacts or not all(
-            _is_cut_down(entry.kernel) for entry in bundle.static_autotuners
-        ):
+        if embedded or not all(_is_cut_down(entry.kernel) for entry in tuners):
             self.changed = True
-            bundle.kernel_artifacts.clear()
-            bundle.static_autotuners[:] = [
-                entry for entry in bundle.static_autotuners if self._cut_down(entry)
-            ]
+            embedded.clear()
+            tuners[:] = [entry for entry in tuners if self._cut_down(entry)]
         else:
-            self._done.needed |= {
-                key for entry in bundle.static_autotuners for key in candidate_keys(entry.kernel)
-            }
+            self._done.needed |= {key for entry in tuners for key in candidate_keys(entry.kernel)}
 
     def _cut_down(self, entry: Any) -> bool:
         """Leave a tuner its winner and nothing of this machine; False when the winner is

@@ -128,9 +128,8 @@ def _portable(autotuner: Any, launcher: Any) -> Any:
     static: Any = inductor_caches.find(inductor_caches.STATIC_RESULT_TYPE)
     kernel = getattr(launcher.__globals__.get("runner"), "__self__", None)
     results = [result for result in autotuner.compile_results if result.kernel is kernel]
-    if not all(type(result) is static for result in autotuner.compile_results) or not hasattr(
-        kernel, "cubin_path"
-    ):
+    every_static = all(type(result) is static for result in autotuner.compile_results)
+    if not every_static or not hasattr(kernel, "cubin_path"):
         return None
     # What coordinate descent found is kept by its launcher alone.
     meta = results[0].compile_meta if results else autotuner._create_compile_meta(launcher.config)  # noqa: SLF001
@@ -140,9 +139,8 @@ def _portable(autotuner: Any, launcher: Any) -> Any:
 def _unloaded(kernel: Any) -> Any:
     """Copy a static kernel without what belongs to this process: module, function and path."""
     copy = object.__new__(type(kernel))
-    copy.__dict__.update(
-        {name: value for name, value in kernel.__getstate__().items() if name != "C_impl"}
-    )
+    copy.__dict__.update(kernel.__getstate__())
+    copy.__dict__.pop("C_impl", None)
     copy.cubin_raw = None
     return copy
 
@@ -171,10 +169,8 @@ def keep_winners() -> tuple[str, ...]:
     """
     missing = inductor_caches.missing(NEEDED)
     if not missing:
-        kind, original = (
-            inductor_caches.find(inductor_caches.AUTOTUNER_TYPE),
-            inductor_caches.find(METHOD),
-        )
+        kind = inductor_caches.find(inductor_caches.AUTOTUNER_TYPE)
+        original = inductor_caches.find(METHOD)
         if not hasattr(original, _OURS):
             setattr(kind, original.__name__, _unless_found(original))
         instances.note_from_now_on()  # for `save`, later

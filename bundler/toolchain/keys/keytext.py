@@ -18,6 +18,7 @@ from typing import Any
 
 from bundler.format.limits import DEFAULT_LIMITS
 from bundler.package_loggers import logger
+from bundler.toolchain.compile_frames import source_text
 from bundler.toolchain.events import kernel_key
 from bundler.toolchain.identity import LOCATION_PART, installed_triton, triton_dir
 from bundler.toolchain.keys.encoding import encode_value, portable_text, portable_value, render
@@ -67,16 +68,12 @@ def environment_in_keys() -> dict[str, str]:
 
 def stages_key_now() -> str:
     """Return what a stage inspection hook that is installed adds to keys; empty without one."""
-    hook = getattr(
-        getattr(sys.modules.get("triton.knobs"), "runtime", None),
-        "add_stages_inspection_hook",
-        None,
-    )
+    runtime = getattr(sys.modules.get("triton.knobs"), "runtime", None)
+    hook = getattr(runtime, "add_stages_inspection_hook", None)
     compiler = getattr(sys.modules.get("triton.compiler.compiler"), "compile", None)
+    variables = getattr(getattr(compiler, "__code__", None), "co_varnames", ())
     # Triton 3.6 has the hook, but not as part of the key, and calls it with arguments.
-    if hook is None or "inspect_stages_key" not in getattr(
-        getattr(compiler, "__code__", None), "co_varnames", ()
-    ):
+    if hook is None or "inspect_stages_key" not in variables:
         return ""
     key: str = hook()[0]
     return key
@@ -89,11 +86,9 @@ def named_parts(
     its digest.
     """
     for name, text in _all_parts(src, backend, options, env_vars, stages_key):
-        too_long = len(text.encode("utf-8", "replace")) > DEFAULT_LIMITS.string_bytes
-        yield (
-            name,
-            f"sha256:{_sha256(text)}" if too_long else text.encode("utf-8", "replace").decode(),
-        )
+        encoded = text.encode("utf-8", "replace")
+        too_long = len(encoded) > DEFAULT_LIMITS.string_bytes
+        yield name, f"sha256:{_sha256(text)}" if too_long else encoded.decode()
 
 
 def _all_parts(
@@ -145,20 +140,12 @@ def _ast_parts(src: Any) -> Iterator[Part]:
     yield "source.hash", str(src.fn.cache_key)
     if hasattr(src.fn, "starting_line_number"):
         yield from lines_parts(src.fn)
-    yield (
-        "source.signature",
-        ", ".join(f"{name}: {kind}" for name, kind in sorted(src.signature.items())),
-    )
+    signature = (f"{name}: {kind}" for name, kind in sorted(src.signature.items()))
+    yield "source.signature", ", ".join(signature)
     # Sorted by path as Triton does it for constants; attributes count in the order in which they
     # were given.
     yield "source.constants", _by_argument(names, sorted(src.constants.items()))
     yield "source.attributes", _by_argument(names, src.attrs.items())
-
-
-def source_text(src: Any) -> str | None:
-    """Return the text that the part `source.text` is the digest of; None when there is none."""
-    text = getattr(src.fn, "src", None) if hasattr(src, "fn") else getattr(src, "src", None)
-    return text if isinstance(text, str) else None
 
 
 def _ir_parts(src: Any) -> Iterator[Part]:
@@ -185,10 +172,8 @@ def _option_parts(options: Any) -> Iterator[Part]:
     by_content = not paths_count(options)
     for name, value in sorted(vars(options).items()):
         if name == "extern_libs" and by_content:
-            yield (
-                f"option.{name}",
-                ", ".join(f"{library}=sha256:{_file_digest(path)}" for library, path in value),
-            )
+            digests = (f"{library}=sha256:{_file_digest(path)}" for library, path in value)
+            yield f"option.{name}", ", ".join(digests)
         else:
             portable = portable_value(value)
             yield f"option.{name}", render(encode_value(portable), portable)
@@ -207,13 +192,11 @@ def paths_count(options: Any) -> bool:
 def _file_digest(path: str) -> str:
     try:
         status = os.stat(path)
-        return (
-            _digest_of(path, status.st_size, status.st_mtime_ns)
-            if stat.S_ISREG(status.st_mode)
-            else "unreadable"
-        )
-    except OSError:
-        return "unreadable"
+        if stat.S_ISREG(status.st_mode):
+            return _digest_of(path, status.st_size, status.st_mtime_ns)
+    except OSError as error:
+        _LOG.debug("%s cannot be read: %s", path, error)
+    return "unreadable"
 
 
 @functools.lru_cache(maxsize=64)
@@ -270,9 +253,8 @@ def place_parts(fn: Any) -> Iterator[tuple[str, str]]:
 
     The path itself would travel, so a digest stands for it.
     """
-    path = getattr(fn, "file_name", None) or getattr(
-        getattr(getattr(fn, "fn", None), "__code__", None), "co_filename", None
-    )
+    code = getattr(getattr(fn, "fn", None), "__code__", None)
+    path = getattr(fn, "file_name", None) or getattr(code, "co_filename", None)
     if not isinstance(path, str) or not path_counts():
         return
     yield PATH_PART, hashlib.sha256(path.encode("utf-8", "replace")).hexdigest()[:_DIGITS]

@@ -45,9 +45,9 @@ class CacheCall(NamedTuple):
             group: its files by name, None where they are in `root`.
         """
         # Most hits are of known kernels and need no record.
+        from bundler.toolchain.compile_frames import find_compile
         from bundler.toolchain.events import kernel_hash, target_of
         from bundler.toolchain.keys.capture import key_parts, launch_facts, toolchain_of
-        from bundler.toolchain.recording.compile_frames import find_compile
         from bundler.toolchain.recording.spool_records import SpooledEvent
         from bundler.toolchain.targets import current_device
 

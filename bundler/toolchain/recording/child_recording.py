@@ -17,7 +17,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from bundler.errors import FormatError
@@ -91,12 +90,7 @@ class ChildSpool:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -150,9 +144,8 @@ class ChildSpool:
 
     def _read_one(self, path: Path) -> SpooledEvent | SpooledFile | None:
         try:
-            return spool_records.decode(
-                read_regular(path, DEFAULT_LIMITS.manifest_bytes, links=False)
-            )
+            data = read_regular(path, DEFAULT_LIMITS.manifest_bytes, links=False)
+            return spool_records.decode(data)
         except (OSError, FormatError) as error:
             self.problems.append((path.name, f"a child process's record cannot be read: {error}"))
             return None
@@ -166,19 +159,16 @@ def hidden_package_parent() -> tuple[str, ...]:
     child.
     """
     path = manager_environment.before(PATH_VARIABLE) or ""
-    return _hidden_parent(
-        sys.executable,
-        os.pathsep.join(entry for entry in path.split(os.pathsep) if entry != STAND_IN),
-    )
+    entries = [entry for entry in path.split(os.pathsep) if entry != STAND_IN]
+    return _hidden_parent(sys.executable, os.pathsep.join(entries))
 
 
 # Asking costs the start of a Python, and a program may record a thousand times.
 @functools.lru_cache(maxsize=8)
 def _hidden_parent(executable: str, path: str) -> tuple[str, ...]:
     parent = str(Path(spool_records.__file__).absolute().parents[3])
-    if parent in {
-        os.path.abspath(path) for path in [*site.getsitepackages(), site.getusersitepackages()]
-    }:
+    installed = [*site.getsitepackages(), site.getusersitepackages()]
+    if parent in map(os.path.abspath, installed):
         return ()
     probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('bundler') is None)"
     environment = {**manager_environment.current(), PATH_VARIABLE: path}
@@ -221,9 +211,6 @@ def check_interpreter(executable: str, env: Mapping[str, str]) -> str | None:
         return f"{executable} cannot be run: {error}"
     if done.returncode == 0:
         return None
-    lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or [
-        f"exit status {done.returncode}"
-    ]
-    return (
-        f"{executable} cannot import this package ({lines[-1]}); install triton-bundler there too"
-    )
+    lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    why = lines[-1] if lines else f"exit status {done.returncode}"
+    return f"{executable} cannot import this package ({why}); install triton-bundler there too"

@@ -22,8 +22,8 @@ from bundler.errors import RecordingError
 from bundler.fork_safety import after_fork
 from bundler.package_loggers import logger
 from bundler.project import install
+from bundler.toolchain import compile_frames
 from bundler.toolchain.events import CompileEvent, kernel_key, target_of
-from bundler.toolchain.recording import compile_frames
 from bundler.toolchain.targets import current_device
 
 _LOG = logger("bundler.toolchain")
@@ -196,8 +196,8 @@ def _compilation_knobs() -> Any:
 def _event(facts: dict[str, Any]) -> CompileEvent:
     metadata, times = facts["metadata"], facts["times"]
     frame = compile_frames.find_compile()
-    kernel_hash = frame.hash if frame is not None else metadata["hash"]
-    device = frame.device if frame is not None else None
+    seen: dict[str, Any] = {} if frame is None else frame._asdict()
+    kernel_hash, device = seen["hash"] if seen else metadata["hash"], seen.get("device")
     path = next(path for name, path in facts["metadata_group"].items() if name.endswith(".json"))
     return CompileEvent(
         key=kernel_key(kernel_hash),
@@ -206,10 +206,7 @@ def _event(facts: dict[str, Any]) -> CompileEvent:
         name=metadata["name"],
         target=target_of(metadata["target"]),
         src=facts["src"],
-        options=frame.options if frame is not None else None,
-        backend=frame.backend if frame is not None else None,
-        env_vars=frame.env_vars if frame is not None else None,
-        stages_key=frame.stages_key if frame is not None else None,
+        **{name: seen.get(name) for name in ("options", "backend", "env_vars", "stages_key")},
         stage_times_us=(
             ("ir_initialization", times.ir_initialization),
             *((name, duration) for name, duration in times.lowering_stages),

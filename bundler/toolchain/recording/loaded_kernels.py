@@ -46,10 +46,8 @@ def loaded_kernels() -> Iterator[CompileEvent]:
 
 def _event_of(kernel: Any, device: int) -> CompileEvent | None:
     finished = _finished(kernel)
-    if finished is None:
-        return None
     try:
-        return _read(finished, device)
+        return None if finished is None else _read(finished, device)
     except Exception as error:  # noqa: BLE001  # the seam: a kernel object of another shape must not end the user's program
         _LOG.warning("a loaded kernel cannot be recorded (%s: %s)", type(error).__name__, error)
         return None
@@ -65,11 +63,8 @@ def _finished(kernel: Any) -> Any | None:
     inner, future = vars(kernel).get("kernel"), vars(kernel).get("future")
     if inner is not None or future is None:
         return inner
-    return (
-        future.result()
-        if future.done() and not future.cancelled() and future.exception() is None
-        else None
-    )
+    ended = future.done() and not future.cancelled() and future.exception() is None
+    return future.result() if ended else None
 
 
 def _read(kernel: Any, device: int) -> CompileEvent:
@@ -89,9 +84,5 @@ def _read(kernel: Any, device: int) -> CompileEvent:
         env_vars={
             name: value for name, value in metadata.items() if _ENVIRONMENT_NAME.fullmatch(name)
         },
-        stages_key=None,
-        stage_times_us=(),
-        cache_hit=True,
         device=device,
-        thread_id=0,
     )

@@ -19,6 +19,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from bundler.config import INNER, REGISTERED, SPOOL_DIRECTORY, SPOOL_INNER
@@ -37,6 +38,7 @@ STAND_IN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "stand_in")
 Values = Mapping[str, str | None]
 
 
+@dataclass(eq=False, frozen=True, slots=True)
 class Active:
     """A recording, a session or a registered bundle, while it is active; each one differs from all
     others.
@@ -52,20 +54,12 @@ class Active:
         here_only: whether `in_code` is needed also where the program set nothing in Python.
     """
 
-    __slots__ = ("bundle", "here_only", "in_code", "path", "session", "spool")
-
-    def __init__(
-        self,
-        *,
-        spool: str | None = None,
-        session: Mapping[str, str] | None = None,
-        bundle: str | None = None,
-        path: tuple[str, ...] = (),
-        in_code: Callable[[type | None], type | None] | None = None,
-        here_only: bool = False,
-    ) -> None:
-        self.spool, self.session, self.bundle, self.path = spool, session, bundle, path
-        self.in_code, self.here_only = in_code, here_only
+    spool: str | None = None
+    session: Mapping[str, str] | None = None
+    bundle: str | None = None
+    path: tuple[str, ...] = ()
+    in_code: Callable[[type | None], type | None] | None = None
+    here_only: bool = False
 
 
 def variables(before: Values, active: Sequence[Active]) -> dict[str, str | None]:
@@ -199,13 +193,11 @@ class ManagerEnvironment:
 
     def _cut(self, path: str | None) -> str | None:
         added = set(_split(self._ours[PATH_VARIABLE])) - set(_split(self._before[PATH_VARIABLE]))
-        return (
-            os.pathsep.join(entry for entry in (path or "").split(os.pathsep) if entry not in added)
-            or None
-        )
+        kept = [entry for entry in (path or "").split(os.pathsep) if entry not in added]
+        return os.pathsep.join(kept) or None
 
     def _update_class(self, *, begins: bool) -> None:
-        knobs = _cache_knobs()
+        knobs: Any = getattr(sys.modules.get("triton.knobs"), "cache", None)
         if knobs is None:
             return
         now = vars(knobs).get("manager_class")
@@ -258,10 +250,6 @@ def named_manager(name: str) -> type:
     module, _, attribute = name.partition(":")
     found: type = getattr(importlib.import_module(module), attribute)
     return found
-
-
-def _cache_knobs() -> Any:
-    return getattr(sys.modules.get("triton.knobs"), "cache", None)
 
 
 def _split(value: str | None) -> list[str]:

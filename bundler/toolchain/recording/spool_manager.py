@@ -91,12 +91,9 @@ class Spool(CacheDelegate):
 
         Once a spool is gone its name is free for anybody.
         """
+        not_to = {None, os.getpid()}
         spools = (spool_settings().directory or "").split(os.pathsep)
-        return [
-            spool
-            for spool in spools
-            if spool_records.owner(spool) not in {None, os.getpid()} and is_ours(spool)
-        ]
+        return [one for one in spools if spool_records.owner(one) not in not_to and is_ours(one)]
 
     def is_new(self, *identity: str) -> bool:
         """Whether a record was not written yet; remembers it."""
@@ -111,9 +108,8 @@ class Spool(CacheDelegate):
         """Write one record; names sort by time and are unique among all processes of this
         machine.
         """
-        spool_records.write(
-            directory, f"{time.time_ns():020d}-{os.getpid()}-{next(self._numbers)}", record
-        )
+        name = f"{time.time_ns():020d}-{os.getpid()}-{next(self._numbers)}"
+        spool_records.write(directory, name, record)
 
     @contextlib.contextmanager
     def tolerating(self) -> Iterator[None]:
@@ -150,7 +146,6 @@ else:
         if name == "SpoolCacheManager":
             # The manager behind is the one that the environment names at the moment, with the
             # errors that Triton would give.
-            return manager_before(
-                _source, named_manager(spool_settings().inner or _TRITONS_OWN), name
-            )
+            behind = named_manager(spool_settings().inner or _TRITONS_OWN)
+            return manager_before(_source, behind, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

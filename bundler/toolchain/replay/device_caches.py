@@ -24,7 +24,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from bundler.errors import (
     BundlerError,
@@ -37,9 +37,9 @@ from bundler.fork_safety import ForkSafeLock
 from bundler.format.entries import Kernel
 from bundler.package_loggers import logger
 from bundler.toolchain import instances
+from bundler.toolchain.compile_frames import find_jit_call
 from bundler.toolchain.events import kernel_hash, target_of
 from bundler.toolchain.instances import when_imported
-from bundler.toolchain.recording.compile_frames import find_jit_call
 from bundler.toolchain.replay.recorded_requests import Request, Requests, key_of
 from bundler.toolchain.replay.source_hashes import agreeing_hashes, difference
 
@@ -52,15 +52,8 @@ _FILLED = "_bundler_filled"
 _SILENT = "_bundler_silent"
 
 Outcome = Literal["replayed", "later", "skipped", "elsewhere", "changed", "not found"]
-# Where several functions have one name, the best outcome counts.
-_BEST_FIRST: tuple[Outcome, ...] = (
-    "replayed",
-    "later",
-    "skipped",
-    "elsewhere",
-    "changed",
-    "not found",
-)
+# Where several functions have one name, the best outcome counts: they stand in this order.
+_BEST_FIRST: tuple[Outcome, ...] = get_args(Outcome)
 
 
 class OfferedKernel(NamedTuple):
@@ -96,6 +89,11 @@ def of_modules(function: Any, modules: tuple[str, ...] | None) -> bool:
     """Whether a function is of one of these modules, or of one below them; None for all."""
     module = f"{function.module}."
     return modules is None or any(module.startswith(f"{allowed}.") for allowed in modules)
+
+
+def _of_modules_of(function: Any, kernels: dict[str, OfferedKernel]) -> dict[str, OfferedKernel]:
+    """Return the kernels that may go to a function."""
+    return {key: one for key, one in kernels.items() if of_modules(function, one.modules)}
 
 
 class ReplayOutcome(NamedTuple):
@@ -135,13 +133,14 @@ class DeviceCaches:
         told: dict[str, ReplayOutcome] = {}
         mine: dict[str, dict[str, OfferedKernel]] = {}
         for offered in kernels:
+            key, wanted = offered.kernel.key, offered.kernel.target
             if _always_compiles():
-                told[offered.kernel.key] = ReplayOutcome("skipped", "TRITON_ALWAYS_COMPILE is set")
-            elif offered.kernel.target == target_of(target):
-                mine.setdefault(offered.function_name, {})[offered.kernel.key] = offered
+                told[key] = ReplayOutcome("skipped", "TRITON_ALWAYS_COMPILE is set")
+            elif wanted == target_of(target):
+                mine.setdefault(offered.function_name, {})[key] = offered
             else:
-                told[offered.kernel.key] = ReplayOutcome(
-                    "elsewhere", f"it is for {offered.kernel.target}, not {target_of(target)}"
+                told[key] = ReplayOutcome(
+                    "elsewhere", f"it is for {wanted}, not {target_of(target)}"
                 )
         with self._holder.lock:
             self._offers += 1
@@ -149,9 +148,8 @@ class DeviceCaches:
                 **self._offered,
                 **{name: {**self._offered.get(name, {}), **group} for name, group in mine.items()},
             }
-            named = [
-                one for one in instances.instances(instances.JIT_FUNCTION) if one.__name__ in mine
-            ]
+            every = instances.instances(instances.JIT_FUNCTION)
+            named = [one for one in every if one.__name__ in mine]
             for name, group in mine.items():
                 functions = [one for one in named if one.__name__ == name]
                 told |= self._fill_all(name, group, functions, device, threads)
@@ -189,12 +187,8 @@ class DeviceCaches:
         if kernels and not _always_compiles():
             device, target = _device_now()
             with self._holder.lock:
-                self._fill(
-                    function,
-                    {k: o for k, o in kernels.items() if o.kernel.target == target_of(target)},
-                    device,
-                    None,
-                )
+                mine = {k: o for k, o in kernels.items() if o.kernel.target == target_of(target)}
+                self._fill(function, mine, device, None)
 
     def _fill_all(
         self,
@@ -204,26 +198,16 @@ class DeviceCaches:
         device: int,
         threads: Executor,
     ) -> dict[str, ReplayOutcome]:
-        told = {
-            key: ReplayOutcome(
-                "not found", f"no function {name} of the modules asked for is here yet"
-            )
-            for key in kernels
-        }
+        why = f"no function {name} of the modules asked for is here yet"
+        told = dict.fromkeys(kernels, ReplayOutcome("not found", why))
         for function in functions:
-            suited = {
-                key: offered
-                for key, offered in kernels.items()
-                if of_modules(function, offered.modules)
-            }
+            suited = _of_modules_of(function, kernels)
             for key, new in self._fill(function, suited, device, threads).items():
                 if _BEST_FIRST.index(new.outcome) <= _BEST_FIRST.index(told[key].outcome):
                     told[key] = new
         refused = {key for key, one in told.items() if one.outcome == "skipped"}
         if refused:
-            left = {
-                key: offered for key, offered in self._offered[name].items() if key not in refused
-            }
+            left = {key: o for key, o in self._offered[name].items() if key not in refused}
             self._offered = {**self._offered, name: left}
         return told
 
@@ -265,8 +249,7 @@ class DeviceCaches:
         return told
 
     def _suited(self, function: Any) -> dict[str, OfferedKernel]:
-        offered = self._offered.get(function.__name__, {})
-        return {key: one for key, one in offered.items() if of_modules(function, one.modules)}
+        return _of_modules_of(function, self._offered.get(function.__name__, {}))
 
     def instead_of_compiling(self, function: Any, device: int, request: Request) -> Any | None:
         """Return the kernel that the JIT would compile, or find on disk, put into its cache; None
@@ -287,9 +270,9 @@ class DeviceCaches:
             offered = kernels.get(key_of(function, request, source_hash, backend) or "")
             if offered is not None:
                 one = _loaded(function, (offered, [request]))
-                return (
-                    None if isinstance(one, ReplayOutcome) else cache.setdefault(request.place, one)
-                )
+                if isinstance(one, ReplayOutcome):
+                    return None
+                return cache.setdefault(request.place, one)
         return None
 
 
@@ -316,10 +299,8 @@ def _proven(
         facts = kernel.launch.require_facts()
         requests = Requests(function, facts, device)
         found = list(requests)
-        made = {
-            key_of(function, request, offered.source_hash or "", requests.backend)
-            for request in found
-        }
+        source_hash = offered.source_hash or ""
+        made = {key_of(function, request, source_hash, requests.backend) for request in found}
     except Exception as error:  # noqa: BLE001  # Triton's own code, on facts that come from anybody
         return ReplayOutcome(
             "skipped",
@@ -360,10 +341,8 @@ def _loaded(function: Any, found: tuple[OfferedKernel, list[Request]]) -> Any:
             hashed, request.signature, request.constants, request.attributes
         )
         made = CompiledKernel(source, group, kernel_hash(kernel.key))
-        if (made.metadata.hash, target_of(made.metadata.target)) != (
-            kernel_hash(kernel.key),
-            kernel.target,
-        ):
+        is_other = made.metadata.hash != kernel_hash(kernel.key)
+        if is_other or target_of(made.metadata.target) != kernel.target:
             raise ToolchainMismatch(f"the metadata in {group[filename]} is another kernel's")
     except BundlerError as error:
         return ReplayOutcome("skipped", error.message)
@@ -402,8 +381,7 @@ def _device_now() -> tuple[int, Any]:
 
 
 def _always_compiles() -> bool:
-    knobs: Any = sys.modules["triton.knobs"]
-    return bool(knobs.compilation.always_compile)
+    return bool(sys.modules["triton.knobs"].compilation.always_compile)
 
 
 def _install_gate(caches: DeviceCaches) -> None:
@@ -424,31 +402,17 @@ def _install_gate(caches: DeviceCaches) -> None:
 
 def _gated(original: Callable[..., Any], caches: DeviceCaches) -> Callable[..., Any]:
     @functools.wraps(original)
-    def compile_unless_offered(
-        self: Any,
-        key: str,
-        signature: Any,
-        device: int,
-        constants: Any,
-        options: Any,
-        attributes: Any,
-        *more: Any,
-        **named: Any,
-    ) -> Any:
+    def compile_unless_offered(self: Any, *asked: Any, **named: Any) -> Any:
         try:
-            found = caches.instead_of_compiling(
-                self, device, Request(key, signature, constants, options, attributes)
-            )
+            place, signature, device, constants, options, attributes = asked[:6]
+            request = Request(place, signature, constants, options, attributes)
+            found = caches.instead_of_compiling(self, device, request)
         except Exception as error:  # noqa: BLE001  # the seam: whatever goes wrong here, Triton compiles as it would without us
             _LOG.warning(
                 "a kernel of %s was not replayed (%s: %s)", self, type(error).__name__, error
             )
             found = None
-        if found is not None:
-            return found
-        return original(
-            self, key, signature, device, constants, options, attributes, *more, **named
-        )
+        return original(self, *asked, **named) if found is None else found
 
     setattr(compile_unless_offered, _FILLED, True)
     return compile_unless_offered
@@ -458,17 +422,13 @@ def _sparing(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call_hook_unless_replayed(self: Any, hook: Any, key: str, *more: Any, **named: Any) -> Any:
         silent = vars(self).get(_SILENT)
-        if silent and key in silent and hook is _post_compile_hook() and not _always_compiles():
+        after_compile = sys.modules["triton.knobs"].runtime.jit_post_compile_hook
+        if silent and key in silent and hook is after_compile and not _always_compiles():
             silent.discard(key)
             return None
         return original(self, hook, key, *more, **named)
 
     return call_hook_unless_replayed
-
-
-def _post_compile_hook() -> Any:
-    knobs: Any = sys.modules["triton.knobs"]
-    return knobs.runtime.jit_post_compile_hook
 
 
 device_caches = DeviceCaches()

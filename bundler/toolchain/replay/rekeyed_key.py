@@ -45,17 +45,8 @@ _BINARY, _CODE = "triton.binary", "triton.code"
 _MAY_DIFFER = frozenset({_BINARY, _CODE, LOCATION_PART})
 # Not compared: the hash of the source covers the first six, and the constants are made from the
 # recorded facts themselves, where a function is a stand-in without a name.
-_SOURCE_ONLY = frozenset(
-    {
-        "source.text",
-        keytext.PATH_PART,
-        keytext.COLUMN_PART,
-        LINE_PART,
-        LINES_PART,
-        FUNCTIONS_PART,
-        "source.constants",
-    }
-)
+_SOURCE_ONLY = frozenset({"source.text", "source.constants", LINE_PART, LINES_PART, FUNCTIONS_PART})
+_SOURCE_ONLY |= {keytext.PATH_PART, keytext.COLUMN_PART}
 
 
 def hashed_function(name: str, arg_names: Sequence[str], cache_key: str) -> Any:

@@ -35,9 +35,7 @@ def agreeing_hashes(function: Any, wanted: frozenset[str]) -> frozenset[str]:
     fresh = function.hash is None
     try:
         known = function.cache_key
-    except (
-        Exception
-    ) as error:  # Triton reads the function's source and globals, which may be anything
+    except Exception as error:  # Triton reads the function's source and globals: they are anybody's
         if fresh:
             function.hash = None  # Triton leaves a placeholder there, which would stand in keys
         raise ToolchainMismatch(
@@ -70,11 +68,8 @@ def _other_hashes(function: Any, wanted: frozenset[str], *, fresh: bool) -> list
 @contextlib.contextmanager
 def _held(functions: list[Any]) -> Iterator[None]:
     """Keep other threads from reading hashes while the block changes them."""
-    locks = {
-        id(lock): lock
-        for lock in (getattr(one, "_hash_lock", None) for one in functions)
-        if lock is not None
-    }
+    found = (getattr(one, "_hash_lock", None) for one in functions)
+    locks = {id(lock): lock for lock in found if lock is not None}
     with contextlib.ExitStack() as stack:
         for lock in locks.values():
             # Not without end: a launch takes such locks in an order of its own.

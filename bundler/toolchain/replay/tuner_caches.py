@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, Protocol
 from bundler.errors import NotFound, ToolchainMismatch
 from bundler.fork_safety import ForkSafeLock
 from bundler.format.bundle_file import read_regular
-from bundler.format.entries import Target
 from bundler.package_loggers import logger
 from bundler.toolchain import instances
 from bundler.toolchain.events import kernel_key, target_of
@@ -103,7 +102,9 @@ class ResultFile(NamedTuple):
         if not isinstance(key, tuple):
             raise TypeError("its key is no list")
         timings = [(kind(**fields), times) for fields, times in document["configs_timings"]]
-        digest = results_digest(function, _target(), key, [str(config) for config, _ in timings])
+        active = sys.modules["triton.runtime.driver"].driver.active
+        target = target_of(active.get_current_target())
+        digest = results_digest(function, target, key, [str(config) for config, _ in timings])
         if kernel_key(digest) != self.path.partition("/")[0]:
             raise ToolchainMismatch(
                 "it is of another source, other configurations, another target or another toolchain"
@@ -111,9 +112,8 @@ class ResultFile(NamedTuple):
         best = min(timings, key=lambda timing: timing[1])[0]
         # The tuner's own object: what comes from a file must not decide what is called, and a hook
         # is code.
-        mine = next(
-            (config for config in tuner.configs if config.all_kwargs() == best.all_kwargs()), None
-        )
+        wanted = best.all_kwargs()
+        mine = next((config for config in tuner.configs if config.all_kwargs() == wanted), None)
         if mine is None or mine.pre_hook is not None:
             raise ToolchainMismatch("the tuner has no such configuration, or one with a hook")
         return key, mine
@@ -215,10 +215,6 @@ class TunerCaches:
         if function is not None and self._for(function):
             tuner.cache = awaiting = _PendingCache(self, tuner)
             when_imported(function.module, awaiting.fill_now)
-
-
-def _target() -> Target:
-    return target_of(sys.modules["triton.runtime.driver"].driver.active.get_current_target())
 
 
 tuner_caches = TunerCaches()
