@@ -291,9 +291,9 @@ class OwnLock:
 
 def within(value: bytes, max_bytes: int, what: str) -> bytes:
     """Return a value, as `Unread` when it is larger than it may be."""
-    return (
-        value if len(value) <= max_bytes else Unread.too_large(value, what, len(value), max_bytes)
-    )
+    if len(value) <= max_bytes:
+        return value
+    return Unread.too_large(value, what, len(value), max_bytes)
 
 
 def in_prefix(key: str, prefix: str) -> bool:

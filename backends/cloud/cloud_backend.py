@@ -198,11 +198,10 @@ class CloudBackend(Backend):
             created.update(missing)
             now_ms = max(_now_ms(), catalog.time_ms)
             mine = {key: _used(places[key], now_ms) for key in missing}
-            return (
-                catalog.evolved(now_ms, packs=catalog.packs | packs, objects=catalog.objects | mine)
-                if mine
-                else None
-            )
+            if not mine:
+                return None
+            every = catalog.objects | mine
+            return catalog.evolved(now_ms, packs=catalog.packs | packs, objects=every)
 
         self._change(change)
         unused = packs.keys() - {places[key].pack for key in created}
@@ -422,11 +421,10 @@ class CloudBackend(Backend):
                 mine.append(wanted.tokens[-1])
                 data = encode_catalog(wanted, self._bucket.shown)
                 try:
-                    new = (
-                        self._bucket.create(CATALOG, data)
-                        if revision is None
-                        else self._bucket.replace(CATALOG, data, revision)
-                    )
+                    if revision is None:
+                        new = self._bucket.create(CATALOG, data)
+                    else:
+                        new = self._bucket.replace(CATALOG, data, revision)
                 except Conflict:
                     time.sleep(random.uniform(0, min(LONGEST_PAUSE_S, 0.002 * 2**attempt)))  # noqa: S311
                 else:

@@ -261,7 +261,7 @@ class _NoRanges(BackendUnavailable):
 def meaning_of(error: BaseException, shown: str) -> BackendError:
     """Return what an error of obstore means; of its text only what holds no secret is kept."""
     text = str(error).partition("Debug source:")[0]  # the rest lists settings and headers
-    rows = (
+    rows: tuple[tuple[type[BackendError], Any, tuple[str, ...]], ...] = (
         (_NoRanges, exceptions.NotSupportedError, ()),
         (BackendDenied, _REFUSED, ()),
         (BadSettings, exceptions.UnknownConfigurationKeyError, _BAD),
@@ -269,11 +269,12 @@ def meaning_of(error: BaseException, shown: str) -> BackendError:
         (BackendDenied, (), _DENIED),
         (BackendTimeout, (), _SLOW),
     )
-    kind: type[BackendError] = _NoRanges if _NO_RANGES in text.lower() else BackendUnavailable
-    for meaning, kinds, words in rows:
-        if isinstance(error, kinds) or any(word in text for word in words):
-            kind = meaning
-            break
+    matching = (
+        meaning
+        for meaning, kinds, words in rows
+        if isinstance(error, kinds) or any(word in text for word in words)
+    )
+    kind = _NoRanges if _NO_RANGES in text.lower() else next(matching, BackendUnavailable)
     fix = next((hint for words, hint in _HINTS if words in str(error)), _FIXES.get(kind))
     return kind(f"{shown}: {_public(text) or type(error).__name__}{f'; {fix}' if fix else ''}")
 

@@ -173,11 +173,8 @@ class ImageDirectory(ImagePlace):
             except BackendError:
                 continue  # one that is damaged, or was removed, refers to nothing
             kind = about.artifact_type or (about.config.media_type if about.config else "")
-            if (
-                about.subject is not None
-                and about.subject.digest == digest
-                and kind == artifact_type
-            ):
+            subject = "" if about.subject is None else about.subject.digest
+            if subject == digest and kind == artifact_type:
                 found.append(Descriptor(one.media_type, one.digest, one.size, kind))
         return found
 

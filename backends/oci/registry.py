@@ -270,11 +270,9 @@ class Registry(ImagePlace):
                 after_s = error.after_s if isinstance(error, _Again) else None
                 # With jitter: a thousand processes that were refused together do not come again
                 # together.
-                pause_s = (
-                    FIRST_PAUSE_S * 2**attempt * random.uniform(0.5, 1.0)  # noqa: S311
-                    if after_s is None
-                    else after_s
-                )
+                pause_s = after_s
+                if pause_s is None:
+                    pause_s = FIRST_PAUSE_S * 2**attempt * random.uniform(0.5, 1.0)  # noqa: S311
                 if attempt == ATTEMPTS or time.monotonic() + pause_s > until:
                     waits = f"; it says to come again in {after_s:,.0f} s" if after_s else ""
                     raise BackendUnavailable(f"{error}{waits}") from error

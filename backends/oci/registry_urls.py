@@ -81,11 +81,8 @@ class ImageUrl:
     @property
     def full(self) -> str:
         """The place with tag and digest, for messages."""
-        return (
-            self.shown
-            + (f":{self.tag}" if self.tag else "")
-            + (f"@{self.digest}" if self.digest else "")
-        )
+        tag = f":{self.tag}" if self.tag else ""
+        return self.shown + tag + (f"@{self.digest}" if self.digest else "")
 
 
 def parse_image_url(url: str) -> ImageUrl:

@@ -171,10 +171,9 @@ class Cluster(Link):
 
     def _followed(self, plan: _Plan) -> _Plan:
         # A failover leaves connections to a server that is a master no longer.
-        for address in {
-            address for address, node in self._known.items() if node not in plan.masters
-        }:
-            self._known.pop(address).close()
+        for address, node in list(self._known.items()):
+            if node not in plan.masters:
+                self._known.pop(address).close()
         return plan
 
     def _planned(self, ranges: list[Any], asked: Node) -> _Plan:
@@ -183,10 +182,8 @@ class Cluster(Link):
         for first, last, (host, port, *_), *_ in ranges:
             # A node that does not know its own name leaves it out: its address is the one that we
             # asked.
-            address = (
-                host.decode("utf-8", "replace") if host else (asked.address or ("", 0))[0],
-                int(port),
-            )
+            name = host.decode("utf-8", "replace") if host else (asked.address or ("", 0))[0]
+            address = (name, int(port))
             masters[address] = self._node(address)
             slots[first : last + 1] = [masters[address]] * (last + 1 - first)
         if not masters:

@@ -107,12 +107,8 @@ class RedisBackend(Backend):
                     found[key] = value
         wanted = [head for head in large if head.size_bytes <= max_bytes[head.key]]
         others = [head for head in large if head.size_bytes > max_bytes[head.key]]
-        return (
-            found
-            | self._too_large(over, max_bytes)
-            | self._joined(wanted)
-            | self._beginnings(others, max_bytes)
-        )
+        found |= self._too_large(over, max_bytes)
+        return found | self._joined(wanted) | self._beginnings(others, max_bytes)
 
     def _too_large(
         self, over: Mapping[str, bytes], max_bytes: Mapping[str, int]
@@ -202,10 +198,8 @@ class RedisBackend(Backend):
         for batch in batches(keys, TOUCHED_KEYS):
             groups = self._link.groups([self._name("o", key) for key in batch])
             for told in self._link.call(scripts.TOUCH, groups, self._ttl_ms()):
-                found |= {
-                    self._key(name.decode()): head
-                    for name, head in zip(told[::2], told[1::2], strict=True)
-                }
+                names = (self._key(name.decode()) for name in told[::2])
+                found |= zip(names, told[1::2], strict=True)
         return found
 
     def _touched(
@@ -243,17 +237,14 @@ class RedisBackend(Backend):
 
     def read_ref(self, key: str) -> bytes | None:
         name = self._name("r", check_key(key))
-        touch: list[Command] = (
-            [(name, ("PEXPIRE", name, self._ttl_ms()))] if self._may_touch else []
-        )
-        read: list[Command] = [
+        asked: list[Command] = [
             (name, ("GETRANGE", name, 0, values.REF_BYTES)),
             (name, ("EXISTS", name)),
+            (name, ("PEXPIRE", name, self._ttl_ms())),
         ]
-        value, there, *touched = self._link.replies([*read, *touch])
-        if (
-            value == b"" and there == 1
-        ):  # an empty value, or one that was set between the two commands
+        value, there, *touched = self._link.replies(asked if self._may_touch else asked[:2])
+        if value == b"" and there == 1:
+            # An empty value, or one that was set between the two commands.
             (value,) = self._link.replies([(name, ("GET", name))])
         elif value == b"" and there == 0:
             value = None
@@ -389,15 +380,12 @@ class RedisBackend(Backend):
             items, values.BATCH_KEYS, values.BATCH_BYTES, lambda key: len(items[key][0])
         ):
             names = [self._name(kind, key) for key in batch]
-            answers = self._link.exchange(
-                [
-                    (name, ("SET", name, items[key][0], "NX", "PX", items[key][1]))
-                    for name, key in zip(names, batch, strict=True)
-                ]
-            )
-            created |= {
-                key for key, answer in zip(batch, answers, strict=True) if answer is not None
-            }
+            commands: list[Command] = [
+                (name, ("SET", name, items[key][0], "NX", "PX", items[key][1]))
+                for name, key in zip(names, batch, strict=True)
+            ]
+            answers = zip(batch, self._link.exchange(commands), strict=True)
+            created |= {key for key, answer in answers if answer is not None}
         return created
 
     def _drop(self, keys: Collection[str]) -> None:

@@ -43,11 +43,8 @@ REPLY_BYTES = 16 * 1024 * 1024
 READ_BYTES = 64 * 1024
 # Told so, a release of redis-py that has this argument does not read its own version from disk,
 # which takes 2 ms of a start.
-_UNNAMED: dict[str, Any] = (
-    {"driver_info": None}
-    if "driver_info" in inspect.signature(AbstractConnection.__init__).parameters
-    else {}
-)
+_TAKEN = inspect.signature(AbstractConnection.__init__).parameters.keys()
+_UNNAMED: dict[str, Any] = dict.fromkeys({"driver_info"} & _TAKEN)
 #: What a command is made of.
 Word: TypeAlias = str | bytes | int
 # A value of this size is sent as it is, and not copied beside what is around it.
