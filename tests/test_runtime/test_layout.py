@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from bundler.errors import CannotLaunchStatically, FormatError, LimitExceeded
 from bundler.format import device_elf
-from bundler.format.device_elf import section_named
-from bundler.lifecycle.elf import why_unusable
+from bundler.format.device_elf import section_named, why_unusable
 from bundler.runtime import build_plan
 from bundler.runtime.launch import parameter_layout
 from bundler.runtime.launch.parameter_layout import MAX_BUFFER_BYTES, read_layout

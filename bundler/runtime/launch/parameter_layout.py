@@ -16,9 +16,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bundler.errors import FormatError, LimitExceeded
-from bundler.format.device_elf import INFO, amd_kernel, attributes, section_named
+from bundler.format.device_elf import (
+    INFO,
+    amd_kernel,
+    attributes,
+    section_named,
+    why_unusable,
+)
 from bundler.format.summary import count
-from bundler.lifecycle.elf import why_unusable
 
 # a parameter has a byte at least, and a kernel takes 4 KiB of them, 32 KiB on the newest chips
 MAX_PARAMETERS = 4096

@@ -6,7 +6,7 @@ import struct
 import pytest
 import support
 
-from bundler.lifecycle import elf
+from bundler.format import device_elf
 
 HEADER = struct.Struct("<4sBBB9xHHIQQQIHHHHHH")
 
@@ -51,7 +51,7 @@ def binary(sections, *, after=b"", at=None, row=64, more=0):
 )
 @pytest.mark.parametrize("kind", [bytes, memoryview])
 def test_a_binary_is_as_long_as_its_headers_say(data, verdict, kind):
-    assert elf.why_unusable(kind(data)) == verdict
+    assert device_elf.why_unusable(kind(data)) == verdict
 
 
 def test_a_real_binary_is_unusable_at_any_shorter_length(compiled):
@@ -62,5 +62,7 @@ def test_a_real_binary_is_unusable_at_any_shorter_length(compiled):
     ):
         suffix = ".hsaco" if list((compiled.cache / key).glob("*.hsaco")) else ".cubin"
         data = support.one(compiled.cache / key, suffix).read_bytes()
-        assert elf.why_unusable(data) is None
-        assert {elf.why_unusable(data[:size]) for size in range(64, len(data), 7)} == {"truncated"}
+        assert device_elf.why_unusable(data) is None
+        assert {device_elf.why_unusable(data[:size]) for size in range(64, len(data), 7)} == {
+            "truncated"
+        }
