@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the sources of the extension _jit_driver share, and no other file includes: the driver's definitions and functions, and how a
- * launch is read and made.
+ * What the sources of the extension _jit_driver share, and no other file includes: the driver's
+ * definitions and functions, the state of the module, and what each file offers the others.
  *
- * _jit_driver.c       opens the driver's library; the functions of `cuda_utils` for devices and binaries; the module
- * _jit_tensor_maps.c  the functions of `cuda_utils` for tensor maps
- * _jit_launch.c       the values of a call and the call of the driver; `launch` of `cuda_utils`, of Triton 3.7 and later
- * _jit_launcher.c     Launcher, which launches kernels of one signature, for Triton up to 3.6
+ * _jit_driver.c       opens the driver's library; the functions of `cuda_utils` for devices and
+ * binaries; the module _jit_tensor_maps.c  the functions of `cuda_utils` for tensor maps
+ * _jit_launch.c       the values of a call and the call of the driver: `launch` of Triton 3.7 and
+ * later, Launcher for 3.6
+ *
+ * The state belongs to the module, one for each interpreter; Python fills in the driver's functions
+ * by `open` before it calls any other, and nothing changes afterwards, so that they are called
+ * without a lock, the interpreter's released.
  */
 
 #ifndef BUNDLER_JIT_DRIVER_H
@@ -16,24 +20,43 @@
 #include <Python.h>
 #include <stdint.h>
 
-/* The names below are known inside the extension alone, so that a library of the process cannot take their place. */
+/* The names below are known inside the extension alone, so that a library of the process cannot
+ * take their place. */
 #pragma GCC visibility push(hidden)
 
-/* ------------------------------------------------------------------------------------------- the driver's own definitions */
+/* ---------------------------------------------------------------- the driver's own definitions */
 
 #define SUCCESS 0
 #define INVALID_VALUE 1
 
 enum device_attribute {
-  WARP_SIZE = 10, REGISTERS = 12, CLOCK_RATE = 13, PROCESSORS = 16, MEMORY_CLOCK_RATE = 36, BUS_WIDTH = 37, CAPABILITY_MAJOR = 75,
-  CAPABILITY_MINOR = 76, SHARED_OF_PROCESSOR = 81, SHARED_OPTIN = 97, SHARED_OVERSIZED = 150
+  WARP_SIZE = 10,
+  REGISTERS = 12,
+  CLOCK_RATE = 13,
+  PROCESSORS = 16,
+  MEMORY_CLOCK_RATE = 36,
+  BUS_WIDTH = 37,
+  CAPABILITY_MAJOR = 75,
+  CAPABILITY_MINOR = 76,
+  SHARED_OF_PROCESSOR = 81,
+  SHARED_OPTIN = 97,
+  SHARED_OVERSIZED = 150
 };
 enum function_attribute {
-  MOST_THREADS = 0, SHARED_STATIC = 1, LOCAL_BYTES = 3, FUNCTION_REGISTERS = 4, SHARED_DYNAMIC = 8, NON_PORTABLE_CLUSTER = 14,
+  MOST_THREADS = 0,
+  SHARED_STATIC = 1,
+  LOCAL_BYTES = 3,
+  FUNCTION_REGISTERS = 4,
+  SHARED_DYNAMIC = 8,
+  NON_PORTABLE_CLUSTER = 14,
   SHARED_MODE = 17
 };
 enum launch_attribute {
-  COOPERATIVE = 2, CLUSTER_DIMENSION = 4, CLUSTER_SCHEDULING = 5, PROGRAMMATIC_SERIALIZATION = 6, LAUNCH_SHARED_MODE = 18
+  COOPERATIVE = 2,
+  CLUSTER_DIMENSION = 4,
+  CLUSTER_SCHEDULING = 5,
+  PROGRAMMATIC_SERIALIZATION = 6,
+  LAUNCH_SHARED_MODE = 18
 };
 #define ALLOW_OVERSIZED 3
 
@@ -49,7 +72,7 @@ typedef struct {
 } config_t;
 
 /* Functions of the driver; one that an old driver lacks is NULL. */
-extern struct driver {
+typedef struct {
   int (*get_error)(int, const char **);
   int (*get_context)(void **);
   int (*set_context)(void *);
@@ -69,68 +92,39 @@ extern struct driver {
   int (*context_device)(int *);
   int (*is_capturing)(void *, int *);
   int (*most_clusters)(int *, void *, const config_t *);
-  int (*encode_tiled)(void *, int, uint32_t, void *, const uint64_t *, const uint64_t *, const uint32_t *, const uint32_t *, int, int,
-                      int, int);
-  int (*encode_im2col)(void *, int, uint32_t, void *, const uint64_t *, const uint64_t *, const int *, const int *, uint32_t, uint32_t,
-                       const uint32_t *, int, int, int, int);
+  int (*encode_tiled)(void *, int, uint32_t, void *, const uint64_t *, const uint64_t *,
+                      const uint32_t *, const uint32_t *, int, int, int, int);
+  int (*encode_im2col)(void *, int, uint32_t, void *, const uint64_t *, const uint64_t *,
+                       const int *, const int *, uint32_t, uint32_t, const uint32_t *, int, int,
+                       int, int);
   int (*launch)(const config_t *, void *, void **, void **);
-} cuda;
+} driver_t;
 
-/* ------------------------------------------------------------------------------------- _jit_driver.c: errors and contexts */
+typedef struct {
+  driver_t cuda;
+  PyTypeObject *map_type, *argument_type; /* PyCUtensorMap, PyKernelArg */
+  PyObject *word_data_ptr;
+} state_t;
+
+/* ---------------------------------------------------------- _jit_driver.c: errors and contexts */
 
 /* Returns 0 for success, -1 with the exception that Triton raises. */
-int check(int status);
+int check(state_t *state, int status);
 /* Returns 0 where the driver has the function, else -1 with an exception. */
 int require(const void *function, const char *symbol);
 /* The context of device 0 becomes current where none is; -1 with an exception. */
-int ensure_first_context(void);
+int ensure_first_context(state_t *state);
 
-/* ------------------------------------------------------------------------------------------------------ _jit_tensor_maps.c */
+/* -------------------------------------------------------------------------- _jit_tensor_maps.c */
 
-/* Writes where the map of a PyCUtensorMap lies; -1 with an exception.  The map stays where it is: the driver copies parameters before
- * it returns, and the caller holds the object. */
-int find_map(PyObject *value, void **parameter);
+/* Writes where the map of a PyCUtensorMap lies; -1 with an exception.  The map stays where it is:
+ * the driver copies parameters before it returns, and the caller holds the object. */
+int find_map(state_t *state, PyObject *value, void **parameter);
 
-/* ----------------------------------------------------------------------------------------------------------- _jit_launch.c */
-
-enum kind { UNKNOWN, POINTER, I8, I16, I32, I64, U8, U16, U32, U64, FP16, BF16, FP32, FP64, MAP, BYTE_36, KINDS };
-enum annotation { CONSTANT, VALUE, TUPLE };
-
-typedef struct {
-  int grid[3], cooperative, serial, warps, clusters, shared, oversized;
-  unsigned long long stream, function;
-} request_t;
-
-/* Values of a call that lie on the stack; more are allocated. */
-#define STACK_VALUES 96
-/* Room for the values of a call, their parameters, and the addresses of these; `allocated` is NULL while the stack does. */
-typedef struct {
-  PyObject *values_on_stack[STACK_VALUES], **values;
-  uint64_t numbers_on_stack[STACK_VALUES + 2], *numbers;
-  void *parameters_on_stack[STACK_VALUES + 2], **parameters, *allocated;
-} room_t;
-
-/* Returns UNKNOWN with an exception for a type that is none. */
-unsigned char kind_of(PyObject *type);
-/* Each writes one value as the driver takes it; -1 with an exception.  `place` is the number of the argument for the words of an error;
- * -1 for none. */
-int read_pointer(PyObject *value, uint64_t *to, Py_ssize_t place);
-int read_float(PyObject *value, uint64_t *to, unsigned char kind);
-/* Whether an object is a tuple or a list; 0 with an exception. */
-int is_row(PyObject *object);
-/* Returns -1 with an exception, for a call with more or fewer values than the signature. */
-int too_few(void);
-int make_room(room_t *room, Py_ssize_t count);
-/* Reads the two scratch buffers behind the values. */
-int read_scratch(room_t *room, Py_ssize_t count, PyObject *global, PyObject *profile, Py_ssize_t place);
-int call_driver(const request_t *request, void **parameters);
-int call_hook(PyObject *hook, PyObject *metadata);
-
-/* ------------------------------------------------------------------- what each file adds to the module; -1 with an exception */
+/* ------------------------------------- what each file adds to the module; -1 with an exception */
 
 int add_tensor_maps(PyObject *module);
 int add_launch(PyObject *module);
-int add_launcher(PyObject *module);
 
 #pragma GCC visibility pop
 

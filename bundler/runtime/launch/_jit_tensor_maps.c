@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tensor maps: the type PyCUtensorMap, and the functions of `cuda_utils` by which the driver makes a map.
+ * Tensor maps: the type PyCUtensorMap, and the functions of `cuda_utils` by which the driver makes
+ * a map.
  *
- * Called from Triton's driver.py, for each tensor descriptor that a launch is given; _jit_launch.c and _jit_launcher.c ask
- * `find_map` for the map of such an argument.
+ * Called from Triton's driver.py, for each tensor descriptor that a launch is given; _jit_launch.c
+ * asks `find_map` for the map of such an argument.
  */
 
 #include "_jit_driver.h"
@@ -26,26 +27,32 @@ typedef struct {
   _Alignas(MAP_ALIGNMENT) unsigned char map[MAP_BYTES];
 } tensor_map_t;
 
+/* The driver wants a map aligned, which Python's own allocator does not promise. */
 static PyObject *allocate_map(PyTypeObject *type, Py_ssize_t count) {
   void *memory = NULL;
+  (void)count;
   if (posix_memalign(&memory, MAP_ALIGNMENT, (size_t)type->tp_basicsize) != 0)
     return PyErr_NoMemory();
   return PyObject_Init(memory, type);
 }
 
-static void free_map(PyObject *self) { free(self); }
+static void free_map(PyObject *self) {
+  PyTypeObject *type = Py_TYPE(self);
+  free(self);
+  Py_DECREF(type);
+}
 
-static PyTypeObject TensorMap = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "triton.backends.nvidia.PyCUtensorMap",
-    .tp_basicsize = sizeof(tensor_map_t),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_doc = "A tensor map of the driver's.",
-    .tp_new = PyType_GenericNew,
-    .tp_alloc = allocate_map,
-    .tp_dealloc = free_map,
-};
+static PyType_Slot map_slots[] = {{Py_tp_new, PyType_GenericNew},
+                                  {Py_tp_alloc, allocate_map},
+                                  {Py_tp_dealloc, free_map},
+                                  {Py_tp_doc, "A tensor map of the driver's."},
+                                  {0, NULL}};
 
-/* Reads integers into `to`, the last one first, as the driver counts dimensions; returns how many, -1 with an exception. */
+static PyType_Spec map_spec = {"triton.backends.nvidia.PyCUtensorMap", sizeof(tensor_map_t), 0,
+                               Py_TPFLAGS_DEFAULT, map_slots};
+
+/* Reads integers into `to`, the last one first, as the driver counts dimensions; returns how many,
+ * -1 with an exception. */
 static int read_backwards(PyObject *sequence, const char *what, long long *to) {
   char words[64];
   Py_ssize_t index, count;
@@ -56,13 +63,15 @@ static int read_backwards(PyObject *sequence, const char *what, long long *to) {
     return -1;
   count = PySequence_Fast_GET_SIZE(items);
   if (count > MOST_DIMENSIONS) {
-    PyErr_Format(PyExc_RuntimeError, "%s has %zd dimensions, a tensor map at most %d", what, count, MOST_DIMENSIONS);
+    PyErr_Format(PyExc_RuntimeError, "%s has %zd dimensions, a tensor map at most %d", what, count,
+                 MOST_DIMENSIONS);
     count = -1;
   }
   for (index = 0; index < count; index++) {
     PyObject *item = PySequence_Fast_GET_ITEM(items, index);
     if (!PyLong_Check(item))
-      PyErr_Format(PyExc_TypeError, "%s must be an int", strcmp(what, "blockSize") == 0 ? "block size" : what);
+      PyErr_Format(PyExc_TypeError, "%s must be an int",
+                   strcmp(what, "blockSize") == 0 ? "block size" : what);
     else
       to[count - index - 1] = PyLong_AsLongLong(item);
     if (PyErr_Occurred()) {
@@ -100,48 +109,55 @@ static int read_tensor(tensor_t *tensor, PyObject *block, PyObject *shape, PyObj
   /* The stride of the innermost dimension goes without saying. */
   for (index = 0; index + 1 < rank; index++)
     tensor->strides[index] = (uint64_t)(tensor->element_bytes * steps[index + 1]);
-  tensor->strides[rank - 1] = tensor->shape[rank - 1] * (rank == 1 ? (uint64_t)tensor->element_bytes : tensor->strides[rank - 2]);
+  tensor->strides[rank - 1] = tensor->shape[rank - 1] * (rank == 1 ? (uint64_t)tensor->element_bytes
+                                                                   : tensor->strides[rank - 2]);
   return 0;
 }
 
 /* Appends "NAME=[1, 2]" and what follows it. */
-static void add_numbers(char *words, size_t room, const char *name, const uint64_t *numbers, int count, const char *end) {
+static void add_numbers(char *words, size_t room, const char *name, const uint64_t *numbers,
+                        int count, const char *end) {
   size_t used = strlen(words);
   int index;
   used += (size_t)snprintf(words + used, room - used, "%s=[", name);
   for (index = 0; index < count; index++)
-    used += (size_t)snprintf(words + used, room - used, index > 0 ? ", %llu" : "%llu", (unsigned long long)numbers[index]);
+    used += (size_t)snprintf(words + used, room - used, index > 0 ? ", %llu" : "%llu",
+                             (unsigned long long)numbers[index]);
   snprintf(words + used, room - used, "]%s", end);
 }
 
 /* Raises what Triton says; at most five numbers a list, so that the words fit. */
-static PyObject *refuse_map(PyObject *map, int status, const char *what, const tensor_t *tensor, const uint64_t *steps) {
+static PyObject *refuse_map(state_t *state, PyObject *map, int status, const char *what,
+                            const tensor_t *tensor, const uint64_t *steps) {
   char words[2048];
   const char *reason = NULL;
   uint64_t block[MOST_DIMENSIONS];
   int index;
   for (index = 0; index < MOST_DIMENSIONS; index++)
     block[index] = tensor->block[index];
-  cuda.get_error(status, &reason);
+  state->cuda.get_error(status, &reason);
   snprintf(words, sizeof(words),
-           "Triton Error [CUDA]: Failed to create %s: %.200s\nelemType=%d rank=%d global_address=0x%llx elemSize=%d swizzle=%d "
+           "Triton Error [CUDA]: Failed to create %s: %.200s\nelemType=%d rank=%d "
+           "global_address=0x%llx elemSize=%d swizzle=%d "
            "padding=%d\n",
-           what, reason != NULL ? reason : "Unknown error", tensor->element_type, tensor->rank, tensor->address,
-           tensor->element_bytes, tensor->swizzle, tensor->padding);
+           what, reason != NULL ? reason : "Unknown error", tensor->element_type, tensor->rank,
+           tensor->address, tensor->element_bytes, tensor->swizzle, tensor->padding);
   add_numbers(words, sizeof(words), "shape", tensor->shape, tensor->rank, "\n");
   add_numbers(words, sizeof(words), "strides", tensor->strides, tensor->rank - 1, "\n");
-  add_numbers(words, sizeof(words), "blockSize", block, tensor->block_rank, steps != NULL ? " " : "\n");
+  add_numbers(words, sizeof(words), "blockSize", block, tensor->block_rank,
+              steps != NULL ? " " : "\n");
   if (steps != NULL)
-    add_numbers(words, sizeof(words), "elementStrides", steps, tensor->rank, tensor->padding == 1 ? " fill=1\n" : " fill=0\n");
+    add_numbers(words, sizeof(words), "elementStrides", steps, tensor->rank,
+                tensor->padding == 1 ? " fill=1\n" : " fill=0\n");
   PyErr_SetString(PyExc_RuntimeError, words);
   Py_DECREF(map);
   return NULL;
 }
 
-static void mend_map(unsigned char *map, const tensor_t *tensor) {
+static void mend_map(state_t *state, unsigned char *map, const tensor_t *tensor) {
   int index, version = 0, last = 0;
   uint64_t word;
-  if (cuda.driver_version(&version) != SUCCESS || version > LAST_VERSION_WITH_FAULT)
+  if (state->cuda.driver_version(&version) != SUCCESS || version > LAST_VERSION_WITH_FAULT)
     return;
   for (index = 0; index < tensor->rank; index++) {
     int step = index == 0 ? tensor->element_bytes : (int)tensor->strides[index - 1];
@@ -154,34 +170,40 @@ static void mend_map(unsigned char *map, const tensor_t *tensor) {
   memcpy(map + sizeof(word), &word, sizeof(word));
 }
 
-static PyObject *fill_tiled(PyObject *args, int mends) {
+static PyObject *fill_tiled(state_t *state, PyObject *args, int mends) {
   static const uint32_t ones[MOST_DIMENSIONS] = {1, 1, 1, 1, 1};
   static const uint64_t steps[MOST_DIMENSIONS] = {1, 1, 1, 1, 1};
   PyObject *block, *shape, *strides, *map;
   tensor_t tensor = {0};
   int status;
-  if (!PyArg_ParseTuple(args, "KiiiOOOi", &tensor.address, &tensor.swizzle, &tensor.element_bytes, &tensor.element_type, &block,
-                        &shape, &strides, &tensor.padding) ||
-      read_tensor(&tensor, block, shape, strides) < 0 || require(cuda.encode_tiled, "cuTensorMapEncodeTiled") < 0)
+  if (!PyArg_ParseTuple(args, "KiiiOOOi", &tensor.address, &tensor.swizzle, &tensor.element_bytes,
+                        &tensor.element_type, &block, &shape, &strides, &tensor.padding) ||
+      read_tensor(&tensor, block, shape, strides) < 0 ||
+      require(state->cuda.encode_tiled, "cuTensorMapEncodeTiled") < 0)
     return NULL;
   if (tensor.block_rank != tensor.rank) {
     PyErr_SetString(PyExc_RuntimeError, "Rank mismatch");
     return NULL;
   }
-  if ((map = PyObject_CallNoArgs((PyObject *)&TensorMap)) == NULL)
+  if ((map = PyObject_CallNoArgs((PyObject *)state->map_type)) == NULL)
     return NULL;
-  status = cuda.encode_tiled(((tensor_map_t *)map)->map, tensor.element_type, (uint32_t)tensor.rank,
-                             (void *)(uintptr_t)tensor.address, tensor.shape, tensor.strides, tensor.block, ones, INTERLEAVE_NONE,
-                             tensor.swizzle, PROMOTION_L2_128B, tensor.padding == 1 ? FILL_NAN : 0);
+  status = state->cuda.encode_tiled(
+      ((tensor_map_t *)map)->map, tensor.element_type, (uint32_t)tensor.rank,
+      (void *)(uintptr_t)tensor.address, tensor.shape, tensor.strides, tensor.block, ones,
+      INTERLEAVE_NONE, tensor.swizzle, PROMOTION_L2_128B, tensor.padding == 1 ? FILL_NAN : 0);
   if (status != SUCCESS)
-    return refuse_map(map, status, "tensor map descriptor", &tensor, steps);
+    return refuse_map(state, map, status, "tensor map descriptor", &tensor, steps);
   if (mends)
-    mend_map(((tensor_map_t *)map)->map, &tensor);
+    mend_map(state, ((tensor_map_t *)map)->map, &tensor);
   return map;
 }
 
-static PyObject *fill_tma_descriptor(PyObject *module, PyObject *args) { return fill_tiled(args, 0); }
-static PyObject *fill_tma_descriptor_tiled(PyObject *module, PyObject *args) { return fill_tiled(args, 1); }
+static PyObject *fill_tma_descriptor(PyObject *module, PyObject *args) {
+  return fill_tiled(PyModule_GetState(module), args, 0);
+}
+static PyObject *fill_tma_descriptor_tiled(PyObject *module, PyObject *args) {
+  return fill_tiled(PyModule_GetState(module), args, 1);
+}
 
 typedef struct {
   int lower[MOST_DIMENSIONS], upper[MOST_DIMENSIONS], channels, pixels;
@@ -196,8 +218,9 @@ static int read_pixels(pixels_t *box, int rank, PyObject *lower, PyObject *upper
   if (step_rank < 0)
     return -1;
   if (low_rank != high_rank || step_rank != rank) {
-    PyErr_SetString(PyExc_RuntimeError,
-                    low_rank != high_rank ? "Pixel box corner rank mismatch" : "elementStrides length must match tensor rank");
+    PyErr_SetString(PyExc_RuntimeError, low_rank != high_rank
+                                            ? "Pixel box corner rank mismatch"
+                                            : "elementStrides length must match tensor rank");
     return -1;
   }
   for (index = 0; index < MOST_DIMENSIONS; index++) {
@@ -208,20 +231,24 @@ static int read_pixels(pixels_t *box, int rank, PyObject *lower, PyObject *upper
   return 0;
 }
 
-/* `apart`: channels and pixels are arguments of their own; else they are the two numbers of the block. */
-static PyObject *fill_im2col(PyObject *args, int apart) {
+/* `apart`: channels and pixels are arguments of their own; else they are the two numbers of the
+ * block. */
+static PyObject *fill_im2col(state_t *state, PyObject *args, int apart) {
   PyObject *block, *shape, *strides, *lower, *upper, *steps, *map;
   tensor_t tensor = {0};
-  pixels_t box = {{0}};
+  pixels_t box = {.channels = 0};
   int status, read;
   if (apart)
-    read = PyArg_ParseTuple(args, "KiiiOOOiOOiiO", &tensor.address, &tensor.swizzle, &tensor.element_bytes, &tensor.element_type,
-                            &block, &shape, &strides, &tensor.padding, &lower, &upper, &box.channels, &box.pixels, &steps);
+    read = PyArg_ParseTuple(args, "KiiiOOOiOOiiO", &tensor.address, &tensor.swizzle,
+                            &tensor.element_bytes, &tensor.element_type, &block, &shape, &strides,
+                            &tensor.padding, &lower, &upper, &box.channels, &box.pixels, &steps);
   else
-    read = PyArg_ParseTuple(args, "KiiiOOOiOOO", &tensor.address, &tensor.swizzle, &tensor.element_bytes, &tensor.element_type,
-                            &block, &shape, &strides, &tensor.padding, &lower, &upper, &steps);
-  if (!read || read_tensor(&tensor, block, shape, strides) < 0 || read_pixels(&box, tensor.rank, lower, upper, steps) < 0 ||
-      require(cuda.encode_im2col, "cuTensorMapEncodeIm2col") < 0)
+    read = PyArg_ParseTuple(args, "KiiiOOOiOOO", &tensor.address, &tensor.swizzle,
+                            &tensor.element_bytes, &tensor.element_type, &block, &shape, &strides,
+                            &tensor.padding, &lower, &upper, &steps);
+  if (!read || read_tensor(&tensor, block, shape, strides) < 0 ||
+      read_pixels(&box, tensor.rank, lower, upper, steps) < 0 ||
+      require(state->cuda.encode_im2col, "cuTensorMapEncodeIm2col") < 0)
     return NULL;
   if (!apart) {
     if (tensor.block_rank != 2) {
@@ -231,36 +258,50 @@ static PyObject *fill_im2col(PyObject *args, int apart) {
     box.channels = (int)tensor.block[0];
     box.pixels = (int)tensor.block[1];
   }
-  if ((map = PyObject_CallNoArgs((PyObject *)&TensorMap)) == NULL)
+  if ((map = PyObject_CallNoArgs((PyObject *)state->map_type)) == NULL)
     return NULL;
-  status = cuda.encode_im2col(((tensor_map_t *)map)->map, tensor.element_type, (uint32_t)tensor.rank,
-                              (void *)(uintptr_t)tensor.address, tensor.shape, tensor.strides, box.lower, box.upper,
-                              (uint32_t)box.channels, (uint32_t)box.pixels, box.steps, INTERLEAVE_NONE, tensor.swizzle,
-                              PROMOTION_L2_128B, tensor.padding == 1 ? FILL_NAN : 0);
-  return status == SUCCESS ? map : refuse_map(map, status, "im2col tensor map descriptor", &tensor, NULL);
+  status = state->cuda.encode_im2col(
+      ((tensor_map_t *)map)->map, tensor.element_type, (uint32_t)tensor.rank,
+      (void *)(uintptr_t)tensor.address, tensor.shape, tensor.strides, box.lower, box.upper,
+      (uint32_t)box.channels, (uint32_t)box.pixels, box.steps, INTERLEAVE_NONE, tensor.swizzle,
+      PROMOTION_L2_128B, tensor.padding == 1 ? FILL_NAN : 0);
+  return status == SUCCESS
+             ? map
+             : refuse_map(state, map, status, "im2col tensor map descriptor", &tensor, NULL);
 }
 
-static PyObject *fill_tma_descriptor_im2col(PyObject *module, PyObject *args) { return fill_im2col(args, 0); }
-static PyObject *fill_tma_descriptor_im2col_apart(PyObject *module, PyObject *args) { return fill_im2col(args, 1); }
+static PyObject *fill_tma_descriptor_im2col(PyObject *module, PyObject *args) {
+  return fill_im2col(PyModule_GetState(module), args, 0);
+}
+static PyObject *fill_tma_descriptor_im2col_apart(PyObject *module, PyObject *args) {
+  return fill_im2col(PyModule_GetState(module), args, 1);
+}
 
-int find_map(PyObject *value, void **parameter) {
-  if (Py_TYPE(value) != &TensorMap) {
-    PyErr_Format(PyExc_TypeError, "object must be of type PyCUtensorMap, got %s", Py_TYPE(value)->tp_name);
+int find_map(state_t *state, PyObject *value, void **parameter) {
+  if (Py_TYPE(value) != state->map_type) {
+    PyErr_Format(PyExc_TypeError, "object must be of type PyCUtensorMap, got %s",
+                 Py_TYPE(value)->tp_name);
     return -1;
   }
   *parameter = ((tensor_map_t *)value)->map;
   return 0;
 }
 
-static PyMethodDef methods[] = {
-    {"fill_tma_descriptor", fill_tma_descriptor, METH_VARARGS, "Return a tensor map, as the driver makes it."},
-    {"fill_tma_descriptor_tiled", fill_tma_descriptor_tiled, METH_VARARGS, "Return a tensor map without the driver's fault."},
-    {"fill_tma_descriptor_im2col", fill_tma_descriptor_im2col, METH_VARARGS, "Return a tensor map in im2col mode."},
-    {"fill_tma_descriptor_im2col_apart", fill_tma_descriptor_im2col_apart, METH_VARARGS, "The same, channels and pixels apart."},
-    {NULL, NULL, 0, NULL}};
+static PyMethodDef methods[] = {{"fill_tma_descriptor", fill_tma_descriptor, METH_VARARGS,
+                                 "Return a tensor map, as the driver makes it."},
+                                {"fill_tma_descriptor_tiled", fill_tma_descriptor_tiled,
+                                 METH_VARARGS, "Return a tensor map without the driver's fault."},
+                                {"fill_tma_descriptor_im2col", fill_tma_descriptor_im2col,
+                                 METH_VARARGS, "Return a tensor map in im2col mode."},
+                                {"fill_tma_descriptor_im2col_apart",
+                                 fill_tma_descriptor_im2col_apart, METH_VARARGS,
+                                 "The same, channels and pixels apart."},
+                                {NULL, NULL, 0, NULL}};
 
 int add_tensor_maps(PyObject *module) {
-  if (PyType_Ready(&TensorMap) < 0 || PyModule_AddFunctions(module, methods) < 0)
+  state_t *state = PyModule_GetState(module);
+  state->map_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &map_spec, NULL);
+  if (state->map_type == NULL || PyModule_AddFunctions(module, methods) < 0)
     return -1;
-  return PyModule_AddObjectRef(module, "PyCUtensorMap", (PyObject *)&TensorMap);
+  return PyModule_AddObjectRef(module, "PyCUtensorMap", (PyObject *)state->map_type);
 }

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from bundler.runtime.launch.cuda_api import ATTRIBUTE_BYTES
+from bundler.runtime.launch.extension import EXTENSION
 from bundler.runtime.launch.parameter_buffer import Packer
 from bundler.runtime.launch.plan import LaunchPlan, Parameter
 from bundler.runtime.launch.shared_parts import SharedParts
@@ -76,11 +77,7 @@ class Binding(NamedTuple):
 
 def compiled_type() -> Any | None:
     """Return the extension's launcher, None where it was not built."""
-    try:
-        from bundler.runtime.launch import _launch  # type: ignore[attr-defined, unused-ignore]
-    except ImportError:
-        return None
-    return _launch.Launcher
+    return None if EXTENSION is None else EXTENSION.Launcher
 
 
 def tell_tensors_later(kind: Any | None) -> None:
@@ -107,11 +104,9 @@ def image_loader(functions: tuple[Any, ...]) -> Callable[[bytes, bytes, int, int
         functions: of the library, those that `load_image` in _launch.c names; it says what is given
             and returned, too.
     """
-    try:
-        from bundler.runtime.launch import _launch  # type: ignore[attr-defined, unused-ignore]
-    except ImportError:
+    if EXTENSION is None:
         return None
-    return functools.partial(_launch.load_image, tuple(map(_address, functions)))
+    return functools.partial(EXTENSION.load_image, tuple(map(_address, functions)))
 
 
 def compiled_launcher(kind: Any, binding: Binding) -> Any:

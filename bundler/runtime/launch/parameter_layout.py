@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from bundler.format.device_elf import (
     why_unusable,
 )
 from bundler.format.summary import count
+from bundler.runtime.launch.extension import EXTENSION
 
 # a parameter has a byte at least, and a kernel takes 4 KiB of them, 32 KiB on the newest chips
 MAX_PARAMETERS = 4096
@@ -37,18 +37,6 @@ _KPARAM = struct.Struct(
 )  # index, ordinal, offset, packed; the size is the packed word's upper 14 bits
 _SIZE_SHIFT = 18
 _THREADS = struct.Struct("<III")
-
-
-def _extension_function() -> Callable[[bytes, bytes], Any] | None:
-    try:
-        from bundler.runtime.launch import _launch  # type: ignore[attr-defined, unused-ignore]
-    except ImportError:
-        return None
-    # Of a build that is older than this module.
-    return getattr(_launch, "find_section", None)
-
-
-_find_section = _extension_function()
 
 
 class Slot(NamedTuple):
@@ -81,7 +69,7 @@ def read_layout(image: bytes, entry: str) -> Layout:
         wanted = INFO + b"." + entry.encode()
         # The extension answers for a whole binary that is written as linkers do; whatever is wrong
         # with another, is found out here.
-        info = NotImplemented if _find_section is None else _find_section(image, wanted)
+        info = NotImplemented if EXTENSION is None else EXTENSION.find_section(image, wanted)
         if info is NotImplemented:
             why = why_unusable(image)
             if why is not None:

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a Dispatcher of `_dispatch.c` holds, and `read_call`, which makes of a call the bytes that tell it apart from others.
+ * What a Dispatcher holds, and `read_call`, which makes of a call the bytes that tell it apart from
+ * others, the same distinctions as `Reader` makes in Python (call_key.py).
+ *
+ * A `call_t` lies on the caller's stack; `give_back` drops what it owns.  Reading a value may run
+ * Python, which may make another call, so nothing of a Dispatcher is relied on across it.  The
+ * interpreter's lock is held.
  */
 
-#ifndef BUNDLER_DISPATCH_CALL_H
-#define BUNDLER_DISPATCH_CALL_H
+#ifndef BUNDLER_CALL_KEY_H
+#define BUNDLER_CALL_KEY_H
 
-#include <Python.h>
-#include <stdint.h>
-#include <string.h>
-#include "_launch_call.h"
-#include "_tensor_exchange.h"
+#include "_packing.h"
 
 #define MOST_VALUES 64
 #define KEY_BYTES 1024
 #define TEXT_BYTES 64
-#define TYPES 4
 #define UNALIGNED 15
 /* A value that counts by itself, and one of which the shape of a call says nothing. */
 #define BY_VALUE 1
@@ -25,18 +25,23 @@
 
 typedef struct {
   PyObject_HEAD
+  state_t *state;
   vectorcallfunc vectorcall;
   PyObject *driver, *enter, *leave, *present, *slow, *first, *measure;
-  PyObject *chains;    /* where Triton's hooks are, for _foreign_hooks.h; NULL where `present` is asked at each launch */
+  PyObject *chains;    /* where Triton's hooks are, for _profiler_hooks.h; NULL where `present` is
+                          asked at each launch */
   PyObject *positions; /* bytes: for each parameter, whether it counts by its value */
   PyObject *names;     /* dict: the same by name */
-  PyObject *known;     /* dict: key -> ((launcher, values it takes, grids, bound, again), what the key points to), or None */
-  PyObject *shapes;    /* dict: key without constants -> (again, what the key points to) */
-  PyObject *last_key, *last_row; /* of the last call that was known: loops launch one kind of call again and again */
-  PyObject *last_names;          /* of the last call with keywords, and whether each counts by its value */
+  PyObject *known;  /* dict: key -> ((launcher, values it takes, grids, bound, again), what the key
+                       points to), or None */
+  PyObject *shapes; /* dict: key without constants -> (again, what the key points to) */
+  PyObject *last_key, *last_row; /* of the last call that was known: loops launch one kind of call
+                                    again and again */
+  PyObject *last_names; /* of the last call with keywords, and whether each counts by its value */
   char last_flags[MOST_VALUES];
   Py_ssize_t capacity;
-  int numbers; /* what stands in front of a call is no grid, but numbers that a grid was found for */
+  int numbers; /* what stands in front of a call is no grid, but numbers that a grid was found for
+                */
 } dispatcher_t;
 
 /* What is read of one call.  `owned` is what has to be given back. */
@@ -44,11 +49,13 @@ typedef struct {
   unsigned char key[KEY_BYTES];
   size_t used;
   Py_ssize_t count;
-  /* Where the first tensor lies that torch told C of.  A launch from a thread that is elsewhere is Python's. */
+  /* Where the first tensor lies that torch told C of.  A launch from a thread that is elsewhere is
+   * Python's. */
   const exchange_t *exchange;
   /* The current device, or where the tensors lie. */
   long device;
-  /* Where in the key the constants are, which calls of one shape differ in, and which values they are. */
+  /* Where in the key the constants are, which calls of one shape differ in, and which values they
+   * are. */
   int opens;
   struct {
     size_t from, to;
@@ -59,25 +66,8 @@ typedef struct {
   uint64_t addresses[MOST_VALUES];
 } call_t;
 
-static PyObject *word_device, *word_stream, *word_data_ptr, *word_get_device, *word_dtype;
-
-/* Types of tensors.  Where a method is a function of C, as torch's are, it is kept: looking it up would cost more than calling
- * it.  Where it is not, the row has NULL. */
-static struct {
-  PyTypeObject *type;
-  unsigned version; /* changes when the type does */
-  PyCFunction data_ptr, get_device;
-  PyGetSetDef *dtype;
-  const exchange_t *exchange; /* tells all three at once; NULL where there is none */
-  unsigned told;              /* of `quick->tensors`, when it was looked at: */
-  int direct;                 /* its functions tell the same, quicker; not without an exchange, which tells the stream */
-} tensors[TYPES];
-static unsigned next_type;
-
-/* How the compiled launcher is called with what was read; NULL where it was not built. */
-static const launch_call_t *quick;
-
-/* Each returns 1 when it was read, 0 when Python has to look at the call, or with an exception where that is an interrupt. */
+/* Each returns 1 when it was read, 0 when Python has to look at the call, or with an exception
+ * where that is an interrupt. */
 
 static inline int put(call_t *call, unsigned char tag, const void *data, size_t size) {
   if (call->used + 1 + size > KEY_BYTES)
@@ -88,78 +78,6 @@ static inline int put(call_t *call, unsigned char tag, const void *data, size_t 
   return 1;
 }
 
-/* Writes the function of C that a method is, or NULL; returns whether there is such a method. */
-static int find_method(PyTypeObject *type, PyObject *name, PyCFunction *found) {
-  PyObject *method = PyObject_GetAttr((PyObject *)type, name);
-  *found = NULL;
-  if (method == NULL) {
-    PyErr_Clear();
-    return 0;
-  }
-  if (Py_TYPE(method) == &PyMethodDescr_Type && ((PyMethodDescrObject *)method)->d_method->ml_flags == METH_NOARGS &&
-      PyType_IsSubtype(type, PyDescr_TYPE(method)))
-    *found = ((PyMethodDescrObject *)method)->d_method->ml_meth;
-  Py_DECREF(method);
-  return 1;
-}
-
-/* Returns the property of C that an attribute is, or NULL; the type of the object holds it as long as it has this version. */
-static PyGetSetDef *find_property(PyTypeObject *type, PyObject *name) {
-  PyObject *found = PyObject_GetAttr((PyObject *)type, name);
-  PyGetSetDef *property = NULL;
-  if (found == NULL) {
-    PyErr_Clear();
-    return NULL;
-  }
-  if (Py_TYPE(found) == &PyGetSetDescr_Type && PyType_IsSubtype(type, PyDescr_TYPE(found)))
-    property = ((PyGetSetDescrObject *)found)->d_getset;
-  Py_DECREF(found);
-  return property != NULL && property->get != NULL ? property : NULL;
-}
-
-static PyObject *call_method(PyObject *object, PyObject *name, PyCFunction function) {
-  return function != NULL ? function(object, NULL)
-                          : PyObject_VectorcallMethod(name, &object, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-}
-
-/* Whether torch's functions tell of tensors of a type whatever its table tells. */
-static int has_functions(PyTypeObject *type) {
-  PyObject *method;
-  int found;
-  if (quick->tensors->device_type == NULL || (method = PyObject_GetAttr((PyObject *)type, word_data_ptr)) == NULL) {
-    PyErr_Clear();
-    return 0;
-  }
-  found = is_read_directly(quick->tensors, type, method);
-  Py_DECREF(method);
-  return found;
-}
-
-/* Returns the row of a type, -1 when its values are no tensors that can be read quickly. */
-static int tensor_type(PyTypeObject *type) {
-  PyCFunction data_ptr, get_device;
-  unsigned row, told = quick == NULL ? 0 : quick->tensors->told;
-  for (row = 0; row < TYPES; row++)
-    if (tensors[row].type == type && tensors[row].version == type->tp_version_tag && tensors[row].version != 0 &&
-        tensors[row].told == told)
-      return (int)row;
-  if (!find_method(type, word_data_ptr, &data_ptr) || !find_method(type, word_get_device, &get_device) ||
-      type->tp_version_tag == 0)
-    return -1;
-  row = next_type++ % TYPES;
-  tensors[row].version = 0; /* giving back what the row held may run Python, which may launch */
-  Py_INCREF(type); /* kept, so that no other type gets its address */
-  Py_XSETREF(tensors[row].type, type);
-  tensors[row].data_ptr = data_ptr;
-  tensors[row].get_device = get_device;
-  tensors[row].dtype = find_property(type, word_dtype);
-  tensors[row].exchange = quick == NULL ? NULL : find_exchange(type);
-  tensors[row].direct = tensors[row].exchange != NULL && has_functions(type);
-  tensors[row].told = told;
-  tensors[row].version = type->tp_version_tag;
-  return (int)row;
-}
-
 /* What a launch has to know of a tensor. */
 typedef struct {
   unsigned char tag, dtype[4]; /* by which way it was told, and the type as that way has it */
@@ -167,11 +85,12 @@ typedef struct {
   uint64_t address;
 } told_t;
 
-/* Asks torch's functions.  Where a tensor has no address, its device comes first: torch writes a line for an address it refuses. */
+/* Asks torch's functions.  Where a tensor has no address, its device comes first: torch writes a
+ * line for an address it refuses. */
 static inline int ask_functions(const torch_tensors_t *torch, PyObject *tensor, told_t *told) {
-  void *handle = (char *)tensor + torch->handle, *address;
+  void *handle = read_handle(torch, tensor), *address;
   int32_t type, dtype;
-  if (*(void **)handle == NULL || torch->device_type(handle, &type) != 0 || type != torch->cuda ||
+  if (handle == NULL || torch->device_type(handle, &type) != 0 || type != torch->cuda ||
       torch->device(handle, &told->device) != 0 || torch->dtype(handle, &dtype) != 0 ||
       torch->address(handle, &address) != 0)
     return 0;
@@ -193,15 +112,16 @@ static inline int ask_table(const exchange_t *exchange, PyObject *tensor, told_t
 }
 
 /* Reads a tensor by what torch has for C; nothing is made for it. */
-static int read_told(call_t *call, PyObject *tensor, int row) {
+static int read_by_torch(const torch_tensors_t *torch, call_t *call, PyObject *tensor,
+                         const tensor_class_t *row) {
   unsigned char entry[sizeof(((told_t *)NULL)->dtype) + 1];
   told_t told;
-  if (!(tensors[row].direct ? ask_functions(quick->tensors, tensor, &told)
-                            : ask_table(tensors[row].exchange, tensor, &told)))
+  if (!(row->told_all ? ask_functions(torch, tensor, &told)
+                      : ask_table(row->exchange, tensor, &told)))
     return 0;
   if (call->device == UNKNOWN) {
     call->device = told.device;
-    call->exchange = tensors[row].exchange;
+    call->exchange = row->exchange;
   }
   if (call->device != told.device)
     return 0;
@@ -217,37 +137,40 @@ static int know_device(dispatcher_t *self, call_t *call) {
   PyObject *device;
   if (call->device != UNKNOWN)
     return 1;
-  device = PyObject_CallMethodNoArgs(self->driver, word_device);
+  device = PyObject_CallMethodNoArgs(self->driver, self->state->word_device);
   call->device = device == NULL ? UNKNOWN : PyLong_AsLong(device);
   Py_XDECREF(device);
   return call->device != UNKNOWN;
 }
 
-static int read_tensor(dispatcher_t *self, call_t *call, PyObject *tensor, int row) {
+static int read_tensor(dispatcher_t *self, call_t *call, PyObject *tensor,
+                       const tensor_class_t *row) {
   PyObject *device, *dtype, *address;
-  PyGetSetDef *property;
   unsigned long long number;
   long where;
   unsigned char entry[sizeof(void *) + 1];
-  if (tensors[row].exchange != NULL)
-    return read_told(call, tensor, row);
+  state_t *state = self->state;
+  PyCFunction get_device = row->get_device;
+  PyGetSetDef *property = row->dtype;
+  if (row->exchange != NULL)
+    return read_by_torch(&state->torch, call, tensor, row);
   if (!know_device(self, call))
     return 0;
-  address = call_method(tensor, word_data_ptr, tensors[row].data_ptr);
+  address = call_method(tensor, state->word_data_ptr, row->data_ptr);
   if (address == NULL)
     return 0;
   call->owned[call->count] = address;
   call->values[call->count] = address;
   number = PyLong_AsUnsignedLongLong(address);
-  device = PyErr_Occurred() ? NULL : call_method(tensor, word_get_device, tensors[row].get_device);
+  device = PyErr_Occurred() ? NULL : call_method(tensor, state->word_get_device, get_device);
   if (device == NULL)
     return 0;
   where = PyLong_AsLong(device);
   Py_DECREF(device);
   if (where != call->device) /* also after an error, which is -1 */
     return 0;
-  property = tensors[row].dtype;
-  dtype = property != NULL ? property->get(tensor, property->closure) : PyObject_GetAttr(tensor, word_dtype);
+  dtype = property != NULL ? property->get(tensor, property->closure)
+                           : PyObject_GetAttr(tensor, state->word_dtype);
   if (dtype == NULL)
     return 0;
   call->dtypes[call->count] = dtype;
@@ -257,7 +180,7 @@ static int read_tensor(dispatcher_t *self, call_t *call, PyObject *tensor, int r
 }
 
 /* The classes of integers for which Triton compiles the same kernel, as in call_key.py. */
-static int read_integer(call_t *call, PyObject *value) {
+static int read_size(call_t *call, PyObject *value) {
   int overflow;
   unsigned char kind;
   long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
@@ -266,7 +189,8 @@ static int read_integer(call_t *call, PyObject *value) {
   if (number == 1)
     kind = 1;
   else
-    kind = (unsigned char)((number >= INT32_MIN && number <= INT32_MAX ? 2 : 4) + ((number & UNALIGNED) == 0));
+    kind = (unsigned char)((number >= INT32_MIN && number <= INT32_MAX ? 2 : 4) +
+                           ((number & UNALIGNED) == 0));
   return put(call, 'I', &kind, 1);
 }
 
@@ -297,17 +221,20 @@ static int read_constant(call_t *call, PyObject *value) {
 }
 
 static int read_value(dispatcher_t *self, call_t *call, PyObject *value, int by_value) {
-  int done, row;
+  const tensor_class_t *row;
+  int done;
   size_t from = call->used;
   call->values[call->count] = value;
   call->owned[call->count] = call->dtypes[call->count] = NULL;
   if (by_value)
     done = read_constant(call, value);
   else if (PyLong_CheckExact(value))
-    done = read_integer(call, value);
+    done = read_size(call, value);
   else if (value == Py_None || PyBool_Check(value) || PyFloat_CheckExact(value))
     done = put(call, value == Py_None ? 'N' : PyBool_Check(value) ? 'B' : 'F', "", 0);
-  else if ((row = tensor_type(Py_TYPE(value))) >= 0)
+  else if (((row = find_known(self->state, Py_TYPE(value))) != NULL ||
+            (row = get_to_know(self->state, Py_TYPE(value))) != NULL) &&
+           row->has_device)
     done = read_tensor(self, call, value, row);
   else
     done = 0;
@@ -322,7 +249,8 @@ static int read_value(dispatcher_t *self, call_t *call, PyObject *value, int by_
   return done;
 }
 
-/* Writes for each name whether its value counts as such; calls from one place in a program have one tuple of names. */
+/* Writes for each name whether its value counts as such; calls from one place in a program have one
+ * tuple of names. */
 static int read_flags(dispatcher_t *self, PyObject *names) {
   Py_ssize_t index;
   for (index = 0; index < PyTuple_GET_SIZE(names); index++) {
@@ -348,17 +276,21 @@ static int read_named(dispatcher_t *self, call_t *call, PyObject *const *values,
   memcpy(flags, self->last_flags, (size_t)count);
   for (index = 0; index < count; index++) {
     PyObject *name = PyTuple_GET_ITEM(names, index);
-    /* Names are interned where calls are written; another string of the same letters only makes another key. */
-    if (!put(call, 'k', &name, sizeof(name)) || !read_value(self, call, values[index], flags[index]))
+    /* Names are interned where calls are written; another string of the same letters only makes
+     * another key. */
+    if (!put(call, 'k', &name, sizeof(name)) ||
+        !read_value(self, call, values[index], flags[index]))
       return 0;
   }
   return 1;
 }
 
-static int read_call(dispatcher_t *self, call_t *call, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+static int read_call(dispatcher_t *self, call_t *call, PyObject *const *args, Py_ssize_t count,
+                     PyObject *names) {
   const char *by_value = PyBytes_AS_STRING(self->positions);
   Py_ssize_t index;
-  if (count > PyBytes_GET_SIZE(self->positions) || count + (names == NULL ? 0 : PyTuple_GET_SIZE(names)) > MOST_VALUES)
+  if (count > PyBytes_GET_SIZE(self->positions) ||
+      count + (names == NULL ? 0 : PyTuple_GET_SIZE(names)) > MOST_VALUES)
     return 0;
   put(call, 'c', &call->device, sizeof(call->device));
   for (index = 0; index < count; index++)

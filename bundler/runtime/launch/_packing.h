@@ -1,25 +1,55 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How `_launch.c` packs one value into a parameter buffer: the kinds of parameters there are, and `pack_one`, which packs a value as
- * `Packer` does in Python (parameter_buffer.py), or leaves it to that.
+ * How one value is packed into a parameter buffer: the kinds of parameters there are, and
+ * `pack_one`, which packs a value as `Packer` does in Python (parameter_buffer.py), or leaves it to
+ * that.  It writes into the caller's buffer and keeps nothing; the interpreter's lock is held.
  */
 
-#ifndef BUNDLER_LAUNCH_PACKING_H
-#define BUNDLER_LAUNCH_PACKING_H
+#ifndef BUNDLER_PACKING_H
+#define BUNDLER_PACKING_H
 
-#include <Python.h>
-#include <stdint.h>
-#include <string.h>
-#include "_tensor_addresses.h"
+#include "_tensors.h"
 
 enum kind {
-  POINTER, I1, I8, I16, I32, I64, U1, U8, U16, U32, U64, FP16, BF16, FP32, FP64, TENSOR_MAP, GLOBAL_SCRATCH,
-  PROFILE_SCRATCH, KINDS
+  POINTER,
+  I1,
+  I8,
+  I16,
+  I32,
+  I64,
+  U1,
+  U8,
+  U16,
+  U32,
+  U64,
+  FP16,
+  BF16,
+  FP32,
+  FP64,
+  TENSOR_MAP,
+  GLOBAL_SCRATCH,
+  PROFILE_SCRATCH,
+  KINDS
 };
 
-static const char *const kind_names[KINDS] = {
-    "pointer", "i1", "i8", "i16", "i32", "i64", "u1", "u8", "u16", "u32", "u64", "fp16", "bf16", "fp32", "fp64",
-    "tensormap", "global_scratch", "profile_scratch"};
+static const char *const kind_names[KINDS] = {"pointer",
+                                              "i1",
+                                              "i8",
+                                              "i16",
+                                              "i32",
+                                              "i64",
+                                              "u1",
+                                              "u8",
+                                              "u16",
+                                              "u32",
+                                              "u64",
+                                              "fp16",
+                                              "bf16",
+                                              "fp32",
+                                              "fp64",
+                                              "tensormap",
+                                              "global_scratch",
+                                              "profile_scratch"};
 static const unsigned kind_bytes[KINDS] = {8, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 2, 2, 4, 8, 128, 8, 8};
 
 typedef struct {
@@ -28,13 +58,15 @@ typedef struct {
   Py_ssize_t argument;
 } field_t;
 
-/* Each returns 1 when the value was packed, 0 when Python has to look at it, or with an exception where that is an interrupt. */
+/* Each returns 1 when the value was packed, 0 when Python has to look at it, or with an exception
+ * where that is an interrupt. */
 
 /* Reads an integer; returns 0 for one that has more than 64 bits. */
 static inline int read_integer(PyObject *value, long long *number) {
   int overflow;
 #ifdef PyUnstable_Long_IsCompact
-  /* Nearly all are small, and a function less is called; after a launch nothing of ours is in the processor's caches. */
+  /* Nearly all are small, and a function less is called; after a launch nothing of ours is in the
+   * processor's caches. */
   if (PyUnstable_Long_IsCompact((PyLongObject *)value)) {
     *number = PyUnstable_Long_CompactValue((PyLongObject *)value);
     return 1;
@@ -62,7 +94,8 @@ static int pack_signed(PyObject *value, unsigned char *to, unsigned bytes) {
     if (number < -limit || number >= limit)
       return 0;
   }
-  memcpy(to, &number, bytes); /* little-endian, as every machine with such a GPU is; PyInit refuses another */
+  memcpy(to, &number,
+         bytes); /* little-endian, as every machine with such a GPU is; PyInit refuses another */
   return 1;
 }
 
@@ -117,8 +150,8 @@ static int pack_float(PyObject *value, unsigned char *to, enum kind kind) {
 }
 
 /* Tensors come first: most pointers are, and nothing else of theirs is looked at. */
-static int pack_pointer(PyObject *value, unsigned char *to) {
-  const known_t *row;
+static int pack_pointer(state_t *state, PyObject *value, unsigned char *to) {
+  const tensor_class_t *row;
   PyObject *number;
   uint64_t address;
   int done;
@@ -126,17 +159,17 @@ static int pack_pointer(PyObject *value, unsigned char *to) {
     memset(to, 0, 8);
     return 1;
   }
-  row = find_known(Py_TYPE(value));
+  row = find_known(state, Py_TYPE(value));
   if (row == NULL) {
     if (PyLong_Check(value))
       return PyBool_Check(value) ? 0 : pack_unsigned(value, to, 8);
-    row = get_to_know(Py_TYPE(value));
+    row = get_to_know(state, Py_TYPE(value));
   }
-  if (row != NULL && row->direct && read_directly(value, &address)) {
+  if (row != NULL && row->told_address && read_told(&state->torch, value, &address)) {
     memcpy(to, &address, 8);
     return 1;
   }
-  number = ask_address(value, row);
+  number = call_method(value, state->word_data_ptr, row == NULL ? NULL : row->data_ptr);
   if (number == NULL) {
     forget_error();
     return 0;
@@ -153,10 +186,11 @@ static int pack_map(PyObject *value, unsigned char *to) {
   return 1;
 }
 
-static inline int pack_one(const field_t *field, PyObject *value, unsigned char *buffer) {
+static inline int pack_one(state_t *state, const field_t *field, PyObject *value,
+                           unsigned char *buffer) {
   unsigned char *to = buffer + field->offset;
   if (field->kind == POINTER) /* most are; a jump through a table would have to be foretold */
-    return pack_pointer(value, to);
+    return pack_pointer(state, value, to);
   switch (field->kind) {
   case I1:
   case U1:
