@@ -89,7 +89,7 @@ def _end(data: bytes | memoryview) -> int:
         ends.append(offset + size)
     for kind, offset, size in _rows(_SECTION_BYTES, data, sections, section_bytes, section_count):
         ends.append(offset if kind == WITHOUT_BYTES else offset + size)
-    return max(ends)
+    return int(max(ends))
 
 
 def _rows(

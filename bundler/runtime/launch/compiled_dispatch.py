@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from bundler.runtime.launch.driver import Driver
+from bundler.runtime.launch.drivers.driver import Driver
 from bundler.runtime.launch.extension import EXTENSION
 from bundler.runtime.launch.launch_hooks import Hooks
 from bundler.toolchain.profiler_hooks import CHAINS, are_present

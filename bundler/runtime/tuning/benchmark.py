@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bundler.errors import ConfigError
-from bundler.runtime.launch.argument_types import is_tensor
+from bundler.runtime.launch.calls.argument_types import is_tensor
 from bundler.toolchain.tuner_toolchain import FLUSH_BYTES
 
 QUANTILES = (0.5, 0.2, 0.8)

@@ -35,12 +35,12 @@ from bundler.lifecycle.collection import known_facts
 from bundler.package_loggers import logger
 from bundler.runtime import grids
 from bundler.runtime.configs import Config
-from bundler.runtime.launch.driver import Driver
+from bundler.runtime.launch.calls.specialization_match import Specialization
+from bundler.runtime.launch.drivers.driver import Driver
 from bundler.runtime.launch.handle import Handle
 from bundler.runtime.launch.launch_hooks import Hooks
 from bundler.runtime.launch.loaded_plans import PlanLoader
-from bundler.runtime.launch.plan_builder import can_launch
-from bundler.runtime.launch.specialization_match import Specialization
+from bundler.runtime.launch.plans.plan_builder import can_launch
 from bundler.runtime.tuning.config_list import effective_on, ignored_on, keywords_on
 from bundler.runtime.tuning.occupancy import Usage, usage_of
 from bundler.runtime.tuning.tuner import Candidate, Refused
@@ -335,41 +335,16 @@ def importable(function: Any) -> SourceRef | None:
 
 
 class _BaseCandidate:
-    """What both kinds of candidates tell of their binary."""
+    """What both kinds of candidates tell of their binary; see `Candidate`."""
 
     def __init__(self, config: Config, made: CompiledConfig, compiler: CandidateCompiler) -> None:
-        self._config, self._made, self._compiler = config, made, compiler
+        self.config, self.made, self.key = config, made, made.kernel.key
+        self._compiler = compiler
         try:
-            self._usage = usage_of(made.image, made.kernel.spec.entry, made.kernel.target)
-        except (
-            FormatError
-        ):  # the binary may still run: unknown usage only means that it is not judged by it
-            self._usage = Usage(None, None)
-
-    @property
-    def config(self) -> Config:
-        """What it was compiled from."""
-        return self._config
-
-    @property
-    def key(self) -> str:
-        """The kernel's key."""
-        return self._made.kernel.key
-
-    @property
-    def registers(self) -> int | None:
-        """Registers of a thread."""
-        return self._usage.registers
-
-    @property
-    def spills(self) -> int | None:
-        """32-bit words of a thread that did not fit into registers."""
-        return self._usage.spills
-
-    @property
-    def made(self) -> CompiledConfig:
-        """The compiled kernel."""
-        return self._made
+            usage = usage_of(made.image, made.kernel.spec.entry, made.kernel.target)
+        except FormatError:  # the binary may still run; it is only not judged by its usage
+            usage = Usage(None, None)
+        self.registers, self.spills = usage.registers, usage.spills
 
 
 class StaticCandidate(_BaseCandidate):
@@ -386,7 +361,7 @@ class StaticCandidate(_BaseCandidate):
         it can.
         """
         try:
-            self._loader.load(self._made.kernel, self._compiler.place.device)
+            self._loader.load(self.made.kernel, self._compiler.place.device)
         except (CannotLaunchStatically, FormatError):
             raise
         except BundlerError as error:
@@ -396,10 +371,10 @@ class StaticCandidate(_BaseCandidate):
     def prepare(self, values: Mapping[str, Any]) -> Callable[[], None]:
         """Return a launch with these arguments in place of the call's."""
         place, hooks = self._compiler.place, self._compiler.hooks
-        loaded = self._loader.load(self._made.kernel, place.device)
-        arguments = Specialization(self._made.kernel).arguments
+        loaded = self._loader.load(self.made.kernel, place.device)
+        arguments = Specialization(self.made.kernel).arguments
         handle = Handle(loaded, place.driver, arguments)
-        call = {**self._compiler.keywords(self._config), **values}
+        call = {**self._compiler.keywords(self.config), **values}
         names = {argument.name for argument in arguments}
         given = handle.values(**{name: value for name, value in call.items() if name in names})
         grid = self._compiler.grid
@@ -411,7 +386,7 @@ class StaticCandidate(_BaseCandidate):
         )
         stream = place.driver.stream(place.device)
         facts = {
-            "name": self._made.kernel.name,
+            "name": self.made.kernel.name,
             "key": self.key,
             "grid": sizes,
             "stream": stream,
@@ -435,7 +410,7 @@ class TritonCandidate(_BaseCandidate):
 
     def prepare(self, values: Mapping[str, Any]) -> Callable[[], None]:
         """Return a launch with these arguments in place of the call's."""
-        call = {**self._compiler.keywords(self._config), **values}
+        call = {**self._compiler.keywords(self.config), **values}
         function, grid = toolchain.innermost(self._compiler.kernel), self._compiler.grid
 
         def launch() -> None:

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from bundler.compile.compile_job import Compiled
 from bundler.errors import CannotLaunchStatically
 from bundler.lifecycle.bundle_builder import Builder, join
-from bundler.runtime.launch.driver import Driver
-from bundler.runtime.launch.drivers import open_first_driver
+from bundler.runtime.launch.calls.specialization_match import Specialization
+from bundler.runtime.launch.drivers.driver import Driver
+from bundler.runtime.launch.drivers.driver_opening import open_first_driver
 from bundler.runtime.launch.handle import Handle
 from bundler.runtime.launch.loaded_plans import PlanLoader
-from bundler.runtime.launch.plan_builder import BACKENDS
-from bundler.runtime.launch.specialization_match import Specialization
+from bundler.runtime.launch.plans.plan_builder import BACKENDS
 from bundler.toolchain import identity
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from bundler.errors import ConfigError
 from bundler.format.bundle_file import os_errors, replace_file
-from bundler.runtime.launch.argument_types import is_tensor
+from bundler.runtime.launch.calls.argument_types import is_tensor
 from bundler.runtime.tuning.tuner_plugins import TunedLaunch
 from bundler.toolchain import tuner_toolchain as toolchain
 

@@ -16,7 +16,7 @@ from typing import Any
 from bundler.errors import ConfigError
 from bundler.format.bundle_file import os_errors
 from bundler.package_loggers import logger
-from bundler.runtime.launch.argument_types import is_tensor
+from bundler.runtime.launch.calls.argument_types import is_tensor
 from bundler.runtime.tuning.benchmark import Clock
 
 # Inductor's figures for marking a kernel as slow.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bundler.errors import DriverError, ToolchainMismatch
-from bundler.runtime.launch.plan import LaunchPlan, TensorMap
+from bundler.runtime.launch.plans.plan import LaunchPlan, TensorMap
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from bundler.runtime.launch.argument_types import (
+from bundler.runtime.launch.calls.argument_types import (
     has_small_range,
     is_constant,
     is_descriptor,

@@ -63,7 +63,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
 def compiled_driver() -> Any | None:
     """Return the extension, None where it was not built."""
     try:
-        from bundler.runtime.launch import _jit_driver  # type: ignore[attr-defined, unused-ignore]
+        from bundler.runtime.launch.jit import _jit_driver  # type: ignore[attr-defined, unused-ignore]
     except ImportError:
         return None
     return _jit_driver

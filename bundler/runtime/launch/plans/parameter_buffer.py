@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from bundler.errors import CannotLaunchStatically
 from bundler.format.summary import count
-from bundler.runtime.launch.plan import (
+from bundler.runtime.launch.plans.plan import (
     GLOBAL_SCRATCH,
     PROFILE_SCRATCH,
     TENSOR_MAP,

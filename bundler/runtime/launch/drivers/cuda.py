@@ -9,18 +9,14 @@ reads (`_encode_tensor_map`).
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar, NoReturn
 
 from bundler.errors import CannotLaunchStatically, DriverError, DriverUnavailable
-from bundler.runtime.launch import cuda_api as api
-from bundler.runtime.launch.driver import DeviceProperties
-from bundler.runtime.launch.driver_library import Calls, Library
-from bundler.runtime.launch.launchers import Binding, Leave, image_loader, packed_attributes
-from bundler.runtime.launch.native_driver import MAX_THREADS, NativeDriver, NativeModule
-from bundler.runtime.launch.plan import TENSOR_MAP_BYTES, LaunchPlan, TensorMap
-from bundler.runtime.launch.scratch import scratch_for
+from bundler.runtime.launch.drivers import cuda_api as api
+from bundler.runtime.launch.drivers.launchers import Leave, image_loader, packed_attributes
+from bundler.runtime.launch.drivers.native_driver import MAX_THREADS, Calls, Library, NativeDriver
+from bundler.runtime.launch.plans.plan import TENSOR_MAP_BYTES, LaunchPlan, TensorMap
 
 _CALLS = Calls(
     device_count="cuDeviceGetCount",
@@ -31,6 +27,14 @@ _CALLS = Calls(
     function_attribute="cuFuncGetAttribute",
     allocate="cuMemAllocAsync",
     free="cuMemFreeAsync",
+    current_place="cuCtxGetCurrent",
+    asked=(
+        api.MAX_THREADS_PER_BLOCK,
+        api.MAX_SHARED_OPTIN,
+        api.WARP_SIZE,
+        api.MULTIPROCESSORS,
+        api.COOPERATIVE_LAUNCH,
+    ),
 )
 # A block gets this much shared memory, static and dynamic together, from any GPU.  The driver
 # launches a kernel that needs more only after its limit was raised with cuFuncSetAttribute.
@@ -135,7 +139,7 @@ class CudaDriver(NativeDriver):
             self.refuse(status, "cuCtxGetDevice")
         return device.value
 
-    def _current_context(self) -> int:
+    def _current_place(self) -> int:
         context = ctypes.c_void_p()
         self.check(self._library.cuCtxGetCurrent(context), "cuCtxGetCurrent")
         return context.value or 0
@@ -144,7 +148,7 @@ class CudaDriver(NativeDriver):
         """Make a context for a device current: the one that is, if it is on that device, else the
         primary one.
         """
-        current = self._current_context()
+        current = self._current_place()
         if current and self._current_device() == device:
             return current, _stay
         primary = self._primary(device)
@@ -162,11 +166,11 @@ class CudaDriver(NativeDriver):
             return self._retained[device]
 
     def _ensure_context(self) -> None:
-        if not self._current_context():
+        if not self._current_place():
             self._enter(self._primary(0))
 
     def _enter(self, context: int) -> Leave:
-        current = self._current_context()
+        current = self._current_place()
         if current == context:
             return _stay
         if not current:
@@ -181,17 +185,8 @@ class CudaDriver(NativeDriver):
 
     # -------------------------------------------------------------------------- Devices and modules
 
-    def _read_properties(self, device: int) -> DeviceProperties:
-        return DeviceProperties(
-            arch=str(
-                self._ask_device(api.MAJOR, device) * 10 + self._ask_device(api.MINOR, device)
-            ),
-            max_threads_per_block=self._ask_device(api.MAX_THREADS_PER_BLOCK, device),
-            max_shared_optin_bytes=self._ask_device(api.MAX_SHARED_OPTIN, device),
-            warp_size=self._ask_device(api.WARP_SIZE, device),
-            multiprocessors=self._ask_device(api.MULTIPROCESSORS, device),
-            cooperative=bool(self._ask_device(api.COOPERATIVE_LAUNCH, device)),
-        )
+    def _arch(self, device: int) -> str:
+        return str(self._ask_device(api.MAJOR, device) * 10 + self._ask_device(api.MINOR, device))
 
     def _load_here(
         self, plan: LaunchPlan, image: bytes, device: int
@@ -249,23 +244,10 @@ class CudaDriver(NativeDriver):
             plan,
         )
 
-    def _bind(self, module: NativeModule) -> Binding:
-        return Binding(
-            plan=module.plan,
-            function=module.function,
-            place=module.place,
-            attributes=launch_attributes(module.plan),
-            plain=self._library.find(api.LAUNCH),
-            # CUDA before 11.8 lacks it, and a kernel with attributes is then refused.
-            extended=self._library.find(api.LAUNCH_EXTENDED),
-            ask_place=self._library.cuCtxGetCurrent,
-            current_place=self._current_context,
-            fail=module.refuse_launch,
-            enter=functools.partial(self._enter, module.place),
-            scratch=scratch_for(module.plan, functools.partial(self._pool, module.device)),
-            elsewhere=self.elsewhere,
-            forget=self._forget,
-        )
+    def _launching(self, plan: LaunchPlan) -> tuple[Any, Any | None, bytes]:
+        # CUDA before 11.8 lacks the second, and a kernel with attributes is then refused.
+        plain, extended = self._library.find(api.LAUNCH), self._library.find(api.LAUNCH_EXTENDED)
+        return plain, extended, launch_attributes(plan)
 
 
 def _stay() -> None:

@@ -1,34 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
 """`NativeDriver`: what the drivers of CUDA and HIP have in common.
 
-That is the modules loaded through a shared library (`driver_library.py`), their launchers,
-following torch's current device and stream, and refusing to work after a fork.  `cuda.py` and
-`hip.py` inherit from it and fill in the rest.
+That is the library and the modules loaded through it, their launchers, following torch's current
+device and stream, and refusing to work after a fork.  `cuda.py` and `hip.py` inherit from it, say
+what their library calls what both have (`Calls`), and fill in the rest.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from bundler.errors import CannotLaunchStatically, DriverError, DriverUnavailable, ToolchainMismatch
 from bundler.fork_safety import after_fork
-from bundler.runtime.launch import launchers
-from bundler.runtime.launch.cuda_api import NO_BINARY_FOR_GPU
-from bundler.runtime.launch.driver import DeviceProperties, Launcher, Module, check_fits
-from bundler.runtime.launch.driver_library import Calls, Library
-from bundler.runtime.launch.plan import LaunchPlan
-from bundler.runtime.launch.scratch import ScratchPool, TorchPool
+from bundler.runtime.launch.drivers import launchers
+from bundler.runtime.launch.drivers.cuda_api import NO_BINARY_FOR_GPU
+from bundler.runtime.launch.drivers.driver import DeviceProperties, Launcher, Module, check_fits
+from bundler.runtime.launch.drivers.scratch import ScratchPool, TorchPool, scratch_for
+from bundler.runtime.launch.plans.plan import LaunchPlan
 
 # The attribute of a function that says how many threads a block of it may have, in both libraries.
 MAX_THREADS = 0
 # Kinds of launchers that are kept track of.
 _MOST_ALIKE = 256
+
+
+class Calls(NamedTuple):
+    """What both libraries have under other names: HIP's API mirrors CUDA's.
+
+    Attributes:
+        current_place: writes the place of the thread: a context of CUDA, a device of HIP.
+        asked: attributes of a device: threads a block, shared memory a block, threads a warp,
+            multiprocessors, cooperative launches.
+    """
+
+    device_count: str
+    device_attribute: str
+    module_load: str
+    module_unload: str
+    module_function: str
+    function_attribute: str
+    allocate: str
+    free: str
+    current_place: str
+    asked: tuple[int, int, int, int, int]
+
+
+class Library:
+    """A driver's shared library: its functions as attributes, with their argument types."""
+
+    def __init__(
+        self, name: str, signatures: Mapping[str, tuple[object, ...]], backend: str
+    ) -> None:
+        self._found: dict[str, Any | None] = {}
+        try:
+            self._library = ctypes.CDLL(name)
+            for function, types in signatures.items():
+                getattr(self._library, function).argtypes = types
+        except (OSError, AttributeError) as error:
+            raise DriverUnavailable(
+                f"{backend} kernels need the driver's library {name}, which cannot be used here:"
+                f" {error}; install the GPU's driver, or run where there is one",
+                backend=backend,
+                library=name,
+            ) from error
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._library, name)
+        setattr(self, name, function)
+        return function
+
+    def find(self, name: str, types: tuple[object, ...] | None = None) -> Any | None:
+        """Return a function that older libraries lack, None when this one does."""
+        if name not in self._found:
+            function = getattr(self._library, name, None)
+            if function is not None:
+                function.argtypes = types
+            self._found[name] = function
+        return self._found[name]
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -391,6 +447,32 @@ class NativeDriver(ABC):
     def _forget(self) -> None:  # noqa: B027  # CUDA's driver keeps none, so there it does nothing
         """Let the library forget the error that its last call in this thread returned."""
 
+    def _bind(self, module: NativeModule) -> launchers.Binding:
+        plan = module.plan
+        plain, extended, attributes = self._launching(plan)
+        return launchers.Binding(
+            plan=plan,
+            function=module.function,
+            place=module.place,
+            attributes=attributes,
+            plain=plain,
+            extended=extended,
+            ask_place=getattr(self._library, self.calls.current_place),
+            current_place=self._current_place,
+            fail=module.refuse_launch,
+            enter=functools.partial(self._enter, module.place),
+            scratch=scratch_for(plan, functools.partial(self._pool, module.device)),
+            elsewhere=self.elsewhere,
+            forget=self._forget,
+        )
+
+    def _read_properties(self, device: int) -> DeviceProperties:
+        arch = self._arch(device)
+        threads, shared, warp, multiprocessors, cooperative = (
+            self._ask_device(attribute, device) for attribute in self.calls.asked
+        )
+        return DeviceProperties(arch, threads, shared, warp, multiprocessors, bool(cooperative))
+
     # -------------------------------------------------------- What each of them does in its own way
 
     @abstractmethod
@@ -418,10 +500,17 @@ class NativeDriver(ABC):
     def _current_device(self) -> int: ...
 
     @abstractmethod
-    def _read_properties(self, device: int) -> DeviceProperties: ...
+    def _current_place(self) -> int: ...
 
     @abstractmethod
-    def _bind(self, module: NativeModule) -> launchers.Binding: ...
+    def _arch(self, device: int) -> str:
+        """Return a device's architecture, as in a `Target`."""
+
+    @abstractmethod
+    def _launching(self, plan: LaunchPlan) -> tuple[Any, Any | None, bytes]:
+        """Return the library's function that launches, the one that launches with attributes (None
+        where it has none), and the attributes, as the driver's structures.
+        """
 
     @abstractmethod
     def _words(self, status: int) -> str:

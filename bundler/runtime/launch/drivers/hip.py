@@ -13,14 +13,11 @@ from ctypes import c_char_p, c_int
 from typing import Any, ClassVar
 
 from bundler.errors import CannotLaunchStatically, DriverError, DriverUnavailable
-from bundler.runtime.launch import hip_api as api
-from bundler.runtime.launch.driver import DeviceProperties
-from bundler.runtime.launch.driver_library import Calls, Library
-from bundler.runtime.launch.hip_library import library_path
-from bundler.runtime.launch.launchers import Binding, Leave, packed_attributes
-from bundler.runtime.launch.native_driver import NativeDriver, NativeModule
-from bundler.runtime.launch.plan import LaunchPlan, TensorMap
-from bundler.runtime.launch.scratch import scratch_for
+from bundler.runtime.launch.drivers import hip_api as api
+from bundler.runtime.launch.drivers.hip_library import library_path
+from bundler.runtime.launch.drivers.launchers import Leave, packed_attributes
+from bundler.runtime.launch.drivers.native_driver import Calls, Library, NativeDriver, NativeModule
+from bundler.runtime.launch.plans.plan import LaunchPlan, TensorMap
 
 _CALLS = Calls(
     device_count="hipGetDeviceCount",
@@ -31,6 +28,14 @@ _CALLS = Calls(
     function_attribute="hipFuncGetAttribute",
     allocate="hipMallocAsync",
     free="hipFreeAsync",
+    current_place="hipGetDevice",
+    asked=(
+        api.MAX_THREADS_PER_BLOCK,
+        api.MAX_SHARED,
+        api.WARP_SIZE,
+        api.MULTIPROCESSORS,
+        api.COOPERATIVE_LAUNCH,
+    ),
 )
 
 
@@ -117,6 +122,8 @@ class HipDriver(NativeDriver):
         self.check(self._library.hipGetDevice(device), "hipGetDevice")
         return device.value
 
+    _current_place = _current_device
+
     def _go_to(self, device: int) -> tuple[int, Leave]:
         return device, self._enter(device)
 
@@ -129,24 +136,16 @@ class HipDriver(NativeDriver):
     def _set_device(self, device: int) -> None:
         self.check(self._library.hipSetDevice(device), f"hipSetDevice({device})")
 
-    def _read_properties(self, device: int) -> DeviceProperties:
+    def _arch(self, device: int) -> str:
         memory = ctypes.create_string_buffer(api.PROPERTIES_BYTES)
         self.check(
             self._library.hipGetDevicePropertiesR0600(memory, device),
             f"asking for properties of device {device}",
         )
         name = memory.raw[api.ARCH_AT : api.ARCH_AT + api.ARCH_BYTES].partition(b"\0")[0].decode()
-        return DeviceProperties(
-            arch=name.partition(":")[0],  # the rest says which features are switched on
-            max_threads_per_block=self._ask_device(api.MAX_THREADS_PER_BLOCK, device),
-            max_shared_optin_bytes=self._ask_device(api.MAX_SHARED, device),
-            warp_size=self._ask_device(api.WARP_SIZE, device),
-            multiprocessors=self._ask_device(api.MULTIPROCESSORS, device),
-            cooperative=bool(self._ask_device(api.COOPERATIVE_LAUNCH, device)),
-        )
+        return name.partition(":")[0]  # the rest says which features are switched on
 
-    def _bind(self, module: NativeModule) -> Binding:
-        plan, plain, extended = module.plan, api.LAUNCH, None
+    def _launching(self, plan: LaunchPlan) -> tuple[Any, Any | None, bytes]:
         if plan.cluster > 1:
             extended = self._library.find(api.LAUNCH_EXTENDED)
             if extended is None:
@@ -155,25 +154,11 @@ class HipDriver(NativeDriver):
                     " lacks; update it",
                     kernel=plan.kernel,
                 )
-        elif plan.cooperative:
-            # It takes one argument less than the other, the last, which the calling conventions of
-            # our platforms allow.
-            plain = api.LAUNCH_COOPERATIVE
-        return Binding(
-            plan=plan,
-            function=module.function,
-            place=module.place,
-            attributes=b"" if extended is None else _attributes(plan),
-            plain=self._library.find(plain),
-            extended=extended,
-            ask_place=self._library.hipGetDevice,
-            current_place=self._current_device,
-            fail=module.refuse_launch,
-            enter=functools.partial(self._enter, module.device),
-            scratch=scratch_for(plan, functools.partial(self._pool, module.device)),
-            elsewhere=self.elsewhere,
-            forget=self._forget,
-        )
+            return self._library.find(api.LAUNCH), extended, _attributes(plan)
+        # The second takes one argument less than the first, the last, which the calling conventions
+        # of our platforms allow.
+        name = api.LAUNCH_COOPERATIVE if plan.cooperative else api.LAUNCH
+        return self._library.find(name), None, b""
 
 
 def _attributes(plan: LaunchPlan) -> bytes:

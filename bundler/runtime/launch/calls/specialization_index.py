@@ -16,8 +16,8 @@ from typing import Any
 
 from bundler.format.constant_values import Value
 from bundler.format.launch_spec import Argument
-from bundler.runtime.launch.argument_types import CONSTEXPR, ArgumentType
-from bundler.runtime.launch.specialization_match import Call, Specialization
+from bundler.runtime.launch.calls.argument_types import CONSTEXPR, ArgumentType
+from bundler.runtime.launch.calls.specialization_match import Call, Specialization
 
 # A mark stands for an argument: the name of its type, or (type, value) of a constant; equal marks
 # fit each other.  `Reader` makes the same pairs of a call's constants.

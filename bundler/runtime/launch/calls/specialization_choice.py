@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from bundler.errors import CannotLaunchStatically, NotFound, ToolchainMismatch
 from bundler.format.launch_spec import Argument
 from bundler.format.summary import count
-from bundler.runtime.launch.argument_types import ArgumentType
-from bundler.runtime.launch.specialization_index import CallShape, Group
-from bundler.runtime.launch.specialization_match import Call, Specialization, bind
+from bundler.runtime.launch.calls.argument_types import ArgumentType
+from bundler.runtime.launch.calls.specialization_index import CallShape, Group
+from bundler.runtime.launch.calls.specialization_match import Call, Specialization, bind
 
 MAX_SHOWN = 8
 _KEY_CHARACTERS = 8

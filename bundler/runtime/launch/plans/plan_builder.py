@@ -19,8 +19,8 @@ from bundler.format.constant_values import Value
 from bundler.format.entries import Kernel, Target
 from bundler.format.launch_spec import LaunchFacts, LaunchSpec, Named
 from bundler.format.summary import count
-from bundler.runtime.launch.parameter_layout import Layout, read_layout
-from bundler.runtime.launch.plan import (
+from bundler.runtime.launch.plans.parameter_layout import Layout, read_layout
+from bundler.runtime.launch.plans.plan import (
     GLOBAL_SCRATCH,
     KIND_BYTES,
     PROFILE_SCRATCH,
@@ -30,7 +30,7 @@ from bundler.runtime.launch.plan import (
     Piece,
     TensorMap,
 )
-from bundler.runtime.launch.shared_parts import SharedParts
+from bundler.runtime.launch.plans.shared_parts import SharedParts
 
 BACKENDS = ("cuda", "hip")
 MAX_RANK = 5

@@ -4,7 +4,7 @@
  * and its two users. `launch` of `cuda_utils` launches kernels of any signature, with what it is
  * given to describe these: driver.py of Triton 3.7 and later calls it for each launch.  Launcher
  * launches kernels of one signature, as the function that Triton up to 3.6 has compiled for each:
- * bundler/runtime/launch/jit_modules.py makes it, and driver.py of Triton 3.6 calls it.
+ * bundler/runtime/launch/jit/jit_modules.py makes it, and driver.py of Triton 3.6 calls it.
  *
  * Values are the caller's; what is read of them lies in a `room_t` on the stack, whose `allocated`
  * the caller frees.
@@ -677,7 +677,7 @@ static PyType_Slot launcher_slots[] = {
     {0, NULL}};
 
 static PyType_Spec launcher_spec = {
-    "bundler.runtime.launch._jit_driver.Launcher", sizeof(launcher_t), 0,
+    "bundler.runtime.launch.jit._jit_driver.Launcher", sizeof(launcher_t), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL, launcher_slots};
 
 /* ----------------------------------------------------------------- what is added to the module */

@@ -8,7 +8,7 @@
  * function takes the arguments and raises the errors of Triton's own.  The library is opened when
  * Python says so, never linked.
  *
- * Called from bundler/runtime/launch/jit_modules.py (`open`), and from Triton's driver.py and
+ * Called from bundler/runtime/launch/jit/jit_modules.py (`open`), and from Triton's driver.py and
  * compiler.py, which take what is here for the `cuda_utils` that they would have compiled.
  */
 

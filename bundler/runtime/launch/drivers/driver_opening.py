@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bundler.errors import ConfigError, DriverUnavailable
-from bundler.runtime.launch.driver import Driver
+from bundler.runtime.launch.drivers.driver import Driver
 
 
 def open_driver(backend: str) -> Driver:
@@ -21,11 +21,11 @@ def open_driver(backend: str) -> Driver:
         ConfigError: there is no such backend.
     """
     if backend == "cuda":
-        from bundler.runtime.launch.cuda import CudaDriver
+        from bundler.runtime.launch.drivers.cuda import CudaDriver
 
         return CudaDriver()
     if backend == "hip":
-        from bundler.runtime.launch.hip import HipDriver
+        from bundler.runtime.launch.drivers.hip import HipDriver
 
         return HipDriver()
     raise ConfigError(

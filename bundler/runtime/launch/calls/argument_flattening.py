@@ -12,9 +12,9 @@ from typing import Any
 
 from bundler.errors import CannotLaunchStatically
 from bundler.format.summary import count
-from bundler.runtime.launch.argument_types import is_descriptor
-from bundler.runtime.launch.driver import Driver
-from bundler.runtime.launch.plan import TENSOR_MAP, LaunchPlan, Piece, TensorMap
+from bundler.runtime.launch.calls.argument_types import is_descriptor
+from bundler.runtime.launch.drivers.driver import Driver
+from bundler.runtime.launch.plans.plan import TENSOR_MAP, LaunchPlan, Piece, TensorMap
 
 Feed = Callable[[Sequence[Any]], Sequence[Any]]
 

@@ -19,7 +19,12 @@ from bundler.format.constant_values import Value
 from bundler.format.entries import Kernel
 from bundler.format.launch_spec import Argument, LaunchFacts, Tagged, read_alike, with_constants
 from bundler.format.summary import count, short
-from bundler.runtime.launch.argument_types import CONSTEXPR, ArgumentType, same_constant, specialize
+from bundler.runtime.launch.calls.argument_types import (
+    CONSTEXPR,
+    ArgumentType,
+    same_constant,
+    specialize,
+)
 
 # What Triton's backends take for an option that a call does not name.  Only options that change
 # what is launched, and whose default depends on neither chip nor release; the others have to be

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from bundler.errors import CannotLaunchStatically
-from bundler.runtime.launch.argument_types import is_descriptor, is_tensor
-from bundler.runtime.launch.call_key import device_of
+from bundler.runtime.launch.calls.argument_types import is_descriptor, is_tensor
+from bundler.runtime.launch.calls.call_key import device_of
 
 PointerDevice = Callable[[int], int | None]
 

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from bundler.runtime.launch.launchers import Leave, Scratch
-from bundler.runtime.launch.plan import GLOBAL_SCRATCH, PROFILE_SCRATCH, LaunchPlan
+from bundler.runtime.launch.drivers.launchers import Leave, Scratch
+from bundler.runtime.launch.plans.plan import GLOBAL_SCRATCH, PROFILE_SCRATCH, LaunchPlan
 
 # Both allocators align to this; more is made by allocating more.
 _ALIGNED_BYTES = 256
