@@ -131,7 +131,7 @@ if TYPE_CHECKING:
     from bundler.runtime.tuning.autotune_decorator import autotune
     from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
     from bundler.runtime.tuning.benchmark import Clock
-    from bundler.runtime.tuning.compiled_handles import handles_on
+    from bundler.runtime.tuning.candidate_compiler import handles_on
     from bundler.runtime.tuning.descent import Descent, Space
     from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
     from bundler.runtime.tuning.kernel_export import Exported

@@ -160,7 +160,7 @@ MODULE_OF_NAME = {
     "end_compile": "lifecycle.recorder",
     "explain": "integrations.explanations",
     "explain_trees": "lifecycle.tree_comparison",
-    "handles_on": "runtime.tuning.compiled_handles",
+    "handles_on": "runtime.tuning.candidate_compiler",
     "install": "integrations._process",
     "load": "runtime.launch.bundle_kernels",
     "load_program": "runtime.program.run",

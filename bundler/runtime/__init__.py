@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bundler.runtime.launch.static_kernel import StaticKernel
     from bundler.runtime.program.run import ProgramMemory, ProgramRunner, load_program
     from bundler.runtime.tuning.autotuned_kernel import AutotunedKernel
-    from bundler.runtime.tuning.compiled_handles import handles_on
+    from bundler.runtime.tuning.candidate_compiler import handles_on
     from bundler.runtime.tuning.descent import Descent, Space
     from bundler.runtime.tuning.launch_dump import LaunchDump
     from bundler.runtime.tuning.occupancy import DeviceLimits
@@ -64,7 +64,7 @@ _MODULE_OF_NAME = {
     "TunerPlugin": "tuning.tuner_plugins",
     "build_plan": "launch.plans.plan_builder",
     "can_launch": "launch.plans.plan_builder",
-    "handles_on": "tuning.compiled_handles",
+    "handles_on": "tuning.candidate_compiler",
     "load": "launch.bundle_kernels",
     "load_program": "program.run",
     "open_driver": "launch.drivers.driver_opening",

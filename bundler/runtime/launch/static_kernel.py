@@ -26,7 +26,7 @@ from bundler.runtime.launch.calls.specialization_match import Specialization
 from bundler.runtime.launch.compiled_dispatch import Gridded, compiled_dispatcher
 from bundler.runtime.launch.drivers.driver import Driver, Launcher
 from bundler.runtime.launch.handle import Handle
-from bundler.runtime.launch.launch_hooks import Hooks
+from bundler.runtime.launch.launch_hooks import Hooks, launch_facts
 from bundler.runtime.launch.loaded_plans import LoadedPlan, PlanLoader
 
 _Sizes = tuple[int, int, int]
@@ -303,14 +303,8 @@ class StaticKernel(Gridded):
     ) -> None:
         if 0 in grid:
             return
-        facts = {
-            "name": self.name,
-            "key": bound.loaded.plan.key,
-            "grid": grid,
-            "stream": stream,
-            "device": bound.loaded.device,
-            "function": getattr(bound.loaded.module, "function", 0),
-        }
+        loaded = bound.loaded
+        facts = launch_facts(self.name, loaded.plan.key, grid, stream, loaded.device, loaded.module)
         self._hooks.around(facts, lambda: bound.launcher(*grid, stream, *bound.passed(values)))
 
     def _meet(
