@@ -84,11 +84,11 @@ def watch(driver: Any, clock: Callable[[], float] = time.perf_counter) -> Profil
     process.
     """
     from bundler.format.bundle import Bundle
+    from bundler.runtime.launch import loaded_plans
     from bundler.runtime.launch.bundle_kernels import Kernels
     from bundler.runtime.launch.calls.specialization_choice import Choices
     from bundler.runtime.launch.calls.specialization_index import CallShape
     from bundler.runtime.launch.calls.specialization_match import Specialization
-    from bundler.runtime.launch.plans import loaded_plans
     from bundler.runtime.launch.static_kernel import StaticKernel
 
     profile = Profile(clock)
