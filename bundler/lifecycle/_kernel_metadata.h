@@ -250,8 +250,7 @@ static int is_key_of(const char *key, const text_t *hash) {
   return 1;
 }
 
-/* Whether the binary is one of the kind that the backend makes; of an unknown one nothing is known.
- */
+/* Whether the binary is of the kind that the backend makes; of an unknown one nothing is known. */
 static int is_binary_of(const text_t *backend, const char *binary) {
   static const char *const KINDS[][2] = {{"cuda", ".cubin"}, {"hip", ".hsaco"}, {"xpu", ".zebin"}};
   for (size_t number = 0; number < sizeof(KINDS) / sizeof(KINDS[0]); number++)

@@ -34,12 +34,10 @@
 #include "_sha256.h"
 
 #define MOST_THREADS 16
-/* A thread calls nothing that needs more; glibc's own stacks would take 8 MB of address space each.
- */
+/* A thread calls nothing that needs more; glibc's own stacks would take 8 MB of address space. */
 #define STACK_BYTES (256 * 1024)
 
-/* Starts at most `most` threads that call `work` with `argument`; returns how many there are now.
- */
+/* Starts at most `most` threads that call `work` with `argument`; returns how many there are. */
 static long start_threads(pthread_t *threads, long most, void *(*work)(void *), void *argument) {
   pthread_attr_t attributes;
   sigset_t all, before;

@@ -64,8 +64,7 @@ static int can_hash_pairs(void) {
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_SHA);
 }
 
-/* Hashes one block in each of the first `lanes`, which is 1 or 2 and known when this is compiled.
- */
+/* Hashes one block in each of the first `lanes`: 1 or 2, known when this is compiled. */
 WITH_SHA static inline __attribute__((always_inline)) void hash_blocks(lane_t *const *lane,
                                                                        const int lanes) {
   const __m128i swap = _mm_set_epi64x(0x0c0d0e0f08090a0bLL, 0x0405060700010203LL);

@@ -28,20 +28,19 @@ typedef struct {
   state_t *state;
   vectorcallfunc vectorcall;
   PyObject *driver, *enter, *leave, *present, *slow, *first, *measure;
-  PyObject *chains;    /* where Triton's hooks are, for _profiler_hooks.h; NULL where `present` is
-                          asked at each launch */
+  /* Where Triton's hooks are, for _profiler_hooks.h; NULL: `present` is asked at each launch. */
+  PyObject *chains;
   PyObject *positions; /* bytes: for each parameter, whether it counts by its value */
   PyObject *names;     /* dict: the same by name */
-  PyObject *known;  /* dict: key -> ((launcher, values it takes, grids, bound, again), what the key
-                       points to), or None */
-  PyObject *shapes; /* dict: key without constants -> (again, what the key points to) */
-  PyObject *last_key, *last_row; /* of the last call that was known: loops launch one kind of call
-                                    again and again */
+  /* Key -> ((launcher, values it takes, grids, bound, again), what the key points to), or None. */
+  PyObject *known;
+  PyObject *shapes; /* key without constants -> (again, what the key points to) */
+  /* Of the last call that was known: loops launch one kind of call again and again. */
+  PyObject *last_key, *last_row;
   PyObject *last_names; /* of the last call with keywords, and whether each counts by its value */
   char last_flags[MOST_VALUES];
   Py_ssize_t capacity;
-  int numbers; /* what stands in front of a call is no grid, but numbers that a grid was found for
-                */
+  int numbers; /* in front of a call stand numbers that a grid was found for, not a grid */
 } dispatcher_t;
 
 /* What is read of one call.  `owned` is what has to be given back. */

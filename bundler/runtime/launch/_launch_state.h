@@ -58,19 +58,18 @@ typedef struct {
   PyTypeObject *type;   /* kept, so that no other class gets its address */
   unsigned version;     /* changes when the class does; 0: the row is void */
   PyObject *method;     /* `data_ptr`; kept, so that its function stays */
-  PyCFunction data_ptr; /* these are NULL where the class has it in another form, */
-  PyCFunction get_device;
+  /* Functions of C; NULL where the class has it in another form. */
+  PyCFunction data_ptr, get_device;
   PyGetSetDef *dtype;
-  int has_device;             /* or, without this, may have no `get_device` at all */
+  int has_device;             /* whether there is a `get_device` at all */
   const exchange_t *exchange; /* tells address, device and type at once; NULL where there is none */
-  int told_address;           /* torch's functions tell the address, quicker; */
-  int told_all; /* and the other two. Not without an exchange, which tells the stream */
+  int told_address;           /* whether torch's functions tell the address, quicker, */
+  int told_all; /* and the other two; not without an exchange, which tells the stream */
 } tensor_class_t;
 
 /* The class of the object that has Triton's hooks, as _profiler_hooks.h looked at it. */
 typedef struct {
-  PyTypeObject *type,
-      *chain; /* it, and the class of both hooks; kept, so that no others get their addresses */
+  PyTypeObject *type, *chain; /* it, and the class of both hooks; both kept, as above */
   unsigned version, chain_version; /* change when the classes do */
   int plain; /* what an object has of its own stands in its dictionary, and nothing computes it */
   PyObject *hooks[2]; /* the class's own, for objects that have none */
@@ -82,12 +81,11 @@ typedef struct {
   torch_tensors_t torch; /* nothing before `tell_tensors` */
   tensor_class_t classes[KNOWN_CLASSES];
   unsigned next_class;
-  unsigned long
-      launches_left; /* after so many more launches `ask_now` is called; 0 where nothing is to be */
+  /* After so many more launches `ask_now` is called; 0 where nothing is to be. */
+  unsigned long launches_left;
   PyObject *ask_now;
   hooks_class_t hooks;
-  void *spare; /* memory of the last Bound that went away: nearly every call makes one, and drops it
-                */
+  void *spare; /* memory of the last Bound that went: nearly every call makes one, and drops it */
 } state_t;
 
 /* Forgets an error after which Python is asked anew, which meets it again.  An interrupt comes only

@@ -101,8 +101,8 @@ static int pack_values(launcher_t *self, PyObject *const *values, const uint64_t
     const field_t *field = &self->fields[index];
     PyObject *value;
     if (field->argument < 0) {
-      memset(buffer + field->offset, 0,
-             8); /* scratch memory: what needs some gets its address later */
+      /* Scratch memory: what needs some gets its address later. */
+      memset(buffer + field->offset, 0, 8);
       continue;
     }
     value = values[field->argument];
