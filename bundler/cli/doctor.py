@@ -40,7 +40,8 @@ from bundler.format.bundle_file import STALE_AFTER_S
 from bundler.lifecycle.cache_directory import TEMPORARY_PREFIX, remove_leftover
 from bundler.lifecycle.machine_store import open_store
 from bundler.project import install, page
-from bundler.runtime.launch import jit_modules, launchers
+from bundler.runtime.launch.drivers import launchers
+from bundler.runtime.launch.jit import jit_modules
 from bundler.store.store_urls import local_directory, with_settings
 from bundler.toolchain import directories, driver_modules, identity, ptxas, targets
 from bundler.toolchain.inductor import inductor_caches

@@ -24,7 +24,7 @@ from bundler.runtime.heuristics.facts import (
     Setting,
     TileHint,
 )
-from bundler.runtime.launch.drivers import open_first_driver
+from bundler.runtime.launch.drivers.driver_opening import open_first_driver
 from bundler.runtime.tuning.heuristic_kernel import HeuristicKernel
 from bundler.runtime.tuning.tuner_options import TunerOptions
 from bundler.toolchain import tuner_toolchain as toolchain

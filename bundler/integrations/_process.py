@@ -351,7 +351,7 @@ def _supply_launchers(launcher: Launcher, tally: Tally) -> Callable[[], None]:
     """
     if launcher == "triton":
         return lambda: None
-    from bundler.runtime.launch.jit_modules import JitModules
+    from bundler.runtime.launch.jit.jit_modules import JitModules
     from bundler.toolchain.driver_modules import driver_modules
 
     supplier = JitModules(tally.launcher)

@@ -86,9 +86,9 @@ def watch(driver: Any, clock: Callable[[], float] = time.perf_counter) -> Profil
     from bundler.format.bundle import Bundle
     from bundler.runtime.launch import loaded_plans
     from bundler.runtime.launch.bundle_kernels import Kernels
-    from bundler.runtime.launch.specialization_choice import Choices
-    from bundler.runtime.launch.specialization_index import CallShape
-    from bundler.runtime.launch.specialization_match import Specialization
+    from bundler.runtime.launch.calls.specialization_choice import Choices
+    from bundler.runtime.launch.calls.specialization_index import CallShape
+    from bundler.runtime.launch.calls.specialization_match import Specialization
     from bundler.runtime.launch.static_kernel import StaticKernel
 
     profile = Profile(clock)
@@ -182,12 +182,12 @@ def launch_all(path: str, watched: str, library: str = "") -> dict[str, Any]:
 
 def _driver(library: str) -> Any:
     if library:
-        from bundler.runtime.launch.cuda import CudaDriver
+        from bundler.runtime.launch.drivers.cuda import CudaDriver
 
         driver = CudaDriver(library, compiled=True)
         driver.properties(driver.device())  # which the bare loop on a GPU does not ask for either
         return driver
-    from bundler.runtime.launch.dry_driver import DryDriver
+    from bundler.runtime.launch.drivers.dry_driver import DryDriver
 
     return DryDriver("cuda")
 

@@ -21,7 +21,7 @@ from typing import Any
 from bundler.format.bundle import Bundle
 from bundler.format.entries import Kernel
 from bundler.lifecycle.binary_resources import read_resources
-from bundler.runtime.tuning.block_occupancy import block_occupancy
+from bundler.runtime.tuning.occupancy import block_occupancy
 from tools.shared import measurement
 from tools.shared.processes import ROOT
 

@@ -31,8 +31,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bundler.runtime.launch import hip_api, launchers
-from bundler.runtime.launch.cuda_api import ATTRIBUTE_BYTES
+from bundler.runtime.launch.drivers import hip_api, launchers
+from bundler.runtime.launch.drivers.cuda_api import ATTRIBUTE_BYTES
 from tools.shared import measurement
 
 # The structures that we read and write, and the members whose places count.
