@@ -11,7 +11,7 @@ import click
 import bundler
 from bundler.cli.build import build
 from bundler.cli.capture_command import capture
-from bundler.cli.command import Commands, example, talk_options
+from bundler.cli.command import TALK_OPTIONS, Commands, example
 from bundler.cli.comparison import diff, merge
 from bundler.cli.demo import demo
 from bundler.cli.doctor import doctor
@@ -39,9 +39,9 @@ from bundler.cli.tune import tune
     cls=Commands,
     short_help="Compiled Triton kernels in one file, and back where the next process finds them.",
     context_settings={"help_option_names": ["-h", "--help"]},
+    params=[*TALK_OPTIONS],
     epilog=example("demo", "run -o model.tbundle -- python train.py", "restore model.tbundle"),
 )
-@talk_options
 @click.version_option(bundler.__version__, "--version", message="triton-bundler %(version)s")
 def app() -> None:
     """Pack compiled Triton kernels into one file, and put them back where the next process finds

@@ -25,7 +25,7 @@ from bundler.cli.build_parts import (
     tell_missing,
     watching,
 )
-from bundler.cli.command import FINE, PROBLEM, example, reports
+from bundler.cli.command import FINE, PROBLEM, command, flag, option, repeated
 from bundler.cli.pack import check_output, contents, save, show_contents
 from bundler.cli.stores import (
     TIERS_HELP,
@@ -63,96 +63,69 @@ def parse_targets(
         raise click.BadParameter(error.message) from error
 
 
-@click.command(
-    short_help="Compile ahead of time, for GPUs that need not be here.",
-    epilog=example(
-        "build kernels.py --target cuda:90 --target hip:gfx942 -o fleet.tbundle",
-        "build --spec build.toml -o fleet.tbundle --store file:///var/cache/kernels",
-        "build --from recorded.tbundle kernels.py --target cuda:100 -o next.tbundle",
-        "build kernels.py --target cuda:90 -o fleet.tbundle --executor my_cluster:executor",
-        "build kernels.py --target cuda:90 --store s3://kernels/team --shard 3/64",
-        "build kernels.py --target cuda:90 --store s3://kernels/team --collect -o fleet.tbundle",
-    ),
+@command(
+    "Compile ahead of time, for GPUs that need not be here.",
+    "build kernels.py --target cuda:90 --target hip:gfx942 -o fleet.tbundle",
+    "build --spec build.toml -o fleet.tbundle --store file:///var/cache/kernels",
+    "build --from recorded.tbundle kernels.py --target cuda:100 -o next.tbundle",
+    "build kernels.py --target cuda:90 -o fleet.tbundle --executor my_cluster:executor",
+    "build kernels.py --target cuda:90 --store s3://kernels/team --shard 3/64",
+    "build kernels.py --target cuda:90 --store s3://kernels/team --collect -o fleet.tbundle",
 )
 @click.argument("modules", nargs=-1, metavar="[MODULE]...")
-@click.option("--spec", "spec", metavar="FILE", help="A build file in TOML that lists kernels.")
-@click.option(
-    "--from",
+@option("--spec FILE", "spec", "A build file in TOML that lists kernels.")
+@option(
+    "--from BUNDLE",
     "recorded",
-    metavar="BUNDLE",
-    help="Every kernel of a recorded bundle; MODULEs say where the sources are.",
+    "Every kernel of a recorded bundle; MODULEs say where the sources are.",
 )
-@click.option(
-    "--target",
+@repeated(
+    "--target T",
     "targets",
-    multiple=True,
-    metavar="T",
+    "Compile for T, such as cuda:90 or hip:gfx942; repeat for several.",
     callback=parse_targets,
-    help="Compile for T, such as cuda:90 or hip:gfx942; repeat for several.",
 )
-@click.option("-o", "--output", metavar="FILE", help="The bundle to write.")
-@click.option(
-    "--jobs",
+@option("-o", "--output FILE", "The bundle to write.")
+@option(
+    "--jobs N",
+    "Compile in N processes, 1: in this one; without it, one a core.",
     type=click.IntRange(1),
-    metavar="N",
-    help="Compile in N processes, 1: in this one; without it, one a core.",
 )
-@click.option(
-    "--executor",
+@option(
+    "--executor MODULE:FUNCTION",
     "executor",
-    metavar="MODULE:FUNCTION",
-    help=(
-        "Compile on the workers of an engine: the function returns a concurrent.futures.Executor of"
-        " Dask, MPI or Ray."
-    ),
+    "Compile on the workers of an engine: the function returns a concurrent.futures.Executor of"
+    " Dask, MPI or Ray.",
 )
-@click.option(
-    "--shard",
+@option(
+    "--shard I/N",
     "shard",
-    metavar="I/N",
+    "Build part I of N, from 1, into the store; each machine finds the same parts.",
     callback=parse_shard,
-    help="Build part I of N, from 1, into the store; each machine finds the same parts.",
 )
-@click.option(
-    "--times",
+@option(
+    "--times BUNDLE",
     "times",
-    metavar="BUNDLE",
-    help=(
-        "An earlier build, by whose compile times shards get equally much to do; the same for every"
-        " shard."
-    ),
+    "An earlier build, by whose compile times shards get equally much to do; the same for every"
+    " shard.",
 )
-@click.option(
+@flag(
     "--collect",
-    is_flag=True,
-    help="Make the bundle of what shards left in the store, say what is missing, and compile that.",
+    "Make the bundle of what shards left in the store, say what is missing, and compile that.",
 )
-@click.option(
-    "--complete",
+@option(
+    "--complete BUNDLE",
     "complete",
-    metavar="BUNDLE",
-    help="A recording of a warm-up: fail, and name each kernel that was used and is not built.",
+    "A recording of a warm-up: fail, and name each kernel that was used and is not built.",
 )
-@click.option(
-    "--exact",
-    is_flag=True,
-    help="With --complete, fail as well where something was built and never used.",
-)
-@click.option(
+@flag("--exact", "With --complete, fail as well where something was built and never used.")
+@flag(
     "--keep-going",
-    is_flag=True,
-    help="Write what can be built although some of it cannot; the exit status is 1 all the same.",
+    "Write what can be built although some of it cannot; the exit status is 1 all the same.",
 )
-@click.option(
-    "--check",
-    is_flag=True,
-    help="Compile nothing; exit status 1 when a kernel is not in the store.",
-)
+@flag("--check", "Compile nothing; exit status 1 when a kernel is not in the store.")
 @stores_option("Kernels in it are reused, new ones sent. " + TIERS_HELP, from_environment)
-@click.option(
-    "--tag", metavar="T", help="Also call the bundle T in the store; it is added to what T names."
-)
-@reports
+@option("--tag T", "Also call the bundle T in the store; it is added to what T names.")
 def build(
     screen: Screen,
     output: str | None,

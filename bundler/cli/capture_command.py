@@ -23,7 +23,7 @@ import click
 
 from bundler.cli import wording
 from bundler.cli.build import parse_targets
-from bundler.cli.command import FINE, PROBLEM, example, output_option, reports
+from bundler.cli.command import FINE, PROBLEM, command, option, output_option, repeated
 from bundler.cli.interruption import SIGNAL_STATUS
 from bundler.cli.pack import check_output, contents, save, show_contents
 from bundler.cli.terminal import Screen
@@ -71,40 +71,30 @@ def _properties(
     return found
 
 
-@click.command(
-    "capture",
+@command(
+    "Compile what a program would launch, without a GPU.",
+    "capture -o warm.tbundle --target cuda:90 -- python warm_up.py --layers 2",
+    name="capture",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    short_help="Compile what a program would launch, without a GPU.",
-    epilog=example("capture -o warm.tbundle --target cuda:90 -- python warm_up.py --layers 2"),
 )
 @click.argument(
     "command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- python SCRIPT..."
 )
 @output_option
-@click.option(
-    "--target",
+@repeated(
+    "--target T",
     "targets",
-    multiple=True,
+    "Capture for T, such as cuda:90 or hip:gfx942; repeat for several.",
     required=True,
-    metavar="T",
     callback=parse_targets,
-    help="Capture for T, such as cuda:90 or hip:gfx942; repeat for several.",
 )
-@click.option(
-    "--property",
+@repeated(
+    "--property NAME=VALUE",
     "properties",
-    multiple=True,
-    metavar="NAME=VALUE",
+    "What torch says of the GPU, where yours differs, such as multi_processor_count=114.",
     callback=_properties,
-    help="What torch says of the GPU, where yours differs, such as multi_processor_count=114.",
 )
-@click.option(
-    "--jobs",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Compile N kernels at a time; without it, one a core.",
-)
-@reports
+@option("--jobs N", "Compile N kernels at a time; without it, one a core.", type=click.IntRange(1))
 def capture(
     screen: Screen,
     command: tuple[str, ...],

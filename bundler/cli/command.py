@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`reports`, `talk_options`, `Commands`: what all commands share: `--json`, `--quiet` and
-`--verbose`, errors as one line, the exit status.
+"""`command`, `option`, `Commands`: what all commands share: how options are written, `--json`,
+`--quiet` and `--verbose`, errors as one line, the exit status.
 
-Every module of a command decorates its function with `reports`; `app.py` makes the group of
+Every module of a command decorates its function with `command`; `app.py` makes the group of
 `Commands`.
 """
 
@@ -46,29 +46,44 @@ _WITHOUT_SETTINGS = frozenset(
 )
 F = TypeVar("F", bound=Callable[..., Any])
 
-keep_option = click.option(
-    "--keep",
-    type=click.Choice(["all", "launch"]),
-    default="all",
-    show_default=True,
-    help="Everything, or only what a launch needs: device binary and metadata.",
-)
-strip_option = click.option(
-    "--strip",
-    type=click.Choice(["source"]),
-    help=(
-        "Take out what tells of where and from what kernels were compiled: texts, debug"
-        " information, paths."
-    ),
-)
-output_option = click.option(
-    "-o", "--output", required=True, metavar="FILE", help="The bundle to write."
-)
-
 
 def example(*lines: str) -> str:
     """Return the epilog of a command's help; click keeps its lines as they are."""
     return "\b\nExample:\n" + "\n".join(f"  triton-bundler {line}" for line in lines)
+
+
+def option(*words: str, **settings: Any) -> Callable[[F], F]:
+    """Add an option: `option("-o", "--output FILE", "The bundle to write.", required=True)`.
+
+    Args:
+        words: its names, of which the last long one may be followed by what stands for its value
+            in the help; perhaps the parameter's name; and the help. A default is shown in it.
+        settings: as for `click.option`.
+    """
+    *names, text = words
+    values = [value for _, _, value in (name.partition(" ") for name in names) if value]
+    settings.setdefault("metavar", values[-1] if values else None)
+    settings.setdefault("show_default", bool(settings.get("default")))
+    return click.option(*(name.partition(" ")[0] for name in names), help=text, **settings)
+
+
+# An option without a value, and one that may be given several times.
+flag = functools.partial(option, is_flag=True)
+repeated = functools.partial(option, multiple=True)
+
+keep_option = option(
+    "--keep",
+    "Everything, or only what a launch needs: device binary and metadata.",
+    type=click.Choice(["all", "launch"]),
+    default="all",
+)
+strip_option = option(
+    "--strip",
+    "Take out what tells of where and from what kernels were compiled: texts, debug information,"
+    " paths.",
+    type=click.Choice(["source"]),
+)
+output_option = option("-o", "--output FILE", "The bundle to write.", required=True)
 
 
 def _remember(context: click.Context, option: click.Parameter, value: object) -> None:
@@ -78,29 +93,45 @@ def _remember(context: click.Context, option: click.Parameter, value: object) ->
         context.meta[f"{_META}.{option.name}"] = True
 
 
-def talk_options(function: F) -> F:
-    """Add the options that say how much is told beside the result."""
+# The options that say how much is told beside the result.
+TALK_OPTIONS = [
+    click.Option(names, is_flag=True, expose_value=False, callback=_remember, help=text)
     for names, text in (
-        (("--no-progress",), "Show no progress bars."),
-        (("-v", "--verbose"), "Also print what the package logs, on standard error."),
-        (("-q", "--quiet"), "Print nothing but errors."),
-    ):
-        function = click.option(
-            *names, is_flag=True, expose_value=False, callback=_remember, help=text
-        )(function)
-    return function
+        (["-q", "--quiet"], "Print nothing but errors."),
+        (["-v", "--verbose"], "Also print what the package logs, on standard error."),
+        (["--no-progress"], "Show no progress bars."),
+    )
+]
+_JSON = click.Option(
+    [JSON_OPTION, "as_json"], is_flag=True, help="Print one JSON object instead of text."
+)
 
 
-def reports(function: Callable[..., int]) -> Callable[..., None]:
-    """Make a click callback of a function that gets a `Screen` and its options and returns the exit
+def command(
+    short_help: str, *examples: str, group: click.Group | None = None, **settings: Any
+) -> Callable[[Callable[..., int]], click.Command]:
+    """Make a command of a function that gets a `Screen` and its options and returns the exit
     status.
+
+    Args:
+        short_help: what the list of commands says of it.
+        examples: shown at the end of its help, each without the program's name.
+        group: what it is a command of; None for the program itself, whose list is in `app.py`.
+        settings: as for `click.command`.
     """
 
-    @click.option(
-        JSON_OPTION, "as_json", is_flag=True, help="Print one JSON object instead of text."
-    )
-    @talk_options
-    @click.pass_context
+    def decorate(function: Callable[..., int]) -> click.Command:
+        make = click.command if group is None else group.command
+        made = make(short_help=short_help, epilog=example(*examples), **settings)(
+            click.pass_context(_reporting(function))
+        )
+        made.params += [_JSON, *TALK_OPTIONS]
+        return made
+
+    return decorate
+
+
+def _reporting(function: Callable[..., int]) -> Callable[..., None]:
     @functools.wraps(function)
     def callback(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
         quiet, verbose, no_progress = (
@@ -112,10 +143,12 @@ def reports(function: Callable[..., int]) -> Callable[..., None]:
         with warnings_on(screen), log_on(screen, wanted=verbose):
             try:
                 begin_metrics()
-                if _first_word(context) not in _WITHOUT_SETTINGS:
-                    _warn_of_unknown_variables()
+                set_up = _first_word(context) not in _WITHOUT_SETTINGS
+                unknown = config.unknown_words() if set_up else None
+                if unknown is not None:
+                    warn(unknown)
                 status = function(screen, **options)
-                if _first_word(context) not in _WITHOUT_SETTINGS:
+                if set_up:
                     _warn_of_wrong_settings()
             except BundlerError as error:
                 screen.fail(error)
@@ -130,13 +163,6 @@ def _first_word(context: click.Context) -> str | None:
     while context.parent is not None and context.parent.parent is not None:
         context = context.parent
     return context.info_name
-
-
-def _warn_of_unknown_variables() -> None:
-    """Warn of environment variables that begin like this package's and are none of them."""
-    unknown = config.unknown_words()
-    if unknown is not None:
-        warn(unknown)
 
 
 def _warn_of_wrong_settings() -> None:

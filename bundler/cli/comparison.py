@@ -17,7 +17,7 @@ import click
 import bundler
 from bundler.cli import wording
 from bundler.cli.bundle_names import open_named
-from bundler.cli.command import FINE, PROBLEM, example, output_option, reports, strip_option
+from bundler.cli.command import FINE, PROBLEM, command, flag, output_option, strip_option
 from bundler.cli.pack import contents, counts, save, show_contents
 from bundler.cli.stores import TIERS_HELP, from_environment, stores_option
 from bundler.cli.terminal import Column, Screen
@@ -42,19 +42,16 @@ CHANGES = (
 _FACTS = ("launch spec", "argument types", "key parts", "toolchain")
 
 
-@click.command(
-    short_help="Compare two bundles.",
-    epilog=example(
-        "diff old.tbundle new.tbundle",
-        "diff --exit-code old.tbundle new.tbundle",
-        "diff model.tbundle ~/.triton/cache",
-    ),
+@command(
+    "Compare two bundles.",
+    "diff old.tbundle new.tbundle",
+    "diff --exit-code old.tbundle new.tbundle",
+    "diff model.tbundle ~/.triton/cache",
 )
 @click.argument("first")
 @click.argument("second")
-@click.option("--exit-code", is_flag=True, help="Exit with status 1 when the bundles differ.")
+@flag("--exit-code", "Exit with status 1 when the bundles differ.")
 @stores_option("Where FIRST or SECOND may be a tag. " + TIERS_HELP, from_environment)
-@reports
 def diff(screen: Screen, first: str, second: str, urls: tuple[str, ...], *, exit_code: bool) -> int:
     """Say what the SECOND bundle has, lacks and has otherwise than the FIRST.
 
@@ -167,14 +164,10 @@ def changes_of(one: Entry, two: Entry) -> list[str]:
     return changes or ["its platform"]
 
 
-@click.command(
-    short_help="Make one bundle of several.",
-    epilog=example("merge rank0.tbundle rank1.tbundle -o model.tbundle"),
-)
+@command("Make one bundle of several.", "merge rank0.tbundle rank1.tbundle -o model.tbundle")
 @click.argument("bundles", nargs=-1, required=True)
 @output_option
 @strip_option
-@reports
 def merge(screen: Screen, bundles: tuple[str, ...], output: str, strip: Strip | None) -> int:
     """Write the union of BUNDLES, which may be one.
 

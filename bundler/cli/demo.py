@@ -25,7 +25,7 @@ import click
 
 import bundler
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, example, reports
+from bundler.cli.command import FINE, PROBLEM, command, flag, option, repeated
 from bundler.cli.pack import check_output
 from bundler.cli.report.kernel_figures import SourceFolder
 from bundler.cli.report.report_page import report_page
@@ -93,35 +93,28 @@ def _check_targets(
     return tuple(dict.fromkeys(targets))
 
 
-@click.command(
-    short_help="See it work: compile, bundle, restore, recompile nothing.",
-    epilog=example("demo", "demo --target cuda:80 --keep-dir"),
+@command(
+    "See it work: compile, bundle, restore, recompile nothing.",
+    "demo",
+    "demo --target cuda:80 --keep-dir",
 )
-@click.option(
-    "--target",
+@repeated(
+    "--target T",
     "targets",
-    multiple=True,
-    metavar="T",
+    "Compile for T, GPU or not; repeat for several.",
     default=DEFAULT_TARGETS,
-    show_default=True,
     callback=_check_targets,
-    help="Compile for T, GPU or not; repeat for several.",
 )
-@click.option(
+@flag(
     "--keep-dir",
-    is_flag=True,
-    help=(
-        "Keep the bundle and the restored directory, and say where; else they are deleted, and that"
-        " is said."
-    ),
+    "Keep the bundle and the restored directory, and say where; else they are deleted, and that"
+    " is said.",
 )
-@click.option(
-    "--report",
+@option(
+    "--report FILE",
     "report_path",
-    metavar="FILE",
-    help="Also write the page that the report command makes of the bundle.",
+    "Also write the page that the report command makes of the bundle.",
 )
-@reports
 def demo(screen: Screen, targets: tuple[str, ...], keep_dir: bool, report_path: str | None) -> int:
     """Compile real kernels, bundle them, restore them elsewhere, and count what is compiled again:
     nothing.

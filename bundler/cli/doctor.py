@@ -25,12 +25,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import click
-
 import bundler
 from bundler import settings_files
 from bundler.cli import wording
-from bundler.cli.command import FINE, example, reports
+from bundler.cli.command import FINE, command, flag
 from bundler.cli.command import PROBLEM as PROBLEM_STATUS
 from bundler.cli.terminal import Screen
 from bundler.config import PREFIX, settings, signature_settings, unknown_variables
@@ -428,17 +426,10 @@ def _masked(name: str, value: str) -> str:
 STYLES = {_OK: "green", _WARNING: "yellow", PROBLEM: "bold red"}
 
 
-@click.command(
-    short_help="Say what this machine has, and what is in the way.",
-    epilog=example("doctor", "doctor --fix"),
+@command("Say what this machine has, and what is in the way.", "doctor", "doctor --fix")
+@flag(
+    "--fix", "mends", "Mend what can be mended without losing anything: modes of files, leftovers."
 )
-@click.option(
-    "--fix",
-    "mends",
-    is_flag=True,
-    help="Mend what can be mended without losing anything: modes of files, leftovers.",
-)
-@reports
 def doctor(screen: Screen, mends: bool) -> int:
     """Say what this machine has: Python, Triton, ptxas, GPU, cache directories, C compiler,
     settings.

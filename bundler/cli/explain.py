@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bundler.cli import wording
-from bundler.cli.command import FINE, example, reports
+from bundler.cli.command import FINE, command, flag, option, repeated
 from bundler.cli.stores import TIERS_HELP, from_environment, open_stores, stores_option
 from bundler.cli.terminal import Screen
 from bundler.cli.tree_choices import fact_option, family_file_option, tree_options
@@ -30,48 +30,33 @@ if TYPE_CHECKING:
 _TAB = 4
 
 
-@click.command(
-    short_help="Say why a kernel was compiled although others were recorded.",
-    epilog=example(
-        "explain --last",
-        "explain --name 'matmul*'",
-        "explain GYVP3J7R",
-        "explain --last --bundle model.tbundle",
-        "explain --tree server.tbundle",
-        "explain --tree server.tbundle --tree vllm=~/.cache/vllm",
-    ),
+@command(
+    "Say why a kernel was compiled although others were recorded.",
+    "explain --last",
+    "explain --name 'matmul*'",
+    "explain GYVP3J7R",
+    "explain --last --bundle model.tbundle",
+    "explain --tree server.tbundle",
+    "explain --tree server.tbundle --tree vllm=~/.cache/vllm",
 )
 @click.argument("key", required=False, metavar="[KEY]")
-@click.option(
-    "--last",
-    is_flag=True,
-    help="All that the latest process compiled, with its forks and what it started.",
-)
-@click.option("--name", metavar="GLOB", help="Kernels of this name.")
-@click.option(
-    "--tree",
+@flag("--last", "All that the latest process compiled, with its forks and what it started.")
+@option("--name GLOB", "Kernels of this name.")
+@repeated(
+    "--tree BUNDLE|NAME=DIR",
     "sources",
-    multiple=True,
-    metavar="BUNDLE|NAME=DIR",
-    help=(
-        "Trees of servers' caches, beside this machine; given twice, those of the second beside"
-        " those of the first."
-    ),
+    "Trees of servers' caches, beside this machine; given twice, those of the second beside"
+    " those of the first.",
 )
-@click.option(
-    "--bundle",
+@repeated(
+    "--bundle BUNDLE|DIR",
     "bundles",
-    multiple=True,
-    metavar="BUNDLE|DIR",
-    help=(
-        "Compare with this bundle, or Triton cache directory, too; repeat for several. It needs no"
-        " store."
-    ),
+    "Compare with this bundle, or Triton cache directory, too; repeat for several. It needs no"
+    " store.",
 )
 @fact_option
 @family_file_option
 @stores_option("Where kernels were recorded. " + TIERS_HELP, from_environment)
-@reports
 def explain(
     screen: Screen,
     key: str | None,

@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from bundler.cli import wording
-from bundler.cli.command import FINE, example, reports
+from bundler.cli.command import FINE, command, flag, option
 from bundler.cli.selection import HELP, chosen_kernels
 from bundler.cli.terminal import Screen
 from bundler.errors import ConfigError, NotFound
@@ -81,24 +81,17 @@ def _of_kind(kernel: Kernel, kind: str, source: str) -> Artifact:
     )
 
 
-@click.command(
-    short_help="Take kernels' files out of a bundle.",
-    epilog=example(
-        "extract model.tbundle --kernel CZHLNR6H -o matmul",
-        "extract model.tbundle --kernel 'add*' -o kernels",
-    ),
+@command(
+    "Take kernels' files out of a bundle.",
+    "extract model.tbundle --kernel CZHLNR6H -o matmul",
+    "extract model.tbundle --kernel 'add*' -o kernels",
 )
 @click.argument("bundle")
-@click.option("--kernel", "wanted", required=True, metavar="K", help=HELP)
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    metavar="DIR",
-    help="The directory to write into; made if it is not there.",
+@option("--kernel K", "wanted", HELP, required=True)
+@option(
+    "-o", "--output DIR", "The directory to write into; made if it is not there.", required=True
 )
-@click.option("--force", is_flag=True, help="Replace files that are there.")
-@reports
+@flag("--force", "Replace files that are there.")
 def extract(screen: Screen, bundle: str, wanted: str, output: str, force: bool) -> int:
     """Write the files of one kernel of BUNDLE to DIR, or of several, each to a directory named by
     its key.

@@ -19,7 +19,7 @@ import click
 
 from bundler.cli import wording
 from bundler.cli.build import parse_targets
-from bundler.cli.command import FINE, example, reports
+from bundler.cli.command import FINE, command, flag, option, repeated
 from bundler.cli.pack import check_output, contents, save
 from bundler.cli.program_facts import program_facts, show_programs
 from bundler.cli.terminal import Screen
@@ -38,56 +38,39 @@ if TYPE_CHECKING:
 _INPUTS = "example_inputs"
 
 
-@click.command(
-    "generate",
-    short_help="Generate kernels of a PyTorch function, for GPUs that need not be here.",
-    epilog=example(
-        "generate model.py:softmax --input float32[128,512] --target cuda:90 -o softmax.tbundle",
-        "generate model.py:softmax --input float32[128,512] --show",
-    ),
+@command(
+    "Generate kernels of a PyTorch function, for GPUs that need not be here.",
+    "generate model.py:softmax --input float32[128,512] --target cuda:90 -o softmax.tbundle",
+    "generate model.py:softmax --input float32[128,512] --show",
+    name="generate",
 )
 @click.argument("function", metavar="MODULE:FUNCTION")
-@click.option(
-    "--input",
+@repeated(
+    "--input TYPE[SIZES]",
     "inputs",
-    multiple=True,
-    metavar="TYPE[SIZES]",
-    help=(
-        f"An argument of the function, such as float32[128,512]; without any, {_INPUTS}() of the"
-        " module."
-    ),
+    f"An argument of the function, such as float32[128,512]; without any, {_INPUTS}() of the"
+    " module.",
 )
-@click.option(
-    "--target",
+@repeated(
+    "--target T",
     "targets",
-    multiple=True,
-    metavar="T",
+    "Compile for T, such as cuda:90 or hip:gfx942; repeat for several.",
     callback=parse_targets,
-    help="Compile for T, such as cuda:90 or hip:gfx942; repeat for several.",
 )
-@click.option("-o", "--output", metavar="FILE", help="The bundle to write.")
-@click.option("--dynamic", is_flag=True, help="Let sizes change from call to call.")
-@click.option(
-    "--device", metavar="D", help="Trace for the device D, such as cuda, which need not be here."
-)
-@click.option(
-    "--name",
+@option("-o", "--output FILE", "The bundle to write.")
+@flag("--dynamic", "Let sizes change from call to call.")
+@option("--device D", "Trace for the device D, such as cuda, which need not be here.")
+@option(
+    "--name N",
+    "What the program is called in the bundle; without it as the function is.",
     default="",
-    metavar="N",
-    help="What the program is called in the bundle; without it as the function is.",
 )
-@click.option("--show", is_flag=True, help="Print the generated kernels.")
-@click.option(
+@flag("--show", "Print the generated kernels.")
+@flag(
     "--verify",
-    is_flag=True,
-    help="Run the program beside eager torch: on a GPU, or with TRITON_INTERPRET=1 on the CPU.",
+    "Run the program beside eager torch: on a GPU, or with TRITON_INTERPRET=1 on the CPU.",
 )
-@click.option(
-    "--debug",
-    is_flag=True,
-    help="Where the function raises, print all of the traceback, and what torch logs.",
-)
-@reports
+@flag("--debug", "Where the function raises, print all of the traceback, and what torch logs.")
 def generate_command(
     screen: Screen,
     function: str,

@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from bundler.cli import wording
-from bundler.cli.command import FINE, Commands, example, output_option, reports
+from bundler.cli.command import FINE, Commands, command, example, option, output_option
 from bundler.cli.pack import check_output, count_bytes
 from bundler.cli.terminal import Screen
 from bundler.errors import ConfigError
@@ -29,32 +29,24 @@ from bundler.images.kernel_cache_images import DEFAULT_ROOT
 from bundler.images.model_snapshots import SCHEME, add_to_snapshot
 from bundler.store.error_translation import store_errors
 
-layout_option = click.option(
+layout_option = option(
     "--layout",
+    "The bundle's file as one blob; or an image that GKM and KServe mount, with media types of"
+    " OCI or of Docker.",
     type=click.Choice(["bundle", "mcv", "mcv-docker"]),
     default="bundle",
-    show_default=True,
-    help=(
-        "The bundle's file as one blob; or an image that GKM and KServe mount, with media types of"
-        " OCI or of Docker."
-    ),
 )
-key_option = click.option(
-    "--key",
-    metavar="FILE",
-    help="The private key that signs the bundle and the tag; else TRITON_BUNDLER_SIGNING_KEY.",
+key_option = option(
+    "--key FILE",
+    "The private key that signs the bundle and the tag; else TRITON_BUNDLER_SIGNING_KEY.",
 )
-root_option = click.option(
-    "--cache-root",
-    metavar="DIR",
+root_option = option(
+    "--cache-root DIR",
+    "With mcv: where the image is mounted; Triton's files name each other by absolute paths.",
     default=DEFAULT_ROOT,
-    show_default=True,
-    help="With mcv: where the image is mounted; Triton's files name each other by absolute paths.",
 )
-triton_option = click.option(
-    "--triton-dir",
-    metavar="DIR",
-    help="With mcv: where Triton is installed there; without it, where it is here.",
+triton_option = option(
+    "--triton-dir DIR", "With mcv: where Triton is installed there; without it, where it is here."
 )
 
 
@@ -76,13 +68,12 @@ def oci() -> None:
     """
 
 
-@oci.command(
-    short_help="Push a bundle to a registry.",
-    epilog=example(
-        "oci push model.tbundle oci://registry.example/team/kernels:llama3 --key release.pem",
-        "oci push model.tbundle oci://registry.example/team/cache:llama3 --layout mcv --cache-root"
-        " /cache",
-    ),
+@command(
+    "Push a bundle to a registry.",
+    "oci push model.tbundle oci://registry.example/team/kernels:llama3 --key release.pem",
+    "oci push model.tbundle oci://registry.example/team/cache:llama3 --layout mcv --cache-root"
+    " /cache",
+    group=oci,
 )
 @click.argument("bundle")
 @click.argument("url")
@@ -90,7 +81,6 @@ def oci() -> None:
 @key_option
 @root_option
 @triton_option
-@reports
 def push(screen: Screen, bundle: str, url: str, **options: Any) -> int:
     """Push BUNDLE to the registry and tag of URL; the tag names it then, whatever it named
     before.
@@ -98,13 +88,13 @@ def push(screen: Screen, bundle: str, url: str, **options: Any) -> int:
     return _push(screen, bundle, url, options)
 
 
-@oci.command(
-    short_help="Fetch a bundle from a registry.",
-    epilog=example("oci pull oci://registry.example/team/kernels:llama3 -o model.tbundle"),
+@command(
+    "Fetch a bundle from a registry.",
+    "oci pull oci://registry.example/team/kernels:llama3 -o model.tbundle",
+    group=oci,
 )
 @click.argument("url")
 @output_option
-@reports
 def pull(screen: Screen, url: str, output: str) -> int:
     """Write the bundle of the image at URL to a file; one that MCV built becomes a bundle, too.
 
@@ -113,32 +103,25 @@ def pull(screen: Screen, url: str, output: str) -> int:
     return _pull(screen, url, output)
 
 
-@oci.command(
-    short_help="Write a bundle to a directory of images.",
-    epilog=example(
-        "oci export model.tbundle images --tag llama3",
-        "oci export model.tbundle model-repo --layout hf --tag llama3",
-    ),
+@command(
+    "Write a bundle to a directory of images.",
+    "oci export model.tbundle images --tag llama3",
+    "oci export model.tbundle model-repo --layout hf --tag llama3",
+    group=oci,
 )
 @click.argument("bundle")
 @click.argument("directory")
-@click.option(
-    "--tag", default="latest", show_default=True, metavar="T", help="What to call it there."
-)
-@click.option(
+@option("--tag T", "What to call it there.", default="latest")
+@option(
     "--layout",
+    "As for push; or hf, a folder bundles/ with an index, as it lies beside a model on Hugging"
+    " Face.",
     type=click.Choice(["bundle", "mcv", "mcv-docker", "hf"]),
     default="bundle",
-    show_default=True,
-    help=(
-        "As for push; or hf, a folder bundles/ with an index, as it lies beside a model on Hugging"
-        " Face."
-    ),
 )
 @key_option
 @root_option
 @triton_option
-@reports
 def export(
     screen: Screen, bundle: str, directory: str, tag: str, layout: str, **options: Any
 ) -> int:
@@ -165,28 +148,24 @@ def export(
     return _push(screen, bundle, _directory_url(directory, tag), {**options, "layout": layout})
 
 
-@oci.command(
-    "import",
-    short_help="Read a bundle from a directory of images.",
-    epilog=example("oci import images --tag llama3 -o model.tbundle"),
+@command(
+    "Read a bundle from a directory of images.",
+    "oci import images --tag llama3 -o model.tbundle",
+    name="import",
+    group=oci,
 )
 @click.argument("directory")
-@click.option(
-    "--tag", default="latest", show_default=True, metavar="T", help="What it is called there."
-)
+@option("--tag T", "What it is called there.", default="latest")
 @output_option
-@reports
 def import_(screen: Screen, directory: str, tag: str, output: str) -> int:
     """Write the bundle of an image in DIRECTORY, which is in the OCI image layout, to a file."""
     return _pull(screen, _directory_url(directory, tag), output)
 
 
-@oci.command(
-    short_help="List the tags of a repository.",
-    epilog=example("oci tags oci://registry.example/team/kernels"),
+@command(
+    "List the tags of a repository.", "oci tags oci://registry.example/team/kernels", group=oci
 )
 @click.argument("url")
-@reports
 def tags(screen: Screen, url: str) -> int:
     """List the tags of the repository of URL, but for those that list signatures."""
     where = image_url(url)

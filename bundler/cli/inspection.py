@@ -17,7 +17,7 @@ import click
 from msgspec.structs import asdict
 
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, example, reports
+from bundler.cli.command import FINE, PROBLEM, command, flag, option, repeated
 from bundler.cli.extraction import KINDS_SHOWN, show_text
 from bundler.cli.leak_search import find_leaks, show_leaks
 from bundler.cli.pack import count_files, counts
@@ -84,34 +84,26 @@ _RESOURCES = (
 _UNKNOWN = "-"
 
 
-@click.command(
-    short_help="Show what is in a bundle.",
-    epilog=example(
-        "inspect model.tbundle",
-        "inspect model.tbundle --leaks --kernel 'matmul*'",
-        "inspect model.tbundle --kernel CZHLNR6H --show ptx",
-        "inspect model.tbundle --resources",
-    ),
+@command(
+    "Show what is in a bundle.",
+    "inspect model.tbundle",
+    "inspect model.tbundle --leaks --kernel 'matmul*'",
+    "inspect model.tbundle --kernel CZHLNR6H --show ptx",
+    "inspect model.tbundle --resources",
 )
 @click.argument("bundle")
-@click.option(
+@flag(
     "--leaks",
-    is_flag=True,
-    help=(
-        "List paths, names of users and machines, and traces of source that travel with the bundle."
-    ),
+    "List paths, names of users and machines, and traces of source that travel with the bundle.",
 )
 @kernel_option
-@click.option(
+@option(
     "--show",
     "kind",
+    "Print one kernel's text of this kind, and no more.",
     type=click.Choice(KINDS_SHOWN),
-    help="Print one kernel's text of this kind, and no more.",
 )
-@click.option(
-    "--resources", is_flag=True, help="List what each kernel takes of a GPU, read from its binary."
-)
-@reports
+@flag("--resources", "List what each kernel takes of a GPU, read from its binary.")
 def inspect(
     screen: Screen, bundle: str, leaks: bool, wanted: str | None, kind: str | None, resources: bool
 ) -> int:
@@ -373,35 +365,17 @@ def _compiler(toolchain: Toolchain) -> str:
     return release + binary + (f", ptxas {toolchain.ptxas}" if toolchain.ptxas else "")
 
 
-@click.command(
-    short_help="Check every byte of a bundle or a store.",
-    epilog=example(
-        "verify model.tbundle",
-        "verify --signed model.tbundle",
-        "verify --store file:///var/cache/kernels --repair",
-    ),
+@command(
+    "Check every byte of a bundle or a store.",
+    "verify model.tbundle",
+    "verify --signed model.tbundle",
+    "verify --store file:///var/cache/kernels --repair",
 )
 @click.argument("bundle", required=False)
-@click.option(
-    "--store",
-    "url",
-    multiple=True,
-    callback=only_one,
-    metavar=STORE_METAVAR,
-    help="Check a store instead.",
-)
-@click.option(
-    "--repair",
-    is_flag=True,
-    help="Remove what is damaged in the store, so that the next push sends it again.",
-)
-@click.option(
-    "--signed",
-    is_flag=True,
-    help="Also ask for a signature of a trusted key; exit status 1 without one.",
-)
+@repeated("--store", "url", "Check a store instead.", callback=only_one, metavar=STORE_METAVAR)
+@flag("--repair", "Remove what is damaged in the store, so that the next push sends it again.")
+@flag("--signed", "Also ask for a signature of a trusted key; exit status 1 without one.")
 @sigstore_options
-@reports
 def verify(
     screen: Screen,
     bundle: str | None,

@@ -14,7 +14,7 @@ import click
 
 import bundler
 from bundler.cli import wording
-from bundler.cli.command import FINE, example, keep_option, output_option, reports, strip_option
+from bundler.cli.command import FINE, command, keep_option, option, output_option, strip_option
 from bundler.cli.terminal import Column, Screen
 from bundler.cli.tree_choices import (
     fact_option,
@@ -37,33 +37,27 @@ from bundler.lifecycle.known_families import FAMILIES
 CONTENTS = (Column("target"), Column("kernels", True), Column("binaries", True), Column("IR", True))
 
 
-@click.command(
-    short_help="Make a bundle from a cache directory.",
-    epilog=example(
-        "pack ~/.triton/cache -o model.tbundle",
-        "pack vllm -o server.tbundle",
-        "pack sglang --root /cache -o server.tbundle",
-    ),
+@command(
+    "Make a bundle from a cache directory.",
+    "pack ~/.triton/cache -o model.tbundle",
+    "pack vllm -o server.tbundle",
+    "pack sglang --root /cache -o server.tbundle",
 )
 @click.argument("directory", metavar="DIRECTORY|FAMILY")
 @output_option
 @keep_option
 @strip_option
-@click.option(
-    "--root",
-    metavar="DIR",
-    help="Where the cache of FAMILY is; without it, where the server looks here and now.",
+@option(
+    "--root DIR", "Where the cache of FAMILY is; without it, where the server looks here and now."
 )
 @fact_option
 @family_file_option
-@click.option(
+@option(
     "--level",
+    "How hard to compress, as zstd counts; 3 takes half of the time for 15 % more bytes.",
     type=click.IntRange(1, HIGHEST_LEVEL),
     default=ZSTD_LEVEL,
-    show_default=True,
-    help="How hard to compress, as zstd counts; 3 takes half of the time for 15 % more bytes.",
 )
-@reports
 def pack(
     screen: Screen,
     directory: str,

@@ -16,7 +16,7 @@ import click
 
 import bundler
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, example, keep_option, reports
+from bundler.cli.command import FINE, PROBLEM, command, flag, keep_option, option, repeated
 from bundler.cli.pack import count_bytes, counts
 from bundler.cli.stores import (
     STORE_VARIABLE,
@@ -33,73 +33,54 @@ from bundler.images.bundle_sources import open_bundle
 from bundler.lifecycle.lifecycle_reports import CheckReport, RestoreReport
 
 
-@click.command(
-    short_help="Put a bundle's kernels where the next process looks.",
-    epilog=example(
-        "restore model.tbundle",
-        "restore model.tbundle --cache-dir /tmp/cache --only all",
-        "restore oci://registry.example/team/kernels:llama3",
-        "restore --tag llama3/h200 --store file:///var/cache/kernels",
-        "restore --tag llama3/h200 --store file:///var/cache/kernels --check",
-    ),
+@command(
+    "Put a bundle's kernels where the next process looks.",
+    "restore model.tbundle",
+    "restore model.tbundle --cache-dir /tmp/cache --only all",
+    "restore oci://registry.example/team/kernels:llama3",
+    "restore --tag llama3/h200 --store file:///var/cache/kernels",
+    "restore --tag llama3/h200 --store file:///var/cache/kernels --check",
 )
 @click.argument("bundle", required=False)
-@click.option(
-    "--tag",
-    metavar="T",
-    help="Instead of BUNDLE: a tag in a store, or the digest of a bundle there, or how it begins.",
+@option(
+    "--tag T",
+    "Instead of BUNDLE: a tag in a store, or the digest of a bundle there, or how it begins.",
 )
 @stores_option(TIERS_HELP, callback=None)
-@click.option(
-    "--check", is_flag=True, help="Write nothing; exit status 1 when something usable is missing."
-)
-@click.option(
-    "--cache-dir",
-    metavar="DIR",
-    help="Where to; without it, where Triton (or Inductor) looks here and now.",
-)
+@flag("--check", "Write nothing; exit status 1 when something usable is missing.")
+@option("--cache-dir DIR", "Where to; without it, where Triton (or Inductor) looks here and now.")
 @keep_option
-@click.option(
+@option(
     "--only",
+    "Leave out what this machine surely cannot use, or restore everything.",
     type=click.Choice(["usable", "all"]),
     default="usable",
-    show_default=True,
-    help="Leave out what this machine surely cannot use, or restore everything.",
 )
-@click.option(
+@option(
     "--trust",
+    "With code, also what is executed or unpickled: shared libraries, files of torch; with"
+    " signed, where a trusted key vouches for it.",
     type=click.Choice(["kernels", "code", "signed"]),
     default="kernels",
-    show_default=True,
-    help=(
-        "With code, also what is executed or unpickled: shared libraries, files of torch; with"
-        " signed, where a trusted key vouches for it."
-    ),
 )
-@click.option(
-    "--device",
+@repeated(
+    "--device N",
     "devices",
+    "For an Inductor bundle: the device to place kernels for; repeat for several.",
     type=click.IntRange(0),
-    multiple=True,
-    metavar="N",
-    help="For an Inductor bundle: the device to place kernels for; repeat for several.",
 )
-@click.option(
-    "--root",
+@repeated(
+    "--root NAME=DIR",
     "roots",
-    multiple=True,
-    metavar="NAME=DIR",
-    help="Where the cache of the server NAME is; without it, where the server looks here and now.",
+    "Where the cache of the server NAME is; without it, where the server looks here and now.",
 )
 @fact_option
 @family_file_option
-@click.option(
+@flag(
     "--rekey",
-    is_flag=True,
-    help="Also use kernels of another build of the same Triton release, under this machine's keys.",
+    "Also use kernels of another build of the same Triton release, under this machine's keys.",
 )
-@click.option("--allow-empty", is_flag=True, help="A bundle with nothing in it is fine.")
-@reports
+@flag("--allow-empty", "A bundle with nothing in it is fine.")
 def restore(
     screen: Screen,
     bundle: str | None,

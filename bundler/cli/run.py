@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bundler.cli import wording
-from bundler.cli.command import example, keep_option, output_option, reports, strip_option
+from bundler.cli.command import command, keep_option, output_option, strip_option
 from bundler.cli.interruption import SIGNAL_STATUS
 from bundler.cli.pack import check_output, contents, save
 from bundler.cli.terminal import Screen
@@ -47,19 +47,16 @@ _PYTHON = re.compile(r"python[\d.]*t?|pypy[\d.]*")
 _FIRST_LINE_BYTES = 512
 
 
-@click.command(
+@command(
+    "Record a program and its child processes.",
+    "run -o model.tbundle -- python train.py --steps 10",
+    "run -o all.tbundle -- torchrun train.py",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    short_help="Record a program and its child processes.",
-    epilog=example(
-        "run -o model.tbundle -- python train.py --steps 10",
-        "run -o all.tbundle -- torchrun train.py",
-    ),
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD...")
 @output_option
 @keep_option
 @strip_option
-@reports
 def run(
     screen: Screen, command: tuple[str, ...], output: str, keep: Keep, strip: Strip | None
 ) -> int:

@@ -10,7 +10,7 @@ import click
 
 from bundler import config, settings_files
 from bundler.cli import wording
-from bundler.cli.command import FINE, example, reports
+from bundler.cli.command import FINE, command, example, flag
 from bundler.cli.terminal import Column, Screen
 from bundler.config import SettingOrigin
 
@@ -32,13 +32,14 @@ def config_command() -> None:
     """
 
 
-@config_command.command(
-    "show",
-    short_help="List the settings.",
-    epilog=example("config show", "config show --origin --json"),
+@command(
+    "List the settings.",
+    "config show",
+    "config show --origin --json",
+    name="show",
+    group=config_command,
 )
-@click.option("--origin", is_flag=True, help="Say what sets each: a variable, a file, or nobody.")
-@reports
+@flag("--origin", "Say what sets each: a variable, a file, or nobody.")
 def show(screen: Screen, origin: bool) -> int:
     """List what holds for each setting in this directory."""
     found = config.origins()

@@ -15,7 +15,7 @@ from click.shell_completion import get_completion_class
 
 import bundler
 from bundler.cli import wording
-from bundler.cli.command import FINE, example, reports
+from bundler.cli.command import FINE, command, flag, option
 from bundler.cli.terminal import Screen
 from bundler.errors import NotFound
 from bundler.format.bundle_file import os_errors, replace_content
@@ -37,13 +37,14 @@ _FILES = frozenset({"FILE", "BUNDLE", "DIR", "DIRECTORY|FAMILY", "FILE|DIR"})
 _FILE_ARGUMENTS = frozenset({"bundle", "bundles", "first", "second", "file", "files", "source"})
 
 
-@click.command(
-    short_help="Let the shell complete commands, options and files.",
-    epilog=example("completion", "completion zsh", "completion bash --print"),
+@command(
+    "Let the shell complete commands, options and files.",
+    "completion",
+    "completion zsh",
+    "completion bash --print",
 )
 @click.argument("shell", required=False, type=click.Choice(tuple(_PLACES)))
-@click.option("--print", "printed", is_flag=True, help="Print the script instead of installing it.")
-@reports
+@flag("--print", "printed", "Print the script instead of installing it.")
 def completion(screen: Screen, shell: str | None, printed: bool) -> int:
     """Install what SHELL needs to complete our words; without SHELL, for the one in $SHELL.
 
@@ -74,16 +75,8 @@ def completion(screen: Screen, shell: str | None, printed: bool) -> int:
     return FINE
 
 
-@click.command(
-    short_help="Write manual pages.", epilog=example("man", "man -o /usr/local/share/man/man1")
-)
-@click.option(
-    "-o",
-    "--output",
-    metavar="DIR",
-    help="The folder; else ~/.local/share/man/man1, where man looks.",
-)
-@reports
+@command("Write manual pages.", "man", "man -o /usr/local/share/man/man1")
+@option("-o", "--output DIR", "The folder; else ~/.local/share/man/man1, where man looks.")
 def man(screen: Screen, output: str | None) -> int:
     """Write a manual page for each command, of the text that --help prints."""
     try:

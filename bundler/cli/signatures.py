@@ -17,7 +17,7 @@ import msgspec
 
 from bundler import config
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, Commands, F, example, reports
+from bundler.cli.command import FINE, PROBLEM, Commands, F, command, example, flag, option, repeated
 from bundler.cli.quantities import to_seconds
 from bundler.cli.terminal import Column, Screen
 from bundler.errors import Untrusted
@@ -40,13 +40,10 @@ COLUMNS = (
     Column("families", shrinks=True),
 )
 PUBLIC_SUFFIX = ".pub"
-folder_option = click.option(
-    "--keys",
+folder_option = option(
+    "--keys DIR",
     "folder",
-    metavar="DIR",
-    help=(
-        f"The folder of trusted keys; else {config.PREFIX}KEYS, else ~/.config/triton-bundler/keys."
-    ),
+    f"The folder of trusted keys; else {config.PREFIX}KEYS, else ~/.config/triton-bundler/keys.",
 )
 
 
@@ -76,9 +73,7 @@ _SIGSTORE = {
 def sigstore_options(function: F) -> F:
     """Add the options of `verify` that are about Sigstore."""
     for name, (metavar, text) in reversed(_SIGSTORE.items()):
-        function = click.option(f"--{name.replace('_', '-')}", name, metavar=metavar, help=text)(
-            function
-        )
+        function = option(f"--{name.replace('_', '-')}", name, text, metavar=metavar)(function)
     return function
 
 
@@ -116,9 +111,8 @@ def key() -> None:
     """
 
 
-@key.command(short_help="Make a key.", epilog=example("key new release.pem"))
+@command("Make a key.", "key new release.pem", group=key)
 @click.argument("file")
-@reports
 def new(screen: Screen, file: str) -> int:
     """Make a private key in FILE, with mode 0600, and its public half beside it, as minisign writes
     them. Nothing is overwritten.
@@ -145,9 +139,8 @@ def new(screen: Screen, file: str) -> int:
     return FINE
 
 
-@key.command("list", short_help="List whose signatures count.", epilog=example("key list"))
+@command("List whose signatures count.", "key list", name="list", group=key)
 @folder_option
-@reports
 def listed(screen: Screen, folder: str | None) -> int:
     """List the trusted keys, and what each may vouch for."""
     place = _folder(folder)
@@ -180,46 +173,29 @@ def _told(name: str, one: TrustedKey) -> dict[str, Any]:
     return {"name": name, "key_id": one.key_id, **msgspec.to_builtins(one)}
 
 
-@key.command(
-    short_help="Let somebody's signatures count.",
-    epilog=example("key trust release.pub --name release --tag 'prod/*' --trust kernels"),
+@command(
+    "Let somebody's signatures count.",
+    "key trust release.pub --name release --tag 'prod/*' --trust kernels",
+    group=key,
 )
 @click.argument("file")
-@click.option("--name", required=True, metavar="NAME", help="What to call the key here.")
-@click.option(
-    "--tag", "tags", multiple=True, metavar="GLOB", help="Tags that it may sign; without it, all."
-)
-@click.option(
-    "--target",
+@option("--name NAME", "What to call the key here.", required=True)
+@repeated("--tag GLOB", "tags", "Tags that it may sign; without it, all.")
+@repeated(
+    "--target GLOB",
     "targets",
-    multiple=True,
-    metavar="GLOB",
-    help="Targets that it may sign kernels for, such as cuda:*; without it, all.",
+    "Targets that it may sign kernels for, such as cuda:*; without it, all.",
 )
-@click.option(
-    "--family",
-    "families",
-    multiple=True,
-    metavar="GLOB",
-    help="Server caches that it may sign; without it, none.",
-)
-@click.option(
+@repeated("--family GLOB", "families", "Server caches that it may sign; without it, none.")
+@repeated(
     "--trust",
     "levels",
-    multiple=True,
+    "What it may vouch for; without it, kernels.",
     type=click.Choice(["kernels", "code"]),
-    help="What it may vouch for; without it, kernels.",
 )
-@click.option(
-    "--expires",
-    "expires_s",
-    callback=to_seconds,
-    metavar="DURATION",
-    help="For how long: 36h, 90d.",
-)
-@click.option("--comment", default="", metavar="TEXT", help="For people.")
+@option("--expires DURATION", "expires_s", "For how long: 36h, 90d.", callback=to_seconds)
+@option("--comment TEXT", "For people.", default="")
 @folder_option
-@reports
 def trust(
     screen: Screen,
     file: str,
@@ -249,10 +225,9 @@ def trust(
     return FINE
 
 
-@key.command(short_help="Let a key count no more.", epilog=example("key revoke release"))
+@command("Let a key count no more.", "key revoke release", group=key)
 @click.argument("name")
 @folder_option
-@reports
 def revoke(screen: Screen, name: str, folder: str | None) -> int:
     """Revoke the key NAME: nothing counts any more that it signed, whenever that was. Its file
     stays, and says so.
@@ -263,36 +238,22 @@ def revoke(screen: Screen, name: str, folder: str | None) -> int:
     return FINE
 
 
-@click.command(
-    short_help="Sign a bundle.",
-    epilog=example("sign model.tbundle --key release.pem --expires 90d"),
-)
+@command("Sign a bundle.", "sign model.tbundle --key release.pem --expires 90d")
 @click.argument("bundle")
-@click.option(
-    "--key", "key_file", required=True, metavar="FILE", help="The private key, of `key new`."
-)
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    help="Where the signed copy goes; without it, in place of BUNDLE.",
-)
-@click.option(
-    "--expires",
+@option("--key FILE", "key_file", "The private key, of `key new`.", required=True)
+@option("-o", "--output FILE", "Where the signed copy goes; without it, in place of BUNDLE.")
+@option(
+    "--expires DURATION",
     "expires_s",
+    "For how long the signature counts: 36h, 30d.",
     callback=to_seconds,
-    metavar="DURATION",
-    help="For how long the signature counts: 36h, 30d.",
 )
-@click.option(
+@option(
     "--trust",
+    "What is vouched for; without it, all that is in the bundle.",
     type=click.Choice(["kernels", "code"]),
-    help="What is vouched for; without it, all that is in the bundle.",
 )
-@click.option(
-    "--minisign", "beside", is_flag=True, help="Also write BUNDLE.minisig, which minisign checks."
-)
-@reports
+@flag("--minisign", "beside", "Also write BUNDLE.minisig, which minisign checks.")
 def sign(
     screen: Screen,
     bundle: str,

@@ -11,7 +11,7 @@ from dataclasses import asdict
 import click
 
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, example, reports
+from bundler.cli.command import FINE, PROBLEM, command, flag, option
 from bundler.cli.quantities import to_bytes, to_grace, to_seconds
 from bundler.cli.stores import existing_store, one_store_option
 from bundler.cli.terminal import Screen
@@ -36,11 +36,8 @@ _FIXES = {
 }
 
 
-@click.command(
-    short_help="Say what a store holds.", epilog=example("stats --store file:///var/cache/kernels")
-)
+@command("Say what a store holds.", "stats --store file:///var/cache/kernels")
 @one_store_option
-@reports
 def stats(screen: Screen, url: str) -> int:
     """Say how much a store holds, and how much of it tags reach."""
     with existing_store(url) as store:
@@ -98,47 +95,31 @@ def stats(screen: Screen, url: str) -> int:
     return FINE
 
 
-@click.command(
-    short_help="Remove what no tag reaches.",
-    epilog=example(
-        "prune --store file:///var/cache/kernels --older-than 7d --dry-run",
-        "prune --store file:///var/cache/kernels --max-bytes 20GB",
-        "prune --store file:///var/cache/kernels --grace 10min",
-    ),
+@command(
+    "Remove what no tag reaches.",
+    "prune --store file:///var/cache/kernels --older-than 7d --dry-run",
+    "prune --store file:///var/cache/kernels --max-bytes 20GB",
+    "prune --store file:///var/cache/kernels --grace 10min",
 )
 @one_store_option
-@click.option(
-    "--max-bytes",
+@option(
+    "--max-bytes SIZE",
+    "Stop when the store holds no more than this: 500MB, 2GiB.",
     callback=to_bytes,
-    metavar="SIZE",
-    help="Stop when the store holds no more than this: 500MB, 2GiB.",
 )
-@click.option(
-    "--older-than",
-    callback=to_seconds,
-    metavar="DURATION",
-    help="Only what was not used for so long: 36h, 7d.",
+@option(
+    "--older-than DURATION", "Only what was not used for so long: 36h, 7d.", callback=to_seconds
 )
-@click.option(
-    "--grace",
+@option(
+    "--grace DURATION",
+    "Spare what was used within this time: a number of seconds, 10min, 24h. A push that takes"
+    " longer may lose units, and its kernels are compiled again; 0 is for a store that nobody"
+    " writes to at the moment.",
     callback=to_grace,
     default="24h",
-    show_default=True,
-    metavar="DURATION",
-    help=(
-        "Spare what was used within this time: a number of seconds, 10min, 24h. A push that takes"
-        " longer may lose units, and its kernels are compiled again; 0 is for a store that nobody"
-        " writes to at the moment."
-    ),
 )
-@click.option(
-    "--keep-days",
-    type=click.FloatRange(0, 36_500),
-    metavar="N",
-    help="The same as --older-than Nd.",
-)
-@click.option("--dry-run", is_flag=True, help="Remove nothing, only say what would be.")
-@reports
+@option("--keep-days N", "The same as --older-than Nd.", type=click.FloatRange(0, 36_500))
+@flag("--dry-run", "Remove nothing, only say what would be.")
 def prune(
     screen: Screen,
     url: str,

@@ -15,6 +15,7 @@ import click
 
 import bundler
 from bundler import config
+from bundler.cli.command import repeated
 from bundler.errors import ConfigError, NotFound
 from bundler.lifecycle.machine_store import Store
 from bundler.store.store_urls import local_directory, store_url, with_settings
@@ -100,15 +101,11 @@ def stores_option(
     help_text: str = TIERS_HELP, callback: Callable[..., Any] | None = _some
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return the option `--store` of a command that works on a store, or on tiers of one."""
-    return click.option(
-        "--store", "urls", multiple=True, metavar=STORE_METAVAR, callback=callback, help=help_text
-    )
+    return repeated("--store", "urls", help_text, metavar=STORE_METAVAR, callback=callback)
 
 
 store_option = stores_option()
-one_store_option = click.option(
-    "--store", "url", multiple=True, callback=_one, metavar=STORE_METAVAR, help=ONE_STORE_HELP
-)
+one_store_option = repeated("--store", "url", ONE_STORE_HELP, callback=_one, metavar=STORE_METAVAR)
 
 
 def open_stores(*urls: str, read_only: bool = False) -> Store:

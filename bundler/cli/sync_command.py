@@ -11,7 +11,7 @@ from dataclasses import asdict
 import click
 
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, example, reports
+from bundler.cli.command import FINE, PROBLEM, command, flag, repeated
 from bundler.cli.stores import as_url, existing_store, open_stores
 from bundler.cli.terminal import Screen
 from bundler.store.store_reports import SyncReport
@@ -19,29 +19,18 @@ from bundler.store.store_reports import SyncReport
 SHOWN = 20
 
 
-@click.command(
-    short_help="Bring one store to what another one has.",
-    epilog=example(
-        "sync redis://host:6379 file:///var/cache/kernels --dry-run",
-        "sync s3://kernels/team file:///mnt/shared/kernels --tags 'llama3/*' --tags 'qwen/*'",
-    ),
+@command(
+    "Bring one store to what another one has.",
+    "sync redis://host:6379 file:///var/cache/kernels --dry-run",
+    "sync s3://kernels/team file:///mnt/shared/kernels --tags 'llama3/*' --tags 'qwen/*'",
 )
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST")
-@click.option(
-    "--tags",
-    "globs",
-    multiple=True,
-    metavar="GLOB",
-    help="Only tags that match; repeat it for more. Without it, all.",
+@repeated("--tags GLOB", "globs", "Only tags that match; repeat it for more. Without it, all.")
+@flag(
+    "--delete-tags", "Remove tags of DST that SRC does not have; what they named stays until prune."
 )
-@click.option(
-    "--delete-tags",
-    is_flag=True,
-    help="Remove tags of DST that SRC does not have; what they named stays until prune.",
-)
-@click.option("--dry-run", is_flag=True, help="Change nothing, only say what would be.")
-@reports
+@flag("--dry-run", "Change nothing, only say what would be.")
 def sync(
     screen: Screen,
     source: str,

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, example, reports
+from bundler.cli.command import FINE, PROBLEM, command, flag, option
 from bundler.cli.interruption import asked_to_end
 from bundler.cli.live_sources import (
     MetricsSource,
@@ -35,26 +35,19 @@ _AT_ONCE = 8
 _Source = MetricsSource | StoreSource
 
 
-@click.command(
-    short_help="Watch hits, misses, leases and store sizes.",
-    epilog=example(
-        "top http://127.0.0.1:9464/metrics file:///var/cache/kernels",
-        "top --once redis://kernel-cache:6379",
-    ),
+@command(
+    "Watch hits, misses, leases and store sizes.",
+    "top http://127.0.0.1:9464/metrics file:///var/cache/kernels",
+    "top --once redis://kernel-cache:6379",
 )
 @click.argument("urls", metavar="URL…", nargs=-1, required=True)
-@click.option(
-    "--interval",
+@option(
+    "--interval SECONDS",
+    "How often to look; what takes long is looked at less often.",
     type=click.FloatRange(LEAST_INTERVAL_S, 3600),
     default=INTERVAL_S,
-    show_default=True,
-    metavar="SECONDS",
-    help="How often to look; what takes long is looked at less often.",
 )
-@click.option(
-    "--once", is_flag=True, help="Look once and end, as with --json and where no person watches."
-)
-@reports
+@flag("--once", "Look once and end, as with --json and where no person watches.")
 def top(screen: Screen, urls: tuple[str, ...], interval: float, once: bool) -> int:
     """Watch stores and processes until Ctrl-C: hits and misses, who compiles which kernel under a
     lease, what a store holds.

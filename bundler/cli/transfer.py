@@ -12,7 +12,7 @@ from dataclasses import asdict
 import click
 
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, example, output_option, reports
+from bundler.cli.command import FINE, PROBLEM, command, flag, option, output_option
 from bundler.cli.pack import check_output, contents, count_bytes, save, show_contents
 from bundler.cli.stores import existing_store, open_stores, store_option
 from bundler.cli.terminal import Column, Screen
@@ -31,33 +31,26 @@ TAGS = (
 )
 
 
-@click.command(
-    short_help="Send a bundle to a store.",
-    epilog=example(
-        "push model.tbundle --store file:///var/cache/kernels --tag llama3/h200",
-        "push model.tbundle --store file:///var/cache/kernels --store redis://host:6379 --tag"
-        " llama3/h200",
-    ),
+@command(
+    "Send a bundle to a store.",
+    "push model.tbundle --store file:///var/cache/kernels --tag llama3/h200",
+    "push model.tbundle --store file:///var/cache/kernels --store redis://host:6379 --tag"
+    " llama3/h200",
 )
 @click.argument("bundle")
 @store_option
-@click.option(
-    "--tag", required=True, metavar="T", help="What to call it there, such as llama3/h200."
-)
-@click.option(
+@option("--tag T", "What to call it there, such as llama3/h200.", required=True)
+@option(
     "--mode",
+    "If the tag is set: add to what it names, name this instead, or refuse.",
     type=click.Choice(MODES),
     default="merge",
-    show_default=True,
-    help="If the tag is set: add to what it names, name this instead, or refuse.",
 )
-@click.option("--allow-empty", is_flag=True, help="Also push a bundle with nothing in it.")
-@click.option(
-    "--key",
-    metavar="FILE",
-    help="The private key that signs the bundle and the tag; else TRITON_BUNDLER_SIGNING_KEY.",
+@flag("--allow-empty", "Also push a bundle with nothing in it.")
+@option(
+    "--key FILE",
+    "The private key that signs the bundle and the tag; else TRITON_BUNDLER_SIGNING_KEY.",
 )
-@reports
 def push(
     screen: Screen,
     bundle: str,
@@ -132,14 +125,13 @@ def _before(report: PushReport, mode: PushMode) -> str:
     return "the same" if report.tag_before == report.tag_after else report.tag_before
 
 
-@click.command(
-    short_help="Fetch a bundle from a store.",
-    epilog=example("pull llama3/h200 -o model.tbundle --store file:///var/cache/kernels"),
+@command(
+    "Fetch a bundle from a store.",
+    "pull llama3/h200 -o model.tbundle --store file:///var/cache/kernels",
 )
 @click.argument("tag")
 @output_option
 @store_option
-@reports
 def pull(screen: Screen, tag: str, output: str, urls: tuple[str, ...]) -> int:
     """Write a bundle of a store to a file: the one that TAG names, or the one whose digest is TAG,
     or begins so.
@@ -161,16 +153,13 @@ def pull(screen: Screen, tag: str, output: str, urls: tuple[str, ...]) -> int:
     return FINE
 
 
-@click.command(
-    short_help="List the tags of a store, or remove one.",
-    epilog=example(
-        "tags --store file:///var/cache/kernels",
-        "tags --store file:///var/cache/kernels --delete llama3/h200",
-    ),
+@command(
+    "List the tags of a store, or remove one.",
+    "tags --store file:///var/cache/kernels",
+    "tags --store file:///var/cache/kernels --delete llama3/h200",
 )
 @store_option
-@click.option("--delete", metavar="T", help="Remove this tag; what it named stays until prune.")
-@reports
+@option("--delete T", "Remove this tag; what it named stays until prune.")
 def tags(screen: Screen, urls: tuple[str, ...], delete: str | None) -> int:
     """List the tags of a store, and what they name.
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from bundler.cli import wording
+from bundler.cli.command import repeated
 from bundler.errors import BundlerError
 from bundler.format.bundle import Bundle
 from bundler.lifecycle.family import Family
@@ -24,22 +25,16 @@ from bundler.lifecycle.tree_plan import read_trees
 F = TypeVar("F", bound=Callable[..., Any])
 _SHOWN = 8
 
-family_file_option = click.option(
-    "--family",
+family_file_option = repeated(
+    "--family FILE",
     "family_files",
-    multiple=True,
-    metavar="FILE",
-    help="A TOML file that declares families beside the known ones; repeat for several.",
+    "A TOML file that declares families beside the known ones; repeat for several.",
 )
-fact_option = click.option(
-    "--fact",
+fact_option = repeated(
+    "--fact NAME=VALUE",
     "facts",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help=(
-        "Part of a fingerprint in place of what this machine says, such as ranks=8, or"
-        " target=cuda:80 for kernels of that target alone; repeat for several."
-    ),
+    "Part of a fingerprint in place of what this machine says, such as ranks=8, or"
+    " target=cuda:80 for kernels of that target alone; repeat for several.",
 )
 
 

@@ -19,7 +19,16 @@ from typing import Any
 import click
 
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, Commands, example, output_option, reports
+from bundler.cli.command import (
+    FINE,
+    PROBLEM,
+    Commands,
+    command,
+    example,
+    flag,
+    option,
+    output_option,
+)
 from bundler.cli.pack import save
 from bundler.cli.selection import kernel_option
 from bundler.cli.terminal import Column, Screen
@@ -49,26 +58,19 @@ from bundler.runtime.tuning.kernel_export import ExportNotes, compiled_in, expor
 from bundler.runtime.tuning.tuner import describe
 from bundler.runtime.tuning.tuning_winners import config_of, plain_config, table_entry
 
-_key_option = click.option(
-    "--key",
+_key_option = option(
+    "--key NAMES",
     "key",
-    metavar="NAMES",
+    "What the values of your tuner's key are, for --format vllm-moe and sglang-moe: E,N,M and"
+    " dtype; _ for what does not count.",
     default="",
-    help=(
-        "What the values of your tuner's key are, for --format vllm-moe and sglang-moe: E,N,M and"
-        " dtype; _ for what does not count."
-    ),
 )
 _AXES = 3
-_grid_option = click.option(
-    "--grid",
+_grid_option = option(
+    "--grid X[,Y[,Z]]",
     "grid",
-    metavar="X[,Y[,Z]]",
+    "With --as kernels: the grid as expressions over arguments and parameters: '-(-n // BLOCK)'.",
     default="",
-    help=(
-        "With --as kernels: the grid as expressions over arguments and parameters: '-(-n //"
-        " BLOCK)'."
-    ),
 )
 
 
@@ -77,23 +79,16 @@ def _format_options(command: Callable[..., Any]) -> Callable[..., Any]:
     and `--key`, as `told`.
     """
 
-    @click.option(
-        "--format",
-        "project",
-        type=click.Choice(list(FORMATS)),
-        help="Config files of another project.",
+    @option(
+        "--format", "project", "Config files of another project.", type=click.Choice(list(FORMATS))
     )
-    @click.option(
-        "--device",
-        metavar="NAME",
-        default="",
-        help="With --format: the GPU, where files or records do not say it.",
+    @option(
+        "--device NAME", "With --format: the GPU, where files or records do not say it.", default=""
     )
-    @click.option(
-        "--triton",
-        metavar="RELEASE",
+    @option(
+        "--triton RELEASE",
+        "With --format: the release of Triton, where they do not say it.",
         default="",
-        help="With --format: the release of Triton, where they do not say it.",
     )
     @functools.wraps(command)
     def with_told(
@@ -241,13 +236,10 @@ def tune() -> None:
     """
 
 
-@tune.command(
-    short_help="List the winners.", epilog=example("tune show model.tbundle --all --kernel matmul")
-)
+@command("List the winners.", "tune show model.tbundle --all --kernel matmul", group=tune)
 @click.argument("source")
-@click.option("--all", "everything", is_flag=True, help="List every config that was tried, too.")
+@flag("--all", "everything", "List every config that was tried, too.")
 @kernel_option
-@reports
 def show(screen: Screen, source: str, everything: bool, wanted: str | None) -> int:
     """Show what was chosen in SOURCE: a bundle, a cache directory of Triton or Inductor, or a
     result file of a tuner.
@@ -281,39 +273,33 @@ def show(screen: Screen, source: str, everything: bool, wanted: str | None) -> i
     return FINE
 
 
-@tune.command(
-    short_help="Write the winners to a file of their own.",
-    epilog=example(
-        "tune export model.tbundle -o winners.json",
-        "tune export model.tbundle --as winners -o small.tbundle",
-        "tune export model.tbundle --format vllm-moe -o configs",
-        "tune export model.tbundle --as kernels --kernel add --grid '-(-n // BLOCK)' -o add",
-    ),
+@command(
+    "Write the winners to a file of their own.",
+    "tune export model.tbundle -o winners.json",
+    "tune export model.tbundle --as winners -o small.tbundle",
+    "tune export model.tbundle --format vllm-moe -o configs",
+    "tune export model.tbundle --as kernels --kernel add --grid '-(-n // BLOCK)' -o add",
+    group=tune,
 )
 @click.argument("source")
-@click.option(
+@option(
     "-o",
-    "--output",
+    "--output PATH",
+    "The file, or with --as triton, kernels or --format the directory.",
     required=True,
-    metavar="PATH",
-    help="The file, or with --as triton, kernels or --format the directory.",
 )
-@click.option(
+@option(
     "--as",
     "form",
+    "A lookup table in JSON; result files of Triton's own tuner; a bundle without what lost; "
+    "the kernels that won, for C++.",
     type=click.Choice(["table", "triton", "winners", "kernels"]),
     default="table",
-    show_default=True,
-    help=(
-        "A lookup table in JSON; result files of Triton's own tuner; a bundle without what lost; "
-        "the kernels that won, for C++."
-    ),
 )
 @_grid_option
 @_format_options
 @_key_option
 @kernel_option
-@reports
 def export(
     screen: Screen,
     source: str,
@@ -375,23 +361,17 @@ def export(
     return FINE
 
 
-@tune.command(
-    "import",
-    short_help="Put records into a bundle.",
-    epilog=example(
-        "tune import winners.json --into model.tbundle -o tuned.tbundle",
-        "tune import configs --format vllm-moe -o moe.tbundle",
-    ),
+@command(
+    "Put records into a bundle.",
+    "tune import winners.json --into model.tbundle -o tuned.tbundle",
+    "tune import configs --format vllm-moe -o moe.tbundle",
+    name="import",
+    group=tune,
 )
 @click.argument("files", nargs=-1, required=True)
-@click.option(
-    "--into",
-    metavar="BUNDLE",
-    help="The bundle to add to; without it, a new one of nothing but records.",
-)
+@option("--into BUNDLE", "The bundle to add to; without it, a new one of nothing but records.")
 @_format_options
 @output_option
-@reports
 def import_(
     screen: Screen,
     files: tuple[str, ...],
@@ -434,14 +414,10 @@ def import_(
     return FINE
 
 
-@tune.command(
-    short_help="Compare the winners of two bundles.",
-    epilog=example("tune diff old.tbundle new.tbundle"),
-)
+@command("Compare the winners of two bundles.", "tune diff old.tbundle new.tbundle", group=tune)
 @click.argument("first")
 @click.argument("second")
-@click.option("--exit-code", is_flag=True, help="Exit with status 1 when they differ.")
-@reports
+@flag("--exit-code", "Exit with status 1 when they differ.")
 def diff(screen: Screen, first: str, second: str, exit_code: bool) -> int:
     """Say which kernels have another winner in SECOND than in FIRST, and which are tuned in one
     alone.

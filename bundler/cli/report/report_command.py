@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 
 from bundler.cli import wording
 from bundler.cli.bundle_names import open_named
-from bundler.cli.command import FINE, example, reports
+from bundler.cli.command import FINE, command, flag, option, repeated
 from bundler.cli.pack import check_output
 from bundler.cli.quantities import to_bytes
 from bundler.cli.report.kernel_figures import SourceFolder
@@ -39,56 +39,38 @@ class _Usage(Struct, frozen=True):
     hits_of: dict[str, Annotated[int, Meta(ge=0)]]
 
 
-@click.command(
-    short_help="Write a page that shows a bundle.",
-    epilog=example(
-        "report model.tbundle",
-        "report llama3/h200 --store file:///var/cache/kernels -o report.html",
-        "report old.tbundle new.tbundle --sources . -o report.html",
-    ),
+@command(
+    "Write a page that shows a bundle.",
+    "report model.tbundle",
+    "report llama3/h200 --store file:///var/cache/kernels -o report.html",
+    "report old.tbundle new.tbundle --sources . -o report.html",
 )
 @click.argument("first")
 @click.argument("second", required=False)
-@click.option(
+@option(
     "-o",
-    "--output",
-    metavar="FILE",
-    help="The HTML file to write; without it FIRST-report.html, in the current directory.",
+    "--output FILE",
+    "The HTML file to write; without it FIRST-report.html, in the current directory.",
 )
-@click.option(
-    "--sources",
-    metavar="DIR",
-    help="Where the Python files of the kernels are; they become part of the page.",
-)
-@click.option(
-    "--usage",
+@option("--sources DIR", "Where the Python files of the kernels are; they become part of the page.")
+@repeated(
+    "--usage FILE",
     "usage",
-    multiple=True,
-    metavar="FILE",
-    help=(
-        "What TRITON_BUNDLER_REPORT made processes write: how often each kernel was found."
-        " Repeat it."
-    ),
+    "What TRITON_BUNDLER_REPORT made processes write: how often each kernel was found. Repeat it.",
 )
-@click.option(
+@flag(
     "--misses",
     "with_misses",
-    is_flag=True,
-    help=(
-        "Also say what the latest process here compiled although it was recorded in FIRST, or"
-        " nearly, and why."
-    ),
+    "Also say what the latest process here compiled although it was recorded in FIRST, or"
+    " nearly, and why.",
 )
-@click.option(
-    "--max-bytes",
+@option(
+    "--max-bytes SIZE",
+    "Leave out texts of kernels where the page would be larger.",
     callback=to_bytes,
-    metavar="SIZE",
     default=str(LIMIT_BYTES),
-    show_default=True,
-    help="Leave out texts of kernels where the page would be larger.",
 )
 @stores_option("Where FIRST or SECOND may be a tag. " + TIERS_HELP, from_environment)
-@reports
 def report(
     screen: Screen,
     first: str,
