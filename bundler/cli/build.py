@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,14 +18,14 @@ import click
 
 from bundler.cli import wording
 from bundler.cli.build_parts import (
-    UseCheck,
+    compared_with_use,
     executor_maker,
     narrowed,
     parse_shard,
     tell_missing,
     watching,
 )
-from bundler.cli.command import FINE, PROBLEM, command, flag, option, repeated
+from bundler.cli.command import FINE, PROBLEM, command, flag, option, targets_option
 from bundler.cli.pack import check_output, contents, save, show_contents
 from bundler.cli.stores import (
     TIERS_HELP,
@@ -53,16 +53,6 @@ from bundler.toolchain import identity
 _NAMED = 3
 
 
-def parse_targets(
-    _context: click.Context, _option: click.Parameter, texts: tuple[str, ...]
-) -> tuple[Target, ...]:
-    """Read what `--target` was given, each once."""
-    try:
-        return tuple(dict.fromkeys(map(Target.parse, texts)))
-    except ConfigError as error:
-        raise click.BadParameter(error.message) from error
-
-
 @command(
     "Compile ahead of time, for GPUs that need not be here.",
     "build kernels.py --target cuda:90 --target hip:gfx942 -o fleet.tbundle",
@@ -73,18 +63,13 @@ def parse_targets(
     "build kernels.py --target cuda:90 --store s3://kernels/team --collect -o fleet.tbundle",
 )
 @click.argument("modules", nargs=-1, metavar="[MODULE]...")
-@option("--spec FILE", "spec", "A build file in TOML that lists kernels.")
+@option("--spec FILE", "A build file in TOML that lists kernels.")
 @option(
     "--from BUNDLE",
     "recorded",
     "Every kernel of a recorded bundle; MODULEs say where the sources are.",
 )
-@repeated(
-    "--target T",
-    "targets",
-    "Compile for T, such as cuda:90 or hip:gfx942; repeat for several.",
-    callback=parse_targets,
-)
+@targets_option()
 @option("-o", "--output FILE", "The bundle to write.")
 @option(
     "--jobs N",
@@ -93,19 +78,16 @@ def parse_targets(
 )
 @option(
     "--executor MODULE:FUNCTION",
-    "executor",
     "Compile on the workers of an engine: the function returns a concurrent.futures.Executor of"
     " Dask, MPI or Ray.",
 )
 @option(
     "--shard I/N",
-    "shard",
     "Build part I of N, from 1, into the store; each machine finds the same parts.",
     callback=parse_shard,
 )
 @option(
     "--times BUNDLE",
-    "times",
     "An earlier build, by whose compile times shards get equally much to do; the same for every"
     " shard.",
 )
@@ -115,7 +97,6 @@ def parse_targets(
 )
 @option(
     "--complete BUNDLE",
-    "complete",
     "A recording of a warm-up: fail, and name each kernel that was used and is not built.",
 )
 @flag("--exact", "With --complete, fail as well where something was built and never used.")
@@ -126,22 +107,7 @@ def parse_targets(
 @flag("--check", "Compile nothing; exit status 1 when a kernel is not in the store.")
 @stores_option("Kernels in it are reused, new ones sent. " + TIERS_HELP, from_environment)
 @option("--tag T", "Also call the bundle T in the store; it is added to what T names.")
-def build(
-    screen: Screen,
-    output: str | None,
-    check: bool,
-    jobs: int | None,
-    urls: tuple[str, ...],
-    tag: str | None,
-    keep_going: bool,
-    executor: str | None,
-    shard: Shard | None,
-    times: str | None,
-    collect: bool,
-    complete: str | None,
-    exact: bool,
-    **what: Any,
-) -> int:
+def build(screen: Screen, **given: Any) -> int:
     """Compile kernels for targets that need not be here, and write one bundle of all.
 
     MODULE is a file or a dotted name of a Python module, which is imported: it says what to build
@@ -153,43 +119,52 @@ def build(
     Many machines: --executor has an engine's workers compile; or each machine builds its --shard
     into a store, and one of them, or any other, makes the bundle with --collect.
     """
-    request = _PlanRequest(**what)
-    _check_usage(
-        request, output, urls, tag, check=check, keep_going=keep_going, shard=shard is not None
-    )
-    _check_parts(
-        urls, tag, jobs, executor, shard, times, complete, check=check, collect=collect, exact=exact
-    )
+    request = _Request(**given)
+    request.check_usage()
     if identity.triton_dir() is None:
         raise RecordingError(
             f"Triton is not installed, so nothing can be compiled: {install('triton')}"
         )
-    if output is not None:
-        check_output(output)
+    if request.output is not None:
+        check_output(request.output)
     with without_registered_bundles():
-        with screen.progress("looking at what to build"), _printing_aside(screen):
-            plan = _planned(request)
-        if check:
-            with existing_store(*urls, read_only=True) as store:
+        with screen.progress("looking at what to build"), printing_aside(screen):
+            plan = request.plan()
+        if request.check:
+            with existing_store(*request.urls, read_only=True) as store:
                 return _check(screen, plan, store)
-        if shard is not None:
-            plan = narrowed(screen, plan, shard, times)
-        use = None if complete is None else UseCheck(complete, exact)
-        destination = _BuildDestination(output, urls, tag, keep_going, shard, collect, use)
-        return _make(screen, plan, destination, _Compilers(jobs, executor))
+        if request.shard is not None:
+            plan = narrowed(screen, plan, request.shard, request.times)
+        return _make(screen, plan, request)
+
+
+def printing_aside(screen: Screen) -> AbstractContextManager[Any]:
+    """Send what modules and compilers print to standard error, where standard output is for one
+    JSON object.
+    """
+    return redirect_stdout(sys.stderr) if screen.as_json else nullcontext()
 
 
 @dataclass(frozen=True)
-class _BuildDestination:
-    """Where a build goes to, and whether a part of it is better than nothing."""
+class _Request:
+    """What the command was given, under the names of its options."""
 
+    modules: tuple[str, ...]
+    spec: str | None
+    recorded: str | None
+    targets: tuple[Target, ...]
     output: str | None
+    jobs: int | None
+    executor: str | None
+    shard: Shard | None
+    times: str | None
+    collect: bool
+    complete: str | None
+    exact: bool
+    keep_going: bool
+    check: bool
     urls: tuple[str, ...]
     tag: str | None
-    keep_going: bool
-    shard: Shard | None = None
-    collect: bool = False
-    use: UseCheck | None = None
 
     @property
     def what(self) -> str:
@@ -202,83 +177,150 @@ class _BuildDestination:
         """
         return not failures or (self.keep_going and rest)
 
+    def check_usage(self) -> None:
+        """Refuse options that do not go together; raises `UsageError`."""
+        parts = self.executor or self.shard or self.collect or self.complete
+        for wrong, message in (
+            (
+                self.spec is not None and (self.recorded is not None or self.modules),
+                "--spec names the modules; give neither --from nor MODULE with it",
+            ),
+            (
+                not (self.modules or self.spec or self.recorded),
+                "give a MODULE, --spec FILE or --from BUNDLE",
+            ),
+            (
+                self.recorded is not None and not self.targets,
+                (
+                    "--from needs --target, such as --target cuda:100: the recording says what it was"
+                    " made on"
+                ),
+            ),
+            (self.check and not self.urls, "--check looks into a store: give --store"),
+            (
+                not (self.check or self.output is not None or self.shard),
+                "give -o FILE, the bundle to write",
+            ),
+            (
+                self.check and self.keep_going,
+                (
+                    "--keep-going is about what is written, and --check writes nothing: give one of"
+                    " them"
+                ),
+            ),
+            (
+                self.tag is not None and (not self.urls or self.check),
+                "--tag is for what is sent: give --store, and no --check",
+            ),
+            (
+                self.executor and self.jobs,
+                (
+                    "--jobs says how many processes compile here, and --executor has an engine's"
+                    " workers compile: give one"
+                ),
+            ),
+            (
+                self.shard and self.collect,
+                "--shard builds a part, and --collect makes the bundle of all: give one of them",
+            ),
+            (
+                (self.shard or self.collect) and not self.urls,
+                "shards meet in a store: give --store",
+            ),
+            (self.shard and self.tag, "--tag is for the whole: give it with --collect"),
+            (self.shard and self.complete, "--complete is about the whole: give it with --collect"),
+            (self.times and not self.shard, "--times is for --shard"),
+            (self.exact and not self.complete, "--exact is for --complete"),
+            (self.check and parts, "--check compiles nothing and makes nothing: give it alone"),
+        ):
+            if wrong:
+                raise click.UsageError(message)
 
-@dataclass(frozen=True)
-class _Compilers:
-    """Who compiles: so many processes here, or an engine."""
+    def plan(self) -> Plan:
+        """Return what to build; raises what `Plan` and reading the files raise, and `EmptyBundle`
+        for nothing.
+        """
+        plan = Plan()
+        try:
+            if self.recorded is not None:
+                with Bundle.load(self.recorded) as bundle:
+                    Retarget(plan, bundle, self.modules).add(self.targets)
+            elif self.spec is not None:
+                listed, targets = build_file.read(self.spec)
+                plan.add_listed(listed, self.targets or targets)
+            else:
+                plan.add_modules(self.modules, self.targets)
+        except ConfigError as error:
+            if error.facts.get("untargeted"):
+                raise click.UsageError(error.message) from error
+            raise
+        if not plan.jobs and not plan.failures:
+            asked = ", ".join(map(str, self.targets)) or "the targets named"
+            raise EmptyBundle(
+                f"nothing to build: no kernel is declared for {asked}, so nothing was written"
+            )
+        return plan
 
-    jobs: int | None
-    executor: str | None
 
-
-def _make(screen: Screen, plan: Plan, destination: _BuildDestination, compilers: _Compilers) -> int:
+def _make(screen: Screen, plan: Plan, request: _Request) -> int:
     """Compile and write; returns the exit status.  What cannot be planned is told before anything
     is compiled.
     """
-    if not destination.allows(plan.failures, rest=bool(plan.jobs)):
-        return _refuse(screen, BuildResult.nothing_of(plan), destination, rest=bool(plan.jobs))
-    more: dict[str, Any] = {"shard": None if destination.shard is None else str(destination.shard)}
+    output, rest = request.output, bool(plan.jobs)
+    if not request.allows(plan.failures, rest=rest):
+        return _refuse(screen, BuildResult.nothing_of(plan), request, rest=rest)
+    more: dict[str, Any] = {"shard": None if request.shard is None else str(request.shard)}
     with ExitStack() as stack:
-        store = stack.enter_context(open_stores(*destination.urls)) if destination.urls else None
-        if destination.collect and store is not None:
-            more["missing"] = _collected(screen, plan, store)
-        with _printing_aside(screen):
-            built = _build(screen, plan, compilers, store)
-        used, lacking = (
-            (None, None) if destination.use is None else destination.use.of(screen, built.bundle)
-        )
-        if used is not None:
-            more["complete"] = used
-        rest = bool(built.bundle.kernels)
-        fine = destination.allows(built.failures, rest=rest) and (
-            lacking is None or destination.keep_going
-        )
-        if not fine:
-            return _refuse(screen, built, destination, rest=rest, lacking=lacking, more=more)
-        size = 0 if destination.output is None else save(screen, built.bundle, destination.output)
-        pushed = (
-            store.push(built.bundle, destination.tag)
-            if store is not None and destination.tag is not None
-            else None
-        )
-    _show(screen, built)
-    if destination.output is not None:
-        screen.done(f"wrote {destination.output}: {wording.size(size)}, {built.bundle.digest}")
-    elif store is not None:
-        screen.done(
-            f"{destination.what}: {wording.count(len(built.bundle.kernels), 'kernel')} in"
-            f" {store.name}"
-        )
-    _show_failures(screen, built.failures)
-    if built.failures:
-        screen.complain(
-            f"{destination.what} lacks what could not be built: {_named(built.failures)}"
-        )
-    if lacking is not None:
-        screen.complain(f"{destination.what} is not complete: {lacking}")
-    if store is not None and built.unsent:
-        screen.complain(
-            f"{wording.count(len(built.unsent), 'kernel')} not sent to {store.name}; build again to"
-            " send them"
-        )
-    screen.finish(
-        {
-            **contents(built.bundle),
-            "path": destination.output,
-            "size_bytes": size,
-            **_facts(built),
-            "pushed": None if pushed is None else asdict(pushed),
-            **more,
-        }
-    )
+        store = stack.enter_context(open_stores(*request.urls)) if request.urls else None
+        if request.collect and store is not None:
+            # What shards did not leave in the store is compiled here.
+            missing = bundle_build.missing(plan, store.kernel_records())
+            tell_missing(screen, missing, store.name)
+            more["missing"] = _missing_rows(missing)
+        with printing_aside(screen):
+            built = _build(screen, plan, request, store)
+        bundle, lacking = built.bundle, None
+        if request.complete is not None:
+            more["complete"], lacking = compared_with_use(
+                screen, bundle, request.complete, exact=request.exact
+            )
+        rest = bool(bundle.kernels)
+        if not request.allows(built.failures, rest=rest) or not (
+            lacking is None or request.keep_going
+        ):
+            return _refuse(screen, built, request, rest=rest, lacking=lacking, more=more)
+        size = 0 if output is None else save(screen, bundle, output)
+        pushed = None
+        if store is not None and request.tag is not None:
+            pushed = asdict(store.push(bundle, request.tag))
+    _tell(screen, built, request, size, store, lacking)
+    written = {"path": output, "size_bytes": size, **_facts(built), "pushed": pushed, **more}
+    screen.finish(contents(bundle) | written)
     return PROBLEM if built.failures or built.unsent or lacking is not None else FINE
 
 
-def _collected(screen: Screen, plan: Plan, store: Store) -> list[dict[str, Any]]:
-    """Say what shards did not leave in the store; returns it for `--json`."""
-    missing = bundle_build.missing(plan, store.kernel_records())
-    tell_missing(screen, missing, store.name)
-    return _missing_rows(missing)
+def _tell(
+    screen: Screen,
+    built: BuildResult,
+    request: _Request,
+    size_bytes: int,
+    store: Store | None,
+    lacking: str | None,
+) -> None:
+    _show(screen, built)
+    if request.output is not None:
+        screen.done(f"wrote {request.output}: {wording.size(size_bytes)}, {built.bundle.digest}")
+    elif store is not None:
+        number = wording.count(len(built.bundle.kernels), "kernel")
+        screen.done(f"{request.what}: {number} in {store.name}")
+    _show_failures(screen, built.failures)
+    if built.failures:
+        screen.complain(f"{request.what} lacks what could not be built: {_named(built.failures)}")
+    if lacking is not None:
+        screen.complain(f"{request.what} is not complete: {lacking}")
+    if store is not None and built.unsent:
+        number = wording.count(len(built.unsent), "kernel")
+        screen.complain(f"{number} not sent to {store.name}; build again to send them")
 
 
 def _missing_rows(missing: Sequence[Job]) -> list[dict[str, Any]]:
@@ -290,45 +332,37 @@ def _missing_rows(missing: Sequence[Job]) -> list[dict[str, Any]]:
 def _refuse(
     screen: Screen,
     built: BuildResult,
-    destination: _BuildDestination,
+    request: _Request,
     *,
     rest: bool,
     lacking: str | None = None,
-    more: Mapping[str, Any] | None = None,
+    more: dict[str, Any] | None = None,
 ) -> int:
     """Say what could not be built, and that therefore nothing was written; returns the exit
     status.
     """
     _show_failures(screen, built.failures)
-    sent = len(built.compiled) - len(built.unsent) if destination.urls else 0
+    sent = len(built.compiled) - len(built.unsent) if request.urls else 0
     if sent:
         screen.line(
             f"{wording.count(sent, 'kernel')} that compiled: in the store under their keys, where"
             " the next build finds them"
         )
-    not_set = f" and tag {destination.tag} not set" if destination.tag is not None else ""
+    not_set = f" and tag {request.tag} not set" if request.tag is not None else ""
     way_out = "; --keep-going writes the rest" if rest else ""
     reasons = [f"{_named(built.failures)} could not be built"] if built.failures else []
     reasons += [lacking] if lacking is not None else []
-    outcome = "was not written" if destination.output is not None else "was not built"
-    screen.complain(f"{destination.what} {outcome}{not_set}: {'; '.join(reasons)}{way_out}")
+    outcome = "was not written" if request.output is not None else "was not built"
+    screen.complain(f"{request.what} {outcome}{not_set}: {'; '.join(reasons)}{way_out}")
     nothing = contents(BuildResult.nothing_of(Plan()).bundle) | {"digest": None}
-    screen.finish(
-        {**nothing, "path": None, "size_bytes": 0, **_facts(built), "pushed": None, **(more or {})}
-    )
+    written = {"path": None, "size_bytes": 0, **_facts(built), "pushed": None, **(more or {})}
+    screen.finish(nothing | written)
     return PROBLEM
 
 
 def _facts(built: BuildResult) -> dict[str, Any]:
-    return {
-        "compiled": built.compiled,
-        "reused": built.reused,
-        "static_only": built.static_only,
-        "unsent": built.unsent,
-        "failures": built.failures,
-        "notes": built.notes,
-        "seconds": built.seconds,
-    }
+    names = ("compiled", "reused", "static_only", "unsent", "failures", "notes", "seconds")
+    return {name: getattr(built, name) for name in names}
 
 
 def _named(failures: Sequence[Failure]) -> str:
@@ -338,132 +372,16 @@ def _named(failures: Sequence[Failure]) -> str:
     return ", ".join(named[:_NAMED]) + more
 
 
-def _planned(request: _PlanRequest) -> Plan:
-    try:
-        plan = request.plan()
-    except ConfigError as error:
-        if error.facts.get("untargeted"):
-            raise click.UsageError(error.message) from error
-        raise
-    if not plan.jobs and not plan.failures:
-        asked = ", ".join(map(str, request.targets)) or "the targets named"
-        raise EmptyBundle(
-            f"nothing to build: no kernel is declared for {asked}, so nothing was written"
-        )
-    return plan
-
-
-def _printing_aside(screen: Screen) -> AbstractContextManager[Any]:
-    """Send what modules and compilers print to standard error, where standard output is for one
-    JSON object.
-    """
-    return redirect_stdout(sys.stderr) if screen.as_json else nullcontext()
-
-
-@dataclass(frozen=True)
-class _PlanRequest:
-    modules: tuple[str, ...]
-    spec: str | None
-    recorded: str | None
-    targets: tuple[Target, ...]
-
-    def plan(self) -> Plan:
-        """Return what to build; raises what `Plan` and reading the files raise."""
-        plan = Plan()
-        if self.recorded is not None:
-            with Bundle.load(self.recorded) as bundle:
-                Retarget(plan, bundle, self.modules).add(self.targets)
-        elif self.spec is not None:
-            listed, targets = build_file.read(self.spec)
-            plan.add_listed(listed, self.targets or targets)
-        else:
-            plan.add_modules(self.modules, self.targets)
-        return plan
-
-
-def _check_usage(
-    request: _PlanRequest,
-    output: str | None,
-    urls: Sequence[str],
-    tag: str | None,
-    *,
-    check: bool,
-    keep_going: bool,
-    shard: bool,
-) -> None:
-    if request.spec is not None and (request.recorded is not None or request.modules):
-        raise click.UsageError("--spec names the modules; give neither --from nor MODULE with it")
-    if not (request.modules or request.spec or request.recorded):
-        raise click.UsageError("give a MODULE, --spec FILE or --from BUNDLE")
-    if request.recorded is not None and not request.targets:
-        raise click.UsageError(
-            "--from needs --target, such as --target cuda:100: the recording says what it was"
-            " made on"
-        )
-    if check and not urls:
-        raise click.UsageError("--check looks into a store: give --store")
-    if not check and output is None and not shard:
-        raise click.UsageError("give -o FILE, the bundle to write")
-    if check and keep_going:
-        raise click.UsageError(
-            "--keep-going is about what is written, and --check writes nothing: give one of them"
-        )
-    if tag is not None and (not urls or check):
-        raise click.UsageError("--tag is for what is sent: give --store, and no --check")
-
-
-def _check_parts(
-    urls: Sequence[str],
-    tag: str | None,
-    jobs: int | None,
-    executor: str | None,
-    shard: Shard | None,
-    times: str | None,
-    complete: str | None,
-    *,
-    check: bool,
-    collect: bool,
-    exact: bool,
-) -> None:
-    """Refuse options of many machines that do not go together; raises `UsageError`."""
-    rules = (
-        (
-            executor and jobs,
-            (
-                "--jobs says how many processes compile here, and --executor has an engine's"
-                " workers compile: give one"
-            ),
-        ),
-        (
-            shard and collect,
-            "--shard builds a part, and --collect makes the bundle of all: give one of them",
-        ),
-        ((shard or collect) and not urls, "shards meet in a store: give --store"),
-        (shard and tag, "--tag is for the whole: give it with --collect"),
-        (shard and complete, "--complete is about the whole: give it with --collect"),
-        (times and not shard, "--times is for --shard"),
-        (exact and not complete, "--exact is for --complete"),
-        (
-            check and (executor or shard or collect or complete),
-            "--check compiles nothing and makes nothing: give it alone",
-        ),
-    )
-    for wrong, message in rules:
-        if wrong:
-            raise click.UsageError(message)
-
-
 def _check(screen: Screen, plan: Plan, store: Store) -> int:
     missing = bundle_build.missing(plan, store.kernel_records())
-    screen.reasons(
-        "missing", [(job.key or job.name, f"{job.name} for {job.target}") for job in missing]
-    )
+    lines = [(job.key or job.name, f"{job.name} for {job.target}") for job in missing]
+    screen.reasons("missing", lines)
     _show_failures(screen, plan.failures)
-    total = len(plan.jobs)
+    total, fine = len(plan.jobs), not missing and not plan.failures
     screen.done(f"{total - len(missing):,} of {wording.count(total, 'kernel')} in {store.name}")
     screen.finish(
         {
-            "ok": not missing and not plan.failures,
+            "ok": fine,
             "store": store.name,
             "kernels": total,
             "missing": _missing_rows(missing),
@@ -471,48 +389,31 @@ def _check(screen: Screen, plan: Plan, store: Store) -> int:
             "notes": plan.notes,
         }
     )
-    return PROBLEM if missing or plan.failures else FINE
+    return FINE if fine else PROBLEM
 
 
-def _build(screen: Screen, plan: Plan, compilers: _Compilers, store: Store | None) -> BuildResult:
+def _build(screen: Screen, plan: Plan, request: _Request, store: Store | None) -> BuildResult:
     with ExitStack() as stack:
         # Before the bar, which an engine that prints as it starts would tear.
-        executor = None if compilers.executor is None else executor_maker(compilers.executor, stack)
-        bar = (
-            stack.enter_context(screen.progress("compiling", len(plan.jobs)))
-            if plan.jobs
-            else Bar(None)
-        )
-        return bundle_build.build(plan, compilers.jobs, store, watching(bar), executor=executor)
+        executor = None if request.executor is None else executor_maker(request.executor, stack)
+        bar = Bar(None)
+        if plan.jobs:
+            bar = stack.enter_context(screen.progress("compiling", len(plan.jobs)))
+        return bundle_build.build(plan, request.jobs, store, watching(bar), executor=executor)
 
 
 def _show(screen: Screen, built: BuildResult) -> None:
+    compiled = wording.count(len(built.compiled), "kernel")
     show_contents(screen, built.bundle)
     screen.facts(
         [
-            (
-                "compiled",
-                f"{wording.count(len(built.compiled), 'kernel')} in {wording.duration(built.seconds)}",
-            ),
-            (
-                "reused",
-                f"{wording.count(len(built.reused), 'kernel')} of the store"
-                if built.reused
-                else "",
-            ),
-            (
-                "static only",
-                (
-                    f"{wording.count(len(built.static_only), 'kernel')}, built from IR"
-                    if built.static_only
-                    else ""
-                ),
-            ),
+            ("compiled", f"{compiled} in {wording.duration(built.seconds)}"),
+            ("reused", wording.some(len(built.reused), "kernel", " of the store")),
+            ("static only", wording.some(len(built.static_only), "kernel", ", built from IR")),
         ]
     )
-    screen.reasons(
-        "to know", [(f"{name} for {target}", note) for name, target, note in built.notes]
-    )
+    notes = [(f"{name} for {target}", note) for name, target, note in built.notes]
+    screen.reasons("to know", notes)
 
 
 def _show_failures(screen: Screen, failures: Sequence[Failure]) -> None:

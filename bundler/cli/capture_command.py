@@ -22,8 +22,15 @@ from typing import Any
 import click
 
 from bundler.cli import wording
-from bundler.cli.build import parse_targets
-from bundler.cli.command import FINE, PROBLEM, command, option, output_option, repeated
+from bundler.cli.command import (
+    FINE,
+    PROBLEM,
+    command,
+    option,
+    output_option,
+    repeated,
+    targets_option,
+)
 from bundler.cli.interruption import SIGNAL_STATUS
 from bundler.cli.pack import check_output, contents, save, show_contents
 from bundler.cli.terminal import Screen
@@ -81,13 +88,7 @@ def _properties(
     "command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- python SCRIPT..."
 )
 @output_option
-@repeated(
-    "--target T",
-    "targets",
-    "Capture for T, such as cuda:90 or hip:gfx942; repeat for several.",
-    required=True,
-    callback=parse_targets,
-)
+@targets_option("Capture", required=True)
 @repeated(
     "--property NAME=VALUE",
     "properties",

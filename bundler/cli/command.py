@@ -19,6 +19,7 @@ from bundler import config
 from bundler.cli import wording
 from bundler.cli.terminal import Screen, log_on, warnings_on
 from bundler.errors import BundlerError, ConfigError
+from bundler.format.entries import Target
 from bundler.integrations.metrics_export import begin_metrics
 from bundler.user_warnings import warn
 
@@ -84,6 +85,26 @@ strip_option = option(
     type=click.Choice(["source"]),
 )
 output_option = option("-o", "--output FILE", "The bundle to write.", required=True)
+signing_key_option = option(
+    "--key FILE",
+    "The private key that signs the bundle and the tag; else TRITON_BUNDLER_SIGNING_KEY.",
+)
+
+
+def _parse_targets(
+    _context: click.Context, _option: click.Parameter, texts: tuple[str, ...]
+) -> tuple[Target, ...]:
+    """Read what `--target` was given, each once."""
+    try:
+        return tuple(dict.fromkeys(map(Target.parse, texts)))
+    except ConfigError as error:
+        raise click.BadParameter(error.message) from error
+
+
+def targets_option(verb: str = "Compile", **settings: Any) -> Callable[[F], F]:
+    """Return the option `--target` of a command that makes kernels."""
+    text = f"{verb} for T, such as cuda:90 or hip:gfx942; repeat for several."
+    return repeated("--target T", "targets", text, callback=_parse_targets, **settings)
 
 
 def _remember(context: click.Context, option: click.Parameter, value: object) -> None:
@@ -109,7 +130,7 @@ _JSON = click.Option(
 
 def command(
     short_help: str, *examples: str, group: click.Group | None = None, **settings: Any
-) -> Callable[[Callable[..., int]], click.Command]:
+) -> Callable[[Callable[..., int | None]], click.Command]:
     """Make a command of a function that gets a `Screen` and its options and returns the exit
     status.
 
@@ -120,7 +141,7 @@ def command(
         settings: as for `click.command`.
     """
 
-    def decorate(function: Callable[..., int]) -> click.Command:
+    def decorate(function: Callable[..., int | None]) -> click.Command:
         make = click.command if group is None else group.command
         made = make(short_help=short_help, epilog=example(*examples), **settings)(
             click.pass_context(_reporting(function))
@@ -131,7 +152,7 @@ def command(
     return decorate
 
 
-def _reporting(function: Callable[..., int]) -> Callable[..., None]:
+def _reporting(function: Callable[..., int | None]) -> Callable[..., None]:
     @functools.wraps(function)
     def callback(context: click.Context, /, *, as_json: bool, **options: Any) -> None:
         quiet, verbose, no_progress = (
@@ -147,7 +168,7 @@ def _reporting(function: Callable[..., int]) -> Callable[..., None]:
                 unknown = config.unknown_words() if set_up else None
                 if unknown is not None:
                     warn(unknown)
-                status = function(screen, **options)
+                status = function(screen, **options) or FINE
                 if set_up:
                     _warn_of_wrong_settings()
             except BundlerError as error:

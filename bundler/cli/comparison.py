@@ -168,7 +168,7 @@ def changes_of(one: Entry, two: Entry) -> list[str]:
 @click.argument("bundles", nargs=-1, required=True)
 @output_option
 @strip_option
-def merge(screen: Screen, bundles: tuple[str, ...], output: str, strip: Strip | None) -> int:
+def merge(screen: Screen, bundles: tuple[str, ...], output: str, strip: Strip | None) -> None:
     """Write the union of BUNDLES, which may be one.
 
     Of several builds of one kernel, one is kept, the same in whatever order the bundles are given.
@@ -199,7 +199,6 @@ def merge(screen: Screen, bundles: tuple[str, ...], output: str, strip: Strip | 
             "sources": sources,
         }
     )
-    return FINE
 
 
 def _merged(opened: Sequence[Bundle], paths: Sequence[str]) -> Bundle:

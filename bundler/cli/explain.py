@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bundler.cli import wording
-from bundler.cli.command import FINE, command, flag, option, repeated
+from bundler.cli.command import command, flag, option, repeated
 from bundler.cli.stores import TIERS_HELP, from_environment, open_stores, stores_option
 from bundler.cli.terminal import Screen
 from bundler.cli.tree_choices import fact_option, family_file_option, tree_options
@@ -68,7 +68,7 @@ def explain(
     family_files: tuple[str, ...],
     *,
     last: bool,
-) -> int:
+) -> None:
     """Say what differs between a kernel that was compiled here and the nearest that was recorded
     before.
 
@@ -92,7 +92,8 @@ def explain(
             raise click.UsageError(
                 "--tree is a question of its own, of one or two bundles or directories"
             )
-        return _explain_trees(screen, sources, tree_options(facts, family_files))
+        _explain_trees(screen, sources, tree_options(facts, family_files))
+        return
     from bundler.integrations.explanations import explain as explain_kernels
     from bundler.integrations.explanations import explain_run, latest_run
 
@@ -138,14 +139,13 @@ def explain(
             **({"run": _facts(run)} if run is not None else {}),
         }
     )
-    return FINE
 
 
 def _listed(explanation: Explanation) -> list[dict[str, Any]]:
     return [{**dataclasses.asdict(one), "part": one.part} for one in explanation.differences]
 
 
-def _explain_trees(screen: Screen, sources: tuple[str, ...], options: TreeOptions) -> int:
+def _explain_trees(screen: Screen, sources: tuple[str, ...], options: TreeOptions) -> None:
     found = explain_trees(*map(os.path.expanduser, sources), trees=options)
     for one in found:
         screen.line(wording.plain(one.sentence))
@@ -155,7 +155,6 @@ def _explain_trees(screen: Screen, sources: tuple[str, ...], options: TreeOption
     screen.finish(
         {"trees": [{**dataclasses.asdict(one), "sentence": one.sentence} for one in found]}
     )
-    return FINE
 
 
 def _show(screen: Screen, explanation: Explanation, *, with_process: bool) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from bundler.cli import wording
-from bundler.cli.command import FINE, command, flag, option
+from bundler.cli.command import command, flag, option
 from bundler.cli.selection import HELP, chosen_kernels
 from bundler.cli.terminal import Screen
 from bundler.errors import ConfigError, NotFound
@@ -32,7 +32,7 @@ KINDS_SHOWN = ("source", "ttir", "ttgir", "llir", "ptx", "amdgcn", SASS)
 _FILES_SHOWN = 6
 
 
-def show_text(screen: Screen, bundle: Bundle, kernel: Kernel, kind: str, source: str) -> int:
+def show_text(screen: Screen, bundle: Bundle, kernel: Kernel, kind: str, source: str) -> None:
     """Print the file of one kind of a kernel; `sass` is its device binary, disassembled.
 
     Raises:
@@ -58,7 +58,6 @@ def show_text(screen: Screen, bundle: Bundle, kernel: Kernel, kind: str, source:
             "text": text,
         }
     )
-    return FINE
 
 
 def _of_kind(kernel: Kernel, kind: str, source: str) -> Artifact:
@@ -92,7 +91,7 @@ def _of_kind(kernel: Kernel, kind: str, source: str) -> Artifact:
     "-o", "--output DIR", "The directory to write into; made if it is not there.", required=True
 )
 @flag("--force", "Replace files that are there.")
-def extract(screen: Screen, bundle: str, wanted: str, output: str, force: bool) -> int:
+def extract(screen: Screen, bundle: str, wanted: str, output: str, force: bool) -> None:
     """Write the files of one kernel of BUNDLE to DIR, or of several, each to a directory named by
     its key.
 
@@ -138,7 +137,6 @@ def extract(screen: Screen, bundle: str, wanted: str, output: str, force: bool) 
             "files": [os.path.join(output, name) for name in files],
         }
     )
-    return FINE
 
 
 def _place(kernel: Kernel, filename: str, *, alone: bool) -> str:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bundler.cli import wording
-from bundler.cli.build import parse_targets
-from bundler.cli.command import FINE, command, flag, option, repeated
+from bundler.cli.command import command, flag, option, repeated, targets_option
 from bundler.cli.pack import check_output, contents, save
 from bundler.cli.program_facts import program_facts, show_programs
 from bundler.cli.terminal import Screen
@@ -51,12 +50,7 @@ _INPUTS = "example_inputs"
     f"An argument of the function, such as float32[128,512]; without any, {_INPUTS}() of the"
     " module.",
 )
-@repeated(
-    "--target T",
-    "targets",
-    "Compile for T, such as cuda:90 or hip:gfx942; repeat for several.",
-    callback=parse_targets,
-)
+@targets_option()
 @option("-o", "--output FILE", "The bundle to write.")
 @flag("--dynamic", "Let sizes change from call to call.")
 @option("--device D", "Trace for the device D, such as cuda, which need not be here.")
@@ -83,7 +77,7 @@ def generate_command(
     show: bool,
     verify: bool,
     debug: bool,
-) -> int:
+) -> None:
     """Generate the kernels of FUNCTION, compile them for targets, and write a bundle with them and
     the program.
 
@@ -128,7 +122,6 @@ def generate_command(
         show_programs(screen, summaries)
     facts["program"] = program_facts(summaries[0])
     screen.finish(facts)
-    return FINE
 
 
 @contextlib.contextmanager

@@ -14,7 +14,14 @@ import click
 import msgspec
 
 from bundler.cli import wording
-from bundler.cli.command import FINE, Commands, command, example, option, output_option
+from bundler.cli.command import (
+    Commands,
+    command,
+    example,
+    option,
+    output_option,
+    signing_key_option,
+)
 from bundler.cli.pack import check_output, count_bytes
 from bundler.cli.terminal import Screen
 from bundler.errors import ConfigError
@@ -35,10 +42,6 @@ layout_option = option(
     " OCI or of Docker.",
     type=click.Choice(["bundle", "mcv", "mcv-docker"]),
     default="bundle",
-)
-key_option = option(
-    "--key FILE",
-    "The private key that signs the bundle and the tag; else TRITON_BUNDLER_SIGNING_KEY.",
 )
 root_option = option(
     "--cache-root DIR",
@@ -78,14 +81,14 @@ def oci() -> None:
 @click.argument("bundle")
 @click.argument("url")
 @layout_option
-@key_option
+@signing_key_option
 @root_option
 @triton_option
-def push(screen: Screen, bundle: str, url: str, **options: Any) -> int:
+def push(screen: Screen, bundle: str, url: str, **options: Any) -> None:
     """Push BUNDLE to the registry and tag of URL; the tag names it then, whatever it named
     before.
     """
-    return _push(screen, bundle, url, options)
+    _push(screen, bundle, url, options)
 
 
 @command(
@@ -95,12 +98,12 @@ def push(screen: Screen, bundle: str, url: str, **options: Any) -> int:
 )
 @click.argument("url")
 @output_option
-def pull(screen: Screen, url: str, output: str) -> int:
+def pull(screen: Screen, url: str, output: str) -> None:
     """Write the bundle of the image at URL to a file; one that MCV built becomes a bundle, too.
 
     Under TRITON_BUNDLER_SIGNATURES=require, an image that no trusted key vouches for is refused.
     """
-    return _pull(screen, url, output)
+    _pull(screen, url, output)
 
 
 @command(
@@ -119,12 +122,12 @@ def pull(screen: Screen, url: str, output: str) -> int:
     type=click.Choice(["bundle", "mcv", "mcv-docker", "hf"]),
     default="bundle",
 )
-@key_option
+@signing_key_option
 @root_option
 @triton_option
 def export(
     screen: Screen, bundle: str, directory: str, tag: str, layout: str, **options: Any
-) -> int:
+) -> None:
     """Write BUNDLE as an image into DIRECTORY, in the OCI image layout, beside those that are
     there.
 
@@ -144,8 +147,8 @@ def export(
                 **msgspec.to_builtins(row),
             }
         )
-        return FINE
-    return _push(screen, bundle, _directory_url(directory, tag), {**options, "layout": layout})
+        return
+    _push(screen, bundle, _directory_url(directory, tag), {**options, "layout": layout})
 
 
 @command(
@@ -157,16 +160,16 @@ def export(
 @click.argument("directory")
 @option("--tag T", "What it is called there.", default="latest")
 @output_option
-def import_(screen: Screen, directory: str, tag: str, output: str) -> int:
+def import_(screen: Screen, directory: str, tag: str, output: str) -> None:
     """Write the bundle of an image in DIRECTORY, which is in the OCI image layout, to a file."""
-    return _pull(screen, _directory_url(directory, tag), output)
+    _pull(screen, _directory_url(directory, tag), output)
 
 
 @command(
     "List the tags of a repository.", "oci tags oci://registry.example/team/kernels", group=oci
 )
 @click.argument("url")
-def tags(screen: Screen, url: str) -> int:
+def tags(screen: Screen, url: str) -> None:
     """List the tags of the repository of URL, but for those that list signatures."""
     where = image_url(url)
     with open_place(where) as place, store_errors(where.shown):
@@ -175,7 +178,6 @@ def tags(screen: Screen, url: str) -> int:
         screen.line(tag)
     screen.done(wording.count(len(found), "tag"))
     screen.finish({"place": where.shown, "tags": found})
-    return FINE
 
 
 def _directory_url(directory: str, tag: str) -> str:
@@ -184,7 +186,7 @@ def _directory_url(directory: str, tag: str) -> str:
     return f"oci-dir:{os.path.abspath(directory)}:{tag}"
 
 
-def _push(screen: Screen, bundle: str, url: str, options: dict[str, Any]) -> int:
+def _push(screen: Screen, bundle: str, url: str, options: dict[str, Any]) -> None:
     # The file itself goes, with the signatures in it, wherever it came from.
     with open_bundle_file(bundle) as (opened, path), screen.progress(_pushing(bundle, opened)):
         report = push_image(path, url, **options)
@@ -196,21 +198,19 @@ def _push(screen: Screen, bundle: str, url: str, options: dict[str, Any]) -> int
     )
     screen.done(f"{report.image} is {report.manifest}")
     screen.finish(msgspec.to_builtins(report))
-    return FINE
 
 
 def _pushing(name: str, bundle: Bundle) -> str:
     return f"pushing {name}, {wording.size(count_bytes(bundle))} of files"
 
 
-def _pull(screen: Screen, url: str, output: str) -> int:
+def _pull(screen: Screen, url: str, output: str) -> None:
     check_output(output)
     with screen.progress(f"pulling {image_url(url).full}"):
         report = pull_image(url, output)
     _show(screen, report, "fetched", wording.size(report.size_bytes))
     screen.done(f"wrote {output}: {wording.count(report.kernels, 'kernel')}, {report.digest}")
     screen.finish({"path": output, **msgspec.to_builtins(report)})
-    return FINE
 
 
 def _show(screen: Screen, report: ImageReport, verb: str, amount: str) -> None:

@@ -127,7 +127,8 @@ def inspect(
     with open_bundle_file(bundle) as (opened, path):
         kernels = chosen_kernels(opened.kernels, wanted, bundle)
         if kind is not None:
-            return show_text(screen, opened, only_kernel(kernels, bundle), kind, bundle)
+            show_text(screen, opened, only_kernel(kernels, bundle), kind, bundle)
+            return FINE
         if resources:
             return _show_resources(screen, opened, kernels, bundle)
         known = _specializations(screen, opened, kernels)

@@ -14,7 +14,7 @@ import click
 
 import bundler
 from bundler.cli import wording
-from bundler.cli.command import FINE, command, keep_option, option, output_option, strip_option
+from bundler.cli.command import command, keep_option, option, output_option, strip_option
 from bundler.cli.terminal import Column, Screen
 from bundler.cli.tree_choices import (
     fact_option,
@@ -68,7 +68,7 @@ def pack(
     root: str | None,
     facts: tuple[str, ...],
     family_files: tuple[str, ...],
-) -> int:
+) -> None:
     """Make a bundle from a Triton or Inductor cache DIRECTORY, or from the cache of a server or
     compiler: of the FAMILY vllm, sglang, deep_gemm, tilelang, cute_dsl or flashinfer, or of one
     that a file declares.  A directory of such a name is written ./vllm.
@@ -97,7 +97,6 @@ def pack(
     screen.finish(
         {**contents(bundle), "path": output, "size_bytes": size, "left_out": bundle.left_out}
     )
-    return FINE
 
 
 def save(screen: Screen, bundle: Bundle, output: str, level: int = ZSTD_LEVEL) -> int:

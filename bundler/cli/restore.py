@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -150,43 +150,24 @@ def _restore(screen: Screen, source: _Source, choices: dict[str, Any]) -> int:
         report = bundler.restore(bar.watching(opened), **choices)
     _show_report(screen, report, opened)
     screen.finish({**source.told(), "usable": report.usable, **asdict(report)})
-    nothing = (
-        (opened.kernels or has_trees(entry.path for entry in opened.opaque))
-        and not report.usable
-        and not report.companions
-    )
-    return PROBLEM if report.damaged or (opened.kernels and not report.usable) or nothing else FINE
+    trees = has_trees(entry.path for entry in opened.opaque) and not report.companions
+    nothing = not report.usable and (opened.kernels or trees)
+    return PROBLEM if report.damaged or nothing else FINE
 
 
 def _show_report(screen: Screen, report: RestoreReport, bundle: Bundle) -> None:
-    outcomes: tuple[tuple[str, Sequence[object], str], ...] = (
-        ("restored", report.restored, "written now"),
-        ("present", report.present, "there already, complete"),
-        ("repaired", report.repaired, "broken before, replaced as a whole"),
-        ("rekeyed", report.rekeyed, "of another build of this Triton, under this machine's keys"),
-    )
+    rekeyed = " (of another build of this Triton, under this machine's keys)"
+    repaired = " (broken before, replaced as a whole)"
+    rewritten = " with a path of this machine"
     screen.facts(
         [
-            *(
-                (name, f"{wording.count(len(keys), 'kernel')} ({why})")
-                for name, keys, why in outcomes
-                if keys
-            ),
-            *(
-                ("beside", wording.count(len(paths), "other file"))
-                for paths in (report.companions,)
-                if paths
-            ),
-            *(
-                ("tuned", wording.count(number, "tuning record"))
-                for number in (report.tuned,)
-                if number
-            ),
-            *(
-                ("rewritten", f"{wording.count(len(files), 'file')} with a path of this machine")
-                for files in (report.rewritten,)
-                if files
-            ),
+            ("restored", wording.some(len(report.restored), "kernel", " (written now)")),
+            ("present", wording.some(len(report.present), "kernel", " (there already, complete)")),
+            ("repaired", wording.some(len(report.repaired), "kernel", repaired)),
+            ("rekeyed", wording.some(len(report.rekeyed), "kernel", rekeyed)),
+            ("beside", wording.some(len(report.companions), "other file")),
+            ("tuned", wording.some(report.tuned, "tuning record")),
+            ("rewritten", wording.some(len(report.rewritten), "file", rewritten)),
             *(("into", directory) for directory in report.directories),
             *(("not checked", fact) for fact in report.unchecked),
             ("signatures", report.signatures),

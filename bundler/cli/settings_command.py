@@ -10,7 +10,7 @@ import click
 
 from bundler import config, settings_files
 from bundler.cli import wording
-from bundler.cli.command import FINE, command, example, flag
+from bundler.cli.command import command, example, flag
 from bundler.cli.terminal import Column, Screen
 from bundler.config import SettingOrigin
 
@@ -40,7 +40,7 @@ def config_command() -> None:
     group=config_command,
 )
 @flag("--origin", "Say what sets each: a variable, a file, or nobody.")
-def show(screen: Screen, origin: bool) -> int:
+def show(screen: Screen, origin: bool) -> None:
     """List what holds for each setting in this directory."""
     found = config.origins()
     config.settings()  # a wrong value is an error here as it would be where it counts
@@ -74,7 +74,6 @@ def show(screen: Screen, origin: bool) -> int:
             "files": [{"path": file.path, "passed_over": file.passed_over} for file in files],
         }
     )
-    return FINE
 
 
 def _value(one: SettingOrigin) -> str:

@@ -15,7 +15,7 @@ from click.shell_completion import get_completion_class
 
 import bundler
 from bundler.cli import wording
-from bundler.cli.command import FINE, command, flag, option
+from bundler.cli.command import command, flag, option
 from bundler.cli.terminal import Screen
 from bundler.errors import NotFound
 from bundler.format.bundle_file import os_errors, replace_content
@@ -45,7 +45,7 @@ _FILE_ARGUMENTS = frozenset({"bundle", "bundles", "first", "second", "file", "fi
 )
 @click.argument("shell", required=False, type=click.Choice(tuple(_PLACES)))
 @flag("--print", "printed", "Print the script instead of installing it.")
-def completion(screen: Screen, shell: str | None, printed: bool) -> int:
+def completion(screen: Screen, shell: str | None, printed: bool) -> None:
     """Install what SHELL needs to complete our words; without SHELL, for the one in $SHELL.
 
     bash needs the package bash-completion. For zsh, two lines in .zshrc are printed where its
@@ -63,7 +63,7 @@ def completion(screen: Screen, shell: str | None, printed: bool) -> int:
     if printed:
         screen.text(script)
         screen.finish({"shell": name, "script": script})
-        return FINE
+        return
     path = _place(name)
     _make_folder(os.path.dirname(path))
     replace_content(path, script.encode())
@@ -72,12 +72,11 @@ def completion(screen: Screen, shell: str | None, printed: bool) -> int:
         screen.line("add to .zshrc, before anything else calls compinit:")
         screen.text(_ZSH_LINES)
     screen.finish({"shell": name, "path": path})
-    return FINE
 
 
 @command("Write manual pages.", "man", "man -o /usr/local/share/man/man1")
 @option("-o", "--output DIR", "The folder; else ~/.local/share/man/man1, where man looks.")
-def man(screen: Screen, output: str | None) -> int:
+def man(screen: Screen, output: str | None) -> None:
     """Write a manual page for each command, of the text that --help prints."""
     try:
         from click_man.core import generate_man_page
@@ -96,7 +95,6 @@ def man(screen: Screen, output: str | None) -> int:
         written.append(path)
     screen.done(f"wrote {wording.count(len(written), 'page')} to {folder}: man {PROGRAM}")
     screen.finish({"directory": folder, "files": written})
-    return FINE
 
 
 def _make_folder(folder: str) -> None:

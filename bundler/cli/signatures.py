@@ -113,7 +113,7 @@ def key() -> None:
 
 @command("Make a key.", "key new release.pem", group=key)
 @click.argument("file")
-def new(screen: Screen, file: str) -> int:
+def new(screen: Screen, file: str) -> None:
     """Make a private key in FILE, with mode 0600, and its public half beside it, as minisign writes
     them. Nothing is overwritten.
     """
@@ -136,12 +136,11 @@ def new(screen: Screen, file: str) -> int:
     )
     screen.done(f"key {made.key_id}")
     screen.finish({"private": file, "public": public, "key_id": made.key_id})
-    return FINE
 
 
 @command("List whose signatures count.", "key list", name="list", group=key)
 @folder_option
-def listed(screen: Screen, folder: str | None) -> int:
+def listed(screen: Screen, folder: str | None) -> None:
     """List the trusted keys, and what each may vouch for."""
     place = _folder(folder)
     keys = TrustedKeys.load(place).by_name
@@ -150,7 +149,6 @@ def listed(screen: Screen, folder: str | None) -> int:
         screen.line()
     screen.done(f"{wording.count(len(keys), 'trusted key')} in {place}")
     screen.finish({"keys": place, "trusted": [_told(name, one) for name, one in keys.items()]})
-    return FINE
 
 
 def _row(name: str, one: TrustedKey) -> tuple[str, ...]:
@@ -207,7 +205,7 @@ def trust(
     expires_s: int | None,
     comment: str,
     folder: str | None,
-) -> int:
+) -> None:
     """Trust the public key in FILE, of `key new` or of minisign, within a scope; a key of that name
     is replaced.
     """
@@ -222,20 +220,18 @@ def trust(
     one = trust_public_file(place, name, file, scope, expires=expires, comment=comment)
     screen.done(f"key {one.key_id} is trusted as {name} in {place}")
     screen.finish({"keys": place, **_told(name, one)})
-    return FINE
 
 
 @command("Let a key count no more.", "key revoke release", group=key)
 @click.argument("name")
 @folder_option
-def revoke(screen: Screen, name: str, folder: str | None) -> int:
+def revoke(screen: Screen, name: str, folder: str | None) -> None:
     """Revoke the key NAME: nothing counts any more that it signed, whenever that was. Its file
     stays, and says so.
     """
     path = revoke_key(_folder(folder), name, time.time())
     screen.done(f"key {name} is revoked: {path}")
     screen.finish({"name": name, "path": path})
-    return FINE
 
 
 @command("Sign a bundle.", "sign model.tbundle --key release.pem --expires 90d")
@@ -262,7 +258,7 @@ def sign(
     expires_s: int | None,
     trust: Any,
     beside: bool,
-) -> int:
+) -> None:
     """Verify BUNDLE and put a signature into it, beside those of other keys; its digest stays."""
     report = sign_file(
         bundle, key_file, output=output, expires_s=expires_s, trust=trust, minisign=beside
@@ -285,7 +281,6 @@ def sign(
     )
     screen.done(f"signed {report.path}")
     screen.finish(msgspec.to_builtins(report))
-    return FINE
 
 
 def tell_signature(screen: Screen, bundle: Bundle, path: str) -> tuple[dict[str, Any], int]:

@@ -38,61 +38,33 @@ _FIXES = {
 
 @command("Say what a store holds.", "stats --store file:///var/cache/kernels")
 @one_store_option
-def stats(screen: Screen, url: str) -> int:
+def stats(screen: Screen, url: str) -> None:
     """Say how much a store holds, and how much of it tags reach."""
     with existing_store(url) as store:
         found = store.stats()
+        size = wording.size
+        shared = f"{found.dictionaries:,} ({size(found.dictionary_bytes)}), which units share"
+        alone = f"{found.records:,} ({size(found.record_bytes)}), published one by one"
+        by_key = f"found by key ({size(found.index_bytes)} say in which bundle)"
+        untagged = size(found.size_bytes - found.tagged_bytes)
         screen.facts(
             [
                 ("store", store.name),
                 ("tags", f"{found.tags:,}"),
-                (
-                    "bundles",
-                    f"{found.manifests:,} ({wording.size(found.manifest_bytes)} of manifests)",
-                ),
-                ("units", f"{found.units:,} ({wording.size(found.unit_bytes)})"),
-                (
-                    "dictionaries",
-                    (
-                        f"{found.dictionaries:,} ({wording.size(found.dictionary_bytes)}), which units"
-                        " share"
-                        if found.dictionaries
-                        else ""
-                    ),
-                ),
-                (
-                    "kernels",
-                    (
-                        f"{found.kernels:,} found by key ({wording.size(found.index_bytes)} say in"
-                        " which bundle)"
-                    ),
-                ),
-                (
-                    "records",
-                    (
-                        f"{found.records:,} ({wording.size(found.record_bytes)}), published one by one"
-                        if found.records
-                        else ""
-                    ),
-                ),
-                (
-                    "failures",
-                    f"{wording.count(found.failures, 'compile')} that failed"
-                    if found.failures
-                    else "",
-                ),
-                ("tagged", wording.size(found.tagged_bytes)),
+                ("bundles", f"{found.manifests:,} ({size(found.manifest_bytes)} of manifests)"),
+                ("units", f"{found.units:,} ({size(found.unit_bytes)})"),
+                ("dictionaries", shared if found.dictionaries else ""),
+                ("kernels", f"{found.kernels:,} {by_key}"),
+                ("records", alone if found.records else ""),
+                ("failures", wording.some(found.failures, "compile", " that failed")),
+                ("tagged", size(found.tagged_bytes)),
                 (
                     "untagged",
-                    (
-                        f"{wording.size(found.size_bytes - found.tagged_bytes)}, which prune removes"
-                        " once unused for a day, or --grace"
-                    ),
+                    f"{untagged}, which prune removes once unused for a day, or --grace",
                 ),
             ]
         )
         screen.finish({"store": store.name, **asdict(found)})
-    return FINE
 
 
 @command(
@@ -172,10 +144,8 @@ def _limit(screen: Screen, report: PruneReport, max_bytes: int | None) -> int:
     what_holds = " and ".join(
         f"{_why(held.by, report.grace_s)} {_amount(held)}" for held in report.held
     )
-    stay, tagged = (
-        f"{wording.size(report.kept_bytes)} stay, {over}, because {what_holds}",
-        report.tagged_bytes > max_bytes,
-    )
+    stay = f"{wording.size(report.kept_bytes)} stay, {over}, because {what_holds}"
+    tagged = report.tagged_bytes > max_bytes
     fixes = [
         _FIXES[held.by]
         for held in report.held
@@ -212,20 +182,17 @@ def verify_store(screen: Screen, url: str, *, repair: bool) -> int:
             screen.done(f"{store.name} is sound")
         else:
             _show_problems(screen, store, report, repair=repair)
-        _show_indexed(screen, report)
+        if report.indexed:
+            number = wording.count(report.indexed, "kernel")
+            screen.line(f"indexed {number}: found by key again")
         screen.finish({"store": store.name, "ok": report.sound, **asdict(report)})
     return FINE if report.sound else PROBLEM
 
 
 def _show_problems(screen: Screen, store: Store, report: VerifyReport, *, repair: bool) -> None:
-    found = [
-        wording.count(len(reasons), noun)
-        for reasons, noun in (
-            (report.damaged, "damaged object"),
-            (report.dangling, "incomplete bundle, tag or record"),
-        )
-        if reasons
-    ]
+    damaged = wording.some(len(report.damaged), "damaged object")
+    dangling = wording.some(len(report.dangling), "incomplete bundle, tag or record")
+    found = filter(None, [damaged, dangling])
     again = "push these bundles again"
     fix = again if repair or not report.damaged else f"verify --repair, then {again}"
     screen.complain(f"{store.name}: {', '.join(found)}; {fix}")
@@ -243,8 +210,3 @@ def _show_problems(screen: Screen, store: Store, report: VerifyReport, *, repair
             f"removed {wording.count(len(report.removed), 'damaged object')}; the next push sends"
             " what was in them"
         )
-
-
-def _show_indexed(screen: Screen, report: VerifyReport) -> None:
-    if report.indexed:
-        screen.line(f"indexed {wording.count(report.indexed, 'kernel')}: found by key again")

@@ -58,47 +58,29 @@ def sync(
         for tag, reason in report.failed:
             screen.complain(f"tag {tag}: {reason}")
         done = len(report.moved) + len(report.kept)
-        number = wording.count(done, "tag")
+        verb = "would be" if dry_run else wording.plural(done, "is")
         screen.done(
-            f"{number} of {mirrored.name} {'would be' if dry_run else wording.plural(done, 'is')}"
-            f" as in {held.name} ({wording.duration(report.seconds)})"
+            f"{wording.count(done, 'tag')} of {mirrored.name} {verb} as in {held.name}"
+            f" ({wording.duration(report.seconds)})"
         )
-        screen.finish(
-            {
-                "source": held.name,
-                "target": mirrored.name,
-                "dry_run": dry_run,
-                "ok": not report.failed,
-                **asdict(report),
-            }
-        )
+        names = {"source": held.name, "target": mirrored.name}
+        told = {"dry_run": dry_run, "ok": not report.failed, **asdict(report)}
+        screen.finish(names | told)
     return PROBLEM if report.failed else FINE
 
 
 def _show(screen: Screen, report: SyncReport, *, dry_run: bool) -> None:
     size = "" if dry_run else f", {wording.size(report.bytes_moved)}"
     units = wording.count(report.units_moved, "unit")
-    there = "is" if dry_run else "was"
+    moved = f"nothing, all of it {'is' if dry_run else 'was'} there"
+    if report.moved:
+        moved = f"{_listed(report.moved)}: {units}{size}"
     screen.facts(
         [
-            (
-                "would move" if dry_run else "moved",
-                (
-                    f"{_listed(report.moved)}: {units}{size}"
-                    if report.moved
-                    else f"nothing, all of it {there} there"
-                ),
-            ),
+            ("would move" if dry_run else "moved", moved),
             ("would keep" if dry_run else "kept", _listed(report.kept)),
             ("would delete" if dry_run else "deleted", _listed(report.deleted)),
-            (
-                "present",
-                (
-                    wording.count(report.units_present, "unit")
-                    if report.units_present and report.moved
-                    else ""
-                ),
-            ),
+            ("present", wording.some(report.units_present, "unit") if report.moved else ""),
         ]
     )
 

@@ -12,7 +12,15 @@ from dataclasses import asdict
 import click
 
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, command, flag, option, output_option
+from bundler.cli.command import (
+    FINE,
+    PROBLEM,
+    command,
+    flag,
+    option,
+    output_option,
+    signing_key_option,
+)
 from bundler.cli.pack import check_output, contents, count_bytes, save, show_contents
 from bundler.cli.stores import existing_store, open_stores, store_option
 from bundler.cli.terminal import Column, Screen
@@ -47,10 +55,7 @@ TAGS = (
     default="merge",
 )
 @flag("--allow-empty", "Also push a bundle with nothing in it.")
-@option(
-    "--key FILE",
-    "The private key that signs the bundle and the tag; else TRITON_BUNDLER_SIGNING_KEY.",
-)
+@signing_key_option
 def push(
     screen: Screen,
     bundle: str,
@@ -60,7 +65,7 @@ def push(
     *,
     allow_empty: bool,
     key: str | None,
-) -> int:
+) -> None:
     """Send BUNDLE to a store, and call it by a tag.
 
     Only what the store lacks is sent. Of several pushes to one tag at once, the tag holds all.
@@ -73,45 +78,19 @@ def push(
             f"{tag} in {store.name} is {report.digest} ({wording.duration(report.seconds)})"
         )
         screen.finish({"bundle": bundle, "store": store.name, "tag": tag, **asdict(report)})
-    return FINE
 
 
 def _show_push(screen: Screen, report: PushReport, mode: PushMode) -> None:
+    units = wording.count(report.blobs_sent, "unit")
+    sent = f"{units}, {wording.size(report.bytes_sent)}"
+    present = wording.some(report.blobs_present, "unit")
+    others = ": other builds of what is kept once"
     screen.facts(
         [
-            (
-                "sent",
-                (
-                    f"{wording.count(report.blobs_sent, 'unit')}, {wording.size(report.bytes_sent)}"
-                    if report.bytes_sent
-                    else "nothing, all of it was there"
-                ),
-            ),
-            (
-                "present",
-                (
-                    wording.count(report.blobs_present, "unit")
-                    if report.blobs_present and report.bytes_sent
-                    else ""
-                ),
-            ),
-            (
-                "repaired",
-                (
-                    f"{wording.count(report.repaired, 'unit')} that the store held damaged"
-                    if report.repaired
-                    else ""
-                ),
-            ),
-            (
-                "dropped",
-                (
-                    f"{wording.count(report.variants_dropped, 'variant')}: other builds of what is kept"
-                    " once"
-                    if report.variants_dropped
-                    else ""
-                ),
-            ),
+            ("sent", sent if report.bytes_sent else "nothing, all of it was there"),
+            ("present", present if report.bytes_sent else ""),
+            ("repaired", wording.some(report.repaired, "unit", " that the store held damaged")),
+            ("dropped", wording.some(report.variants_dropped, "variant", others)),
             ("before", _before(report, mode)),
         ]
     )
@@ -132,7 +111,7 @@ def _before(report: PushReport, mode: PushMode) -> str:
 @click.argument("tag")
 @output_option
 @store_option
-def pull(screen: Screen, tag: str, output: str, urls: tuple[str, ...]) -> int:
+def pull(screen: Screen, tag: str, output: str, urls: tuple[str, ...]) -> None:
     """Write a bundle of a store to a file: the one that TAG names, or the one whose digest is TAG,
     or begins so.
     """
@@ -141,16 +120,8 @@ def pull(screen: Screen, tag: str, output: str, urls: tuple[str, ...]) -> int:
         size = save(screen, bundle, output)
         show_contents(screen, bundle)
         screen.done(f"wrote {output}: {wording.size(size)}, {bundle.digest}")
-        screen.finish(
-            {
-                "store": store.name,
-                "tag": tag,
-                **contents(bundle),
-                "path": output,
-                "size_bytes": size,
-            }
-        )
-    return FINE
+        written = {"path": output, "size_bytes": size}
+        screen.finish({"store": store.name, "tag": tag, **contents(bundle), **written})
 
 
 @command(
@@ -167,7 +138,8 @@ def tags(screen: Screen, urls: tuple[str, ...], delete: str | None) -> int:
     """
     with existing_store(*urls) as store:
         if delete is not None:
-            return _delete(screen, store, delete)
+            _delete(screen, store, delete)
+            return FINE
         found = store.tags()
         if found:
             screen.table(TAGS, [_row(tag) for tag in found])
@@ -192,9 +164,8 @@ def _row(tag: TagInfo) -> tuple[str, ...]:
     )
 
 
-def _delete(screen: Screen, store: Store, tag: str) -> int:
+def _delete(screen: Screen, store: Store, tag: str) -> None:
     if not store.delete_tag(tag):
         raise unknown_tag(store.name, tag, store.near_tags(tag))
     screen.done(f"deleted tag {tag}; what it named stays until prune")
     screen.finish({"store": store.name, "deleted": tag})
-    return FINE

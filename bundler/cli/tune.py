@@ -3,15 +3,15 @@
 out, put in, compare.
 
 `app.py` lists it; `tuning_sources.py` reads the configs. Config files of other projects are read
-and written (`_import_configs`, `_export_configs`), and the kernels that won as files for programs
-in other languages (`_export_kernels`).
+and written, and the kernels that won as files for programs in other languages.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -40,13 +40,13 @@ from bundler.cli.tuning_sources import (
     place,
     read_winners,
     records_to_import,
+    winning_keys,
 )
 from bundler.errors import NotFound
 from bundler.format import names
 from bundler.format.bundle import Bundle, MemoryBlobs
 from bundler.format.bundle_file import os_errors, replace_content
 from bundler.format.candidate_timings import Tuning, id_of, time_of
-from bundler.format.entries import Kernel
 from bundler.format.launch_spec import TuningRecord
 from bundler.format.manifest import Content, Observed
 from bundler.lifecycle.config_files import FileFacts
@@ -60,7 +60,6 @@ from bundler.runtime.tuning.tuning_winners import config_of, plain_config, table
 
 _key_option = option(
     "--key NAMES",
-    "key",
     "What the values of your tuner's key are, for --format vllm-moe and sglang-moe: E,N,M and"
     " dtype; _ for what does not count.",
     default="",
@@ -68,13 +67,12 @@ _key_option = option(
 _AXES = 3
 _grid_option = option(
     "--grid X[,Y[,Z]]",
-    "grid",
     "With --as kernels: the grid as expressions over arguments and parameters: '-(-n // BLOCK)'.",
     default="",
 )
 
 
-def _format_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def _format_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command `--format`, as `project`, and what it may be told by `--device`, `--triton`
     and `--key`, as `told`.
     """
@@ -90,48 +88,16 @@ def _format_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "With --format: the release of Triton, where they do not say it.",
         default="",
     )
-    @functools.wraps(command)
+    @functools.wraps(function)
     def with_told(
         *args: Any, device: str, triton: str, key: str = "", project: str | None, **others: Any
     ) -> Any:
         names = tuple(name.strip() for name in key.split(",")) if key else ()
         if project is None and (device or triton or names):
             raise click.UsageError("--device, --triton and --key are about the files of --format")
-        return command(*args, project=project, told=FileFacts(device, triton, names), **others)
+        return function(*args, project=project, told=FileFacts(device, triton, names), **others)
 
     return with_told
-
-
-def _import_configs(screen: Screen, source: str, project: str, told: FileFacts) -> list[Pair]:
-    """Return the records in a file or directory of a project; files of a directory that are none
-    are warned of.
-    """
-    pairs, unreadable = read_configs(source, project, told)
-    for problem in unreadable:
-        screen.warn(f"left out {problem}")
-    return pairs
-
-
-def _export_configs(
-    screen: Screen, pairs: Sequence[Pair], project: str, told: FileFacts, output: str
-) -> int:
-    """Write records as the files of a project; records that it cannot hold are warned of."""
-    written = write_configs(pairs, project, told, output)
-    for kernel, why in written.left_out:
-        screen.warn(f"left out {kernel}: {why}")
-    screen.done(
-        f"wrote {wording.count(written.records, 'record')} to"
-        f" {wording.count(len(written.files), 'file')} below {output}"
-    )
-    screen.finish(
-        {
-            "path": output,
-            "records": written.records,
-            "files": list(written.files),
-            "left_out": [list(pair) for pair in written.left_out],
-        }
-    )
-    return FINE
 
 
 def _grid_of(text: str) -> TextGrid | None:
@@ -155,43 +121,6 @@ def _grid_of(text: str) -> TextGrid | None:
     grid = TextGrid(*(axis.strip() for axis in axes))
     grid.expressions({})
     return grid
-
-
-def _export_kernels(
-    screen: Screen, source: str, wanted: str | None, grid: TextGrid | None, output: str
-) -> int:
-    """Write the kernel of each record of a bundle; records whose kernel is not there are
-    warned of.
-    """
-    files, left_out = [], []
-    with Bundle.load(source) as bundle:
-        pairs = tunings_of(bundle)
-        if not pairs:
-            raise NotFound(f"{source} has no tuning record to export", path=source)
-        kernels = {kernel.key: kernel for kernel in bundle.kernels}
-        for record, tuning in matching(pairs, wanted, source):
-            kernel = _winner(record, tuning, kernels)
-            if kernel is None or not kernel.has_facts:
-                left_out.append(record.kernel)
-                screen.warn(f"left out {record.kernel}: {source} does not have the kernel that won")
-                continue
-            config = config_of(record.config)
-            expressions, why = grid_notes(grid, {**compiled_in(kernel), **config.all_kwargs()})
-            notes = ExportNotes(config, expressions, why)
-            files.append(
-                str(export_kernel(kernel, bundle.read(kernel.binary), bundle, notes, output).header)
-            )
-    screen.done(f"wrote {wording.count(len(files), 'kernel')} to {output}")
-    screen.finish({"path": output, "kernels": len(files), "headers": files, "left_out": left_out})
-    return FINE
-
-
-def _winner(
-    record: TuningRecord, tuning: Tuning | None, kernels: dict[str, Kernel]
-) -> Kernel | None:
-    timings = tuning.timings if tuning is not None else ()
-    won = [timing.key for timing in timings if dict(timing.config) == dict(record.config)]
-    return next((kernels[key] for key in won if key in kernels), None)
 
 
 RECORDS = (
@@ -240,7 +169,7 @@ def tune() -> None:
 @click.argument("source")
 @flag("--all", "everything", "List every config that was tried, too.")
 @kernel_option
-def show(screen: Screen, source: str, everything: bool, wanted: str | None) -> int:
+def show(screen: Screen, source: str, everything: bool, wanted: str | None) -> None:
     """Show what was chosen in SOURCE: a bundle, a cache directory of Triton or Inductor, or a
     result file of a tuner.
     """
@@ -248,7 +177,7 @@ def show(screen: Screen, source: str, everything: bool, wanted: str | None) -> i
     if not found.all:
         screen.done(f"{source}: no tuning record")
         screen.finish({"source": source, "records": []})
-        return FINE
+        return
     pairs = matching(found.all, wanted, source)
     screen.table(RECORDS, [_row(record, tuning) for record, tuning in pairs])
     screen.line()
@@ -270,7 +199,6 @@ def show(screen: Screen, source: str, everything: bool, wanted: str | None) -> i
     screen.finish(
         {"source": source, "records": [_facts(record, tuning) for record, tuning in pairs]}
     )
-    return FINE
 
 
 @command(
@@ -309,56 +237,123 @@ def export(
     wanted: str | None,
     project: str | None,
     told: FileFacts,
-) -> int:
+) -> None:
     """Take the records out of SOURCE, a bundle or a Triton cache directory.
 
     A lookup table can be given to a tuner, whose whole list of configs it replaces; edit it as you
     like.  With --format, files for VLLM_TUNED_CONFIG_FOLDER, SGLANG_MOE_CONFIG_DIR or
     FLA_CONFIG_DIR.
     """
-    if project is not None:
-        if form != "table":
-            raise click.UsageError("--as and --format each name what to write: give one of them")
-        pairs = matching(_read(screen, source).records, wanted, source)
-        return _export_configs(screen, pairs, project, told, output)
-    if grid and form != "kernels":
+    if project is not None and form != "table":
+        raise click.UsageError("--as and --format each name what to write: give one of them")
+    if project is None and grid and form != "kernels":
         raise click.UsageError("--grid is about --as kernels")
-    if form == "kernels":
-        return _export_kernels(screen, source, wanted, _grid_of(grid), output)
-    if form == "winners":
-        with Bundle.load(source) as opened:
-            if not opened.tuning_records:
-                raise NotFound(f"{source} has no tuning record to export", path=source)
-            slim = winners_only(opened)
-            size = save(screen, slim, output)
-            dropped = len(opened.kernels) - len(slim.kernels)
-        screen.done(
-            f"wrote {output}: {wording.size(size)}, {slim.digest}; left out"
-            f" {wording.count(dropped, 'kernel')} that lost"
-        )
-        screen.finish(
-            {"path": output, "size_bytes": size, "digest": slim.digest, "dropped": dropped}
-        )
-        return FINE
-    found = _read(screen, source)
+    if project is not None:
+        pairs = matching(_read(screen, source).records, wanted, source)
+        _export_configs(screen, pairs, project, told, output)
+    elif form == "kernels":
+        _export_kernels(screen, source, wanted, _grid_of(grid), output)
+    elif form == "winners":
+        _export_bundle(screen, source, output)
+    else:
+        _export_records(screen, source, wanted, output, as_table=form == "table")
+
+
+def _export_configs(
+    screen: Screen, pairs: Sequence[Pair], project: str, told: FileFacts, output: str
+) -> None:
+    """Write records as the files of a project; records that it cannot hold are warned of."""
+    written = write_configs(pairs, project, told, output)
+    for kernel, why in written.left_out:
+        screen.warn(f"left out {kernel}: {why}")
+    records, files = written.records, list(written.files)
+    number = wording.count(len(files), "file")
+    screen.done(f"wrote {wording.count(records, 'record')} to {number} below {output}")
+    screen.finish(
+        {"path": output, "records": records, "files": files, "left_out": written.left_out}
+    )
+
+
+def _export_kernels(
+    screen: Screen, source: str, wanted: str | None, grid: TextGrid | None, output: str
+) -> None:
+    """Write the kernel of each record of a bundle; records whose kernel is not there are
+    warned of.
+    """
+    files, left_out = [], []
+    with Bundle.load(source) as bundle:
+        pairs = tunings_of(_with_records(bundle, source))
+        kernels = {kernel.key: kernel for kernel in bundle.kernels}
+        for record, tuning in matching(pairs, wanted, source):
+            won = winning_keys(record, tuning)
+            kernel = next((kernels[key] for key in won if key in kernels), None)
+            if kernel is None or not kernel.has_facts:
+                left_out.append(record.kernel)
+                screen.warn(f"left out {record.kernel}: {source} does not have the kernel that won")
+                continue
+            config = config_of(record.config)
+            expressions, why = grid_notes(grid, {**compiled_in(kernel), **config.all_kwargs()})
+            notes = ExportNotes(config, expressions, why)
+            binary = bundle.read(kernel.binary)
+            files.append(str(export_kernel(kernel, binary, bundle, notes, output).header))
+    screen.done(f"wrote {wording.count(len(files), 'kernel')} to {output}")
+    screen.finish({"path": output, "kernels": len(files), "headers": files, "left_out": left_out})
+
+
+def _export_bundle(screen: Screen, source: str, output: str) -> None:
+    """Write a bundle without the kernels that lost."""
+    with Bundle.load(source) as opened:
+        slim = winners_only(_with_records(opened, source))
+        size = save(screen, slim, output)
+        dropped = len(opened.kernels) - len(slim.kernels)
+    lost = wording.count(dropped, "kernel")
+    screen.done(f"wrote {output}: {wording.size(size)}, {slim.digest}; left out {lost} that lost")
+    screen.finish({"path": output, "size_bytes": size, "digest": slim.digest, "dropped": dropped})
+
+
+def _with_records(bundle: Bundle, source: str) -> Bundle:
+    if not bundle.tuning_records:
+        raise NotFound(f"{source} has no tuning record to export", path=source)
+    return bundle
+
+
+def _export_records(
+    screen: Screen, source: str, wanted: str | None, output: str, *, as_table: bool
+) -> None:
+    """Write records as a lookup table, or each as a result file of Triton's tuner."""
+    found, why = _read(screen, source), ""
     if not found.records:
-        why = (
-            f"; its {wording.count(len(found.inductor), 'file')} of Inductor's tuner"
-            f" {wording.plural(len(found.inductor), 'is')} for torch, which reads them where the"
-            " bundle is restored"
-            if found.inductor
-            else ""
-        )
+        number = len(found.inductor)
+        if number:
+            why = (
+                f"; its {wording.count(number, 'file')} of Inductor's tuner"
+                f" {wording.plural(number, 'is')} for torch, which reads them where the bundle is"
+                " restored"
+            )
         raise NotFound(f"{source} has no tuning record to export{why}", path=source)
     pairs = matching(found.records, wanted, source)
-    written = (
-        [_write_table(pairs, output)]
-        if form == "table"
-        else [_write_results(*pair, output) for pair in pairs]
-    )
+    if as_table:
+        document = {"tuning": [table_entry(record, tuning) for record, tuning in pairs]}
+        replace_content(output, json.dumps(document, indent=1).encode() + b"\n")
+        written = [output]
+    else:
+        written = [_write_results(*pair, output) for pair in pairs]
     screen.done(f"wrote {wording.count(len(pairs), 'record')} to {output}")
     screen.finish({"path": output, "records": len(pairs), "files": written})
-    return FINE
+
+
+def _write_results(record: TuningRecord, tuning: Tuning | None, folder: str) -> str:
+    directory = Path(folder, id_of(record).partition(":")[2][:12])
+    path = directory / f"{record.kernel}{names.AUTOTUNE_SUFFIX}"
+    timings = tuning.timings if tuning is not None else ()
+    rows = []
+    for timing in timings:
+        config = plain_config(timing.config)
+        rows.append(({**config.pop("options"), **config}, timing))
+    with os_errors(folder, "write"):
+        directory.mkdir(parents=True, exist_ok=True)
+    replace_content(path, results_text(_arguments(record).split(", "), rows).encode())
+    return str(path)
 
 
 @command(
@@ -379,7 +374,7 @@ def import_(
     output: str,
     project: str | None,
     told: FileFacts,
-) -> int:
+) -> None:
     """Put the records of FILES into a bundle: lookup tables, record files, other bundles, result
     files of Triton's tuner.
 
@@ -389,7 +384,14 @@ def import_(
     Triton's files do not say of which source, device and toolchain they are, so no tuner takes them
     for its own; they can be shown, compared, and exported as a lookup table.
     """
-    pairs = [pair for file in files for pair in _to_import(screen, file, project, told)]
+    pairs: list[Pair] = []
+    for file in files:
+        if project is None:
+            pairs += records_to_import(file)
+        else:
+            found, unreadable = read_configs(file, project, told)
+            pairs += found
+            _warn_of(screen, unreadable)
     if not pairs:
         raise NotFound(
             f"no tuning record in {', '.join(files)}; {output} was not written", path=files[0]
@@ -399,19 +401,11 @@ def import_(
         if into is not None:
             base = stack.enter_context(Bundle.load(into))
         size = save(screen, tuned := with_tunings(base, pairs), output)
+    records = len(tuned.tuning_records)
     screen.done(
-        f"wrote {output}: {wording.count(len(tuned.tuning_records), 'record')},"
-        f" {wording.size(size)}, {tuned.digest}"
+        f"wrote {output}: {wording.count(records, 'record')}, {wording.size(size)}, {tuned.digest}"
     )
-    screen.finish(
-        {
-            "path": output,
-            "size_bytes": size,
-            "digest": tuned.digest,
-            "records": len(tuned.tuning_records),
-        }
-    )
-    return FINE
+    screen.finish({"path": output, "size_bytes": size, "digest": tuned.digest, "records": records})
 
 
 @command("Compare the winners of two bundles.", "tune diff old.tbundle new.tbundle", group=tune)
@@ -428,34 +422,25 @@ def diff(screen: Screen, first: str, second: str, exit_code: bool) -> int:
     before, after = (
         {place(pair[0]): pair for pair in _read(screen, path).all} for path in (first, second)
     )
-    rows = [
-        ("+", *_place_words(where), "", _result(*after[where]))
-        for where in sorted(after.keys() - before.keys())
-    ]
-    rows += [
-        ("-", *_place_words(where), _result(*before[where]), "")
-        for where in sorted(before.keys() - after.keys())
-    ]
-    both = sorted(before.keys() & after.keys())
-    changed = [where for where in both if before[where][0] != after[where][0]]
-    rows += [
-        (
-            "~",
-            *_place_words(where),
-            _result(*before[where]),
-            f"{_result(*after[where])}{_apart(before[where][0], after[where][0])}",
-        )
-        for where in changed
-    ]
+    both = before.keys() & after.keys()
+    rows = []
+    for sign, places in (
+        ("+", after.keys() - both),
+        ("-", before.keys() - both),
+        ("~", {where for where in both if before[where][0] != after[where][0]}),
+    ):
+        for where in sorted(places):
+            kernel, arguments, device = where
+            old, new = (_result(*side[where]) if where in side else "" for side in (before, after))
+            if sign == "~":
+                new += _apart(before[where][0], after[where][0])
+            rows.append((sign, kernel, ", ".join(filter(None, (arguments, device))), old, new))
     if rows:
         screen.table(CHANGES, rows)
         screen.line()
-    counts = {
-        "added": len(after.keys() - before.keys()),
-        "removed": len(before.keys() - after.keys()),
-        "changed": len(changed),
-        "same": len(both) - len(changed),
-    }
+    signs = Counter(row[0] for row in rows)
+    counts = {"added": signs["+"], "removed": signs["-"], "changed": signs["~"]}
+    counts["same"] = len(both) - signs["~"]
     screen.done("; ".join(f"{number:,} {name}" for name, number in counts.items()))
     listed = [
         dict(zip(("sign", "kernel", "for", "before", "after"), row, strict=True)) for row in rows
@@ -466,46 +451,13 @@ def diff(screen: Screen, first: str, second: str, exit_code: bool) -> int:
 
 def _read(screen: Screen, source: str) -> Winners:
     found = read_winners(source)
-    for problem in found.unreadable:
-        screen.warn(f"left out {problem}")
+    _warn_of(screen, found.unreadable)
     return found
 
 
-def _to_import(screen: Screen, file: str, project: str | None, told: FileFacts) -> list[Pair]:
-    return (
-        records_to_import(file) if project is None else _import_configs(screen, file, project, told)
-    )
-
-
-# ------------------------------------------------------------------------------------------ Writing
-
-
-def _write_table(pairs: Sequence[Pair], output: str) -> str:
-    document = {"tuning": [table_entry(record, tuning) for record, tuning in pairs]}
-    replace_content(output, json.dumps(document, indent=1).encode() + b"\n")
-    return output
-
-
-def _write_results(record: TuningRecord, tuning: Tuning | None, folder: str) -> str:
-    directory = Path(folder, id_of(record).partition(":")[2][:12])
-    path = directory / f"{record.kernel}{names.AUTOTUNE_SUFFIX}"
-    timings = tuning.timings if tuning is not None else ()
-    rows = []
-    for timing in timings:
-        config = plain_config(timing.config)
-        rows.append(({**config.pop("options"), **config}, timing))
-    with os_errors(folder, "write"):
-        directory.mkdir(parents=True, exist_ok=True)
-    replace_content(path, results_text(_arguments(record).split(", "), rows).encode())
-    return str(path)
-
-
-# -------------------------------------------------------------------------------------------- Words
-
-
-def _place_words(where: tuple[str, str, str]) -> tuple[str, str]:
-    kernel, arguments, device = where
-    return kernel, ", ".join(word for word in (arguments, device) if word)
+def _warn_of(screen: Screen, unreadable: Iterable[str]) -> None:
+    for problem in unreadable:
+        screen.warn(f"left out {problem}")
 
 
 def _arguments(record: TuningRecord) -> str:

@@ -67,6 +67,13 @@ _MESSAGES = frozenset(
 )
 
 
+def some(number: int, noun: str, more: str = "") -> str:
+    """Return how many there are and what more is said of them, nothing where there are none: such
+    lines `Screen.facts` leaves out.
+    """
+    return f"{count(number, noun)}{more}" if number else ""
+
+
 def in_command_words(text: str) -> str:
     """Return a message of the library in the words of the command line."""
     for phrase, words in _COMMAND_WORDS if "=" in text or " " in text else ():

@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 
 from bundler.cli import wording
 from bundler.cli.bundle_names import open_named
-from bundler.cli.command import FINE, command, flag, option, repeated
+from bundler.cli.command import command, flag, option, repeated
 from bundler.cli.pack import check_output
 from bundler.cli.quantities import to_bytes
 from bundler.cli.report.kernel_figures import SourceFolder
@@ -55,7 +55,6 @@ class _Usage(Struct, frozen=True):
 @option("--sources DIR", "Where the Python files of the kernels are; they become part of the page.")
 @repeated(
     "--usage FILE",
-    "usage",
     "What TRITON_BUNDLER_REPORT made processes write: how often each kernel was found. Repeat it.",
 )
 @flag(
@@ -82,7 +81,7 @@ def report(
     urls: tuple[str, ...],
     *,
     with_misses: bool,
-) -> int:
+) -> None:
     """Write one HTML file that shows the bundle FIRST: sizes, a table of kernels, a page for each
     with its stages side by side.
 
@@ -129,7 +128,6 @@ def report(
             "with_texts": page.with_texts,
         }
     )
-    return FINE
 
 
 def _base(source: str) -> str:

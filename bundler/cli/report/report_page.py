@@ -26,12 +26,13 @@ from msgspec import Struct
 import bundler
 from bundler.cli.comparison import changes_of
 from bundler.cli.program_facts import memory_words
-from bundler.cli.report.kernel_figures import KernelFigures, SourceFolder, figures_of
+from bundler.cli.report.kernel_figures import SourceFolder, figures_of
 from bundler.cli.report.text_archive import PackedTexts, TextArchive
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_union import entry_name
 from bundler.format.candidate_timings import id_of, time_of
 from bundler.format.entries import Kernel, entry_artifacts, entry_kind
+from bundler.format.launch_spec import Named
 from bundler.format.summary import printable
 from bundler.runtime.program.program_summary import programs_of
 
@@ -101,8 +102,8 @@ def report_page(
         "tunings": _tunings(bundle),
         "diff": _diff((name, bundle), second) if second is not None else None,
         "programs": [
-            dataclasses.asdict(one)
-            | {
+            {
+                **dataclasses.asdict(one),
                 "memory": memory_words(one),
                 "inputs": list(map(str, one.inputs)),
                 "results": list(map(str, one.results)),
@@ -129,16 +130,16 @@ def report_page(
         chosen = _fewer(figures, chosen, (limit_bytes - without) / max(1, len(page) - without))
 
 
-def _fewer(figures: Sequence[KernelFigures], chosen: set[str], share: float) -> set[str]:
+def _fewer(figures: Sequence[dict[str, Any]], chosen: set[str], share: float) -> set[str]:
     """Return this share of what was chosen, and a little less: those that took longest to
     compile.
     """
     number = int(len(chosen) * max(0.0, min(share, 1.0)) * 0.9)
     longest = sorted(
-        (one for one in figures if one.key in chosen),
-        key=lambda one: (-(one.compile_us or 0), one.key),
+        (one for one in figures if one["key"] in chosen),
+        key=lambda one: (-(one["compile_us"] or 0), one["key"]),
     )
-    return {one.key for one in longest[:number]}
+    return {one["key"] for one in longest[:number]}
 
 
 def _page(told: dict[str, Any], texts: PackedTexts, name: str) -> str:
@@ -193,14 +194,14 @@ def _overview(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def _treemap(figures: Sequence[KernelFigures]) -> list[dict[str, Any]]:
+def _treemap(figures: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return rectangles: one for each kind of file, and in it one for each of the largest kernels
     and one for the others.
     """
     amounts: dict[str, Counter[str]] = {}
     for one in figures:
-        for kind, size in one.files:
-            amounts.setdefault(kind, Counter())[one.key] += size
+        for kind, size in one["files"]:
+            amounts.setdefault(kind, Counter())[one["key"]] += size
     kinds = sorted(
         ((sum(sizes.values()), kind) for kind, sizes in amounts.items() if sum(sizes.values())),
         reverse=True,
@@ -232,27 +233,22 @@ def _tunings(bundle: Bundle) -> list[dict[str, Any]]:
     rows = []
     for record in bundle.tuning_records:
         tuning = found.get(id_of(record))
+        timings = tuning.timings if tuning is not None else ()
         rows.append(
             {
                 "kernel": record.kernel,
                 "found_by": record.found_by,
-                "config": {name: value.plain() for name, value in record.config},
+                "config": _plain(record.config),
                 "time_ns": time_of(record, tuning),
                 "device": dict(record.parts).get("device"),
-                "timings": [
-                    {
-                        "config": {name: value.plain() for name, value in one.config},
-                        "key": one.key,
-                        "time_ns": one.time_ns,
-                        "low_ns": one.low_ns,
-                        "high_ns": one.high_ns,
-                        "reason": one.reason,
-                    }
-                    for one in (tuning.timings if tuning is not None else ())
-                ],
+                "timings": [dataclasses.asdict(t) | {"config": _plain(t.config)} for t in timings],
             }
         )
     return rows
+
+
+def _plain(config: Named) -> dict[str, Any]:
+    return {name: value.plain() for name, value in config}
 
 
 def _diff(first: tuple[str, Bundle], second: tuple[str, Bundle]) -> dict[str, Any]:
@@ -303,8 +299,8 @@ def squarified(amounts: Sequence[float], area: Box) -> list[Box]:
         ):
             number += 1
         row, rest = rest[:number], rest[number:]
-        boxes += _row(row, left)
-        left = _without(sum(row), left)
+        placed, left = _row(row, left)
+        boxes += placed
     return boxes
 
 
@@ -315,25 +311,20 @@ def _worst(row: Sequence[float], side: float) -> float:
     return max(side * side * max(row) / (total * total), total * total / (side * side * min(row)))
 
 
-def _row(row: Sequence[float], left: Box) -> list[Box]:
-    """Lay a row along the shorter side of what is left."""
+def _row(row: Sequence[float], left: Box) -> tuple[list[Box], Box]:
+    """Lay a row along the shorter side of what is left; returns its rectangles, and what is left
+    then.
+    """
     total, boxes, at = sum(row), [], 0.0
-    if left.width >= left.height:
-        width = total / left.height
-        for amount in row:
-            boxes.append(Box(left.x, left.y + at, width, amount / width))
-            at += amount / width
-    else:
-        height = total / left.width
-        for amount in row:
-            boxes.append(Box(left.x + at, left.y, amount / height, height))
-            at += amount / height
-    return boxes
+    if left.width < left.height:  # the same, with the axes exchanged
+        turned, rest = _row(row, _turned(left))
+        return list(map(_turned, turned)), _turned(rest)
+    width = total / left.height
+    for amount in row:
+        boxes.append(Box(left.x, left.y + at, width, amount / width))
+        at += amount / width
+    return boxes, Box(left.x + width, left.y, max(0.0, left.width - width), left.height)
 
 
-def _without(total: float, left: Box) -> Box:
-    if left.width >= left.height:
-        width = total / left.height
-        return Box(left.x + width, left.y, max(0.0, left.width - width), left.height)
-    height = total / left.width
-    return Box(left.x, left.y + height, left.width, max(0.0, left.height - height))
+def _turned(box: Box) -> Box:
+    return Box(box.y, box.x, box.height, box.width)
