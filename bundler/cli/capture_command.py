@@ -114,9 +114,8 @@ def capture(
     if a kernel could not be compiled or nothing was captured. With --json, what the program prints
     goes to standard error.
     """
-    people = (
-        screen if screen.as_json else replace(screen, out=screen.err)
-    )  # standard output is the program's
+    # Standard output is the program's.
+    people = screen if screen.as_json else replace(screen, out=screen.err)
     program = _Program.of(command)
     check_output(output)
     with tempfile.TemporaryDirectory(prefix="triton-bundler-capture-") as folder:
@@ -150,8 +149,8 @@ class _Program:
         python, words = _interpreter(command)
         options: list[str] = []
         while words and words[0].startswith("-") and words[0] not in _KINDS and words[0] != "-":
-            options += words[: 2 if words[0] in _WITH_VALUE else 1]
-            words = words[len(words[: 2 if words[0] in _WITH_VALUE else 1]) :]
+            number = 2 if words[0] in _WITH_VALUE else 1
+            options, words = options + words[:number], words[number:]
         kind = _KINDS.get(words[0], "script") if words else "script"
         if kind != "script":
             words = words[1:]
@@ -181,23 +180,17 @@ class _Program:
         environment = {**os.environ, "PYTHONPATH": _path()}
         _check_modules(self.python, environment)
         started = [self.python, *self.options, "-m", MODULE, request.to_text(), *self.arguments]
-        done = subprocess.run(
-            started,
-            env=environment,
-            stdout=sys.stderr.fileno() if screen.as_json else None,
-            check=False,
-        )
+        printed = sys.stderr.fileno() if screen.as_json else None
+        code = subprocess.run(started, env=environment, stdout=printed, check=False).returncode
         report = os.path.join(own, REPORT)
         if not os.path.isfile(report):
-            how = (
-                f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
-            )
+            how = f"signal {-code}" if code < 0 else f"status {code}"
             raise RecordingError(
                 f"{self.name} ended with {how} before what it had launched for {target} was"
                 " compiled"
             )
         with open(report, encoding="utf-8") as file:
-            status = SIGNAL_STATUS - done.returncode if done.returncode < 0 else done.returncode
+            status = SIGNAL_STATUS - code if code < 0 else code
             return _Captured(target, status, os.path.join(own, BUNDLE), json.load(file))
 
 

@@ -31,13 +31,14 @@ from bundler.cli.specializations import (
     told,
     types,
 )
-from bundler.cli.store_upkeep import verify_store
+from bundler.cli.store_upkeep import show_problems, verify_store
 from bundler.cli.stores import STORE_METAVAR, one_given_or_set, only_one
 from bundler.cli.terminal import Column, Row, Screen
 from bundler.cli.tree_choices import tree_facts, tree_lines
 from bundler.errors import BundlerError, DigestMismatch, FormatError
 from bundler.format.bundle import Bundle
 from bundler.format.bundle_file import open_regular, os_errors
+from bundler.format.bundle_union import entry_name
 from bundler.format.container_layout import HEADER
 from bundler.format.entries import Kernel, Target, Toolchain, entry_artifacts
 from bundler.format.metadata import parse_metadata
@@ -65,7 +66,6 @@ KERNELS = (
 )
 # Where kernels are alike in all of the above.
 OTHER = Column("differs in", folds=True)
-PROBLEMS_SHOWN = 10
 _RESOURCES = (
     Column("name", folds=True),
     Column("target"),
@@ -113,15 +113,8 @@ def inspect(
     signature, *fp32:16 x3 stands for three pointers to fp32 whose addresses 16 divides. One kernel
     alone is shown with everything that is known of it.
     """
-    asked = [
-        name
-        for name, given in (
-            ("--leaks", leaks),
-            ("--show", kind is not None),
-            ("--resources", resources),
-        )
-        if given
-    ]
+    questions = {"--leaks": leaks, "--show": kind is not None, "--resources": resources}
+    asked = [name for name, given in questions.items() if given]
     if len(asked) > 1:
         raise click.UsageError(f"{asked[0]} and {asked[1]} are two questions; ask one")
     with open_bundle_file(bundle) as (opened, path):
@@ -220,56 +213,56 @@ def _show(
     asked for.
     """
     whole = programs is not None
+    hosts = [
+        ", ".join(f"{name} {value}" for name, value in pairs)
+        for pairs in bundle.observed.environments
+    ]
+    tuned = facts["counts"]["tuning_records"]
     screen.facts(
         [
             ("bundle", facts["path"]),
             ("digest", bundle.digest),
             ("format", facts["format"]),
             ("size", wording.size(facts["size_bytes"])),
-            *(
-                (("compiled by" if not number else ""), text)
-                for number, text in enumerate(_compilers(kernels))
-            ),
-            *(
-                (
-                    ("recorded on" if not number else ""),
-                    ", ".join(f"{name} {value}" for name, value in pairs),
-                )
-                for number, pairs in enumerate(bundle.observed.environments)
-            ),
-            *(
-                (
-                    "tuned",
-                    f"{wording.count(number, 'tuning record')}, which triton-bundler tune show lists",
-                )
-                for number in (facts["counts"]["tuning_records"],)
-                if number
+            *_under("compiled by", _compilers(kernels)),
+            *_under("recorded on", hosts),
+            (
+                "tuned",
+                wording.some(tuned, "tuning record", ", which triton-bundler tune show lists"),
             ),
         ]
     )
     screen.line()
     if kernels:
-        _show_kernels(screen, facts["kernels"], told(kernels, known))
+        rows = told(kernels, known)
+        table = [_row(kernel, cells) for kernel, cells in zip(facts["kernels"], rows, strict=True)]
+        # What differs in nothing else has a column more.
+        columns = (*KERNELS, OTHER) if any(cells.other for cells in rows) else KERNELS
+        screen.table(columns, [row[: len(columns)] for row in table])
+        screen.line()
         _show_one_or_hint(screen, facts["kernels"], known)
-    listed = [(kind, file) for kind, name in _BESIDE for file in facts[name] if whole]
     beside = [
-        ("program" if is_program_path(file["path"]) else kind, file)
-        for kind, file in listed
-        if not is_tree_path(file["path"])
+        ("program" if is_program_path(file["path"]) else kind, file["path"], file["size_bytes"])
+        for kind, name in _BESIDE
+        for file in facts[name]
+        if whole and not is_tree_path(file["path"])
     ]
     if beside:
-        rows = [(kind, file["path"], wording.size(file["size_bytes"])) for kind, file in beside]
         screen.table(
-            (Column("beside them"), Column("path", folds=True), Column("size", True)), rows
+            (Column("beside them"), Column("path", folds=True), Column("size", True)),
+            [(kind, path, wording.size(size)) for kind, path, size in beside],
         )
         screen.line()
     show_programs(screen, programs or ())
     for line in tree_lines(bundle) if whole else []:
         screen.line(line)
-    screen.done(
-        wording.count(len(kernels), "kernel")
-        + (f", {wording.count(len(beside), 'other file')}" if beside else "")
-    )
+    others = wording.some(len(beside), "other file")
+    screen.done(", ".join(filter(None, [wording.count(len(kernels), "kernel"), others])))
+
+
+def _under(name: str, lines: list[str]) -> list[tuple[str, str]]:
+    """Return lines of which the first alone has the name."""
+    return [(name if not number else "", line) for number, line in enumerate(lines)]
 
 
 _BESIDE = (
@@ -277,17 +270,6 @@ _BESIDE = (
     ("helper library", "helpers"),
     ("opaque file", "opaque"),
 )
-
-
-def _show_kernels(
-    screen: Screen, kernels: list[dict[str, Any]], rows: list[SpecializationRow]
-) -> None:
-    table = [_row(kernel, cells) for kernel, cells in zip(kernels, rows, strict=True)]
-    others = any(cells.other for cells in rows)
-    screen.table(
-        (*KERNELS, OTHER) if others else KERNELS, [row if others else row[:-1] for row in table]
-    )
-    screen.line()
 
 
 def _show_one_or_hint(
@@ -299,19 +281,14 @@ def _show_one_or_hint(
     packed = sum(not kernel["facts"] for kernel in kernels)
     if len(kernels) == 1:
         (kernel,) = kernels
+        files = (f"{file['name']} {wording.size(file['size_bytes'])}" for file in kernel["files"])
         screen.facts(
             [
                 ("key", kernel["key"]),
                 ("constants", _listed(kernel["constants"], "=")),
                 ("signature", _listed(types(known[0]), ": ")),
                 ("options", _listed(kernel["options"], "=")),
-                (
-                    "files",
-                    ", ".join(
-                        f"{file['name']} {wording.size(file['size_bytes'])}"
-                        for file in kernel["files"]
-                    ),
-                ),
+                ("files", ", ".join(files)),
             ]
         )
         screen.line()
@@ -348,16 +325,12 @@ def _row(kernel: dict[str, Any], told: SpecializationRow) -> tuple[str, ...]:
 
 def _compilers(kernels: list[Kernel]) -> list[str]:
     """Return a line for each toolchain, the one of most kernels first."""
-    counts = Counter(kernel.toolchain for kernel in kernels)
-    lines = []
-    for toolchain, number in sorted(
-        counts.items(), key=lambda item: (-item[1], _compiler(item[0]))
-    ):
-        lines.append(
-            _compiler(toolchain)
-            + (f": {wording.count(number, 'kernel')}" if len(counts) > 1 else "")
-        )
-    return lines
+    counts = Counter(_compiler(kernel.toolchain) for kernel in kernels)
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return [
+        f"{toolchain}: {wording.count(number, 'kernel')}" if len(counts) > 1 else toolchain
+        for toolchain, number in ordered
+    ]
 
 
 def _compiler(toolchain: Toolchain) -> str:
@@ -417,40 +390,32 @@ def _verify_bundle(
         open_bundle_file(bundle) as (opened, path),
         screen.progress(f"verifying {bundle}", len(opened.kernels)) as bar,
     ):
-        damage = _damage(opened)
-        problems = [*damage]
+        problems = dict.fromkeys(_damage(opened))
         for kernel in opened.kernels:
             bar.advance()
             problem = _metadata_problem(opened, kernel)
-            problems += (
-                [(kernel.key, problem)] if problem and (kernel.key, problem) not in damage else []
-            )
-        checked = {
-            "kernels": len(opened.kernels),
-            "files": count_files(opened),
-            "bytes": sum(n for _, n in opened.content.blobs),
-        }
+            if problem is not None:
+                problems[kernel.key, problem] = None
+        files, kernels = count_files(opened), len(opened.kernels)
+        size = sum(n for _, n in opened.content.blobs)
         digest, names = opened.digest, wording.kernel_names(opened)
-        told, status = tell_signature(screen, opened, path) if signed else ({}, FINE)
-        by_sigstore, worse = (
-            tell_sigstore(screen, opened, path, sigstore) if sigstore else ({}, FINE)
-        )
-        status = max(status, worse)
+        more: dict[str, Any] = {}
+        status = FINE
+        if signed:
+            more["signed"], status = tell_signature(screen, opened, path)
+        if sigstore:
+            more["sigstore"], worse = tell_sigstore(screen, opened, path, sigstore)
+            status = max(status, worse)
     if problems:
-        first = [(name, reason) for name, reason in problems[:PROBLEMS_SHOWN]]
         screen.complain(
             f"{bundle}: {wording.count(len(problems), 'problem')}; make the bundle anew, or fetch"
             " it again"
         )
-        for name, reason in first:
-            screen.line(f"  {names.get(name, name)}: {reason}")
-        if len(problems) > len(first):
-            screen.line(f"  … and {len(problems) - len(first)} more; --json lists all")
+        show_problems(screen, [(names.get(name, name), reason) for name, reason in problems])
     else:
         screen.line(
-            f"checked the digests of {wording.count(checked['files'], 'file')}"
-            f" ({wording.size(checked['bytes'])}), the metadata of"
-            f" {wording.count(checked['kernels'], 'kernel')}, and the container"
+            f"checked the digests of {wording.count(files, 'file')} ({wording.size(size)}), the"
+            f" metadata of {wording.count(kernels, 'kernel')}, and the container"
         )
         screen.done(f"{bundle} is sound: {digest}")
     screen.finish(
@@ -458,10 +423,9 @@ def _verify_bundle(
             "path": bundle,
             "ok": not problems and status == FINE,
             "digest": digest,
-            "checked": checked,
+            "checked": {"kernels": kernels, "files": files, "bytes": size},
             "problems": [{"name": name, "reason": reason} for name, reason in problems],
-            **({"signed": told} if signed else {}),
-            **({"sigstore": by_sigstore} if sigstore else {}),
+            **more,
         }
     )
     return PROBLEM if problems else status
@@ -474,16 +438,14 @@ def _damage(bundle: Bundle) -> list[tuple[str, str]]:
     try:
         bundle.verify()
     except (FormatError, DigestMismatch) as error:
-        unreadable = []
+        unreadable: dict[tuple[str, str], None] = {}
         for entry in bundle.content.entries:
             for artifact in entry_artifacts(entry):
                 try:
                     bundle.read(artifact)
                 except BundlerError as problem:
-                    unreadable.append(
-                        (entry.key if isinstance(entry, Kernel) else entry.path, problem.message)
-                    )
-        return list(dict.fromkeys(unreadable)) or [("container", error.message)]
+                    unreadable[entry_name(entry), problem.message] = None
+        return list(unreadable) or [("container", error.message)]
     return []
 
 
@@ -514,48 +476,42 @@ def _show_resources(screen: Screen, bundle: Bundle, kernels: list[Kernel], sourc
     """Print a row for each kernel, and say which binaries cannot be read; those have exit
     status 1.
     """
+    rows, facts, problems = [], [], []
     with screen.progress(f"reading binaries of {source}", len(kernels)) as bar:
-        found = []
         for kernel in kernels:
             bar.advance()
-            found.append(_resources_of(bundle, kernel))
+            known, problem = None, None
+            try:
+                known = read_resources(bundle.read(kernel.binary), kernel.spec.entry)
+            except (FormatError, DigestMismatch) as error:
+                problem = error.message
+                problems.append(problem)
+            rows.append(_resource_row(kernel, known))
+            facts.append(_resource_facts(kernel, known, problem))
     if kernels:
-        screen.table(
-            _RESOURCES,
-            [
-                _resource_row(kernel, known)
-                for kernel, (known, _) in zip(kernels, found, strict=True)
-            ],
-        )
+        screen.table(_RESOURCES, rows)
         screen.line()
         screen.line(
             "a thread: registers, spills, bytes of stack; a block: bytes of shared memory, static"
             " and dynamic; - is not known"
         )
         screen.line()
-    problems = [problem for _, problem in found if problem is not None]
     if problems:
         screen.complain(
             f"the binaries of {wording.count(len(problems), 'kernel')} cannot be read:"
             f" {problems[0]}; fetch the bundle again"
         )
     screen.done(wording.count(len(kernels), "kernel"))
-    facts = [_resource_facts(kernel, *pair) for kernel, pair in zip(kernels, found, strict=True)]
     screen.finish({"path": source, "digest": bundle.digest, "kernels": facts})
     return PROBLEM if problems else FINE
-
-
-def _resources_of(bundle: Bundle, kernel: Kernel) -> tuple[BinaryResources | None, str | None]:
-    """Return what the binary says, or why it cannot be read."""
-    try:
-        return read_resources(bundle.read(kernel.binary), kernel.spec.entry), None
-    except (FormatError, DigestMismatch) as error:
-        return None, error.message
 
 
 def _resource_facts(
     kernel: Kernel, known: BinaryResources | None, problem: str | None
 ) -> dict[str, Any]:
+    resources = None
+    if known is not None:
+        resources = asdict(known) | {"constant_bytes": dict(known.constant_bytes)}
     return {
         "key": kernel.key,
         "name": kernel.name,
@@ -563,11 +519,7 @@ def _resource_facts(
         "warps": kernel.spec.num_warps,
         "dynamic_shared_bytes": kernel.spec.shared_bytes,
         "binary_bytes": kernel.binary.size,
-        "resources": (
-            None
-            if known is None
-            else asdict(known) | {"constant_bytes": dict(known.constant_bytes)}
-        ),
+        "resources": resources,
         "problem": problem,
     }
 
@@ -579,15 +531,12 @@ def _resource_row(kernel: Kernel, known: BinaryResources | None) -> Row:
         figure = getattr(known, name, None)
         return _UNKNOWN if figure is None else str(figure)
 
+    before = ("registers", "scalar_registers", "spilled_registers", "stack_bytes", "shared_bytes")
     return (
         kernel.name,
         str(kernel.target),
         str(kernel.spec.num_warps),
-        told("registers"),
-        told("scalar_registers"),
-        told("spilled_registers"),
-        told("stack_bytes"),
-        told("shared_bytes"),
+        *map(told, before),
         str(kernel.spec.shared_bytes),
         told("barriers"),
         str(sum(banks)) if banks else _UNKNOWN,

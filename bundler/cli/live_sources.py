@@ -102,13 +102,13 @@ class MetricsSource:
             samples = read_metrics(self._url)
         except BundlerError as error:
             return _unseen(self._shown, "metrics", error)
-        breakers = (
+        breakers = sorted(
             dict(labels).get("tier", "")
             for (name, labels), value in samples.items()
             if name == f"{_PREFIX}breaker_state" and value
         )
         return SourceStatus(
-            self._shown, "metrics", numbers=_numbers(samples), breakers=tuple(sorted(breakers))
+            self._shown, "metrics", numbers=_numbers(samples), breakers=tuple(breakers)
         )
 
     def close(self) -> None:
@@ -135,12 +135,8 @@ class StoreSource:
             leases, stats = self._leases(), self._stats()
         except BundlerError as error:
             return _unseen(self._name, "store", error)
-        numbers: dict[str, float] = {
-            "bytes": stats.size_bytes,
-            "units": stats.units,
-            "records": stats.records,
-        }
-        numbers |= {"tags": stats.tags, "failures": stats.failures}
+        names = ("units", "records", "tags", "failures")
+        numbers = {"bytes": stats.size_bytes, **{name: getattr(stats, name) for name in names}}
         return SourceStatus(self._name, "store", numbers=numbers, leases=tuple(leases))
 
     def close(self) -> None:
@@ -149,11 +145,9 @@ class StoreSource:
 
     def _held(self) -> list[HeldLease]:
         with store_errors(self._name):
-            held = [
-                lease
-                for lease in self._backend.leases()
-                if lease.key.startswith(f"{LEASES}/") or not lease.key
-            ]
+            leases = self._backend.leases()
+            ours = f"{LEASES}/"
+            held = [one for one in leases if one.key.startswith(ours) or not one.key]
         return sorted(held, key=lambda lease: lease.key)[:MOST_LEASES]
 
 

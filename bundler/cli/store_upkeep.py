@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import click
@@ -199,14 +200,26 @@ def _show_problems(screen: Screen, store: Store, report: VerifyReport, *, repair
     tagged: dict[str, list[str]] = {}
     for tag in store.tags():
         tagged.setdefault(tag.digest or "", []).append(tag.name)
-    problems = [*report.damaged, *report.dangling]
-    for name, reason in problems[:PROBLEMS_SHOWN]:
-        called = f" ({', '.join(tagged[name])})" if name in tagged else ""
-        screen.line(f"  {name}{called}: {reason.removeprefix(f'{name}: ')}")
-    if len(problems) > PROBLEMS_SHOWN:
-        screen.line(f"  … and {len(problems) - PROBLEMS_SHOWN} more; --json lists all")
+    show_problems(
+        screen,
+        [
+            (
+                name + (f" ({', '.join(tagged[name])})" if name in tagged else ""),
+                reason.removeprefix(f"{name}: "),
+            )
+            for name, reason in (*report.damaged, *report.dangling)
+        ],
+    )
     if repair and report.removed:
         screen.done(
             f"removed {wording.count(len(report.removed), 'damaged object')}; the next push sends"
             " what was in them"
         )
+
+
+def show_problems(screen: Screen, problems: Sequence[tuple[str, str]]) -> None:
+    """Print what is wrong, of much the first."""
+    for name, reason in problems[:PROBLEMS_SHOWN]:
+        screen.line(f"  {name}: {reason}")
+    if len(problems) > PROBLEMS_SHOWN:
+        screen.line(f"  … and {len(problems) - PROBLEMS_SHOWN} more; --json lists all")
