@@ -233,7 +233,7 @@ class _Demo:
         compiled = {kernel_key(one["hash"]) for one in heard if not one["hit"]}
         compiled |= recorded - found.keys()
         total = len(recorded | found.keys() | compiled)
-        rows = []
+        rows: list[dict[str, Any]] = []
         for kernel in bundle.kernels:
             seen, hit_ms = bundle.observed.kernels.get(kernel.key), found.get(kernel.key)
             rows.append(
