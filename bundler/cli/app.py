@@ -52,36 +52,10 @@ def app() -> None:
     """
 
 
-for command in (
-    demo,
-    run,
-    build,
-    generate_command,
-    capture,
-    tune,
-    pack,
-    restore,
-    inspect,
-    report,
-    extract,
-    verify,
-    diff,
-    merge,
-    push,
-    pull,
-    tags,
-    stats,
-    prune,
-    sync,
-    serve,
-    top,
-    oci,
-    sign,
-    key,
-    explain,
-    doctor,
-    config_command,
-    completion,
-    man,
-):
+# In the order in which a newcomer meets them.
+_KERNELS = (demo, run, build, generate_command, capture, tune, pack, restore)
+_BUNDLES = (inspect, report, extract, verify, diff, merge)
+_STORES = (push, pull, tags, stats, prune, sync, serve, top, oci)
+_MACHINE = (sign, key, explain, doctor, config_command, completion, man)
+for command in (*_KERNELS, *_BUNDLES, *_STORES, *_MACHINE):
     app.add_command(command)

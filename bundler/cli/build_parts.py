@@ -100,7 +100,7 @@ def tell_missing(screen: Screen, missing: Sequence[Job], store: str) -> None:
         screen.line(f"nothing is missing in {store}")
         return
     screen.line(f"missing in {store}, compiled now: {wording.count(len(missing), 'kernel')}")
-    _listed(screen, sorted(f"{job.name} for {job.target}" for job in missing))
+    screen.lines(sorted(f"  {job.name} for {job.target}" for job in missing), _NAMED)
 
 
 def _tell_completeness(
@@ -115,7 +115,8 @@ def _tell_completeness(
         )
     if found.unused:
         screen.line(f"built and never used: {wording.count(len(found.unused), 'kernel')}")
-        _listed(screen, [_described(built, kernel) for kernel in found.unused])
+        told = [f"  {_described(built, kernel)}" for kernel in found.unused]
+        screen.lines(told, _NAMED)
 
 
 def _described(bundle: Bundle, kernel: Kernel) -> str:
@@ -135,12 +136,7 @@ def _described(bundle: Bundle, kernel: Kernel) -> str:
 def _rows(bundle: Bundle, kernels: Sequence[Kernel]) -> list[dict[str, Any]]:
     """Return kernels for `--json`."""
     return [
-        {
-            "key": kernel.key,
-            "name": kernel.name,
-            "target": str(kernel.target),
-            "specialization": _described(bundle, kernel),
-        }
+        wording.kernel_facts(kernel) | {"specialization": _described(bundle, kernel)}
         for kernel in kernels
     ]
 
@@ -198,10 +194,3 @@ def compared_with_use(
     if found.unused and exact:
         problems.append(f"{wording.count(len(found.unused), 'kernel')} built and never used")
     return facts, "; ".join(problems) or None
-
-
-def _listed(screen: Screen, names: Sequence[str]) -> None:
-    for name in names[:_NAMED]:
-        screen.line(f"  {name}")
-    if len(names) > _NAMED:
-        screen.line(f"  … and {len(names) - _NAMED:,} more; --json lists all")

@@ -177,7 +177,9 @@ class _Program:
         request = CaptureRequest(
             self.kind, self.name, str(target), own, properties, jobs, screen.quiet or screen.as_json
         )
-        environment = {**os.environ, "PYTHONPATH": _path()}
+        # With our package, where the program's Python would not find it otherwise.
+        paths = [os.environ.get("PYTHONPATH", ""), *hidden_package_parent()]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         _check_modules(self.python, environment)
         started = [self.python, *self.options, "-m", MODULE, request.to_text(), *self.arguments]
         printed = sys.stderr.fileno() if screen.as_json else None
@@ -234,15 +236,6 @@ def _check_modules(python: str, environment: Mapping[str, str]) -> None:
         )
 
 
-def _path() -> str:
-    """Return PYTHONPATH for the program: with our package, where its Python would not find it
-    otherwise.
-    """
-    return os.pathsep.join(
-        filter(None, [os.environ.get("PYTHONPATH", ""), *hidden_package_parent()])
-    )
-
-
 def _write(screen: Screen, captures: Sequence[_Captured], output: str) -> int:
     """Merge and save what was captured, and say so; returns the exit status."""
     status = next((captured.status for captured in captures if captured.status), FINE)
@@ -278,12 +271,10 @@ def _tell(screen: Screen, captured: _Captured) -> None:
         ]
     )
     _tell_guesses(screen, report["guesses"])
-    screen.reasons(
-        "not answered",
-        [(name, "asked of Triton's driver, which has no answer") for name in report["unanswered"]],
-    )
-    screen.reasons("to know", [(name, note) for name, note in report["assumed"]])
-    screen.reasons("not compiled", [(name, why) for name, why in report["failures"]])
+    why = "asked of Triton's driver, which has no answer"
+    screen.reasons("not answered", [(name, why) for name in report["unanswered"]])
+    screen.reasons("to know", report["assumed"])
+    screen.reasons("not compiled", report["failures"])
     if captured.status:
         screen.warn(
             f"the program ended with status {captured.status}; what it had launched until then was"

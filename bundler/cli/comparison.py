@@ -68,9 +68,10 @@ def diff(screen: Screen, first: str, second: str, urls: tuple[str, ...], *, exit
     by_files = os.path.isdir(first) or os.path.isdir(second)
     changed = {name: changes_of(ours[name], theirs[name]) for name in difference.changed}
     if by_files:
-        changed = {
-            name: files for name, found in changed.items() if (files := _without_facts(found))
+        alike = {
+            name: [one for one in found if one not in _FACTS] for name, found in changed.items()
         }
+        changed = {name: found for name, found in alike.items() if found}
     rows: list[tuple[str, Entry, list[str]]] = [
         ("+", theirs[name], list(map(_said, reasons.get(name, ("", ()))[1])))
         for name in difference.added
@@ -129,10 +130,6 @@ def _nearest_of(reasons: _Reasons, entry: Entry, sign: str) -> dict[str, Any]:
     key, differences = reasons[entry_name(entry)]
     rows = [asdict(one) | {"part": one.part} for one in differences]
     return {"nearest": key, "differences": rows}
-
-
-def _without_facts(changes: Sequence[str]) -> list[str]:
-    return [change for change in changes if change not in _FACTS]
 
 
 def _cells(entry: Entry) -> tuple[str, str, str]:

@@ -238,9 +238,7 @@ class _Demo:
             seen, hit_ms = bundle.observed.kernels.get(kernel.key), found.get(kernel.key)
             rows.append(
                 {
-                    "key": kernel.key,
-                    "name": kernel.name,
-                    "target": str(kernel.target),
+                    **wording.kernel_facts(kernel),
                     "binary_bytes": kernel.binary.size,
                     "compile_ms": wording.milliseconds(seen.times_us) if seen is not None else None,
                     "hit_ms": None if hit_ms is None else round(hit_ms, 3),

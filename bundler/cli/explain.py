@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from bundler.lifecycle.restore_options import TreeOptions
 
 _TAB = 4
+# Trees there, and trees here.
+_SIDES = 2
 
 
 @command(
@@ -81,14 +83,7 @@ def explain(
     and which of the factors that vLLM's hash is made of differ between two.
     """
     if sources:
-        if (
-            key is not None
-            or name is not None
-            or last
-            or urls
-            or bundles
-            or len(sources) > len(("there", "here"))
-        ):
+        if key is not None or name is not None or last or urls or bundles or len(sources) > _SIDES:
             raise click.UsageError(
                 "--tree is a question of its own, of one or two bundles or directories"
             )
@@ -132,13 +127,8 @@ def explain(
     rows = [
         {**dataclasses.asdict(e), "sentence": e.sentence, "differences": _listed(e)} for e in found
     ]
-    screen.finish(
-        {
-            "kernels": rows,
-            "graph_compiler": compiler,
-            **({"run": _facts(run)} if run is not None else {}),
-        }
-    )
+    facts = {"run": _facts(run)} if run is not None else {}
+    screen.finish({"kernels": rows, "graph_compiler": compiler, **facts})
 
 
 def _listed(explanation: Explanation) -> list[dict[str, Any]]:
@@ -152,9 +142,8 @@ def _explain_trees(screen: Screen, sources: tuple[str, ...], options: TreeOption
         if one.unknown:
             screen.line(f"  not known: {wording.plain(', '.join(one.unknown))}")
     screen.done(counted(found))
-    screen.finish(
-        {"trees": [{**dataclasses.asdict(one), "sentence": one.sentence} for one in found]}
-    )
+    rows = [{**dataclasses.asdict(one), "sentence": one.sentence} for one in found]
+    screen.finish({"trees": rows})
 
 
 def _show(screen: Screen, explanation: Explanation, *, with_process: bool) -> None:

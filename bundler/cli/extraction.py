@@ -42,17 +42,14 @@ def show_text(screen: Screen, bundle: Bundle, kernel: Kernel, kind: str, source:
     """
     artifact = kernel.binary if kind == SASS else _of_kind(kernel, kind, source)
     data = bundle.read(artifact)
-    text = (
-        disassemble(data, kernel.target)
-        if kind == SASS
-        else data.decode("utf-8", "backslashreplace")
-    )
+    if kind == SASS:
+        text = disassemble(data, kernel.target)
+    else:
+        text = data.decode("utf-8", "backslashreplace")
     screen.text(text)
     screen.finish(
         {
-            "key": kernel.key,
-            "name": kernel.name,
-            "target": str(kernel.target),
+            **wording.kernel_facts(kernel),
             "kind": kind,
             "file": artifact.filename,
             "text": text,
@@ -66,11 +63,9 @@ def _of_kind(kernel: Kernel, kind: str, source: str) -> Artifact:
             return artifact
     kinds = [artifact.kind for artifact in kernel.artifacts]
     shown = [*(name for name in KINDS_SHOWN if name in kinds), SASS]
-    why = (
-        ""
-        if kernel.artifacts != kernel.launch_set
-        else "; it holds what a launch needs alone (--keep launch)"
-    )
+    why = ""
+    if kernel.artifacts == kernel.launch_set:
+        why = "; it holds what a launch needs alone (--keep launch)"
     raise NotFound(
         f"{kernel.name} ({wording.short_key(kernel.key)}) has no {kind} in {source}{why}; it can be"
         f" shown as {', '.join(shown)}",
@@ -115,24 +110,19 @@ def extract(screen: Screen, bundle: str, wanted: str, output: str, force: bool) 
                 path.parent.mkdir(exist_ok=True)
                 path.write_bytes(opened.read(artifact))
                 bar.advance()
-    size = sum(artifact.size for artifact in files.values())
-    for name, artifact in list(files.items())[:_FILES_SHOWN]:
-        screen.line(f"{name}  {wording.size(artifact.size)}")
-    if len(files) > _FILES_SHOWN:
-        screen.line(
-            f"… and {wording.count(len(files) - _FILES_SHOWN, 'more file')}; --json lists all"
-        )
-    screen.done(
-        f"wrote {wording.count(len(files), 'file')} of {wording.count(len(kernels), 'kernel')} to"
-        f" {output}: {wording.size(size)}"
+    screen.lines(
+        [f"{name}  {wording.size(artifact.size)}" for name, artifact in files.items()],
+        _FILES_SHOWN,
+        "more file",
     )
-    listed = [
-        {"key": kernel.key, "name": kernel.name, "target": str(kernel.target)} for kernel in kernels
-    ]
+    size = sum(artifact.size for artifact in files.values())
+    number = wording.count(len(files), "file")
+    of = wording.count(len(kernels), "kernel")
+    screen.done(f"wrote {number} of {of} to {output}: {wording.size(size)}")
     screen.finish(
         {
             "directory": output,
-            "kernels": listed,
+            "kernels": list(map(wording.kernel_facts, kernels)),
             "size_bytes": size,
             "files": [os.path.join(output, name) for name in files],
         }

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bundler.cli import wording
+from bundler.cli.build import printing_aside
 from bundler.cli.command import command, flag, option, repeated, targets_option
 from bundler.cli.pack import check_output, contents, save
 from bundler.cli.program_facts import program_facts, show_programs
@@ -91,14 +91,17 @@ def generate_command(
         raise click.UsageError("nothing to do: give --target and -o, --show, or --verify")
     if output is not None:
         check_output(output)
-    aside = contextlib.redirect_stdout(sys.stderr) if screen.as_json else contextlib.nullcontext()
+    aside = printing_aside(screen)
     with aside, without_registered_bundles(), _user_mistakes(debug=debug):
         program = _generated(
             function, inputs, targets, dynamic=dynamic, device=device, name=name, verify=verify
         )
-    if show:
-        _show(screen, program)
-    _show_fallbacks(screen, program)
+    if show and not screen.as_json:
+        for kernel, source in program.sources.items():
+            screen.line(kernel, style="bold")
+            screen.text(source)
+    for fallback in program.fallbacks:
+        screen.line(f"called as it is: {fallback.operator}: {fallback.reason}")
     summaries = [summary_of(program.name, program.plan)]
     facts: dict[str, Any] = {
         "kernels": {kernel: made.digest for kernel, made in program.kernels.items()},
@@ -113,10 +116,8 @@ def generate_command(
         summaries = programs_of(bundle)
         size = save(screen, bundle, output)
         show_programs(screen, summaries)
-        screen.done(
-            f"wrote {output}: {wording.count(len(bundle.kernels), 'kernel')}, {wording.size(size)},"
-            f" {bundle.digest}"
-        )
+        number = wording.count(len(bundle.kernels), "kernel")
+        screen.done(f"wrote {output}: {number}, {wording.size(size)}, {bundle.digest}")
         facts = {**contents(bundle), **facts, "path": output, "size_bytes": size}
     else:
         show_programs(screen, summaries)
@@ -195,21 +196,8 @@ def _declared_inputs(module: Any, name: str) -> list[Any]:
     return list(declared())
 
 
-def _show(screen: Screen, program: Program) -> None:
-    if screen.as_json:
-        return
-    for kernel, source in program.sources.items():
-        screen.line(kernel, style="bold")
-        screen.text(source)
-
-
 def _show_verification(screen: Screen, found: Verification) -> None:
     beside = "eager torch and float64" if found.float64 else "eager torch"
     screen.line(f"equal to {beside}: {', '.join(found.checked) or 'nothing'}")
     for name, reason in found.unchecked.items():
         screen.line(f"not compared: {name}: {reason}")
-
-
-def _show_fallbacks(screen: Screen, program: Program) -> None:
-    for fallback in program.fallbacks:
-        screen.line(f"called as it is: {fallback.operator}: {fallback.reason}")

@@ -181,9 +181,7 @@ def _kernel_facts(bundle: Bundle, kernel: Kernel, known: KernelSpecialization) -
     launch = sum(artifact.size for artifact in kernel.launch_set)
     facts = kernel.launch.facts
     return {
-        "key": kernel.key,
-        "name": kernel.name,
-        "target": str(kernel.target),
+        **wording.kernel_facts(kernel),
         "warps": kernel.spec.num_warps,
         **dataclasses.asdict(known),
         "shared_bytes": kernel.spec.shared_bytes,
@@ -513,9 +511,7 @@ def _resource_facts(
     if known is not None:
         resources = asdict(known) | {"constant_bytes": dict(known.constant_bytes)}
     return {
-        "key": kernel.key,
-        "name": kernel.name,
-        "target": str(kernel.target),
+        **wording.kernel_facts(kernel),
         "warps": kernel.spec.num_warps,
         "dynamic_shared_bytes": kernel.spec.shared_bytes,
         "binary_bytes": kernel.binary.size,

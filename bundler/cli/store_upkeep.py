@@ -219,7 +219,4 @@ def _show_problems(screen: Screen, store: Store, report: VerifyReport, *, repair
 
 def show_problems(screen: Screen, problems: Sequence[tuple[str, str]]) -> None:
     """Print what is wrong, of much the first."""
-    for name, reason in problems[:PROBLEMS_SHOWN]:
-        screen.line(f"  {name}: {reason}")
-    if len(problems) > PROBLEMS_SHOWN:
-        screen.line(f"  … and {len(problems) - PROBLEMS_SHOWN} more; --json lists all")
+    screen.lines([f"  {name}: {reason}" for name, reason in problems], PROBLEMS_SHOWN)

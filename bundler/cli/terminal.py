@@ -172,6 +172,16 @@ class Screen:
             room -= needed[i]
         return needed
 
+    def lines(self, texts: Sequence[str], most: int, noun: str = "more") -> None:
+        """Print lines, of many the first, and how many more there are."""
+        for text in texts[:most]:
+            self.line(text)
+        if len(texts) > most:
+            number = len(texts) - most
+            more = wording.count(number, noun) if noun != "more" else f"{number:,} more"
+            indent = " " * (len(texts[0]) - len(texts[0].lstrip()))
+            self.line(f"{indent}… and {more}; --json lists all")
+
     def facts(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Print names and values, aligned."""
         known = [(name, value) for name, value in pairs if value]
@@ -187,11 +197,8 @@ class Screen:
         if not rows:
             return
         self.line(f"{title}: {sum(number for number, _, _ in rows):,}")
-        for number, reason, examples in rows[:REASONS_SHOWN]:
-            self.line(f"  {number:,} x {reason} ({examples})")
-        if len(rows) > REASONS_SHOWN:
-            more = wording.count(len(rows) - REASONS_SHOWN, "more reason")
-            self.line(f"  … and {more}; --json lists all")
+        told = [f"  {number:,} x {reason} ({examples})" for number, reason, examples in rows]
+        self.lines(told, REASONS_SHOWN, "more reason")
 
     def warn(self, message: str) -> None:
         """Print a warning on standard error, and keep it for `--json`."""

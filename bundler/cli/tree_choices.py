@@ -85,20 +85,16 @@ def tree_lines(bundle: Bundle) -> list[str]:
     trees = list(read_trees(bundle, left_out))
     for tree in trees[:_SHOWN]:
         size = wording.size(sum(file.size for file in tree.files))
-        ranks = f", {wording.count(len(tree.ranks), 'rank')}" if tree.ranks else ""
-        made_for = ", ".join(
-            f"{name} {value}" for name, value in tree.fingerprint.items() if name != "ranks"
-        )
+        ranks = wording.some(len(tree.ranks), "rank")
+        facts = (f"{name} {value}" for name, value in tree.fingerprint.items() if name != "ranks")
         lines.append(
-            f"tree {tree.name}: {wording.count(len(tree.files), 'file')} ({size}){ranks}; made for"
-            f" {made_for or 'nothing that is known'}"
+            f"tree {tree.name}: {wording.count(len(tree.files), 'file')} ({size})"
+            f"{ranks and f', {ranks}'}; made for {', '.join(facts) or 'nothing that is known'}"
         )
     if len(trees) > _SHOWN:
         lines.append(f"… and {wording.count(len(trees) - _SHOWN, 'more tree')}; --json lists all")
-    return [
-        *map(wording.plain, lines),
-        *(f"{name} cannot be read: {reason}" for name, reason in left_out),
-    ]
+    unread = [f"{name} cannot be read: {reason}" for name, reason in left_out]
+    return [*map(wording.plain, lines), *unread]
 
 
 def tree_facts(bundle: Bundle) -> dict[str, list[dict[str, Any]]]:

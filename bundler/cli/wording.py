@@ -161,11 +161,16 @@ def kernel_names(bundle: Bundle) -> dict[str, str]:
     return {kernel.key: kernel.name for kernel in bundle.kernels}
 
 
+def kernel_facts(kernel: Kernel) -> dict[str, Any]:
+    """Return what identifies a kernel, for `--json`."""
+    return {"key": kernel.key, "name": kernel.name, "target": str(kernel.target)}
+
+
 def entry_facts(entry: Entry) -> dict[str, Any]:
     """Return what identifies an entry, for `--json`."""
     facts: dict[str, Any] = {"kind": entry_kind(entry), "key": entry_name(entry)}
     if isinstance(entry, Kernel):
-        facts |= {"name": entry.name, "target": str(entry.target)}
+        facts |= kernel_facts(entry)
     return facts
 
 

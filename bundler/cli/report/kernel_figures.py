@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bundler.cli import wording
 from bundler.cli.report.text_archive import TextArchive
 from bundler.cli.specializations import specialization_of
 from bundler.errors import BundlerError
@@ -91,9 +92,7 @@ def figures_of(
     seen = bundle.observed.kernels.get(kernel.key)
     stages_us = dict(seen.times_us) if seen is not None else {}
     return {
-        "key": kernel.key,
-        "name": kernel.name,
-        "target": str(kernel.target),
+        **wording.kernel_facts(kernel),
         "warps": kernel.spec.num_warps,
         "blocks_of_cluster": kernel.spec.num_ctas,
         "stages": known.stages,

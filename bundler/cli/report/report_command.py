@@ -101,12 +101,7 @@ def report(
         with screen.progress(f"reading {first}"):
             other = (_base(second), two) if second is not None and two is not None else None
             page = report_page(
-                (_base(first), one),
-                other,
-                sources=folder,
-                misses=misses,
-                hits_of=hits_of,
-                limit_bytes=max_bytes,
+                (_base(first), one), other, folder, misses, hits_of, limit_bytes=max_bytes
             )
     data = page.text.encode()
     replace_content(output, data)
@@ -116,18 +111,10 @@ def report(
             f" {wording.count(page.kernels, 'kernel')}, those that took longest to compile;"
             f" --max-bytes {wording.size(max_bytes)} leaves no room for more"
         )
-    screen.done(
-        f"wrote {output}: {wording.count(page.kernels, 'kernel')}, {wording.size(len(data))}; open"
-        " it in a browser"
-    )
-    screen.finish(
-        {
-            "path": output,
-            "size_bytes": len(data),
-            "kernels": page.kernels,
-            "with_texts": page.with_texts,
-        }
-    )
+    number = wording.count(page.kernels, "kernel")
+    screen.done(f"wrote {output}: {number}, {wording.size(len(data))}; open it in a browser")
+    figures = {"kernels": page.kernels, "with_texts": page.with_texts}
+    screen.finish({"path": output, "size_bytes": len(data), **figures})
 
 
 def _base(source: str) -> str:

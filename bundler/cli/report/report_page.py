@@ -74,10 +74,10 @@ class ReportPage(Struct, frozen=True):
 def report_page(
     first: tuple[str, Bundle],
     second: tuple[str, Bundle] | None = None,
-    *,
     sources: SourceFolder | None = None,
     misses: Sequence[dict[str, Any]] | None = None,
     hits_of: Mapping[str, int] | None = None,
+    *,
     limit_bytes: int = LIMIT_BYTES,
 ) -> ReportPage:
     """Make the page of a bundle.
