@@ -16,7 +16,12 @@ import click
 
 from bundler.cli import wording
 from bundler.cli.command import command, flag, option, repeated
-from bundler.cli.stores import TIERS_HELP, from_environment, open_stores, stores_option
+from bundler.cli.stores.store_options import (
+    TIERS_HELP,
+    from_environment,
+    open_stores,
+    stores_option,
+)
 from bundler.cli.terminal import Screen
 from bundler.cli.tree_choices import fact_option, family_file_option, tree_options
 from bundler.images.bundle_sources import open_bundle
@@ -127,8 +132,8 @@ def explain(
     rows = [
         {**dataclasses.asdict(e), "sentence": e.sentence, "differences": _listed(e)} for e in found
     ]
-    facts = {"run": _facts(run)} if run is not None else {}
-    screen.finish({"kernels": rows, "graph_compiler": compiler, **facts})
+    more = {"run": _facts(run)} if run is not None else {}
+    screen.finish({"kernels": rows, "graph_compiler": compiler, **more})
 
 
 def _listed(explanation: Explanation) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ import bundler
 from bundler.cli import wording
 from bundler.cli.command import FINE, PROBLEM, command, flag, keep_option, option, repeated
 from bundler.cli.pack import count_bytes, counts
-from bundler.cli.stores import (
+from bundler.cli.stores.store_options import (
     STORE_VARIABLE,
     TIERS_HELP,
     existing_store,

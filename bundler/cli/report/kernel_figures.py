@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bundler.cli import wording
+from bundler.cli.bundles.specializations import specialization_of
 from bundler.cli.report.text_archive import TextArchive
-from bundler.cli.specializations import specialization_of
 from bundler.errors import BundlerError
 from bundler.format.bundle import Bundle
 from bundler.format.entries import Kernel

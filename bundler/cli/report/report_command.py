@@ -18,13 +18,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from bundler.cli import wording
-from bundler.cli.bundle_names import open_named
-from bundler.cli.command import command, flag, option, repeated
+from bundler.cli.command import command, flag, option, repeated, to_bytes
 from bundler.cli.pack import check_output
-from bundler.cli.quantities import to_bytes
 from bundler.cli.report.kernel_figures import SourceFolder
 from bundler.cli.report.report_page import LIMIT_BYTES, report_page
-from bundler.cli.stores import TIERS_HELP, from_environment, stores_option
+from bundler.cli.stores.store_options import TIERS_HELP, from_environment, open_named, stores_option
 from bundler.cli.terminal import Screen
 from bundler.errors import FormatError, NotFound
 from bundler.format.bundle import Bundle

@@ -24,8 +24,8 @@ import msgspec
 from msgspec import Struct
 
 import bundler
-from bundler.cli.comparison import changes_of
-from bundler.cli.program_facts import memory_words
+from bundler.cli.bundles.comparison import changes_of
+from bundler.cli.bundles.program_facts import memory_words
 from bundler.cli.report.kernel_figures import SourceFolder, figures_of
 from bundler.cli.report.text_archive import PackedTexts, TextArchive
 from bundler.format.bundle import Bundle

@@ -22,7 +22,7 @@ from bundler.cli.command import (
     signing_key_option,
 )
 from bundler.cli.pack import check_output, contents, count_bytes, save, show_contents
-from bundler.cli.stores import existing_store, open_stores, store_option
+from bundler.cli.stores.store_options import existing_store, open_stores, store_option
 from bundler.cli.terminal import Column, Screen
 from bundler.images.bundle_sources import open_bundle
 from bundler.lifecycle.machine_store import Store

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bundler.cli.selection import chosen
+from bundler.cli.bundles.selection import chosen
 from bundler.errors import ConfigError, FormatError
 from bundler.format import names
 from bundler.format.bundle import Bundle

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from bundler.cli import wording
-from bundler.cli.build_parts import (
+from bundler.cli.builds.build_parts import (
     compared_with_use,
     executor_maker,
     narrowed,
@@ -27,7 +27,7 @@ from bundler.cli.build_parts import (
 )
 from bundler.cli.command import FINE, PROBLEM, command, flag, option, targets_option
 from bundler.cli.pack import check_output, contents, save, show_contents
-from bundler.cli.stores import (
+from bundler.cli.stores.store_options import (
     TIERS_HELP,
     existing_store,
     from_environment,

@@ -16,10 +16,9 @@ import click
 
 import bundler
 from bundler.cli import wording
-from bundler.cli.bundle_names import open_named
 from bundler.cli.command import FINE, PROBLEM, command, flag, output_option, strip_option
 from bundler.cli.pack import contents, counts, save, show_contents
-from bundler.cli.stores import TIERS_HELP, from_environment, stores_option
+from bundler.cli.stores.store_options import TIERS_HELP, from_environment, open_named, stores_option
 from bundler.cli.terminal import Column, Screen
 from bundler.errors import MergeConflict
 from bundler.format.bundle import Bundle

@@ -19,6 +19,17 @@ from typing import Any
 import click
 
 from bundler.cli import wording
+from bundler.cli.bundles.selection import kernel_option
+from bundler.cli.bundles.tuning_sources import (
+    INDUCTOR,
+    INDUCTOR_DESCENT,
+    Winners,
+    matching,
+    place,
+    read_winners,
+    records_to_import,
+    winning_keys,
+)
 from bundler.cli.command import (
     FINE,
     PROBLEM,
@@ -30,18 +41,7 @@ from bundler.cli.command import (
     output_option,
 )
 from bundler.cli.pack import save
-from bundler.cli.selection import kernel_option
 from bundler.cli.terminal import Column, Screen
-from bundler.cli.tuning_sources import (
-    INDUCTOR,
-    INDUCTOR_DESCENT,
-    Winners,
-    matching,
-    place,
-    read_winners,
-    records_to_import,
-    winning_keys,
-)
 from bundler.errors import NotFound
 from bundler.format import names
 from bundler.format.bundle import Bundle, MemoryBlobs

@@ -12,7 +12,7 @@ import click
 
 from bundler.cli import wording
 from bundler.cli.command import FINE, PROBLEM, command, flag, repeated
-from bundler.cli.stores import as_url, existing_store, open_stores
+from bundler.cli.stores.store_options import as_url, existing_store, open_stores
 from bundler.cli.terminal import Screen
 from bundler.store.store_reports import SyncReport
 

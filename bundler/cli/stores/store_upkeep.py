@@ -12,9 +12,8 @@ from dataclasses import asdict
 import click
 
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, command, flag, option
-from bundler.cli.quantities import to_bytes, to_grace, to_seconds
-from bundler.cli.stores import existing_store, one_store_option
+from bundler.cli.command import FINE, PROBLEM, command, flag, option, to_bytes, to_grace, to_seconds
+from bundler.cli.stores.store_options import existing_store, one_store_option
 from bundler.cli.terminal import Screen
 from bundler.lifecycle.machine_store import Store
 from bundler.store import prune_choice

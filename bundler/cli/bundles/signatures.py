@@ -17,8 +17,18 @@ import msgspec
 
 from bundler import config
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, Commands, F, command, example, flag, option, repeated
-from bundler.cli.quantities import to_seconds
+from bundler.cli.command import (
+    FINE,
+    PROBLEM,
+    Commands,
+    F,
+    command,
+    example,
+    flag,
+    option,
+    repeated,
+    to_seconds,
+)
 from bundler.cli.terminal import Column, Screen
 from bundler.errors import Untrusted
 from bundler.format.bundle import Bundle

@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from bundler.backends.lease_holders import HeldLease
-from bundler.cli.stores import as_url, with_environment
+from bundler.cli.stores.store_options import as_url, with_environment
 from bundler.cli.wording import masked
 from bundler.errors import BundlerError, NotFound, StoreUnavailable
 from bundler.store.bundle_store import BundleStore

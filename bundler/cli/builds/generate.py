@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bundler.cli import wording
-from bundler.cli.build import printing_aside
+from bundler.cli.builds.build import printing_aside
+from bundler.cli.bundles.program_facts import program_facts, show_programs
 from bundler.cli.command import command, flag, option, repeated, targets_option
 from bundler.cli.pack import check_output, contents, save
-from bundler.cli.program_facts import program_facts, show_programs
 from bundler.cli.terminal import Screen
 from bundler.compile import module_import
 from bundler.config import without_registered_bundles

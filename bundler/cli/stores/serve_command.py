@@ -13,10 +13,9 @@ import click
 
 from bundler.backends.peers.peer_requests import ServingBounds
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, command, option
+from bundler.cli.command import FINE, PROBLEM, command, option, to_bytes, to_seconds
 from bundler.cli.interruption import asked_to_end
-from bundler.cli.quantities import to_bytes, to_seconds
-from bundler.cli.stores import as_url, with_environment
+from bundler.cli.stores.store_options import as_url, with_environment
 from bundler.cli.terminal import Screen
 from bundler.integrations.metrics_export import metrics_text
 from bundler.lifecycle.served_sources import served_source

@@ -20,7 +20,7 @@ from rich.text import Text
 from bundler.cli import wording
 from bundler.cli.command import FINE, PROBLEM, command, flag, option
 from bundler.cli.interruption import asked_to_end
-from bundler.cli.live_sources import (
+from bundler.cli.stores.live_sources import (
     MetricsSource,
     SourceStatus,
     StoreSource,

@@ -17,8 +17,8 @@ from pathlib import Path
 import click
 
 from bundler.cli import wording
+from bundler.cli.bundles.selection import HELP, chosen_kernels
 from bundler.cli.command import command, flag, option
-from bundler.cli.selection import HELP, chosen_kernels
 from bundler.cli.terminal import Screen
 from bundler.errors import ConfigError, NotFound
 from bundler.format.bundle import Bundle

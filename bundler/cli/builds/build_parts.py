@@ -16,7 +16,7 @@ from typing import Any, cast
 import click
 
 from bundler.cli import wording
-from bundler.cli.specializations import specialization_of, types
+from bundler.cli.bundles.specializations import specialization_of, types
 from bundler.cli.terminal import Bar, Screen
 from bundler.compile.build_plan import Plan
 from bundler.compile.compile_job import Job

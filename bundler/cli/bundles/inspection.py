@@ -17,22 +17,27 @@ import click
 from msgspec.structs import asdict
 
 from bundler.cli import wording
-from bundler.cli.command import FINE, PROBLEM, command, flag, option, repeated
-from bundler.cli.extraction import KINDS_SHOWN, show_text
-from bundler.cli.leak_search import find_leaks, show_leaks
-from bundler.cli.pack import count_files, counts
-from bundler.cli.program_facts import program_facts, show_programs
-from bundler.cli.selection import chosen_kernels, kernel_option, only_kernel
-from bundler.cli.signatures import sigstore_asked, sigstore_options, tell_signature, tell_sigstore
-from bundler.cli.specializations import (
+from bundler.cli.bundles.extraction import KINDS_SHOWN, show_text
+from bundler.cli.bundles.leak_search import find_leaks, show_leaks
+from bundler.cli.bundles.program_facts import program_facts, show_programs
+from bundler.cli.bundles.selection import chosen_kernels, kernel_option, only_kernel
+from bundler.cli.bundles.signatures import (
+    sigstore_asked,
+    sigstore_options,
+    tell_signature,
+    tell_sigstore,
+)
+from bundler.cli.bundles.specializations import (
     KernelSpecialization,
     SpecializationRow,
     specialization_of,
     told,
     types,
 )
-from bundler.cli.store_upkeep import show_problems, verify_store
-from bundler.cli.stores import STORE_METAVAR, one_given_or_set, only_one
+from bundler.cli.command import FINE, PROBLEM, command, flag, option, repeated
+from bundler.cli.pack import count_files, counts
+from bundler.cli.stores.store_options import STORE_METAVAR, one_given_or_set, only_one
+from bundler.cli.stores.store_upkeep import show_problems, verify_store
 from bundler.cli.terminal import Column, Row, Screen
 from bundler.cli.tree_choices import tree_facts, tree_lines
 from bundler.errors import BundlerError, DigestMismatch, FormatError
