@@ -58,32 +58,25 @@ folder_option = option(
 
 
 _SIGSTORE = {
-    "sigstore": (
-        "FILE",
-        (
-            "Also check a signature that cosign sign-blob --bundle or sigstore sign made of the"
-            " file; offline."
-        ),
+    "--sigstore FILE": (
+        "Also check a signature that cosign sign-blob --bundle or sigstore sign made of the file;"
+        " offline."
     ),
-    "trust_root": (
-        "FILE",
-        (
-            "Whose certificates and logs count for --sigstore: the trusted_root.json of an instance"
-            " of Sigstore."
-        ),
+    "--trust-root FILE": (
+        "Whose certificates and logs count for --sigstore: the trusted_root.json of an instance of"
+        " Sigstore."
     ),
-    "identity": (
-        "WHO",
-        "Who has to have signed, as in the certificate: a mail address, or the URL of a workflow.",
+    "--identity WHO": (
+        "Who has to have signed, as in the certificate: a mail address, or the URL of a workflow."
     ),
-    "issuer": ("URL", "Who has to have vouched for --identity."),
+    "--issuer URL": "Who has to have vouched for --identity.",
 }
 
 
 def sigstore_options(function: F) -> F:
     """Add the options of `verify` that are about Sigstore."""
-    for name, (metavar, text) in reversed(_SIGSTORE.items()):
-        function = option(f"--{name.replace('_', '-')}", name, text, metavar=metavar)(function)
+    for name, text in reversed(_SIGSTORE.items()):
+        function = option(name, text)(function)
     return function
 
 
@@ -92,7 +85,8 @@ def sigstore_asked(given: dict[str, str | None]) -> dict[str, str] | None:
     some of them.
     """
     asked = {name: text for name, text in given.items() if text is not None}
-    missing = [f"--{name.replace('_', '-')}" for name in _SIGSTORE if name not in asked]
+    names = [name.partition(" ")[0] for name in _SIGSTORE]
+    missing = [name for name in names if name[2:].replace("-", "_") not in asked]
     if asked and missing:
         raise click.UsageError(
             f"a signature of Sigstore counts for somebody: give {', '.join(missing)} too"
@@ -162,13 +156,8 @@ def listed(screen: Screen, folder: str | None) -> None:
 
 
 def _row(name: str, one: TrustedKey) -> tuple[str, ...]:
-    state = (
-        "revoked"
-        if one.revoked
-        else "expired"
-        if one.expires and time.time() >= one.expires
-        else "in force"
-    )
+    expired = one.expires and time.time() >= one.expires
+    state = "revoked" if one.revoked else "expired" if expired else "in force"
     return (
         name,
         one.key_id,
@@ -273,19 +262,13 @@ def sign(
     report = sign_file(
         bundle, key_file, output=output, expires_s=expires_s, trust=trust, minisign=beside
     )
+    until = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(report.expires))
     screen.facts(
         [
             ("bundle", report.digest),
             ("key", report.key_id),
             ("for", ", ".join((report.trust, *report.targets, *report.families))),
-            (
-                "until",
-                (
-                    time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(report.expires))
-                    if report.expires
-                    else ""
-                ),
-            ),
+            ("until", until if report.expires else ""),
             ("minisign", report.minisign),
         ]
     )
@@ -298,15 +281,12 @@ def tell_signature(screen: Screen, bundle: Bundle, path: str) -> tuple[dict[str,
     status.
     """
     judgement = judge_file(bundle, path)
+    told = {"ok": judgement.good, "key": judgement.key, "reason": judgement.reason}
     if judgement.good:
         screen.done(f"{path} is signed by {judgement.key}")
-    else:
-        screen.complain(f"{path}: {judgement.reason}; {judgement.fix}")
-    return {
-        "ok": judgement.good,
-        "key": judgement.key,
-        "reason": judgement.reason,
-    }, (FINE if judgement.good else PROBLEM)
+        return told, FINE
+    screen.complain(f"{path}: {judgement.reason}; {judgement.fix}")
+    return told, PROBLEM
 
 
 def tell_sigstore(
@@ -316,13 +296,8 @@ def tell_sigstore(
     and the exit status.
     """
     try:
-        report = verify_sigstore(
-            path,
-            asked["sigstore"],
-            trust_root=asked["trust_root"],
-            identity=asked["identity"],
-            issuer=asked["issuer"],
-        )
+        signature = asked.pop("sigstore")
+        report = verify_sigstore(path, signature, **asked)
         digest = hashlib.sha256()
         for chunk in bundle.signed.file_chunks():
             digest.update(chunk)

@@ -16,7 +16,7 @@ import hashlib
 import html
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -24,12 +24,11 @@ import msgspec
 from msgspec import Struct
 
 import bundler
-from bundler.cli.bundles.comparison import changes_of
+from bundler.cli.bundles.comparison import changed_entries
 from bundler.cli.bundles.program_facts import memory_words
 from bundler.cli.report.kernel_figures import SourceFolder, figures_of
 from bundler.cli.report.text_archive import PackedTexts, TextArchive
 from bundler.format.bundle import Bundle
-from bundler.format.bundle_union import entry_name
 from bundler.format.candidate_timings import id_of, time_of
 from bundler.format.entries import Kernel, entry_artifacts, entry_kind
 from bundler.format.launch_spec import Named
@@ -253,32 +252,20 @@ def _plain(config: Named) -> dict[str, Any]:
 
 def _diff(first: tuple[str, Bundle], second: tuple[str, Bundle]) -> dict[str, Any]:
     (_, one), (name, two) = first, second
-    difference = bundler.diff(one, two)
-    mine = {entry_name(entry): entry for entry in one.content.entries}
-    theirs = {entry_name(entry): entry for entry in two.content.entries}
-
-    def told(entry: Any, changes: list[str]) -> dict[str, Any]:
-        kernel = isinstance(entry, Kernel)
-        return {
-            "name": entry.name if kernel else entry.path,
-            "target": str(entry.target) if kernel else entry_kind(entry),
-            "key": entry.key if kernel else "",
+    listed: dict[str, list[dict[str, Any]]] = {"added": [], "removed": [], "changed": []}
+    words = dict(zip("+-~", listed, strict=True))
+    for sign, entry, changes in changed_entries(one, two):
+        told = {
+            "name": entry.name if isinstance(entry, Kernel) else entry.path,
+            "target": str(entry.target) if isinstance(entry, Kernel) else entry_kind(entry),
+            "key": entry.key if isinstance(entry, Kernel) else "",
             "changes": changes,
         }
-
-    def ordered(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        return sorted(rows, key=lambda row: (row["name"], row["target"], row["key"]))
-
-    return {
-        "name": name,
-        "digest": two.digest,
-        "added": ordered(told(theirs[key], []) for key in difference.added),
-        "removed": ordered(told(mine[key], []) for key in difference.removed),
-        "changed": ordered(
-            told(theirs[key], changes_of(mine[key], theirs[key])) for key in difference.changed
-        ),
-        "same": len(mine) - len(difference.removed) - len(difference.changed),
-    }
+        listed[words[sign]].append(told)
+    for rows in listed.values():
+        rows.sort(key=lambda row: (row["name"], row["target"], row["key"]))
+    same = len(one.content.entries) - len(listed["removed"]) - len(listed["changed"])
+    return {"name": name, "digest": two.digest, **listed, "same": same}
 
 
 def squarified(amounts: Sequence[float], area: Box) -> list[Box]:
