@@ -60,7 +60,7 @@ def diff(screen: Screen, first: str, second: str, urls: tuple[str, ...], *, exit
     """
     with open_named(first, urls) as one, open_named(second, urls) as two:
         found = changed_entries(one, two)
-        same = len(one.content.entries) - sum(sign != "+" for sign, _, _ in found)
+        same = count_entries(one) - sum(sign != "+" for sign, _, _ in found)
         nearest_of = _nearest_of(one, two, {entry_name(e) for sign, e, _ in found if sign == "+"})
     rows: list[tuple[str, Entry, list[str]]] = []
     # A directory does not hold what only a recording knows.
@@ -106,6 +106,11 @@ def changed_entries(one: Bundle, two: Bundle) -> list[tuple[str, Entry, list[str
         *(("-", ours[name], []) for name in difference.removed),
         *(("~", theirs[name], _changes(ours[name], theirs[name])) for name in difference.changed),
     ]
+
+
+def count_entries(bundle: Bundle) -> int:
+    """Return how many entries a bundle has."""
+    return sum(1 for _ in bundle.content.entries)
 
 
 def _nearest_of(

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Struct
 
 import bundler
-from bundler.cli.bundles.comparison import changed_entries
+from bundler.cli.bundles.comparison import changed_entries, count_entries
 from bundler.cli.bundles.program_facts import memory_words
 from bundler.cli.report.kernel_figures import SourceFolder, figures_of
 from bundler.cli.report.text_archive import PackedTexts, TextArchive
@@ -264,7 +264,7 @@ def _diff(first: tuple[str, Bundle], second: tuple[str, Bundle]) -> dict[str, An
         listed[words[sign]].append(told)
     for rows in listed.values():
         rows.sort(key=lambda row: (row["name"], row["target"], row["key"]))
-    same = len(one.content.entries) - len(listed["removed"]) - len(listed["changed"])
+    same = count_entries(one) - len(listed["removed"]) - len(listed["changed"])
     return {"name": name, "digest": two.digest, **listed, "same": same}
 
 
