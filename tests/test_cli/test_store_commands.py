@@ -59,16 +59,6 @@ def pushed(cli, packed, url):
     return url
 
 
-@pytest.fixture
-def halves(packed, tmp_path):
-    """Two bundles: the kernels for one target, and for the other."""
-    paths = tmp_path / "cuda.tbundle", tmp_path / "hip.tbundle"
-    with bundler.Bundle.load(packed) as bundle:
-        bundle.select(target="cuda:90").save(paths[0])
-        bundle.select(target="hip:gfx942").save(paths[1])
-    return paths
-
-
 def digest_of(path):
     with bundler.Bundle.load(path) as bundle:
         return bundle.digest
